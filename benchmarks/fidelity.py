@@ -25,9 +25,15 @@ from typing import Any
 from benchmarks.devices.sleeping import Case, Order, Points, link_points, step_s
 from benchmarks.devices.testbed import INTERFACE, RATES, Testbed, unavailable
 from benchmarks.report import Row, at_most, run
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.costs.simulator.events import execute
-from planner.costs.simulator.prices import resources, sending_prices, transfer_bytes, transfer_prices
+from planner.costs.simulator.prices import (
+    SlotPrices,
+    resources,
+    sending_prices,
+    transfer_bytes,
+    transfer_prices,
+)
 from planner.costs.simulator.program import compile_program
 from planner.ir.cluster import ACROSS_HOSTS, MEASURED, Cluster, DeviceSpec, Link
 
@@ -69,22 +75,22 @@ def measure(quick: bool) -> list[Row]:
     return [*rows, at_most("mean absolute error", statistics.fmean(errors), "%", GOAL_PERCENT)]
 
 
-def simulated_s(case: Case, network: Network) -> float:
+def simulated_s(case: Case, network: NetworkPrices) -> float:
     """The simulator's step."""
     program = case.program()
     compiled = compile_program(program, (1,) * case.num_microbatches)
     sizes = transfer_bytes(program, compiled)
     seconds = [OVERHEAD_S + case.action_s(slot.action) for slot in compiled.actions]
     travels_s, calls_s = transfer_prices(compiled, sizes, network), sending_prices(compiled, sizes, network)
-    return execute(compiled, seconds, travels_s, resources(compiled, network), sending_s=calls_s).step_s
+    return execute(compiled, SlotPrices(seconds, travels_s, resources(compiled, network), calls_s)).step_s
 
 
-def network_of(points: Points, sending: Points = ()) -> Network:
+def network_of(points: Points, sending: Points = ()) -> NetworkPrices:
     """Two hosts with one device each, and a link of these tables: until a message arrives, and while its call lasts."""
     devices = tuple(DeviceSpec(f"n{rank}/cpu0", "cpu", f"n{rank}", 0) for rank in range(2))
     slope = (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
     link = Link(points[0][1], slope, tuple(points), duplex=True, evidence=MEASURED, sending=tuple(sending))
-    return Network(Cluster(devices, {ACROSS_HOSTS: link}))
+    return NetworkPrices(Cluster(devices, {ACROSS_HOSTS: link}))
 
 
 def _rows(name: str, testbed: Testbed | None, bytes_per_s: float, quick: bool) -> Iterator[Row]:

@@ -29,16 +29,17 @@ from benchmarks.devices.metered import steps_within
 from benchmarks.report import Row, at_least, at_most, run
 from halopipe.planning.ways import plan_by
 from halopipe.run_spec.options import GLOO, SHARED
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import SHARED_MEMORY, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision
 from planner.ir.problem import CHANNEL_DIMS, SPATIAL_DIMS, Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost, Profile, Provenance, SiteHalo
-from planner.solvers.candidates.candidate import Candidate, decision_of, with_options
+from planner.solvers.candidates.candidate import decision_of, with_options
 from planner.solvers.candidates.evaluate import Evaluator
 from profiler import load_model
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.measure.memory import footprints
 from profiler.measure.preparing import site_halos
 from profiler.source.model import LoadedModel, example_of, fed_example
@@ -214,7 +215,7 @@ def profile_of(network: Network) -> Profile:
     return memory_profile(network, capture(model), model)
 
 
-def memory_profile(network: Network, captured: Captured, model: LoadedModel) -> Profile:
+def memory_profile(network: Network, captured: CapturedModule, model: LoadedModel) -> Profile:
     """A profile whose bytes are counted; its seconds are the bytes that layers make, which need no quiet machine."""
     graph, found = captured.graph, list[Measurement]()
     for samples in network.sizes:

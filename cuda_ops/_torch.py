@@ -146,8 +146,8 @@ def times_written(tensor: Tensor) -> int:
 @needs_private_names
 def storage_id(tensor: Tensor) -> int:
     """Which storage a tensor lies in; the public ``data_ptr`` is 0 of all tensors without data or without elements."""
-    found: int = tensor.untyped_storage()._cdata
-    return found
+    handle: int = tensor.untyped_storage()._cdata
+    return handle
 
 
 def weak_storage(tensor: Tensor) -> StorageWeakRef:

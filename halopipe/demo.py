@@ -33,7 +33,7 @@ _DATA = "halopipe.data:digits"
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class DemoNetwork:
     """What the demonstration trains.
 
     Attributes:
@@ -49,14 +49,14 @@ class Network:
     quick: bool = False
 
 
-RESNET50 = Network(
+RESNET50 = DemoNetwork(
     "profiler.models.resnet:resnet50",
     (8, 3, 64, 64),
     {"num_classes": 10},
     "AdamW:lr=0.0003",
     quick=True,  # three minutes in all; the full profile measures for four alone
 )
-SMALL = Network(
+SMALL = DemoNetwork(
     "profiler.models.resnet:resnet18",
     (8, 3, 32, 32),
     {"num_classes": 10, "width": 16},
@@ -65,7 +65,7 @@ SMALL = Network(
 )
 
 
-def travel(folder: Path, network: Network) -> None:
+def travel(folder: Path, network: DemoNetwork) -> None:
     """The journey; every file it makes stays in ``folder``.
 
     Raises:
@@ -86,7 +86,7 @@ def travel(folder: Path, network: Network) -> None:
     emit(_next_steps(folder))
 
 
-def _profile(folder: Path, network: Network) -> Profile:
+def _profile(folder: Path, network: DemoNetwork) -> Profile:
     source = measure.source_of(network.factory, network.input_shape, network.arguments, "float32")
     _heading(
         "1. Profile",
@@ -96,14 +96,14 @@ def _profile(folder: Path, network: Network) -> Profile:
         f"{' '.join(f'--arg {key}={value}' for key, value in source.arguments.items())} "
         f"--optimizer {network.optimizer}{' --quick' if network.quick else ''}",
     )
-    asked = measure.Measuring(optimizer=network.optimizer, quick=network.quick)
+    asked = measure.MeasuringOptions(optimizer=network.optimizer, quick=network.quick)
     profile = measure.measure(source, asked, num_workers=_NUM_WORKERS)
     dump(profile, folder / "profile.json")
     emit(measure.summary(profile))
     return profile
 
 
-def _plan(folder: Path, profile: Profile, network: Network) -> Plan:
+def _plan(folder: Path, profile: Profile, network: DemoNetwork) -> Plan:
     _heading(
         "2. Plan",
         "Which layers on which core, in which order? The search knows a lower bound, so it can prove its answer.",
@@ -210,19 +210,19 @@ def gain(
     """
     (predicted, measured_s), (rival, rival_s) = our_step, rival_step
     rows = [
-        (each, units.seconds_within(said.step_s, said.p10_s, said.p90_s), units.seconds(step_s))
-        for each, (said, step_s) in ((ours, our_step), (name, rival_step))
+        (each, units.seconds_within(expected.step_s, expected.p10_s, expected.p90_s), units.seconds(step_s))
+        for each, (expected, step_s) in ((ours, our_step), (name, rival_step))
     ]
-    found = tables.table(("plan", "predicted step", "measured step"), rows)
-    said = f"{rival.step_s / predicted.step_s:.2f} times as fast as {name}"
+    table = tables.table(("plan", "predicted step", "measured step"), rows)
+    verdict = f"{rival.step_s / predicted.step_s:.2f} times as fast as {name}"
     if sure is not None:
-        said = f"a tie ({said} at the mean; which is the faster is {units.percent(sure)} sure)"
-    return f"{found}\npredicted {said}; measured {rival_s / measured_s:.2f} times as fast"
+        verdict = f"a tie ({verdict} at the mean; which is the faster is {units.percent(sure)} sure)"
+    return f"{table}\npredicted {verdict}; measured {rival_s / measured_s:.2f} times as fast"
 
 
-def _heading(title: str, words: str, command: str = "") -> None:
+def _heading(title: str, text: str, command: str = "") -> None:
     width = min(96, shutil.get_terminal_size((96, 24)).columns)
-    lines = ["", f"== {title} ".ljust(width, "="), *textwrap.wrap(words, width)]
+    lines = ["", f"== {title} ".ljust(width, "="), *textwrap.wrap(text, width)]
     emit("\n".join([*lines, *([f"$ {command}"] if command else []), ""]))
 
 

@@ -43,9 +43,9 @@ def check_not_shadowed(search_path: Sequence[str] | None = None) -> None:
     """
     home = Path(__file__).resolve().parent.parent
     for name in _PACKAGES:
-        found = _location(name, search_path)
-        if found is not None and found.resolve() not in (home / name, home / name / "__init__.py"):
-            raise ShadowedPackageError(name, found, home / name)
+        location = _location(name, search_path)
+        if location is not None and location.resolve() not in (home / name, home / name / "__init__.py"):
+            raise ShadowedPackageError(name, location, home / name)
 
 
 def check_on_import() -> None:

@@ -37,7 +37,7 @@ from planner.ir.errors import UsageError
 from planner.ir.graph import TensorSpec
 from planner.ir.layout import Layout, scaled_intervals
 from planner.layers import window
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.collectives import sum_dtype
 from runtime.spatial.exchange import Exchange, PeerGroup, accumulate, redistribute
 from runtime.transport import GroupExchanges
@@ -194,8 +194,8 @@ class Ranks:
     def __init__(self, group: dist.ProcessGroup | None = None, timeout_s: float = 600.0) -> None:
         group = dist.group.WORLD if group is None and dist.is_initialized() else group
         if group is None:
-            told = ["torch.distributed.init_process_group() first", "start the script by torchrun"]
-            raise UsageError("there is no process group to exchange tensors over", [], told)
+            remedies = ["torch.distributed.init_process_group() first", "start the script by torchrun"]
+            raise UsageError("there is no process group to exchange tensors over", [], remedies)
         self._set(PeerGroup(GroupExchanges(group), tuple(range(group.size())), timeout_s))
 
     @classmethod
@@ -205,9 +205,9 @@ class Ranks:
         Args:
             ranks: those of the group; empty: all.
         """
-        found = cls.__new__(cls)
-        found._set(PeerGroup(transport, tuple(ranks) or tuple(range(transport.world_size)), timeout_s))
-        return found
+        ranks_over = cls.__new__(cls)
+        ranks_over._set(PeerGroup(transport, tuple(ranks) or tuple(range(transport.world_size)), timeout_s))
+        return ranks_over
 
     def _set(self, peers: PeerGroup) -> None:
         self._peers = peers
@@ -225,13 +225,13 @@ class Ranks:
         Raises:
             UsageError: the partitions are of other tensors or numbers of ranks, or do not say who has an element.
         """
-        found = self._exchanges.get((source, target))
-        if found is None:
+        cached = self._exchanges.get((source, target))
+        if cached is None:
             self._check(source, target)
             wanted = [_inside(box, source.shape) for box in target.boxes]
-            found = Exchange.of(self._peers, source.boxes, wanted, _moves(source.boxes, wanted))
-            self._exchanges[source, target] = found
-        return found
+            cached = Exchange.of(self._peers, source.boxes, wanted, _moves(source.boxes, wanted))
+            self._exchanges[source, target] = cached
+        return cached
 
     def _check(self, source: Partition, target: Partition) -> None:
         for partition in (source, target):
@@ -366,8 +366,8 @@ def _inside(box: Box, shape: tuple[int, ...]) -> Box:
 
 def _moves(held: Sequence[Box], wanted: Sequence[Box]) -> tuple[Transfer, ...]:
     """Who sends which box to whom; what a rank has itself does not move."""
-    found = transfers(dict(enumerate(held)), dict(enumerate(wanted)))
-    return tuple(move for move in found if move.src != move.dst)
+    moves = transfers(dict(enumerate(held)), dict(enumerate(wanted)))
+    return tuple(move for move in moves if move.src != move.dst)
 
 
 def _text(box: Box) -> str:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
-    from profiler.capture.graph import Captured
+    from profiler.capture.graph import CapturedModule
     from profiler.measure.progress import ProfileProgress
     from profiler.session import profile
     from profiler.source.losses import mean_of_squares
     from profiler.source.model import LoadedModel
     from profiler.source.source import load_model
 
-__all__ = ["Captured", "LoadedModel", "ProfileProgress", "load_model", "mean_of_squares", "profile"]
+__all__ = ["CapturedModule", "LoadedModel", "ProfileProgress", "load_model", "mean_of_squares", "profile"]
 
 
 _HOMES = {
-    "Captured": "capture.graph",
+    "CapturedModule": "capture.graph",
     "LoadedModel": "source.model",
     "ProfileProgress": "measure.progress",
     "load_model": "source.source",

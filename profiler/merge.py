@@ -27,28 +27,28 @@ from profiler.measure.timing import spread
 _SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
 
 
-def merged(found: Iterable[Sequence[Measurement]]) -> tuple[Measurement, ...]:
+def merged(by_process: Iterable[Sequence[Measurement]]) -> tuple[Measurement, ...]:
     """The measurements, in the order of their first appearance: medians of the seconds, all the raw samples.
 
     Bytes and back ends are those of the first; they do not depend on the process.
     """
     alike: dict[tuple[str, int, tuple[int, ...], int], list[Measurement]] = {}
-    for measured in found:
+    for measured in by_process:
         for one in measured:
             alike.setdefault((one.layer, one.samples, one.part, one.before), []).append(one)
     return tuple(_as_one(each) for each in alike.values())
 
 
-def merged_parameters(found: Sequence[Mapping[str, ParameterCost]]) -> dict[str, ParameterCost]:
+def merged_parameters(by_process: Sequence[Mapping[str, ParameterCost]]) -> dict[str, ParameterCost]:
     """Medians by layer."""
-    names = dict.fromkeys(name for costs in found for name in costs)
-    return {name: _parameter_cost([costs[name] for costs in found if name in costs]) for name in names}
+    names = dict.fromkeys(name for costs in by_process for name in costs)
+    return {name: _parameter_cost([costs[name] for costs in by_process if name in costs]) for name in names}
 
 
-def merged_preparations(found: Iterable[Sequence[PreparationCost]]) -> tuple[PreparationCost, ...]:
+def merged_preparations(by_process: Iterable[Sequence[PreparationCost]]) -> tuple[PreparationCost, ...]:
     """Medians by name and number of samples."""
     alike: dict[tuple[str, int], list[PreparationCost]] = {}
-    for costs in found:
+    for costs in by_process:
         for cost in costs:
             alike.setdefault((cost.name, cost.samples), []).append(cost)
     return tuple(
@@ -61,16 +61,16 @@ def merged_preparations(found: Iterable[Sequence[PreparationCost]]) -> tuple[Pre
     )
 
 
-def merged_overhead_s(found: Iterable[ModelCosts]) -> float | None:
+def merged_overhead_s(by_process: Iterable[ModelCosts]) -> float | None:
     """The median of what processes measured, to 4 significant digits; None if none did."""
-    seconds = [costs.rest.action_overhead_s for costs in found if costs.rest.action_overhead_s is not None]
+    seconds = [costs.rest.action_overhead_s for costs in by_process if costs.rest.action_overhead_s is not None]
     return float(f"{statistics.median(seconds):.4g}") if seconds else None
 
 
-def merged_seconds(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def merged_seconds(by_process: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Medians by name; names that are numbers ascend."""
-    names = sorted({name for each in found for name in each}, key=int)
-    return {name: statistics.median(each[name] for each in found if name in each) for name in names}
+    names = sorted({name for each in by_process for name in each}, key=int)
+    return {name: statistics.median(each[name] for each in by_process if name in each) for name in names}
 
 
 def process_of(costs: ModelCosts, repeated: bool) -> MeasuringProcess:
@@ -92,30 +92,30 @@ def process_spread(processes: Sequence[MeasuringProcess]) -> dict[str, float]:
     if len(processes) < 2:
         return {}
     middle = merged_seconds([each.step_s for each in processes])
-    found = {}
+    spreads = {}
     for name, median_s in middle.items():
         steps = [each.step_s[name] for each in processes if name in each.step_s]
-        found[name] = round((max(steps) - min(steps)) / median_s, 4) if median_s > 0 else 0.0
-    return found
+        spreads[name] = round((max(steps) - min(steps)) / median_s, 4) if median_s > 0 else 0.0
+    return spreads
 
 
-def _as_one(found: Sequence[Measurement]) -> Measurement:
-    if len(found) == 1:
-        return found[0]
-    seconds = {name: statistics.median(getattr(one, name) for one in found) for name in _SECONDS}
-    raw_s = tuple(value for one in found for value in one.raw_s)
+def _as_one(repeats: Sequence[Measurement]) -> Measurement:
+    if len(repeats) == 1:
+        return repeats[0]
+    seconds = {name: statistics.median(getattr(one, name) for one in repeats) for name in _SECONDS}
+    raw_s = tuple(value for one in repeats for value in one.raw_s)
     return replace(
-        found[0],
+        repeats[0],
         **seconds,
-        num_runs=sum(one.num_runs for one in found),
-        spread=round(spread(raw_s), 4) if raw_s else max(one.spread for one in found),
+        num_runs=sum(one.num_runs for one in repeats),
+        spread=round(spread(raw_s), 4) if raw_s else max(one.spread for one in repeats),
         raw_s=raw_s,
     )
 
 
-def _parameter_cost(found: Sequence[ParameterCost]) -> ParameterCost:
+def _parameter_cost(repeats: Sequence[ParameterCost]) -> ParameterCost:
     return ParameterCost(
-        statistics.median(cost.accumulate_s for cost in found), statistics.median(cost.update_s for cost in found)
+        statistics.median(cost.accumulate_s for cost in repeats), statistics.median(cost.update_s for cost in repeats)
     )
 
 
@@ -156,8 +156,8 @@ def gather(profiles: Sequence[Profile], names: Sequence[str] = ()) -> Profile:
             kind: statistics.median(each[kind] for each in overheads if kind in each)
             for kind in dict.fromkeys(kind for each in overheads for kind in each)
         },
-        parts={kind: found for kind, found in parts.items() if found},
-        preparations={kind: found for kind, found in preparations.items() if found},
+        parts={kind: of_kind for kind, of_kind in parts.items() if of_kind},
+        preparations={kind: of_kind for kind, of_kind in preparations.items() if of_kind},
         site_halos=tuple(dict.fromkeys(halo for each in profiles for halo in each.site_halos)),
         calibration=Calibration(),
     )
@@ -208,17 +208,17 @@ def _optimizer_text(profile: Profile) -> str:
 
 def _renamed(profiles: Sequence[Profile]) -> list[dict[str, str]]:
     """By profile: its hosts, and what they are called among all."""
-    taken: set[str] = set()
-    found = []
+    used: set[str] = set()
+    by_profile = []
     for profile in profiles:
         names: dict[str, str] = {}
         for device in profile.cluster.devices:
             if device.host not in names:
-                fresh = (f"n{number}" for number in range(len(taken) + 1) if f"n{number}" not in taken)
-                names[device.host] = next(fresh) if device.host in taken else device.host
-                taken.add(names[device.host])
-        found.append(names)
-    return found
+                fresh = (f"n{number}" for number in range(len(used) + 1) if f"n{number}" not in used)
+                names[device.host] = next(fresh) if device.host in used else device.host
+                used.add(names[device.host])
+        by_profile.append(names)
+    return by_profile
 
 
 def _cluster(profiles: Sequence[Profile], hosts: Sequence[Mapping[str, str]]) -> Cluster:
@@ -230,8 +230,8 @@ def _cluster(profiles: Sequence[Profile], hosts: Sequence[Mapping[str, str]]) ->
         for device in cluster.devices:
             devices.append(cluster.on_host(device, names[device.host]))
         for kind, link in cluster.links.items():
-            known = links.setdefault(kind, link)
-            if kind == cluster.host_tier and link != known:
+            first_link = links.setdefault(kind, link)
+            if kind == cluster.host_tier and link != first_link:
                 pairs += [PairLink(host, host, link) for host in names.values()]
         pairs += [replace(pair, src_host=names[pair.src_host], dst_host=names[pair.dst_host]) for pair in cluster.pairs]
     return Cluster(tuple(devices), links, _collectives(profiles), tuple(pairs), profiles[0].cluster.tiers)
@@ -243,18 +243,18 @@ def _collectives(profiles: Sequence[Profile]) -> tuple[Collective, ...]:
     for profile in profiles:
         for one in profile.cluster.collectives:
             alike.setdefault((one.operation, one.num_ranks, one.link, one.num_hosts), []).append(one)
-    found = []
+    medians = []
     for each in alike.values():
         sizes = [size for size, _ in each[0].points]
         same = [dict(one.points) for one in each if [size for size, _ in one.points] == sizes]
         points = tuple((size, statistics.median(one[size] for one in same)) for size in sizes)
-        found.append(replace(each[0], points=points))
-    return tuple(found)
+        medians.append(replace(each[0], points=points))
+    return tuple(medians)
 
 
-def _in_order(found: Sequence[Measurement], first: Profile) -> tuple[Measurement, ...]:
+def _in_order(measurements: Sequence[Measurement], first: Profile) -> tuple[Measurement, ...]:
     order = {layer.name: index for index, layer in enumerate(first.graph.layers)}
-    return tuple(sorted(found, key=lambda one: (one.samples, order.get(one.layer, len(order)))))
+    return tuple(sorted(measurements, key=lambda one: (one.samples, order.get(one.layer, len(order)))))
 
 
 def _provenance(profiles: Sequence[Profile], hosts: Sequence[Mapping[str, str]]) -> Provenance:

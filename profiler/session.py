@@ -21,10 +21,10 @@ from profiler.links.gpu import measure_gpu_links, num_gpu_measurements
 from profiler.measure.devices import CPU, CUDA, Backend, chosen, described
 from profiler.measure.noise import clocks, governor
 from profiler.measure.partial_results import Unfinished
-from profiler.measure.processes import Measured, measure_in_processes
+from profiler.measure.processes import MeasuredProcesses, measure_in_processes
 from profiler.measure.progress import Overall, ProfileProgress
 from profiler.measure.sizes import Read
-from profiler.measure.worker import Job, Shapes
+from profiler.measure.worker import MeasuringJob, Shapes
 from profiler.merge import (
     merged,
     merged_overhead_s,
@@ -90,7 +90,7 @@ def profile(
     kind, num_workers = chosen(device, num_workers)
     devices = described(kind, HOST, num_workers)
     num_links = _num_links(kind, len(devices))
-    job = Job(
+    job = MeasuringJob(
         source,
         optimizer,
         sizes or (),
@@ -114,23 +114,23 @@ def profile(
     return _profile(job, measured, cluster, devices[0].kind)
 
 
-def _profile(job: Job, measured: Measured, cluster: Cluster, kind: str) -> Profile:
-    found = measured.found
-    parts = merged(costs.parts for costs in found)
-    preparations = merged_preparations(costs.rest.preparations for costs in found)
-    overhead_s = merged_overhead_s(found)
+def _profile(job: MeasuringJob, measured: MeasuredProcesses, cluster: Cluster, kind: str) -> Profile:
+    by_process = measured.costs
+    parts = merged(costs.parts for costs in by_process)
+    preparations = merged_preparations(costs.rest.preparations for costs in by_process)
+    overhead_s = merged_overhead_s(by_process)
     return Profile(
         model=job.source,
         optimizer=job.optimizer,
         graph=measured.graph,
         cluster=cluster,
-        measurements={kind: merged(costs.measurements for costs in found)},
-        parameters={kind: merged_parameters([costs.rest.parameters for costs in found])},
+        measurements={kind: merged(costs.measurements for costs in by_process)},
+        parameters={kind: merged_parameters([costs.rest.parameters for costs in by_process])},
         provenance=_provenance(measured),
         parts={kind: parts} if parts else {},
         action_overhead_s={} if overhead_s is None else {kind: overhead_s},
         preparations={kind: preparations} if preparations else {},
-        site_halos=found[0].rest.site_halos,
+        site_halos=by_process[0].rest.site_halos,
     )
 
 
@@ -141,7 +141,7 @@ def _num_links(kind: Backend, num_workers: int) -> int:
     return num_gpu_measurements(num_workers) if kind.type == CUDA else num_measurements(num_workers)
 
 
-def _provenance(measured: Measured) -> Provenance:
+def _provenance(measured: MeasuredProcesses) -> Provenance:
     processes = measured.processes
     return Provenance(
         versions=versions(),
@@ -149,7 +149,7 @@ def _provenance(measured: Measured) -> Provenance:
         canary_after_s=processes[-1].canary_after_s,
         run_delay=max(each.run_delay for each in processes),
         contended=any(each.contended for each in processes),
-        iteration_s=merged_seconds([costs.iteration_s for costs in measured.found]),
+        iteration_s=merged_seconds([costs.iteration_s for costs in measured.costs]),
         processes=processes,
         process_spread=process_spread(processes),
         clocks={**clocks(core_of(0)), **_accelerator_clocks(measured)},
@@ -158,15 +158,15 @@ def _provenance(measured: Measured) -> Provenance:
     )
 
 
-def _accelerator_clocks(measured: Measured) -> dict[str, float]:
+def _accelerator_clocks(measured: MeasuredProcesses) -> dict[str, float]:
     """Hertz at work of the first and the last process; nothing of a processor."""
-    first, last = measured.found[0].rest.clocks_before, measured.found[-1].rest.clocks_after
+    first, last = measured.costs[0].rest.clocks_before, measured.costs[-1].rest.clocks_after
     return {f"{name}_before": value for name, value in first.items()} | {
         f"{name}_after": value for name, value in last.items()
     }
 
 
-def _fingerprint(job: Job, processor: str) -> str:
+def _fingerprint(job: MeasuringJob, processor: str) -> str:
     """Of everything that decides what is measured and where, but the model's own code: its graph has one of its own."""
     shapes = job.shapes
     function = getattr(shapes, "func", shapes)

@@ -22,25 +22,25 @@ from planner.layers.boundary import Boundaries
 from planner.passes.versions import is_versioned, partial_batch_refused, updates_of
 from runtime.monitor.activity import Activity
 from runtime.numerics.finite import OnNan
-from runtime.numerics.guard import Guard, Ran
-from runtime.optim.finishing import Finishing, check_finishing
+from runtime.numerics.nan_guard import GuardedStep, NanGuard
+from runtime.optim.gradient_sync import GradientSync, check_finishing
 from runtime.optim.optimizer import MakeScheduler
-from runtime.pipeline.executor import Asking, Context, StepEnvironment, StopBeforeStepError
-from runtime.pipeline.messages import Piece
+from runtime.pipeline.executor import Context, StepEnvironment, StopBeforeStepError, Vote
+from runtime.pipeline.loss_weighting import LossWeighting
 from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
+from runtime.pipeline.routing import Piece
 from runtime.pipeline.runner import Runner
-from runtime.pipeline.sample_weights import Weighing
-from runtime.pipeline.specialize import Binder, Binding
-from runtime.stage.builder import Builder, MakeOptimizer, check_layers, ties_in
+from runtime.pipeline.specialize import Specialization, Specializer
+from runtime.stage.builder import MakeOptimizer, StageBuilder, check_layers, ties_in
 from runtime.stage.captured import CapturedModel, answers_of
-from runtime.stage.held import HeldState
 from runtime.stage.index_ranges import index_ranges
 from runtime.stage.shapes import graph_at, varying_dims, without_data
+from runtime.stage.state_dict import StateDict
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
     from runtime.checkpoint.state import RankState
-    from runtime.pipeline.stream import Setting, Stream
+    from runtime.pipeline.stream import RequestStream, Setting
     from runtime.sparse.ahead import BatchPreparation
     from runtime.sparse.share import AnyBatch
     from runtime.spatial import Compiler
@@ -78,7 +78,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationResult:
     """What forward passes in evaluation mode gave on one rank.
 
     Attributes:
@@ -99,7 +99,7 @@ class Evaluation:
     peak_bytes: tuple[int, ...] = ()
 
 
-class Engine(HeldState):
+class Engine(StateDict):
     """Executes ``decision`` on this rank of ``transport``.
 
     A step gives the losses, gradients and buffers of one device that runs the micro-batches in the program's order: the
@@ -169,15 +169,15 @@ class Engine(HeldState):
         self._versioned, self._trains = is_versioned(program), program.trains
         self._refuse_what_versions_forbid(accumulate)
         made_for = (decision, model, boundaries, program.stages, transport, optimizer, deadline_s)
-        given = answers_of(model) if answers else ()
-        builder = Builder(*made_for, seed=seed, compiler=compiler, device=device, answers=given)
-        super().__init__(builder.residents(), decision, model, module, transport, deadline_s)
+        answer_values = answers_of(model) if answers else ()
+        builder = StageBuilder(*made_for, seed=seed, compiler=compiler, device=device, answers=answer_values)
+        super().__init__(builder.local_stages(), decision, model, module, transport, deadline_s)
         self.layers_by_micro_batch = builder.layers_by_micro_batch
-        for resident in self._residents.values():
-            if scheduler is not None and resident.optimizer is not None:
-                resident.optimizer.schedule(scheduler)
-        self._finishing = Finishing(
-            self._residents,
+        for local_stage in self._local_stages.values():
+            if scheduler is not None and local_stage.optimizer is not None:
+                local_stage.optimizer.schedule(scheduler)
+        self._gradient_sync = GradientSync(
+            self._local_stages,
             ties,
             transport,
             clip_norm=clip_norm,
@@ -185,11 +185,11 @@ class Engine(HeldState):
             accumulate=accumulate,
             deadline_s=deadline_s,
         )
-        self._asking = Asking()
-        self._guard = Guard(
+        self._vote = Vote()
+        self._guard = NanGuard(
             on_nan,
-            self._residents,
-            self._finishing,
+            self._local_stages,
+            self._gradient_sync,
             transport,
             self._activity,
             deadline_s,
@@ -197,7 +197,7 @@ class Engine(HeldState):
             decision.layers,
             self._where,
             self._run_again,
-            self._asking,
+            self._vote,
         )
         self._norm: float | None = None
         self._loss_stage = decision.layers[producer(model.graph.loss)].stage
@@ -205,9 +205,9 @@ class Engine(HeldState):
         self._inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model), index_ranges(model))
         # Shapes that are not the capture's are found on a copy without parameters.
         reshape = partial(graph_at, without_data(model)) if model.sizes and model.prepared is None else None
-        weighing = Weighing(model, decision, transport.rank, updates_of(program))
-        binder = Binder(decision, model, boundaries, program, transport.rank, reshape, weighing)
-        binder.require_possible(self._residents)
+        loss_weighting = LossWeighting(model, decision, transport.rank, updates_of(program))
+        specializer = Specializer(decision, model, boundaries, program, transport.rank, reshape, loss_weighting)
+        specializer.require_possible(self._local_stages)
         self._environment = StepEnvironment(
             transport,
             Context(program, transport.rank, decision.device_of(transport.rank), others),
@@ -217,16 +217,18 @@ class Engine(HeldState):
             self.device if device is None else device,
             self._finish,
             meter,
-            self._asking,
+            self._vote,
         )
         preparing = preparing_of(decision, model, spare_core, gives_way)
-        self._runner = Runner(binder, self._residents, self._environment, weighing, preparing, self._guard.heard)
+        self._runner = Runner(
+            specializer, self._local_stages, self._environment, loss_weighting, preparing, self._guard.heard
+        )
         self._streaming: Setting | None = None
         if answers:
             from runtime.pipeline.stream import setting_of  # late, see `stream`
 
             whole = (decision, model, module)
-            self._streaming = setting_of(*whole, self._residents, self._inputs, takes_any=binder.takes_any)
+            self._streaming = setting_of(*whole, self._local_stages, self._inputs, takes_any=specializer.takes_any)
 
     @property
     def meter(self) -> MemoryMeter | None:
@@ -234,19 +236,19 @@ class Engine(HeldState):
         return self._environment.meter
 
     @property
-    def asking(self) -> Asking:
+    def vote(self) -> Vote:
         """What this rank asks of the others when a step begins, and what all of them agreed on."""
-        return self._asking
+        return self._vote
 
     @property
     def is_updated(self) -> bool:
         """Whether the last step ended with an update."""
-        return self._finishing.is_last
+        return self._gradient_sync.is_last
 
     @property
     def has_updated(self) -> bool:
         """The same, and it was not left out."""
-        return self._finishing.is_last and not self._finishing.is_spoilt
+        return self._gradient_sync.is_last and not self._gradient_sync.is_spoilt
 
     def step(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> StepResult:
         """One training step on a batch that every rank is given whole.
@@ -270,30 +272,30 @@ class Engine(HeldState):
             raise partial_batch_refused(self._decision.schedule, [sizes], _OTHER_BATCH)
         require_several_values(self._graph, batch.rows, _OTHER_BATCH)
         rates = tuple(
-            chain.from_iterable(r.optimizer.learning_rates() for r in self._residents.values() if r.optimizer)
+            chain.from_iterable(r.optimizer.learning_rates() for r in self._local_stages.values() if r.optimizer)
         )
-        found, binding, ahead_s, before_bytes = self._bound(batch, self.num_steps, trains=True)
-        executor = self._runner.executor(binding, evaluates=False)
-        self._finishing.begin()
+        graph_batch, specialization, ahead_s, before_bytes = self._bound(batch, self.num_steps, trains=True)
+        executor = self._runner.executor(specialization, evaluates=False)
+        self._gradient_sync.begin()
         self._norm, kept = None, self._guard.begin()
         try:
-            ran, step_s = self._runner.run(executor, found, self.num_steps)
+            ran, step_s = self._runner.run(executor, graph_batch, self.num_steps)
         except StopBeforeStepError:
-            self._finishing.take_back()
+            self._gradient_sync.take_back()
             raise
-        loss = self._loss(binding)
+        loss = self._loss(specialization)
         self.num_steps += 1
-        left_out = self._guard.judge(Ran(self.num_steps - 1, batch, loss, kept))
+        left_out = self._guard.judge(GuardedStep(self.num_steps - 1, batch, loss, kept))
         self._activity.num_done, self._activity.loss, self._activity.step_s = self.num_steps, loss, step_s
         self._activity.steps.note(self.num_steps, ran.spans, step_s)
         seconds, peaks = ahead_s + step_s, ran.peak_bytes
         return StepResult(loss, seconds, ran.spans, self._norm, rates, peaks, left_out, before_bytes)
 
-    def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Evaluation:
+    def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> EvaluationResult:
         """Forward passes in evaluation mode (running statistics, nothing dropped); nothing is changed by them."""
         return self.evaluate_on(WholeBatch(self._inputs, (*inputs, *targets), self._decision.micro_batches))
 
-    def evaluate_on(self, batch: Batch, keep: Sequence[str] = ()) -> Evaluation:
+    def evaluate_on(self, batch: Batch, keep: Sequence[str] = ()) -> EvaluationResult:
         """As :meth:`evaluate`, on any batch.
 
         Args:
@@ -301,19 +303,19 @@ class Engine(HeldState):
             keep: values whose parts are given back instead of what the loss is computed from; among
                 :attr:`runtime.stage.captured.CapturedModel.watched`.
         """
-        batch, binding, ahead_s, _ = self._bound(batch, self.num_steps)
-        executor = self._runner.executor(binding, evaluates=True)
+        batch, specialization, ahead_s, _ = self._bound(batch, self.num_steps)
+        executor = self._runner.executor(specialization, evaluates=True)
         executor.kept = tuple(keep) or self._judged
         ran, step_s = self._runner.run(executor, batch, self.num_steps)
-        loss, seconds = self._loss(binding), ahead_s + step_s
+        loss, seconds = self._loss(specialization), ahead_s + step_s
         outputs: dict[int, Mapping[str, Piece]] = dict(executor.outputs)
         if self._axes is not None:
             from runtime.spatial.slices import of_micro_batches  # late: few plans cut sequences
 
             outputs = of_micro_batches(self._axes, outputs, batch.rows, self._decision.num_slices)
-        return Evaluation(loss, sum(batch.rows), outputs, batch, seconds, ran.spans, ran.peak_bytes)
+        return EvaluationResult(loss, sum(batch.rows), outputs, batch, seconds, ran.spans, ran.peak_bytes)
 
-    def stream(self, *, learns: bool = False, training: bool = True) -> Stream:
+    def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
         """An endless stream of batches, of which several may be on their way through the stages.
 
         Args:
@@ -328,12 +330,12 @@ class Engine(HeldState):
         if self._decision.num_slices > 1:
             remedies = ["plan without --allow time and --token-slices"]
             raise UsageError("a stream is not cut into token slices", ["the plan is"], remedies)
-        from runtime.pipeline.stream import Stream, require_local  # late: most ranks serve no stream
+        from runtime.pipeline.stream import RequestStream, require_local  # late: most ranks serve no stream
 
         if learns:
-            require_local(self._environment.context.program, self._finishing, self._versioned)
+            require_local(self._environment.context.program, self._gradient_sync, self._versioned)
         setting, runner = replace(self._streaming, learns=learns, training=training), self._runner
-        return Stream(setting, self._environment, runner.stream_binding, self._begin_in_stream, runner.next_turn)
+        return RequestStream(setting, self._environment, runner.stream_binding, self._begin_in_stream, runner.next_turn)
 
     @property
     def preparing(self) -> BatchPreparation[AnyBatch] | None:
@@ -359,12 +361,12 @@ class Engine(HeldState):
         """
         self.settle()
         self._require_updated()
-        found = super().state()
-        self._guard.require_finite(found, self.named, self.num_steps)
-        return found
+        rank_state = super().state()
+        self._guard.require_finite(rank_state, self.named, self.num_steps)
+        return rank_state
 
     def whole_optimizer_state(self, *, of_last_update: bool = False) -> dict[str, Any]:
-        """As of :class:`HeldState`.  Raises as :meth:`state`, but for what is not finite.
+        """As of :class:`StateDict`.  Raises as :meth:`state`, but for what is not finite.
 
         Args:
             of_last_update: whatever has come since then, such as gradients that wait.
@@ -375,7 +377,7 @@ class Engine(HeldState):
         return super().whole_optimizer_state()
 
     def gradients(self) -> dict[str, Tensor]:
-        """As of :class:`HeldState`, once the others' word on the last step has come."""
+        """As of :class:`StateDict`, once the others' word on the last step has come."""
         self.settle()
         return super().gradients()
 
@@ -413,47 +415,47 @@ class Engine(HeldState):
                 ["save after an update"],
             )
 
-    def _bound(self, raw: Batch, step: int, *, trains: bool = False) -> tuple[Batch, Binding, float, int]:
+    def _bound(self, raw: Batch, step: int, *, trains: bool = False) -> tuple[Batch, Specialization, float, int]:
         """As :meth:`runtime.pipeline.runner.Runner.bound`.
 
         Of clouds what was made of the batch before goes first: sites and maps are much of what a rank holds, and would
         be there twice while the next are made.  So do gradients, where a training step begins with none.
         """
         if self._runner.preparing is not None:
-            self._finishing.bind(None)
-            for each in self._residents.values():
+            self._gradient_sync.bind(None)
+            for each in self._local_stages.values():
                 each.program.reset(step)
-                if trains and self._finishing.is_last:
+                if trains and self._gradient_sync.is_last:
                     each.forget_gradients()
-        found = self._runner.bound(raw, step)
-        self._finishing.bind(found[1].residents)
-        return found
+        bound = self._runner.bound(raw, step)
+        self._gradient_sync.bind(bound[1].local_stages)
+        return bound
 
-    def _run_again(self, ran: Ran) -> None:
+    def _run_again(self, guarded: GuardedStep) -> None:
         """The same step on the same batch; of clouds their sites are found once more."""
-        batch, binding, _, _ = self._bound(ran.batch, ran.number)
-        self._runner.run(self._runner.executor(binding, evaluates=False), batch, ran.number)
+        batch, specialization, _, _ = self._bound(guarded.batch, guarded.number)
+        self._runner.run(self._runner.executor(specialization, evaluates=False), batch, guarded.number)
 
-    def _begin_in_stream(self, batch: Batch, binding: Binding, learns: bool) -> None:
-        self._runner.weigh(batch, binding)
+    def _begin_in_stream(self, batch: Batch, specialization: Specialization, learns: bool) -> None:
+        self._runner.weigh(batch, specialization)
         if learns:
-            self._finishing.bind(binding.residents)
-            self._finishing.begin()
+            self._gradient_sync.bind(specialization.local_stages)
+            self._gradient_sync.begin()
             self.num_steps += 1
 
     def _finish(self) -> None:
-        self._norm = self._finishing.run()
+        self._norm = self._gradient_sync.run()
 
-    def _loss(self, binding: Binding) -> float | None:
-        resident = binding.residents.get(self._loss_stage)
-        if resident is None:
+    def _loss(self, specialization: Specialization) -> float | None:
+        local_stage = specialization.local_stages.get(self._loss_stage)
+        if local_stage is None:
             return None
-        loss = resident.loss()
-        if len(resident.ranks) > 1:
+        loss = local_stage.loss()
+        if len(local_stage.ranks) > 1:
             total = torch.tensor([loss], dtype=torch.float64)
-            resident.add(total)
+            local_stage.add(total)
             loss = total.item()
-        return loss / sum(binding.rows)
+        return loss / sum(specialization.rows)
 
     def _refuse_what_versions_forbid(self, accumulate: int) -> None:
         if self._versioned and accumulate > 1:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from profiler.capture import graph
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.capture.graph import capture as capture_anew
 from profiler.capture.kinds import NO_RULES, Rules
 from profiler.source.model import LoadedModel
@@ -35,10 +35,10 @@ def shared() -> Iterator[None]:
 
 
 Key = tuple[object, ...]
-_known: dict[Key, tuple[list[object], Captured]] = {}
+_known: dict[Key, tuple[list[object], CapturedModule]] = {}
 
 
-def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
+def capture(model: LoadedModel, rules: Rules = NO_RULES) -> CapturedModule:
     """As :func:`profiler.capture.graph.capture`, of a model that was captured before a copy of what that gave."""
     key = _key(model) if rules is NO_RULES else None
     if key is None:

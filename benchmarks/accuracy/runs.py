@@ -105,7 +105,9 @@ class Runner(CapturedNetwork):
             time_stages(engine, timed)
         else:
             hold(engine, device)
-        kept = [x for each in engine._residents.values() for x in (*each.parameters.values(), *each.buffers.values())]
+        kept = [
+            x for each in engine._local_stages.values() for x in (*each.parameters.values(), *each.buffers.values())
+        ]
         there = storage_bytes(kept)  # made before the fork, hence not counted
         batch = (self.model.inputs, self.model.targets) if self.model.clouds is None else self.model.fed
         warm_up = REHEARSALS + min(1, steps) if isinstance(device, SteadyDevice) else WARM_UP

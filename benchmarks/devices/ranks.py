@@ -43,7 +43,7 @@ from torch import nn
 from benchmarks.devices.virtual_device import VirtualDevice
 from cuda_ops import die_with_parent
 from cuda_ops.device.host import core_of, prepare_process
-from cuda_ops.memory import Counter
+from cuda_ops.memory import MemoryCounter
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action
 from planner.ir.timeline import Span
@@ -52,7 +52,7 @@ from runtime.engine import Engine
 from runtime.transport import Transport, open_gloo
 
 if TYPE_CHECKING:
-    from profiler.capture.graph import Captured
+    from profiler.capture.graph import CapturedModule
     from profiler.source.model import LoadedModel
 
 _GROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
@@ -192,7 +192,7 @@ class CapturedNetwork:
 
         torch.set_num_threads(1)  # an OpenMP team does not survive a fork
         self.model: LoadedModel = load_model(source)
-        self.captured: Captured = capture(self.model)
+        self.captured: CapturedModule = capture(self.model)
 
 
 WARM_UP = 2
@@ -261,7 +261,7 @@ def timed_steps(
     device: VirtualDevice,
     transport: Transport,
     batches: Iterable[tuple[Any, ...]],
-    counter: Counter | None = None,
+    counter: MemoryCounter | None = None,
 ) -> list[RankStep]:
     """A rank's part in a step on each of ``batches``, of which all start together.
 

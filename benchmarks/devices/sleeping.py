@@ -238,9 +238,9 @@ def _steps(transport: Any, case: Case, repetitions: int) -> list[tuple[float, fl
 
     from runtime.monitor.activity import Activity
     from runtime.pipeline.executor import Context, Executor, StepEnvironment
-    from runtime.pipeline.messages import Plumbing
-    from runtime.pipeline.specialize import Binding
-    from runtime.stage.local_stage import Resident
+    from runtime.pipeline.routing import Routing
+    from runtime.pipeline.specialize import Specialization
+    from runtime.stage.local_stage import LocalStage
 
     program, boundaries, rank = case.program(), case.boundaries(), transport.rank
     rows = (1,) * case.num_microbatches
@@ -255,10 +255,12 @@ def _steps(transport: Any, case: Case, repetitions: int) -> list[tuple[float, fl
         for stage, ranks in enumerate(program.ranks)
         if rank in ranks
     }
-    plumbing = Plumbing([boundaries] * len(rows), program, rows, rank)
-    binding = Binding(rows, program, plumbing, cast("Mapping[int, Resident]", stages))
+    routing = Routing([boundaries] * len(rows), program, rows, rank)
+    specialization = Specialization(rows, program, routing, cast("Mapping[int, LocalStage]", stages))
     context = Context(program, rank, f"n{rank}/cpu0", str)
-    executor = Executor(binding, StepEnvironment(transport, context, DEADLINE_S, Activity(deadline_s=DEADLINE_S)))
+    executor = Executor(
+        specialization, StepEnvironment(transport, context, DEADLINE_S, Activity(deadline_s=DEADLINE_S))
+    )
     found = []
     for step in range(WARMUP + repetitions):
         executor.prepare(step, step, cast("Any", None))

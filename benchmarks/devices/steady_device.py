@@ -37,7 +37,7 @@ from planner.ir.schedule import Op
 from planner.ir.timeline import Span
 from profiler.measure.timing import trimmed_mean
 from runtime.engine import Engine
-from runtime.stage.local_stage import Resident
+from runtime.stage.local_stage import LocalStage
 
 REHEARSALS = 10
 _COLD = 2  # of these, steps whose times are left out: memory is taken and code is loaded then
@@ -146,20 +146,20 @@ class _TimedProgram:
 
 
 @dataclass(frozen=True)
-class TimedResident(Resident):
+class TimedResident(LocalStage):
     """A stage on a device that computes nothing."""
 
     recorded: _Recorded = field(default_factory=lambda: _Recorded(0, {}))
 
     def forward(self, microbatch: int, values: Mapping[str, Tensor], version: int = 0) -> dict[str, Tensor]:
         def compute() -> dict[str, Tensor]:
-            return Resident.forward(self, microbatch, values, version)
+            return LocalStage.forward(self, microbatch, values, version)
 
         first: dict[str, Tensor] = self.recorded(Op.FORWARD, microbatch, compute)
         return _kept(first)
 
     def update(self) -> None:
-        self.recorded(Op.UPDATE, None, lambda: Resident.update(self))
+        self.recorded(Op.UPDATE, None, lambda: LocalStage.update(self))
 
 
 def time_stages(engine: Engine, spans: tuple[Span, ...]) -> None:
@@ -171,13 +171,15 @@ def time_stages(engine: Engine, spans: tuple[Span, ...]) -> None:
     wake_on_time()
     rank = engine._transport.rank
     seconds = {span.action: span.stop_s - span.start_s for span in spans if span.rank == rank}
-    for stage, resident in engine._residents.items():
-        if len(resident.ranks) > 1:
-            raise ValueError(f"stage {stage} is on {len(resident.ranks)} ranks: only stages of one rank can be timed")
+    for stage, local_stage in engine._local_stages.items():
+        if len(local_stage.ranks) > 1:
+            raise ValueError(
+                f"stage {stage} is on {len(local_stage.ranks)} ranks: only stages of one rank can be timed"
+            )
         recorded = _Recorded(stage, seconds)
-        values = {each.name: getattr(resident, each.name) for each in fields(resident)}
-        values["program"] = _TimedProgram(resident.program, recorded)
-        engine._residents[stage] = TimedResident(**values, recorded=recorded)
+        values = {each.name: getattr(local_stage, each.name) for each in fields(local_stage)}
+        values["program"] = _TimedProgram(local_stage.program, recorded)
+        engine._local_stages[stage] = TimedResident(**values, recorded=recorded)
 
 
 def _kept(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ from planner.ir.cluster import AROUND
 from planner.ir.profile import Measurement, ParameterCost, PreparationCost, Profile
 from runtime.engine import Engine
 from runtime.pipeline.microbatches import Batch
-from runtime.stage.local_stage import Resident
+from runtime.stage.local_stage import LocalStage
 from runtime.transport import Pending, Transport
 
 Cost = TypeVar("Cost", Measurement, ParameterCost, PreparationCost)
@@ -196,7 +196,7 @@ class _HeldProgram:
 
 
 @dataclass(frozen=True)
-class HeldResident(Resident):
+class HeldResident(LocalStage):
     """A stage on ``device``."""
 
     device: VirtualDevice = field(default_factory=lambda: VirtualDevice(1.0))
@@ -213,13 +213,13 @@ class HeldResident(Resident):
 class _HeldBinder:
     """Finds the sites of a batch of clouds, and who has which of them, on ``device``."""
 
-    def __init__(self, binder: Any, device: VirtualDevice) -> None:
-        self._binder, self._device = binder, device
+    def __init__(self, specializer: Any, device: VirtualDevice) -> None:
+        self._specializer, self._device = specializer, device
 
-    def bind(self, residents: Mapping[int, Resident], batch: Batch) -> Any:
+    def bind(self, local_stages: Mapping[int, LocalStage], batch: Batch) -> Any:
         start_s = time.perf_counter()
         with self._device.working(shared=True):
-            found = self._binder.bind(residents, batch)
+            found = self._specializer.bind(local_stages, batch)
         self._device.sites_s += time.perf_counter() - start_s
         return found
 
@@ -227,11 +227,11 @@ class _HeldBinder:
 def hold(engine: Engine, device: VirtualDevice) -> None:
     """Makes what ``engine`` computes the work of ``device``; its transport should be a :class:`HeldTransport`."""
     wake_on_time()
-    for stage, resident in engine._residents.items():
-        values = {each.name: getattr(resident, each.name) for each in fields(resident)}
-        values["program"] = _HeldProgram(resident.program, device)
-        engine._residents[stage] = HeldResident(**values, device=device)
-    engine._runner.binder = _HeldBinder(engine._runner.binder, device)  # type: ignore[assignment]
+    for stage, local_stage in engine._local_stages.items():
+        values = {each.name: getattr(local_stage, each.name) for each in fields(local_stage)}
+        values["program"] = _HeldProgram(local_stage.program, device)
+        engine._local_stages[stage] = HeldResident(**values, device=device)
+    engine._runner.specializer = _HeldBinder(engine._runner.specializer, device)  # type: ignore[assignment]
 
 
 def _works(function: Callable[..., Any], device: VirtualDevice) -> Callable[..., Any]:

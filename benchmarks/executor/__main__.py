@@ -39,6 +39,7 @@ from benchmarks.executor import upkeep
 from benchmarks.executor.sides import NUM_RANKS, Bare, Case, Ours, Theirs
 from benchmarks.report import Row, at_least, at_most, run
 from planner.costs.simulator.events import execute
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import compile_program
 from planner.ir.program import Program
 from planner.ir.schedule import MESSAGE, Action, Op
@@ -214,7 +215,7 @@ def ideal_s(program: Program, micro_batches: tuple[int, ...], seconds: Mapping[t
     compiled = compile_program(program, micro_batches)
     prices = [seconds.get((slot.action.stage, slot.action.op), 0.0) for slot in compiled.actions]
     free = [0.0] * len(compiled.transfers)
-    return execute(compiled, prices, free, range(len(compiled.channels))).step_s
+    return execute(compiled, SlotPrices(prices, free, range(len(compiled.channels)))).step_s
 
 
 def peak_bytes(side: str, case: Case, transport: Transport) -> int:

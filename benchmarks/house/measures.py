@@ -15,6 +15,59 @@ PACKAGES = ("planner", "profiler", "runtime", "cuda_ops", "halopipe")
 VAGUE = frozenset(["found", "told", "seen", "came", "given", "taken", "again", "words", "said", "known"])
 """Variables that do not say what they hold."""
 
+PRIVATE = {
+    "Again": "recompute",
+    "Asking": "vote",
+    "Binder": "shape specialisation",
+    "Binding": "shape specialisation",
+    "Board": "status store",
+    "Carried": "coalesced messages",
+    "Choice": "incumbents",
+    "Course": "memory profile",
+    "Crossing": "resharding",
+    "Current": "weight-gradient queue",
+    "Draw": "counter-based random numbers",
+    "Excess": "residual",
+    "Feed": "data source",
+    "Finishing": "gradient synchronisation",
+    "Form": "tree of a batch",
+    "Found": "what it is",
+    "Guard": "NaN guard",
+    "Handover": "stage boundary transfer",
+    "Held": "usage sample",
+    "HeldState": "state dict",
+    "Holding": "live memory",
+    "Holdings": "live memory",
+    "Journal": "event log",
+    "Kept": "what it is",
+    "Lesson": "calibration",
+    "Manner": "run configuration",
+    "Option": "sharding spec",
+    "Phase": "accumulation step",
+    "Place": "rank context",
+    "Plumbing": "routing",
+    "Pool": "device group",
+    "Post": "mailbox",
+    "Prices": "cost arrays",
+    "PutOff": "deferred weight gradients",
+    "Ran": "NaN guard",
+    "Resident": "local stage",
+    "Rises": "action peaks",
+    "Seat": "device assignment",
+    "Seen": "what it is",
+    "Spans": "recompute segments, stage intervals",
+    "Standing": "persistent requests",
+    "Supply": "data source",
+    "Terms": "job configuration",
+    "Tie": "tied weights",
+    "Together": "what it is",
+    "Told": "what it is",
+    "Voice": "heartbeat",
+    "Way": "batch of messages",
+    "Weighing": "loss weighting",
+}
+"""Names of classes that were this project's own, and the field's term that stands in their place."""
+
 MOST_PARAMETERS = 6
 TABLE = Path(__file__).parents[1] / "results" / "house.csv"
 """A row for each time that the house was measured: the last one is what no later change may exceed."""
@@ -43,6 +96,19 @@ def figures(sources: Mapping[str, str]) -> dict[str, int]:
         "vague names": vague,
         "wide functions": wide,
     }
+
+
+def private_words(sources: Mapping[str, str]) -> list[str]:
+    """Functions that bind a name of :data:`VAGUE` and classes called by a word of :data:`PRIVATE`, with their lines."""
+    places = []
+    for module, text in sources.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef) and node.name in PRIVATE:
+                places.append(f"{module}:{node.lineno}: {node.name} is private; the term is {PRIVATE[node.name]}")
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names = sorted(VAGUE.intersection(_bound(node)))
+                places += [f"{module}:{node.lineno}: {node.name} binds {name}: say what it holds" for name in names]
+    return places
 
 
 def rows(path: Path = TABLE) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cuda_ops import core_of, prepare_process
-from profiler.links.messages import Effort
+from profiler.links.messages import LinkEffort
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ class Task:
     address: str
     port: int
     answer: Path
-    effort: Effort | None = None
+    effort: LinkEffort | None = None
     sizes: tuple[int, ...] = ()
     sums: tuple[int, ...] = ()
     incast_bytes: int = 0

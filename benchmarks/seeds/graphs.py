@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.report import Row, at_least
 from benchmarks.seeds.jobs import folder_of, halopipe, largest_error
-from cuda_ops.sampling.draws import Draws, PlainDraws, fastest
+from cuda_ops.sampling.draws import NeighbourDraws, PlainDraws, fastest
 from cuda_ops.sampling.generated import generated
 from cuda_ops.sampling.graph import NodeGraph
 from cuda_ops.sampling.sampler import NeighbourSampler
@@ -74,7 +74,7 @@ def sampler(graph: NodeGraph) -> Iterator[Row]:
     yield Row("SALIENT, sampler, compiled over Python", found["compiled"] / found["Python"], "x")
 
 
-def _levels(graph: NodeGraph, draws: Draws, seeds: Any) -> Callable[[int], int]:
+def _levels(graph: NodeGraph, draws: NeighbourDraws, seeds: Any) -> Callable[[int], int]:
     sampling = NeighbourSampler(graph, FANOUTS, draws=draws)
     return lambda draw: sampling.levels(seeds, draw).num_edges
 

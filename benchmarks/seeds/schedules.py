@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from benchmarks.report import Row
 from benchmarks.seeds.jobs import folder_of, halopipe, largest_error
 from planner.costs.simulator.events import execute
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import compile_program
 from planner.ir.box import Interval
 from planner.ir.program import Message, Part
@@ -171,7 +172,8 @@ def graph_step_s(
     lasts = {Op.FORWARD: forward, Op.BACKWARD: backward}
     prices = [lasts[a.action.op][a.action.stage] if a.action.op in lasts else 0.0 for a in compiled.actions]
     wires = [slot for slot, _ in compiled.messages]
-    return execute(compiled, prices, [0.0] * len(compiled.transfers), range(len(wires))).step_s
+    free = [0.0] * len(compiled.transfers)
+    return execute(compiled, SlotPrices(prices, free, range(len(wires)))).step_s
 
 
 def executed(systems: Iterable[str]) -> Iterator[Row]:

@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks.report import Row, at_least
 from benchmarks.seeds.jobs import halopipe, largest_error
 from planner.costs.simulator.events import execute
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import compile_program
 from planner.ir.box import Interval
 from planner.ir.plan import sizes_of
@@ -36,7 +37,7 @@ from planner.schedules import schedule
 from planner.solvers.token_slices import SliceTimes, best_slices
 from planner.transformers.cluster import named_cluster
 from planner.transformers.layers import layers_of
-from planner.transformers.shape import Recompute, Transformer
+from planner.transformers.shape import ParallelDegrees, Transformer
 
 TOKENS, GRID = 2048, 32
 _PART = (Part("x", (Interval(0, 1),), 4),)
@@ -134,7 +135,7 @@ def _stage_s(setting: Setting, length: int, before: int) -> tuple[float, float]:
     whole = Transformer(
         setting.name, setting.hidden, 4 * setting.hidden, setting.heads, setting.layers, 50257, length, dropout=False
     )
-    block = layers_of(replace(whole, seq=length), cluster, setting.tensor, False, 1, Recompute.NONE).block
+    block = layers_of(replace(whole, seq=length), cluster, ParallelDegrees(setting.tensor)).block
     ahead, back = block.forward.seconds, block.backward.seconds
     if before:
         kernels, size = cluster.kernels, whole.head_size
@@ -171,7 +172,7 @@ def step_s(setting: Setting, slices: tuple[int, ...]) -> float:
         length = slices[slot.route[2] % count]
         transfers.append(cluster.send(2.0 * length * setting.hidden / setting.tensor, 8, 8).seconds)
     wires = list(range(len(compiled.channels)))
-    return execute(compiled, prices, transfers, wires).step_s
+    return execute(compiled, SlotPrices(prices, transfers, wires)).step_s
 
 
 def measured() -> Iterator[Row]:

@@ -13,14 +13,14 @@ from benchmarks.devices.ranks import WARM_UP, CapturedNetwork, RankStep, Step, o
 from benchmarks.devices.virtual_device import HeldTransport, VirtualDevice, hold
 from benchmarks.sparse_vgg.plans import Batch, Case
 from cuda_ops.sparse.geometry import KernelMap, MapSpec, Route
-from cuda_ops.sparse.local import Halo, LocalMap
+from cuda_ops.sparse.local import LocalMap, RowHalo
 from cuda_ops.sparse.preparation import Clouds
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from planner.sites.partition import Level
+from planner.sites.partition import SiteLevel
 from runtime.engine import Engine
 from runtime.pipeline.microbatches import Batch as RawBatch
-from runtime.sparse.ahead import Clock
+from runtime.sparse.ahead import PreparationClock
 from runtime.sparse.batch import ArrangedClouds, PreparedBatch
 from runtime.sparse.preparing import Preparing
 from runtime.sparse.share import SiteShare
@@ -73,7 +73,7 @@ class CountedClouds(ArrangedClouds):
 
     def __init__(self, clouds: Clouds, position: int) -> None:
         self.clouds, self._position = clouds, position
-        self._levels = {route: Level(*clouds.level(route)) for route in clouds.preparation.size_of}
+        self._levels = {route: SiteLevel(*clouds.level(route)) for route in clouds.preparation.size_of}
         self._orders: dict[Route, tuple[Tensor, Tensor, Tensor]] = {}
         self._maps: dict[MapSpec, KernelMap] = {}
 
@@ -113,7 +113,7 @@ class CountedShare(SiteShare):
         prepared = self._batch.prepared
         clouds = cast("CountedClouds", self._clouds).clouds
         found = prepared.preparation.recipe.passage(clouds, prepared.names[name]).kernel_map
-        return LocalMap(found.neighbours, found.reverse, found.reverse.shape[1], Halo({}, {}))
+        return LocalMap(found.neighbours, found.reverse, found.reverse.shape[1], RowHalo({}, {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class CountedPreparing:
     position: int
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> PreparationClock:
         """Of nobody: a step is prepared in itself."""
         return self.given.clock
 
@@ -160,4 +160,4 @@ def count_samples(engine: Engine, decision: Decision) -> None:
         samples = layout.samples(batch.rows[microbatch])
         return CountedShare.of(batch, microbatch, samples, position, samples)
 
-    engine._runner.binder._site_share = share  # type: ignore[method-assign]
+    engine._runner.specializer._site_share = share  # type: ignore[method-assign]

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Interval, intersect
-from runtime.pipeline.messages import Cuts, cuts_of, narrowed
+from runtime.pipeline.routing import Cuts, cuts_of, narrowed
 from runtime.spatial.convolution.layer import HaloSettings
-from runtime.spatial.convolution.overlapped import Part, Put
-from runtime.spatial.convolution.terms import LEADING, Call, Window, main_term, reads
+from runtime.spatial.convolution.overlapped import ConvPart, Put
+from runtime.spatial.convolution.terms import LEADING, ConvWindow, TermCall, main_term, reads
 from runtime.spatial.exchange import Exchange
 
 
@@ -38,7 +38,7 @@ class Region:
             of what is held.
     """
 
-    call: Call
+    call: TermCall
     reads: Box
     place: Cuts
     sources: tuple[tuple[Cuts, Cuts] | None, ...]
@@ -64,7 +64,7 @@ class InteriorConv:
         return convolve(x, weight, bias, self)
 
 
-def interior_form(part: Part, exchange: Exchange) -> InteriorConv | None:
+def interior_form(part: ConvPart, exchange: Exchange) -> InteriorConv | None:
     """As ``HaloSettings.instead`` asks for it: the form of a rank's part, None where there is none."""
     is_possible = all(map(len, part.outputs)) and part.is_of_whole_groups
     return interior_conv(part.local, part.outputs, exchange) if is_possible else None
@@ -74,7 +74,7 @@ INTERIOR = HaloSettings("blocking", instead=interior_form)
 """Convolutions by interior and boundary, blocking where that cannot be."""
 
 
-def interior_conv(window: Window, outputs: Box, exchange: Exchange) -> InteriorConv | None:
+def interior_conv(window: ConvWindow, outputs: Box, exchange: Exchange) -> InteriorConv | None:
     """The form for ``outputs``; None where no output reads only what is held, or channels or samples move."""
     held, wanted = exchange.held, exchange.wanted
     moved = [box for _, box in exchange.receives]
@@ -161,7 +161,7 @@ def _give(region: Region, gradient: Tensor, gradients: Sequence[Tensor]) -> None
             narrowed(total, cuts[0]).add_(narrowed(gradient, cuts[1]))
 
 
-def _region(window: Window, outputs: Box, whole: Box, exchange: Exchange) -> Region | None:
+def _region(window: ConvWindow, outputs: Box, whole: Box, exchange: Exchange) -> Region | None:
     read = intersect((*exchange.wanted[:LEADING], *reads(window, outputs)), exchange.wanted)
     term = None if read is None else main_term(window, read, outputs)
     if read is None or term is None:
@@ -170,10 +170,10 @@ def _region(window: Window, outputs: Box, whole: Box, exchange: Exchange) -> Reg
     for box in (*(box for _, box in exchange.receives), exchange.held):
         shared = intersect(box, read)
         sources.append(None if shared is None else (cuts_of(shared, box), cuts_of(shared, read)))
-    return Region(Call(term, tuple(map(len, outputs))), read, cuts_of(outputs, whole), tuple(sources))
+    return Region(TermCall(term, tuple(map(len, outputs))), read, cuts_of(outputs, whole), tuple(sources))
 
 
-def _inside(window: Window, dim: int, outputs: Interval, held: Interval, wanted: Interval) -> Interval:
+def _inside(window: ConvWindow, dim: int, outputs: Interval, held: Interval, wanted: Interval) -> Interval:
     """The outputs along one dim that read, of what is wanted, only what is held."""
     stride, padding = window.stride[dim], window.padding[dim]
     start, stop = outputs.start, outputs.stop

@@ -16,16 +16,16 @@ from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision, layer_division
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.convolution.layer import LINEAR, HaloSettings, convolve, local_form
-from runtime.spatial.convolution.overlapped import Part
-from runtime.spatial.convolution.terms import Window
+from runtime.spatial.convolution.overlapped import ConvPart
+from runtime.spatial.convolution.terms import ConvWindow
 from runtime.spatial.decompose import DividedStage
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import Exchange, PeerGroup
 from runtime.stage.captured import CapturedModel, captured_model
 from runtime.stage.functions import StageCut
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 from runtime.transport import Transport
 
 CUTS = {"height": (0, 1, 2)}
@@ -175,7 +175,7 @@ class Divided:
         self.stage.later.run()
 
     def _forward(self) -> Tensor:
-        self.stage.at(MicrobatchSlice(0, self._samples, 0, self._samples, (), self._division))
+        self.stage.at(MicrobatchShard(0, self._samples, 0, self._samples, (), self._division))
         return self._function.function(self._samples, self.x, *self._state)[0]
 
 
@@ -240,7 +240,9 @@ class Convolution:
             PeerGroup(transport, (0, 1), _DEADLINE_S), held, wanted, division.moves("conv", 0), key=0
         )
         conv = divided["conv"]
-        part = Part(Window((3, 3), (1, 1), (1, 1), (1, 1)), conv.done[rank], conv.needed[0][rank], (channels, channels))
+        part = ConvPart(
+            ConvWindow((3, 3), (1, 1), (1, 1), (1, 1)), conv.done[rank], conv.needed[0][rank], (channels, channels)
+        )
         self._form = None if settings is None else local_form(part, exchange, replace(settings, most_extra=1.0))
         self._x, self._weight, self._bias = (
             torch.randn(shape).requires_grad_()

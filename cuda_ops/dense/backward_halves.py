@@ -37,7 +37,7 @@ class Operator(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearHalves:
     """``x @ weight.T + bias``; x (..., in), weight (out, in), bias (out,)."""
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -67,7 +67,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Convolution:
+class ConvolutionHalves:
     """``aten::convolution`` with these options, of a batch."""
 
     stride: tuple[int, ...]
@@ -86,22 +86,22 @@ class Convolution:
         return dx
 
     def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
-        found = self._backward(dy, x, weight, (False, *wanted))
-        return found[1], found[2]
+        gradients = self._backward(dy, x, weight, (False, *wanted))
+        return gradients[1], gradients[2]
 
     def _backward(self, dy: Tensor, x: Tensor, weight: Tensor, mask: tuple[bool, ...]) -> tuple[Tensor, ...]:
         channels = [dy.shape[1]] if mask[2] else None
-        found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward.default(
+        gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward.default(
             dy, x, weight, channels, *self._options(), mask
         )
-        return found
+        return gradients
 
     def _options(self) -> tuple[object, ...]:
         return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
 
 
 @dataclass(frozen=True, slots=True)
-class Embedding:
+class EmbeddingHalves:
     """Rows of the weight; x holds their indices and has no gradient."""
 
     padding_index: int
@@ -127,7 +127,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 _ATEN = torch.ops.aten
-_LINEAR, _PRODUCT = Linear(), Product()
+_LINEAR, _PRODUCT = LinearHalves(), Product()
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """One call of an operator.
 
     Attributes:
@@ -154,7 +154,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class CallReader:
     """How to read the calls of one operator.
 
     Attributes:
@@ -162,31 +162,35 @@ class Reader:
         weight, bias: names of these arguments in the operator's schema; no bias: "".
     """
 
-    read: Callable[..., Call | None]
+    read: Callable[..., OperatorCall | None]
     weight: str = "weight"
     bias: str = "bias"
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call | None:
-    return Call(_LINEAR, input, weight, bias) if weight.ndim == 2 else None
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> OperatorCall | None:
+    return OperatorCall(_LINEAR, input, weight, bias) if weight.ndim == 2 else None
 
 
-def _matmul(self: Tensor, other: Tensor) -> Call | None:
-    return Call(_PRODUCT, self, other) if other.ndim == 2 else None
+def _matmul(self: Tensor, other: Tensor) -> OperatorCall | None:
+    return OperatorCall(_PRODUCT, self, other) if other.ndim == 2 else None
 
 
-def _mm(self: Tensor, mat2: Tensor) -> Call | None:
-    return Call(_PRODUCT, self, mat2)
+def _mm(self: Tensor, mat2: Tensor) -> OperatorCall | None:
+    return OperatorCall(_PRODUCT, self, mat2)
 
 
-def _addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Call | None:
-    return Call(_PRODUCT, mat1, mat2, self) if self.ndim == 1 and alpha == beta == 1 else None
+def _addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> OperatorCall | None:
+    return OperatorCall(_PRODUCT, mat1, mat2, self) if self.ndim == 1 and alpha == beta == 1 else None
 
 
 def _embedding(
     weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
-) -> Call | None:
-    return None if sparse else Call(Embedding(padding_idx, scale_grad_by_freq), indices, weight, autocasts=False)
+) -> OperatorCall | None:
+    return (
+        None
+        if sparse
+        else OperatorCall(EmbeddingHalves(padding_idx, scale_grad_by_freq), indices, weight, autocasts=False)
+    )
 
 
 def _convolution(
@@ -199,10 +203,10 @@ def _convolution(
     transposed: bool,
     output_padding: Numbers,
     groups: int,
-) -> Call | None:
+) -> OperatorCall | None:
     each = [_each(value, weight) for value in (stride, padding, dilation, output_padding)]
-    operator = Convolution(each[0], each[1], each[2], transposed, each[3], groups)
-    return Call(operator, input, weight, bias, autocasts=None)
+    operator = ConvolutionHalves(each[0], each[1], each[2], transposed, each[3], groups)
+    return OperatorCall(operator, input, weight, bias, autocasts=None)
 
 
 def _conv(
@@ -213,7 +217,7 @@ def _conv(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> Call:
+) -> OperatorCall:
     steps, rates, none = _each(stride, weight), _each(dilation, weight), _each(0, weight)
     margins = [0] * (weight.ndim - 2)
     if padding == "same":
@@ -221,13 +225,13 @@ def _conv(
         padding, margins = [margin // 2 for margin in whole], [margin % 2 for margin in whole]
     elif padding == "valid":
         padding = 0
-    operator = Convolution(steps, _each(padding, weight), rates, False, none, groups)
+    operator = ConvolutionHalves(steps, _each(padding, weight), rates, False, none, groups)
     extra = [margin for last in reversed(margins) for margin in (0, last)]  # an odd margin: one more at the end
 
     def before(x: Tensor) -> Tensor:
         return _batched(functional.pad(x, extra) if any(extra) else x, weight)
 
-    return Call(operator, input, weight, bias, True, before, _after(input, weight))
+    return OperatorCall(operator, input, weight, bias, True, before, _after(input, weight))
 
 
 def _transposed_conv(
@@ -239,10 +243,10 @@ def _transposed_conv(
     output_padding: Any = 0,
     groups: int = 1,
     dilation: Any = 1,
-) -> Call:
+) -> OperatorCall:
     steps, margins, more = _each(stride, weight), _each(padding, weight), _each(output_padding, weight)
-    operator = Convolution(steps, margins, _each(dilation, weight), True, more, groups)
-    return Call(operator, input, weight, bias, True, lambda x: _batched(x, weight), _after(input, weight))
+    operator = ConvolutionHalves(steps, margins, _each(dilation, weight), True, more, groups)
+    return OperatorCall(operator, input, weight, bias, True, lambda x: _batched(x, weight), _after(input, weight))
 
 
 def _each(value: int | Numbers, weight: Tensor) -> tuple[int, ...]:
@@ -259,20 +263,20 @@ def _after(x: Tensor, weight: Tensor) -> Callable[[Tensor], Tensor]:
     return (lambda y: y.squeeze(0)) if x.ndim < weight.ndim else _same
 
 
-READERS: Mapping[Any, Reader] = {
-    _ATEN.linear.default: Reader(_linear),
-    _ATEN.matmul.default: Reader(_matmul, "other", ""),
-    _ATEN.mm.default: Reader(_mm, "mat2", ""),
-    _ATEN.addmm.default: Reader(_addmm, "mat2", "self"),
-    _ATEN.embedding.default: Reader(_embedding, bias=""),
-    _ATEN.convolution.default: Reader(_convolution),
+READERS: Mapping[Any, CallReader] = {
+    _ATEN.linear.default: CallReader(_linear),
+    _ATEN.matmul.default: CallReader(_matmul, "other", ""),
+    _ATEN.mm.default: CallReader(_mm, "mat2", ""),
+    _ATEN.addmm.default: CallReader(_addmm, "mat2", "self"),
+    _ATEN.embedding.default: CallReader(_embedding, bias=""),
+    _ATEN.convolution.default: CallReader(_convolution),
     **{
-        overload: Reader(_conv)
+        overload: CallReader(_conv)
         for packet in (_ATEN.conv1d, _ATEN.conv2d, _ATEN.conv3d)
         for overload in (packet.default, packet.padding)
     },
-    _ATEN.conv_transpose1d.default: Reader(_transposed_conv),
-    _ATEN.conv_transpose2d.input: Reader(_transposed_conv),
-    _ATEN.conv_transpose3d.input: Reader(_transposed_conv),
+    _ATEN.conv_transpose1d.default: CallReader(_transposed_conv),
+    _ATEN.conv_transpose2d.input: CallReader(_transposed_conv),
+    _ATEN.conv_transpose3d.input: CallReader(_transposed_conv),
 }
 """By operator, as ``torch.export`` writes it."""

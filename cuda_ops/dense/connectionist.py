@@ -33,23 +33,23 @@ class ConnectionistLosses(TorchFunctionMode):
         Raises:
             ValueError: they are given otherwise, as they cannot be divided by samples.
         """
-        given = dict(kwargs or {})
+        keywords = dict(kwargs or {})
         if func is not functional.ctc_loss:
-            return func(*args, **given)
-        found = {**_DEFAULTS, **dict(zip(_NAMES, args, strict=False)), **given}
-        if not isinstance(found["log_probs"], FakeTensor):
-            return func(*args, **given)
-        lengths = [found[name] for name in ("input_lengths", "target_lengths")]
-        if any(found[name].dim() != dims for name, dims in _DIMS.items()):
+            return func(*args, **keywords)
+        arguments = {**_DEFAULTS, **dict(zip(_NAMES, args, strict=False)), **keywords}
+        if not isinstance(arguments["log_probs"], FakeTensor):
+            return func(*args, **keywords)
+        lengths = [arguments[name] for name in ("input_lengths", "target_lengths")]
+        if any(arguments[name].dim() != dims for name, dims in _DIMS.items()):
             raise ValueError("ctc_loss is given targets in one vector: give them as (samples, length), padded")
         if not all(isinstance(each, Tensor) and each.dim() == 1 for each in lengths):
             raise ValueError("ctc_loss is given lengths as a list: give them as tensors of integers, one a sample")
         losses = torch.ops.halopipe.ctc_losses(
-            found["log_probs"], found["targets"], *lengths, found["blank"], found["zero_infinity"]
+            arguments["log_probs"], arguments["targets"], *lengths, arguments["blank"], arguments["zero_infinity"]
         )
-        if found["reduction"] == "none":
+        if arguments["reduction"] == "none":
             return losses
-        if found["reduction"] == "sum":
+        if arguments["reduction"] == "sum":
             return losses.sum()
         return (losses / lengths[1].clamp(min=1).to(losses.dtype)).mean()
 

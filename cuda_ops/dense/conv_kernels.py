@@ -78,7 +78,7 @@ Mask = tuple[bool, bool, bool]
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-class Kernel(Protocol):
+class ConvKernel(Protocol):
     """``forward`` and ``backward`` of ``aten::convolution``."""
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
@@ -95,8 +95,8 @@ class Native:
         return torch.convolution(x, weight, bias, *options)
 
     def backward(self, dy: Tensor, x: Tensor, weight: Tensor, options: Options, mask: Mask) -> Gradients:
-        found: Gradients = _BACKWARD(dy, x, weight, [dy.shape[1]], *options, mask)
-        return found
+        gradients: Gradients = _BACKWARD(dy, x, weight, [dy.shape[1]], *options, mask)
+        return gradients
 
 
 class OneDnn:
@@ -118,7 +118,7 @@ class OneDnn:
 NATIVE, ONEDNN = Native(), OneDnn()
 
 
-def kernel_for(x: Tensor, weight: Tensor, options: Options) -> Kernel:
+def kernel_for(x: Tensor, weight: Tensor, options: Options) -> ConvKernel:
     """The faster kernel for tensors of this shape, dtype and device."""
     stride, padding, dilation, transposed, output_padding, groups = options
     if x.device.type != "cpu" or x.dtype != torch.float32 or transposed or not torch.backends.mkldnn.enabled:

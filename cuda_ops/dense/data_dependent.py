@@ -135,17 +135,17 @@ def join(graph: fx.Graph, is_inside: Callable[[fx.Node], bool]) -> tuple[fx.Node
 
 def _merged(groups: list[set[fx.Node]], order: dict[fx.Node, int]) -> list[set[fx.Node]]:
     """Groups that share a node, or of which each reads the other, as one; in the order of their last nodes."""
-    found: list[set[fx.Node]] = []
+    merged: list[set[fx.Node]] = []
     for group in groups:
         own = group
         while True:
-            touching = [other for other in found if other & own]
+            touching = [other for other in merged if other & own]
             if not touching:
                 break
-            found = [other for other in found if not other & own]
+            merged = [other for other in merged if not other & own]
             own = _convex(own.union(*touching), order)
-        found.append(own)
-    return sorted(found, key=lambda group: max(order[node] for node in group))
+        merged.append(own)
+    return sorted(merged, key=lambda group: max(order[node] for node in group))
 
 
 def _convex(group: set[fx.Node], order: dict[fx.Node, int]) -> set[fx.Node]:
@@ -176,20 +176,20 @@ def cut_out(nodes: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node],
         ``nodes`` that others use.
     """
     own, inner, copies = set(nodes), fx.Graph(), dict[fx.Node, fx.Node]()
-    given = list(dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in own))
-    for index, node in enumerate(given):
+    inputs = list(dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in own))
+    for index, node in enumerate(inputs):
         copies[node] = inner.placeholder(f"value_{index}")
     for node in nodes:
         copies[node] = inner.node_copy(node, copies.__getitem__)
-    return inner, copies, given, [node for node in nodes if any(user not in own for user in node.users)]
+    return inner, copies, inputs, [node for node in nodes if any(user not in own for user in node.users)]
 
 
 def _joined(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
-    inner, copies, given, results = cut_out(nodes)
+    inner, copies, inputs, results = cut_out(nodes)
     own = set(nodes)
     inner.output(copies[results[0]] if len(results) == 1 else tuple(copies[node] for node in results))
     with graph.inserting_after(nodes[-1]):
-        made = graph.call_function(Unit(inner), tuple(given))
+        made = graph.call_function(Unit(inner), tuple(inputs))
     made.meta = dict((results or nodes)[-1].meta)  # results: none of a unit that only writes
     made.meta["nodes"] = tuple(str(node.target) for node in nodes)
     if len(results) == 1:

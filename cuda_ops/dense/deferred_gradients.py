@@ -22,7 +22,7 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
 from cuda_ops._torch import OpOverload, schema_of
-from cuda_ops.dense.backward_halves import READERS, Call, Gradients, Operator
+from cuda_ops.dense.backward_halves import READERS, Gradients, Operator, OperatorCall
 
 Add = Callable[[Tensor, Tensor], None]
 """(parameter, gradient): adds it to ``parameter.grad``."""
@@ -38,7 +38,7 @@ def accumulate(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
-class WeightGradients:
+class WeightGradientQueue:
     """What the backward of one micro-batch left for later, in the order in which it left it.
 
     Args:
@@ -79,17 +79,17 @@ class WeightGradients:
 
 
 @dataclass(slots=True)
-class Current:
+class CurrentQueue:
     """Where operators leave their weight gradients: the queue of the micro-batch that runs forward now.
 
     Attributes:
         queue: None where backward is to be whole: then the operators are torch's own.
     """
 
-    queue: WeightGradients | None = None
+    queue: WeightGradientQueue | None = None
 
 
-def deferred(node: fx.Node, current: Current) -> Callable[..., Tensor] | None:
+def deferred(node: fx.Node, current: CurrentQueue) -> Callable[..., Tensor] | None:
     """What to call in place of ``node``, with its own arguments; None where its backward cannot be halved.
 
     Args:
@@ -112,7 +112,11 @@ def deferred(node: fx.Node, current: Current) -> Callable[..., Tensor] | None:
 
 
 def _call(
-    target: Callable[..., Tensor], read: Callable[..., Call | None], current: Current, *args: Any, **kwargs: Any
+    target: Callable[..., Tensor],
+    read: Callable[..., OperatorCall | None],
+    current: CurrentQueue,
+    *args: Any,
+    **kwargs: Any,
 ) -> Tensor:
     queue = current.queue
     call = read(*args, **kwargs) if queue is not None and torch.is_grad_enabled() else None
@@ -129,7 +133,7 @@ def _call(
     return _apply(queue, call, x, weight.detach(), bias)
 
 
-def _apply(queue: WeightGradients, call: Call, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _apply(queue: WeightGradientQueue, call: OperatorCall, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The weight goes in detached, so that in backward nothing flows to it."""
     targets = call.weight, call.bias if call.bias is not None and call.bias.requires_grad else None
     bias = None if bias is None else bias.detach()
@@ -142,7 +146,7 @@ class _Deferred(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        queue: WeightGradients,
+        queue: WeightGradientQueue,
         operator: Operator,
         targets: tuple[Tensor, Tensor | None],
         x: Tensor,
@@ -168,10 +172,10 @@ class _Deferred(torch.autograd.Function):
 
 def _arguments(node: fx.Node, target: OpOverload[..., Tensor]) -> dict[str, Any]:
     schema = schema_of(target).arguments
-    found = {argument.name: argument.default_value for argument in schema}
-    found.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
-    found.update(node.kwargs)
-    return found
+    by_name = {argument.name: argument.default_value for argument in schema}
+    by_name.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
+    by_name.update(node.kwargs)
+    return by_name
 
 
 def _is_plain(tensor: Tensor) -> bool:

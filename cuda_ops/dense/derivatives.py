@@ -39,17 +39,17 @@ class Derivatives(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Marks derivatives, calls all else."""
-        given = dict(kwargs or {})
+        keywords = dict(kwargs or {})
         if func is not torch.autograd.grad:
-            return func(*args, **given)
+            return func(*args, **keywords)
         outputs, inputs = (tuple(each) if isinstance(each, (tuple, list)) else (each,) for each in args[:2])
-        if given.get("is_grads_batched"):
+        if keywords.get("is_grads_batched"):
             raise UnknownDerivativeError("is_grads_batched=True is not captured: one call for each row")
-        seeds = given.get("grad_outputs")
+        seeds = keywords.get("grad_outputs")
         seeds = (seeds,) if seeds is None or isinstance(seeds, Tensor) else tuple(seeds)
         seeds = (*seeds, *(None,) * (len(outputs) - len(seeds)))
-        found = torch.ops.halopipe.derivative(list(outputs), list(inputs), list(seeds))
-        return tuple(found if given.get("create_graph") else (each.detach() for each in found))
+        gradients = torch.ops.halopipe.derivative(list(outputs), list(inputs), list(seeds))
+        return tuple(gradients if keywords.get("create_graph") else (each.detach() for each in gradients))
 
 
 class Derivative(Unit):
@@ -70,13 +70,13 @@ class Derivative(Unit):
         """The gradients, with a graph of their own where gradients are enabled."""
         is_trained, num_seeds = torch.is_grad_enabled(), sum(self.seeded)
         with torch.inference_mode(False), torch.enable_grad():
-            known = [_usual(each) for each in arguments]
-            given, seeds = known[: len(known) - num_seeds], iter(known[len(known) - num_seeds :])
+            tensors = [_usual(each) for each in arguments]
+            inputs, seeds = tensors[: len(tensors) - num_seeds], iter(tensors[len(tensors) - num_seeds :])
             for place in self.places:
-                if not given[place].requires_grad:
-                    given[place] = given[place].detach().requires_grad_(True)
-            outputs = self.module(*given)
-            wanted = [given[place] for place in self.places]
+                if not inputs[place].requires_grad:
+                    inputs[place] = inputs[place].detach().requires_grad_(True)
+            outputs = self.module(*inputs)
+            wanted = [inputs[place] for place in self.places]
             own = [next(seeds) if is_seeded else None for is_seeded in self.seeded]
             return list(torch.autograd.grad(outputs, wanted, own, create_graph=is_trained))
 
@@ -105,11 +105,11 @@ def differentiate(graph: fx.Graph) -> list[fx.Node]:
             unread = [each.name for each in inputs if not any(each in part.all_input_nodes for part in own)]
             if unread or not all(each in own for each in outputs):
                 raise UnknownDerivativeError("a value does not depend on what it is differentiated by")
-            inner, copies, given, _ = cut_out(own)
+            inner, copies, sources, _ = cut_out(own)
             inner.output(tuple(copies[each] for each in outputs))
             seeded = [each is not None for each in seeds]
-            node.target = Derivative(inner, [given.index(each) for each in inputs], seeded)
-            node.args = (*given, *(each for each in seeds if each is not None))
+            node.target = Derivative(inner, [sources.index(each) for each in inputs], seeded)
+            node.args = (*sources, *(each for each in seeds if each is not None))
             made.append(node)
     return made
 

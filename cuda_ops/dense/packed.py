@@ -116,8 +116,8 @@ def pad(sequence: Any, batch_first: bool, padding_value: float, total_length: in
     lengths = sequence.lengths.to(places.device)
     is_there = places < lengths.unsqueeze(1) if time else places.unsqueeze(1) < lengths
     is_there = is_there.view(*is_there.shape, *(1 for _ in sequence.padded.shape[2:]))
-    found = torch.where(is_there, sequence.padded, padding_value)
-    return (found if batch_first == sequence.batch_first else found.transpose(0, 1)), sequence.lengths
+    padded = torch.where(is_there, sequence.padded, padding_value)
+    return (padded if batch_first == sequence.batch_first else padded.transpose(0, 1)), sequence.lengths
 
 
 def _of_padded(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -43,12 +43,12 @@ def averaged(batches: Tensor, mean: Tensor, var: Tensor) -> Iterator[tuple[Tenso
 
 def is_averaging(norm: nn.Module) -> bool:
     """Whether a batch norm in training takes the mean over all batches."""
-    found: Any = norm
+    module: Any = norm
     return bool(
-        found.training
-        and found.track_running_stats
-        and found.momentum is None
-        and found.num_batches_tracked is not None
+        module.training
+        and module.track_running_stats
+        and module.momentum is None
+        and module.num_batches_tracked is not None
     )
 
 
@@ -60,8 +60,8 @@ def averages_in_operators() -> Iterator[None]:
 
     def forward(self: Any, input: Tensor) -> Tensor:
         if not is_averaging(self):
-            found: Tensor = original(self, input)
-            return found
+            output: Tensor = original(self, input)
+            return output
         with averaged(self.num_batches_tracked, self.running_mean, self.running_var) as (mean, var):
             return nn.functional.batch_norm(input, mean, var, self.weight, self.bias, True, MOMENTUM, self.eps)
 

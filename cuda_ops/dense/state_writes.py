@@ -24,13 +24,13 @@ _STATISTICS = {
 """Operators that write running statistics, which their schema does not tell, and the argument that says when."""
 
 
-def attributes_behind(graph: fx.Graph, given: Mapping[fx.Node, str] | None = None) -> dict[fx.Node, str]:
+def attributes_behind(graph: fx.Graph, placeholders: Mapping[fx.Node, str] | None = None) -> dict[fx.Node, str]:
     """The parameter, buffer or constant that a node is, is a view of, or has written in place.
 
     Args:
-        given: what placeholders stand for, where that is such a one.
+        placeholders: what placeholders stand for, where that is such a one.
     """
-    behind: dict[fx.Node, str] = dict(given or {})
+    behind: dict[fx.Node, str] = dict(placeholders or {})
     for node in graph.nodes:
         if node.op == "get_attr":
             behind[node] = str(node.target)
@@ -117,11 +117,11 @@ def _writes_inside(
         yield from _writes(each, inside, from_outside)
 
 
-def _dependent(graph: fx.Graph, given: Collection[fx.Node] | None) -> frozenset[fx.Node]:
-    """What depends on ``given``, or on any input, where None."""
-    dependent: set[fx.Node] = set(given or ())
+def _dependent(graph: fx.Graph, sources: Collection[fx.Node] | None) -> frozenset[fx.Node]:
+    """What depends on ``sources``, or on any input, where None."""
+    dependent: set[fx.Node] = set(sources or ())
     for node in graph.nodes:
-        is_given = given is None and node.op == "placeholder"
+        is_given = sources is None and node.op == "placeholder"
         if is_given or any(argument in dependent for argument in node.all_input_nodes):
             dependent.add(node)
     return frozenset(dependent)

@@ -24,14 +24,14 @@ from cuda_ops.dense.operators import define_operator
 
 
 @dataclass(frozen=True, slots=True)
-class TensorAt:
+class TensorArgument:
     """An argument that is a tensor of the call, by its place among them."""
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerAt:
+class IntegerArgument:
     """An argument that is an integer which depends on sizes, by its place among those."""
 
     place: int
@@ -56,21 +56,21 @@ class UserFunction:
     kept: tuple[int, ...] = ()
 
     def __call__(self, tensors: Sequence[Tensor], integers: Sequence[int]) -> list[Tensor]:
-        given = [tensor.clone() if place in self.written else tensor for place, tensor in enumerate(tensors)]
-        returned = apply(self.function, *self.arguments(given, integers))
-        found = returned if isinstance(returned, tuple) else (returned,)
-        return [*(found[place] for place in self.results), *(given[place] for place in self.kept)]
+        operands = [tensor.clone() if place in self.written else tensor for place, tensor in enumerate(tensors)]
+        returned = apply(self.function, *self.arguments(operands, integers))
+        outputs = returned if isinstance(returned, tuple) else (returned,)
+        return [*(outputs[place] for place in self.results), *(operands[place] for place in self.kept)]
 
     def arguments(self, tensors: Sequence[Tensor], integers: Sequence[int]) -> Sequence[Any]:
         """What ``function.apply`` is called with."""
 
         def value(leaf: Any) -> Any:
-            if isinstance(leaf, TensorAt):
+            if isinstance(leaf, TensorArgument):
                 return tensors[leaf.place]
-            return integers[leaf.place] if isinstance(leaf, IntegerAt) else leaf
+            return integers[leaf.place] if isinstance(leaf, IntegerArgument) else leaf
 
-        found: Sequence[Any] = tree_unflatten(map(value, self.leaves), self.structure)
-        return found
+        values: Sequence[Any] = tree_unflatten(map(value, self.leaves), self.structure)
+        return values
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:

@@ -44,7 +44,7 @@ class CannotCompileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class LibrarySources:
     """What a library is made of.
 
     Attributes:
@@ -78,7 +78,7 @@ class Toolchain:
     version: str
     flags: tuple[str, ...]
 
-    def key(self, sources: Sources) -> str:
+    def key(self, sources: LibrarySources) -> str:
         """Hash of all that the library depends on."""
         levels = map("".join, sorted(sources.levels.items()))
         own = [*levels, *sources.flags, *sources.linked, *sources.beside]
@@ -90,7 +90,7 @@ class Toolchain:
         return digest.hexdigest()[:24]
 
 
-def compiled(environment: Mapping[str, str], sources: Sources) -> Path:
+def compiled(environment: Mapping[str, str], sources: LibrarySources) -> Path:
     """The library of these sources for this machine, compiled if the cache folder does not hold it.
 
     Raises:
@@ -125,12 +125,12 @@ def own_folder(folder: Path) -> Path:
 
 def foreign(folder: Path) -> str:
     """Why code from ``folder`` might be somebody else's, or cannot be put there; nothing where neither is so."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         return "it is a link, or no folder"
-    if found.st_uid != os.geteuid():
-        return f"it belongs to user {found.st_uid}, this is user {os.geteuid()}"
-    if stat.S_IMODE(found.st_mode) & 0o022:
+    if status.st_uid != os.geteuid():
+        return f"it belongs to user {status.st_uid}, this is user {os.geteuid()}"
+    if stat.S_IMODE(status.st_mode) & 0o022:
         return "others may write to it"
     return "" if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written"
 
@@ -159,18 +159,18 @@ def remove_own_folders() -> None:
 def _is_own_file(library: Path) -> bool:
     """Whether it is there, and this user's; anything else in its place is removed."""
     try:
-        found = library.lstat()
+        status = library.lstat()
     except FileNotFoundError:
         return False
-    writable = stat.S_IMODE(found.st_mode) & 0o022
-    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not writable:
+    writable = stat.S_IMODE(status.st_mode) & 0o022
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not writable:
         return True
     _LOGGER.warning("%s is compiled anew: it is no file that this user alone could have written", library)
     library.unlink()
     return False
 
 
-def _fill(library: Path, toolchain: Toolchain, sources: Sources) -> None:
+def _fill(library: Path, toolchain: Toolchain, sources: LibrarySources) -> None:
     """Compiles the library into its place, or keeps there what the compiler says."""
     failure = library.with_suffix(".failed")
     _require_no(failure)
@@ -254,7 +254,7 @@ def _find_compiler(environment: Mapping[str, str]) -> str:
     raise CannotCompileError(f"no C++ compiler: {named or ', '.join(_COMPILERS)} not found")
 
 
-def _compile(toolchain: Toolchain, sources: Sources, scratch: Path) -> Path:
+def _compile(toolchain: Toolchain, sources: LibrarySources, scratch: Path) -> Path:
     """One object a source, all at once, then the library."""
     units = sorted(sources.folder.glob("*.cpp"))
     objects = [scratch / f"{unit.stem}.o" for unit in units]

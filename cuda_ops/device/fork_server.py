@@ -131,8 +131,8 @@ def warm(environment: Mapping[str, str], loads: Sequence[str] = CAPTURE) -> None
 
 
 def _paths(environment: Mapping[str, str]) -> list[str]:
-    known = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
-    return list(dict.fromkeys(known))
+    paths = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
+    return list(dict.fromkeys(paths))
 
 
 def _anew(request: int, environment: Mapping[str, str], output: int, files: Sequence[int], path: list[str]) -> Process:
@@ -162,12 +162,12 @@ class _Forked:
 
     Attributes:
         pid: its number.
-        told: where the server writes the exit code.
+        exit_pipe: where the server writes the exit code.
         handle: the process as a file, which signals are sent through.
     """
 
     pid: int
-    told: int
+    exit_pipe: int
     handle: int
     code: int | None = None
 
@@ -194,18 +194,18 @@ class _Forked:
     def _look(self, timeout_s: float | None) -> int | None:
         if self.code is None:
             with selectors.DefaultSelector() as selector:
-                selector.register(self.told, selectors.EVENT_READ)
+                selector.register(self.exit_pipe, selectors.EVENT_READ)
                 if not selector.select(timeout_s):
                     return None
-            said = os.read(self.told, _NUMBER.size)
-            self.code = _NUMBER.unpack(said)[0] if said else _KILLED  # nothing: the server ended, and it with it
-            os.close(self.told)
+            answer = os.read(self.exit_pipe, _NUMBER.size)
+            self.code = _NUMBER.unpack(answer)[0] if answer else _KILLED  # nothing: the server ended, and it with it
+            os.close(self.exit_pipe)
             os.close(self.handle)
         return self.code
 
     def __del__(self) -> None:
         if self.code is None:
-            for file in (self.told, self.handle):
+            for file in (self.exit_pipe, self.handle):
                 with contextlib.suppress(OSError):
                     os.close(file)
 
@@ -233,20 +233,20 @@ class _Server:
 
     def start(self, files: Sequence[int]) -> Process:
         """The process that the request in the first of ``files`` asks for."""
-        told, tells = os.pipe()
+        exit_pipe, tells = os.pipe()
         try:
             with self._lock:
                 socket.send_fds(self._socket, [b"+"], [*files, tells])
-                said, handles, _, _ = socket.recv_fds(self._socket, _NUMBER.size, 1, socket.MSG_CMSG_CLOEXEC)
+                answer, handles, _, _ = socket.recv_fds(self._socket, _NUMBER.size, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError:
-            said, handles = b"", []
+            answer, handles = b"", []
         finally:
             os.close(tells)
         if not handles:
-            os.close(told)
+            os.close(exit_pipe)
             self.end()
             raise EOFError("the server of processes has ended")
-        return _Forked(_NUMBER.unpack(said)[0], told, handles[0])
+        return _Forked(_NUMBER.unpack(answer)[0], exit_pipe, handles[0])
 
     def end(self) -> None:
         """End the server and all its processes."""
@@ -304,10 +304,10 @@ def serve(handle: int, loads: Sequence[str]) -> None:
             for key, _ in selector.select():
                 if key.fileobj is link:
                     try:
-                        said, files, _, _ = socket.recv_fds(link, 1, _MOST_FILES)
+                        request, files, _, _ = socket.recv_fds(link, 1, _MOST_FILES)
                     except OSError:  # it ended before it had read an answer
-                        said = b""
-                    if not said:
+                        request = b""
+                    if not request:
                         _end(ends, left)
                     pid, tells = _fork(files, left, [link.fileno(), *(file for file, _ in ends.values()), *ends])
                     watched = os.pidfd_open(pid)
@@ -390,8 +390,8 @@ def _load(modules: Sequence[str]) -> None:
 def _read(request: int) -> dict[str, Any]:
     os.lseek(request, 0, os.SEEK_SET)
     with open(request, "rb", closefd=False) as file:
-        found: dict[str, Any] = json.loads(file.read())
-    return found
+        fields: dict[str, Any] = json.loads(file.read())
+    return fields
 
 
 def _call(wanted: Mapping[str, Any], files: Sequence[int]) -> None:

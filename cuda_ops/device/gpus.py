@@ -60,12 +60,12 @@ def gpu_descriptions() -> tuple[GpuDescription, ...]:
     """
     import torch
 
-    found = []
+    gpus = []
     for index in range(num_gpus()):
         properties = torch.cuda.get_device_properties(index)
         free_bytes, _ = torch.cuda.mem_get_info(index)
-        found.append(GpuDescription(properties.name, free_bytes, properties.total_memory))
-    return tuple(found)
+        gpus.append(GpuDescription(properties.name, free_bytes, properties.total_memory))
+    return tuple(gpus)
 
 
 def gpu_clocks(index: int) -> Mapping[str, float]:
@@ -90,6 +90,6 @@ def gpu_clocks(index: int) -> Mapping[str, float]:
 
 def parse_clocks(answer: str) -> dict[str, float]:
     """Hertz by name, of nvidia-smi's answer in megahertz: ``1980, 3201``; what it does not know is left out."""
-    words = [word.strip() for word in answer.strip().partition("\n")[0].split(",")]
-    numbers = zip(("sm", "memory"), words, strict=False)
+    columns = [word.strip() for word in answer.strip().partition("\n")[0].split(",")]
+    numbers = zip(("sm", "memory"), columns, strict=False)
     return {name: _MEGA * float(word) for name, word in numbers if word.replace(".", "", 1).isdigit()}

@@ -189,15 +189,15 @@ def _processor() -> str:
 
 def available_bytes() -> int:
     """The smaller of what the machine has available and what the control group still allows."""
-    found = []
+    amounts = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
+                amounts.append(int(line.split()[1]) * 1024)
     with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
         group = Path("/sys/fs/cgroup")
         limit = int((group / "memory.max").read_text(encoding="utf-8"))
-        found.append(max(0, limit - int((group / "memory.current").read_text(encoding="utf-8"))))
-    if not found:
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return min(found)
+        amounts.append(max(0, limit - int((group / "memory.current").read_text(encoding="utf-8"))))
+    if not amounts:
+        amounts.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(amounts)

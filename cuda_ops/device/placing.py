@@ -32,11 +32,11 @@ def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
             node.args = (device.type, *node.args[1:])
         if isinstance(node.target, Unit):
             node.target = node.target.changed(lambda each: _placed(each, device))
-    found = fx.GraphModule(module, graph)
+    placed = fx.GraphModule(module, graph)
     for name, inner in module.named_modules():
-        if name and isinstance(inner, fx.GraphModule) and _has(found, name):  # of operators that call a graph
-            found.set_submodule(name, on_device(inner, device))
-    return found
+        if name and isinstance(inner, fx.GraphModule) and _has(placed, name):  # of operators that call a graph
+            placed.set_submodule(name, on_device(inner, device))
+    return placed
 
 
 def move(tensors: Iterable[Tensor], device: torch.device) -> None:
@@ -52,10 +52,10 @@ def move(tensors: Iterable[Tensor], device: torch.device) -> None:
 
 def tensors_of(*held: Tensor | fx.GraphModule) -> tuple[Tensor, ...]:
     """Tensors themselves, and the parameters and buffers of captured graphs, constants included."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for each in held:
-        found += (each,) if isinstance(each, Tensor) else (*each.parameters(), *each.buffers())
-    return tuple(found)
+        tensors += (each,) if isinstance(each, Tensor) else (*each.parameters(), *each.buffers())
+    return tuple(tensors)
 
 
 def _placed(argument: Any, device: torch.device) -> Any:

@@ -13,6 +13,6 @@ from torch's allocator (counted), products of matrices of MKL and oneDNN from ma
 
 from __future__ import annotations
 
-from cuda_ops.memory.counter import Counter, MemoryMeter, available, counting, install, meter_of
+from cuda_ops.memory.counter import MemoryCounter, MemoryMeter, available, counting, install, meter_of
 
-__all__ = ["Counter", "MemoryMeter", "available", "counting", "install", "meter_of"]
+__all__ = ["MemoryCounter", "MemoryMeter", "available", "counting", "install", "meter_of"]

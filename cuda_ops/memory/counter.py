@@ -12,12 +12,12 @@ from typing import Protocol
 
 import torch
 
-from cuda_ops.device.compiling import CannotCompileError, Sources, compiled
+from cuda_ops.device.compiling import CannotCompileError, LibrarySources, compiled
 
 __all__ = [
-    "Counter",
     "CpuMeter",
     "CudaMeter",
+    "MemoryCounter",
     "MemoryMeter",
     "available",
     "charge_address",
@@ -31,7 +31,7 @@ _PREFIX = "halopipe_memory_"
 _INSTALLED: list[int] = []
 
 
-class Counter:
+class MemoryCounter:
     """What this process's tensors take; threads share it, a forked child goes on from what its parent had."""
 
     def __init__(self, loaded: ctypes.CDLL) -> None:
@@ -84,7 +84,7 @@ def available() -> str:
     return _library()[1]
 
 
-def install() -> Counter:
+def install() -> MemoryCounter:
     """Counts, for the rest of this process, the tensors made from now on; may be called again.
 
     Call it while no other thread allocates.
@@ -104,7 +104,7 @@ def charge_address() -> int | None:
 
 
 @contextlib.contextmanager
-def counting(limit_bytes: int | None = None) -> Iterator[Counter]:
+def counting(limit_bytes: int | None = None) -> Iterator[MemoryCounter]:
     """A counter whose peak starts at what is in use; at the end there is no limit.
 
     Raises:
@@ -139,7 +139,7 @@ class MemoryMeter(Protocol):
 class CpuMeter:
     """Of the counting allocator."""
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, counter: MemoryCounter) -> None:
         self._counter = counter
 
     @property
@@ -205,21 +205,21 @@ def _library() -> tuple[Path | None, str]:
 
 
 @functools.cache
-def _installed(path: Path) -> Counter:
+def _installed(path: Path) -> MemoryCounter:
     try:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         raise CannotCompileError(f"{path} cannot be loaded: {error}") from error
     getattr(loaded, _PREFIX + "install")()
     _INSTALLED[:] = [ctypes.cast(getattr(loaded, _PREFIX + "charge"), ctypes.c_void_p).value or 0]
-    return Counter(loaded)
+    return MemoryCounter(loaded)
 
 
-def _sources() -> Sources:
+def _sources() -> LibrarySources:
     """Made against the headers of this torch's core library, and for it alone."""
     home = Path(torch.__file__).parent
     abi = int(torch.compiled_with_cxx11_abi())
-    return Sources(
+    return LibrarySources(
         "memory",
         Path(__file__).parent / "source",
         flags=(f"-I{home / 'include'}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),

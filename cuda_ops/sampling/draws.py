@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cuda_ops.device.compiling import CannotCompileError, Sources, compiled
+from cuda_ops.device.compiling import CannotCompileError, LibrarySources, compiled
 from cuda_ops.sampling.graph import GraphError, NodeGraph
 
 _LOGGER = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ z >> np.uint64(31)
 
 
-class Draws(Protocol):
+class NeighbourDraws(Protocol):
     """How neighbours are drawn, and what was drawn becomes rows."""
 
     def sample(self, graph: NodeGraph, nodes: Ints, fanout: int, base: int, *, with_self: bool) -> tuple[Ints, Ints]:
@@ -60,8 +60,8 @@ class Draws(Protocol):
         """
         ...
 
-    def relabel(self, graph: NodeGraph, targets: Ints, found: Ints) -> tuple[Ints, Ints, Ints]:
-        """The distinct nodes, those of ``targets`` first, and the rows of ``targets`` and ``found`` among them."""
+    def relabel(self, graph: NodeGraph, targets: Ints, sampled: Ints) -> tuple[Ints, Ints, Ints]:
+        """The distinct nodes, those of ``targets`` first, and the rows of ``targets`` and ``sampled`` among them."""
         ...
 
     def gather(self, values: NDArray[Any], nodes: Ints) -> NDArray[Any]:
@@ -73,14 +73,14 @@ class PlainDraws:
     """In numpy."""
 
     def sample(self, graph: NodeGraph, nodes: Ints, fanout: int, base: int, *, with_self: bool) -> tuple[Ints, Ints]:
-        """See :class:`Draws`."""
+        """See :class:`NeighbourDraws`."""
         first, degrees = graph.starts[nodes], graph.starts[nodes + 1] - graph.starts[nodes]
-        taken = degrees if fanout < 0 else np.minimum(degrees, fanout)
-        counts = taken + with_self
+        num_sampled = degrees if fanout < 0 else np.minimum(degrees, fanout)
+        counts = num_sampled + with_self
         begins = np.cumsum(counts) - counts
         owner = np.repeat(np.arange(len(nodes)), counts)
         place = np.arange(len(owner)) - begins[owner]
-        many = degrees > taken
+        many = degrees > num_sampled
         if many.any():
             keys = _mixed(np.uint64(base) + nodes[many].astype(np.uint64))
             chosen = np.full((len(keys), fanout), -1, np.int64)
@@ -90,18 +90,18 @@ class PlainDraws:
                 drawn_places = (drawn * bound >> np.uint64(32)).astype(np.int64)
                 is_taken = (chosen[:, :number] == drawn_places[:, None]).any(1)
                 chosen[:, number] = np.where(is_taken, bound.astype(np.int64) - 1, drawn_places)
-            inside = many[owner] & (place < taken[owner])
+            inside = many[owner] & (place < num_sampled[owner])
             place[inside] = chosen.ravel()
         is_self = np.zeros(len(owner), np.bool_)
         if with_self:
             is_self[begins + counts - 1] = True
         at = np.where(is_self, 0, first[owner] + place)
-        found = graph.neighbours[at].astype(np.int64) if len(graph.neighbours) else np.zeros(len(owner), np.int64)
-        return counts, np.where(is_self, nodes[owner], found)
+        neighbours = graph.neighbours[at].astype(np.int64) if len(graph.neighbours) else np.zeros(len(owner), np.int64)
+        return counts, np.where(is_self, nodes[owner], neighbours)
 
-    def relabel(self, graph: NodeGraph, targets: Ints, found: Ints) -> tuple[Ints, Ints, Ints]:
-        """See :class:`Draws`."""
-        both = np.concatenate([targets, found])
+    def relabel(self, graph: NodeGraph, targets: Ints, sampled: Ints) -> tuple[Ints, Ints, Ints]:
+        """See :class:`NeighbourDraws`."""
+        both = np.concatenate([targets, sampled])
         values, first, inverse = np.unique(both, return_index=True, return_inverse=True)
         order = np.argsort(first, kind="stable")
         rank = np.empty_like(order)
@@ -110,7 +110,7 @@ class PlainDraws:
         return values[order], rows[: len(targets)], rows[len(targets) :]
 
     def gather(self, values: NDArray[Any], nodes: Ints) -> NDArray[Any]:
-        """See :class:`Draws`."""
+        """See :class:`NeighbourDraws`."""
         return np.asarray(values[nodes])
 
 
@@ -131,11 +131,11 @@ class CompiledDraws:
         self._gather.restype, self._gather.argtypes = None, (pointer, pointer, number, number, pointer)
 
     def sample(self, graph: NodeGraph, nodes: Ints, fanout: int, base: int, *, with_self: bool) -> tuple[Ints, Ints]:
-        """See :class:`Draws`."""
+        """See :class:`NeighbourDraws`."""
         nodes = np.ascontiguousarray(nodes)
         most = fanout * len(nodes) if fanout >= 0 else int((graph.starts[nodes + 1] - graph.starts[nodes]).sum())
         counts = np.empty(len(nodes), np.int64)
-        found = np.empty(most + with_self * len(nodes), np.int64)
+        neighbours = np.empty(most + with_self * len(nodes), np.int64)
         total = self._sample(
             graph.starts.ctypes.data,
             graph.neighbours.ctypes.data,
@@ -147,23 +147,23 @@ class CompiledDraws:
             with_self,
             base,
             counts.ctypes.data,
-            found.ctypes.data,
+            neighbours.ctypes.data,
         )
         if total < 0:
             raise GraphError("starts or neighbours of the graph point outside of it: its files are damaged")
-        return counts, found[:total]
+        return counts, neighbours[:total]
 
-    def relabel(self, graph: NodeGraph, targets: Ints, found: Ints) -> tuple[Ints, Ints, Ints]:
-        """See :class:`Draws`."""
-        targets, found = np.ascontiguousarray(targets), np.ascontiguousarray(found)
-        nodes = np.empty(len(targets) + len(found), np.int64)
-        target_rows, rows = np.empty(len(targets), np.int64), np.empty(len(found), np.int64)
+    def relabel(self, graph: NodeGraph, targets: Ints, sampled: Ints) -> tuple[Ints, Ints, Ints]:
+        """See :class:`NeighbourDraws`."""
+        targets, sampled = np.ascontiguousarray(targets), np.ascontiguousarray(sampled)
+        nodes = np.empty(len(targets) + len(sampled), np.int64)
+        target_rows, rows = np.empty(len(targets), np.int64), np.empty(len(sampled), np.int64)
         table = self._table(graph.num_nodes)
         size = self._relabel(
             targets.ctypes.data,
             len(targets),
-            found.ctypes.data,
-            len(found),
+            sampled.ctypes.data,
+            len(sampled),
             table.ctypes.data,
             nodes.ctypes.data,
             target_rows.ctypes.data,
@@ -173,27 +173,27 @@ class CompiledDraws:
 
     def _table(self, nodes: int) -> NDArray[np.int32]:
         """-1 for each node, which every call leaves as it was; one a thread."""
-        found: NDArray[np.int32] | None = getattr(self._own, "table", None)
-        if found is None or len(found) < nodes:
-            found = self._own.table = np.full(nodes, -1, np.int32)
-        return found
+        table: NDArray[np.int32] | None = getattr(self._own, "table", None)
+        if table is None or len(table) < nodes:
+            table = self._own.table = np.full(nodes, -1, np.int32)
+        return table
 
     def gather(self, values: NDArray[Any], nodes: Ints) -> NDArray[Any]:
-        """See :class:`Draws`."""
+        """See :class:`NeighbourDraws`."""
         if not values.flags.c_contiguous:
             return np.asarray(values[nodes])
         nodes = np.ascontiguousarray(nodes)
-        found = np.empty((len(nodes), *values.shape[1:]), values.dtype)
+        gathered = np.empty((len(nodes), *values.shape[1:]), values.dtype)
         width = values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
-        self._gather(values.ctypes.data, nodes.ctypes.data, len(nodes), width, found.ctypes.data)
-        return found
+        self._gather(values.ctypes.data, nodes.ctypes.data, len(nodes), width, gathered.ctypes.data)
+        return gathered
 
 
 @functools.cache
-def fastest() -> Draws:
+def fastest() -> NeighbourDraws:
     """Compiled, at first use; plain where that cannot be, which is said once."""
     try:
-        sources = Sources("sampling", Path(__file__).parent / "source", levels={"sampling": "-O3"})
+        sources = LibrarySources("sampling", Path(__file__).parent / "source", levels={"sampling": "-O3"})
         return CompiledDraws(ctypes.CDLL(str(compiled(dict(os.environ), sources))))
     except (CannotCompileError, OSError) as error:
         _LOGGER.warning("neighbours are sampled in numpy: %s", error)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sampling.graph import GraphError
-from cuda_ops.sampling.sampler import Block, Levels, NeighbourSampler, joined
+from cuda_ops.sampling.sampler import Block, NeighbourSampler, SampledLevels, joined
 from cuda_ops.sparse.recipe import PreparedNetwork
 
 SITES = "sites"
@@ -71,18 +71,18 @@ class SampledPreparation:
     @property
     def varying(self) -> dict[str, list[tuple[str, int]]]:
         """By the name of a size, the (tensor, dim) pairs that have it."""
-        found = {SITES: [("features", 0)]}
-        found |= {f"{SITES}_{level}": [(f"targets_{level}", 0)] for level in range(1, self.num_layers)}
-        return found | {f"{SITES}_edges_{layer}": [(f"edges_{layer}", 1)] for layer in range(1, self.num_layers + 1)}
+        by_size = {SITES: [("features", 0)]}
+        by_size |= {f"{SITES}_{level}": [(f"targets_{level}", 0)] for level in range(1, self.num_layers)}
+        return by_size | {f"{SITES}_edges_{layer}": [(f"edges_{layer}", 1)] for layer in range(1, self.num_layers + 1)}
 
-    def sizes(self, levels: Levels) -> dict[str, int]:
+    def sizes(self, levels: SampledLevels) -> dict[str, int]:
         """By name, of what was sampled."""
         return {
             word: levels.sizes[at] if isinstance(at, int) else levels.blocks[at[0] - 1][0].shape[1]
             for word, at in self.words().items()
         }
 
-    def tensor(self, levels: Levels, name: str) -> Tensor:
+    def tensor(self, levels: SampledLevels, name: str) -> Tensor:
         """A prepared input of what was sampled."""
         what, _, number = name.rpartition("_")
         if name == "features":
@@ -137,6 +137,6 @@ class PreparedGraphNetwork(PreparedNetwork):
 
     def forward(self, seed_rows: Tensor, features: Tensor, *blocks: Tensor) -> Any:
         """See the class."""
-        given = (*blocks, seed_rows)
-        pairs = zip(given[::2], given[1::2], strict=True)
+        flat = (*blocks, seed_rows)
+        pairs = zip(flat[::2], flat[1::2], strict=True)
         return self.user_module(features, [Block(edge_index, targets) for edge_index, targets in pairs])

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cuda_ops.sampling.draws import Draws, Ints, base_of, fastest
+from cuda_ops.sampling.draws import Ints, NeighbourDraws, base_of, fastest
 from cuda_ops.sampling.graph import GraphError, NodeGraph
 
 _WORK_UNIT = 16  # parts of an edge, in which work is counted
@@ -58,7 +58,7 @@ class NeighbourSampler:
     fanouts: tuple[int, ...]
     seed: int = 0
     self_loops: bool = False
-    draws: Draws | None = None
+    draws: NeighbourDraws | None = None
 
     def __post_init__(self) -> None:
         if not self.fanouts or any(fanout == 0 or fanout < -1 for fanout in self.fanouts):
@@ -67,7 +67,7 @@ class NeighbourSampler:
     def __reduce__(self) -> tuple[Any, ...]:
         return NeighbourSampler, (self.graph, tuple(self.fanouts), self.seed, self.self_loops)
 
-    def levels(self, seeds: Ints, draw: int) -> Levels:
+    def levels(self, seeds: Ints, draw: int) -> SampledLevels:
         """The blocks of ``seeds`` (samples,) in the draw of that number.
 
         Raises:
@@ -79,12 +79,12 @@ class NeighbourSampler:
         sizes = [len(targets)]
         for layer in reversed(range(len(self.fanouts))):
             base = base_of(self.seed, draw, layer)
-            counts, found = draws.sample(self.graph, targets, self.fanouts[layer], base, with_self=self.self_loops)
-            nodes, own, rows = draws.relabel(self.graph, targets, found)
+            counts, sampled = draws.sample(self.graph, targets, self.fanouts[layer], base, with_self=self.self_loops)
+            nodes, own, rows = draws.relabel(self.graph, targets, sampled)
             blocks.append((np.stack([rows, np.repeat(np.arange(len(targets)), counts)]), own))
             targets = nodes
             sizes.append(len(nodes))
-        return Levels(targets, tuple(reversed(blocks)), tuple(reversed(sizes)))
+        return SampledLevels(targets, tuple(reversed(blocks)), tuple(reversed(sizes)))
 
     def sample(self, seeds: Tensor | Sequence[int], draw: int = 0) -> SampledGraph:
         """The blocks and features of ``seeds``, as one batch."""
@@ -125,16 +125,16 @@ def _work(graph: NodeGraph, fanouts: tuple[int, ...], self_loops: bool) -> Ints:
     edges = np.zeros(graph.num_nodes)
     has_some = degrees > 0
     for fanout in fanouts:
-        taken = degrees if fanout < 0 else np.minimum(degrees, fanout)
+        num_sampled = degrees if fanout < 0 else np.minimum(degrees, fanout)
         mean = np.zeros(graph.num_nodes)
         sums = np.add.reduceat(np.append(edges[graph.neighbours], 0.0), graph.starts[:-1])
         mean[has_some] = sums[has_some] / degrees[has_some]
-        edges = taken * (1 + mean) + edges + self_loops
+        edges = num_sampled * (1 + mean) + edges + self_loops
     return np.maximum(1, np.rint(edges * _WORK_UNIT)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Levels:
+class SampledLevels:
     """What was sampled, as arrays.
 
     Attributes:
@@ -153,7 +153,7 @@ class Levels:
         return sum(edges.shape[1] for edges, _ in self.blocks)
 
 
-def joined(parts: Sequence[Levels]) -> Levels:
+def joined(parts: Sequence[SampledLevels]) -> SampledLevels:
     """Several side by side: rows of a level are those of the first part, then those of the next."""
     if len(parts) == 1:
         return parts[0]
@@ -164,7 +164,7 @@ def joined(parts: Sequence[Levels]) -> Levels:
         edges = [part.blocks[layer][0] + at[layer : layer + 2, None] for part, at in zip(parts, before, strict=True)]
         own = [part.blocks[layer][1] + at[layer] for part, at in zip(parts, before, strict=True)]
         blocks.append((np.concatenate(edges, 1), np.concatenate(own)))
-    return Levels(np.concatenate([part.nodes for part in parts]), tuple(blocks), tuple(sizes.sum(0).tolist()))
+    return SampledLevels(np.concatenate([part.nodes for part in parts]), tuple(blocks), tuple(sizes.sum(0).tolist()))
 
 
 class SampledGraph:

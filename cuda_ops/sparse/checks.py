@@ -36,7 +36,7 @@ class _Reference(Protocol):
 _reference: Callable[[torch.UntypedStorage], _Reference] = StorageWeakRef
 
 
-class Seen:
+class CheckedTensors:
     """What was found right of tensors that nobody has written to since.
 
     A tensor is known by its memory, which is held weakly: an address that is used again is another one.  torch counts
@@ -44,24 +44,24 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Hashable, ...], _Reference] = {}
+        self._noted: dict[tuple[Hashable, ...], _Reference] = {}
 
     def has(self, tensor: Tensor, what: Hashable) -> bool:
         """Whether ``what`` was noted of these very numbers."""
         if not _is_counted(tensor):
             return False
-        found = self._known.get(_key(tensor, what))
-        return found is not None and not found.expired()
+        noted = self._noted.get(_key(tensor, what))
+        return noted is not None and not noted.expired()
 
     def note(self, tensor: Tensor, what: Hashable) -> None:
         """``what`` is right of the tensor as it is now."""
         if not _is_counted(tensor) or torch.compiler.is_compiling():
             return
-        if len(self._known) >= _MOST:
-            self._known = {key: each for key, each in self._known.items() if not each.expired()}
-            if len(self._known) >= _MOST:
-                self._known.clear()
-        self._known[_key(tensor, what)] = _reference(tensor.untyped_storage())
+        if len(self._noted) >= _MOST:
+            self._noted = {key: each for key, each in self._noted.items() if not each.expired()}
+            if len(self._noted) >= _MOST:
+                self._noted.clear()
+        self._noted[_key(tensor, what)] = _reference(tensor.untyped_storage())
 
 
 def _is_counted(tensor: Tensor) -> bool:
@@ -78,12 +78,12 @@ _ENTRIES = "entries of a map (offsets times rows)"
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _WIDEST = 1 << COORDINATE_BITS
 """Of a kernel, stride or dilation: beyond it no two coordinates are apart."""
-_SEEN = Seen()
+_SEEN = CheckedTensors()
 
 
-def _agree(what: str, where: str, found: object, expected: object, remedy: str) -> None:
-    if found != expected:
-        raise SparseInputError(what, where=where, found=found, expected=expected, remedy=remedy)
+def _agree(what: str, where: str, actual: object, expected: object, remedy: str) -> None:
+    if actual != expected:
+        raise SparseInputError(what, where=where, actual=actual, expected=expected, remedy=remedy)
 
 
 def _floats(where: str, *tensors: Tensor) -> None:
@@ -93,7 +93,7 @@ def _floats(where: str, *tensors: Tensor) -> None:
         raise SparseInputError(
             "dtype of features",
             where=where,
-            found=first.dtype,
+            actual=first.dtype,
             expected=" or ".join(map(str, FLOATS)),
             remedy="convert the features with .float()",
         )
@@ -120,7 +120,7 @@ def _indices(where: str, like: Tensor, dtypes: Sequence[torch.dtype], dims: int,
             raise SparseInputError(
                 "dtype of indices",
                 where=where,
-                found=tensor.dtype,
+                actual=tensor.dtype,
                 expected=" or ".join(map(str, dtypes)),
                 remedy="convert them with .to",
             )
@@ -136,7 +136,7 @@ def _within(where: str, name: str, indices: Tensor, lowest: int, rows: int) -> N
         raise SparseInputError(
             f"index out of range in {name}",
             where=where,
-            found=f"{least}..{most}",
+            actual=f"{least}..{most}",
             expected=f"{lowest}..{rows - 1}",
             remedy="take the map of these very tensors" + ("; -1 stands for an absent row" if lowest else ""),
         )
@@ -155,7 +155,7 @@ def _ascending(where: str, name: str, keys: Tensor) -> None:
         raise SparseInputError(
             f"key in row {row} of {name}",
             where=where,
-            found=int(keys[row]),
+            actual=int(keys[row]),
             expected=f"above {int(keys[row - 1]) if row else -1}",
             remedy="make site sets with sorted_sites",
         )
@@ -188,7 +188,7 @@ def _step(where: str, keys: Tensor, kernel: Triple, stride: Triple, dilation: Tr
         check_triple(values, name, where)
         if max(values) > _WIDEST:
             raise SparseInputError(
-                name, where=where, found=list(values), expected=f"at most {_WIDEST}", remedy="coordinates lie closer"
+                name, where=where, actual=list(values), expected=f"at most {_WIDEST}", remedy="coordinates lie closer"
             )
     check_rows(prod(kernel), where, "offsets of the kernel")
 
@@ -284,7 +284,7 @@ def _require_runs(where: str, starts: Tensor, lengths: Tensor, rows: int) -> Non
         raise SparseInputError(
             "last row of a segment",
             where=where,
-            found=int(ends.max()) - 1,
+            actual=int(ends.max()) - 1,
             expected=f"at most {rows - 1}",
             remedy="starts and lengths count the rows of these very features",
         )
@@ -294,7 +294,7 @@ def _require_runs(where: str, starts: Tensor, lengths: Tensor, rows: int) -> Non
         raise SparseInputError(
             "segments that share rows",
             where=where,
-            found=f"rows {int(firsts[place])}..{int(ends[place]) - 1} and from {int(firsts[place + 1])} on",
+            actual=f"rows {int(firsts[place])}..{int(ends[place]) - 1} and from {int(firsts[place + 1])} on",
             expected="disjoint segments",
             remedy="give each row to one segment",
         )
@@ -358,7 +358,7 @@ def _rows_of(where: str, x: Tensor, index: Tensor) -> None:
     _strided(where, x)
     if not x.ndim:
         raise SparseInputError(
-            "number of dimensions", where=where, found=0, expected="at least 1", remedy="give a tensor with rows"
+            "number of dimensions", where=where, actual=0, expected="at least 1", remedy="give a tensor with rows"
         )
     _indices(where, x, (torch.int32, torch.int64), 1, index)
     _within(where, "index", index, 0, x.shape[0])
@@ -379,7 +379,7 @@ def _boxes(where: str, x: Tensor, boxes: Sequence[int]) -> int:
     if not per_box or len(boxes) % per_box:
         remedy = "give start and stop of every dimension, box after box"
         raise SparseInputError(
-            "numbers of boxes", where=where, found=len(boxes), expected=f"a multiple of {per_box}", remedy=remedy
+            "numbers of boxes", where=where, actual=len(boxes), expected=f"a multiple of {per_box}", remedy=remedy
         )
     elements = 0
     for first in range(0, len(boxes), per_box):
@@ -390,7 +390,7 @@ def _boxes(where: str, x: Tensor, boxes: Sequence[int]) -> int:
                 raise SparseInputError(
                     f"box {first // per_box} along dimension {dim}",
                     where=where,
-                    found=f"{start}..{stop}",
+                    actual=f"{start}..{stop}",
                     expected=f"within 0..{extent}",
                     remedy="cut the box to the tensor",
                 )
@@ -422,7 +422,7 @@ def _require_disjoint(boxes: Sequence[int], dims: int) -> None:
             raise SparseInputError(
                 f"boxes {i} and {j} overlap",
                 where="unpack_boxes",
-                found=f"{one} and {other}",
+                actual=f"{one} and {other}",
                 expected="disjoint boxes",
                 remedy="cut one of them, or add",
             )

@@ -50,8 +50,8 @@ def chosen(device: str) -> str:
 @functools.cache
 def _implementation(name: str, device: str, forced: str) -> Callable[..., Any]:
     _, functions = _chosen(device, forced)
-    found: Callable[..., Any] | None = getattr(functions, name, None)
-    return found or getattr(reference, name)
+    function: Callable[..., Any] | None = getattr(functions, name, None)
+    return function or getattr(reference, name)
 
 
 @functools.cache
@@ -72,8 +72,8 @@ def _forced(device: str, name: str) -> Any:
     if name == "torch":
         return reference
     if name not in _REMEDIES:
-        known = ", ".join(("torch", *_REMEDIES))
-        raise SparseImplementationError(f"{VARIABLE}={name}: there are {known}")
+        names = ", ".join(("torch", *_REMEDIES))
+        raise SparseImplementationError(f"{VARIABLE}={name}: there are {names}")
     interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     if device != _DEVICES.get(name, device) and not interpreted:
         raise SparseImplementationError(
@@ -87,5 +87,5 @@ def _forced(device: str, name: str) -> Any:
 
 @functools.cache
 def _loaded(name: str) -> SimpleNamespace | None:
-    found: SimpleNamespace | None = _MODULES[name].load()
-    return found
+    functions: SimpleNamespace | None = _MODULES[name].load()
+    return functions

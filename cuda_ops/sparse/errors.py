@@ -13,14 +13,14 @@ class SparseInputError(ValueError):
     Attributes:
         what: is wrong, in a few words.
         where: the operator or function that was called.
-        found: the number (or shape, or dtype) that was met.
+        actual: the number (or shape, or dtype) that was met.
         expected: the one that it disagrees with.
         remedy: what to do about it.
     """
 
-    def __init__(self, what: str, *, where: str, found: object, expected: object, remedy: str) -> None:
-        super().__init__(f"{where}: {what}: found {found}, expected {expected}; {remedy}")
-        self.what, self.where, self.found, self.expected, self.remedy = what, where, found, expected, remedy
+    def __init__(self, what: str, *, where: str, actual: object, expected: object, remedy: str) -> None:
+        super().__init__(f"{where}: {what}: found {actual}, expected {expected}; {remedy}")
+        self.what, self.where, self.found, self.expected, self.remedy = what, where, actual, expected, remedy
 
 
 class SparseImplementationError(RuntimeError):

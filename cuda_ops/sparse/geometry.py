@@ -30,7 +30,7 @@ Bounds = tuple[Bound, Bound, Bound]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RouteStep:
     """From one site set to the next.
 
     Attributes:
@@ -66,7 +66,7 @@ class Step:
         )
 
 
-Route = tuple[Step, ...]
+Route = tuple[RouteStep, ...]
 """The steps from the input's site set to another; () is the input's own."""
 
 
@@ -226,12 +226,12 @@ class BuiltGeometry:
 
     def keys(self, route: Route) -> Tensor:
         """int64 (sites,), ascending."""
-        found = self._keys.get(route)
-        if found is None:
-            found = self._keys[route] = self._after(self.keys(route[:-1]), route[-1])
-        return found
+        cached = self._keys.get(route)
+        if cached is None:
+            cached = self._keys[route] = self._after(self.keys(route[:-1]), route[-1])
+        return cached
 
-    def _after(self, before: Tensor, step: Step) -> Tensor:
+    def _after(self, before: Tensor, step: RouteStep) -> Tensor:
         if step.kind == "strided":
             return operators.strided_sites(before, step.kernel, step.stride, step.dilation)
         if step.kind == "generated":
@@ -253,26 +253,26 @@ class BuiltGeometry:
         return keys.unpack(self.keys(route))
 
     def map(self, spec: MapSpec) -> KernelMap:
-        found = self._maps.get(spec)
-        if found is None:
+        cached = self._maps.get(spec)
+        if cached is None:
             source, target = self.keys(spec.source), _anchored(self.keys(spec.target), spec)
             how = spec.kernel, spec.stride, spec.dilation, spec.transposed
             neighbours = operators.kernel_map(source, target, *how)
             reverse = neighbours.flip(0) if _is_mirrored(spec) else operators.reversed_map(neighbours, source.shape[0])
-            found = self._maps[spec] = KernelMap(neighbours, reverse)
-        return found
+            cached = self._maps[spec] = KernelMap(neighbours, reverse)
+        return cached
 
     def segments(self, route: Route) -> Segments:
-        found = self._segments.get(route)
-        if found is None:
-            found = self._segments[route] = _segments(self.keys(route), self._num_samples)
-        return found
+        cached = self._segments.get(route)
+        if cached is None:
+            cached = self._segments[route] = _segments(self.keys(route), self._num_samples)
+        return cached
 
     def cells(self, grid: Grid) -> Tensor:
-        found = self._cells.get(grid)
-        if found is None:
-            found = self._cells[grid] = _cells(self.keys(grid.route), grid)
-        return found
+        cached = self._cells.get(grid)
+        if cached is None:
+            cached = self._cells[grid] = _cells(self.keys(grid.route), grid)
+        return cached
 
 
 def geometry_of(coordinates: Tensor, num_samples: int | None = None) -> tuple[BuiltGeometry, Tensor]:
@@ -288,12 +288,12 @@ def geometry_of(coordinates: Tensor, num_samples: int | None = None) -> tuple[Bu
     Raises:
         SparseInputError: coordinates are out of range or occur twice, or a batch index is not below ``num_samples``.
     """
-    found, order = operators.sorted_sites(coordinates)
+    keys, order = operators.sorted_sites(coordinates)
     if num_samples is None:
         num_samples = int(coordinates[:, 0].max()) + 1 if len(coordinates) else 1
     elif not torch.compiler.is_compiling():  # a number of samples that is a symbol is not looked at
-        _require_samples(found, num_samples)
-    return BuiltGeometry(found, num_samples), order
+        _require_samples(keys, num_samples)
+    return BuiltGeometry(keys, num_samples), order
 
 
 def stride_of(route: Route) -> Triple:
@@ -328,14 +328,14 @@ def _within(sorted_keys: Tensor, bounds: Bounds) -> Tensor:
     return inside
 
 
-def _require_within(sorted_keys: Tensor, step: Step) -> None:
+def _require_within(sorted_keys: Tensor, step: RouteStep) -> None:
     outside = sorted_keys[~_within(sorted_keys, step.bounds)]
     if len(outside):
         first, end = step.bounds[step.axis] or (0, 0)
         raise SparseInputError(
             f"{len(outside)} sites outside the column that is flattened",
             where=f"along {'xyz'[step.axis]}",
-            found=keys.unpack(outside[:1])[0, 1:].tolist(),
+            actual=keys.unpack(outside[:1])[0, 1:].tolist(),
             expected=f"{first}..{end - 1} along {'xyz'[step.axis]}",
             remedy="crop the cloud (SparseCrop), or give a larger extent",
         )
@@ -362,7 +362,7 @@ def _cells(sorted_keys: Tensor, grid: Grid) -> Tensor:
             raise SparseInputError(
                 f"{int(outside.sum())} sites outside the grid",
                 where="to_dense",
-                found=places[outside][0].tolist(),
+                actual=places[outside][0].tolist(),
                 expected=f"below {list(grid.shape)} and not negative, from the origin on",
                 remedy="give a larger shape or another origin, or crop the cloud (SparseCrop)",
             )
@@ -382,7 +382,7 @@ def _require_samples(sorted_keys: Tensor, num_samples: int) -> None:
         raise SparseInputError(
             "number of samples",
             where="SparseTensor",
-            found=num_samples,
+            actual=num_samples,
             expected=f"{last + 1} to {keys.MAX_BATCHES}",
             remedy="give as many samples as the batch has clouds, empty ones counted",
         )

@@ -69,8 +69,8 @@ def axis_offsets(size: int, dilation: int) -> range:
 
 def kernel_offsets(kernel: Triple, dilation: Triple = (1, 1, 1)) -> list[tuple[int, int, int]]:
     """Offsets (x, y, z) of a kernel in the order of its weights: x slowest, z fastest; dilation included."""
-    found = list(product(*(axis_offsets(size, step) for size, step in zip(kernel, dilation, strict=True))))
-    return cast("list[tuple[int, int, int]]", found)
+    offsets = list(product(*(axis_offsets(size, step) for size, step in zip(kernel, dilation, strict=True))))
+    return cast("list[tuple[int, int, int]]", offsets)
 
 
 def check_coordinates(coordinates: Tensor, where: str) -> None:
@@ -82,7 +82,7 @@ def check_coordinates(coordinates: Tensor, where: str) -> None:
         raise SparseInputError(
             "layout of coordinates",
             where=where,
-            found=coordinates.layout,
+            actual=coordinates.layout,
             expected=torch.strided,
             remedy="convert them with .to_dense()",
         )
@@ -90,7 +90,7 @@ def check_coordinates(coordinates: Tensor, where: str) -> None:
         raise SparseInputError(
             "shape of coordinates",
             where=where,
-            found=list(coordinates.shape),
+            actual=list(coordinates.shape),
             expected="[N, 4]",
             remedy="give batch, x, y, z per row, batch first",
         )
@@ -98,7 +98,7 @@ def check_coordinates(coordinates: Tensor, where: str) -> None:
         raise SparseInputError(
             "dtype of coordinates",
             where=where,
-            found=coordinates.dtype,
+            actual=coordinates.dtype,
             expected=torch.int32,
             remedy="voxelise points with sparse_quantize, or convert whole numbers with .int()",
         )
@@ -110,7 +110,7 @@ def check_coordinates(coordinates: Tensor, where: str) -> None:
         raise SparseInputError(
             "batch index out of range",
             where=where,
-            found=lowest[0] if lowest[0] < 0 else highest[0],
+            actual=lowest[0] if lowest[0] < 0 else highest[0],
             expected=f"0..{MAX_BATCHES - 1}",
             remedy="the batch index is the first column; split batches of more than 512 samples",
         )
@@ -119,7 +119,7 @@ def check_coordinates(coordinates: Tensor, where: str) -> None:
             raise SparseInputError(
                 f"coordinate {name} out of range",
                 where=where,
-                found=lowest[axis] if lowest[axis] < LOWEST else highest[axis],
+                actual=lowest[axis] if lowest[axis] < LOWEST else highest[axis],
                 expected=f"{LOWEST}..{HIGHEST}",
                 remedy="move the cloud towards the origin or take larger voxels",
             )
@@ -131,7 +131,7 @@ def check_rows(rows: int, where: str, what: str = "rows") -> None:
         raise SparseInputError(
             f"too many {what}" if rows > 0 else f"number of {what}",
             where=where,
-            found=rows,
+            actual=rows,
             expected=f"at most {MAX_ROWS}" if rows > 0 else "at least 0",
             remedy="split the batch or the cloud" if rows > 0 else "give the number of rows that there are",
         )
@@ -141,5 +141,5 @@ def check_triple(values: Triple, name: str, where: str) -> None:
     """Raises SparseInputError unless these are three numbers of at least 1."""
     if len(values) != 3 or any(value < 1 for value in values):
         raise SparseInputError(
-            name, where=where, found=list(values), expected="three numbers of at least 1", remedy="give x, y and z"
+            name, where=where, actual=list(values), expected="three numbers of at least 1", remedy="give x, y and z"
         )

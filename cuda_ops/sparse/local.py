@@ -41,10 +41,10 @@ class Owned:
     @cached_property
     def numbers(self) -> Tensor:
         """int32 (1 + sites,): -1, which stands for no row, then of each row its number here, ``FOREIGN`` of others'."""
-        found = torch.full((1 + len(self.owners),), FOREIGN, dtype=torch.int32)
-        found[0] = -1
-        found[self.rows + 1] = torch.arange(len(self.rows), dtype=torch.int32)
-        return found
+        local_rows = torch.full((1 + len(self.owners),), FOREIGN, dtype=torch.int32)
+        local_rows[0] = -1
+        local_rows[self.rows + 1] = torch.arange(len(self.rows), dtype=torch.int32)
+        return local_rows
 
     @classmethod
     def by(cls, owners: Tensor, position: int) -> Owned:
@@ -62,7 +62,7 @@ class Owned:
 
 
 @dataclass(frozen=True, slots=True)
-class Halo:
+class RowHalo:
     """The rows that ranks lend each other, by position.
 
     Attributes:
@@ -97,7 +97,7 @@ class LocalMap:
     neighbours: Tensor
     reverse: Tensor
     num_own: int
-    halo: Halo
+    halo: RowHalo
 
     @cached_property
     def boundary(self) -> Tensor:
@@ -120,8 +120,8 @@ class LocalMap:
     @cached_property
     def of_boundary(self) -> Tensor:
         """int32 (offsets, boundary): rows of the halo alone."""
-        found = self.neighbours.index_select(1, self.boundary) - self.num_own
-        return found.clamp_(min=-1)
+        rows = self.neighbours.index_select(1, self.boundary) - self.num_own
+        return rows.clamp_(min=-1)
 
     def split(self) -> LocalMap:
         """Itself, with the parts made that a layer asks for; of a rank that borrows nothing all is its own."""
@@ -132,7 +132,7 @@ class LocalMap:
     def to(self, device: torch.device) -> LocalMap:
         """The same on a device."""
         sends = {position: rows.to(device) for position, rows in self.halo.sends.items()}
-        halo = Halo(sends, self.halo.receives)
+        halo = RowHalo(sends, self.halo.receives)
         return LocalMap(self.neighbours.to(device), self.reverse.to(device), self.num_own, halo).split()
 
 
@@ -146,7 +146,7 @@ def local_map(kernel_map: KernelMap, source: Owned, target: Owned) -> LocalMap:
         sends = _sends(readers, reverse, source, target)
         reverse.clamp_(min=-1)
     if not _has_foreign(neighbours):
-        return LocalMap(neighbours, reverse, len(source), Halo(sends, {}))
+        return LocalMap(neighbours, reverse, len(source), RowHalo(sends, {}))
     borrowed = neighbours == FOREIGN
     rows = read[borrowed]
     foreign = torch.unique(rows)
@@ -156,7 +156,7 @@ def local_map(kernel_map: KernelMap, source: Owned, target: Owned) -> LocalMap:
     neighbours[borrowed] = (len(source) + place[torch.searchsorted(ascending, rows)]).int()
     counts = torch.bincount(owners).tolist()
     of_halo = target.renumbered(kernel_map.reverse.index_select(1, foreign)).clamp_(min=-1)
-    halo = Halo(sends, {owner: count for owner, count in enumerate(counts) if count})
+    halo = RowHalo(sends, {owner: count for owner, count in enumerate(counts) if count})
     return LocalMap(neighbours, torch.cat([reverse, of_halo], 1), len(source), halo)
 
 

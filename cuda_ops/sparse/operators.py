@@ -37,40 +37,40 @@ def sorted_sites(coordinates: Tensor) -> tuple[Tensor, Tensor]:
 
 def strided_sites(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> Tensor:
     """Every site whose field holds one of ``keys``, as a strided convolution makes them."""
-    found: Tensor = _OPS.strided_sites(keys, kernel, stride, dilation)
-    return found
+    sites: Tensor = _OPS.strided_sites(keys, kernel, stride, dilation)
+    return sites
 
 
 def generated_sites(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple) -> Tensor:
     """Every site that one of ``keys`` reaches, as a generative transposed convolution makes them."""
-    found: Tensor = _OPS.generated_sites(keys, kernel, stride, dilation)
-    return found
+    sites: Tensor = _OPS.generated_sites(keys, kernel, stride, dilation)
+    return sites
 
 
 def kernel_map(
     in_keys: Tensor, out_keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, transposed: bool = False
 ) -> Tensor:
     """``neighbours`` int32 [K, M] from site set [N] to site set [M]."""
-    found: Tensor = _OPS.kernel_map(in_keys, out_keys, kernel, stride, dilation, transposed)
-    return found
+    neighbours: Tensor = _OPS.kernel_map(in_keys, out_keys, kernel, stride, dilation, transposed)
+    return neighbours
 
 
 def reversed_map(neighbours: Tensor, num_inputs: int) -> Tensor:
     """``reverse`` int32 [K, N] of ``neighbours`` [K, M]."""
-    found: Tensor = _OPS.reversed_map(neighbours, num_inputs)
-    return found
+    reverse: Tensor = _OPS.reversed_map(neighbours, num_inputs)
+    return reverse
 
 
 def sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor) -> Tensor:
     """[M, Cout] of x [N, Cin] and weight [K, Cin, Cout]."""
-    found: Tensor = _OPS.sparse_conv(x, weight, neighbours, reverse)
-    return found
+    y: Tensor = _OPS.sparse_conv(x, weight, neighbours, reverse)
+    return y
 
 
 def sparse_conv_weight(x: Tensor, dy: Tensor, neighbours: Tensor) -> Tensor:
     """Gradient [K, Cin, Cout] of the weight, of x [N, Cin] and dy [M, Cout]."""
-    found: Tensor = _OPS.sparse_conv_weight(x, dy, neighbours)
-    return found
+    dw: Tensor = _OPS.sparse_conv_weight(x, dy, neighbours)
+    return dw
 
 
 def sparse_max_pool(x: Tensor, neighbours: Tensor, reverse: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,20 +81,20 @@ def sparse_max_pool(x: Tensor, neighbours: Tensor, reverse: Tensor) -> tuple[Ten
 
 def sparse_max_pool_backward(dy: Tensor, argmax: Tensor, reverse: Tensor) -> Tensor:
     """[N, C]: dy [M, C] summed where it came from."""
-    found: Tensor = _OPS.sparse_max_pool_backward(dy, argmax, reverse)
-    return found
+    dx: Tensor = _OPS.sparse_max_pool_backward(dy, argmax, reverse)
+    return dx
 
 
 def sparse_sum_pool(x: Tensor, neighbours: Tensor, reverse: Tensor) -> Tensor:
     """Sum [M, C] of the neighbours that are there."""
-    found: Tensor = _OPS.sparse_sum_pool(x, neighbours, reverse)
-    return found
+    sums: Tensor = _OPS.sparse_sum_pool(x, neighbours, reverse)
+    return sums
 
 
 def segment_sum(x: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
     """Sums [B, C] of rows starts[b] .. starts[b] + lengths[b] of x [N, C]; segments are disjoint."""
-    found: Tensor = _OPS.segment_sum(x, starts, lengths)
-    return found
+    sums: Tensor = _OPS.segment_sum(x, starts, lengths)
+    return sums
 
 
 def segment_max(x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,41 +105,41 @@ def segment_max(x: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Ten
 
 def segment_grid(x: Tensor, cells: Tensor, starts: Tensor, lengths: Tensor, num_cells: int) -> Tensor:
     """[B, C, num_cells]: the rows of every segment of x [N, C] in its own cells [N], those of one cell summed."""
-    found: Tensor = _OPS.segment_grid(x, cells, starts, lengths, num_cells)
-    return found
+    sums: Tensor = _OPS.segment_grid(x, cells, starts, lengths, num_cells)
+    return sums
 
 
 def segment_expand(y: Tensor, starts: Tensor, lengths: Tensor, num_rows: int) -> Tensor:
     """[num_rows, C]: its segment's row of y [B, C] for every row; 0 for rows of no segment."""
-    found: Tensor = _OPS.segment_expand(y, starts, lengths, num_rows)
-    return found
+    rows: Tensor = _OPS.segment_expand(y, starts, lengths, num_rows)
+    return rows
 
 
 def interpolate(x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     """[P, C]: for every point the rows index int32 [P, E] (-1: absent) of x [N, C] times weight [P, E], summed."""
-    found: Tensor = _OPS.interpolate(x, index, weight)
-    return found
+    y: Tensor = _OPS.interpolate(x, index, weight)
+    return y
 
 
 def pack_rows(x: Tensor, index: Tensor) -> Tensor:
     """Rows index [R] of x [N, ...]."""
-    found: Tensor = _OPS.pack_rows(x, index)
-    return found
+    rows: Tensor = _OPS.pack_rows(x, index)
+    return rows
 
 
 def unpack_add(base: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     """A copy of base [N, ...] with rows [R, ...] added at index [R], those of one row in their order."""
-    found: Tensor = _OPS.unpack_add(base, index, rows)
-    return found
+    sums: Tensor = _OPS.unpack_add(base, index, rows)
+    return sums
 
 
 def pack_boxes(x: Tensor, boxes: Sequence[int]) -> Tensor:
     """The elements of boxes of x, 1-D; boxes are flat: start, stop of every dim, box after box."""
-    found: Tensor = _OPS.pack_boxes(x, boxes)
-    return found
+    buffer: Tensor = _OPS.pack_boxes(x, boxes)
+    return buffer
 
 
 def unpack_boxes(buffer: Tensor, x: Tensor, boxes: Sequence[int], add: bool = False) -> Tensor:
     """A copy of x with the elements of buffer in its boxes (which are disjoint then), or added to them."""
-    found: Tensor = _OPS.unpack_boxes(buffer, x, boxes, add)
-    return found
+    filled: Tensor = _OPS.unpack_boxes(buffer, x, boxes, add)
+    return filled

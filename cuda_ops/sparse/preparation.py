@@ -72,14 +72,14 @@ class Preparation:
     @property
     def varying(self) -> dict[str, list[tuple[str, int]]]:
         """By the name of a size, the (tensor, dim) pairs that have it."""
-        words = self.size_of
-        found: dict[str, list[tuple[str, int]]] = {word: [] for word in words.values()}
-        found[SITES].append(("features", 0))
+        size_of = self.size_of
+        by_size: dict[str, list[tuple[str, int]]] = {word: [] for word in size_of.values()}
+        by_size[SITES].append(("features", 0))
         for name, dims in self.recipe.sites.items():
             for dim, route in dims.items():
-                found[words[route]].append((name, dim))
-        found[SITES] += [(f"target_{index}", 0) for index, is_per_site in enumerate(self.per_site) if is_per_site]
-        return {word: places for word, places in found.items() if places}
+                by_size[size_of[route]].append((name, dim))
+        by_size[SITES] += [(f"target_{index}", 0) for index, is_per_site in enumerate(self.per_site) if is_per_site]
+        return {word: places for word, places in by_size.items() if places}
 
     def clouds(self, raw: Sequence[Tensor]) -> Clouds:
         """The samples of ``raw`` as one batch.
@@ -94,7 +94,7 @@ class Preparation:
             raise SparseInputError(
                 "number of tensors",
                 where="a batch of clouds",
-                found=len(raw),
+                actual=len(raw),
                 expected=_NUM_RAW_INPUTS + len(self.per_site),
                 remedy="give coordinates, features, counts, and the targets",
             )
@@ -168,7 +168,7 @@ class Clouds:
             raise SparseInputError(
                 f"features that are NaN or infinite, the first of sample {sample}, point {point}",
                 where="a batch of clouds",
-                found=f"{len(bad)} of {len(features)} points",
+                actual=f"{len(bad)} of {len(features)} points",
                 expected=0,
                 remedy="drop those points before they are voxelised",
             )
@@ -194,7 +194,7 @@ def padded(clouds: Sequence[Tensor], features: Sequence[Tensor], points: int = 0
         raise SparseInputError(
             "points of each cloud and rows of its features",
             where="padded",
-            found=[len(value) for value in features],
+            actual=[len(value) for value in features],
             expected=[len(cloud) for cloud in clouds] or "at least one cloud",
             remedy="give one row of features for each point",
         )
@@ -203,16 +203,16 @@ def padded(clouds: Sequence[Tensor], features: Sequence[Tensor], points: int = 0
         raise SparseInputError(
             "points of a cloud",
             where="padded",
-            found=longest,
+            actual=longest,
             expected=f"{points} at most",
             remedy="pad to more points, or leave some out",
         )
     rows = points or longest
-    found = torch.zeros(len(clouds), rows, 3, dtype=clouds[0].dtype)
+    coordinates = torch.zeros(len(clouds), rows, 3, dtype=clouds[0].dtype)
     values = torch.zeros(len(clouds), rows, features[0].shape[1], dtype=features[0].dtype)
     for index, (cloud, value) in enumerate(zip(clouds, features, strict=True)):
-        found[index, : len(cloud)], values[index, : len(cloud)] = cloud, value
-    return _whole_numbers(found), values, torch.tensor([len(cloud) for cloud in clouds])
+        coordinates[index, : len(cloud)], values[index, : len(cloud)] = cloud, value
+    return _whole_numbers(coordinates), values, torch.tensor([len(cloud) for cloud in clouds])
 
 
 def _rows(coordinates: Tensor, features: Tensor, counts: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ def _rows(coordinates: Tensor, features: Tensor, counts: Tensor) -> Tensor:
         raise SparseInputError(
             "shapes of coordinates, features and counts",
             where="a batch of clouds",
-            found=shapes,
+            actual=shapes,
             expected="(samples, points, 3), (samples, points, channels) and (samples,)",
             remedy="pad the clouds to the largest and give the number of points of each",
         )
@@ -232,7 +232,7 @@ def _rows(coordinates: Tensor, features: Tensor, counts: Tensor) -> Tensor:
         raise SparseInputError(
             "number of points of a cloud",
             where="a batch of clouds",
-            found=f"{int(counts.min())} to {int(counts.max())}",
+            actual=f"{int(counts.min())} to {int(counts.max())}",
             expected=f"0 to {points}",
             remedy="give the number of points of each cloud, as far as the tensors hold them",
         )
@@ -246,7 +246,7 @@ def _require_targets(targets: Sequence[Tensor], per_site: Sequence[bool], sample
             raise SparseInputError(
                 f"shape of target {index}",
                 where="a batch of clouds",
-                found=tuple(target.shape),
+                actual=tuple(target.shape),
                 expected=f"({', '.join(map(str, expected))}, ...)",
                 remedy="pad the targets of points as the clouds are padded" if is_per_site else "give one a sample",
             )
@@ -264,7 +264,7 @@ def _whole_numbers(coordinates: Tensor) -> Tensor:
         raise SparseInputError(
             "dtype of coordinates",
             where="a batch of clouds",
-            found=coordinates.dtype,
+            actual=coordinates.dtype,
             expected=torch.int32,
             remedy="voxelise the points first",
         )

@@ -50,12 +50,12 @@ def sparse_quantize(
     ordered, order = torch.sort(keys, stable=True)
     is_first = torch.ones_like(ordered, dtype=torch.bool)
     is_first[1:] = ordered[1:] != ordered[:-1]
-    found = [unpack(ordered[is_first])[:, 1:].contiguous()]
+    arrays = [unpack(ordered[is_first])[:, 1:].contiguous()]
     if return_index:
-        found.append(order[is_first])
+        arrays.append(order[is_first])
     if return_inverse:
-        found.append(torch.empty_like(order).scatter_(0, order, is_first.cumsum(0) - 1))
-    results: Any = tuple(each.numpy() for each in found) if isinstance(coords, np.ndarray) else tuple(found)
+        arrays.append(torch.empty_like(order).scatter_(0, order, is_first.cumsum(0) - 1))
+    results: Any = tuple(each.numpy() for each in arrays) if isinstance(coords, np.ndarray) else tuple(arrays)
     asked: Array | tuple[Array, ...] = results if len(results) > 1 else results[0]
     return asked
 
@@ -93,14 +93,14 @@ def refuse_infinite(values: Tensor, where: str, name: str) -> None:
         raise SparseInputError(
             f"{name} that are NaN or infinite, the first in row {row}: {values[row].tolist()}",
             where=where,
-            found=f"{len(bad)} of {len(values)} rows",
+            actual=f"{len(bad)} of {len(values)} rows",
             expected=0,
             remedy="drop those points",
         )
 
 
-def _refuse(what: str, found: object, expected: object, remedy: str, where: str = _QUANTIZE) -> None:
-    raise SparseInputError(what, where=where, found=found, expected=expected, remedy=remedy)
+def _refuse(what: str, actual: object, expected: object, remedy: str, where: str = _QUANTIZE) -> None:
+    raise SparseInputError(what, where=where, actual=actual, expected=expected, remedy=remedy)
 
 
 _COLLATE = "sparse_collate"

@@ -90,13 +90,13 @@ class Recipe:
     @property
     def sites(self) -> dict[str, Mapping[int, Route]]:
         """By the name of a tensor, which of its dims hold the sites of which set."""
-        found: dict[str, Mapping[int, Route]] = {name: {} for name in self.names}
+        by_name: dict[str, Mapping[int, Route]] = {name: {} for name in self.names}
         for index, spec in enumerate(self.maps):
-            found[f"neighbours_{index}"] = {1: spec.target}
-            found[f"reverse_{index}"] = {1: spec.source}
+            by_name[f"neighbours_{index}"] = {1: spec.target}
+            by_name[f"reverse_{index}"] = {1: spec.source}
         for index, grid in enumerate(self.grids):
-            found[f"{CELLS}_{index}"] = {0: grid.route}
-        return found
+            by_name[f"{CELLS}_{index}"] = {0: grid.route}
+        return by_name
 
     def prepare(self, geometry: Maker) -> dict[str, Tensor]:
         """The tensors of ``names`` for one batch of clouds."""
@@ -107,10 +107,10 @@ class Recipe:
         what, index = _parted(name)
         if what == CELLS:
             return geometry.cells(self.grids[index])
-        found: Tensor = getattr(
+        field: Tensor = getattr(
             geometry.map(self.maps[index]) if what in HALVES else geometry.segments(self.segments[index]), what
         )
-        return found
+        return field
 
     def segments_of(self, name: str) -> Route:
         """The site set whose rows by sample the tensor ``name`` is about."""
@@ -122,10 +122,10 @@ class Recipe:
         if what not in HALVES:
             return None
         spec = self.maps[index]
-        found = geometry.map(spec)
+        kernel_map = geometry.map(spec)
         if what == "neighbours":
-            return Passage(found, spec.source, spec.target)
-        return Passage(found.inverse(), spec.target, spec.source)
+            return Passage(kernel_map, spec.source, spec.target)
+        return Passage(kernel_map.inverse(), spec.target, spec.source)
 
 
 class Recorder:
@@ -185,9 +185,9 @@ class GivenGeometry:
         }
         self._cells = {grid: tensors[f"{CELLS}_{index}"] for index, grid in enumerate(recipe.grids)}
         self._sites: dict[Route, int] = {(): num_sites}
-        for spec, found in self._maps.items():
-            self._sites.setdefault(spec.source, found.num_inputs)
-            self._sites.setdefault(spec.target, found.num_outputs)
+        for spec, kernel_map in self._maps.items():
+            self._sites.setdefault(spec.source, kernel_map.num_inputs)
+            self._sites.setdefault(spec.target, kernel_map.num_outputs)
 
     @property
     def num_samples(self) -> int:
@@ -200,7 +200,7 @@ class GivenGeometry:
         raise SparseInputError(
             "coordinates in a prepared network",
             where="SparseTensor.coords",
-            found="a layer that reads them",
+            actual="a layer that reads them",
             expected="layers that read features and maps alone",
             remedy="make features of coordinates, and voxels of points, before the network",
         )
@@ -214,16 +214,16 @@ class GivenGeometry:
     def cells(self, grid: Grid) -> Tensor:
         return self._of(self._cells, grid)
 
-    def _of(self, found: Mapping[Asked, Found], asked: Asked) -> Found:
-        if asked not in found:
+    def _of(self, recorded: Mapping[Asked, Found], asked: Asked) -> Found:
+        if asked not in recorded:
             raise SparseInputError(
                 "a map that was not recorded",
                 where="prepared network",
-                found=asked,
+                actual=asked,
                 expected=f"one of {len(self._maps)} maps and {len(self._segments)} site sets",
                 remedy="a network whose layers do not depend on the data",
             )
-        return found[asked]
+        return recorded[asked]
 
 
 class PreparedNetwork(nn.Module):
@@ -244,8 +244,8 @@ class PreparedNetwork(nn.Module):
 
     def forward(self, lengths: Tensor, features: Tensor, *tensors: Tensor) -> Any:
         """See the class."""
-        given = dict(zip(self.recipe.names, tensors, strict=True))
-        geometry = GivenGeometry(self.recipe, given, features.shape[0], lengths.shape[0])
+        by_name = dict(zip(self.recipe.names, tensors, strict=True))
+        geometry = GivenGeometry(self.recipe, by_name, features.shape[0], lengths.shape[0])
         return self.user_module(SparseTensor.on(geometry, features))
 
     def train(self, mode: bool = True) -> PreparedNetwork:
@@ -269,7 +269,7 @@ def record(function: Callable[[SparseTensor], Any], example: SparseTensor, netwo
         raise SparseInputError(
             "what a network is recorded on",
             where="record",
-            found=f"a tensor after {len(example.route)} steps",
+            actual=f"a tensor after {len(example.route)} steps",
             expected="the network's input",
             remedy="give SparseTensor(features, coordinates)",
         )

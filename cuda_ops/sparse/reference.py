@@ -144,7 +144,7 @@ def sorted_sites(coordinates: Tensor) -> tuple[Tensor, Tensor]:
         raise SparseInputError(
             f"{len(twice)} duplicate coordinates, the first {first}",
             where="sorted_sites",
-            found=f"{len(keys) - len(twice)} different coordinates",
+            actual=f"{len(keys) - len(twice)} different coordinates",
             expected=len(keys),
             remedy="keep one point a voxel: sparse_quantize(..., return_index=True)",
         )
@@ -165,8 +165,8 @@ def generated_sites(keys: Tensor, kernel: Triple, stride: Triple, dilation: Trip
     """Every site that a transposed kernel writes to: in * stride + offset * dilation."""
 
     def reached(values: Tensor, offset: int, step: int) -> tuple[Tensor, Tensor]:
-        found = values * step + offset
-        return found, in_range(found)
+        moved = values * step + offset
+        return moved, in_range(moved)
 
     return _spread(keys, kernel, stride, dilation, reached)
 
@@ -181,8 +181,8 @@ def _spread(keys: Tensor, kernel: Triple, stride: Triple, dilation: Triple, reac
         values = coordinate(keys, axis)
         parts = []
         for offset in axis_offsets(kernel[axis], dilation[axis]):
-            found, there = reached(values, offset, stride[axis])
-            parts.append(with_coordinate(keys[there], axis, found[there]))
+            moved, there = reached(values, offset, stride[axis])
+            parts.append(with_coordinate(keys[there], axis, moved[there]))
         keys = parts[0] if len(parts) == 1 else torch.unique(torch.cat(parts))
     sites: Tensor = torch.unique(keys)
     return sites
@@ -379,8 +379,8 @@ def sparse_max_pool_backward(dy: Tensor, argmax: Tensor, reverse: Tensor) -> Ten
     """[N, C]: every input row gets the gradients dy [M, C] of the outputs that took it."""
     sums = dy.new_zeros((reverse.shape[1], dy.shape[1]), dtype=accumulator(dy.dtype))
     for _, rows, from_rows in offsets(reverse):
-        taken = argmax.index_select(0, from_rows) == rows[:, None]
-        sums.index_add_(0, rows, torch.where(taken, dy.index_select(0, from_rows), 0).to(sums.dtype))
+        takes = argmax.index_select(0, from_rows) == rows[:, None]
+        sums.index_add_(0, rows, torch.where(takes, dy.index_select(0, from_rows), 0).to(sums.dtype))
     return sums.to(dy.dtype)
 
 

@@ -64,20 +64,20 @@ def checked(call: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(call)
     def looked_at(*args: P.args, **kwargs: P.kwargs) -> R:
         takes = _takes(call)
-        given: list[Any] = list(args)
+        positional: list[Any] = list(args)
         named: dict[str, Any] = dict(kwargs)
         try:
             for place, value in enumerate(args):
                 if place < len(takes.places):
                     key = takes.places[place]
-                    given[place] = taken(name, key, value, takes.known[key])
+                    positional[place] = taken(name, key, value, takes.known[key])
                 elif takes.more_places is not None:
-                    given[place] = taken(name, takes.more_places[0], value, takes.more_places[1])
+                    positional[place] = taken(name, takes.more_places[0], value, takes.more_places[1])
             for key, value in kwargs.items():
                 if key not in takes.known and takes.more is None:
                     raise _unknown(name, key, takes.known)
                 named[key] = taken(name, key, value, takes.known.get(key, takes.more))
-            return call(*given, **named)
+            return call(*positional, **named)
         except HalopipeError as error:
             _name_arguments(error, name, takes.known)
             raise
@@ -85,7 +85,7 @@ def checked(call: Callable[P, R]) -> Callable[P, R]:
     return looked_at
 
 
-def _name_arguments(error: HalopipeError, call: str, known: Mapping[str, Any]) -> None:
+def _name_arguments(error: HalopipeError, call: str, hints: Mapping[str, Any]) -> None:
     """An error of what the command line shares names its options; here they become the call's arguments.
 
     Commands stay as they are, and options that the call has not; the help is the call's.
@@ -97,12 +97,12 @@ def _name_arguments(error: HalopipeError, call: str, known: Mapping[str, Any]) -
 
         def argument(match: re.Match[str]) -> str:
             flag, value = match[1].replace("-", "_"), match[2]
-            name = next((each for each in (flag, _OTHERWISE.get(flag, "")) if each in known), "")
+            name = next((each for each in (flag, _OTHERWISE.get(flag, "")) if each in hints), "")
             if not name:
                 return match[0]
             if value is None or not with_value:
                 return name + match[0].removeprefix(f"--{match[1]}")
-            is_several = any(get_origin(each) is Sequence for each in _members(known[name]))
+            is_several = any(get_origin(each) is Sequence for each in _members(hints[name]))
             return f"{name}={_literal(value.split(',') if is_several else value)}"
 
         return _OPTION.sub(argument, text)
@@ -164,7 +164,7 @@ class _Takes:
 
 @functools.cache
 def _takes(call: Callable[..., Any]) -> _Takes:
-    known: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     places: list[str] = []
     more_places, more = None, None
     for name, each in inspect.signature(call).parameters.items():
@@ -172,13 +172,13 @@ def _takes(call: Callable[..., Any]) -> _Takes:
         if each.kind is each.VAR_POSITIONAL:
             more_places = name, hint
         elif each.kind is not each.VAR_KEYWORD:
-            known[name] = hint
+            hints[name] = hint
             places += [name] if each.kind is not each.KEYWORD_ONLY else []
         elif get_origin(hint) is Unpack:
-            known |= get_type_hints(get_args(hint)[0])
+            hints |= get_type_hints(get_args(hint)[0])
         else:
             more = hint
-    return _Takes(known, tuple(places), more_places, more)
+    return _Takes(hints, tuple(places), more_places, more)
 
 
 def _evaluated(annotation: Any, call: Callable[..., Any]) -> Any:
@@ -230,10 +230,10 @@ def _is_several(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Path))
 
 
-def _unknown(call: str, name: str, known: Mapping[str, Any]) -> UsageError:
-    near = get_close_matches(name, known, 1, 0.6)
+def _unknown(call: str, name: str, parameters: Mapping[str, Any]) -> UsageError:
+    near = get_close_matches(name, parameters, 1, 0.6)
     remedies = [f"{near[0]} (did you mean that?)"] if near else []
-    return UsageError(f"{call} knows no {name!r}", [f"it takes: {', '.join(known)}"], remedies)
+    return UsageError(f"{call} knows no {name!r}", [f"it takes: {', '.join(parameters)}"], remedies)
 
 
 def _shown(value: object) -> str:
@@ -247,17 +247,17 @@ def _shown(value: object) -> str:
 
 def _text(hint: Any) -> str:
     """A type in words."""
-    words: list[str] = []
+    names: list[str] = []
     for each in _members(hint):
         if get_origin(each) is Sequence:
-            words.append(f"a list of {_text(get_args(each)[0]).replace('a whole number', 'whole numbers')}")
+            names.append(f"a list of {_text(get_args(each)[0]).replace('a whole number', 'whole numbers')}")
         elif each in (type(None), None):
-            words.append("None")
+            names.append("None")
         elif get_origin(each) is Mapping:
-            words.append("a dict")
+            names.append("a dict")
         elif get_origin(each) is Callable or each is Callable:
-            words.append("a function")
+            names.append("a function")
         else:
             plain = {int: "a whole number", float: "a number", str: "text", bool: "True or False", Path: "a path"}
-            words.append(plain.get(each, getattr(each, "__name__", str(each))))
-    return " or ".join(dict.fromkeys(words))
+            names.append(plain.get(each, getattr(each, "__name__", str(each))))
+    return " or ".join(dict.fromkeys(names))

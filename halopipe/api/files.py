@@ -37,10 +37,10 @@ def load(path: str | Path) -> Profile | Plan | TimelineFile:
     Raises:
         MissingFileError, CorruptFileError, NewerFileError: the file cannot be used; the text says why.
     """
-    found: Profile | Plan | TimelineFile = codec.load_any(path)
-    if isinstance(found, Plan):
-        remember(found, Path(path))
-    return found
+    content: Profile | Plan | TimelineFile = codec.load_any(path)
+    if isinstance(content, Plan):
+        remember(content, Path(path))
+    return content
 
 
 @checked
@@ -61,37 +61,37 @@ def save(thing: Profile | Plan | TimelineFile, path: str | Path) -> None:
     codec.dump(thing, path)
 
 
-def profile_in(given: ProfileOrPath) -> Profile:
+def profile_in(profile: ProfileOrPath) -> Profile:
     """The profile, read where its file is named."""
-    return given if isinstance(given, Profile) else plan_files.load_profile(given)
+    return profile if isinstance(profile, Profile) else plan_files.load_profile(profile)
 
 
-def plan_in(given: PlanOrPath) -> Plan:
+def plan_in(plan: PlanOrPath) -> Plan:
     """The plan, read where its file is named; its profile is then looked for beside the file."""
-    return given if isinstance(given, Plan) else remember(plan_files.load_plan(given), Path(given))
+    return plan if isinstance(plan, Plan) else remember(plan_files.load_plan(plan), Path(plan))
 
 
 def remember(plan: Plan, profile: Profile | Path) -> Plan:
     """The plan, of which is known from now on where its profile is: itself, rather than the plan's file."""
     key = plan.inputs.profile_fingerprint
-    known = _made_from.pop(key, None)
-    _made_from[key] = known if isinstance(known, Profile) else profile
+    earlier = _made_from.pop(key, None)
+    _made_from[key] = earlier if isinstance(earlier, Profile) else profile
     while len(_made_from) > _MOST_REMEMBERED:
         _made_from.pop(next(iter(_made_from)))
     return plan
 
 
-def profile_of(plan: PlanOrPath, given: ProfileOrPath | None) -> Profile | None:
+def profile_of(plan: PlanOrPath, profile: ProfileOrPath | None) -> Profile | None:
     """The one given, else the one remembered, if there is one; under the corrections that the plan was made under."""
     plan = plan_in(plan)
-    if given is not None:
+    if profile is not None:
         return plan_files.require_profile(
-            profile_in(given), plan, given if isinstance(given, (str, Path)) else "PROFILE"
+            profile_in(profile), plan, profile if isinstance(profile, (str, Path)) else "PROFILE"
         )
-    known = _made_from.get(plan.inputs.profile_fingerprint)
-    if isinstance(known, Path):
-        return plan_files.profile_of(plan, known, None)
-    return None if known is None else plan_files.as_priced(known, plan, "the plan")
+    remembered = _made_from.get(plan.inputs.profile_fingerprint)
+    if isinstance(remembered, Path):
+        return plan_files.profile_of(plan, remembered, None)
+    return None if remembered is None else plan_files.as_priced(remembered, plan, "the plan")
 
 
 def remembered(plan: Plan) -> Profile | None:

@@ -100,15 +100,17 @@ def profile(
         local_losses=local_losses,
     )
     workers = measure.num_workers(cluster)
-    asked = measure.Measuring(device, optimizer, tuple(sizes), tuple(allow), num_ranks, quick, num_processes, transport)
+    asked = measure.MeasuringOptions(
+        device, optimizer, tuple(sizes), tuple(allow), num_ranks, quick, num_processes, transport
+    )
     if on or tables:
         refused = sorted([*asked.of_measuring, *(["unfinished"] if unfinished else [])])
         return measure.modelled(source, on, workers, optimizer, asked.sizes, tables, refused=refused, quiet=True)
     kept = Path(unfinished) if unfinished is not None else None
-    found = measure.measure(source, asked, num_workers=workers, unfinished=kept, resume=kept is not None, quiet=True)
+    measured = measure.measure(source, asked, num_workers=workers, unfinished=kept, resume=kept is not None, quiet=True)
     if kept is not None:
         kept.unlink(missing_ok=True)
-    return found
+    return measured
 
 
 @checked
@@ -144,14 +146,14 @@ def plan(
     if measure_missing:
         missing.require_possible(cluster)
     loaded = profile_in(profile)
-    found = missing.plan_and_store(
+    completed = missing.plan_and_store(
         problem_on(loaded, cluster, memory, asked),
         lambda problem: solve.solve(problem, solver, progress),
         missing.measure_here(quiet=True) if measure_missing else None,
         loaded,
         None if isinstance(profile, Profile) else Path(profile),
     )
-    return remember(found.plan, found.profile)
+    return remember(completed.plan, completed.profile)
 
 
 @checked
@@ -203,8 +205,8 @@ def baselines(profile: ProfileOrPath, *, jobs: int = 1, **asked: Unpack[Asked]) 
     """
     problem = problem_on(profile_in(profile), None, 0, asked)
     within_s = asked.get("time_limit_s", math.inf)
-    found = solve.solve_baselines(problem, within_s=within_s, jobs=jobs).plans.values()
-    return tuple(remember(one, problem.profile) for one in found)
+    baseline_plans = solve.solve_baselines(problem, within_s=within_s, jobs=jobs).plans.values()
+    return tuple(remember(one, problem.profile) for one in baseline_plans)
 
 
 @checked

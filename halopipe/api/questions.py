@@ -16,8 +16,8 @@ from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
-    from halopipe.planning.shadow_prices import Prices
-    from halopipe.planning.what_if import Answer
+    from halopipe.planning.shadow_prices import ShadowPrices
+    from halopipe.planning.what_if import PlanAnswer
     from planner.ir.graph import Graph
     from planner.ir.timeline import TimelineFile
     from planner.layers.receptive_field import ReceptiveField
@@ -52,19 +52,19 @@ def compare(*plans: PlanOrPath, **named: PlanOrPath) -> Comparison:
     """
     if not plans and not named:
         raise UsageError("hp.compare has nothing to compare", [], ["hp.compare(plan, *others)"])
-    found: dict[str, Plan] = {}
+    by_name: dict[str, Plan] = {}
     for one in map(plan_in, plans):
         name, number = one.search.solver, 2
-        while name in found:
+        while name in by_name:
             name, number = f"{one.search.solver} {number}", number + 1
-        found[name] = one
-    found.update({name: plan_in(one) for name, one in named.items()})
+        by_name[name] = one
+    by_name.update({name: plan_in(one) for name, one in named.items()})
     first = next(iter((*plans, *named.values())))
-    return Comparison(found, profile=profile_of(first, None))
+    return Comparison(by_name, profile=profile_of(first, None))
 
 
 @checked
-def why_not(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
+def why_not(plan: PlanOrPath, *asked: ProfileOrPath | None) -> PlanAnswer:
     """Why the plan is not another one; see :func:`halopipe.planning.what_if.why_not`.
 
     Args:
@@ -80,7 +80,7 @@ def why_not(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
 
 
 @checked
-def what_if(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
+def what_if(plan: PlanOrPath, *asked: ProfileOrPath | None) -> PlanAnswer:
     """What would be best if; see :func:`halopipe.planning.what_if.what_if`.
 
     Args:
@@ -96,7 +96,7 @@ def what_if(plan: PlanOrPath, *asked: ProfileOrPath | None) -> Answer:
 
 
 @checked
-def prices(plan: PlanOrPath, profile: ProfileOrPath | None = None, time_limit_s: float = 60.0) -> Prices:
+def prices(plan: PlanOrPath, profile: ProfileOrPath | None = None, time_limit_s: float = 60.0) -> ShadowPrices:
     """What one more GiB, one more device, a link twice as fast would save.
 
     See :func:`halopipe.planning.shadow_prices.prices`.

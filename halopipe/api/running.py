@@ -101,15 +101,15 @@ def parallelize(
     cluster = devices if job is None else job.num_ranks
 
     def make_plan() -> tuple[Profile, Plan]:
-        found = measured or plans.profile(
+        planned_on = measured or plans.profile(
             module, example, loss_fn=loss_fn, cluster=cluster, optimizer=spec_of(optimizer), quick=quick
         )
-        best = plans.plan(found, global_batch=global_batch, batch_statistics=batch_statistics)
-        return found, best if job is None else _on_all(found, best, job.num_ranks, batch_statistics)
+        best = plans.plan(planned_on, global_batch=global_batch, batch_statistics=batch_statistics)
+        return planned_on, best if job is None else _on_all(planned_on, best, job.num_ranks, batch_statistics)
 
-    given = None if plan is None else plan_in(plan)
-    known = measured if given is None else profile_of(given, profile)
-    return launching.parallelize(module, example, loss_fn, optimizer, given, known, make_plan, options, job)
+    ready_plan = None if plan is None else plan_in(plan)
+    its_profile = measured if ready_plan is None else profile_of(ready_plan, profile)
+    return launching.parallelize(module, example, loss_fn, optimizer, ready_plan, its_profile, make_plan, options, job)
 
 
 @checked
@@ -166,12 +166,12 @@ def _on_all(profile: Profile, best: Plan, num_ranks: int, batch_statistics: str)
     """The best plan that has something to do for every process of a job; ``best`` itself, if it has."""
     if best.decision.num_ranks == num_ranks:
         return best
-    found: list[Plan] = []
+    candidates: list[Plan] = []
     batch = best.decision.global_batch
     for rule in (f"*=replicas:{num_ranks}", f"{profile.graph.layers[-1].name}=stage:{num_ranks - 1}"):
         with contextlib.suppress(InfeasibleError):
-            found.append(plans.plan(profile, global_batch=batch, fix=[rule], batch_statistics=batch_statistics))
-    least = min(found, key=lambda each: each.prediction.step_s, default=best)
+            candidates.append(plans.plan(profile, global_batch=batch, fix=[rule], batch_statistics=batch_statistics))
+    least = min(candidates, key=lambda each: each.prediction.step_s, default=best)
     if least is not best:
         few, all_of_them = (units.seconds(each.prediction.step_s) for each in (best, least))
         console.remark(

@@ -39,10 +39,10 @@ class _Command(TyperCommand):
         parse = parser.parse_args
 
         def parse_args(args: list[str]) -> Any:
-            given, rest, order = parse(with_words(args) if self.name == "run" else args)
+            values, rest, order = parse(with_words(args) if self.name == "run" else args)
             if not ctx.resilient_parsing:
-                usage.note(ctx, given, order)
-            return given, rest, order
+                usage.note(ctx, values, order)
+            return values, rest, order
 
         parser.parse_args = parse_args
         return parser
@@ -134,8 +134,8 @@ class _Verbs(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        _write(formatter, {"Commands": [(name, verb.get_short_help_str(1000)) for name, verb in known if verb]})
+        verbs = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        _write(formatter, {"Commands": [(name, verb.get_short_help_str(1000)) for name, verb in verbs if verb]})
 
 
 def _write(formatter: Any, sections: dict[str, list[tuple[str, str]]]) -> None:

@@ -1,4 +1,4 @@
-"""``halopipe check``: the independent checker on a plan, and the verifier on its proof."""
+"""``halopipe check``: the checker on a plan, and the verifier on its proof."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ def check(
     from planner.ir.codec import fingerprint, load
     from planner.ir.proof import Proof
 
-    found = plan_files.load_plan(plan)
+    loaded = plan_files.load_plan(plan)
     stated = load(proof, Proof) if proof is not None else None
     source: Profile | None
     if profile is not None or cluster is not None:  # of whatever profile: the checker says itself if it is another one
-        source = plan_files.load_profile(profile or plan_files.places(found, plan)[0], cluster=cluster)
+        source = plan_files.load_profile(profile or plan_files.places(loaded, plan)[0], cluster=cluster)
     else:
-        beside = plan_files.found_profile(found, plan)
+        beside = plan_files.found_profile(loaded, plan)
         source = beside[1] if beside is not None else None
     if stated is not None and source is None:
         raise UsageError("a proof is verified with a profile", [f"none is beside {plan}"], ["--profile PROFILE"])
-    faults = planner.check.check(found, source)
+    faults = planner.check.check(loaded, source)
     unchecked = planner.check.not_checked(source is not None)
     of_proof: tuple[str, ...] = ()
     if stated is not None and source is not None and not faults:
         from planner.proof.verify import verify
 
-        of_proof = verify(stated, found, source)
+        of_proof = verify(stated, loaded, source)
     if json:
         bound = {} if stated is None else {"proof": str(proof), "bound_s": stated.bound_s}
         listed = {"faults": [*faults, *of_proof], "not_checked": list(unchecked)}
         console.emit_json({"plan": str(plan), **bound, **listed})
     if faults:
-        again = f"plan again: {console.command('plan', profile or 'PROFILE')}"
-        remedies = [again, _UNDO]
-        if source is not None and cluster is None and found.inputs.cluster_fingerprint != fingerprint(source.cluster):
+        plan_anew = f"plan again: {console.command('plan', profile or 'PROFILE')}"
+        remedies = [plan_anew, _UNDO]
+        if source is not None and cluster is None and loaded.inputs.cluster_fingerprint != fingerprint(source.cluster):
             remedies.append("with --cluster FILE, if it was planned for machines that the profile was not measured on")
         raise PlanCheckError(f"{plan} has {len(faults)} fault{'s' if len(faults) > 1 else ''}", faults, remedies)
     if of_proof:

@@ -52,8 +52,8 @@ def checkpoint(
     elif what in VERBS:
         verb = what
     else:
-        known = ", ".join(VERBS)
-        raise UsageError(f"halopipe checkpoint knows no {what!r}", [f"known: {known}"], ["halopipe checkpoint FOLDER"])
+        verbs = ", ".join(VERBS)
+        raise UsageError(f"halopipe checkpoint knows no {what!r}", [f"known: {verbs}"], ["halopipe checkpoint FOLDER"])
     _require_fitting(verb, {"--step": step, "--to": to, "--from": source, "--plan": plan, "--json": json or None})
     if verb == EXPORT or not verb:
         _show(folder, step, to)
@@ -63,12 +63,12 @@ def checkpoint(
         _look(folder, step, json=json, every_byte=verb == VERIFY)
 
 
-def _require_fitting(verb: str, given: dict[str, object]) -> None:
+def _require_fitting(verb: str, values: dict[str, object]) -> None:
     """Raises :class:`UsageError` for an option that the verb does not have, or lacks."""
     may = {"": ["--step"], LIST: ["--json"], VERIFY: ["--step", "--json"], EXPORT: ["--step"], IMPORT: []}[verb]
     must = {EXPORT: ["--to"], IMPORT: ["--from", "--plan"]}.get(verb, [])
     name = f"checkpoint {verb}".strip()
-    for option, value in given.items():
+    for option, value in values.items():
         if value is not None and option not in (*may, *must):
             raise UsageError(f"{name} takes no {option}", [f"it takes {', '.join((*must, *may)) or 'a folder alone'}"])
         if value is None and option in must:
@@ -82,13 +82,13 @@ def _show(folder: Path, step: int | None, to: Path | None) -> None:
     from runtime.checkpoint import Checkpoint
 
     with claimed([made(to)]):
-        found = Checkpoint.open(folder, step)
-        found.verify()
+        opened = Checkpoint.open(folder, step)
+        opened.verify()
         if to is not None:
-            write_state_dict(found, to)
+            write_state_dict(opened, to)
             console.wrote(to)
         else:
-            console.emit(describe(found))
+            console.emit(describe(opened))
 
 
 def _look(folder: Path, step: int | None, *, json: bool, every_byte: bool) -> None:
@@ -96,10 +96,10 @@ def _look(folder: Path, step: int | None, *, json: bool, every_byte: bool) -> No
     from halopipe.training.checkpoint_folders import entries, listing, require_sound
     from planner.ir.codec import plain
 
-    found = entries(folder, every_byte=every_byte, step=step)
-    console.emit_json(plain(found)) if json else console.emit(listing(found, every_byte=every_byte))
+    rows = entries(folder, every_byte=every_byte, step=step)
+    console.emit_json(plain(rows)) if json else console.emit(listing(rows, every_byte=every_byte))
     if every_byte:
-        require_sound(folder, found)
+        require_sound(folder, rows)
 
 
 def _import(folder: Path, source: Path, plan: Path) -> None:

@@ -44,9 +44,9 @@ def cluster(
     with claimed([output], [file, profile]):
         measured = plan_files.load_profile(profile) if profile is not None else None
         if file is None:
-            found = measured.cluster if measured is not None else clusters.detected()
+            machines = measured.cluster if measured is not None else clusters.detected()
         else:
-            found = (
+            machines = (
                 read_machines(file, measured.cluster).cluster if measured is not None else read_machines(file).cluster
             )
         if output is not None and (measured is None or file is None):
@@ -54,7 +54,7 @@ def cluster(
                 "--output needs a cluster file and --profile", [], ["halopipe cluster FILE --profile PROFILE"]
             )
         kinds = measured.measurements if measured is not None else ()
-        console.emit_json(plain(found)) if json else console.emit(clusters.cluster_text(found, kinds))
+        console.emit_json(plain(machines)) if json else console.emit(clusters.cluster_text(machines, kinds))
         if output is not None and measured is not None and file is not None:
             dump(clusters.on_cluster(measured, file), output)
             console.wrote(output, console.command("plan", output))

@@ -38,9 +38,9 @@ def compare(
 
     require_once(plans, "plan")
     names = [str(path) for path in plans]
-    found = {name: plan_files.load_plan(name) for name in names}
+    by_name = {name: plan_files.load_plan(name) for name in names}
     solved = Baselines({}, {})
-    first = found[names[0]]
+    first = by_name[names[0]]
     source = plan_files.profile_of(first, names[0], profile, cluster)
     if baselines:
         if source is None:
@@ -50,6 +50,6 @@ def compare(
                 [console.command("compare", names[0], "--baselines", "--profile", "PROFILE")],
             )
         solved = search_progress.baselines(problem.problem_of(first, source), jobs)
-        found.update(solved.plans)
-    comparison = Comparison(found, solved.infeasible, source, solved.took_s, solved.limits_s)
+        by_name.update(solved.plans)
+    comparison = Comparison(by_name, solved.infeasible, source, solved.took_s, solved.limits_s)
     console.emit_json(comparison.data()) if json else console.emit(comparison.render())

@@ -73,7 +73,7 @@ def explain(
 
     if profile is not None and profile_option is not None:
         raise UsageError("two profiles are given", [str(profile), f"--profile {profile_option}"], ["keep one"])
-    asked = [name for name, given in (("--why-not", why_not), ("--what-if", what_if), ("--prices", prices)) if given]
+    asked = [name for name, value in (("--why-not", why_not), ("--what-if", what_if), ("--prices", prices)) if value]
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} are asked at once", [], ["ask one at a time"])
     if receptive_field:
@@ -85,8 +85,8 @@ def explain(
         return
     if box:
         raise UsageError("--box is of an output", [], ["add --receptive-field LAYER"])
-    found = plan_files.load_plan(plan)
-    source = plan_files.profile_of(found, plan, profile or profile_option, cluster)
+    loaded = plan_files.load_plan(plan)
+    source = plan_files.profile_of(loaded, plan, profile or profile_option, cluster)
     if (what_if or prices) and source is None:
         raise UsageError(
             f"{asked[0]} searches again, which needs the profile",
@@ -94,20 +94,20 @@ def explain(
             [f"{console.command('explain', plan, '--profile', 'PROFILE')} ..."],
         )
     if why_not:
-        answer = search_progress.why_not(found, source, why_not)
+        answer = search_progress.why_not(loaded, source, why_not)
         console.emit_json(answer.data()) if json else console.emit(answer.render())
     elif what_if and source is not None:
-        answer = search_progress.what_if(found, source, what_if)
+        answer = search_progress.what_if(loaded, source, what_if)
         console.emit_json(answer.data()) if json else console.emit(answer.render())
     elif prices and source is not None:
-        priced = search_progress.prices(found, source, time_limit)
+        priced = search_progress.prices(loaded, source, time_limit)
         console.emit_json(priced.data()) if json else console.emit(priced.render())
     elif layer:
         if json:
-            console.emit_json(describing.layer_data(found, source, layer))
+            console.emit_json(describing.layer_data(loaded, source, layer))
         else:
-            console.emit(describing.describe_layer(found, source, layer))
+            console.emit(describing.describe_layer(loaded, source, layer))
     elif json:
-        console.emit_json(explaining.data(found, source))
+        console.emit_json(explaining.data(loaded, source))
     else:
-        console.emit(explaining.explain(found, source))
+        console.emit(explaining.explain(loaded, source))

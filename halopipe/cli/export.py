@@ -79,12 +79,12 @@ def export(
         if to not in (_TRACE, _TORCH):
             _write_options(plan, to, file)
             return
-        found = plan_files.load_plan(plan)
-        source = plan_files.profile_of(found, plan, profile, cluster) if to == _TORCH or timeline is None else None
+        loaded = plan_files.load_plan(plan)
+        source = plan_files.profile_of(loaded, plan, profile, cluster) if to == _TORCH or timeline is None else None
         if to == _TORCH:
-            _write_torch(found, source, file)
+            _write_torch(loaded, source, file)
         else:
-            _write_trace(found, plan, source, timeline, file)
+            _write_trace(loaded, plan, source, timeline, file)
 
 
 def _write_trace(plan: Plan, name: Path, profile: Profile | None, timeline: Path | None, output: Path) -> None:
@@ -137,10 +137,10 @@ def _write_torch(plan: Plan, profile: Profile | None, output: Path) -> None:
     schedule = output.with_suffix(".csv")
     if schedule == output:
         raise UsageError(f"{output} is the name of the schedule", ["the split points are JSON"], ["-o pipeline.json"])
-    found = torch_pipelining(plan, profile.graph, schedule.name)
-    write_text(schedule, found.schedule)
-    write_text(output, found.description)
+    exported = torch_pipelining(plan, profile.graph, schedule.name)
+    write_text(schedule, exported.schedule)
+    write_text(output, exported.description)
     console.wrote(schedule)
     console.wrote(output)
-    for text in found.inside_modules:
+    for text in exported.inside_modules:
         console.remark(f"{text}: inside a module, where torch cannot split")

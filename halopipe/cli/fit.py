@@ -33,7 +33,7 @@ def fit(
         figures.require_format(output)
     require_once(tables or [], "table")
     with claimed([output], tables or []):
-        found = fit_rows([row for path in tables for row in read_table(path)] if tables else known_rows(shipped()))
+        fitted = fit_rows([row for path in tables for row in read_table(path)] if tables else known_rows(shipped()))
         rows = [
             [
                 each.device,
@@ -45,10 +45,10 @@ def fit(
                 units.percent(each.curve_error),
                 "curve and neighbours" if each.uses_neighbours else "curve",
             ]
-            for each in found
+            for each in fitted
         ]
         header = ["device", "dtype", "kernel", "shapes", "median error", "90 %", "curve alone", "kept"]
-        console.emit_json(as_json(found)) if json else console.emit(text.table(header, rows))
+        console.emit_json(as_json(fitted)) if json else console.emit(text.table(header, rows))
         if output is not None:
-            figures.save(figures.fits(found), output)
+            figures.save(figures.fits(fitted), output)
             console.wrote(output)

@@ -69,13 +69,13 @@ def import_(
         spec = DeviceSpec(f"n0/{entry.family}0", entry.name, "n0", int(entry.memory_bytes.value))
         machines = Cluster((spec,), {}) if cluster is None else catalogue.read_machines(cluster).cluster
         if format_ == "sailor":
-            found = sailor.profile_of(sailor.read(file), model, machines, tensor)
+            imported = sailor.profile_of(sailor.read(file), model, machines, tensor)
         else:
-            found = as_profile(pipedream.read(file), machines, samples)
-        senseless = faults(found)
+            imported = as_profile(pipedream.read(file), machines, samples)
+        senseless = faults(imported)
         if senseless:
             raise FormatError(f"{file}: what it says makes no sense", senseless[:20])
-        dump(found, output)
-        console.emit(measure.summary(found))
+        dump(imported, output)
+        console.emit(measure.summary(imported))
         rest = () if cluster is not None else ("--cluster", "cluster.yaml")
         console.wrote(output, console.command("plan", output, *rest))

@@ -31,9 +31,9 @@ def merge(
 
     require_once(profiles, "profile")
     with claimed([output], profiles):
-        found = measure.merged(profiles)
-        dump(found, output)
-        console.emit(dumps(found) if json else measure.summary(found))
-        if found.cluster.unlinked() is not None:
+        merged = measure.merged(profiles)
+        dump(merged, output)
+        console.emit(dumps(merged) if json else measure.summary(merged))
+        if merged.cluster.unlinked() is not None:
             console.remark("no profile says what messages between hosts cost: plan with --cluster FILE")
         console.wrote(output, console.command("plan", output))

@@ -49,8 +49,8 @@ def _from_job(context: typer.Context, path: Path) -> Path:
         job = job_file.read(path)
     except HalopipeError as error:
         raise typer.Exit(console.report(error)) from None
-    told = {name: _spelled(name, value) for name, value in job.options.items()}
-    context.default_map = {**(context.default_map or {}), **told}
+    defaults = {name: _spelled(name, value) for name, value in job.options.items()}
+    context.default_map = {**(context.default_map or {}), **defaults}
     context.meta[_JOB] = path
     return job.plan
 
@@ -63,8 +63,8 @@ def job_of(context: typer.Context) -> Path | None:
 def given_options(context: typer.Context) -> dict[str, Any]:
     """By field, what the command line or its job file says of a run."""
     sources = {name: context.get_parameter_source(name) for name in ASKED}
-    given = [name for name, source in sources.items() if source and source.name != "DEFAULT"]
-    return {name: _meant(name, context.params[name]) for name in given}
+    explicit = [name for name, source in sources.items() if source and source.name != "DEFAULT"]
+    return {name: _meant(name, context.params[name]) for name in explicit}
 
 
 _JOB = f"{__name__}.job"
@@ -80,18 +80,18 @@ def with_words(arguments: Sequence[str]) -> list[str]:
     Raises:
         UsageError: what follows is nearly such a word.
     """
-    words = {flag_of(name): option_of(name).words for name in ASKED if option_of(name).kind == WORD}
-    found, rest = list[str](), list(arguments)
+    choices = {flag_of(name): option_of(name).choices for name in ASKED if option_of(name).kind == WORD}
+    joined, rest = list[str](), list(arguments)
     while rest:
         each = rest.pop(0)
         if each == "--":
-            return [*found, each, *rest]
-        if each in words:
-            if rest and rest[0] not in words[each]:
-                require_word(each, rest[0], words[each])
-            each = f"{each}={rest.pop(0) if rest and rest[0] in words[each] else _ALONE}"
-        found.append(each)
-    return found
+            return [*joined, each, *rest]
+        if each in choices:
+            if rest and rest[0] not in choices[each]:
+                require_word(each, rest[0], choices[each])
+            each = f"{each}={rest.pop(0) if rest and rest[0] in choices[each] else _ALONE}"
+        joined.append(each)
+    return joined
 
 
 def _spelled(name: str, value: Any) -> Any:
@@ -101,14 +101,14 @@ def _spelled(name: str, value: Any) -> Any:
     return _ALONE if value else ""
 
 
-def _meant(name: str, given: Any) -> Any:
+def _meant(name: str, value: Any) -> Any:
     """Of the command line, as a job file has it."""
-    return _word(given) if option_of(name).kind == WORD else given
+    return _word(value) if option_of(name).kind == WORD else value
 
 
-def _word(given: str) -> bool | str:
+def _word(value: str) -> bool | str:
     """Of an option that has a word or none: whether it was given, or the word."""
-    return given != "" if given in ("", _ALONE) else given
+    return value != "" if value in ("", _ALONE) else value
 
 
 JobPath = Annotated[
@@ -164,23 +164,25 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
     groups = {name: asked_in(each.annotation) for name, each in parameters.items() if _is_list(each.annotation)}
 
     @functools.wraps(verb)
-    def called(**given: Any) -> None:
+    def called(**arguments: Any) -> None:
         made = {
-            name: parameters[name].annotation(**{each: _value(field, given.pop(each)) for each, field in group.items()})
+            name: parameters[name].annotation(
+                **{each: _value(field, arguments.pop(each)) for each, field in group.items()}
+            )
             for name, group in groups.items()
         }
-        verb(**made, **given)
+        verb(**made, **arguments)
 
-    found: list[inspect.Parameter] = []
+    flattened: list[inspect.Parameter] = []
     for name, parameter in parameters.items():
         if name in groups:
             hints = get_type_hints(parameter.annotation)
             offers = completion.LISTS[parameter.annotation.__name__]
-            found += [_parameter(field, hints[each], offers.get(each)) for each, field in groups[name].items()]
+            flattened += [_parameter(field, hints[each], offers.get(each)) for each, field in groups[name].items()]
         else:
-            found.append(parameter.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD))
-    called.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]  # which typer reads
-    called.__annotations__ = {each.name: each.annotation for each in found}
+            flattened.append(parameter.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD))
+    called.__signature__ = inspect.Signature(flattened)  # type: ignore[attr-defined]  # which typer reads
+    called.__annotations__ = {each.name: each.annotation for each in flattened}
     return called
 
 
@@ -222,17 +224,17 @@ def _parameter(field: dataclasses.Field[Any], kind: Any, offered: Any) -> inspec
     )
 
 
-def _value(field: dataclasses.Field[Any], given: Any) -> Any:
+def _value(field: dataclasses.Field[Any], value: Any) -> Any:
     """What was given, as the field has it."""
     kind = spec(field).kind
     if isinstance(field.default, tuple):
-        return tuple(given or ())
+        return tuple(value or ())
     if kind == PATH:
-        return "" if given is None else str(given.absolute())
+        return "" if value is None else str(value.absolute())
     if kind == METRICS:
         from halopipe.run_spec.job_file import located
 
-        return located(kind, given, Path.cwd())
+        return located(kind, value, Path.cwd())
     if kind in (SIZE, DURATION, INTERVAL):
         from halopipe.terminal import units
 
@@ -241,5 +243,5 @@ def _value(field: dataclasses.Field[Any], given: Any) -> Any:
             DURATION: units.parse_seconds,
             INTERVAL: units.parse_interval,
         }[kind]
-        return parse(given) if given else 0
-    return _word(given) if kind == WORD else given
+        return parse(value) if value else 0
+    return _word(value) if kind == WORD else value

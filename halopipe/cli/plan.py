@@ -79,7 +79,7 @@ def _best(loaded: Profile, options: PlanOptions, files: _Files) -> None:
     if files.proof is not None:
         require_provable(problem)
     measure = measure_missing.measure_here(options.quick) if options.measure_missing else None
-    found = measure_missing.plan_and_store(
+    completed = measure_missing.plan_and_store(
         problem,
         lambda asked: search_progress.solve(asked, options.solver),
         measure,
@@ -87,27 +87,27 @@ def _best(loaded: Profile, options: PlanOptions, files: _Files) -> None:
         files.profile,
         console.remark,
     )
-    if found.rounds:
+    if completed.rounds:
         console.wrote(files.profile)
-        fingerprint = found.plan.inputs.profile_fingerprint
+        fingerprint = completed.plan.inputs.profile_fingerprint
         console.remark(f"its fingerprint is now {fingerprint}: earlier plans are of another")
-    files.write(found.plan, found.profile if found.rounds else loaded, options.objective)
+    files.write(completed.plan, completed.profile if completed.rounds else loaded, options.objective)
     on = ["--cluster", files.cluster] if files.cluster is not None else []
     explained = console.command("explain", files.output, "--profile", files.profile, *on)
     console.wrote(files.output, f"{explained}, or {console.command('run', files.output)}")
     if files.proof is not None:
-        _certify(found.plan, found.profile if found.rounds else loaded, files.proof, files)
-    if found.plan.search.status == "stopped":
+        _certify(completed.plan, completed.profile if completed.rounds else loaded, files.proof, files)
+    if completed.plan.search.status == "stopped":
         raise typer.Exit(console.INTERRUPTED)
 
 
-def _certify(found: Plan, seen: Profile, path: Path, files: _Files) -> None:
+def _certify(plan: Plan, profile: Profile, path: Path, files: _Files) -> None:
     """Writes the proof of a plan, and says what it claims."""
     from halopipe.terminal import console, units
     from planner.ir.codec import dump
     from planner.proof.prove import prove
 
-    proof = prove(found, seen)
+    proof = prove(plan, profile)
     dump(proof, path)
     bound = f"{units.seconds(proof.bound_s)} (gap {units.percent(proof.gap)})"
     console.remark(f"no plan that the proof covers takes less than {bound}")
@@ -124,8 +124,8 @@ def _front(loaded: Profile, options: PlanOptions, num_points: int, files: _Files
     problem = problem_on(loaded, None, options.memory, options.asked())
     front = search_progress.front(problem, options.solver, num_points, options.jobs)
     paths = [files.point(number) for number in range(1, len(front.plans) + 1)]
-    for path, found in zip(paths, front.plans, strict=True):
-        files.dump(found, path)
+    for path, plan in zip(paths, front.plans, strict=True):
+        files.dump(plan, path)
     console.emit_json(front.data()) if files.json else console.emit(front.render())
     for path in dict.fromkeys(paths):
         console.wrote(path)
@@ -138,8 +138,8 @@ def _by_ways(loaded: Profile, options: PlanOptions, files: _Files) -> None:
 
     ways.require_no_search(options.of_a_search)
     limit_bytes = units.parse_size(options.memory) if options.memory else 0
-    found = ways.plan_by(loaded, options.ways, options.global_batch, options.micro_batch, memory_bytes=limit_bytes)
-    files.write(found, loaded, options.objective)
+    plan = ways.plan_by(loaded, options.ways, options.global_batch, options.micro_batch, memory_bytes=limit_bytes)
+    files.write(plan, loaded, options.objective)
     console.wrote(files.output, console.command("run", files.output))
 
 
@@ -168,25 +168,25 @@ class _Files:
         number = path.name.removeprefix(f"{self.output.stem}.").removesuffix(self.output.suffix)
         return number.isdecimal() and same_file(path, self.point(int(number)))
 
-    def dump(self, found: Plan, path: Path) -> Plan:
+    def dump(self, plan: Plan, path: Path) -> Plan:
         """Writes a plan, which remembers where its profile is, unless it is for other machines."""
         from halopipe.planning import plan_files
         from planner.ir.codec import dump
 
-        found = found if self.cluster is not None else plan_files.remembering(found, self.profile, path)
-        dump(found, path)
-        return found
+        plan = plan if self.cluster is not None else plan_files.remembering(plan, self.profile, path)
+        dump(plan, path)
+        return plan
 
-    def write(self, found: Plan, seen: Profile, objective: str) -> None:
-        """Writes the plan and says what it is; ``seen`` is the profile that it was made from."""
+    def write(self, plan: Plan, profile: Profile, objective: str) -> None:
+        """Writes the plan and says what it is; ``profile`` is the one that it was made from."""
         from halopipe.reports import explain
         from halopipe.terminal import console
         from planner.ir.codec import dumps
         from planner.layers import statistics_text
 
-        found = self.dump(found, self.output)
-        console.emit(dumps(found) if self.json else explain.headline(found, objective=objective))
-        if statistics := statistics_text(found.decision, seen.graph):
+        plan = self.dump(plan, self.output)
+        console.emit(dumps(plan) if self.json else explain.headline(plan, objective=objective))
+        if statistics := statistics_text(plan.decision, profile.graph):
             console.remark(f"{statistics}; with --batch-statistics whole: of the whole batch")
-        for line in explain.recomputed_lines(found, seen):
+        for line in explain.recomputed_lines(plan, profile):
             console.remark(line.strip())

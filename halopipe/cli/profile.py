@@ -57,12 +57,12 @@ def profile(
             from halopipe.planning import resized
 
             resized.require_sizes(source, options.size)
-        found = _measured(source, options, job, output)
-        if found is None:  # rank 0 writes for all
+        measured = _measured(source, options, job, output)
+        if measured is None:  # rank 0 writes for all
             return
         if options.size:
-            found = resized.at_sizes(found, resized.parse_sizes(options.size))
-        _write(found, output, json)
+            measured = resized.at_sizes(measured, resized.parse_sizes(options.size))
+        _write(measured, output, json)
         measure.unfinished_file(output).unlink(missing_ok=True)
 
 
@@ -94,7 +94,7 @@ def _measured(source: ModelSource, options: ProfileOptions, job: JobRank | None,
     from halopipe.planning import measure
     from halopipe.terminal import units
 
-    asked = measure.Measuring(
+    asked = measure.MeasuringOptions(
         options.device,
         options.optimizer,
         _sizes(options),
@@ -130,11 +130,11 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def _write(found: Profile, output: Path, json: bool) -> None:
+def _write(profile: Profile, output: Path, json: bool) -> None:
     from halopipe.planning import measure
     from halopipe.terminal import console
     from planner.ir.codec import dump, dumps
 
-    dump(found, output)
-    console.emit(dumps(found) if json else measure.summary(found))
+    dump(profile, output)
+    console.emit(dumps(profile) if json else measure.summary(profile))
     console.wrote(output, console.command("plan", output))

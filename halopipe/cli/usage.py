@@ -44,38 +44,38 @@ def is_help(error: Exception) -> bool:
     return type(error).__name__ == "NoArgsIsHelpError"
 
 
-def note(context: Any, given: Mapping[str, Any], order: Iterable[Any]) -> None:
+def note(context: Any, values: Mapping[str, Any], order: Iterable[Any]) -> None:
     """Keeps what the command line says, for :func:`usage_error`, once nothing is said twice.
 
     Args:
-        given: texts by the names of parameters.
+        values: texts by the names of parameters.
         order: parameters as often as they were given.
 
     Raises:
         UsageError: an option that has one value was given several times: which of them is meant, nobody knows.
     """
-    seen: set[str] = set()
+    names: set[str] = set()
     for param in order:
         is_flag = getattr(param, "is_flag", False) or getattr(param, "count", False)
         if param.param_type_name != "option" or is_flag or param.multiple:
             continue
-        if param.name in seen:
+        if param.name in names:
             raise UsageError(
                 f"{_flag(param)} is given more than once",
-                [f"{context.command_path} takes one; the last was {given[param.name]}"],
-                [f"keep one of them: {_flag(param)} {given[param.name]}"],
+                [f"{context.command_path} takes one; the last was {values[param.name]}"],
+                [f"keep one of them: {_flag(param)} {values[param.name]}"],
             )
-        seen.add(param.name)
-    context.meta[_GIVEN] = dict(given)
+        names.add(param.name)
+    context.meta[_GIVEN] = dict(values)
 
 
-def require_word(flag: str, given: str, words: Sequence[str]) -> None:
-    """Raises :class:`UsageError` where ``given``, behind an option that stands alone or has a word, is nearly it."""
-    near = get_close_matches(given, words, 1, _CLOSE)
-    if near and not given.startswith("-") and not Path(given).exists():
+def require_word(flag: str, word: str, choices: Sequence[str]) -> None:
+    """Raises :class:`UsageError` where ``word``, behind an option that stands alone or has a word, is nearly it."""
+    near = get_close_matches(word, choices, 1, _CLOSE)
+    if near and not word.startswith("-") and not Path(word).exists():
         raise UsageError(
-            f"{flag} knows no {given!r}",
-            [f"it stands alone, or before: {', '.join(words)}"],
+            f"{flag} knows no {word!r}",
+            [f"it stands alone, or before: {', '.join(choices)}"],
             [f"{flag} {near[0]} (did you mean that?)"],
         )
 
@@ -108,25 +108,25 @@ def usage_error(error: Any, verbs: Sequence[str] = ()) -> UsageError:
     unknown = re.match(r"No such command '([^']*)'", text)
     if unknown is not None:
         near = get_close_matches(unknown[1], verbs, 1, _CLOSE)
-        known = [f"known: {', '.join(verbs)}"]
+        verb_list = [f"known: {', '.join(verbs)}"]
         return UsageError(
             f"{path} has no verb {unknown[1]!r}",
-            known,
+            verb_list,
             [*(f"{path} {each} (did you mean that?)" for each in near), manual],
         )
     return UsageError(text.rstrip("."), [], [manual])
 
 
-def _of_value(param: Any, message: str, given: Mapping[str, Any], manual: str) -> UsageError:
+def _of_value(param: Any, message: str, values: Mapping[str, Any], manual: str) -> UsageError:
     """Of an option, or argument, whose value is none."""
-    found = given.get(param.name)
-    texts = [str(each) for each in found] if isinstance(found, (list, tuple)) else [] if found is None else [str(found)]
+    value = values.get(param.name)
+    texts = [str(each) for each in value] if isinstance(value, (list, tuple)) else [] if value is None else [str(value)]
     name = _flag(param) if param.param_type_name == "option" else str(param.name).upper()
     why, remedies = message.rstrip("."), [manual]
-    for pattern, words in _LIMITS:
+    for pattern, sentence in _LIMITS:
         match = pattern.search(message)
         if match is not None:
-            why = words.format(*match.groups())
+            why = sentence.format(*match.groups())
             if match.groups():
                 remedies = [f"{name} {match[1]}", manual]
             break

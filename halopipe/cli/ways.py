@@ -57,7 +57,7 @@ def ways(
     from halopipe.terminal.output_files import claimed
 
     with claimed([output] if output is not None else [], [layers]):
-        found = found_ways.find(
+        sweep = found_ways.find(
             transformer,
             on,
             gpus,
@@ -74,7 +74,7 @@ def ways(
             layers=layers,
         )
         if output is not None:
-            found.write(output)
-        console.emit_json(found.data()) if json else console.emit(found.render())
+            sweep.write(output)
+        console.emit_json(sweep.data()) if json else console.emit(sweep.render())
         if output is not None:
             console.wrote(output)

@@ -2,7 +2,7 @@
 
 Sites, maps and sampled neighbours of the next step are prepared during this one where the plan says so
 (:mod:`runtime.sparse.preparing`), if somebody knows the next batch.  ``halopipe run`` reads its own data, and takes a
-batch more than it uses (:class:`AheadFeed`).  A script's loop gives one batch at a time; the iterator of its batches,
+batch more than it uses (:class:`AheadSource`).  A script's loop gives one batch at a time; the iterator of its batches,
 passed through ``run.ahead``, knows the next one:
 
     for batch in run.ahead(loader):     the loader is asked for batch 1 before batch 0 comes out,
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halopipe.data.batch_sources import BatchSource
 from halopipe.data.factories import Item, Pair
-from halopipe.data.feeds import Feed
 from halopipe.data.sources import bound, tensors_of
 from runtime.pipeline.microbatches import Batch, InputSpecs
 
@@ -35,8 +35,8 @@ UNTOLD = (
 )
 
 
-class AheadFeed:
-    """A feed whose next batch is taken, and told to whoever prepares it, before the one before is used.
+class AheadSource:
+    """A source whose next batch is taken, and told to whoever prepares it, before the one before is used.
 
     Its position is that behind the batch last given, so that a run that goes on reads the next one again.
 
@@ -44,25 +44,25 @@ class AheadFeed:
         expect: is told the batch behind the one that is given.
     """
 
-    def __init__(self, feed: Feed, expect: Callable[[Batch], None]) -> None:
-        self._feed, self._expect = feed, expect
-        self.position, self.agreement = feed.position, feed.agreement
+    def __init__(self, source: BatchSource, expect: Callable[[Batch], None]) -> None:
+        self._source, self._expect = source, expect
+        self.position, self.agreement = source.position, source.agreement
         self._next: tuple[Batch | None, Any] | None = None
 
     def take(self) -> Batch | None:
         is_first = self._next is None
-        found, self.position = self._next or self._taken()
-        if found is None:
+        batch, self.position = self._next or self._read_next()
+        if batch is None:
             return None
         if is_first:
-            self._expect(found)
-        self._next = self._taken()
+            self._expect(batch)
+        self._next = self._read_next()
         if self._next[0] is not None:
             self._expect(self._next[0])
-        return found
+        return batch
 
-    def _taken(self) -> tuple[Batch | None, Any]:
-        return self._feed.take(), self._feed.position
+    def _read_next(self) -> tuple[Batch | None, Any]:
+        return self._source.take(), self._source.position
 
 
 @dataclass(slots=True)
@@ -87,19 +87,19 @@ class Upcoming:
             return
         self._is_told = True
         rest = iter(batches)
-        found = next(rest, _END)
-        while found is not _END:
+        current = next(rest, _END)
+        while current is not _END:
             self._next = following = next(rest, _END)
-            yield found
-            found = following
+            yield current
+            current = following
 
     def take(self) -> tuple[Any, ...]:
         """The batch of the step behind this one, once; () where nobody knows it, which is said at the second step."""
-        found, self._next = self._next, _END
+        following, self._next = self._next, _END
         self._num_taken += 1
         if self.is_wanted and self.warns and not self._is_told and self._num_taken == 2:
             _log.warning("%s", UNTOLD)
-        return () if found is _END else (found,)
+        return () if following is _END else (following,)
 
 
 @dataclass(slots=True)

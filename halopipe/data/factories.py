@@ -51,7 +51,7 @@ def failure_of(name: str, error: Exception, places: Sequence[str] = (), remedies
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class BatchPytree:
     """Checks what user code gives.
 
     Attributes:
@@ -66,24 +66,24 @@ class Form:
     batch: BatchStructure
     call: str = ""
 
-    def item(self, found: Any) -> Item:
+    def item(self, raw: Any) -> Item:
         """A batch, or a list of micro-batches, each a batch by itself.
 
         Raises:
             FactoryError: it is neither.
         """
-        return [self.pair(each) for each in found] if self.is_several(found) else self.pair(found)
+        return [self.pair(each) for each in raw] if self.is_several(raw) else self.pair(raw)
 
-    def is_several(self, found: Any) -> bool:
+    def is_several(self, raw: Any) -> bool:
         """Whether it is a list of micro-batches."""
-        if not isinstance(found, list) or not found or not all(isinstance(each, (tuple, Mapping)) for each in found):
+        if not isinstance(raw, list) or not raw or not all(isinstance(each, (tuple, Mapping)) for each in raw):
             return False
-        is_pair = len(found) == 2 and isinstance(found[0], Mapping) and self.batch.has_targets
+        is_pair = len(raw) == 2 and isinstance(raw[0], Mapping) and self.batch.has_targets
         return not is_pair
 
-    def pair(self, found: Any) -> Pair:
+    def pair(self, raw: Any) -> Pair:
         """The tensors of inputs and targets."""
-        inputs, targets = self.batch.apart(found, self.name)
+        inputs, targets = self.batch.apart(raw, self.name)
         return cast_tensors(inputs, self.casts), cast_tensors(targets, self.casts)
 
     @contextmanager
@@ -104,7 +104,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FactoryCall:
     """A factory with what it is given.
 
     Attributes:
@@ -119,10 +119,10 @@ _SAME = {"batch_size": "global_batch", "shape": "input_shape"}
 """Other names that people give a factory's parameters."""
 
 
-def call_of(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> Call:
-    """The factory called ``name`` with those of ``given`` that it takes.
+def call_of(name: str, factory: Callable[..., Any], offers: Mapping[str, Any]) -> FactoryCall:
+    """The factory called ``name`` with those of ``offers`` that it takes.
 
-    A parameter of such a name gets that; others without a default get what is left of ``given``, in its order.
+    A parameter of such a name gets that; others without a default get what is left of ``offers``, in its order.
 
     Raises:
         FactoryError: it wants more.
@@ -131,31 +131,31 @@ def call_of(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) ->
         parameters = tuple(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):  # of a builtin, which does not say
         parameters = (inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),)
-    known = {each.name: _SAME.get(each.name, each.name) for each in parameters}
-    left = [word for word in given if word not in known.values()]
-    taken: dict[str, Any] = {}
+    offer_of = {each.name: _SAME.get(each.name, each.name) for each in parameters}
+    left = [word for word in offers if word not in offer_of.values()]
+    chosen: dict[str, Any] = {}
     args: list[Any] = []
     named: dict[str, Any] = {}
     for each in parameters:
-        if each.kind is each.VAR_POSITIONAL and len(args) == len(taken):
-            taken.update((word, given[word]) for word in left)
-            args += (given[word] for word in left)
+        if each.kind is each.VAR_POSITIONAL and len(args) == len(chosen):
+            chosen.update((word, offers[word]) for word in left)
+            args += (offers[word] for word in left)
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             continue
-        if known[each.name] in given:
-            value = given[known[each.name]]
+        if offer_of[each.name] in offers:
+            value = offers[offer_of[each.name]]
         elif each.default is not each.empty:
             continue
         elif left and each.kind is not each.KEYWORD_ONLY:
-            value = given[left.pop(0)]
+            value = offers[left.pop(0)]
         else:
             raise FactoryError(
                 f"{name} wants {each.name!r}, which nobody gives it",
                 [f"it is {name.rpartition(':')[2]}{inspect.signature(factory)}"],
                 [f"{SIGNATURE}; give others a default"],
             )
-        taken[each.name] = value
-        is_next = each.kind is not each.KEYWORD_ONLY and list(known).index(each.name) == len(args)
+        chosen[each.name] = value
+        is_next = each.kind is not each.KEYWORD_ONLY and list(offer_of).index(each.name) == len(args)
         args.append(value) if is_next else named.update({each.name: value})
-    text = ", ".join(f"{key}={value}" for key, value in taken.items())
-    return Call(lambda: factory(*args, **named), f"{name}({text})")
+    text = ", ".join(f"{key}={value}" for key, value in chosen.items())
+    return FactoryCall(lambda: factory(*args, **named), f"{name}({text})")

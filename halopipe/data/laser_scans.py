@@ -84,21 +84,21 @@ class ScanTiles(Dataset[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]):
                 raise UsageError(f"{name} is {value}, the edge of something has to be above 0")
         places, intensity = read_scan(path)
         above = height_above_ground(places, cell_m)
-        found: dict[tuple[int, int], Tile] = {}
+        tiles: dict[tuple[int, int], Tile] = {}
         for place, rows in _rows_by_tile(places, tile_m):
             values = None if intensity is None else intensity[rows]
             tile = _tile(places[rows], values, above[rows], voxel_m, step_m)
             if len(tile.targets) >= least_voxels:
-                found[place] = tile
-        chosen = _part(list(found), part, validation_share, seed)
+                tiles[place] = tile
+        chosen = _part(list(tiles), part, validation_share, seed)
         if not chosen:
             raise UsageError(
                 f"{path} has no tile for {part}",
-                [f"{len(found)} tiles of {tile_m} m have {least_voxels} voxels or more"],
+                [f"{len(tiles)} tiles of {tile_m} m have {least_voxels} voxels or more"],
                 ["smaller tiles (tile_m)", "fewer voxels a tile (least_voxels)"],
             )
-        self._points = points or max(len(tile.targets) for tile in found.values())
-        self._tiles = [_thinned(found[place], self._points, mixed(seed, *place)) for place in chosen]
+        self._points = points or max(len(tile.targets) for tile in tiles.values())
+        self._tiles = [_thinned(tiles[place], self._points, mixed(seed, *place)) for place in chosen]
         self.channels = 1 if intensity is None else 2
 
     @property

@@ -104,8 +104,8 @@ class Shapes(Dataset[CloudSample]):
         surface = _posed(solid(int(_POINTS_A_VOXEL * wanted) + 1, generator), generator)
         edge = sqrt(_VOXELS_AN_AREA * 4 * pi / wanted)
         for _ in range(_NUM_CORRECTIONS):
-            found = _voxels(surface, edge)
-            edge *= sqrt(len(found) / wanted)
+            occupied = _voxels(surface, edge)
+            edge *= sqrt(len(occupied) / wanted)
         coordinates = _voxels(surface, edge)
         if len(coordinates) > self._points:  # rare: counting did not settle
             kept = torch.randperm(len(coordinates), generator=generator)[: self._points].sort().values
@@ -131,8 +131,8 @@ def _posed(points: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _sphere(count: int, generator: torch.Generator) -> Tensor:
-    found = torch.randn(count, 3, generator=generator)
-    on_sphere: Tensor = found / found.norm(dim=1, keepdim=True)
+    normal = torch.randn(count, 3, generator=generator)
+    on_sphere: Tensor = normal / normal.norm(dim=1, keepdim=True)
     return on_sphere
 
 

@@ -27,12 +27,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from cuda_ops._torch import forget_iterator
 from cuda_ops.device.seeding import seed_generators, seeded
-from halopipe.data.factories import Form, Item, Pair, call_of
+from halopipe.data.factories import BatchPytree, Item, Pair, call_of
 from planner.ir.errors import DifferentDataError, FactoryError, UsageError
 from profiler.source.model import LoadedModel
 from profiler.source.source import find_factory
-from runtime.pipeline.messages import dtype_of
 from runtime.pipeline.microbatches import Batch, InputSpecs, MicroBatches, WholeBatch
+from runtime.pipeline.routing import dtype_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Data(Protocol):
 
 
 @dataclass(slots=True)
-class Example:
+class ExampleData:
     """The model's own example, repeated to the global batch, again and again."""
 
     pair: Pair
@@ -78,30 +78,35 @@ class Example:
             yield self.pair
 
 
-class Stream:
+def _drawn(iterator: Iterator[Any], seed: int, start: Position) -> Iterator[Any]:
+    """The batches of an epoch from ``start`` on; what each draws depends on its number and the epoch alone."""
+    for number in count():
+        with drawing(seed, start.epoch, number):
+            item = next(iterator, _END)
+        if item is _END:
+            return
+        if number >= start.batches:
+            yield item
+
+
+class StreamData:
     """An iterator: one epoch; asked again, the factory is called again."""
 
     repeats = False
 
-    def __init__(self, first: Iterator[Any], make: Callable[[], Iterator[Any]], seed: int, form: Form) -> None:
+    def __init__(self, first: Iterator[Any], make: Callable[[], Iterator[Any]], seed: int, form: BatchPytree) -> None:
         self._first: Iterator[Any] | None = first
         self._make, self._seed, self._form = make, seed, form
         self.origin = f"{form.call} gave an iterator of batches"
 
     def epoch(self, start: Position) -> Iterator[Item]:
         with self._form.told():
-            found = self._make() if self._first is None else self._first
+            iterator = self._make() if self._first is None else self._first
             self._first = None
-            for number in count():
-                with drawing(self._seed, start.epoch, number):
-                    item = next(found, _END)
-                if item is _END:
-                    return
-                if number >= start.batches:
-                    yield self._form.item(item)
+            yield from map(self._form.item, _drawn(iterator, self._seed, start))
 
 
-class Loader:
+class LoaderData:
     """An iterable of batches, such as a DataLoader: one pass is an epoch.
 
     Generators and samplers (``set_epoch``) of a DataLoader are set anew for each epoch, and its workers start anew.
@@ -109,44 +114,36 @@ class Loader:
 
     repeats = True
 
-    def __init__(self, found: Iterable[Any], seed: int, form: Form, global_batch: int) -> None:
-        self._found, self._seed, self._form = found, seed, form
-        self.origin = f"{form.call} gave batches in epochs ({type(found).__name__})"
+    def __init__(self, loader: Iterable[Any], seed: int, form: BatchPytree, global_batch: int) -> None:
+        self._loader, self._seed, self._form = loader, seed, form
+        self.origin = f"{form.call} gave batches in epochs ({type(loader).__name__})"
         self.length = self._samples(global_batch)
 
     def epoch(self, start: Position) -> Iterator[Item]:
         with self._form.told():
             self._begin(start.epoch)
             with drawing(self._seed, start.epoch):
-                iterator = iter(self._found)
-            number = 0
-            while True:
-                with drawing(self._seed, start.epoch, number):
-                    item = next(iterator, _END)
-                if item is _END:
-                    return
-                number += 1
-                if number > start.batches:
-                    yield self._form.item(item)
+                iterator = iter(self._loader)
+            yield from map(self._form.item, _drawn(iterator, self._seed, start))
 
     def _samples(self, global_batch: int) -> int:
-        found = self._found
-        if not isinstance(found, DataLoader) or found.drop_last or found.batch_size != global_batch:
+        loader = self._loader
+        if not isinstance(loader, DataLoader) or loader.drop_last or loader.batch_size != global_batch:
             return 0
         try:
-            return len(found.sampler)  # type: ignore[arg-type]  # not every sampler has a length
+            return len(loader.sampler)  # type: ignore[arg-type]  # not every sampler has a length
         except (TypeError, NotImplementedError):
             return 0
 
     def _begin(self, epoch: int) -> None:
-        found: Any = self._found
-        batches = getattr(found, "batch_sampler", None)
-        owners: tuple[Any, ...] = found, getattr(found, "sampler", None), batches, getattr(batches, "sampler", None)
-        for owner in {id(each): each for each in (*owners, getattr(found, "dataset", None))}.values():
+        loader: Any = self._loader
+        batches = getattr(loader, "batch_sampler", None)
+        owners: tuple[Any, ...] = loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)
+        for owner in {id(each): each for each in (*owners, getattr(loader, "dataset", None))}.values():
             if callable(getattr(owner, "set_epoch", None)):
                 owner.set_epoch(epoch)
-        if getattr(found, "persistent_workers", False):
-            forget_iterator(found)  # else they would go on drawing where the epoch before left them
+        if getattr(loader, "persistent_workers", False):
+            forget_iterator(loader)  # else they would go on drawing where the epoch before left them
         for owner in owners:
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
@@ -164,7 +161,7 @@ class Samples:
 
     repeats = True
 
-    def __init__(self, dataset: Any, global_batch: int, seed: int, form: Form, *, shuffled: bool) -> None:
+    def __init__(self, dataset: Any, global_batch: int, seed: int, form: BatchPytree, *, shuffled: bool) -> None:
         self._dataset, self._global_batch, self._seed, self._form = dataset, global_batch, seed, form
         self._shuffled = shuffled
         with form.told():
@@ -189,11 +186,11 @@ class Samples:
     def collated(self, epoch: int, indices: Sequence[int]) -> Pair:
         """These samples as one batch; what a sample draws depends on its number and the epoch alone."""
         with self._form.told(), drawing(self._seed, epoch):
-            found = []
+            samples = []
             for index in indices:
                 seed_generators(mixed(self._seed, epoch, index))
-                found.append(self._dataset[index])
-            return self._form.pair(default_collate(found))
+                samples.append(self._dataset[index])
+            return self._form.pair(default_collate(samples))
 
     def require_repeatable(self, start: Position) -> None:
         """Reads the first sample from ``start`` on twice.
@@ -202,8 +199,8 @@ class Samples:
             DifferentDataError: it is another one the second time.
         """
         index = next(iter(self.indices(start)), [0])[0]
-        first, again = (_flat(self.collated(start.epoch, [index])) for _ in range(2))
-        if [digest(tensor) for tensor in first] != [digest(tensor) for tensor in again]:
+        first, second = (_flat(self.collated(start.epoch, [index])) for _ in range(2))
+        if [digest(tensor) for tensor in first] != [digest(tensor) for tensor in second]:
             raise DifferentDataError(
                 f"sample {index} of {self._form.name} is another one when it is read again",
                 ["what a rank reads, or reads again after a checkpoint, would not be what another one read"],
@@ -216,7 +213,7 @@ class Samples:
 
 def samples_of_epoch(data: Data | None) -> int:
     """Samples of an epoch, of a Dataset or a DataLoader that keeps its last batch; 0: unknown."""
-    return data.length if isinstance(data, (Samples, Loader)) else 0
+    return data.length if isinstance(data, (Samples, LoaderData)) else 0
 
 
 def digest(tensor: Tensor) -> int:
@@ -240,33 +237,33 @@ def open_data(name: str, model: LoadedModel, global_batch: int, seed: int, *, sh
         ModelNotFoundError, FactoryError: the factory is not there, or fails, or gives something else.
     """
     if not name:
-        return Example(_repeated(model, global_batch))
+        return ExampleData(_repeated(model, global_batch))
     with seeded(seed):
         factory, shape = find_factory(name), _input_shape(model)
     call = call_of(name, factory, {"global_batch": global_batch, "input_shape": shape, "seed": seed})
-    form = Form(name, model.casts, model.batch, call.text)
+    form = BatchPytree(name, model.casts, model.batch, call.text)
 
     def make() -> Any:
         with form.told(), seeded(seed):
             return call.make()
 
-    found = make()
-    if isinstance(found, IterableDataset):
-        return Loader(DataLoader(found, batch_size=global_batch), seed, form, global_batch)
-    if isinstance(found, Dataset) or _is_map_style(found):
-        return Samples(found, global_batch, seed, form, shuffled=shuffled)
-    if not hasattr(found, "__iter__") and not hasattr(found, "__getitem__"):
-        given = "None" if found is None else f"a {type(found).__name__}"
+    source = make()
+    if isinstance(source, IterableDataset):
+        return LoaderData(DataLoader(source, batch_size=global_batch), seed, form, global_batch)
+    if isinstance(source, Dataset) or _is_map_style(source):
+        return Samples(source, global_batch, seed, form, shuffled=shuffled)
+    if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
+        description = "None" if source is None else f"a {type(source).__name__}"
         raise FactoryError(
-            f"{name} gave {given}, which is no data",
+            f"{name} gave {description}, which is no data",
             [f"called as {call.text}"],
             ["return a Dataset, a DataLoader, a list of batches or an iterator of them"],
         )
     with form.told(), seeded(seed):
-        iterator = iter(found) if not isinstance(found, DataLoader) else None
-    if iterator is not None and iterator is found:
-        return Stream(iterator, make, seed, form)
-    return Loader(found, seed, form, global_batch)
+        iterator = iter(source) if not isinstance(source, DataLoader) else None
+    if iterator is not None and iterator is source:
+        return StreamData(iterator, make, seed, form)
+    return LoaderData(source, seed, form, global_batch)
 
 
 def mixed(*numbers: int) -> int:
@@ -282,9 +279,9 @@ def drawing(*numbers: int) -> Iterator[None]:
         yield
 
 
-def _is_map_style(found: Any) -> bool:
+def _is_map_style(source: Any) -> bool:
     """Whether it is read by numbers of samples, as those of ``datasets`` are; a list is one of batches."""
-    return hasattr(found, "__getitems__") and hasattr(found, "__len__")
+    return hasattr(source, "__getitems__") and hasattr(source, "__len__")
 
 
 _END = object()
@@ -377,7 +374,7 @@ def bound(item: Item, inputs: InputSpecs, planned: Sequence[int], *, is_prepared
         for pair in item if isinstance(item, list) else [item]:
             _require_dtypes(pair, inputs)
     if isinstance(item, list):
-        return MicroBatches(inputs, [(*given, *targets) for given, targets in item], len(planned))
+        return MicroBatches(inputs, [(*model_inputs, *targets) for model_inputs, targets in item], len(planned))
     return WholeBatch(inputs, (*item[0], *item[1]), tuple(planned))
 
 
@@ -398,4 +395,4 @@ def _require_dtypes(pair: Pair, inputs: InputSpecs) -> None:
 def tensors_of(item: Item) -> list[tuple[Tensor, ...]]:
     """Of each input and target its tensors, one a micro-batch."""
     pairs = item if isinstance(item, list) else [item]
-    return list(zip(*((*given, *targets) for given, targets in pairs), strict=True))
+    return list(zip(*((*model_inputs, *targets) for model_inputs, targets in pairs), strict=True))

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from halopipe.run_spec.job import RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
-from halopipe.training.resuming import Start
+from halopipe.training.resuming import ResumePoint
 from planner.ir.codec import plain
 from planner.ir.plan import Decision, Plan, RankMeasured
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
@@ -44,20 +44,20 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
         ranks_measured(shown, plan.decision),
         results[0].data,
         results[0].transport,
-        tuple(each for result in results for each in result.lone),
-        next((result.not_lone for result in results if result.not_lone), ""),
+        tuple(each for result in results for each in result.isolated_passes),
+        next((result.why_not_isolated for result in results if result.why_not_isolated), ""),
         left_out=results[0].left_out,
         slow=results[0].slow,
         saves=max((result.saves for result in results), key=lambda saves: saves.seconds),
         kinds=tuple(result.kind for result in results),
     )
     if progress is not None:
-        told = (losses[-1] if losses else None, seconds[-1], result.slow, result.left_out)
-        progress(RunProgress(result.first_step + len(seconds), options.steps, *told))
+        latest = (losses[-1] if losses else None, seconds[-1], result.slow, result.left_out)
+        progress(RunProgress(result.first_step + len(seconds), options.steps, *latest))
     return result
 
 
-def nothing_left(start: Start) -> RunResult:
+def nothing_left(start: ResumePoint) -> RunResult:
     """The result of a run all of whose steps were done before it."""
     timeline = Timeline("measured", 0.0, ())
     return RunResult((), (), start.options.warmup, timeline, (), (), (), first_step=start.step, end=start.end)
@@ -91,8 +91,8 @@ def _numerics(options: RunOptions, plan: Plan, results: list[RankResult]) -> Num
         skipped = f"its {options.steps} steps make no update"
     if skipped:
         return NumericsReport(dtype, 0, 0, {}, skipped=skipped)
-    found = (Difference(**plain(each)) for result in results for each in result.compared)
-    return report(found, dtype, witness=results[0].witness, strict=options.check_numerics)
+    differences = (Difference(**plain(each)) for result in results for each in result.compared)
+    return report(differences, dtype, witness=results[0].witness, strict=options.check_numerics)
 
 
 def stage_medians(timelines: list[Timeline], num_stages: int, ops: tuple[Op, ...]) -> tuple[float, ...]:
@@ -111,16 +111,16 @@ def ranks_measured(timelines: Sequence[Timeline], decision: Decision) -> tuple[R
     """By rank, means over the steps; nothing if there are none."""
     if not timelines:
         return ()
-    found = []
+    by_rank = []
     for rank in range(decision.num_ranks):
         parts = zip(*(_parts(timeline, rank, decision) for timeline in timelines), strict=True)
-        found.append(RankMeasured(rank, *(fmean(part) for part in parts)))
-    return tuple(found)
+        by_rank.append(RankMeasured(rank, *(fmean(part) for part in parts)))
+    return tuple(by_rank)
 
 
 def stage_once_s(timelines: Sequence[Timeline], decision: Decision, op: Op) -> tuple[float, ...]:
     """By stage, the median over steps of ``UPDATE`` (its slowest rank's) or ``REDUCE_GRAD`` (from the last arrival)."""
-    found: dict[int, list[float]] = defaultdict(list)
+    by_stage: dict[int, list[float]] = defaultdict(list)
     for timeline in timelines:
         lengths: dict[int, list[float]] = defaultdict(list)
         for span in timeline.spans:
@@ -128,8 +128,8 @@ def stage_once_s(timelines: Sequence[Timeline], decision: Decision, op: Op) -> t
             if action.op is op:
                 lengths[action.stage].append(span.stop_s - span.start_s)
         for stage, each in lengths.items():
-            found[stage].append(min(each) if op is Op.REDUCE_GRAD else max(each))
-    return tuple(median(found[stage]) if stage in found else 0.0 for stage in range(len(decision.stages)))
+            by_stage[stage].append(min(each) if op is Op.REDUCE_GRAD else max(each))
+    return tuple(median(by_stage[stage]) if stage in by_stage else 0.0 for stage in range(len(decision.stages)))
 
 
 def _parts(timeline: Timeline, rank: int, decision: Decision) -> tuple[float, float, float, float]:

@@ -194,10 +194,10 @@ def _address(several_hosts: bool, environment: Mapping[str, str]) -> str:
     if environment.get(GLOO):
         return address_of(environment[GLOO])
     try:
-        found = socket.gethostbyname(socket.gethostname())
+        address = socket.gethostbyname(socket.gethostname())
     except OSError:
-        found = LOOPBACK
-    return address_of(interface_towards(found, several_hosts=True)) if is_loopback(found) else found
+        address = LOOPBACK
+    return address_of(interface_towards(address, several_hosts=True)) if is_loopback(address) else address
 
 
 def _free_port() -> int:
@@ -219,44 +219,44 @@ def ranks_by_host(decision: Decision) -> dict[str, tuple[int, ...]]:
     for stage in decision.stages:
         for rank, device in zip(stage.ranks, stage.devices, strict=False):
             device_of.setdefault(rank, device)
-    found: dict[str, list[int]] = {}
+    hosts: dict[str, list[int]] = {}
     host = ""
     for rank in range(decision.num_ranks):
         host = device_of[rank].rpartition("/")[0] if rank in device_of else host
-        found.setdefault(host, []).append(rank)
-    return {name: tuple(ranks) for name, ranks in found.items()}
+        hosts.setdefault(host, []).append(rank)
+    return {name: tuple(ranks) for name, ranks in hosts.items()}
 
 
-def torchrun_commands(hosts: Sequence[str], num_ranks: Sequence[int], words: str = "run PLAN") -> list[str]:
+def torchrun_commands(hosts: Sequence[str], num_ranks: Sequence[int], verb_line: str = "run PLAN") -> list[str]:
     """What starts a job of so many ranks on each of ``hosts``, a command for each."""
     if len(hosts) == 1:
-        return [f"torchrun --nproc-per-node {num_ranks[0]} -m halopipe {words}"]
+        return [f"torchrun --nproc-per-node {num_ranks[0]} -m halopipe {verb_line}"]
     meeting = f"--master-addr {shlex.quote(hosts[0].rpartition('@')[2])} --master-port {PORT}"
     return [
         f"on {shlex.quote(host)}: torchrun --nnodes {len(hosts)} --node-rank {number} --nproc-per-node {count} "
-        f"{meeting} -m halopipe {words}"
+        f"{meeting} -m halopipe {verb_line}"
         for number, (host, count) in enumerate(zip(hosts, num_ranks, strict=True))
     ]
 
 
-def hosts_refused(path: Path, words: str, decision: Decision | None = None) -> UsageError:
+def hosts_refused(path: Path, verb_line: str, decision: Decision | None = None) -> UsageError:
     """What ``--hosts FILE`` is answered with: the commands that torchrun needs in its place.
 
     Args:
-        words: of the command line, from the verb on.
+        verb_line: the command line, from the verb on.
         decision: says how many ranks each host has; None: the file does, by ``slots=N``.
     """
     counts = [] if decision is None else [len(ranks) for ranks in ranks_by_host(decision).values()]
     try:
         lines = [line.partition("#")[0].split() for line in path.read_text(encoding="utf-8").splitlines()]
-        known = [(line[0], line[-1].removeprefix("slots=")) for line in lines if line]
+        hosts = [(line[0], line[-1].removeprefix("slots=")) for line in lines if line]
     except (OSError, UnicodeDecodeError):
-        known = []
-    names = [name for name, _ in known] or ["HOST0", "HOST1"]
+        hosts = []
+    names = [name for name, _ in hosts] or ["HOST0", "HOST1"]
     if not counts:
-        counts = [int(slots) if slots.isdecimal() else 1 for _, slots in known] or [1, 1]
+        counts = [int(slots) if slots.isdecimal() else 1 for _, slots in hosts] or [1, 1]
     names += [f"HOST{number}" for number in range(len(names), len(counts))]
-    shown = torchrun_commands(names[: len(counts)], counts[: len(names)], words)
+    shown = torchrun_commands(names[: len(counts)], counts[: len(names)], verb_line)
     return UsageError("--hosts starts nothing: torchrun starts the ranks of several hosts", [], shown)
 
 
@@ -284,19 +284,19 @@ def _number(
         return otherwise
     text = environment[name]
     if not (text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
-        told = f"a number from {least} to {most} is expected of {teller}"
-        raise UsageError(f"{name} is {text!r}", [told], [f"unset {name}, to run outside of a job"])
+        expected = f"a number from {least} to {most} is expected of {teller}"
+        raise UsageError(f"{name} is {text!r}", [expected], [f"unset {name}, to run outside of a job"])
     return int(text)
 
 
 def interfaces() -> dict[str, str]:
     """IPv4 addresses by name of interface; those without one are left out."""
-    found = {}
+    addresses = {}
     for _, name in socket.if_nameindex():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+            addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses
 
 
 def address_of(interface: str) -> str:
@@ -305,16 +305,16 @@ def address_of(interface: str) -> str:
     Raises:
         UsageError: this host has no such interface.
     """
-    known = interfaces()
-    if interface in known.values():
+    addresses = interfaces()
+    if interface in addresses.values():
         return interface
-    if interface not in known:
+    if interface not in addresses:
         raise UsageError(
             f"this host has no interface {interface}",
-            [f"it has {', '.join(f'{name} ({address})' for name, address in known.items())}"],
+            [f"it has {', '.join(f'{name} ({address})' for name, address in addresses.items())}"],
             [f"name one of these: {GLOO}=..."],
         )
-    return known[interface]
+    return addresses[interface]
 
 
 def address_towards(host: str) -> str:
@@ -356,9 +356,10 @@ def choose_gloo_interface(environment: MutableMapping[str, str]) -> None:
     master = environment.get("MASTER_ADDR", "")
     if environment.get(GLOO) or not master:
         return
-    found = interface_towards(master, several_hosts=_spans_hosts(environment))
-    if found:
-        environment[GLOO] = found
+    is_spread = environment.get("LOCAL_WORLD_SIZE", "") not in ("", environment.get("WORLD_SIZE"))
+    interface = interface_towards(master, several_hosts=is_spread)
+    if interface:
+        environment[GLOO] = interface
 
 
 def is_loopback(address: str) -> bool:
@@ -368,8 +369,4 @@ def is_loopback(address: str) -> bool:
 
 def _interface_with(address: str) -> str:
     otherwise = "lo" if is_loopback(address) else ""  # 127.0.1.1 is on no list
-    return next((name for name, found in interfaces().items() if found == address), otherwise)
-
-
-def _spans_hosts(environment: Mapping[str, str]) -> bool:
-    return environment.get("LOCAL_WORLD_SIZE", "") not in ("", environment.get("WORLD_SIZE"))
+    return next((name for name, candidate in interfaces().items() if candidate == address), otherwise)

@@ -46,7 +46,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedWorker:
     """What a worker that has ended left behind.
 
     Attributes:
@@ -85,7 +85,7 @@ class Processes:
         self._members, self._folder, self._environment = tuple(members), folder, dict(environment)
         self._loads, self._afresh, self._leaves = tuple(loads), afresh, str(folder) if is_own else ""
         self._processes: dict[int, fork_server.Process] = {}
-        self._ended: dict[int, Ended] = {}
+        self._ended: dict[int, EndedWorker] = {}
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -115,7 +115,7 @@ class Processes:
         """Those of their processes, by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
-    def ended(self) -> Mapping[int, Ended]:
+    def ended(self) -> Mapping[int, EndedWorker]:
         """Those that have ended by now."""
         for rank, process in self._processes.items():
             code = process.poll()
@@ -123,7 +123,7 @@ class Processes:
                 result, error = (_text(path(self._folder, rank)) for path in (result_path, error_path))
                 if code == NO_ROOM and not error:
                     error = self._no_room()
-                self._ended[rank] = Ended(code, result, error, _text(self._output(rank)))
+                self._ended[rank] = EndedWorker(code, result, error, _text(self._output(rank)))
         return self._ended
 
     def ask_to_end(self) -> None:
@@ -189,8 +189,8 @@ def worker_environment(paths: Sequence[str], interface: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in _FOREIGN and not name.startswith(("TORCHELASTIC_", "SLURM_", "PMI", "OMPI_", MPI_JOB))
     }
-    known = [*paths, *environment.get("PYTHONPATH", "").split(os.pathsep)]
-    chosen = os.pathsep.join(dict.fromkeys(filter(None, known)))
+    search_paths = [*paths, *environment.get("PYTHONPATH", "").split(os.pathsep)]
+    chosen = os.pathsep.join(dict.fromkeys(filter(None, search_paths)))
     settings = {"PYTHONPATH": chosen, **fork_server.SETTINGS}
     return environment | settings | ({GLOO: interface} if interface else {})
 

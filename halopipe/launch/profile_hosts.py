@@ -25,7 +25,7 @@ from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
-    from runtime.monitor.activity import Activity, Beat, Board
+    from runtime.monitor.activity import Activity, Beat, StatusStore
 
 SILENCE_S = 60.0
 """A rank that says nothing for so long is gone, with its host or its link."""
@@ -56,7 +56,7 @@ def profile_hosts(
         store.set(f"host/{job.rank}", f"n{job.host}")
         hosts = tuple(store.get(f"host/{rank}").decode() for rank in range(job.num_ranks))
         core, cluster = core_of(job.local_rank), _cluster(hosts, job)  # before this process takes one core
-        waiting = _Waiting(board, hosts, job.rank > 0)
+        waiting = _HostsWait(board, hosts, job.rank > 0)
         profile = _model(job, hosts, store, waiting, measure) if job.local_rank == 0 else None
         activity.begin("waiting for the others")
         waiting.until(store, [_key(first) for first in _firsts(hosts)])
@@ -67,11 +67,11 @@ def profile_hosts(
         texts = gathered(store, job.rank, job.num_ranks, own)
         if job.rank:
             return None
-        found = {hosts[first]: loads(texts[first], Profile, hosts[first]) for first in _firsts(hosts)}
-        return together(found, cluster.pairs)
+        by_host = {hosts[first]: loads(texts[first], Profile, hosts[first]) for first in _firsts(hosts)}
+        return together(by_host, cluster.pairs)
 
 
-def together(found: Mapping[str, Profile], pairs: tuple[PairLink, ...] = ()) -> Profile:
+def together(by_host: Mapping[str, Profile], pairs: tuple[PairLink, ...] = ()) -> Profile:
     """One profile of those of all hosts; links are those of the first, which measured them with the others.
 
     Args:
@@ -82,15 +82,15 @@ def together(found: Mapping[str, Profile], pairs: tuple[PairLink, ...] = ()) -> 
     """
     from profiler.merge import gather
 
-    links = next(iter(found.values())).cluster
-    bare = [replace(profile, cluster=Cluster(profile.cluster.devices, {})) for profile in found.values()]
-    merged = gather(bare, list(found))
+    links = next(iter(by_host.values())).cluster
+    bare = [replace(profile, cluster=Cluster(profile.cluster.devices, {})) for profile in by_host.values()]
+    merged = gather(bare, list(by_host))
     cluster = replace(merged.cluster, links=links.links, collectives=links.collectives, pairs=pairs)
     return replace(merged, cluster=cluster)
 
 
 @contextmanager
-def _heard(board: Board, rank: int) -> Iterator[Activity]:
+def _heard(board: StatusStore, rank: int) -> Iterator[Activity]:
     """The others hear what this rank does."""
     from runtime.monitor.activity import Activity, Heartbeat
 
@@ -105,14 +105,14 @@ def _heard(board: Board, rank: int) -> Iterator[Activity]:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _HostsWait:
     """Waits for what other ranks write, and sees which of them is gone.
 
     Attributes:
         hosts: of each rank.
     """
 
-    board: Board
+    board: StatusStore
     hosts: tuple[str, ...]
     quiet: bool
     _numbers: dict[int, int] = field(default_factory=dict)
@@ -126,9 +126,9 @@ class _Waiting:
             HalopipeError: what another rank failed by.
         """
         from halopipe.launch.torchrun import require_nobody_failed
-        from runtime.monitor.activity import Board, read_board
+        from runtime.monitor.activity import StatusStore, read_board
 
-        asked, ranks = Board.of(store), range(len(self.hosts))
+        asked, ranks = StatusStore.of(store), range(len(self.hosts))
         self._heard_s = dict.fromkeys(ranks, time.monotonic())
         with Reporter("profiling", quiet=self.quiet) as reporter:
             while not asked.answer(lambda own: own.check(keys), False):
@@ -155,7 +155,7 @@ class _Waiting:
 
 
 def _model(
-    job: JobRank, hosts: tuple[str, ...], store: Store, waiting: _Waiting, measure: Callable[[bool], Profile]
+    job: JobRank, hosts: tuple[str, ...], store: Store, waiting: _HostsWait, measure: Callable[[bool], Profile]
 ) -> Profile:
     """What the model costs here, measured when it is this host's turn."""
     machine = _machine()

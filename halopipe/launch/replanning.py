@@ -11,7 +11,7 @@ model or too little memory, is no loss of its device.  A device that a host has 
 start of the job; under torchrun that is when its host joins.
 
 On one host a launcher asks between its attempts (:meth:`Replanner.decide`).  Ranks of torchrun have no launcher: those
-that came say where they are, rank 0 decides for all (:func:`seated`).
+that came say where they are, rank 0 decides for all (:func:`ranks_assigned`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from cuda_ops import device_description
 from cuda_ops.device.gpus import num_gpus
 from halopipe.launch.job_environment import JobRank, ranks_by_host
 from halopipe.planning import plan_files
-from halopipe.planning.replan import Replan, Speeds, is_worth, replan
+from halopipe.planning.replan import HeardSpeeds, Replan, is_worth, replan
 from halopipe.run_spec.options import FREE, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress
 from halopipe.terminal import console, units
-from halopipe.training.rank_device import Seat, seats_of
+from halopipe.training.rank_device import DeviceAssignment, device_assignments_of
 from planner.ir.cluster import Cluster
 from planner.ir.codec import dump, dumps, from_json, load, loads
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError, UsageError, WorkerDiedError, WorkerError
@@ -43,7 +43,7 @@ from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
-    from halopipe.launch.restart import Loss
+    from halopipe.launch.restart import LostAttempt
 
 PLAN, HOSTS = "plan.json", "hosts.json"
 """In the folder of checkpoints: the plan that was made for what was left, and which host was which of the plan."""
@@ -81,7 +81,7 @@ class Replanner:
     changes: list[Replan] = field(init=False, default_factory=list)
     _cores_before: int = field(init=False)
     _lost: set[str] = field(init=False, default_factory=set)
-    _speeds: Speeds = field(init=False, default_factory=Speeds)
+    _speeds: HeardSpeeds = field(init=False, default_factory=HeardSpeeds)
     _began_s: float = field(init=False)
     _start_s: float | None = field(init=False, default=None)
     _heard_step: int = field(init=False, default=0)
@@ -106,7 +106,7 @@ class Replanner:
                 ],
             )
 
-    def decide(self, loss: Loss) -> Plan | None:
+    def decide(self, loss: LostAttempt) -> Plan | None:
         """The plan of the next attempt; None: the same.
 
         Raises:
@@ -129,10 +129,10 @@ class Replanner:
             InfeasibleError: nothing fits on what is left.
         """
         if speeds:
-            found = self._kept(speeds) or self._search(speeds)
+            chosen = self._kept(speeds) or self._search(speeds)
         else:
-            found = Replan(self.plan, self.first, {}, self.plan.prediction.step_s)
-        return self._take(found, speeds)
+            chosen = Replan(self.plan, self.first, {}, self.plan.prediction.step_s)
+        return self._take(chosen, speeds)
 
     def watching(self, progress: Progress | None) -> Progress:
         """``progress``, which also hears of devices that run at another speed; it ends an attempt for a better plan.
@@ -153,15 +153,15 @@ class Replanner:
     def _search(self, speeds: Mapping[str, float]) -> Replan:
         return replan(self.first, self.profile, speeds, in_force=self.plan, free=self.options.replan == FREE)
 
-    def _take(self, found: Replan, speeds: Mapping[str, float]) -> Plan:
-        self.plan = found.plan
+    def _take(self, change: Replan, speeds: Mapping[str, float]) -> Plan:
+        self.plan = change.plan
         self._speeds.plan_with(speeds)
-        self.changes.append(found)
-        for line in found.lines():
+        self.changes.append(change)
+        for line in change.lines():
             self.say(line)
         if self.options.checkpoint and speeds:
             self._keep()
-        return found.plan
+        return change.plan
 
     def _keep(self) -> None:
         """Writes the plan in force, to look at, and for attempts on the same devices."""
@@ -178,12 +178,12 @@ class Replanner:
             plan = load(path, Plan)
         except HalopipeError:
             return None
-        known, asked = plan.inputs.request, self.first.inputs.request
+        earlier, asked = plan.inputs.request, self.first.inputs.request
         one, other = (
             replace(each, speeds={}, micro_batch_sizes=(), num_ranks=0, forbid=())  # what another plan may differ in
-            for each in (known, asked)
+            for each in (earlier, asked)
         )
-        alike = one == other and known.speeds == {**asked.speeds, **speeds}
+        alike = one == other and earlier.speeds == {**asked.speeds, **speeds}
         ours, theirs = self.first.decision, plan.decision
         same = ours.global_batch == theirs.global_batch
         if self.options.replan != FREE:
@@ -197,16 +197,16 @@ class Replanner:
     def _absent(self) -> list[str]:
         """Devices of the first plan that this host has no more, once patience is at its end."""
         end_s = time.monotonic() + self.options.patience_s
-        seats = seats_of(self.first.decision, self.options.device)
-        said = False
+        assignments = device_assignments_of(self.first.decision, self.options.device)
+        is_announced = False
         while True:
-            found = absent(seats, self._cores_before, self.num_cores(), self.num_gpus)
-            new = [name for name in found if name not in self._speeds.planned]
+            missing = absent(assignments, self._cores_before, self.num_cores(), self.num_gpus)
+            new = [name for name in missing if name not in self._speeds.planned]
             if not new or time.monotonic() >= end_s:
-                return found
-            if not said:
+                return missing
+            if not is_announced:
                 self.say(f"{', '.join(new)} is gone; it may come back for {units.seconds(self.options.patience_s)}")
-                said = True
+                is_announced = True
             time.sleep(_POLL_S)
 
     def _hear(self, at: RunProgress) -> None:
@@ -221,7 +221,10 @@ class Replanner:
             return
         self._heard_step = at.step
         newest = {each.rank: each.factor for each in at.slow if each.peer is None}
-        devices = {seat.rank: seat.name for seat in seats_of(self.plan.decision, self.options.device)}
+        devices = {
+            assignment.rank: assignment.name
+            for assignment in device_assignments_of(self.plan.decision, self.options.device)
+        }
         for rank, factor in newest.items():
             self._speeds.hear(devices[rank], factor)
         changed = self._speeds.changed()
@@ -234,11 +237,11 @@ class Replanner:
         """Beside the ranks, which go on: whether another plan is worth it at these speeds."""
         number = self._num_losses
         try:
-            found = self._search(speeds)
-            after_s = at.step_s * found.after_s / found.before_s if found.before_s else at.step_s
+            change = self._search(speeds)
+            after_s = at.step_s * change.after_s / change.before_s if change.before_s else at.step_s
             is_better = is_worth(at.step_s, after_s, at.num_steps - at.step, self._start_s or 0.0)
             if number == self._num_losses and is_better:
-                self._better = found
+                self._better = change
             else:
                 self._speeds.dismiss(speeds)
         except HalopipeError:
@@ -257,7 +260,7 @@ class Replanner:
             raise WorkerError("the job goes on under another plan", [self._better.headline()])
 
 
-def lost_in_succession(losses: Sequence[Loss], gone_after: int) -> set[str]:
+def lost_in_succession(losses: Sequence[LostAttempt], gone_after: int) -> set[str]:
     """Devices that each of the last losses was of; none where one of them was no loss of a device."""
     last = losses[-gone_after:]
     if len(last) < gone_after or not all(isinstance(loss.error, _OF_DEVICES) for loss in last):
@@ -265,17 +268,22 @@ def lost_in_succession(losses: Sequence[Loss], gone_after: int) -> set[str]:
     return set.intersection(*(set(loss.devices) for loss in last))
 
 
-def absent(seats: Sequence[Seat], cores_before: int, cores: int, gpus: Callable[[], int]) -> list[str]:
+def absent(
+    assignments: Sequence[DeviceAssignment], cores_before: int, cores: int, gpus: Callable[[], int]
+) -> list[str]:
     """Devices of a plan that this host has no more.
 
     Args:
         cores_before: that it had when the job began; ranks on processors have one each, as far as there are enough.
     """
-    on_cores = [seat.name for seat in seats if seat.gpu is None]
+    on_cores = [assignment.name for assignment in assignments if assignment.gpu is None]
     missing = on_cores[cores:] if cores < cores_before else []
-    on_gpus = [seat for seat in seats if seat.gpu is not None]
+    on_gpus = [assignment for assignment in assignments if assignment.gpu is not None]
     there = gpus() if on_gpus else 0
-    return [*missing, *(seat.name for seat in on_gpus if seat.gpu is not None and seat.gpu >= there)]
+    return [
+        *missing,
+        *(assignment.name for assignment in on_gpus if assignment.gpu is not None and assignment.gpu >= there),
+    ]
 
 
 def replanner(plan: Plan, profile: Profile | None, options: RunOptions) -> Replanner | None:
@@ -296,7 +304,7 @@ def replanner(plan: Plan, profile: Profile | None, options: RunOptions) -> Repla
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
+class RankAssignment:
     """Who does what in a job that torchrun started.
 
     Attributes:
@@ -308,7 +316,7 @@ class Seating:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class ArrivedRank:
     """Where a rank of a job is: the number and name of its host, and its number there."""
 
     rank: int
@@ -317,7 +325,7 @@ class Came:
     local_rank: int
 
 
-def seated(job: JobRank, store: Store, own: Replanner) -> Seating:
+def ranks_assigned(job: JobRank, store: Store, own: Replanner) -> RankAssignment:
     """The plan for the ranks that came, the same on all of them.
 
     Raises:
@@ -329,19 +337,19 @@ def seated(job: JobRank, store: Store, own: Replanner) -> Seating:
 
     def settle() -> str:
         places = [json.loads(store.get(f"place/{rank}").decode()) for rank in range(job.num_ranks)]
-        found = _settled(own, [Came(rank, *place) for rank, place in enumerate(places)])
-        return json.dumps([dumps(found.plan), list(found.rank_of.items())])
+        seating = _assigned(own, [ArrivedRank(rank, *place) for rank, place in enumerate(places)])
+        return json.dumps([dumps(seating.plan), list(seating.rank_of.items())])
 
     text, pairs = json.loads(said_by_rank_0(store, "seats", job.rank, settle))
     own.plan = loads(text, Plan)
-    return Seating(own.plan, dict(pairs))
+    return RankAssignment(own.plan, dict(pairs))
 
 
-def _settled(own: Replanner, came: Sequence[Came]) -> Seating:
+def _assigned(own: Replanner, arrivals: Sequence[ArrivedRank]) -> RankAssignment:
     """Rank 0's word: the first plan where all of its devices came, else another one."""
     decision, cluster = own.first.decision, own.profile.cluster
-    hosts: dict[int, list[Came]] = {}
-    for each in sorted(came, key=lambda each: (each.host, each.local_rank)):
+    hosts: dict[int, list[ArrivedRank]] = {}
+    for each in sorted(arrivals, key=lambda each: (each.host, each.local_rank)):
         hosts.setdefault(each.host, []).append(each)
     names = [ranks[0].name for ranks in hosts.values()]
     path = Path(own.options.checkpoint) / HOSTS if own.options.checkpoint else None
@@ -353,7 +361,7 @@ def _settled(own: Replanner, came: Sequence[Came]) -> Seating:
         for each, device in zip(ranks, devices, strict=False)
     }
     left = set(device_of.values())
-    used = [seat.name for seat in seats_of(decision) if seat.name]
+    used = [assignment.name for assignment in device_assignments_of(decision) if assignment.name]
     if left.issuperset(used):
         plan = own.first
         if path is not None and len(set(names)) == len(names):
@@ -368,13 +376,13 @@ def _settled(own: Replanner, came: Sequence[Came]) -> Seating:
             time.sleep(own.options.patience_s)  # torchrun ends this rank where they join meanwhile
         plan = own.change(speeds)
     rank_with = {device: rank for rank, device in device_of.items()}
-    rank_of = {rank_with[seat.name]: seat.rank for seat in seats_of(plan.decision)}
-    idle = [rank for rank in range(len(came)) if rank not in rank_of]
+    rank_of = {rank_with[assignment.name]: assignment.rank for assignment in device_assignments_of(plan.decision)}
+    idle = [rank for rank in range(len(arrivals)) if rank not in rank_of]
     if idle:
         own.say(
             f"{units.count(len(idle), 'rank')} of the job {'has' if len(idle) == 1 else 'have'} nothing to do: {idle}"
         )
-    return Seating(plan, rank_of)
+    return RankAssignment(plan, rank_of)
 
 
 def _known_hosts(path: Path | None) -> dict[str, str]:
@@ -386,7 +394,7 @@ def _known_hosts(path: Path | None) -> dict[str, str]:
 
 
 def devices_there(
-    hosts: Sequence[tuple[str, int]], decision: Decision, cluster: Cluster, known: Mapping[str, str]
+    hosts: Sequence[tuple[str, int]], decision: Decision, cluster: Cluster, host_names: Mapping[str, str]
 ) -> list[list[str]]:
     """The devices of each host of a job, by its local ranks; those beyond have none.
 
@@ -395,19 +403,19 @@ def devices_there(
 
     Args:
         hosts: name and number of ranks, in the job's order.
-        known: the plan's host by a host's name, as far as that is known.
+        host_names: the plan's host by a host's name, as far as that is known.
     """
-    seats = seats_of(decision)
-    used = {name: [seats[rank].name for rank in ranks] for name, ranks in ranks_by_host(decision).items()}
+    assignments = device_assignments_of(decision)
+    used = {name: [assignments[rank].name for rank in ranks] for name, ranks in ranks_by_host(decision).items()}
     if len(hosts) == 1 < len(used) and hosts[0][1] > max(map(len, used.values())):
         return [[name for names in used.values() for name in names][: hosts[0][1]]]
     for device in cluster.devices:
         of_host = used.setdefault(device.host, [])
         of_host += [device.name] if device.name not in of_host else []
     sizes = {name: len(ranks) for name, ranks in ranks_by_host(decision).items()}
-    free, found = list(used), list[list[str]]()
+    free, by_host = list(used), list[list[str]]()
     for name, count in hosts:
-        before = known.get(name)
+        before = host_names.get(name)
         ways = (
             [before] if before in free else [],
             [each for each in free if sizes.get(each) == count],
@@ -416,8 +424,8 @@ def devices_there(
         )
         host = next((way[0] for way in ways if way), None)
         if host is None:
-            found.append([])
+            by_host.append([])
             continue
         free.remove(host)
-        found.append(used[host][:count])
-    return found
+        by_host.append(used[host][:count])
+    return by_host

@@ -2,7 +2,7 @@
 
     attempt 0     steps 0 1 2 3 4 5 x          rank 1 is killed: all others end at once
                           ^ checkpoint after step 2
-    decide(Loss)  the plan of the next attempt, by default the same
+    decide(LostAttempt)  the plan of the next attempt, by default the same
     attempt 1           steps 2 3 4 5 6 7 8    from the newest sound checkpoint, as ``--resume auto`` does
 
 What the attempts did is told as one run: a loss for each step, whichever attempt computed it, and a
@@ -11,7 +11,7 @@ has processes, a store and random numbers of its own, so that its steps are bit 
 disturbed.
 
 Under torchrun there is no such process, and its agents start the ranks again (``--max-restarts``); with
-``--resume auto`` each attempt goes on as here, and tells of those before by what they left (:class:`Journals`).
+``--resume auto`` each attempt goes on as here, and tells of those before by what they left (:class:`EventLogs`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import TypeVar
 
 from halopipe.launch.combine import nothing_left
 from halopipe.launch.spawn import spawn
-from halopipe.run_spec.job import Done, Journal, cleared, job_folder, journal_path
+from halopipe.run_spec.job import AttemptRecord, EventLog, cleared, event_log_path, job_folder
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult, Saves, Score
 from halopipe.terminal import units
-from halopipe.training.resuming import Start, settled
+from halopipe.training.resuming import ResumePoint, resume_point
 from planner.ir.codec import from_json, plain
 from planner.ir.errors import (
     CheckpointError,
@@ -50,7 +50,7 @@ from runtime.monitor.failure import also, blame
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LostAttempt:
     """Why an attempt of a job ended before its last step.
 
     Attributes:
@@ -69,7 +69,7 @@ class Loss:
     ranks: tuple[int, ...]
     step: int
     num_done: int
-    before: tuple[Loss, ...] = ()
+    before: tuple[LostAttempt, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class Loss:
         )
 
 
-Decide = Callable[[Loss], Plan | None]
+Decide = Callable[[LostAttempt], Plan | None]
 """Asked between attempts, when no process of the last one is left: the plan of the next one; None: the same again.
 
 A HalopipeError that it raises ends the job in place of the loss.
@@ -141,7 +141,7 @@ class History:
     saves: Saves = field(default_factory=Saves)
     lost_s: float = 0.0
 
-    def note(self, done: Done) -> None:
+    def note(self, done: AttemptRecord) -> None:
         """Keeps what the attempt did, before its folder is cleared."""
         self.steps |= {step: (loss, done.step_seconds[step]) for step, loss in done.losses.items()}
         self.scores |= done.scores
@@ -149,11 +149,11 @@ class History:
             began_s = time.time() if done.began_s is None else done.began_s
             self.restarts[-1] = replace(self.restarts[-1], recovery_s=began_s - self.lost_s)
 
-    def num_done(self, start: Start) -> int:
+    def num_done(self, start: ResumePoint) -> int:
         """Steps that were complete, before the next attempt begins at ``start``."""
         return max(start.step, max(self.steps, default=-1) + 1)
 
-    def restarted(self, start: Start, error: str, code: str, ranks: tuple[int, ...]) -> None:
+    def restarted(self, start: ResumePoint, error: str, code: str, ranks: tuple[int, ...]) -> None:
         """The next attempt begins at ``start``: what was done after it does not count."""
         num_done = self.num_done(start)
         self.restarts.append(Restart(num_done, ranks, error, code, start.step, num_done - start.step))
@@ -185,11 +185,11 @@ class _Supervisor:
     progress: Progress | None
     decide: Decide
     folder: Path
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[LostAttempt, ...] = ()
     history: History = field(default_factory=History)
 
     def run(self) -> RunResult:
-        start = settled(self.plan, self.options)
+        start = resume_point(self.plan, self.options)
         self.history.began_anew = not start.options.resume
         while True:
             for line in start.skipped if self.losses else start.lines:
@@ -197,7 +197,7 @@ class _Supervisor:
             try:
                 result = nothing_left(start) if start.is_end else self._attempt(start)
             except HalopipeError as error:
-                done = Done.read(self.folder)
+                done = AttemptRecord.read(self.folder)
                 self.history.note(done)
                 self.history.saves = self.history.saves.then(done.saves)
                 if not may_pass(error, len(self.history.steps)) or len(self.losses) >= self.options.restarts:
@@ -209,31 +209,31 @@ class _Supervisor:
             else:
                 return self.history.whole(result)
 
-    def _attempt(self, start: Start) -> RunResult:
+    def _attempt(self, start: ResumePoint) -> RunResult:
         result = spawn(self.plan, start.options, self.progress, self.folder)
         if self.options.restarts:
-            self.history.note(Done.read(self.folder))
+            self.history.note(AttemptRecord.read(self.folder))
         return result
 
-    def _after(self, error: HalopipeError) -> Start:
+    def _after(self, error: HalopipeError) -> ResumePoint:
         """Where the attempt after this loss begins; its plan is decided.
 
         Raises:
             HalopipeError: there is to be none.
         """
         self.history.lost_s = time.time()
-        start = settled(self.plan, replace(self.options, resume=IF_ANY), began_anew=self.history.began_anew)
+        start = resume_point(self.plan, replace(self.options, resume=IF_ANY), began_anew=self.history.began_anew)
         num_done = self.history.num_done(start)
         cleared(self.folder)
         ranks = tuple(rank for rank in error.ranks if rank >= 0)
-        loss = Loss(self.plan, len(self.losses), error, ranks, start.step, num_done, self.losses)
+        loss = LostAttempt(self.plan, len(self.losses), error, ranks, start.step, num_done, self.losses)
         plan = self.decide(loss) or self.plan
         if plan == self.plan and loss.is_repeated:
             raise also(error, ["it came twice at the same step: to start again would not help"])
         self.plan, self.losses = plan, (*self.losses, loss)
-        words = f"after step {start.step}" if start.step else "from the beginning"
-        words += f" ({len(self.losses)} of at most {self.options.restarts})"
-        self._say(start.step, f"{error.title}; started again {words}")
+        progress = f"after step {start.step}" if start.step else "from the beginning"
+        progress += f" ({len(self.losses)} of at most {self.options.restarts})"
+        self._say(start.step, f"{error.title}; started again {progress}")
         self.history.restarted(start, error.title, error.code, ranks)
         return start
 
@@ -242,10 +242,10 @@ class _Supervisor:
         steps = complete_steps(Path(self.options.checkpoint)) if self.options.checkpoint else ()
         if steps and isinstance(error, WorkerError):
             by_itself = "" if self.options.restarts else "; --restarts N does so by itself"
-            again = f"--resume, to go on from step {steps[-1]}{by_itself}"
+            remedy = f"--resume, to go on from step {steps[-1]}{by_itself}"
             if isinstance(error, StageFailedError):  # what follows from module and data comes at the same step again
-                again = f"once that is mended: --resume, to go on from step {steps[-1]}"
-            error.remedies = (*(error.remedies or error.usual), again)
+                remedy = f"once that is mended: --resume, to go on from step {steps[-1]}"
+            error.remedies = (*(error.remedies or error.usual), remedy)
 
     def _with_history(self, error: HalopipeError) -> HalopipeError:
         history = [
@@ -258,7 +258,7 @@ class _Supervisor:
             self.progress(RunProgress(step, self.options.steps, None, 0.0, word=word))
 
 
-class Journals:
+class EventLogs:
     """What the attempts of a job of torchrun leave for one another, in the folder of its checkpoints.
 
         FOLDER/.halopipe.attempts/history.json       what the attempts before have done, by rank 0
@@ -277,22 +277,22 @@ class Journals:
         self._history, self._error = self.folder / "history.json", self.folder / "error.json"
         self.history, self._is_begun = History(), False
 
-    def settled(self, plan: Plan, options: RunOptions) -> Start:
+    def resume_point(self, plan: Plan, options: RunOptions) -> ResumePoint:
         """Where this attempt begins; rank 0 asks, before the others write anything.
 
         Raises:
             CorruptFileError: no checkpoint is sound, and the job did not begin by itself.
         """
-        kept, self._is_begun = _read(self._history, _Kept), True
+        kept, self._is_begun = _read(self._history, _JobRecord), True
         if kept.job != self._job:
-            start = settled(plan, options)
+            start = resume_point(plan, options)
             self.history = History(not start.options.resume)
         else:
-            self.history, done, end = kept.history, Done.read(self.folder), _read(self._error, _End)
+            self.history, done, end = kept.history, AttemptRecord.read(self.folder), _read(self._error, _End)
             self.history.note(done)
             self.history.saves = self.history.saves.then(done.saves)
             self.history.lost_s = end.at_s or time.time()
-            start = settled(plan, options, began_anew=self.history.began_anew)
+            start = resume_point(plan, options, began_anew=self.history.began_anew)
             ended = end.error or f"ranks were lost after step {self.history.num_done(start)}"
             self.history.restarted(start, ended, end.code, end.ranks)
         with contextlib.suppress(OSError, MissingFileError):  # as on a full disk: the next attempt tells its own steps
@@ -301,13 +301,13 @@ class Journals:
             make(self.folder)
             for path in self.folder.iterdir():
                 path.unlink()
-            write_text(self._history, json.dumps(plain(_Kept(self._job, self.history))))
+            write_text(self._history, json.dumps(plain(_JobRecord(self._job, self.history))))
         return start
 
-    def journal(self, rank: int) -> Journal | None:
+    def event_log(self, rank: int) -> EventLog | None:
         """Of a rank of this attempt, once rank 0 has asked where it begins; None where none can be written."""
         try:
-            return Journal(journal_path(self.folder, rank))
+            return EventLog(event_log_path(self.folder, rank))
         except OSError:
             return None
 
@@ -321,13 +321,13 @@ class Journals:
 
     def whole(self, result: RunResult) -> RunResult:
         """The result of the last attempt as that of the job, of which nothing is left there."""
-        self.history.note(Done.read(self.folder))
+        self.history.note(AttemptRecord.read(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)
         return self.history.whole(result)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _JobRecord:
     """What the attempts of a job have done."""
 
     job: str = ""

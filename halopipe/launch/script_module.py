@@ -47,7 +47,7 @@ class Settings:
 
     def differences(self, other: Settings) -> list[str]:
         """Of what both have, those that are otherwise in ``other``, in words."""
-        found = []
+        changes = []
         for mine, theirs, yes, no in (
             (self.trained, other.trained, "trained", "frozen"),
             (self.training, other.training, "in training mode", "in evaluation mode"),
@@ -56,16 +56,16 @@ class Settings:
                 names = [
                     name for name, value in mine.items() if value is is_so and theirs.get(name, value) is not value
                 ]
-                found += [f"{_shown(names)}: {was} there, {now} now"] if names else []
-        return found
+                changes += [f"{_shown(names)}: {was} there, {now} now"] if names else []
+        return changes
 
 
 def require_planned(planned: Settings, now: Settings) -> None:
     """Raises :class:`UsageError` where a script's module is set up otherwise than the one that was planned."""
-    if found := planned.differences(now):
+    if differences := planned.differences(now):
         raise UsageError(
             "the module is set up otherwise than when it was profiled",
-            [f"when profiled, and in the script: {each}" for each in found],
+            [f"when profiled, and in the script: {each}" for each in differences],
             ["freeze parts and choose modes before hp.profile", "set it back, as the plan has it"],
         )
 
@@ -121,10 +121,10 @@ class ScriptModule:
 
     def require_settings(self) -> None:
         """Raises :class:`UsageError` where parts were frozen, or put into another mode, since the ranks began."""
-        if found := self.settings.differences(Settings.of(self.owned)):
+        if differences := self.settings.differences(Settings.of(self.owned)):
             raise UsageError(
                 "the script has set up its module otherwise, which the ranks do not see",
-                [f"when the run began, and now: {each}" for each in found],
+                [f"when the run began, and now: {each}" for each in differences],
                 [
                     "module.train() after module.eval(); run.evaluate(batch) needs neither",
                     "to freeze or unfreeze parts: close this run, hp.parallelize(...) again, run.load(folder)",

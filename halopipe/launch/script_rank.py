@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops._torch import PrefixStore
-from halopipe.launch.execute import joined, terms_of_script
+from halopipe.launch.execute import job_config_of_script, joined
 from halopipe.launch.script_module import Settings, require_planned
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.serving.rank_loop import serve_stream
@@ -52,19 +52,19 @@ class Script:
     Attributes:
         optimizer: text, a function, or the description of an optimiser object; None: the plan's.
         options: as of ``hp.execute``.
-        port: of the script's store.
         has_state: whether the ranks begin with other weights than the model is loaded with.
         answers: whether they are to answer a stream.
         settings: of the script's module, which is to be as it was planned; None: there is none.
+        port: of the script's store, once there is one.
     """
 
     plan: Plan
     optimizer: Any
     options: ScriptOptions
-    port: int
     has_state: bool
     answers: bool = False
     settings: Settings | None = None
+    port: int = 0
 
 
 def serve(folder: Path, rank: int) -> None:
@@ -82,9 +82,9 @@ def serve(folder: Path, rank: int) -> None:
     optimizer = script.optimizer
     if isinstance(optimizer, Described):
         optimizer = optimizer.made(named_parameters(model.owners))
-    terms, device, check = terms_of_script(script.plan, optimizer, script.options)
-    terms = replace(terms, answers=script.answers)
-    with joined(terms, rank, store, board, [model].pop, device, check=check, local_rank=rank) as execution:
+    config, device, check = job_config_of_script(script.plan, optimizer, script.options)
+    config = replace(config, answers=script.answers)
+    with joined(config, rank, store, board, [model].pop, device, check=check, local_rank=rank) as execution:
         number = 0
         statistics = "" if script.answers else statistics_text(script.plan.decision, execution.consumer.graph)
         answer: dict[str, Any] = {"looks_ahead": execution.looks_ahead, "statistics": statistics}
@@ -98,41 +98,43 @@ def serve(folder: Path, rank: int) -> None:
             execution.activity.deadline_s = SETUP_S
             if what == CLOSE:
                 return
-            told = torch.load(folder / f"call-{number}.pt", weights_only=False)
+            arguments = torch.load(folder / f"call-{number}.pt", weights_only=False)
             try:
-                answer = _done(execution, what, told, folder / STATE)
+                answer = _done(execution, what, arguments, folder / STATE)
             except (UsageError, InputFileError) as error:  # a folder that is not there ends no training
                 if execution.activity.what != what:  # it has begun to run
                     raise
                 answer = {"error": write_error(error)}
 
 
-def _done(execution: Execution, what: str, told: Mapping[str, Any], state: Path) -> dict[str, Any]:
+def _done(execution: Execution, what: str, arguments: Mapping[str, Any], state: Path) -> dict[str, Any]:
     """Does what the script asks for."""
-    if told.get("settings") is not None and execution.followed is not None:
-        execution.followed.settings = told["settings"]
+    if arguments.get("settings") is not None and execution.followed is not None:
+        execution.followed.settings = arguments["settings"]
     match what:
         case "step":
-            loss = execution.train_before(told["batch"], *told["upcoming"]).loss
+            loss = execution.train_before(arguments["batch"], *arguments["upcoming"]).loss
             return {"loss": loss, "is_updated": execution.is_updated, "num_steps": execution.num_steps}
         case "evaluate":
-            found = execution.evaluate(*told["batches"], metric=told["metric"], outputs=told["outputs"])
-            return {"score": asdict(found)}
+            outcome = execution.evaluate(
+                *arguments["batches"], metric=arguments["metric"], outputs=arguments["outputs"]
+            )
+            return {"score": asdict(outcome)}
         case "state_dict" | "optimizer_state_dict" | "last_optimizer_state":
-            found = getattr(execution, what)()
+            outcome = getattr(execution, what)()
             if execution.rank == 0:
-                write(Path(told["path"]), found)
+                write(Path(arguments["path"]), outcome)
         case "load_state_dict":
-            execution.load_state_dict(told["state"])
+            execution.load_state_dict(arguments["state"])
         case "load_optimizer_state_dict":
-            execution.load_optimizer_state_dict(told["state"])
+            execution.load_optimizer_state_dict(arguments["state"])
             _write_settings(execution, state)
         case "stream":
-            serve_stream(execution, told)
+            serve_stream(execution, arguments)
         case "save":
-            execution.save(told["folder"], keep=told["keep"])
+            execution.save(arguments["folder"], keep=arguments["keep"])
         case _ if what == LOAD:
-            execution.load(told["folder"], step=told["step"])
+            execution.load(arguments["folder"], step=arguments["step"])
             _write_settings(execution, state)
     return {"num_steps": execution.num_steps}
 
@@ -161,11 +163,11 @@ def until(is_there: Callable[[], bool], longest_s: float) -> None:
 def write(path: Path, value: Any) -> None:
     """All of it at once; what is defined in ``__main__`` or in a notebook goes along."""
     new = path.with_suffix(".new")
-    torch.save(value, new, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_Pickler))
+    torch.save(value, new, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_BatchPickler))
     new.replace(path)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class _BatchPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Of a tensor its own elements: a batch that is a part of a data set in memory would bring all of that along."""
 
     def reducer_override(self, obj: Any) -> Any:

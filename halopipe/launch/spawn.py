@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from cuda_ops._torch import HashStore
 from halopipe.launch.combine import combine
-from halopipe.launch.processes import Ended, Processes, workers_of
+from halopipe.launch.processes import EndedWorker, Processes, workers_of
 from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
-from halopipe.training.rank_device import on_gpus, require_devices, seats_of
+from halopipe.training.rank_device import device_assignments_of, on_gpus, require_devices
 from halopipe.training.save_times import EndRequest
 from planner.ir.errors import EndedError, MissingFileError, WorkerDiedError
 from planner.ir.files import write_text
@@ -40,12 +40,14 @@ def spawn(plan: Plan, options: RunOptions, progress: Progress | None, folder: Pa
     Raises:
         MissingDeviceError: the plan's GPUs are not there.
     """
-    seats = seats_of(plan.decision, options.device)
-    require_devices(seats, plan.prediction.ranks)
+    assignments = device_assignments_of(plan.decision, options.device)
+    require_devices(assignments, plan.prediction.ranks)
     store, port = host_store()
     job = Job(plan, options, folder, port)
     job.write(folder / JOB)
-    workers = workers_of(folder, {seat.rank: str(seat.rank) for seat in seats}, afresh=on_gpus(seats))
+    workers = workers_of(
+        folder, {assignment.rank: str(assignment.rank) for assignment in assignments}, afresh=on_gpus(assignments)
+    )
     with one_device(job):
         results = _watched(job, [workers], store, progress)
     return combine(plan, options, results, progress)
@@ -61,8 +63,8 @@ def one_device(job: Job) -> Iterator[None]:
     if not job.is_compared:
         yield
         return
-    seats = seats_of(job.plan.decision, job.options.device)
-    workers = workers_of(job.folder, {REFERENCE_RANK: REFERENCE}, afresh=on_gpus(seats))
+    assignments = device_assignments_of(job.plan.decision, job.options.device)
+    workers = workers_of(job.folder, {REFERENCE_RANK: REFERENCE}, afresh=on_gpus(assignments))
     if job.options.check_numerics:
         store = HashStore()
         run_workers([workers], {REFERENCE_RANK: "the run on one device"}, store)
@@ -109,7 +111,7 @@ def _leave(kept: Path, path: Path, why: str) -> None:
             kept.rename(path)
 
 
-def _why(ended: Ended) -> str:
+def _why(ended: EndedWorker) -> str:
     """What a run on one device that failed left behind, as one line."""
     if ended.error:
         return f"one device could not run it: {json.loads(ended.error)['title']}"
@@ -141,11 +143,11 @@ def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Pro
             raise SystemExit(end.exit_code)
         for beat in beats.values():
             tell(beat.remark)
-        known = [beat for beat in beats.values() if beat.loss is not None]
-        if progress is not None and known and known[0].num_done > last:
-            last, first = known[0].num_done, beats.get(0, known[0])
-            told = (known[0].loss, known[0].step_s, first.slow, first.left_out)
-            progress(RunProgress(last, job.options.steps, *told))
+        with_loss = [beat for beat in beats.values() if beat.loss is not None]
+        if progress is not None and with_loss and with_loss[0].num_done > last:
+            last, first = with_loss[0].num_done, beats.get(0, with_loss[0])
+            latest = (with_loss[0].loss, with_loss[0].step_s, first.slow, first.left_out)
+            progress(RunProgress(last, job.options.steps, *latest))
 
     decision = job.plan.decision
     waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])

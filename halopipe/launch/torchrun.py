@@ -22,18 +22,18 @@ from cuda_ops._torch import PrefixStore
 from cuda_ops.device.host import die_with_parent
 from halopipe.launch.combine import combine, nothing_left
 from halopipe.launch.job_environment import GLOO, JobRank, address_of, choose_gloo_interface, is_loopback
-from halopipe.launch.replanning import Replanner, seated
-from halopipe.launch.restart import Journals
+from halopipe.launch.replanning import Replanner, ranks_assigned
+from halopipe.launch.restart import EventLogs
 from halopipe.launch.spawn import one_device
-from halopipe.run_spec.job import JOB, Job, Journal, RankResult, job_folder
+from halopipe.run_spec.job import JOB, EventLog, Job, RankResult, job_folder
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
-from halopipe.training.resuming import settled, settled_by_rank_0
+from halopipe.training.resuming import resume_point, resume_point_by_rank_0
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError, UsageError
 from planner.ir.plan import Plan
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
-from runtime.monitor.activity import Activity, Board, BoardSilentError
+from runtime.monitor.activity import Activity, BoardSilentError, StatusStore
 from runtime.monitor.failure import blame, cause, read_error, write_error
 from runtime.monitor.watch import SETUP_S, host_store_at, join_store, meet
 
@@ -68,15 +68,15 @@ def join(
         job_rank.require_size(plan.decision)
     end_with_torchrun()
     store, board = job_stores(job_rank.rank, job_rank.num_ranks)
-    is_writer, journals = bool(options.checkpoint) and job_rank.rank == 0, _journals(options, store)
+    is_writer, event_logs = bool(options.checkpoint) and job_rank.rank == 0, _event_logs(options, store)
     with (
-        _noted(journals if job_rank.rank == 0 else None),
+        _noted(event_logs if job_rank.rank == 0 else None),
         told_to_all(board, job_rank.rank, job_rank.num_ranks),
         held(Path(options.checkpoint)) if is_writer else contextlib.nullcontext(),
         job_folder() as folder,
     ):
-        start = settled_by_rank_0(
-            plan, options, store, job_rank.rank, settled if journals is None else journals.settled
+        start = resume_point_by_rank_0(
+            plan, options, store, job_rank.rank, resume_point if event_logs is None else event_logs.resume_point
         )
         if progress is not None and job_rank.rank == 0:
             for line in start.lines:
@@ -84,27 +84,30 @@ def join(
         options = start.options
         if start.is_end:
             gathered(store, job_rank.rank, job_rank.num_ranks, "done")
-            return _whole(journals, nothing_left(start)) if job_rank.rank == 0 else None
-        seats = None if replanner is None else seated(job_rank, store, replanner)
-        plan = plan if seats is None else seats.plan
-        rank = job_rank.rank_of(plan.decision) if seats is None else seats.rank_of.get(job_rank.rank)
+            return _whole(event_logs, nothing_left(start)) if job_rank.rank == 0 else None
+        assignments = None if replanner is None else ranks_assigned(job_rank, store, replanner)
+        plan = plan if assignments is None else assignments.plan
+        rank = job_rank.rank_of(plan.decision) if assignments is None else assignments.rank_of.get(job_rank.rank)
         job = Job(plan, options, folder)
         job.write(folder / JOB)
         with one_device(job) if rank == 0 else contextlib.nullcontext():
             if rank is None:
-                working = seats.rank_of if seats is not None else ()
+                working = assignments.rank_of if assignments is not None else ()
                 _stand_by(board, job_rank.num_ranks, working, options.deadline_s)
                 text = _IDLE
             else:
-                show, journal = progress if rank == 0 else None, None if journals is None else journals.journal(rank)
-                text = _work(job, rank, job_rank.local_rank, store, board, show, journal).to_json()
+                show, event_log = (
+                    progress if rank == 0 else None,
+                    None if event_logs is None else event_logs.event_log(rank),
+                )
+                text = _work(job, rank, job_rank.local_rank, store, board, show, event_log).to_json()
             texts = gathered(store, job_rank.rank, job_rank.num_ranks, text, options.deadline_s)
-    found = (RankResult.from_json(text) for text in texts if text != _IDLE)
-    results = sorted(found, key=lambda result: result.rank)
-    return _whole(journals, combine(plan, options, results, None)) if results else None
+    rank_results = (RankResult.from_json(text) for text in texts if text != _IDLE)
+    results = sorted(rank_results, key=lambda result: result.rank)
+    return _whole(event_logs, combine(plan, options, results, None)) if results else None
 
 
-def _journals(options: RunOptions, store: Store) -> Journals | None:
+def _event_logs(options: RunOptions, store: Store) -> EventLogs | None:
     """Where attempts of this job tell of themselves; None where they cannot know that they are of one job."""
     run, is_shared = os.environ.get("TORCHELASTIC_RUN_ID", _UNNAMED), _is_torchruns_store()
     if options.resume != IF_ANY or (run == _UNNAMED and not is_shared):
@@ -112,25 +115,25 @@ def _journals(options: RunOptions, store: Store) -> Journals | None:
     if is_shared:  # it knows one start of a run from the next
         root = cast("PrefixStore", store).underlying_store
         run = root.compare_set(f"halopipe/job/{run}", "", uuid.uuid4().hex).decode()
-    return Journals(Path(options.checkpoint), run)
+    return EventLogs(Path(options.checkpoint), run)
 
 
-def _whole(journals: Journals | None, result: RunResult) -> RunResult:
-    return result if journals is None else journals.whole(result)
+def _whole(event_logs: EventLogs | None, result: RunResult) -> RunResult:
+    return result if event_logs is None else event_logs.whole(result)
 
 
 @contextlib.contextmanager
-def _noted(journals: Journals | None) -> Iterator[None]:
+def _noted(event_logs: EventLogs | None) -> Iterator[None]:
     """Has the next attempt know what this one ended by."""
     try:
         yield
     except HalopipeError as error:
-        if journals is not None:
-            journals.ended(error)
+        if event_logs is not None:
+            event_logs.ended(error)
         raise
 
 
-def _stand_by(board: Board, num_ranks: int, working: Iterable[int], deadline_s: float) -> None:
+def _stand_by(board: StatusStore, num_ranks: int, working: Iterable[int], deadline_s: float) -> None:
     """Wait for ranks that have something to do; this process must not end before, or torchrun counts its host as done.
 
     Raises:
@@ -160,7 +163,7 @@ def end_with_torchrun() -> None:
         die_with_parent(os.getppid())
 
 
-def job_stores(rank: int, num_ranks: int) -> tuple[Store, Board]:
+def job_stores(rank: int, num_ranks: int) -> tuple[Store, StatusStore]:
     """The store of this attempt of the job, once all ranks are there, to wait with; and another client of it, to talk.
 
     Raises:
@@ -181,7 +184,7 @@ def job_stores(rank: int, num_ranks: int) -> tuple[Store, Board]:
     store = host_store_at(address, int(port)) if hosted else join_store(address, int(port), SETUP_S)
     board = join_store(address, int(port))
     attempt = meet(store, rank, num_ranks)
-    return PrefixStore(attempt, store), Board(PrefixStore(attempt, board))
+    return PrefixStore(attempt, store), StatusStore(PrefixStore(attempt, board))
 
 
 def _is_torchruns_store() -> bool:
@@ -200,12 +203,12 @@ def _is_this_host(address: str) -> bool:
 def _own(address: str) -> str:
     """``MASTER_ADDR`` on the host that has it, where a host's own name may stand for the loopback interface."""
     try:
-        found = socket.gethostbyname(address)
+        resolved = socket.gethostbyname(address)
     except (OSError, UnicodeError) as error:  # UnicodeError: a..b
         raise TransportError(f"MASTER_ADDR {address!r} is no host", [str(error)]) from error
     interface = os.environ.get(GLOO, "")
     is_alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE") or interface in ("", "lo")
-    return found if is_alone or not is_loopback(found) else address_of(interface)
+    return resolved if is_alone or not is_loopback(resolved) else address_of(interface)
 
 
 def _work(
@@ -213,23 +216,23 @@ def _work(
     rank: int,
     local_rank: int,
     store: Store,
-    board: Board,
+    board: StatusStore,
     progress: Progress | None,
-    journal: Journal | None,
+    event_log: EventLog | None,
 ) -> RankResult:
     """Work as ``rank``."""
     from halopipe.training.work import work
 
     def after_step(step: int, result: StepResult, activity: Activity) -> None:
         if progress is not None:
-            told = (result.loss, result.step_s, activity.slow, activity.left_out)
-            progress(RunProgress(step + 1, job.options.steps, *told))
+            latest = (result.loss, result.step_s, activity.slow, activity.left_out)
+            progress(RunProgress(step + 1, job.options.steps, *latest))
 
-    return work(job, rank, store, board, after_step=after_step, local_rank=local_rank, journal=journal)
+    return work(job, rank, store, board, after_step=after_step, local_rank=local_rank, event_log=event_log)
 
 
 @contextlib.contextmanager
-def told_to_all(board: Board, rank: int, num_ranks: int) -> Iterator[None]:
+def told_to_all(board: StatusStore, rank: int, num_ranks: int) -> Iterator[None]:
     """What one rank raises inside, all raise: whatever came first.
 
     A rank that hangs then is ended.
@@ -241,7 +244,7 @@ def told_to_all(board: Board, rank: int, num_ranks: int) -> Iterator[None]:
         raise _explained(board, rank, num_ranks, error) from error
 
 
-def require_nobody_failed(board: Board, num_ranks: int) -> None:
+def require_nobody_failed(board: StatusStore, num_ranks: int) -> None:
     """Raises what another rank said that it failed by."""
     with contextlib.suppress(RuntimeError):
         errors = _errors(board, num_ranks)
@@ -266,7 +269,7 @@ def gathered(store: Store, rank: int, num_ranks: int, text: str, limit_s: float 
     return [] if rank else [_result(store, other, limit_s) for other in range(num_ranks)]
 
 
-def _explained(board: Board, rank: int, num_ranks: int, error: Exception) -> Exception:
+def _explained(board: StatusStore, rank: int, num_ranks: int, error: Exception) -> Exception:
     """Tell the others what happened here, hear what happened there, and return what came first."""
     mine = write_error(error)
     failures = {rank: read_error(mine)}
@@ -275,7 +278,9 @@ def _explained(board: Board, rank: int, num_ranks: int, error: Exception) -> Exc
         board.set(_FAILED, "")
         end_s = time.monotonic() + _FAREWELL_S
         while True:
-            failures |= {other: told for other, told in _errors(board, num_ranks).items() if other != rank}
+            failures |= {
+                other: failure_there for other, failure_there in _errors(board, num_ranks).items() if other != rank
+            }
             if len(failures) == num_ranks or time.monotonic() >= end_s:
                 break
             time.sleep(_POLL_S)
@@ -290,7 +295,7 @@ def _explained(board: Board, rank: int, num_ranks: int, error: Exception) -> Exc
     return error
 
 
-def _errors(board: Board, num_ranks: int) -> dict[int, HalopipeError]:
+def _errors(board: StatusStore, num_ranks: int) -> dict[int, HalopipeError]:
     """What ranks said that they failed by.
 
     Raises:
@@ -307,7 +312,7 @@ def _errors(board: Board, num_ranks: int) -> dict[int, HalopipeError]:
 
 
 @contextlib.contextmanager
-def _ended_if_it_hangs(board: Board) -> Iterator[None]:
+def _ended_if_it_hangs(board: StatusStore) -> Iterator[None]:
     """Ends this process where another rank has failed and this one neither fails nor succeeds.
 
     torchrun ends such a rank itself where both are on one host.

@@ -27,7 +27,7 @@ _PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class CalibrationUpdate:
     """What became of an observation.
 
     Attributes:
@@ -50,38 +50,40 @@ def calibrated(profile: Profile, plan: Plan, result: RunResult) -> Profile:
     from planner.costs.observe import observe
 
     on = profile.standing(plan.inputs.request.speeds)
-    measured, seen = result.measured(plan.prediction), speeds(on, plan.decision, result.lone)
-    machine = machine_of(profile.calibration.corrections) if seen is None else seen.corrections
+    measured, machine_speeds = result.measured(plan.prediction), speeds(on, plan.decision, result.isolated_passes)
+    machine = machine_of(profile.calibration.corrections) if machine_speeds is None else machine_speeds.corrections
     timelines = result.timed_steps or (result.timeline,)
     observed = observe(on, plan.decision, timelines, measured.step_s, measured.spread, machine)
     return with_observation(profile, observed, machine)
 
 
-def teach(plan: Plan, plan_path: Path, given: Path | None, options: RunOptions, result: RunResult) -> Lesson:
-    """Appends the run to the profile ``given``, or to the plan's own where that is found.
+def calibrate(
+    plan: Plan, plan_path: Path, profile_path: Path | None, options: RunOptions, result: RunResult
+) -> CalibrationUpdate:
+    """Appends the run to the profile at ``profile_path``, or to the plan's own where that is found.
 
     Several runs take their turns, each on what the one before left.  A profile that cannot be written is a word.
     """
     from halopipe.planning import plan_files
 
     if reason := refused(plan, options, result):
-        return Lesson(f"the profile learns nothing from this run: {reason}")
-    known = None if given is not None else plan_files.found_profile(plan, plan_path)
-    path = given or (known[0] if known is not None else plan_path.parent / plan_files.PROFILE)
+        return CalibrationUpdate(f"the profile learns nothing from this run: {reason}")
+    own_profile = None if profile_path is not None else plan_files.found_profile(plan, plan_path)
+    path = profile_path or (own_profile[0] if own_profile is not None else plan_path.parent / plan_files.PROFILE)
     if not path.is_file():
-        return Lesson(f"no profile to learn from this run: {path} is none; name it with --profile")
+        return CalibrationUpdate(f"no profile to learn from this run: {path} is none; name it with --profile")
     try:
         with in_turn(path, _PATIENCE_S):
             profile = load(path, Profile)
             if not plan_files.is_of(profile, plan):
                 why = f"the plan was not made from {path}"
-                return Lesson(f"no profile to learn from this run: {why}; name it with --profile")
-            found = calibrated(profile, plan, result)
-            dump(found, path)
+                return CalibrationUpdate(f"no profile to learn from this run: {why}; name it with --profile")
+            updated = calibrated(profile, plan, result)
+            dump(updated, path)
     except HalopipeError as error:  # the run is over, and what it showed is told
-        return Lesson(f"{path} has not learnt from this run: {'; '.join((error.title, *error.details[:1]))}")
-    num_runs = units.count(len(found.calibration.observations), "run")
-    return Lesson(f"{path} has learnt from {num_runs}: {summary(found)}", path)
+        return CalibrationUpdate(f"{path} has not learnt from this run: {'; '.join((error.title, *error.details[:1]))}")
+    num_runs = units.count(len(updated.calibration.observations), "run")
+    return CalibrationUpdate(f"{path} has learnt from {num_runs}: {summary(updated)}", path)
 
 
 def drift(profile: Profile, plan: Plan, options: RunOptions, result: RunResult) -> Drift | None:
@@ -94,35 +96,39 @@ def drift(profile: Profile, plan: Plan, options: RunOptions, result: RunResult) 
 
     if refused(plan, options, result):
         return None
-    seen = machine.speeds(profile, plan.decision, result.lone)
+    stage_speeds = machine.speeds(profile, plan.decision, result.isolated_passes)
     step_s = result.measured(plan.prediction).step_s
-    return None if seen is None else machine.drift(profile, plan.decision, seen, plan.inputs.corrections, step_s)
+    return (
+        None
+        if stage_speeds is None
+        else machine.drift(profile, plan.decision, stage_speeds, plan.inputs.corrections, step_s)
+    )
 
 
-def drift_lines(found: Drift) -> Iterator[str]:
+def drift_lines(change: Drift) -> Iterator[str]:
     """The machine's part of the error and the model's, a line each, and what to do where the machine has changed."""
-    per_kind = ", ".join(f"{kind} {units.signed_percent(of - 1)}" for kind, of in sorted(found.speeds.items()))
-    several = f" ({per_kind})" if len(found.speeds) > 1 else ""
-    alone = f"{units.seconds(found.alone_s)}, {units.seconds(found.priced_s)} in the profile"
-    apart = units.signed_percent(found.alone_s / found.priced_s - 1)
-    yield f"machine: stages alone take {alone} ({apart}){several}; it makes the step {_longer(found.machine)}"
-    yield f"model: what it missed makes the step {_longer(found.model)}"
+    per_kind = ", ".join(f"{kind} {units.signed_percent(of - 1)}" for kind, of in sorted(change.speeds.items()))
+    several = f" ({per_kind})" if len(change.speeds) > 1 else ""
+    alone = f"{units.seconds(change.alone_s)}, {units.seconds(change.priced_s)} in the profile"
+    apart = units.signed_percent(change.alone_s / change.priced_s - 1)
+    yield f"machine: stages alone take {alone} ({apart}){several}; it makes the step {_longer(change.machine)}"
+    yield f"model: what it missed makes the step {_longer(change.model)}"
 
 
 def _longer(share: float) -> str:
     return f"{units.percent(abs(share))} {'longer' if share >= 0 else 'shorter'}"
 
 
-def changed_text(profile: Profile, found: Drift | None, now: datetime | None = None) -> str:
+def changed_text(profile: Profile, change: Drift | None, now: datetime | None = None) -> str:
     """That the machine has changed since the profile, or that it is old, and what to do; empty if neither."""
     days = age_days(profile, now)
     old = f"the profile was measured {units.count(int(days), 'day')} ago" if days >= OLD_DAYS else ""
-    if found is None or not has_changed(found):
+    if change is None or not has_changed(change):
         todo = "profile again, or run with --calibrate on to see whether the machine has changed"
-        return f"{old}: {todo}" if old and found is None else ""
-    most = max(found.speeds.values(), key=lambda of: abs(of - 1)) - 1
+        return f"{old}: {todo}" if old and change is None else ""
+    most = max(change.speeds.values(), key=lambda of: abs(of - 1)) - 1
     way = f"{units.percent(abs(most))} {'slower' if most > 0 else 'faster'}"
-    noise = f"by chance it differs by {units.percent(found.noise)}"
+    noise = f"by chance it differs by {units.percent(change.noise)}"
     todo = "a run that teaches the profile re-scales it, halopipe profile measures it again"
     return f"{'; '.join(filter(None, (f'the machine is {way} than in its profile', noise, old)))}: {todo}"
 
@@ -141,11 +147,11 @@ def other_torch(profile: Profile) -> str:
     )
 
 
-def has_changed(found: Drift) -> bool:
+def has_changed(change: Drift) -> bool:
     """Whether some kind of device is slower or faster than by chance."""
     from planner.costs.calibration.machine import is_change
 
-    return any(is_change(of, found.noise) for of in found.speeds.values())
+    return any(is_change(of, change.noise) for of in change.speeds.values())
 
 
 def age_days(profile: Profile, now: datetime | None = None) -> float:
@@ -161,9 +167,9 @@ def refused(plan: Plan, options: RunOptions, result: RunResult) -> str:
     """Why a run says nothing of the costs that the plan was priced with; empty if it does."""
     if options.dtype not in ("", plan.inputs.model.dtype):
         return f"it ran in {options.dtype}, the profile is of {plan.inputs.model.dtype}"
-    for what, given in (("--compile", options.compiler), ("--optimizer", options.optimizer)):
-        if given:
-            return f"it ran with {what} {given}, the profile was measured without"
+    for what, value in (("--compile", options.compiler), ("--optimizer", options.optimizer)):
+        if value:
+            return f"it ran with {what} {value}, the profile was measured without"
     if options.clip_norm or options.accumulate > 1:
         return "its updates clip or wait for other steps, those of the profile do not"
     if slow := [name for name, speed in plan.inputs.request.speeds.items() if speed > 0]:
@@ -189,9 +195,9 @@ def summary(profile: Profile) -> str:
 
 def calibrated_by(corrections: Iterable[Correction]) -> str:
     """``calibrated by 3 runs: forward x1.06, backward (shared stages) x1.41``; empty if no cost was corrected."""
-    found = tuple(one for one in corrections if one.of.what != STEP_RANGE)
-    most = max((one.num_plans for one in found), default=0)
-    return f"calibrated by {units.count(most, 'run')}: {corrections_text(found)}" if found else ""
+    of_costs = tuple(one for one in corrections if one.of.what != STEP_RANGE)
+    most = max((one.num_plans for one in of_costs), default=0)
+    return f"calibrated by {units.count(most, 'run')}: {corrections_text(of_costs)}" if of_costs else ""
 
 
 def corrections_text(corrections: Iterable[Correction]) -> str:
@@ -200,12 +206,12 @@ def corrections_text(corrections: Iterable[Correction]) -> str:
     How wide ranges are is left out.
     """
     every = [one for one in corrections if one.of.what != STEP_RANGE]
-    found = sorted(every, key=lambda one: one.of.what != MACHINE)
+    ordered = sorted(every, key=lambda one: one.of.what != MACHINE)
     places: dict[str, set[str]] = {}
-    for one in found:
+    for one in ordered:
         places.setdefault(one.of.what, set()).add(one.of.where)
     texts = []
-    for one in found:
+    for one in ordered:
         notes = [one.of.where] if len(places[one.of.what]) > 1 else []
         notes += ["shared stages"] if one.of.shared else []
         where = f" ({', '.join(notes)})" if notes else ""

@@ -95,8 +95,8 @@ def detected() -> Cluster:
     from cuda_ops import device_description
 
     num_cores = device_description().num_cores
-    found = device_description(num_cores)
-    cores = tuple(DeviceSpec(f"n0/cpu{rank}", found.processor, "n0", found.memory_bytes) for rank in range(num_cores))
+    host = device_description(num_cores)
+    cores = tuple(DeviceSpec(f"n0/cpu{rank}", host.processor, "n0", host.memory_bytes) for rank in range(num_cores))
     return Cluster((*cores, *_gpus("n0")), {})
 
 
@@ -117,14 +117,14 @@ def cluster_text(cluster: Cluster, measured_kinds: Iterable[str] = ()) -> str:
     for device in cluster.devices:
         groups = tuple(device.group(level) for level in levels)
         alike.setdefault((device.host, device.kind, device.memory_bytes, *groups), []).append(device)
-    known = set(measured_kinds)
+    measured = set(measured_kinds)
     rows = [
         [
             device.host,
             _span([each.name for each in those]),
             device.kind,
             units.size(device.memory_bytes),
-            MEASURED if device.kind in known else _UNKNOWN,
+            MEASURED if device.kind in measured else _UNKNOWN,
             *((device.group(level) or _UNKNOWN).removeprefix(f"{device.host}/") for level in levels),
         ]
         for those in alike.values()
@@ -148,8 +148,8 @@ def cluster_text(cluster: Cluster, measured_kinds: Iterable[str] = ()) -> str:
 
 
 def _span(names: list[str]) -> str:
-    words = [name.rpartition("/")[2] for name in names]
-    return words[0] if len(words) == 1 else f"{words[0]} ... {words[-1]} ({len(words)})"
+    short_names = [name.rpartition("/")[2] for name in names]
+    return short_names[0] if len(short_names) == 1 else f"{short_names[0]} ... {short_names[-1]} ({len(short_names)})"
 
 
 def _written(figure: Figure | None) -> str:
@@ -183,13 +183,13 @@ def entry_of(kind: str, memory_bytes: int, entries: Iterable[DeviceEntry]) -> De
         kind: as the driver calls it.
         memory_bytes: as much as is usable, or all of it.
     """
-    words = _words(kind)
-    alike = [entry for entry in entries if entry.family == _FAMILY and _named(entry, words)]
+    name_parts = _words(kind)
+    alike = [entry for entry in entries if entry.family == _FAMILY and _named(entry, name_parts)]
     if len(alike) > 1:
         alike = [entry for entry in alike if _fits(entry, memory_bytes)]
     if len(alike) > 1:  # H100-PCIe beside H100-SXM: a name says PCIe if it is
-        said = [entry for entry in alike if _words(entry.name) <= words]
-        alike = said or [entry for entry in alike if (_PCIE in _words(entry.name)) == (_PCIE in words)]
+        fully_named = [entry for entry in alike if _words(entry.name) <= name_parts]
+        alike = fully_named or [entry for entry in alike if (_PCIE in _words(entry.name)) == (_PCIE in name_parts)]
     return alike[0] if len(alike) == 1 else None
 
 
@@ -206,11 +206,11 @@ def _with_figures(device: DeviceSpec) -> DeviceSpec:
     return replace(device, peak_flop_per_s=peaks, memory_bytes_per_s=bandwidth)
 
 
-def _named(entry: DeviceEntry, words: frozenset[str]) -> bool:
+def _named(entry: DeviceEntry, name_parts: frozenset[str]) -> bool:
     """Whether the name holds the entry's model: ``A100`` of ``A100-80GB``, both words of ``RTX-3090``."""
     own = [word for word in re.split(r"[^a-z0-9]+", entry.name.lower()) if word]
     model = own[:2] if own[0] in ("rtx", "titan") else own[:1]
-    return set(model) <= words and not (words & _VARIANTS) - set(own)
+    return set(model) <= name_parts and not (name_parts & _VARIANTS) - set(own)
 
 
 def _fits(entry: DeviceEntry, memory_bytes: int) -> bool:

@@ -107,8 +107,8 @@ class Comparison:
             for name, other in alike.items()
             if other != best and judge.is_tie(best, other, wanted)
         }
-        taken = judge.taken(best, [alike[name] for name in ties], wanted)
-        return ties, next(name for name, decision in alike.items() if decision == taken)
+        preferred = judge.taken(best, [alike[name] for name in ties], wanted)
+        return ties, next(name for name, decision in alike.items() if decision == preferred)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """(header, lines): a line a plan."""
@@ -198,24 +198,24 @@ def differences(a: Decision, b: Decision) -> tuple[str, ...]:
 
     Stages are compared by their devices, since a stage's number says nothing across plans.
     """
-    found = []
+    sentences = []
     if a.schedule != b.schedule:
-        found.append(f"schedule: {b.schedule} instead of {a.schedule}")
+        sentences.append(f"schedule: {b.schedule} instead of {a.schedule}")
     if a.global_batch != b.global_batch:
-        found.append(f"global batch: {b.global_batch} instead of {a.global_batch}")
+        sentences.append(f"global batch: {b.global_batch} instead of {a.global_batch}")
     if a.token_slices != b.token_slices:
         here, there = (" + ".join(map(str, each.token_slices)) or "none" for each in (b, a))
-        found.append(f"token slices: {here} instead of {there}")
+        sentences.append(f"token slices: {here} instead of {there}")
     if a.micro_batches != b.micro_batches:
         here, there = units.micro_batches(b.micro_batches), units.micro_batches(a.micro_batches)
-        found.append(f"micro-batches: {here} instead of {there}")
+        sentences.append(f"micro-batches: {here} instead of {there}")
     if len(a.stages) != len(b.stages):
-        found.append(f"stages: {len(b.stages)} instead of {len(a.stages)}")
-    found += _stage_changes(a, b)
-    found += _moved(a, b)
-    if not found and a.program != b.program:
-        found.append("the order of actions differs")
-    return tuple(found)
+        sentences.append(f"stages: {len(b.stages)} instead of {len(a.stages)}")
+    sentences += _stage_changes(a, b)
+    sentences += _moved(a, b)
+    if not sentences and a.program != b.program:
+        sentences.append("the order of actions differs")
+    return tuple(sentences)
 
 
 def _again(stage: Stage) -> str:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -105,10 +105,10 @@ def with_link(
         )
 
     collectives = tuple(
-        replace(found, points=scaled(found.points, 2 * (found.num_ranks - 1)))
-        if found.link == name and found.num_ranks > 1
-        else found
-        for found in cluster.collectives
+        replace(collective, points=scaled(collective.points, 2 * (collective.num_ranks - 1)))
+        if collective.link == name and collective.num_ranks > 1
+        else collective
+        for collective in cluster.collectives
     )
     return replace(_with_links(cluster, name, changed), collectives=collectives)
 
@@ -126,7 +126,8 @@ def with_faster_link(cluster: Cluster, name: str, times: float) -> Cluster:
         )
 
     collectives = tuple(
-        _faster(found, times) if found.link == name and found.num_ranks > 1 else found for found in cluster.collectives
+        _faster(collective, times) if collective.link == name and collective.num_ranks > 1 else collective
+        for collective in cluster.collectives
     )
     return replace(_with_links(cluster, name, faster), collectives=collectives)
 
@@ -159,11 +160,11 @@ def _linked(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def _next_name(name: str, taken: list[str]) -> str:
+def _next_name(name: str, names: list[str]) -> str:
     """``n0/gpu3`` -> ``n0/gpu4``, or the first that is free after it."""
     stem = name.rstrip("0123456789")
     number = int(name[len(stem) :] or 0)
-    while f"{stem}{number}" in taken:
+    while f"{stem}{number}" in names:
         number += 1
     return f"{stem}{number}"
 
@@ -194,10 +195,10 @@ def changed(problem: Problem, text: str) -> Changed:
     parts = names_in(text)
     if not parts:
         raise UsageError("no change is named", [], ["write it like schedule=gpipe or n0/gpu0.memory=32GiB"])
-    found = Changed(problem)
+    edited = Changed(problem)
     for part in parts:
-        found = _apply(found, part)
-    return found
+        edited = _apply(edited, part)
+    return edited
 
 
 def _apply(at: Changed, part: str) -> Changed:
@@ -241,16 +242,16 @@ def _link_changed(at: Changed, name: str, what: str, value: str) -> Changed:
     require_known("link", [name], list(cluster.links))
     match what:
         case "bandwidth":
-            found = with_link(cluster, name, bandwidth_bytes_per_s=_quantity(value, BYTES_PER_S))
+            cluster_after = with_link(cluster, name, bandwidth_bytes_per_s=_quantity(value, BYTES_PER_S))
         case "latency":
-            found = with_link(cluster, name, latency_s=_quantity(value, SECONDS))
+            cluster_after = with_link(cluster, name, latency_s=_quantity(value, SECONDS))
         case "speed":
-            found = with_faster_link(cluster, name, _number("speed", value))
+            cluster_after = with_faster_link(cluster, name, _number("speed", value))
         case _:
             raise UnknownNameError(
                 f"a link has no {what!r}", ["known: bandwidth, latency, speed"], ["link TIER.bandwidth=25GB/s"]
             )
-    return replace(at, problem=_on(at.problem, found), assumed=True)
+    return replace(at, problem=_on(at.problem, cluster_after), assumed=True)
 
 
 def _memory_changed(at: Changed, pattern: str, value: str) -> Changed:
@@ -270,6 +271,16 @@ def _memory_changed(at: Changed, pattern: str, value: str) -> Changed:
 def _schedule(problem: Problem, value: str) -> Problem:
     require_known("schedule", [value], problems.schedule_names())
     return replace(problem, schedules=(value,))
+
+
+def _choice(field: str, what: str, names: Sequence[str]) -> Callable[[Problem, str], Problem]:
+    """Sets a field of the problem to one of ``names``."""
+
+    def chosen(problem: Problem, value: str) -> Problem:
+        require_known(what, [value], names)
+        return replace(problem, **{field: value})  # type: ignore[arg-type]  # names of fields that are text
+
+    return chosen
 
 
 def _micro_batch(problem: Problem, value: str) -> Problem:
@@ -306,16 +317,6 @@ def _replicas(problem: Problem, value: str) -> Problem:
     return replace(problem, fix=(*problem.fix, Rule("*", "replicas", str(_integer("dp", value)))))
 
 
-def _recompute(problem: Problem, value: str) -> Problem:
-    require_known("way to recompute", [value], RECOMPUTE)
-    return replace(problem, recompute=value)
-
-
-def _shard(problem: Problem, value: str) -> Problem:
-    require_known("way to shard", [value], SHARD)
-    return replace(problem, shard=value)
-
-
 def _zero(problem: Problem, value: str) -> Problem:
     level = _integer("zero", value)
     require_known("level of ZeRO", [str(level)], [str(each) for each in ZERO])
@@ -326,11 +327,6 @@ def _allow(problem: Problem, value: str) -> Problem:
     families = value.split("+")
     require_known("family of dims", families, problems.FAMILIES)
     return replace(problem, allow=tuple(name for name in problems.FAMILIES if name in families))
-
-
-def _objective(problem: Problem, value: str) -> Problem:
-    require_known("objective", [value], OBJECTIVES)
-    return replace(problem, objective=value)
 
 
 def _global_batch(problem: Problem, value: str) -> Problem:
@@ -347,32 +343,32 @@ def _on(problem: Problem, cluster: Any) -> Problem:
 
 def _integer(name: str, value: str) -> int:
     try:
-        found = whole(value)
+        number = whole(value)
     except ValueError:
         raise UsageError(f"{name}={value} is not a positive integer", [], [f"{name}=2"]) from None
-    if name in ("devices", "hosts") and found > MOST_DEVICES:
+    if name in ("devices", "hosts") and number > MOST_DEVICES:
         raise UsageError(f"{name}={value} are more than {MOST_DEVICES}", [], [f"{name}=8"])
-    return found
+    return number
 
 
 def _number(name: str, value: str) -> float:
     try:
-        found = float(value.removesuffix("x"))
+        number = float(value.removesuffix("x"))
     except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
+        number = 0.0
+    if not 0 < number < float("inf"):
         raise UsageError(f"{name}={value} is not a positive number", [], [f"{name}=2"])
-    return found
+    return number
 
 
 def _quantity(value: str, dimension: str) -> float:
     try:
-        found = parse_quantity(value, dimension)
+        quantity = parse_quantity(value, dimension)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if found <= 0 and dimension != SECONDS:
+    if quantity <= 0 and dimension != SECONDS:
         raise UsageError(f"{value} is nothing", [], ["write a quantity above zero"])
-    return found
+    return quantity
 
 
 _CHANGES: Mapping[str, Callable[[Problem, str], Problem]] = {
@@ -382,11 +378,11 @@ _CHANGES: Mapping[str, Callable[[Problem, str], Problem]] = {
     "ranks": _ranks,
     "stages": _stages,
     "dp": _replicas,
-    "recompute": _recompute,
-    "shard": _shard,
+    "recompute": _choice("recompute", "way to recompute", RECOMPUTE),
+    "shard": _choice("shard", "way to shard", SHARD),
     "zero": _zero,
     "allow": _allow,
-    "objective": _objective,
+    "objective": _choice("objective", "objective", OBJECTIVES),
     "rate": lambda problem, value: replace(problem, rate_per_s=_number("rate", value)),
     "memory": lambda problem, value: replace(problem, memory_bytes=int(_quantity(value, BYTES))),
     "global-batch": _global_batch,

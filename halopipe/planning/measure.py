@@ -58,7 +58,8 @@ def source_of(
     Raises:
         UsageError: ``model`` is neither text nor a module nor a function that another process could import.
     """
-    is_module = _is_module(model)
+    # where nobody has loaded torch, there is no module
+    is_module = "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module)
     if not is_module and any(each is not None for each in (example, loss_fn, varying)):
         raise UsageError(
             "an example, a loss function and what varies are given beside a module object",
@@ -111,11 +112,6 @@ def local_blocks(asked: str, device: str, num_workers: int) -> int:
     return int(asked)
 
 
-def _is_module(model: object) -> bool:
-    """Whether it is an ``nn.Module``, none of which there is where nobody has loaded torch."""
-    return "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module)
-
-
 def num_workers(cluster: int | str) -> int:
     """Workers on this host; 0 for ``auto``: two cores, or all GPUs.
 
@@ -130,7 +126,7 @@ def num_workers(cluster: int | str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Measuring:
+class MeasuringOptions:
     """What is measured of a model on this machine, and how often.
 
     Attributes:
@@ -167,7 +163,7 @@ class Measuring:
 
 def measure(
     source: ModelSource,
-    asked: Measuring,
+    asked: MeasuringOptions,
     *,
     num_workers: int,
     unfinished: Path | None = None,
@@ -211,7 +207,7 @@ def measure(
             numbers = f"{at.layer} {units.seconds(at.seconds)}{spread}" if at.seconds else at.layer
             reporter.update(at.done, at.total, numbers, at.eta_s)
 
-        found = profile(
+        measured = profile(
             source,
             num_workers=num_workers,
             device=kind.type,
@@ -227,17 +223,17 @@ def measure(
             progress=show,
             say=None if quiet else console.remark,
         )
-    return with_figures(found)
+    return with_figures(measured)
 
 
-def _require_transport(transport: str, known: Sequence[str]) -> None:
-    require_known("transport to measure links with", [transport] if transport else [], known)
+def _require_transport(transport: str, transports: Sequence[str]) -> None:
+    require_known("transport to measure links with", [transport] if transport else [], transports)
 
 
 def measure_in_job(
     job: JobRank,
     source: ModelSource,
-    asked: Measuring,
+    asked: MeasuringOptions,
     *,
     resume: bool = False,
 ) -> Profile | None:
@@ -408,14 +404,14 @@ def summary(profile: Profile) -> str:
     return "\n".join(lines)
 
 
-def no_model(given: object) -> UsageError:
+def no_model(candidate: object) -> UsageError:
     """What is said of something that is given in place of a module."""
     names = "give a module, the function that makes one, or its name: 'pkg.mod:factory' or 'path/file.py:factory'"
-    if isinstance(given, type):
+    if isinstance(candidate, type):
         return UsageError(
-            f"{given.__name__} is a class, not a module", [], [f"{given.__name__}(...), one of it", names]
+            f"{candidate.__name__} is a class, not a module", [], [f"{candidate.__name__}(...), one of it", names]
         )
-    return UsageError(f"a {type(given).__name__} is no model", [], [names])
+    return UsageError(f"a {type(candidate).__name__} is no model", [], [names])
 
 
 def _factory_name(model: object) -> str:

@@ -63,18 +63,21 @@ def plan_and_measure(problem: Problem, solve: Solve, measure: Measure, say: Say 
     while len(rounds) < MOST_ROUNDS:
         book = PriceBook(problem.profile)
         missing = unmeasured(book, [plan.decision, *_rivals(problem, plan, solve)])
-        wanted = {kind: left for kind, found in missing.items() if (left := _untried(kind, found, tried))}
+        wanted = {kind: left for kind, needs in missing.items() if (left := _untried(kind, needs, tried))}
         if not wanted:
             break
         profile, busy = problem.profile, False
         for kind, each in wanted.items():
-            found = measure(profile, kind, each)
-            profile, busy = with_measurements(profile, kind, found.whole, found.parts), busy or found.is_contended
-            if each.waits and found.action_overhead_s is not None:
-                overheads_s = {**profile.action_overhead_s, kind: found.action_overhead_s}
+            measured = measure(profile, kind, each)
+            profile, busy = (
+                with_measurements(profile, kind, measured.whole, measured.parts),
+                busy or measured.is_contended,
+            )
+            if each.waits and measured.action_overhead_s is not None:
+                overheads_s = {**profile.action_overhead_s, kind: measured.action_overhead_s}
                 profile = replace(profile, action_overhead_s=overheads_s)
-            if found.calls:
-                profile = with_calls(profile, found.calls)
+            if measured.calls:
+                profile = with_calls(profile, measured.calls)
             tried |= {(kind, what) for what in (*each.sizes, *each.shapes, *each.exchanges, _WAITS)}
         problem = replace(problem, profile=profile)
         before, plan = plan, solve(problem)
@@ -123,8 +126,8 @@ def measure_here(quick: bool = False, quiet: bool = False) -> Measure:
                 sizes = (min(one.samples for one in profile.measurements[kind]),)
             if not sizes and not wanted.shapes:
                 return FoundMissing((), (), False, calls=calls)
-            found = measure_missing(profile, kind, sizes, wanted.shapes, quick=quick, progress=show)
-            return replace(found, calls=calls)
+            measured = measure_missing(profile, kind, sizes, wanted.shapes, quick=quick, progress=show)
+            return replace(measured, calls=calls)
 
     return measure
 
@@ -137,8 +140,8 @@ def with_measurements(
     Whole layers at sizes that it had stay as they are: they were only needed to cut parts from.
     """
     had = profile.measurements.get(kind, ())
-    known = {(one.layer, one.samples) for one in had}
-    fresh = tuple(one for one in whole if (one.layer, one.samples) not in known)
+    measured = {(one.layer, one.samples) for one in had}
+    fresh = tuple(one for one in whole if (one.layer, one.samples) not in measured)
     new = {(one.layer, one.samples, one.part, one.before): one for one in parts}
     kept = [one for one in profile.parts.get(kind, ()) if (one.layer, one.samples, one.part, one.before) not in new]
     of_kind = (*kept, *new.values())
@@ -194,23 +197,23 @@ def _rivals(problem: Problem, plan: Plan, solve: Solve) -> list[Decision]:
     if problem.micro_batch_sizes:
         sizes = [each for each in sizes if each in problem.micro_batch_sizes]
     limit_s = min(problem.time_limit_s, _RIVAL_TIME_LIMIT_S)
-    found = list(planning.solve_baselines(problem, within_s=limit_s).plans.values())
+    rivals = list(planning.solve_baselines(problem, within_s=limit_s).plans.values())
     for each in sizes:
         try:
-            found.append(solve(replace(problem, micro_batch_sizes=(each,), time_limit_s=limit_s)))
+            rivals.append(solve(replace(problem, micro_batch_sizes=(each,), time_limit_s=limit_s)))
         except HalopipeError:  # what does not fit is no rival
             continue
     most_s = plan.prediction.step_s * (1 + CLOSE)
-    return [rival.decision for rival in found if rival.prediction.step_s <= most_s]
+    return [rival.decision for rival in rivals if rival.prediction.step_s <= most_s]
 
 
-def _untried(kind: str, found: Unmeasured, tried: set[tuple[str, object]]) -> Unmeasured:
+def _untried(kind: str, missing: Unmeasured, tried: set[tuple[str, object]]) -> Unmeasured:
     """Sizes at which the model does not run, and parts that cannot be run alone, are tried once."""
     return Unmeasured(
-        tuple(size for size in found.sizes if (kind, size) not in tried),
-        tuple(shape for shape in found.shapes if (kind, shape) not in tried),
-        found.waits and (kind, _WAITS) not in tried,
-        tuple(each for each in found.exchanges if (kind, each) not in tried),
+        tuple(size for size in missing.sizes if (kind, size) not in tried),
+        tuple(shape for shape in missing.shapes if (kind, shape) not in tried),
+        missing.waits and (kind, _WAITS) not in tried,
+        tuple(each for each in missing.exchanges if (kind, each) not in tried),
     )
 
 

@@ -164,7 +164,7 @@ class PlanOptions:
         """
         from halopipe.terminal import units
 
-        for given, has_use, needed in (
+        for asked_flag, has_use, needed in (
             ("--quick", not self.quick or self.measure_missing, "--measure-missing"),
             (
                 "--halo-depth",
@@ -173,7 +173,9 @@ class PlanOptions:
             ),
         ):
             if not has_use:
-                raise UsageError(f"{given} is of no use without {needed}", [], [f"add {needed}", f"leave out {given}"])
+                raise UsageError(
+                    f"{asked_flag} is of no use without {needed}", [], [f"add {needed}", f"leave out {asked_flag}"]
+                )
         return {
             "global_batch": self.global_batch,
             "micro_batch": self.micro_batch,

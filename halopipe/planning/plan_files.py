@@ -27,8 +27,8 @@ def timeline_of(plan: Path) -> Path:
     return Path("timeline.json" if plan.stem == "plan" else f"{plan.stem}.timeline.json")
 
 
-def graph_in(path: Path, given: Path | None, cluster: Path | None = None) -> Graph:
-    """The graph of a profile, or of a plan's profile; ``given`` and ``cluster`` as of :func:`profile_of`.
+def graph_in(path: Path, profile_path: Path | None, cluster: Path | None = None) -> Graph:
+    """The graph of a profile, or of a plan's profile; ``profile_path`` and ``cluster`` as of :func:`profile_of`.
 
     Raises:
         UsageError: it is a plan whose profile is not known.
@@ -37,14 +37,14 @@ def graph_in(path: Path, given: Path | None, cluster: Path | None = None) -> Gra
         return load(path, Profile).graph
     except CorruptFileError:
         plan = load_plan(path)
-    profile = profile_of(plan, path, given, cluster)
+    profile = profile_of(plan, path, profile_path, cluster)
     if profile is None:
         remedy = f"halopipe explain {path} --profile PROFILE ..."
         raise UsageError("the network is in the profile, and none is given", [f"{path} is a plan"], [remedy])
     return profile.graph
 
 
-def profile_of(plan: Plan, path: str | Path, given: Path | None, cluster: Path | None = None) -> Profile | None:
+def profile_of(plan: Plan, path: str | Path, profile_path: Path | None, cluster: Path | None = None) -> Profile | None:
     """The profile that a plan was made from: the one given, else the one of :func:`found_profile`.
 
     Args:
@@ -54,10 +54,10 @@ def profile_of(plan: Plan, path: str | Path, given: Path | None, cluster: Path |
         StaleFileError: the plan was made from another profile than the one given.
         PlanCheckError: the plan's stages are not of that profile's network.
     """
-    if given is not None or cluster is not None:
-        return load_profile(given or places(plan, path)[0], plan, cluster)
-    found = found_profile(plan, path)
-    return None if found is None else as_priced(found[1], plan, path)
+    if profile_path is not None or cluster is not None:
+        return load_profile(profile_path or places(plan, path)[0], plan, cluster)
+    beside_plan = found_profile(plan, path)
+    return None if beside_plan is None else as_priced(beside_plan[1], plan, path)
 
 
 def as_priced(profile: Profile, plan: Plan, name: str | Path) -> Profile:

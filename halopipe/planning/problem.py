@@ -127,7 +127,7 @@ def make_problem(
         UsageError, UnknownNameError, RankCountError: what is asked for does not exist or cannot be meant.
         MissingMeasurementError: the profile does not say what messages between two of its hosts cost.
     """
-    for what, names, known in (
+    for what, names, choices in (
         ("schedule", schedules, schedule_names()),
         ("objective", [objective], OBJECTIVES),
         ("family of dims", allow, FAMILIES),
@@ -135,7 +135,7 @@ def make_problem(
         ("way to shard", [shard], SHARD),
         ("batch of statistics", [batch_statistics], STATISTICS),
     ):
-        require_known(what, names, known)
+        require_known(what, names, choices)
     gone = dict.fromkeys(devices_named(without, profile.cluster), 0.0)
     allowed = {*(allow or (SAMPLE_DIMS,)), TIME_DIMS} if token_slices else set(allow)
     asked = Problem(
@@ -272,7 +272,7 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
     """The problem that ``plan`` answers; what a decision edited by hand makes use of is allowed as well."""
     profile = plan.inputs.as_seen(profile)
     decision, asked = plan.decision, Problem.of(profile, plan.decision.global_batch, plan.inputs.request)
-    again = asked.recompute == NEVER and any(stage.recompute or stage.recomputed for stage in decision.stages)
+    has_recompute = asked.recompute == NEVER and any(stage.recompute or stage.recomputed for stage in decision.stages)
     schedules = asked.schedules
     if decision.schedule in schedule_names() and decision.schedule not in (schedules or default_schedules()):
         schedules = (*(schedules or default_schedules()), decision.schedule)
@@ -281,7 +281,7 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
         schedules=schedules,
         allow=_allowed(decision, asked.allow),
         halo_depth=max([asked.halo_depth, *(placement.margin for placement in decision.layers.values())]),
-        recompute=AUTO if again else asked.recompute,
+        recompute=AUTO if has_recompute else asked.recompute,
         shard=AUTO if asked.shard == NEVER and any(stage.sharded for stage in decision.stages) else asked.shard,
         zero=max([asked.zero, *(stage.level for stage in decision.stages)]),
         batch_statistics=MICRO if len(decision.micro_batches) > 1 else asked.batch_statistics,
@@ -291,9 +291,9 @@ def problem_of(plan: Plan, profile: Profile) -> Problem:
 def _allowed(decision: Decision, asked: tuple[str, ...]) -> tuple[str, ...]:
     """The families of dims that were asked for, and those that the decision cuts."""
     dims = {dim for placement in decision.layers.values() for dim in placement.cuts}
-    found = {*asked, *((SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS) if dims - {SAMPLE} else ())}
-    found |= {TIME_DIMS} if decision.token_slices else set()
-    return tuple(name for name in FAMILIES if name in found)
+    families = {*asked, *((SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS) if dims - {SAMPLE} else ())}
+    families |= {TIME_DIMS} if decision.token_slices else set()
+    return tuple(name for name in FAMILIES if name in families)
 
 
 def standing(problem: Problem, speeds: Mapping[str, float]) -> Problem:
@@ -306,8 +306,8 @@ def standing(problem: Problem, speeds: Mapping[str, float]) -> Problem:
         UnknownNameError: there is no such device, and none of that name has gone before.
         InfeasibleError: no device is left, or a side constraint needs one that is gone.
     """
-    known = [device.name for device in problem.profile.cluster.devices]
-    require_known("device", [name for name in speeds if name not in problem.speeds], known)
+    device_names = [device.name for device in problem.profile.cluster.devices]
+    require_known("device", [name for name in speeds if name not in problem.speeds], device_names)
     every = {**problem.speeds, **speeds}
     profile = problem.profile.standing(every)
     left = profile.cluster.devices
@@ -339,8 +339,8 @@ def standing_text(speeds: Mapping[str, float]) -> str:
     """``without n1/cpu0, with n0/cpu1 at 67 % of its speed``; of machines as they were measured, ``on all devices``."""
     gone = [name for name, speed in speeds.items() if speed <= 0]
     slow = [f"{name} at {units.percent(speed)} of its speed" for name, speed in speeds.items() if speed not in (0, 1)]
-    words = [f"without {', '.join(gone)}"] if gone else []
-    return ", ".join([*words, *([f"with {', '.join(slow)}"] if slow else [])]) or "on all devices"
+    parts = [f"without {', '.join(gone)}"] if gone else []
+    return ", ".join([*parts, *([f"with {', '.join(slow)}"] if slow else [])]) or "on all devices"
 
 
 def devices_named(names: Sequence[str], cluster: Cluster) -> list[str]:
@@ -349,9 +349,11 @@ def devices_named(names: Sequence[str], cluster: Cluster) -> list[str]:
     Raises:
         UnknownNameError: the cluster has no such device.
     """
-    known = [device.name for device in cluster.devices]
-    require_known("device", [name for name in names if not any(fnmatchcase(one, name) for one in known)], known)
-    return [one for one in known if any(fnmatchcase(one, name) for name in names)]
+    device_names = [device.name for device in cluster.devices]
+    require_known(
+        "device", [name for name in names if not any(fnmatchcase(one, name) for one in device_names)], device_names
+    )
+    return [one for one in device_names if any(fnmatchcase(one, name) for name in names)]
 
 
 def rules_of(texts: Sequence[str | Rule], profile: Profile) -> tuple[Rule, ...]:

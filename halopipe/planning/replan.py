@@ -8,8 +8,8 @@ normalisation are theirs and random layers draw by them; of a model that has nei
 force, cut anew for what is left of it, is the one to beat; the search itself begins with one device, replicas and the
 even split, so that no plan found is slower than these.
 
-When it is worth to go over to another plan (``is_worth``), and which speeds to count with (:class:`Speeds`), is decided
-here too, by numbers alone.
+When it is worth to go over to another plan (``is_worth``), and which speeds to count with (:class:`HeardSpeeds`), is
+decided here too, by numbers alone.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from halopipe.planning import problem as problems
 from halopipe.planning import solve
 from halopipe.planning.compare import differences
 from halopipe.terminal import units
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision, Plan, status_of
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, Problem
 from planner.ir.profile import Profile
-from planner.solvers.candidates.candidate import Candidate, Recomputes, group_shares
+from planner.solvers.candidates.candidate import group_shares
 
 if TYPE_CHECKING:
-    from planner.solvers.candidates.candidate import Candidate
+    from planner.costs.candidate import Candidate
 
 TIME_LIMIT_S = 20.0
 """Longest search for another plan: nobody trains meanwhile."""
@@ -71,10 +72,10 @@ class Replan:
         """What became of the machines, what a step costs now, and how sure it is that none is faster."""
         search = self.plan.search
         sure = "proven the best" if search.status == "proven" else f"at most {units.percent(search.gap)} from the best"
-        known = f", {sure}" if search.bound_s > 0 else ""
+        optimality = f", {sure}" if search.bound_s > 0 else ""
         change = units.signed_percent(self.after_s / self.before_s - 1) if self.before_s else ""
         steps = f"{units.seconds(self.after_s)} a step, {units.seconds(self.before_s)} before ({change})"
-        return f"another plan {problems.standing_text(self.speeds)}: {steps}{known}"
+        return f"another plan {problems.standing_text(self.speeds)}: {steps}{optimality}"
 
     def lines(self) -> list[str]:
         """The same, then what the plan decides otherwise."""
@@ -116,16 +117,16 @@ def replan(
     before = plan if in_force is None else in_force
     asked = problems.standing(problems.problem_of(plan, profile), speeds)
     sizes = [(), asked.micro_batch_sizes] if free else [(max(plan.decision.micro_batches),)]
-    found, error = _searched(asked, sizes)
-    if found is not None and not free and found.decision.micro_batches != plan.decision.micro_batches:
-        found = None
+    chosen, error = _searched(asked, sizes)
+    if chosen is not None and not free and chosen.decision.micro_batches != plan.decision.micro_batches:
+        chosen = None
     recut = _recut(replace(asked, micro_batch_sizes=sizes[0]), before.decision)
-    if recut is not None and (found is None or _is_faster(recut, found, asked.objective)):
-        found = recut if found is None else _bounded_by(recut, found)
-    if found is None:
+    if recut is not None and (chosen is None or _is_faster(recut, chosen, asked.objective)):
+        chosen = recut if chosen is None else _bounded_by(recut, chosen)
+    if chosen is None:
         raise _nothing_left(asked, error, plan, free)
-    found = replace(found, inputs=replace(found.inputs, profile_path=plan.inputs.profile_path))
-    return Replan(before, found, dict(asked.speeds), _step_now_s(before, asked))
+    chosen = replace(chosen, inputs=replace(chosen.inputs, profile_path=plan.inputs.profile_path))
+    return Replan(before, chosen, dict(asked.speeds), _step_now_s(before, asked))
 
 
 def _searched(asked: Problem, sizes: Sequence[tuple[int, ...]]) -> tuple[Plan | None, HalopipeError | None]:
@@ -156,18 +157,18 @@ def _nothing_left(asked: Problem, error: HalopipeError | None, plan: Plan, free:
     )
 
 
-def _is_faster(recut: Plan, found: Plan, objective: str) -> bool:
-    best_s = found.search.optimum_s(found.prediction.step_s)
+def _is_faster(recut: Plan, searched: Plan, objective: str) -> bool:
+    best_s = searched.search.optimum_s(searched.prediction.step_s)
     return objective == THROUGHPUT and recut.prediction.step_s < best_s * (1 - _ROUNDING)
 
 
-def _bounded_by(recut: Plan, found: Plan) -> Plan:
+def _bounded_by(recut: Plan, searched: Plan) -> Plan:
     """``recut`` with the bound of the search that found nothing faster."""
-    bound_s, step_s = found.search.bound_s, recut.prediction.step_s
+    bound_s, step_s = searched.search.bound_s, recut.prediction.step_s
     if not 0 < bound_s < step_s:
         return recut
-    gap, bounds_s = step_s / bound_s - 1, found.search.bounds_s
-    status = status_of(found.search.status, step_s, bound_s, recut.inputs.request.gap)
+    gap, bounds_s = step_s / bound_s - 1, searched.search.bounds_s
+    status = status_of(searched.search.status, step_s, bound_s, recut.inputs.request.gap)
     return replace(recut, search=replace(recut.search, status=status, bound_s=bound_s, gap=gap, bounds_s=bounds_s))
 
 
@@ -199,10 +200,10 @@ def _recut(problem: Problem, decision: Decision) -> Plan | None:
         candidate = _candidate(evaluator.problem, evaluator.book, decision)
         if candidate is None or evaluator.unmet(candidate):
             return None
-        found = evaluator.evaluate(candidate)
-        if not found.fits:
+        evaluated = evaluator.evaluate(candidate)
+        if not evaluated.fits:
             return None
-        return heuristic_plan(evaluator, found, solve.DEFAULT_SOLVER, "the plan in force, on what is left of it")
+        return heuristic_plan(evaluator, evaluated, solve.DEFAULT_SOLVER, "the plan in force, on what is left of it")
     except (MissingMeasurementError, IllegalProgramError, InfeasibleError):
         return None
 
@@ -227,9 +228,16 @@ def _candidate(problem: Problem, book: Any, decision: Decision) -> Candidate | N
         shares.append(samples or group_shares(problem, book, group, max(batches)))
         if not usable(problem, book, group, shares[-1], batches):
             return None
-    again = tuple(_recomputes(decision, goes_to, place) for place in range(len(kept)))
+    recompute_masks = tuple(_recomputes(decision, goes_to, place) for place in range(len(kept)))
     stage_of = tuple(goes_to[decision.layers[layer.name].stage] for layer in problem.profile.graph.layers)
-    return Candidate(stage_of, groups, tuple(shares), batches, decision.schedule, recompute=again if any(again) else ())
+    return Candidate(
+        stage_of,
+        groups,
+        tuple(shares),
+        batches,
+        decision.schedule,
+        recompute=recompute_masks if any(recompute_masks) else (),
+    )
 
 
 def _recomputes(decision: Decision, goes_to: Sequence[int], place: int) -> Recomputes:
@@ -253,7 +261,7 @@ def is_worth(before_s: float, after_s: float, num_left: int, change_s: float) ->
 
 
 @dataclass(slots=True)
-class Speeds:
+class HeardSpeeds:
     """Which speeds of devices to plan with, from what is heard of them again and again while a job runs.
 
     A device counts as slower or faster only where it was so :data:`NUM_HEARD` times in succession, each time by
@@ -273,13 +281,13 @@ class Speeds:
 
     def changed(self) -> dict[str, float]:
         """Devices at another speed than the plan counts with, and at which, to three digits; less those dismissed."""
-        found = {}
+        new_speeds = {}
         for device, factors in self._heard.items():
             slower = all(factor > 1 + APART for factor in factors)
             faster = all(factor < 1 / (1 + APART) for factor in factors)
             if len(factors) == NUM_HEARD and (slower or faster):
-                found[device] = float(f"{self.planned.get(device, 1.0) / median(factors):.3g}")
-        return {device: speed for device, speed in found.items() if not self._is_dismissed(device, speed)}
+                new_speeds[device] = float(f"{self.planned.get(device, 1.0) / median(factors):.3g}")
+        return {device: speed for device, speed in new_speeds.items() if not self._is_dismissed(device, speed)}
 
     def plan_with(self, speeds: Mapping[str, float]) -> None:
         """From now on the plan in force counts with these."""

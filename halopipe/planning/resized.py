@@ -89,7 +89,7 @@ def resized(profile: Profile, graph: Graph) -> Profile:
             kind: tuple(_scaled(one, times[one.layer]) for one in measured)
             for kind, measured in profile.measurements.items()
         },
-        parts={kind: found for kind, found in parts.items() if found},
+        parts={kind: of_kind for kind, of_kind in parts.items() if of_kind},
         provenance=replace(profile.provenance, iteration_s={}),
     )
 

@@ -16,8 +16,8 @@ from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
     from halopipe.planning.pareto import Front
-    from halopipe.planning.shadow_prices import Prices
-    from halopipe.planning.what_if import Answer
+    from halopipe.planning.shadow_prices import ShadowPrices
+    from halopipe.planning.what_if import PlanAnswer
     from planner.solvers import Progress, SearchProgress
 
 
@@ -43,7 +43,7 @@ def baselines(problem: Problem, jobs: int = 1) -> planning.Baselines:
         return planning.solve_baselines(problem, show=reporter.update, jobs=jobs)
 
 
-def why_not(plan: Plan, profile: Profile | None, question: str) -> Answer:
+def why_not(plan: Plan, profile: Profile | None, question: str) -> PlanAnswer:
     """As :func:`halopipe.planning.what_if.why_not`."""
     from halopipe.planning import what_if as asking
 
@@ -51,7 +51,7 @@ def why_not(plan: Plan, profile: Profile | None, question: str) -> Answer:
         return asking.why_not(plan, profile, question, _shown(reporter, _time_limit_s(plan, profile)))
 
 
-def what_if(plan: Plan, profile: Profile, question: str) -> Answer:
+def what_if(plan: Plan, profile: Profile, question: str) -> PlanAnswer:
     """As :func:`halopipe.planning.what_if.what_if`."""
     from halopipe.planning import what_if as asking
 
@@ -59,7 +59,7 @@ def what_if(plan: Plan, profile: Profile, question: str) -> Answer:
         return asking.what_if(plan, profile, question, _shown(reporter, _time_limit_s(plan, profile)))
 
 
-def prices(plan: Plan, profile: Profile, time_limit_s: float) -> Prices:
+def prices(plan: Plan, profile: Profile, time_limit_s: float) -> ShadowPrices:
     """As :func:`halopipe.planning.shadow_prices.prices`."""
     from halopipe.planning import shadow_prices
 

@@ -45,7 +45,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class ShadowPrices:
     """The prices of a plan's limits, the largest saving first."""
 
     plan: Plan
@@ -76,7 +76,7 @@ class Prices:
         return {"step_s": self.plan.prediction.step_s, "prices": [asdict(price) for price in self.prices]}
 
 
-def prices(plan: Plan, profile: Profile, time_limit_s: float = 60.0, show: Show | None = None) -> Prices:
+def prices(plan: Plan, profile: Profile, time_limit_s: float = 60.0, show: Show | None = None) -> ShadowPrices:
     """What one more GiB on each kind of device, one more device of each, and each link twice as fast would save.
 
     Args:
@@ -85,7 +85,7 @@ def prices(plan: Plan, profile: Profile, time_limit_s: float = 60.0, show: Show 
     offers = list(_offers(profile.cluster))
     asked = problems.problem_of(plan, profile)
     base = replace(asked, time_limit_s=time_limit_s / max(1, len(offers)), confidence=0.0)  # optima beside the optimum
-    found = []
+    priced = []
     for number, (what, cluster, assumed) in enumerate(offers):
         if show is not None:
             show(number, len(offers), what)
@@ -93,10 +93,10 @@ def prices(plan: Plan, profile: Profile, time_limit_s: float = 60.0, show: Show 
         try:
             other = solve.solve(problem)
         except InfeasibleError as error:
-            found.append(Price(what, 0.0, 0.0, plan.prediction.step_s, error.title, plan.prediction.evidence))
+            priced.append(Price(what, 0.0, 0.0, plan.prediction.step_s, error.title, plan.prediction.evidence))
             continue
-        found.append(_price(what, plan, other, assumed))
-    return Prices(plan, tuple(sorted(found, key=lambda price: (-price.saves_s, -price.at_most_s))))
+        priced.append(_price(what, plan, other, assumed))
+    return ShadowPrices(plan, tuple(sorted(priced, key=lambda price: (-price.saves_s, -price.at_most_s))))
 
 
 def _price(what: str, plan: Plan, other: Plan, assumed: bool) -> Price:

@@ -17,16 +17,16 @@ from planner.ir.files import read_text, write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from planner.transformers import (
-    Choice,
-    Cluster,
-    Found,
+    BestDegrees,
+    DegreesSpace,
     Fusion,
+    GpuCluster,
+    ParallelDegrees,
     Pools,
+    PricedDegrees,
     Recompute,
     Sends,
-    Space,
     Transformer,
-    Ways,
     named_cluster,
     named_transformer,
     pools_of,
@@ -38,7 +38,7 @@ from planner.transformers.search import TIE
 from planner.transformers.step import BUBBLE, GRADIENTS, SENDS
 
 if TYPE_CHECKING:
-    from planner.solvers.candidates.candidate import Candidate
+    from planner.costs.candidate import Candidate
 
 _MOST_BYTES = 16 * 2**20
 _FULL = 0.9
@@ -46,19 +46,19 @@ _FULL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WaysReport:
     """What was found, for people and for programs."""
 
     shape: Transformer
-    cluster: Cluster | Pools
+    cluster: GpuCluster | Pools
     devices: int
     global_batch: int
-    found: Found
+    sweep: BestDegrees
     price_per_hour: float = 0.0
 
     def data(self) -> dict[str, Any]:
         """The answer as plain data; the file that ``-o`` writes."""
-        found = self.found
+        sweep = self.sweep
         return {
             "transformer": dataclasses.asdict(self.shape),
             "cluster": self.cluster.name,
@@ -66,21 +66,21 @@ class Report:
             "gpus": self.devices,
             "global_batch": self.global_batch,
             "search": {
-                "gap": found.gap,
-                "bound_s": found.bound_s,
-                "ways": found.num_ways,
-                "too_large": found.num_large,
-                "simulated": found.num_simulated,
+                "gap": sweep.gap,
+                "bound_s": sweep.bound_s,
+                "ways": sweep.num_ways,
+                "too_large": sweep.num_large,
+                "simulated": sweep.num_simulated,
             },
-            "best": self._choice(found.best),
-            "rivals": [self._choice(rival) | {"tie": rival in found.ties} for rival in found.rivals],
+            "best": self._choice(sweep.best),
+            "rivals": [self._choice(rival) | {"tie": rival in sweep.ties} for rival in sweep.rivals],
         }
 
     def write(self, path: Path) -> None:
         """:meth:`data` as a file."""
         write_text(path, json.dumps(self.data(), indent=1) + "\n")
 
-    def _choice(self, choice: Choice) -> dict[str, Any]:
+    def _choice(self, choice: PricedDegrees) -> dict[str, Any]:
         prediction, memory = choice.prediction, choice.prediction.memory
         return {
             "ways": dataclasses.asdict(choice.ways),
@@ -95,16 +95,16 @@ class Report:
             **({"dollars_per_step": self._dollars(choice)} if self.price_per_hour else {}),
         }
 
-    def _dollars(self, choice: Choice) -> float:
+    def _dollars(self, choice: PricedDegrees) -> float:
         return self.price_per_hour * self.devices * choice.prediction.step.seconds / 3600
 
     def render(self) -> str:
         """For people."""
-        best = self.found.best
+        best = self.sweep.best
         step = best.prediction.step
         cluster = self.cluster
         devices = f"{cluster.device} ({cluster.name})"
-        if isinstance(cluster, Cluster):
+        if isinstance(cluster, GpuCluster):
             devices = f"{self.devices} {cluster.device} ({cluster.name}, {cluster.per_host} a host)"
         rate = best.prediction.model_flop_per_s(self.shape, self.global_batch, self.devices) / 1e12
         step_text = units.seconds_within(step.seconds, step.low, step.high)
@@ -133,50 +133,50 @@ class Report:
         return "\n".join(lines)
 
     def _spent(self) -> str:
-        best = self.found.best.prediction
+        best = self.sweep.best.prediction
         shares = sorted(best.parts.items(), key=lambda item: -item[1])
-        told = [f"{what} {100 * seconds / best.step.seconds:.0f} %" for what, seconds in shares]
-        return ", ".join(text for text in told if not text.endswith(" 0 %"))
+        texts = [f"{what} {100 * seconds / best.step.seconds:.0f} %" for what, seconds in shares]
+        return ", ".join(text for text in texts if not text.endswith(" 0 %"))
 
-    def _memory(self, choice: Choice) -> str:
+    def _memory(self, choice: PricedDegrees) -> str:
         memory, gib = choice.prediction.memory, 2**30
         parts = (("state", memory.state), ("activations", memory.activations), ("one pass", memory.working))
-        told = ", ".join(f"{what} {size / gib:.1f}" for what, size in parts)
-        return f"{memory.total / gib:.1f} of {self.found.usable_bytes / gib:.1f} GiB ({told})"
+        breakdown = ", ".join(f"{what} {size / gib:.1f}" for what, size in parts)
+        return f"{memory.total / gib:.1f} of {self.sweep.usable_bytes / gib:.1f} GiB ({breakdown})"
 
     def _bound(self) -> str:
         """What another device, link or batch would better."""
-        best, found = self.found.best.prediction, self.found
+        best, sweep = self.sweep.best.prediction, self.sweep
         exchanges = sum(best.parts.get(what, 0.0) for what in (EXCHANGE, GRADIENTS, SENDS))
         reasons = {
             "computing": best.step.seconds - exchanges - best.parts[BUBBLE],
             "bubbles (a larger batch)": best.parts[BUBBLE],
             "links": exchanges,
         }
-        told = [f"{max(reasons, key=lambda reason: reasons[reason])}"]
-        if best.memory.total > _FULL * found.usable_bytes:
-            told.append("memory")
-        return f"{' and '.join(told)}; {found.num_large} of {found.num_ways} ways do not fit"
+        limits = [f"{max(reasons, key=lambda reason: reasons[reason])}"]
+        if best.memory.total > _FULL * sweep.usable_bytes:
+            limits.append("memory")
+        return f"{' and '.join(limits)}; {sweep.num_large} of {sweep.num_ways} ways do not fit"
 
     def _rivals(self) -> list[str]:
-        found = self.found
-        if not found.rivals:
+        sweep = self.sweep
+        if not sweep.rivals:
             return []
-        first = found.best.prediction.step.seconds
+        first = sweep.best.prediction.step.seconds
         rows = []
-        for rival in found.rivals:
+        for rival in sweep.rivals:
             step = rival.prediction.step
-            verdict = "tie" if rival in found.ties else f"+{100 * (step.seconds / first - 1):.0f} %"
+            verdict = "tie" if rival in sweep.ties else f"+{100 * (step.seconds / first - 1):.0f} %"
             memory = f"{rival.prediction.memory.total / 2**30:.1f} GiB"
             rows.append([str(rival.ways), units.seconds(step.seconds), verdict, memory])
         head = ["the best of other divisions", "step", "beside the best", "memory"]
         return [tables.table(head, rows), f"  (tie: within {100 * TIE:.0f} %, which the model cannot tell apart)", ""]
 
     def _proof(self) -> str:
-        found = self.found
-        proof = "no way is better" if found.gap <= 0 else f"no way is better by more than {100 * found.gap:.2g} %"
-        simulated = f"{found.num_simulated} simulated, the others bounded or too large"
-        return f"  {proof} by this model: {found.num_ways} ways, {simulated}"
+        sweep = self.sweep
+        proof = "no way is better" if sweep.gap <= 0 else f"no way is better by more than {100 * sweep.gap:.2g} %"
+        simulated = f"{sweep.num_simulated} simulated, the others bounded or too large"
+        return f"  {proof} by this model: {sweep.num_ways} ways, {simulated}"
 
 
 def require_no_search(options: Sequence[str]) -> None:
@@ -190,12 +190,12 @@ def require_no_search(options: Sequence[str]) -> None:
 
 
 def plan_by(
-    profile: Profile, given: str, global_batch: int = 0, micro_batch: Sequence[int] = (), *, memory_bytes: int = 0
+    profile: Profile, source: str, global_batch: int = 0, micro_batch: Sequence[int] = (), *, memory_bytes: int = 0
 ) -> Plan:
     """The plan that a way is, of a profiled network: priced and simulated as any other, and run by ``run``.
 
     Args:
-        given: a file of ``halopipe ways -o``, or names of a way's parts: ``tensor=2,pipeline=2,sequence_parallel=1``.
+        source: a file of ``halopipe ways -o``, or names of a way's parts: ``tensor=2,pipeline=2,sequence_parallel=1``.
         global_batch: samples a step; 0: those of the file, else of the profile's example.
         micro_batch: samples of a micro-batch of all replicas, to be held against the way's; empty: they are.
         memory_bytes: most bytes on any device; 0: the device's memory less a margin.
@@ -209,10 +209,10 @@ def plan_by(
     from planner.solvers.candidates.explain import heuristic_plan, infeasible
     from planner.transformers.placement import schedule_of
 
-    if "=" in given or not given.endswith(".json"):
-        ways, batch = ways_of(given), global_batch or profile.graph.samples
+    if "=" in source or not source.endswith(".json"):
+        ways, batch = ways_of(source), global_batch or profile.graph.samples
     else:
-        _, ways, of_file = read(Path(given))
+        _, ways, of_file = read(Path(source))
         batch = global_batch or of_file
     _require_room(profile, ways, micro_batch)
     candidate = _candidate(profile, ways, ways.micro_batches(batch))
@@ -229,13 +229,13 @@ def plan_by(
         zero=max(1, ways.zero),
     )
     evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = evaluator.evaluate(candidate)
-    if not found.fits:
-        raise infeasible(problem, found)
-    return heuristic_plan(evaluator, found, "ways", f"as asked for: {ways}")
+    evaluated = evaluator.evaluate(candidate)
+    if not evaluated.fits:
+        raise infeasible(problem, evaluated)
+    return heuristic_plan(evaluator, evaluated, "ways", f"as asked for: {ways}")
 
 
-def _require_room(profile: Profile, ways: Ways, micro_batch: Sequence[int]) -> None:
+def _require_room(profile: Profile, ways: ParallelDegrees, micro_batch: Sequence[int]) -> None:
     """Raises :class:`UsageError` where the cluster has too few devices, or micro-batches of another size are wanted."""
     available = len(profile.cluster.devices)
     if ways.devices > available:
@@ -253,9 +253,9 @@ def _require_room(profile: Profile, ways: Ways, micro_batch: Sequence[int]) -> N
         )
 
 
-def _candidate(profile: Profile, ways: Ways, count: int) -> Candidate:
+def _candidate(profile: Profile, ways: ParallelDegrees, count: int) -> Candidate:
     """What the way makes of the network, in ``count`` micro-batches."""
-    from planner.solvers.candidates.candidate import Candidate, Recomputes
+    from planner.costs.candidate import Candidate, Recomputes
     from planner.transformers.placement import degree_of, groups_of, placements, schedule_of
 
     size, placed = ways.micro_batch * ways.data, placements(profile.graph, ways)
@@ -282,7 +282,7 @@ def _candidate(profile: Profile, ways: Ways, count: int) -> Candidate:
     )
 
 
-def ways_of(text: str) -> Ways:
+def ways_of(text: str) -> ParallelDegrees:
     """A way by the names of its parts; those that are not given are 1, or none.
 
     Raises:
@@ -301,14 +301,14 @@ def ways_of(text: str) -> Ways:
         units.require_known("part of a way", [name], list(kinds))
         return kinds[name](value)
 
-    found = units.parse_pairs(text, part, "is no part of a way", "tensor=2,pipeline=2")
-    given = {name.replace("-", "_"): value for name, value in found.items()}
-    units.require_known("schedule of a way", [given.get("schedule", "1f1b")], ["1f1b", "gpipe"])
-    return Ways(**given)
+    pairs = units.parse_pairs(text, part, "is no part of a way", "tensor=2,pipeline=2")
+    parts = {name.replace("-", "_"): value for name, value in pairs.items()}
+    units.require_known("schedule of a way", [parts.get("schedule", "1f1b")], ["1f1b", "gpipe"])
+    return ParallelDegrees(**parts)
 
 
-def read(path: Path) -> tuple[Transformer, Ways, int]:
-    """The transformer, the best ways and the global batch of a file that :meth:`Report.write` wrote.
+def read(path: Path) -> tuple[Transformer, ParallelDegrees, int]:
+    """The transformer, the best ways and the global batch of a file that :meth:`WaysReport.write` wrote.
 
     Raises:
         MissingFileError, CorruptFileError: it is not there, or no such file.
@@ -330,7 +330,7 @@ def read(path: Path) -> tuple[Transformer, Ways, int]:
             "kernels": Fusion,
             **dict.fromkeys(("blocks", "tensors", "pools"), tuple),
         }
-        ways = Ways(**{name: kinds.get(name, _same)(value) for name, value in best.items()})
+        ways = ParallelDegrees(**{name: kinds[name](value) if name in kinds else value for name, value in best.items()})
         shape = Transformer(**node["transformer"])
         ways.check(shape)
         ways.micro_batches(node["global_batch"])
@@ -339,11 +339,7 @@ def read(path: Path) -> tuple[Transformer, Ways, int]:
     return shape, ways, node["global_batch"]
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> Cluster | Pools:
+def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> GpuCluster | Pools:
     """The cluster of a name, or of a cluster file; pools, where that has unlike GPUs or zones.
 
     Args:
@@ -366,7 +362,7 @@ def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> Clust
         pools = pools_of(on, machines)
     else:
         kinds = dict.fromkeys(device.kind for device in machines.devices)
-        sizes = sailor.Network(shape.hidden, shape.heads, shape.vocab, shape.seq)
+        sizes = sailor.SailorNetwork(shape.hidden, shape.heads, shape.vocab, shape.seq)
         times = sailor.layer_times(sailor.read(layers), sizes, kinds)
         pools = pools_of(on, machines, {kind: timed(shape.layers, of) for kind, of in times.items()}, "float32")
     return pools if pools.whole is None or len(pools.pools) > 1 else pools.whole
@@ -388,7 +384,7 @@ def find(
     time_limit_s: float = 60.0,
     price_per_hour: float = 0.0,
     layers: Path | None = None,
-) -> Report:
+) -> WaysReport:
     """The best ways of a transformer's step on so many devices of a cluster; 0, empty and -1 leave a choice open.
 
     Args:
@@ -409,7 +405,7 @@ def find(
         )
     if recompute:
         units.require_known("recomputation", [recompute], [how.value for how in Recompute])
-    given: dict[str, Any] = {
+    restrictions: dict[str, Any] = {
         "tensor": (tensor,) if tensor else (),
         "pipeline": (pipeline,) if pipeline else (),
         "micro_batch": (micro_batch,) if micro_batch else (),
@@ -417,8 +413,10 @@ def find(
         **({"recompute": (Recompute(recompute),)} if recompute else {}),
         **({"zero": (zero,)} if zero >= 0 else {}),
     }
-    found = search(shape, cluster, devices, global_batch, Space(**given), gap=gap, time_limit_s=time_limit_s)
-    return Report(shape, cluster, devices, global_batch, found, price_per_hour)
+    sweep = search(
+        shape, cluster, devices, global_batch, DegreesSpace(**restrictions), gap=gap, time_limit_s=time_limit_s
+    )
+    return WaysReport(shape, cluster, devices, global_batch, sweep, price_per_hour)
 
 
 def shape_of(text: str) -> Transformer:
@@ -429,26 +427,26 @@ def shape_of(text: str) -> Transformer:
     """
     if "=" not in text:
         return named_transformer(text)
-    known = {field.name: field for field in fields(Transformer) if field.name != "name"}
+    size_fields = {field.name: field for field in fields(Transformer) if field.name != "name"}
     needed = ["hidden", "ffn", "heads", "layers", "vocab", "seq"]
-    flags = [name for name, field in known.items() if isinstance(field.default, bool)]
+    flags = [name for name, field in size_fields.items() if isinstance(field.default, bool)]
 
     def size(name: str, value: str) -> int | bool:
-        units.require_known("size of a transformer", [name], list(known))
+        units.require_known("size of a transformer", [name], list(size_fields))
         return {"0": False, "1": True}[value] if name in flags else units.whole(value)
 
-    given = units.parse_pairs(text, size, "is no size of a transformer", "hidden=768,heads=12,dropout=0")
-    missing = [name for name in needed if name not in given]
+    sizes = units.parse_pairs(text, size, "is no size of a transformer", "hidden=768,heads=12,dropout=0")
+    missing = [name for name in needed if name not in sizes]
     if missing:
         raise UsageError(f"a transformer needs {', '.join(missing)} too", [f"given: {text}"], [f"{missing[0]}=..."])
-    return _made(text, given)
+    return _made(text, sizes)
 
 
-def _made(text: str, given: Mapping[str, Any]) -> Transformer:
-    if given["hidden"] % given["heads"] and not given.get("head_size"):
+def _made(text: str, sizes: Mapping[str, Any]) -> Transformer:
+    if sizes["hidden"] % sizes["heads"] and not sizes.get("head_size"):
         raise UsageError(
-            f"hidden={given['hidden']} is not divided by heads={given['heads']}",
+            f"hidden={sizes['hidden']} is not divided by heads={sizes['heads']}",
             [f"in {text}"],
             ["head_size=..., where heads are not hidden / heads wide"],
         )
-    return Transformer(name="transformer", **given)
+    return Transformer(name="transformer", **sizes)

@@ -28,7 +28,7 @@ _SAME = 5e-4  # relative; smaller differences are not shown in the digits printe
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlanAnswer:
     """What a question about a plan comes to.
 
     Attributes:
@@ -104,7 +104,7 @@ class Answer:
         }
 
 
-def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progress | None = None) -> Answer:
+def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progress | None = None) -> PlanAnswer:
     """Why the plan is not another one.
 
     Args:
@@ -119,9 +119,9 @@ def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progre
     if profile is not None and asked in _solvers():
         return _search(plan, profile, asked, f"solver={asked}", progress)
     listed = _listed(plan)
-    found = {name: why for name, why in listed.items() if asked and asked.lower() in name.lower()}
-    if found:
-        return Answer(asked, plan, reasons=tuple(f"{name}: {why}" for name, why in found.items()))
+    matches = {name: why for name, why in listed.items() if asked and asked.lower() in name.lower()}
+    if matches:
+        return PlanAnswer(asked, plan, reasons=tuple(f"{name}: {why}" for name, why in matches.items()))
     if profile is not None and "=" in asked:
         return _search(plan, profile, asked, asked, progress)
     needs = " (needs --profile)" if profile is None else ""
@@ -142,7 +142,7 @@ def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progre
 _SEARCH = "--profile PROFILE, to search for it"
 
 
-def what_if(plan: Plan, profile: Profile, question: str, progress: Progress | None = None) -> Answer:
+def what_if(plan: Plan, profile: Profile, question: str, progress: Progress | None = None) -> PlanAnswer:
     """What the best plan would be if machines or demands were otherwise.
 
     Args:
@@ -155,18 +155,20 @@ def what_if(plan: Plan, profile: Profile, question: str, progress: Progress | No
     return _search(plan, profile, question.strip(), question, progress)
 
 
-def _search(plan: Plan, profile: Profile, question: str, text: str, progress: Progress | None) -> Answer:
+def _search(plan: Plan, profile: Profile, question: str, text: str, progress: Progress | None) -> PlanAnswer:
     asked = problem.problem_of(plan, profile)
     at = edits.changed(asked, text)
     try:
         other = solve.solve(at.problem, at.solver, progress)
     except InfeasibleError as error:
-        return Answer(question, plan, reasons=(f"{question}: {error.title}", *(f"  {line}" for line in error.details)))
+        return PlanAnswer(
+            question, plan, reasons=(f"{question}: {error.title}", *(f"  {line}" for line in error.details))
+        )
     evidence = DATASHEET if at.assumed else other.prediction.evidence
     same_machines = at.problem.profile is asked.profile and plan.decision != other.decision
     ones = plan.decision, other.decision
     is_tie = same_machines and solve.ties_of(asked.profile).is_tie(*ones, asked.confidence)
-    return Answer(question, plan, other, (), evidence, is_tie)
+    return PlanAnswer(question, plan, other, (), evidence, is_tie)
 
 
 def _listed(plan: Plan) -> Mapping[str, str]:

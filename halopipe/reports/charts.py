@@ -86,8 +86,8 @@ def _plain(chart: Any) -> Any:
     """A document that holds the chart, as plain data."""
     document = Document()
     document.add_root(chart)
-    (found,) = standalone_docs_json_and_render_items([chart])[0].values()
-    return found
+    (plain,) = standalone_docs_json_and_render_items([chart])[0].values()
+    return plain
 
 
 def digest(script: str) -> str:
@@ -209,12 +209,12 @@ def plans_chart(points: Sequence[Point], bound_s: float) -> Any:
 
 def _name_plans(chart: Any, points: Sequence[Point], xs: Any, ys: Any, middle: float) -> None:
     """Names beside the plans that are no points of a front alone, unless they are too many."""
-    taken: set[tuple[float, int]] = set()
+    places: set[tuple[float, int]] = set()
     named = []
     for number, point in sorted(enumerate(points), key=lambda pair: pair[1].role == "alternative"):  # a rival's first
         place = (round(point.step_s, 6), point.peak_bytes)
-        if point.role != "front" and place not in taken:
-            taken.add(place)
+        if point.role != "front" and place not in places:
+            places.add(place)
             named.append(number)
     if len(named) > _MOST_NAMED:
         return
@@ -242,11 +242,11 @@ def _name_plans(chart: Any, points: Sequence[Point], xs: Any, ys: Any, middle: f
 
 def front_of(points: Sequence[Point]) -> list[int]:
     """Numbers of the plans that no other beats in both step and memory, the fastest first."""
-    found: list[int] = []
+    front: list[int] = []
     for number in sorted(range(len(points)), key=lambda n: (points[n].step_s, points[n].peak_bytes)):
-        if not found or points[number].peak_bytes < points[found[-1]].peak_bytes:
-            found.append(number)
-    return found
+        if not front or points[number].peak_bytes < points[front[-1]].peak_bytes:
+            front.append(number)
+    return front
 
 
 _Row = tuple[float, float, int, int, int, int]

@@ -93,13 +93,13 @@ class Finding:
 
 def examine() -> tuple[Finding, ...]:
     """All findings, the needed ones first.  One that cannot be made is itself a finding."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for what, look in _LOOKS:
         try:
-            found += look()
+            findings += look()
         except Exception as error:  # noqa: BLE001  # a machine may be odd in ways nobody thought of
-            found.append(Finding(what, ODD, f"cannot be looked at: {type(error).__name__}: {error}"))
-    return tuple(found)
+            findings.append(Finding(what, ODD, f"cannot be looked at: {type(error).__name__}: {error}"))
+    return tuple(findings)
 
 
 def can_run(findings: tuple[Finding, ...]) -> bool:
@@ -226,8 +226,8 @@ def _cores() -> Iterator[Finding]:
 
 def cpu_quota(text: str) -> float | None:
     """Cores of a control group's ``cpu.max`` (``200000 100000``); None for no limit."""
-    words = text.split()
-    return float(words[0]) / float(words[1]) if len(words) == 2 and words[0] != "max" else None
+    fields = text.split()
+    return float(fields[0]) / float(fields[1]) if len(fields) == 2 and fields[0] != "max" else None
 
 
 def hyperthreads(folder: Path = Path("/sys/devices/system/cpu")) -> int:
@@ -250,12 +250,12 @@ def own_share(busy_s: float = _BUSY_S) -> float:
 
 def waking_s(times: int = 60, nap_s: float = 1e-3) -> float:
     """By how much a nap is longer than asked for, in the median."""
-    found = []
+    delays_s = []
     for _ in range(times):
         start_s = time.perf_counter()
         time.sleep(nap_s)
-        found.append(time.perf_counter() - start_s - nap_s)
-    return max(0.0, statistics.median(found))
+        delays_s.append(time.perf_counter() - start_s - nap_s)
+    return max(0.0, statistics.median(delays_s))
 
 
 def _memory() -> Iterator[Finding]:
@@ -298,7 +298,7 @@ def _limits() -> Iterator[Finding]:
 
 def _compiler() -> Iterator[Finding]:
     try:
-        found = compiling.find_toolchain(os.environ)
+        toolchain = compiling.find_toolchain(os.environ)
     except compiling.CannotCompileError as error:
         yield Finding(
             "C++ compiler",
@@ -307,7 +307,7 @@ def _compiler() -> Iterator[Finding]:
             "apt install g++: without it sparse kernels run in plain torch, several times slower",
         )
     else:
-        yield Finding("C++ compiler", OK, f"{found.compiler}, {found.version.splitlines()[0]}")
+        yield Finding("C++ compiler", OK, f"{toolchain.compiler}, {toolchain.version.splitlines()[0]}")
     folder = compiling.cache_folder(os.environ)
     above = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     fault = compiling.foreign(folder) if above == folder else "" if os.access(above, os.W_OK) else f"{above} is closed"

@@ -44,7 +44,7 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
     blocks = [headline(plan, prediction), stale(plan.prediction, prediction)]
     if timeline is not None:
         picture = tables.gantt(timeline, plan_files.device_names(plan), width - 2)
-        blocks.append("Step (predicted)\n" + _indented(picture))
+        blocks.append("\n".join(["Step (predicted)", *(f"  {line}" for line in picture.splitlines())]))
     blocks += [
         "\n".join(
             [
@@ -171,10 +171,10 @@ def _unflushed(plan: Plan, profile: Profile, prediction: Prediction) -> str:
     """What a long run without a flush would take, of a schedule that needs none."""
     if plan.decision.schedule not in names() or traits(plan.decision.schedule).synchronous:
         return ""
-    from planner.costs.cost_model import PriceBook
     from planner.costs.predict import unflushed_step_s
+    from planner.costs.pricing import Pricing
 
-    step_s = unflushed_step_s(PriceBook(plan.inputs.as_seen(profile)), plan.decision)
+    step_s = unflushed_step_s(Pricing.of(plan.inputs.as_seen(profile)), plan.decision)
     less = units.percent(1 - step_s / prediction.step_s)
     return f"Without the flush between steps a step would take {units.seconds(step_s)}, {less} less"
 
@@ -200,14 +200,14 @@ def _weights_line(plan: Plan, prediction: Prediction) -> str:
         if one.on_chip_bytes
     ]
     far = [f"{names[one.rank]} (not in {units.size(one.on_chip_limit_bytes)})" for one in two if not one.on_chip_bytes]
-    said = ((near, "on chip"), (far, "off chip"))
-    return "\n  weights   " + "; ".join(f"{where} on {_some(those)}" for those, where in said if those)
+    memories = ((near, "on chip"), (far, "off chip"))
+    return "\n  weights   " + "; ".join(f"{where} on {_some(those)}" for those, where in memories if those)
 
 
-def _some(words: Sequence[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     """The first of them, and how many there are beside."""
-    more = f" and {len(words) - _MOST_NAMED} more" if len(words) > _MOST_NAMED else ""
-    return ", ".join(words[:_MOST_NAMED]) + more
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def evidence_text(prediction: Prediction) -> str:
@@ -244,11 +244,11 @@ def _tie_line(plan: Plan) -> str:
 
 def _uncut_line(plan: Plan) -> str:
     """Between which layers no cut was looked at; all of them are among the alternatives."""
-    found = [rejected for rejected in plan.search.rejected if rejected.what.startswith(UNCUT)]
-    if not found:
+    uncut = [rejected for rejected in plan.search.rejected if rejected.what.startswith(UNCUT)]
+    if not uncut:
         return ""
-    more = f" (and {units.count(len(found) - 1, 'more place')})" if len(found) > 1 else ""
-    return f"\n  uncut     {found[0].what}{more}: {found[0].why}"
+    more = f" (and {units.count(len(uncut) - 1, 'more place')})" if len(uncut) > 1 else ""
+    return f"\n  uncut     {uncut[0].what}{more}: {uncut[0].why}"
 
 
 def _calibration_line(plan: Plan) -> str:
@@ -279,11 +279,20 @@ def _stages(rows: tuple[StageRow, ...]) -> str:
 
 def stage_table(rows: tuple[StageRow, ...]) -> tuple[list[str], list[list[str]]]:
     """(header, lines): a line a stage; times and messages if they are known."""
-    known = any(row.sends is not None for row in rows)
-    again, divided = any(row.recompute or row.recomputed for row in rows), any(row.sharded for row in rows)
-    header = ["stage", "devices", "samples", "layers", "from", "to", "in flight", *(["recompute"] if again else [])]
+    has_costs = any(row.sends is not None for row in rows)
+    recomputes, divided = any(row.recompute or row.recomputed for row in rows), any(row.sharded for row in rows)
+    header = [
+        "stage",
+        "devices",
+        "samples",
+        "layers",
+        "from",
+        "to",
+        "in flight",
+        *(["recompute"] if recomputes else []),
+    ]
     header += ["optimiser"] if divided else []
-    if known:
+    if has_costs:
         header += ["F", "B", "parameters", "sends per micro-batch"]
     cells = []
     for row in rows:
@@ -295,12 +304,16 @@ def stage_table(rows: tuple[StageRow, ...]) -> tuple[list[str], list[list[str]]]
             row.first_layer,
             row.last_layer,
             str(row.in_flight),
-            *([_recomputed(row)] if again else []),
+            *([_recomputed(row)] if recomputes else []),
             *(["divided" + f" (ZeRO-{row.zero})" * (row.zero > 1) if row.sharded else "whole"] if divided else []),
         ]
-        if known:
+        if has_costs:
             sends = [f"{units.size(h.forward_bytes)} to stage {h.dst}" for h in row.sends or ()]
-            line += [_time(row.forward_s), _time(row.backward_s), units.size(row.parameter_bytes or 0)]
+            line += [
+                units.known_seconds(row.forward_s),
+                units.known_seconds(row.backward_s),
+                units.size(row.parameter_bytes or 0),
+            ]
             line.append(", ".join(sends) or "nothing")
         cells.append(line)
     return header, cells
@@ -317,44 +330,44 @@ def layout_lines(rows: tuple[StageRow, ...]) -> list[str]:
     """A line for each stage that divides its layers along more than samples, or in several ways."""
     return [
         f"  stage {row.stage} divides "
-        + ", ".join(f"{units.count(number, 'layer')} by {words}" for words, number in row.layouts.items())
+        + ", ".join(f"{units.count(number, 'layer')} by {layout}" for layout, number in row.layouts.items())
         for row in rows
-        if len(row.layouts) > 1 or any(not words.startswith("samples") or " x " in words for words in row.layouts)
+        if len(row.layouts) > 1 or any(not layout.startswith("samples") or " x " in layout for layout in row.layouts)
     ]
 
 
 def block_lines(plan: Plan, profile: Profile | None) -> list[str]:
     """A line for each block of layers that is run without exchanges inside, and what is computed more than once."""
-    found = []
+    lines = []
     for number, stage in enumerate(plan.decision.stages):
         for block in stage.blocks:
             ends = f"{block.layers[0]} to {block.layers[-1]}"
             layers = units.count(len(block.layers), "layer")
-            found.append(f"  stage {number} exchanges nothing in a block of {layers}, {ends}: {tiles_text(block)}")
+            lines.append(f"  stage {number} exchanges nothing in a block of {layers}, {ends}: {tiles_text(block)}")
         if stage.blocks and profile is not None:
             share = units.percent(overlap(profile.graph, plan.decision, number))
-            found.append(f"  stage {number} computes {share} more than the work, where tiles and ranks overlap")
-    return found
+            lines.append(f"  stage {number} computes {share} more than the work, where tiles and ranks overlap")
+    return lines
 
 
 def recomputed_lines(plan: Plan, profile: Profile) -> list[str]:
     """What is won and lost by spans of layers that are computed again; empty where there are none."""
     from planner.costs.predict import predict
 
-    decision, seen = plan.decision, plan.inputs.as_seen(profile)
+    decision, priced_profile = plan.decision, plan.inputs.as_seen(profile)
     if not any(stage.recomputed for stage in decision.stages):
         return []
     without = replace(decision, stages=tuple(replace(stage, recomputed=()) for stage in decision.stages))
-    (now, _), (before, _) = (predict(seen, each) for each in (decision, without))
+    (now, _), (before, _) = (predict(priced_profile, each) for each in (decision, without))
     held, would_hold = (max(rank.peak_bytes for rank in each.ranks) for each in (now, before))
     count = sum(len(stage.recomputed) for stage in decision.stages)
     longer = units.percent(now.step_s / before.step_s - 1) if before.step_s > 0 else "0 %"
     what = f"{units.count(count, 'span')} of layers computed again in the backward"
-    found = [f"  {what}: the fullest rank holds {units.size(held)} instead of {units.size(would_hold)}"]
-    found[0] += f", a step takes {longer} longer"
+    lines = [f"  {what}: the fullest rank holds {units.size(held)} instead of {units.size(would_hold)}"]
+    lines[0] += f", a step takes {longer} longer"
     if would_hold - held < _LITTLE * would_hold:
-        found.append("    that is little: attention that is one fused operator keeps no scores to drop")
-    return found
+        lines.append("    that is little: attention that is one fused operator keeps no scores to drop")
+    return lines
 
 
 def _ranks(plan: Plan, prediction: Prediction) -> str:
@@ -410,7 +423,7 @@ def alternative_table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     cells = [
         [
             other.name,
-            _time(other.step_s),
+            units.known_seconds(other.step_s),
             "–" if other.peak_bytes is None else units.size(other.peak_bytes),
             other.why_not,
         ]
@@ -432,13 +445,5 @@ def _measured(measured: Measured, prediction: Prediction) -> str:
     return "Measured\n" + tables.table(header, [row]) + "\n" + note
 
 
-def _time(value_s: float | None) -> str:
-    return "–" if value_s is None else units.seconds(value_s)
-
-
 def _titled(title: str, lines: list[str]) -> str:
     return "\n".join([title, *(f"  {line}" for line in lines)]) if lines else ""
-
-
-def _indented(block: str) -> str:
-    return "\n".join(f"  {line}" for line in block.splitlines())

@@ -70,16 +70,16 @@ def gantt(*timelines: Timeline, devices: Sequence[str] = ()) -> Figure:
     ranks = max((span.rank for timeline in timelines for span in timeline.spans), default=0) + 1
     figure = Figure(figsize=(9.0, 0.9 + len(timelines) * (0.7 + 0.35 * ranks)), layout="constrained")
     panels = figure.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
-    seen: set[Op] = set()
+    drawn_ops: set[Op] = set()
     for axes, timeline in zip(panels, timelines, strict=True):
-        seen |= _draw_timeline(axes, timeline)
+        drawn_ops |= _draw_timeline(axes, timeline)
         names = [f"rank {rank}" + (f"\n{devices[rank]}" if rank < len(devices) else "") for rank in range(ranks)]
         axes.set_yticks(range(ranks), names)
         axes.set_ylim(ranks - 0.5, -0.5)
         axes.set_title(f"{timeline.source}: {units.seconds(timeline.step_s)}", loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlabel("ms")
-    handles = [Patch(color=OPERATIONS[op], label=WORDS[op]) for op in OPERATIONS if op in seen]
+    handles = [Patch(color=OPERATIONS[op], label=WORDS[op]) for op in OPERATIONS if op in drawn_ops]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) or 1, frameon=False)
     return figure
 
@@ -119,9 +119,9 @@ def memory_over_time(timelines: Sequence[Timeline], limits: Sequence[int] = (), 
     """
     figure = Figure(figsize=(9.0, 3.4), layout="constrained")
     axes = figure.subplots()
-    seen = sorted({sample.rank for timeline in timelines for sample in timeline.memory})
+    sampled_ranks = sorted({sample.rank for timeline in timelines for sample in timeline.memory})
     for timeline in timelines:
-        for rank in seen:
+        for rank in sampled_ranks:
             samples = sorted((s.at_s, s.num_bytes) for s in timeline.memory if s.rank == rank)
             if samples:
                 at = [1e3 * at_s for at_s, _ in samples] + [1e3 * timeline.step_s]
@@ -136,9 +136,9 @@ def memory_over_time(timelines: Sequence[Timeline], limits: Sequence[int] = (), 
     axes.set_ylabel("memory in MiB")
     axes.set_title(" and ".join(_memory_title(timeline) for timeline in timelines), loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(seen) <= _MOST_NAMED:
-        names = [f"rank {rank}" + (f", {devices[rank]}" if rank < len(devices) else "") for rank in seen]
-        handles = [Patch(color=stage_colour(rank), label=name) for rank, name in zip(seen, names, strict=True)]
+    if len(sampled_ranks) <= _MOST_NAMED:
+        names = [f"rank {rank}" + (f", {devices[rank]}" if rank < len(devices) else "") for rank in sampled_ranks]
+        handles = [Patch(color=stage_colour(rank), label=name) for rank, name in zip(sampled_ranks, names, strict=True)]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)) or 1, frameon=False)
     return figure
 
@@ -214,14 +214,14 @@ def svg(figure: Figure) -> str:
     return buffer.getvalue()
 
 
-def fits(found: Sequence[Fit]) -> Figure:
+def fits(fitted: Sequence[Fit]) -> Figure:
     """One panel a device: predicted over measured of each shape that was held back, by the time that it took."""
-    devices = list(dict.fromkeys((fit.device, fit.dtype) for fit in found))
-    kinds = list(dict.fromkeys(fit.kind for fit in found))
+    devices = list(dict.fromkeys((fit.device, fit.dtype) for fit in fitted))
+    kinds = list(dict.fromkeys(fit.kind for fit in fitted))
     figure = Figure(figsize=(9.0, 0.8 + 2.6 * len(devices)), layout="constrained")
     panels = figure.subplots(len(devices), 1, sharex=True, squeeze=False)[:, 0]
     for axes, device in zip(panels, devices, strict=True):
-        for fit in (fit for fit in found if (fit.device, fit.dtype) == device):
+        for fit in (fit for fit in fitted if (fit.device, fit.dtype) == device):
             colour = COLOURS[kinds.index(fit.kind) % len(COLOURS)]
             marker = "ox^s"[kinds.index(fit.kind) // len(COLOURS) % 4]
             label = f"{fit.kind}, {fit.held_back.text}"
@@ -264,12 +264,12 @@ def save(figure: Figure, path: str | Path) -> None:
 
 def _draw_timeline(axes: Axes, timeline: Timeline) -> set[Op]:
     """Draws the actions of every rank; returns the operations seen."""
-    seen = set()
+    drawn_ops = set()
     for span in timeline.spans:
         action = Action.parse(span.action)
         if action.op in MESSAGE:
             continue
-        seen.add(action.op)
+        drawn_ops.add(action.op)
         start, length = 1e3 * span.start_s, 1e3 * (span.stop_s - span.start_s)
         height, below = (0.14, 0.47) if action.op is Op.PREPARE else (0.8, 0.0)  # it may last while the rank computes
         colour = OPERATIONS[action.op]
@@ -277,4 +277,4 @@ def _draw_timeline(axes: Axes, timeline: Timeline) -> set[Op]:
         if action.op is not Op.PREPARE and length > 1e3 * _LABEL_FROM * timeline.step_s and action.op not in PER_STEP:
             middle = start + length / 2
             axes.text(middle, span.rank, str(action.microbatch), ha="center", va="center", fontsize=7)
-    return seen
+    return drawn_ops

@@ -45,7 +45,7 @@ _EVIDENCE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class NetworkDrawing:
     """Where everything is, in columns (x) and lanes (y, downwards).
 
     Attributes:
@@ -60,7 +60,7 @@ class Drawn:
     height: float
 
 
-def draw(num_layers: int, edges: Sequence[tuple[int, int]], aspect: float) -> Drawn:
+def draw(num_layers: int, edges: Sequence[tuple[int, int]], aspect: float) -> NetworkDrawing:
     """Lays a network out so that it is about ``aspect`` times as wide as high, a column being three lanes wide.
 
     Args:
@@ -86,7 +86,7 @@ def draw(num_layers: int, edges: Sequence[tuple[int, int]], aspect: float) -> Dr
     per_row = max(1, per_row)
     boxes = tuple((c % per_row + 0.5, tops[c // per_row] + lane + 0.5) for c, lane in zip(columns, lanes, strict=True))
     lines = dict.fromkeys(piece for edge in edges for piece in _pieces(edge, columns, boxes, lanes, tops, per_row))
-    return Drawn(boxes, tuple(lines), float(min(per_row, num_columns)), height)
+    return NetworkDrawing(boxes, tuple(lines), float(min(per_row, num_columns)), height)
 
 
 def edges_of(reads: Mapping[str, Sequence[str]]) -> list[tuple[int, int]]:
@@ -123,11 +123,11 @@ def _give_lanes(
 
 def _row_lengths(num_columns: int) -> list[int]:
     """Lengths of rows to try, the longest first, each a twentieth shorter."""
-    found, length = [], float(num_columns)
+    lengths, length = [], float(num_columns)
     while length > 1:
-        found.append(round(length))
+        lengths.append(round(length))
         length = min(length - 1, length * 0.95)
-    return list(dict.fromkeys([*found, 1]))
+    return list(dict.fromkeys([*lengths, 1]))
 
 
 def _rows(highest: Sequence[int], per_row: int) -> tuple[list[float], float]:
@@ -168,12 +168,12 @@ def network(plan: Plan, profile: Profile | None) -> dict[str, Any]:
     """The drawn network: boxes and lines for each aspect, and what is said of each layer."""
     edges = layer_edges(plan, profile)
     costs = layer_costs(plan, profile) if profile is not None else {}
-    known = profile.graph.by_name() if profile is not None else {}
+    layers_by_name = profile.graph.by_name() if profile is not None else {}
     layers = []
     for name, placement in plan.decision.layers.items():
         ranks = plan.decision.stages[placement.stage].ranks
         facts = [f"divided: {layout_text(placement, plan.decision.micro_batches[0])}"] if len(ranks) > 1 else []
-        layer = known.get(name)
+        layer = layers_by_name.get(name)
         if layer is not None and profile is not None:
             shapes = ["x".join(map(str, spec.shape)) or "a scalar" for spec in layer.outputs]
             facts.append(f"makes {', '.join(shapes)} for {units.count(profile.graph.samples, 'sample')}")
@@ -212,7 +212,7 @@ def layer_costs(plan: Plan, profile: Profile) -> dict[str, tuple[float, float, s
 
     Of a layer that is cut along more than samples: of all of it on one device, since its parts are priced together.
     """
-    book, decision, found = PriceBook(profile), plan.decision, {}
+    book, decision, by_layer = PriceBook(profile), plan.decision, {}
     index = {layer.name: number for number, layer in enumerate(profile.graph.layers)}
     full = decision.micro_batches[0]
     for name, placement in decision.layers.items():
@@ -226,5 +226,5 @@ def layer_costs(plan: Plan, profile: Profile) -> dict[str, tuple[float, float, s
         at = index[name]
         forward_s, backward_s = (float(sums[at + 1] - sums[at]) for sums in (table.forward_s, table.backward_s))
         of = f"{units.count(samples, 'sample')}{', undivided' if whole else ''}"
-        found[name] = (forward_s, backward_s, table.evidence[at], of)
-    return found
+        by_layer[name] = (forward_s, backward_s, table.evidence[at], of)
+    return by_layer

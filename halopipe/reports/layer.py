@@ -12,7 +12,6 @@ from halopipe.terminal import tables, units
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.export.rows import layout_text, tiles_text
-from planner.ir.box import Box
 from planner.ir.constraints import FAMILIES
 from planner.ir.graph import producer
 from planner.ir.plan import Decision, Plan
@@ -69,8 +68,8 @@ def describe_layer(plan: Plan, profile: Profile | None, name: str) -> str:
 def layer_data(plan: Plan, profile: Profile | None, name: str) -> dict[str, Any]:
     """The same for JSON: the lines, and every way to divide the layer with what it costs."""
     lines = describe_layer(plan, profile, name).splitlines()
-    found = data(splits_of(plan, profile, name)) if profile is not None else {}
-    return {"layer": lines, **found}
+    split_data = data(splits_of(plan, profile, name)) if profile is not None else {}
+    return {"layer": lines, **split_data}
 
 
 def _origin(plan: Plan, value: str, stage: int) -> str:
@@ -95,9 +94,9 @@ def _costs(profile: Profile, name: str) -> str:
         for m in measurements
         if m.layer == name
     ]
-    found = tables.table(["device kind", "samples", "forward", "backward", "saved", "workspace", "spread"], cells)
+    table = tables.table(["device kind", "samples", "forward", "backward", "saved", "workspace", "spread"], cells)
     alike = {m.alike: None for each in profile.measurements.values() for m in each if m.layer == name and m.alike}
-    return "\n".join([found, *(f"  seconds measured on {other}, which is alike" for other in alike)])
+    return "\n".join([table, *(f"  seconds measured on {other}, which is alike" for other in alike)])
 
 
 MOST_SHOWN = 8
@@ -116,7 +115,7 @@ class Split:
     is_allowed: bool
 
     @property
-    def words(self) -> str:
+    def layout(self) -> str:
         """Parts by dim."""
         return str(self.rival.option)
 
@@ -131,22 +130,22 @@ class Split:
 
     def data(self) -> dict[str, Any]:
         """For JSON."""
-        found, option = self.rival, self.rival.option
+        rival, option = self.rival, self.rival.option
         return {
-            "layout": self.words,
+            "layout": self.layout,
             "cuts": {dim: list(points) for dim, points in option.cuts},
             "ways": option.ways,
             "margin": option.margin,
-            "total_s": found.total_s,
-            "compute_s": found.compute_s,
-            "messages_s": found.messages_s,
-            "statistics_s": found.statistics_s,
-            "reduction_s": found.reduction_s,
-            "update_s": found.update_s,
-            "memory_bytes": found.memory_bytes,
-            "fits": found.fits,
+            "total_s": rival.total_s,
+            "compute_s": rival.compute_s,
+            "messages_s": rival.messages_s,
+            "statistics_s": rival.statistics_s,
+            "reduction_s": rival.reduction_s,
+            "update_s": rival.update_s,
+            "memory_bytes": rival.memory_bytes,
+            "fits": rival.fits,
             "allowed": self.is_allowed,
-            "chosen": found.is_chosen,
+            "chosen": rival.is_chosen,
         }
 
 
@@ -166,15 +165,15 @@ def splits_of(plan: Plan, profile: Profile, name: str) -> tuple[Split, ...]:
         return ()
     problem = problem_of(plan, profile)
     index = {layer.name: position for position, layer in enumerate(profile.graph.layers)}
-    again = {name for span in stage.recomputed for name in span}
+    recomputed = {name for span in stage.recomputed for name in span}
     chosen = {
-        index[each]: Option.placed(decision.layers[each], stage.recompute or each in again)
+        index[each]: Option.placed(decision.layers[each], stage.recompute or each in recomputed)
         for each in decision.layers_of(number)
     }
     layouts = LayoutBook(PriceBook(profile), tuple(FAMILIES), problem.halo_depth)
     prices = layouts.prices(stage.ranks, max(decision.micro_batches))
-    found = rivals(prices, chosen, index[name], _question(problem, decision, number, tuple(sorted(chosen))))
-    return tuple(Split(rival, _is_allowed(rival, plan.inputs.request.allow)) for rival in found)
+    rival_options = rivals(prices, chosen, index[name], _question(problem, decision, number, tuple(sorted(chosen))))
+    return tuple(Split(rival, _is_allowed(rival, plan.inputs.request.allow)) for rival in rival_options)
 
 
 def render(splits: tuple[Split, ...], step_s: float, ranks: int) -> str:
@@ -185,7 +184,7 @@ def render(splits: tuple[Split, ...], step_s: float, ranks: int) -> str:
     header = ["layout", "a step", "compute", "messages", "sums", "gradients", "update", "memory", ""]
     cells = [
         [
-            split.words,
+            split.layout,
             *(
                 units.seconds(value)
                 for value in (
@@ -217,14 +216,14 @@ def verdict(splits: tuple[Split, ...], step_s: float) -> list[str]:
     """Which of the layouts wins, by how much, and the runner-up."""
     best, chosen = splits[0], next(split for split in splits if split.rival.is_chosen)
     if len(splits) == 1:
-        return [f"{best.words}: no other way to divide it is known"]
+        return [f"{best.layout}: no other way to divide it is known"]
     second = splits[1]
     less_s = second.rival.total_s - best.rival.total_s
-    lines = [f"{best.words} wins, by {_share(less_s, step_s)}; runner-up {second.words}"]
+    lines = [f"{best.layout} wins, by {_share(less_s, step_s)}; runner-up {second.layout}"]
     if best is not chosen:
         less_s = chosen.rival.total_s - best.rival.total_s
         why = f": {best.note}" if best.note else ", which other micro-batches, stages or layers outweigh"
-        lines.append(f"as planned ({chosen.words}) takes {_share(less_s, step_s)} more than that{why}")
+        lines.append(f"as planned ({chosen.layout}) takes {_share(less_s, step_s)} more than that{why}")
     return lines
 
 
@@ -233,8 +232,8 @@ def data(splits: tuple[Split, ...]) -> dict[str, Any]:
     lead_s = splits[1].rival.total_s - splits[0].rival.total_s if len(splits) > 1 else None
     return {
         "layouts": [split.data() for split in splits],
-        "winner": splits[0].words if splits else None,
-        "runner_up": splits[1].words if len(splits) > 1 else None,
+        "winner": splits[0].layout if splits else None,
+        "runner_up": splits[1].layout if len(splits) > 1 else None,
         "lead_s": lead_s,
     }
 
@@ -263,10 +262,10 @@ def _is_allowed(rival: Rival, allow: tuple[str, ...]) -> bool:
     return all(family in allow for family, names in FAMILIES.items() if dims & set(names))
 
 
-def describe_field(found: ReceptiveField) -> str:
+def describe_field(field: ReceptiveField) -> str:
     """What an output reads of each input, by dim: the box; and far from the edges size, stride and offset."""
-    lines = [f"{found.value} {_box_text(found.box)} reads"]
-    for name, box in found.inputs.items():
+    lines = [f"{field.value} ({', '.join(map(str, field.box))}) reads"]
+    for name, box in field.inputs.items():
         rows = [
             [
                 one.dim,
@@ -276,18 +275,18 @@ def describe_field(found: ReceptiveField) -> str:
                 "–" if one.stride is None else str(one.stride),
                 "–" if one.offset is None else str(one.offset),
             ]
-            for one, part in zip(found.along[name], box, strict=True)
+            for one, part in zip(field.along[name], box, strict=True)
         ]
         header = ["dim", "rows", "of", "an output reads", "and the next begins later by", "output 0 begins at"]
         lines += [f"  {name}", tables.table(header, rows, indent=4)]
     return "\n".join(lines)
 
 
-def field_data(found: ReceptiveField) -> dict[str, Any]:
+def field_data(field: ReceptiveField) -> dict[str, Any]:
     """The same for JSON; strides are fractions as text, null where outputs follow no rule."""
     return {
-        "value": found.value,
-        "box": [[part.start, part.stop] for part in found.box],
+        "value": field.value,
+        "box": [[part.start, part.stop] for part in field.box],
         "inputs": {
             name: [
                 {
@@ -299,15 +298,11 @@ def field_data(found: ReceptiveField) -> dict[str, Any]:
                     "stride": None if one.stride is None else str(one.stride),
                     "offset": one.offset,
                 }
-                for one, part in zip(found.along[name], box, strict=True)
+                for one, part in zip(field.along[name], box, strict=True)
             ]
-            for name, box in found.inputs.items()
+            for name, box in field.inputs.items()
         },
     }
-
-
-def _box_text(box: Box) -> str:
-    return f"({', '.join(map(str, box))})"
 
 
 def parse_box(text: str) -> dict[str, tuple[int, int]]:

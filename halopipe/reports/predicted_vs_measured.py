@@ -21,12 +21,12 @@ def timeline_table(
     measured: Timeline,
     step_s: float,
     ranks: Sequence[Sequence[int]],
-    known: Sequence[RankPrediction] = (),
+    rank_predictions: Sequence[RankPrediction] = (),
     *,
     alike: bool = True,
 ) -> str:
     """:func:`timeline_cells` as text."""
-    return tables.table(*timeline_cells(predicted, measured, step_s, ranks, known, alike=alike))
+    return tables.table(*timeline_cells(predicted, measured, step_s, ranks, rank_predictions, alike=alike))
 
 
 def timeline_cells(
@@ -34,7 +34,7 @@ def timeline_cells(
     measured: Timeline,
     step_s: float,
     ranks: Sequence[Sequence[int]],
-    known: Sequence[RankPrediction] = (),
+    rank_predictions: Sequence[RankPrediction] = (),
     *,
     alike: bool = True,
 ) -> tuple[list[str], list[list[str]]]:
@@ -45,7 +45,7 @@ def timeline_cells(
     Args:
         step_s: measured (a median over steps, where ``measured`` is one of them).
         ranks: of each stage.
-        known: what the plan says of its ranks; used where ``predicted`` is a length without actions.
+        rank_predictions: what the plan says of its ranks; used where ``predicted`` is a length without actions.
         alike: whether both are of one transport and kind of device; if not, their difference says nothing.
     """
     from planner.export.rows import stage_seconds
@@ -54,13 +54,20 @@ def timeline_cells(
     times = [stage_seconds(timeline) for timeline in (predicted, measured)]
     parts = [_by_rank(timeline, ranks) for timeline in (predicted, measured)]
     for stage, of_stage in enumerate(ranks):
-        before, after = (found.get(stage, (None, None)) for found in times)
+        before, after = (seconds.get(stage, (None, None)) for seconds in times)
         both = zip(("forward", "backward"), before, after, strict=True)
         lines += [(f"stage {stage} {word}", a, b) for word, a, b in both]
-        said = _parts(parts[0], of_stage) or _said(known, of_stage)
-        lines += [(f"stage {stage} {word}", a, b) for word, a, b in _beside(said, _parts(parts[1], of_stage))]
+        predicted_parts = _parts(parts[0], of_stage) or _predicted_parts(rank_predictions, of_stage)
+        lines += [
+            (f"stage {stage} {word}", a, b) for word, a, b in _beside(predicted_parts, _parts(parts[1], of_stage))
+        ]
     cells = [
-        [name, _time(a), _time(b), units.signed_percent(b / a - 1) if a and b is not None else "–"]
+        [
+            name,
+            units.known_seconds(a),
+            units.known_seconds(b),
+            units.signed_percent(b / a - 1) if a and b is not None else "–",
+        ]
         for name, a, b in lines
     ]
     header = ["", "predicted", "measured", "difference"]
@@ -88,9 +95,9 @@ def apart_text(prediction: Prediction, used: str, kinds: Sequence[str]) -> str:
     )
 
 
-def _beside(said: Parts | None, seen: Parts | None) -> Iterator[tuple[str, float | None, float | None]]:
+def _beside(predicted: Parts | None, measured: Parts | None) -> Iterator[tuple[str, float | None, float | None]]:
     for word in _PARTS:
-        a, b = (None if parts is None else float(getattr(parts, f"{word}_s")) for parts in (said, seen))
+        a, b = (None if parts is None else float(getattr(parts, f"{word}_s")) for parts in (predicted, measured))
         if a or b:
             yield word, a, b
 
@@ -99,26 +106,22 @@ def _by_rank(timeline: Timeline, stages: Sequence[Sequence[int]]) -> dict[int, P
     """Of the ranks of those stages that did anything."""
     from planner.costs.simulator.breakdown import breakdown
 
-    seen = {span.rank for span in timeline.spans}
-    ranks = [rank for stage in stages if seen & set(stage) for rank in stage]
-    found = breakdown(timeline, 1 + max([*ranks, *seen])) if ranks else ()
-    return {rank: found[rank] for rank in ranks}
+    active = {span.rank for span in timeline.spans}
+    ranks = [rank for stage in stages if active & set(stage) for rank in stage]
+    by_rank = breakdown(timeline, 1 + max([*ranks, *active])) if ranks else ()
+    return {rank: by_rank[rank] for rank in ranks}
 
 
-def _parts(known: Mapping[int, Parts], ranks: Sequence[int]) -> Parts | None:
+def _parts(by_rank: Mapping[int, Parts], ranks: Sequence[int]) -> Parts | None:
     """The mean of ranks; None where it is not known what they did."""
     from planner.costs.simulator.breakdown import mean_parts
 
-    return mean_parts([known[rank] for rank in ranks]) if known.keys() >= set(ranks) else None
+    return mean_parts([by_rank[rank] for rank in ranks]) if by_rank.keys() >= set(ranks) else None
 
 
-def _said(known: Sequence[RankPrediction], ranks: Sequence[int]) -> Parts | None:
+def _predicted_parts(rank_predictions: Sequence[RankPrediction], ranks: Sequence[int]) -> Parts | None:
     from planner.costs.simulator.breakdown import Parts, mean_parts
 
-    mine = [rank for rank in known if rank.rank in ranks]
+    mine = [rank for rank in rank_predictions if rank.rank in ranks]
     parts = [Parts(rank.compute_s, rank.communication_s, rank.bubble_s, rank.idle_s) for rank in mine]
     return mean_parts(parts) if parts else None
-
-
-def _time(value_s: float | None) -> str:
-    return "–" if value_s is None else units.seconds(value_s)

@@ -41,7 +41,7 @@ Table = tuple[list[str], list[list[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class ReportSources:
     """What a report is made from.
 
     Attributes:
@@ -59,9 +59,9 @@ class Sources:
     rivals: Mapping[str, Plan] = field(default_factory=dict)
     file: str = field(default="", compare=False)
 
-    def command(self, verb: str, *words: object) -> str:
+    def command(self, verb: str, *arguments: object) -> str:
         """What to type of the plan: a verb, its file, and words behind that."""
-        return command(verb, self.file or self.name, *words)
+        return command(verb, self.file or self.name, *arguments)
 
 
 def read(
@@ -69,7 +69,7 @@ def read(
     profile: Path | None = None,
     cluster: Path | None = None,
     remembered: Profile | None = None,
-) -> Sources:
+) -> ReportSources:
     """Files, told apart by what they hold, and objects: the first plan is the one reported, others are its rivals.
 
     A profile that is not named is found where it is ``profile.json`` beside the plan.
@@ -86,57 +86,57 @@ def read(
     """
     from halopipe.planning.clusters import on_cluster
 
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for thing in [*things, *([profile] if profile is not None else [])]:
         if isinstance(thing, (str, Path)):
-            found[str(thing)] = load_any(thing)
+            by_name[str(thing)] = load_any(thing)
         else:
-            found[_unused(thing.search.solver if isinstance(thing, Plan) else type(thing).__name__, found)] = thing
-    plans = {name: value for name, value in found.items() if isinstance(value, Plan)}
-    profiles = [name for name, value in found.items() if isinstance(value, Profile)]
-    runs = [name for name, value in found.items() if isinstance(value, TimelineFile)]
+            by_name[_unused(thing.search.solver if isinstance(thing, Plan) else type(thing).__name__, by_name)] = thing
+    plans = {name: value for name, value in by_name.items() if isinstance(value, Plan)}
+    profiles = [name for name, value in by_name.items() if isinstance(value, Profile)]
+    runs = [name for name, value in by_name.items() if isinstance(value, TimelineFile)]
     if not plans:
-        raise UsageError("no plan is given", [f"{name} is none" for name in found], ["halopipe report plan.json ..."])
+        raise UsageError("no plan is given", [f"{name} is none" for name in by_name], ["halopipe report plan.json ..."])
     if len(profiles) > 1:
         raise UsageError(f"{len(profiles)} profiles are given", profiles, ["keep the plan's own"])
     first, plan = next(iter(plans.items()))
     if profiles:
-        given = found[profiles[0]] if cluster is None else on_cluster(found[profiles[0]], cluster)
-        remembered = plan_files.require_profile(given, plan, profiles[0])
+        of_plan = by_name[profiles[0]] if cluster is None else on_cluster(by_name[profiles[0]], cluster)
+        remembered = plan_files.require_profile(of_plan, plan, profiles[0])
     elif remembered is None:
         remembered = plan_files.profile_of(plan, first, None, cluster)
-    ran = _by_plan(plans, {name: found[name] for name in runs})
+    ran = _by_plan(plans, {name: by_name[name] for name in runs})
     plans = {
-        name: replace(each, measured=found[ran[name]].measured_beside(each.prediction)) if name in ran else each
+        name: replace(each, measured=by_name[ran[name]].measured_beside(each.prediction)) if name in ran else each
         for name, each in plans.items()
     }
     base = Counter(Path(name).name for name in plans)
     rivals = {Path(name).name if base[Path(name).name] == 1 else name: value for name, value in plans.items()}
     rivals.pop(Path(first).name if base[Path(first).name] == 1 else first)
-    run = found[ran[first]] if first in ran else None
-    return Sources(Path(first).name, plans[first], remembered, run, rivals, first)
+    run = by_name[ran[first]] if first in ran else None
+    return ReportSources(Path(first).name, plans[first], remembered, run, rivals, first)
 
 
-def _unused(name: str, taken: Mapping[str, object]) -> str:
+def _unused(name: str, used: Mapping[str, object]) -> str:
     """``name``, or with the first number behind it that makes it another."""
     return next(
-        each for number in range(len(taken) + 1) if (each := f"{name} {number + 1}" if number else name) not in taken
+        each for number in range(len(used) + 1) if (each := f"{name} {number + 1}" if number else name) not in used
     )
 
 
 def _by_plan(plans: Mapping[str, Plan], runs: Mapping[str, TimelineFile]) -> dict[str, str]:
     """Of plans that were run, the name of the timeline: each is of the first plan that it can be of."""
-    found: dict[str, str] = {}
+    run_of: dict[str, str] = {}
     for name, run in runs.items():
         of = next((each for each, plan in plans.items() if not plan_files.other_plan(plan, run)), None)
         if of is None:
             first, plan = next(iter(plans.items()))
             plan_files.require_timeline_of(plan, first, run, name)
-        elif of in found:
-            raise UsageError(f"{found[of]} and {name} are both of {of}", [], ["keep one timeline a plan"])
+        elif of in run_of:
+            raise UsageError(f"{run_of[of]} and {name} are both of {of}", [], ["keep one timeline a plan"])
         else:
-            found[of] = name
-    return found
+            run_of[of] = name
+    return run_of
 
 
 def require_page(path: str | Path) -> None:
@@ -154,7 +154,7 @@ def require_page(path: str | Path) -> None:
 _PAGES = (".html", ".htm")
 
 
-def page(sources: Sources, front: Front | None = None) -> str:
+def page(sources: ReportSources, front: Front | None = None) -> str:
     """The report as HTML.
 
     Args:
@@ -234,7 +234,7 @@ def page(sources: Sources, front: Front | None = None) -> str:
     )
 
 
-def figure_of(sources: Sources, what: str) -> Figure:
+def figure_of(sources: ReportSources, what: str) -> Figure:
     """The ``step``, the ``memory`` or the ``graph`` of a plan as a figure.
 
     Memory is that of each rank's peak where nothing says it over time.
@@ -250,8 +250,12 @@ def figure_of(sources: Sources, what: str) -> Figure:
     devices = plan_files.device_names(plan)
     if what == "memory":
         limits = [rank.memory_limit_bytes for rank in prediction.ranks]
-        known = [timeline for timeline in timelines if timeline.memory]
-        return figures.memory_over_time(known, limits, devices) if known else figures.memory({sources.name: plan})
+        with_memory = [timeline for timeline in timelines if timeline.memory]
+        return (
+            figures.memory_over_time(with_memory, limits, devices)
+            if with_memory
+            else figures.memory({sources.name: plan})
+        )
     shown = [timeline for timeline in timelines if timeline.spans]
     if not shown:
         raise UsageError(
@@ -277,7 +281,7 @@ def _timelines(fresh: Timeline | None, run: TimelineFile | None) -> list[Timelin
     return [*([predicted] if predicted is not None else []), *([run.measured] if run is not None else [])]
 
 
-def _cards(plan: Plan, prediction: Prediction, sources: Sources) -> Iterator[tuple[str, str, str]]:
+def _cards(plan: Plan, prediction: Prediction, sources: ReportSources) -> Iterator[tuple[str, str, str]]:
     """(what, figure, a line below it)."""
     run = sources.timelines
     low, high = prediction.p10_s, prediction.p90_s
@@ -316,12 +320,12 @@ def _cards(plan: Plan, prediction: Prediction, sources: Sources) -> Iterator[tup
 
 def _legend(timelines: Sequence[Timeline]) -> list[tuple[str, str, str]]:
     """(colour, words, operations) of what the step chart shows."""
-    seen = {Action.parse(span.action).op for timeline in timelines for span in timeline.spans}
-    found: dict[tuple[str, str], list[str]] = {}
+    drawn_ops = {Action.parse(span.action).op for timeline in timelines for span in timeline.spans}
+    groups: dict[tuple[str, str], list[str]] = {}
     for op in OPERATIONS:
-        if op in seen:
-            found.setdefault((OPERATIONS[op], WORDS[op]), []).append(op.value)
-    return [(colour, words, " ".join(ops)) for (colour, words), ops in found.items()]
+        if op in drawn_ops:
+            groups.setdefault((OPERATIONS[op], WORDS[op]), []).append(op.value)
+    return [(colour, label, " ".join(ops)) for (colour, label), ops in groups.items()]
 
 
 def _beside(
@@ -360,20 +364,20 @@ _PARTS = ("compute", "communication", "bubble", "idle")
 
 def _limits(prediction: Prediction, timelines: Sequence[Timeline]) -> str:
     """What the memory chart's rules are, or why there is none."""
-    found = sorted({rank.memory_limit_bytes for rank in prediction.ranks})
-    text = " and ".join(units.size(limit) for limit in found)
-    return f"a rank may use {text}" if found else "no limit is known"
+    limits = sorted({rank.memory_limit_bytes for rank in prediction.ranks})
+    text = " and ".join(units.size(limit) for limit in limits)
+    return f"a rank may use {text}" if limits else "no limit is known"
 
 
 def _bounds(plan: Plan, prediction: Prediction) -> list[tuple[str, str, str]]:
     """(name, seconds, percent of the step) of each bound, and the step itself."""
     step_s = prediction.step_s or 1.0
-    known = dict(plan.search.bounds_s) or ({"bound": plan.search.bound_s} if plan.search.bound_s > 0 else {})
-    rows = [*sorted(known.items(), key=lambda item: item[1]), *([("this plan", step_s)] if known else [])]
+    bounds_s = dict(plan.search.bounds_s) or ({"bound": plan.search.bound_s} if plan.search.bound_s > 0 else {})
+    rows = [*sorted(bounds_s.items(), key=lambda item: item[1]), *([("this plan", step_s)] if bounds_s else [])]
     return [(name, units.seconds(s), f"{100 * min(1.0, s / step_s):.2f}") for name, s in rows]
 
 
-def _points(sources: Sources, prediction: Prediction, front: Front | None) -> Iterator[Point]:
+def _points(sources: ReportSources, prediction: Prediction, front: Front | None) -> Iterator[Point]:
     """What is known of step and memory, the plan first."""
     from halopipe.planning.pareto import peak_bytes
     from halopipe.reports.charts import Point
@@ -400,8 +404,8 @@ def _evidence(
         yield "layers, links, devices", "not known here", "the profile says; it is not among the files given"
     else:
         for number, counted in _evidence_of_layers(plan, profile).items():
-            words = ", ".join(f"{units.count(n, 'layer')} {word}" for word, n in counted.items())
-            yield f"layers of stage {number}", " and ".join(counted), words
+            layer_counts = ", ".join(f"{units.count(n, 'layer')} {word}" for word, n in counted.items())
+            yield f"layers of stage {number}", " and ".join(counted), layer_counts
         for name, link in profile.cluster.links.items():
             yield (
                 f"link {name}",
@@ -439,20 +443,20 @@ def _evidence(
 
 
 def _evidence_of_layers(plan: Plan, profile: Profile) -> dict[int, Counter[str]]:
-    found: dict[int, Counter[str]] = {}
+    by_stage: dict[int, Counter[str]] = {}
     costs = graph_layout.layer_costs(plan, profile)
     for name, placement in plan.decision.layers.items():
-        found.setdefault(placement.stage, Counter())[costs[name][2] if name in costs else "not known"] += 1
-    return dict(sorted(found.items()))
+        by_stage.setdefault(placement.stage, Counter())[costs[name][2] if name in costs else "not known"] += 1
+    return dict(sorted(by_stage.items()))
 
 
-def _missing(sources: Sources, timelines: Sequence[Timeline], front: Front | None) -> Iterator[tuple[str, str]]:
+def _missing(sources: ReportSources, timelines: Sequence[Timeline], front: Front | None) -> Iterator[tuple[str, str]]:
     """(what is not on the page, what shows it)."""
     if sources.profile is None:
         yield "what layers cost, what flows between them, the predicted step", sources.command("report", "PROFILE")
     if sources.timelines is None:
-        again = sources.command("report", plan_files.timeline_of(Path(sources.name)))
-        yield "the measured step", f"{sources.command('run')}, then {again}"
+        report_command = sources.command("report", plan_files.timeline_of(Path(sources.name)))
+        yield "the measured step", f"{sources.command('run')}, then {report_command}"
     if not sources.rivals:
         yield "rivals", sources.command("report", "other-plan.json")
     if front is None:
@@ -460,7 +464,7 @@ def _missing(sources: Sources, timelines: Sequence[Timeline], front: Front | Non
         yield what, sources.command("report", *(["PROFILE"] if sources.profile is None else []), "--pareto", 5)
 
 
-def _data(sources: Sources, points: Sequence[Point], rows: Iterable[Any]) -> dict[str, Any]:
+def _data(sources: ReportSources, points: Sequence[Point], rows: Iterable[Any]) -> dict[str, Any]:
     """What scripts need; texts are put into the page as text."""
     plan, profile = sources.plan, sources.profile
     return {

@@ -43,13 +43,13 @@ def train(plan: Plan, options: RunOptions, replanner: Replanner | None = None) -
     from halopipe.launch.run import run_plan
 
     with Reporter("running") as reporter:
-        told = Told()
+        news = RunRemarks()
 
         def show(at: RunProgress) -> None:
             if at.word:
                 console.remark(at.word)
                 return
-            for text in told.new(at.slow, at.left_out):
+            for text in news.new(at.slow, at.left_out):
                 console.remark(text)
             loss = "" if at.loss is None else f", loss {at.loss:.4g}"
             reporter.update(at.step, at.num_steps, f"step {at.step}{loss}, {units.seconds(at.step_s)}")
@@ -57,7 +57,7 @@ def train(plan: Plan, options: RunOptions, replanner: Replanner | None = None) -
         result = run_plan(plan, options, show, replanner=replanner)
     if result is not None:
         _require_finite(result.losses, result.first_step)
-        for text in told.new(result.slow, result.left_out):
+        for text in news.new(result.slow, result.left_out):
             console.remark(text)
         if options.profile_steps:
             console.remark(f"steps {options.profile_steps} were traced, which made them slower")
@@ -105,8 +105,8 @@ def report(
     if drift is not None:
         lines += calibration.drift_lines(drift)
     lines += [change.headline() for change in changes]
-    if result.not_lone:
-        lines.append(result.not_lone)
+    if result.why_not_isolated:
+        lines.append(result.why_not_isolated)
     for timeline in (predicted, result.timeline):
         if timeline.spans:
             lines += ["", f"{timeline.source}:", tables.gantt(timeline, plan_files.device_names(plan)), ""]
@@ -121,8 +121,8 @@ def report(
 
 
 def _restart(each: Restart) -> str:
-    again = f"{units.count(each.repeated_steps, 'step')} again" if each.repeated_steps else "no step again"
-    return f"started again after step {each.resumed_step} ({again}, {units.seconds(each.recovery_s)}): {each.error}"
+    repeated = f"{units.count(each.repeated_steps, 'step')} again" if each.repeated_steps else "no step again"
+    return f"started again after step {each.resumed_step} ({repeated}, {units.seconds(each.recovery_s)}): {each.error}"
 
 
 def _losses(result: RunResult) -> str:
@@ -149,7 +149,7 @@ def _saves(result: RunResult) -> list[str]:
     return [text + (f"; {saves.failed} failed" if saves.failed else "")]
 
 
-class Told:
+class RunRemarks:
     """What was told of slow ranks and of updates that were left out, so that it is told once."""
 
     def __init__(self) -> None:

@@ -77,34 +77,34 @@ def read(path: Path) -> JobFile:
     root = parse_yaml(text, str(path))
     if not isinstance(root, dict) or root.get("halopipe") != NAME:
         kind = root.get("halopipe") if isinstance(root, dict) else None
-        found = f"it is a halopipe {kind} file" if isinstance(kind, str) else "it has no line 'halopipe: job'"
-        raise CorruptFileError(f"{path} is not a halopipe job file", [found], [_REMEDY])
-    words = yaml_words(text)
+        fault = f"it is a halopipe {kind} file" if isinstance(kind, str) else "it has no line 'halopipe: job'"
+        raise CorruptFileError(f"{path} is not a halopipe job file", [fault], [_REMEDY])
+    written = yaml_words(text)
     texts = {key_of(name) for name, kind in _kinds().items() if kind is str} | {"plan"}
     plain = {  # what YAML takes for a number, as 3:5 for 185, or a truth, as on, is text where text is asked for
-        key: words[key][1] if key in texts and type(value) in (int, float, bool) else value
+        key: written[key][1] if key in texts and type(value) in (int, float, bool) else value
         for key, value in root.items()
     }
     try:
-        found = _model()(**{str(key): value for key, value in plain.items()})
+        validated = _model()(**{str(key): value for key, value in plain.items()})
     except ValidationError as error:
-        faults = sorted(_fault(path, each, words) for each in error.errors(include_url=False))
+        faults = sorted(_fault(path, each, written) for each in error.errors(include_url=False))
         count = units.count(len(faults), "fault")
         raise CorruptFileError(
             f"{path} is not a valid job file: {count}", [text for _, text in faults], [_REMEDY]
         ) from None
-    given = found.model_dump(exclude_unset=True)
+    values = validated.model_dump(exclude_unset=True)
     return JobFile(
-        Path(located(PATH, given["plan"], path.absolute().parent)),
-        {name: located(option_of(name).kind, given[name], path.absolute().parent) for name in ASKED if name in given},
+        Path(located(PATH, values["plan"], path.absolute().parent)),
+        {name: located(option_of(name).kind, values[name], path.absolute().parent) for name in ASKED if name in values},
     )
 
 
-def write(path: Path, plan: Path, given: Mapping[str, Any]) -> None:
-    """Write a job file of ``plan`` and ``given``, which has values as the command line has them, by field."""
+def write(path: Path, plan: Path, values: Mapping[str, Any]) -> None:
+    """Write a job file of ``plan`` and ``values``: by field, as the command line has them."""
     folder = path.absolute().parent
     named = {"halopipe": NAME, "version": VERSION, "plan": _relative(PATH, str(plan), folder)}
-    named |= {key_of(name): _relative(option_of(name).kind, given[name], folder) for name in ASKED if name in given}
+    named |= {key_of(name): _relative(option_of(name).kind, values[name], folder) for name in ASKED if name in values}
     lines = [
         f"{key}: {value if key in _HEADER else json.dumps(value, ensure_ascii=False)}" for key, value in named.items()
     ]
@@ -147,11 +147,11 @@ def _path_in(kind: str, value: Any) -> tuple[str, str, str]:
 def _kinds() -> dict[str, Any]:
     """The type of each field, in a file."""
     hints = {**get_type_hints(RunOptions), **get_type_hints(RunFiles)}
-    found = {}
+    kinds = {}
     for name in ASKED:
         option = option_of(name)
-        found[name] = _word(option.words) if option.kind == WORD else _KINDS.get(option.kind, hints[name])
-    return found
+        kinds[name] = _word(option.choices) if option.kind == WORD else _KINDS.get(option.kind, hints[name])
+    return kinds
 
 
 @functools.cache
@@ -204,21 +204,21 @@ _KINDS: Mapping[str, Any] = {
 }
 
 
-def _word(words: Sequence[str]) -> Any:
-    """The type of a flag that one of ``words`` may stand for."""
+def _word(choices: Sequence[str]) -> Any:
+    """The type of a flag that one of ``choices`` may stand for."""
 
-    def known(value: Any) -> Any:
-        if isinstance(value, bool) or value in words:
+    def checked(value: Any) -> Any:
+        if isinstance(value, bool) or value in choices:
             return value
-        raise ValueError(f"input should be a valid boolean or {' or '.join(words)}")
+        raise ValueError(f"input should be a valid boolean or {' or '.join(choices)}")
 
-    return Annotated[bool | str, BeforeValidator(known)]
+    return Annotated[bool | str, BeforeValidator(checked)]
 
 
-def _fault(path: Path, fault: Any, words: Mapping[str, tuple[int, str]]) -> tuple[int, str]:
+def _fault(path: Path, fault: Any, written: Mapping[str, tuple[int, str]]) -> tuple[int, str]:
     """Its line, and what is wrong there."""
     key = str(fault["loc"][0])
-    line = words.get(key, (1, ""))[0]
+    line = written.get(key, (1, ""))[0]
     if fault["type"] == "missing":
         return line, f"{path}:{line}: {key} is missing"
     if fault["type"] == "extra_forbidden":

@@ -51,14 +51,14 @@ def tensors_of_json(text: bytes, dtypes: Mapping[str, torch.dtype], most_bytes: 
     start = _OBJECT.match(text)
     if start is None:
         raise _no_request("an object is wanted, and this is none", dtypes)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     place = start.end()
     while True:
         key = _NAME.match(text, place)
         if key is None:
             raise _no_request(f"byte {place}: a name in quotation marks and a colon are wanted", dtypes)
         name = _parsed(key[1], "a name")
-        if name in found:
+        if name in tensors:
             raise _no_request(f"{name} is there twice", dtypes)
         place = key.end()
         end = min((each for each in (text.find(b'"', place), text.find(b"}", place)) if each >= 0), default=len(text))
@@ -68,12 +68,12 @@ def tensors_of_json(text: bytes, dtypes: Mapping[str, torch.dtype], most_bytes: 
             raise _no_request(f"{name}: text where numbers in nested lists are wanted", dtypes)
         if name not in dtypes:
             return {name: torch.empty(0)}
-        found[name] = _numbers(text, place, stop, name, dtypes[name], most_bytes)
-        most_bytes -= found[name].nbytes
+        tensors[name] = _numbers(text, place, stop, name, dtypes[name], most_bytes)
+        most_bytes -= tensors[name].nbytes
         if is_last:
             if _END.match(text, end) is None:
                 raise _no_request(f"byte {end}: the object does not end there", dtypes)
-            return found
+            return tensors
         place = end
 
 
@@ -144,14 +144,14 @@ def _numbers(text: bytes, start: int, stop: int, name: str, wanted: torch.dtype,
     if depth > _MOST_DIMS:
         raise FormatError(f"{name} is no tensor", [f"lists in lists, {depth} of them"], [])
     shape = _shape(b",".join(_skeleton(piece, name) for piece in _pieces(text, start, stop, name)), depth, name)
-    found, filled = torch.empty(count, dtype=wanted), 0
+    flat, filled = torch.empty(count, dtype=wanted), 0
     for piece in _pieces(text, start, stop, name):
         values = _parsed(b"[" + piece.translate(None, b"[]") + b"]", name)
-        found[filled : filled + len(values)] = _of_values(values, name, wanted)
+        flat[filled : filled + len(values)] = _of_values(values, name, wanted)
         filled += len(values)
     if filled != count:
         raise FormatError(f"{name} is no tensor", [f"{count} numbers are wanted, {filled} are there"], [])
-    return found.reshape(shape)
+    return flat.reshape(shape)
 
 
 def _of_values(values: list[Any], name: str, wanted: torch.dtype) -> Tensor:
@@ -166,8 +166,10 @@ def _of_values(values: list[Any], name: str, wanted: torch.dtype) -> Tensor:
     else:
         allowed, dtype = {int, float}, np.float64
     if kinds - allowed:
-        came = ", ".join(sorted(kind.__name__ for kind in kinds - allowed))
-        raise FormatError(f"{name} holds {came}, the model takes {_text(wanted)}", [], [f"give it as {_text(wanted)}"])
+        refused_kinds = ", ".join(sorted(kind.__name__ for kind in kinds - allowed))
+        raise FormatError(
+            f"{name} holds {refused_kinds}, the model takes {_text(wanted)}", [], [f"give it as {_text(wanted)}"]
+        )
     try:
         array = np.array(values, dtype)
     except OverflowError:

@@ -2,7 +2,7 @@
 
 One device is the user's own module, called as its user would call it, with the weights that the ranks begin with: in
 the parts that micro-batches are, one after another, where a plan has several.  Nothing is left of it in the ranks: what
-it writes to buffers is put back (:meth:`runtime.pipeline.stream.Stream.offer`).
+it writes to buffers is put back (:meth:`runtime.pipeline.stream.RequestStream.offer`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SEEDS = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class OutputPytree:
     """How the tensors of a module's output make up what the module returns.
 
     Attributes:
@@ -37,7 +37,7 @@ class Form:
     nest: Nest | None
 
     @classmethod
-    def of(cls, output: Any) -> Form:
+    def of(cls, output: Any) -> OutputPytree:
         """That of ``output``."""
         try:
             return cls(Nest.of(output, "the module's output")[0])
@@ -52,7 +52,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class ServedExample:
     """The model's example as a request, and what one device answers.
 
     Attributes:
@@ -64,14 +64,14 @@ class Example:
 
     inputs: tuple[Tensor, ...]
     answers: tuple[tuple[Tensor, ...], ...]
-    form: Form
+    form: OutputPytree
     dtype: str
     draws: bool
 
     @classmethod
     def of(
         cls, model: LoadedModel, specs: InputSpecs, planned: tuple[int, ...], fixed: int, dtype: str, *, evaluated: bool
-    ) -> Example:
+    ) -> ServedExample:
         """What ``model`` answers on its example.
 
         Args:
@@ -86,16 +86,16 @@ class Example:
         inputs = tensors[: len(model.inputs)]
         shares = [count for count in filled(rows, planned) if count]
         names = tuple(specs.specs)
-        found = []
+        outputs = []
         for seed in _SEEDS:
             with torch.no_grad(), untouched(model.module):
                 torch.manual_seed(seed)
-                found.append([_answer(model, part, evaluated) for part in _parts(specs, names, inputs, shares)])
-        answers = tuple(tuple(_tensors(output)) for output in found[0])
-        others = tuple(tuple(_tensors(output)) for output in found[1])
+                outputs.append([_answer(model, part, evaluated) for part in _parts(specs, names, inputs, shares)])
+        answers = tuple(tuple(_tensors(output)) for output in outputs[0])
+        others = tuple(tuple(_tensors(output)) for output in outputs[1])
         pairs = zip(answers, others, strict=True)
         draws = not all(torch.equal(a, b) for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
-        return cls(inputs, answers, Form.of(found[0][0]), dtype, draws)
+        return cls(inputs, answers, OutputPytree.of(outputs[0][0]), dtype, draws)
 
     def compare(self, ask: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> str:
         """What is said of the ranks' answer, which ``ask`` gets.
@@ -103,13 +103,13 @@ class Example:
         Raises:
             NumericsError: it is not one device's.
         """
-        found = ask(self.inputs)
+        tensors = ask(self.inputs)
         if self.draws:
             return "the first answer is not compared with one device: the module draws random numbers"
         limits = tolerance_of(self.dtype)
         limit = limits.loss if self.dtype == "float64" else limits.loss_ceiling
         worst = 0.0
-        for number, tensor in enumerate(found):
+        for number, tensor in enumerate(tensors):
             parts = [answer[number] for answer in self.answers]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
             error = _error(tensor, whole)
@@ -195,13 +195,13 @@ def cast(tensor: Tensor, name: str, wanted: torch.dtype) -> Tensor:
     raise UsageError(f"{name} is {tensor.dtype}, the model takes {wanted}", [fault], [f"give it as {wanted}"])
 
 
-def _lost_kind(came: torch.dtype, wanted: torch.dtype) -> str | None:
+def _lost_kind(dtype: torch.dtype, wanted: torch.dtype) -> str | None:
     """What every tensor of a dtype would lose in another."""
-    if torch.bool in (came, wanted):
+    if torch.bool in (dtype, wanted):
         return "truth values are no numbers"
-    if came.is_complex and not wanted.is_complex:
+    if dtype.is_complex and not wanted.is_complex:
         return "its imaginary part would be lost"
-    if came.is_floating_point and not (wanted.is_floating_point or wanted.is_complex):
+    if dtype.is_floating_point and not (wanted.is_floating_point or wanted.is_complex):
         return "what is behind the point would be lost"
     return None
 
@@ -237,25 +237,25 @@ def _parts(
     specs: InputSpecs, names: Sequence[str], inputs: Sequence[Tensor], shares: Sequence[int]
 ) -> list[tuple[Tensor, ...]]:
     """The inputs of each micro-batch."""
-    found, start = [], 0
+    parts, start = [], 0
     for count in shares:
-        found.append(
+        parts.append(
             tuple(specs.narrow(tensor, name, start, count) for name, tensor in zip(names, inputs, strict=False))
         )
         start += count
-    return found
+    return parts
 
 
 def _tensors(output: Any) -> list[Tensor]:
     return [each for each in leaves(output) if isinstance(each, Tensor)]
 
 
-def _error(found: Tensor, expected: Tensor) -> float:
-    if found.shape != expected.shape:
+def _error(tensor: Tensor, expected: Tensor) -> float:
+    if tensor.shape != expected.shape:
         return float("inf")
     if not expected.is_floating_point():
-        return 0.0 if torch.equal(found, expected) else float("inf")
-    distance, norm = _norm(found.double() - expected.double()), _norm(expected)
+        return 0.0 if torch.equal(tensor, expected) else float("inf")
+    distance, norm = _norm(tensor.double() - expected.double()), _norm(expected)
     return distance / norm if norm else distance
 
 

@@ -31,9 +31,9 @@ from halopipe.training.session import Execution
 from planner.ir.box import Box, Interval
 from planner.ir.errors import TransportError
 from planner.ir.graph import TensorSpec, producer
-from runtime.pipeline.messages import Piece
 from runtime.pipeline.microbatches import InputSpecs
-from runtime.pipeline.stream import Answered, Stream
+from runtime.pipeline.routing import Piece
+from runtime.pipeline.stream import Answered, RequestStream
 from runtime.stage.index_ranges import IndexRange
 
 READY, REQUEST, ANSWER, END = "ready", "request", "answer", "end"
@@ -47,8 +47,8 @@ _LENGTH = struct.Struct("<I")
 def encoded(header: Mapping[str, Any], tensors: Sequence[Tensor] = ()) -> bytes:
     """A frame."""
     plain = [tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous() for tensor in tensors]
-    told = [[list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for tensor in plain]
-    text = json.dumps({**header, "tensors": told}).encode()
+    specs = [[list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for tensor in plain]
+    text = json.dumps({**header, "tensors": specs}).encode()
     numbers: list[Any] = [tensor.flatten().view(torch.uint8).numpy() for tensor in plain if tensor.numel()]
     return b"".join([_LENGTH.pack(len(text)), text, *(memoryview(each) for each in numbers)])
 
@@ -58,15 +58,15 @@ def decoded(frame: bytes) -> tuple[dict[str, Any], list[Tensor]]:
     (length,) = _LENGTH.unpack_from(frame)
     place = _LENGTH.size + length
     header: dict[str, Any] = json.loads(frame[_LENGTH.size : place])
-    found, whole = [], bytearray(frame)
+    tensors, whole = [], bytearray(frame)
     for shape, name in header.pop("tensors"):
         dtype: torch.dtype = getattr(torch, name)
         count = math.prod(shape)
         # A copy of its own: tensors of a frame need not be aligned to their elements.
         flat = torch.frombuffer(whole, dtype=torch.uint8, count=count * dtype.itemsize, offset=place) if count else None
         place += count * dtype.itemsize
-        found.append(torch.empty(shape, dtype=dtype) if flat is None else flat.clone().view(dtype).reshape(shape))
-    return header, found
+        tensors.append(torch.empty(shape, dtype=dtype) if flat is None else flat.clone().view(dtype).reshape(shape))
+    return header, tensors
 
 
 def described(inputs: InputSpecs) -> dict[str, Any]:
@@ -81,29 +81,31 @@ def described(inputs: InputSpecs) -> dict[str, Any]:
     }
 
 
-def inputs_of(told: Mapping[str, Any]) -> InputSpecs:
+def inputs_of(header: Mapping[str, Any]) -> InputSpecs:
     """What :func:`described` told."""
-    specs = {name: TensorSpec(tuple(dims), tuple(shape), dtype) for name, (dims, shape, dtype) in told["specs"].items()}
+    specs = {
+        name: TensorSpec(tuple(dims), tuple(shape), dtype) for name, (dims, shape, dtype) in header["specs"].items()
+    }
     ranges = {
         name: tuple(IndexRange(**{**each, "cut": tuple(map(tuple, each["cut"]))}) for each in limits)
-        for name, limits in told["ranges"].items()
+        for name, limits in header["ranges"].items()
     }
-    return InputSpecs(specs, told["captured"], frozenset((name, dim) for name, dim in told["free"]), ranges)
+    return InputSpecs(specs, header["captured"], frozenset((name, dim) for name, dim in header["free"]), ranges)
 
 
-def serve_stream(execution: Execution, told: Mapping[str, Any]) -> int:
+def serve_stream(execution: Execution, arguments: Mapping[str, Any]) -> int:
     """Works on what comes over the script's socket until it ends; the number of requests.
 
     Args:
-        told: the socket's ``path``, whether stages ``learn``, and whether they run as in ``training``.
+        arguments: the socket's ``path``, whether stages ``learn``, and whether they run as in ``training``.
 
     Raises:
         UsageError: the plan does not learn by local losses alone; nothing was begun.
     """
-    stream = execution.stream(learns=told["learns"], training=told["training"])
-    with _joined(told["path"]) as link:
+    stream = execution.stream(learns=arguments["learns"], training=arguments["training"])
+    with _joined(arguments["path"]) as link:
         answers = _Answers(execution, stream)
-        link.send_bytes(encoded({"what": READY, "rank": execution.rank, **answers.told}))
+        link.send_bytes(encoded({"what": READY, "rank": execution.rank, **answers.description}))
         return _loop(execution, stream, answers, link)
 
 
@@ -136,7 +138,7 @@ def short_name(path: str) -> Iterator[str]:
         os.close(opened)
 
 
-def _loop(execution: Execution, stream: Stream, answers: _Answers, link: Connection) -> int:
+def _loop(execution: Execution, stream: RequestStream, answers: _Answers, link: Connection) -> int:
     count, is_over = 0, False
     while True:
         while not is_over and stream.has_room and (not stream.num_offered or link.poll(0)):
@@ -161,25 +163,25 @@ def _loop(execution: Execution, stream: Stream, answers: _Answers, link: Connect
 
 def _filled(inputs: Sequence[Sequence[Any]], tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors of a request, in the order of the graph's inputs."""
-    given = iter(tensors)
-    found = []
+    remaining = iter(tensors)
+    filled = []
     for how, shape, name in inputs:
         dtype: torch.dtype = getattr(torch, name)
         if how == HERE:
-            found.append(next(given))
+            filled.append(next(remaining))
         else:
-            found.append(torch.zeros(shape, dtype=dtype, device="cpu" if how == ZEROS else "meta"))
-    return found
+            filled.append(torch.zeros(shape, dtype=dtype, device="cpu" if how == ZEROS else "meta"))
+    return filled
 
 
 class _Answers:
     """What this rank tells of each request.
 
     Attributes:
-        told: of itself, when it is ready.
+        description: of itself, when it is ready.
     """
 
-    def __init__(self, execution: Execution, stream: Stream) -> None:
+    def __init__(self, execution: Execution, stream: RequestStream) -> None:
         consumer, setting = execution.consumer, stream.setting
         graph, decision, rank = consumer.graph, consumer.decision, execution.rank
         values = graph.values()
@@ -187,7 +189,7 @@ class _Answers:
         has_loss = rank in decision.stages[decision.layers[producer(graph.loss)].stage].ranks
         self._speaks = any(rank in decision.stages[stage].ranks for stage in stages) or (setting.learns and has_loss)
         specs = [values[value] for value in setting.answers]
-        self.told: dict[str, Any] = {
+        self.description: dict[str, Any] = {
             "answers": self._speaks,
             "reads": list(setting.reads),
             "inputs": described(setting.inputs),
@@ -198,27 +200,27 @@ class _Answers:
             ],
         }
 
-    def frame(self, found: Answered) -> bytes:
+    def frame(self, answered: Answered) -> bytes:
         """Empty where nobody waits for this rank's word."""
         if not self._speaks:
             return b""
         pieces, tensors = [], []
-        for m, outputs in found.outputs.items():
+        for m, outputs in answered.outputs.items():
             for value, (box, tensor) in outputs.items():
                 pieces.append([m, value, [[each.start, each.stop] for each in box]])
                 tensors.append(tensor)
         header = {
             "what": ANSWER,
-            "rows": list(found.rows),
-            "losses": found.losses,
-            "busy_s": sum(span.stop_s - span.start_s for span in found.spans),
+            "rows": list(answered.rows),
+            "losses": answered.losses,
+            "busy_s": sum(span.stop_s - span.start_s for span in answered.spans),
             "pieces": pieces,
         }
         return encoded(header, tensors)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StreamDescription:
     """What ranks said of themselves when they were ready.
 
     Attributes:
@@ -236,23 +238,23 @@ class Told:
     reads: Mapping[int, frozenset[str]]
 
     @classmethod
-    def of(cls, told: Mapping[int, Mapping[str, Any]]) -> Told:
+    def of(cls, headers: Mapping[int, Mapping[str, Any]]) -> StreamDescription:
         """Of what :class:`_Answers` of each rank tells."""
-        first = told[0]
+        first = headers[0]
         return cls(
             inputs_of(first["inputs"]),
             tuple(first["planned"]),
             first["fixed"],
             tuple((value, tuple(dims), dtype) for value, dims, dtype in first["values"]),
-            frozenset(rank for rank, each in told.items() if each["answers"]),
-            {rank: frozenset(each["reads"]) for rank, each in told.items()},
+            frozenset(rank for rank, each in headers.items() if each["answers"]),
+            {rank: frozenset(each["reads"]) for rank, each in headers.items()},
         )
 
 
 def pieces_of(header: Mapping[str, Any], tensors: Sequence[Tensor]) -> dict[tuple[int, str], list[Piece]]:
     """What an answer holds, by micro-batch and value."""
-    found: dict[tuple[int, str], list[Piece]] = {}
+    by_value: dict[tuple[int, str], list[Piece]] = {}
     for (m, value, place), tensor in zip(header["pieces"], tensors, strict=True):
         box: Box = tuple(Interval(start, stop) for start, stop in place)
-        found.setdefault((m, value), []).append((box, tensor))
-    return found
+        by_value.setdefault((m, value), []).append((box, tensor))
+    return by_value

@@ -41,22 +41,22 @@ from halopipe.serving.rank_loop import (
     REQUEST,
     SHAPE,
     ZEROS,
-    Told,
+    StreamDescription,
     decoded,
     encoded,
     pieces_of,
     short_name,
 )
 from halopipe.terminal.units import require_known
-from planner.ir.box import hull
+from halopipe.training.evaluate import joined
 from planner.ir.errors import BusyError, HalopipeError, MissingFileError, UsageError, WorkerError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from profiler import load_model
 from profiler.source.model import LoadedModel
-from runtime.pipeline.messages import Piece, assemble
 from runtime.pipeline.microbatches import filled
+from runtime.pipeline.routing import Piece
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ _MOST_LATENCIES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestAnswer:
     """What became of a request.
 
     Attributes:
@@ -110,8 +110,8 @@ class Counts:
 
 
 @dataclass(slots=True)
-class _Waiting:
-    future: Future[Answer]
+class _PendingRequest:
+    future: Future[RequestAnswer]
     rows: int
     began_s: float
     is_probe: bool
@@ -163,10 +163,10 @@ class Serving:
         self._is_training = mode == MODULE and any(part.training for part in parts)
         self.room = room or 2 * len(run.plan.decision.stages) + 2
         self._slots = threading.BoundedSemaphore(self.room)
-        self._lock, self._waiting = threading.Lock(), dict[int, _Waiting]()
+        self._lock, self._waiting = threading.Lock(), dict[int, _PendingRequest]()
         self._number, self._is_over = 0, False
         self._failure: HalopipeError | None = None
-        self._output: examples.Form | None = None
+        self._output: examples.OutputPytree | None = None
         if check:
             model = examples.as_trained(run, model)
         path = run.ranks.folder / "stream"
@@ -179,15 +179,15 @@ class Serving:
                 raise MissingFileError("no socket can be made in the job's folder", [what], ["TMPDIR=/tmp"]) from None
             door.listen(run.plan.decision.num_ranks)
             run.ranks.begin("stream", path=str(path), learns=learn, training=mode == MODULE)
-            self._links, self._told = self._opened(door)
+            self._links, self._stream_spec = self._opened(door)
         Path(path).unlink()
         self._thread = threading.Thread(target=self._listen, name="answers", daemon=True)
         self._thread.start()
         try:
-            source, told = run.plan.inputs.model, self._told
+            source, stream_spec = run.plan.inputs.model, self._stream_spec
             dtype = source.autocast or source.dtype
-            of_example = (model, told.inputs, told.planned, told.fixed, dtype)
-            example = examples.Example.of(*of_example, evaluated=mode != MODULE)
+            of_example = (model, stream_spec.inputs, stream_spec.planned, stream_spec.fixed, dtype)
+            example = examples.ServedExample.of(*of_example, evaluated=mode != MODULE)
             self._output = example.form
             if check:
                 self.checked = example.compare(self._probe)
@@ -207,7 +207,7 @@ class Serving:
 
     def submit(
         self, inputs: Any, targets: Any = None, *, block: bool = True, timeout_s: float | None = None
-    ) -> Future[Answer]:
+    ) -> Future[RequestAnswer]:
         """Takes a request, of up to the plan's global batch of samples; its answer comes in the order of requests.
 
         What was taken is answered: its future cannot be cancelled.  Callbacks of futures run in the thread that gives
@@ -245,7 +245,7 @@ class Serving:
 
         Where stages learn, each batch is ``(inputs, targets)``.
         """
-        on_the_way: deque[Future[Answer]] = deque()
+        on_the_way: deque[Future[RequestAnswer]] = deque()
         for batch in batches:
             inputs, targets = batch if self.learns else (batch, None)
             while len(on_the_way) >= self.room:
@@ -309,7 +309,7 @@ class Serving:
     @property
     def dtypes(self) -> Mapping[str, torch.dtype]:
         """What the model takes, by the names of the tensors of a request."""
-        specs = self._told.inputs.specs.values()
+        specs = self._stream_spec.inputs.specs.values()
         return {name: getattr(torch, spec.dtype) for name, spec in zip(self._structure.names, specs, strict=False)}
 
     @property
@@ -323,37 +323,38 @@ class Serving:
         if targets is None and self.learns and structure.has_targets:
             raise UsageError("stages that learn need targets", ["the request has none"], ["submit(inputs, targets)"])
         if targets is None:
-            given, aims = replace(structure, targets=None).apart(inputs, "the request")
+            values, aims = replace(structure, targets=None).apart(inputs, "the request")
         else:
-            given, aims = structure.apart((inputs, targets), "the request")
-        specs = self._told.inputs
+            values, aims = structure.apart((inputs, targets), "the request")
+        specs = self._stream_spec.inputs
         names = list(specs.specs)
         tensors = [
             examples.cast(tensor, name, getattr(torch, specs.specs[name].dtype))
-            for name, tensor in zip(names, (*given, *aims), strict=False)
+            for name, tensor in zip(names, (*values, *aims), strict=False)
         ]
         missing = [
             torch.empty(examples.shape_of(specs, name, examples.rows_of(specs, names, tensors)), device="meta")
             for name in names[len(tensors) :]
         ]
         rows = specs.rows([*tensors, *missing])
-        shares = filled(rows, self._told.planned)
-        if self._told.fixed and any(count not in (0, self._told.fixed) for count in shares):
+        shares = filled(rows, self._stream_spec.planned)
+        if self._stream_spec.fixed and any(count not in (0, self._stream_spec.fixed) for count in shares):
             raise UsageError(
-                f"a request has {rows} samples, the model was captured for {self._told.fixed} a micro-batch only",
-                [f"the plan's micro-batches: {', '.join(map(str, self._told.planned))}"],
-                [f"requests of a multiple of {self._told.fixed} samples"],
+                f"a request has {rows} samples, the model was captured for {self._stream_spec.fixed} "
+                "a micro-batch only",
+                [f"the plan's micro-batches: {', '.join(map(str, self._stream_spec.planned))}"],
+                [f"requests of a multiple of {self._stream_spec.fixed} samples"],
             )
         return [*tensors, *[None] * len(missing)]
 
-    def _send(self, tensors: Sequence[Tensor | None], *, has_targets: bool, is_probe: bool) -> Future[Answer]:
-        specs = self._told.inputs
+    def _send(self, tensors: Sequence[Tensor | None], *, has_targets: bool, is_probe: bool) -> Future[RequestAnswer]:
+        specs = self._stream_spec.inputs
         names = list(specs.specs)
         rows = examples.rows_of(specs, names, [each for each in tensors if each is not None])
         frames: list[bytes] = []
         made: dict[frozenset[str], bytes] = {}  # ranks that read the same are sent the same: one frame in memory
         for rank in range(len(self._links)):
-            read = self._told.reads[rank]
+            read = self._stream_spec.reads[rank]
             if read in made:
                 frames.append(made[read])
                 continue
@@ -368,7 +369,7 @@ class Serving:
                     here.append(tensor)
             made[read] = encoded(header, here)
             frames.append(made[read])
-        future: Future[Answer] = Future()
+        future: Future[RequestAnswer] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
             if self._failure is not None:
@@ -378,7 +379,9 @@ class Serving:
             began_s = time.perf_counter()
             if not is_probe:
                 self.counts.first_s = self.counts.first_s or began_s
-            self._waiting[self._number] = _Waiting(future, rows, began_s, is_probe, set(self._told.speakers))
+            self._waiting[self._number] = _PendingRequest(
+                future, rows, began_s, is_probe, set(self._stream_spec.speakers)
+            )
             self._number += 1
             self._tell_all(frames)
         return future
@@ -392,15 +395,15 @@ class Serving:
 
     def _probe(self, batch: Sequence[Tensor]) -> list[Tensor]:
         """The tensors of the output for a batch that leaves no trace."""
-        given = [*batch, *[None] * (len(self._told.inputs.specs) - len(batch))]
-        found: list[Tensor] = self._send(given, has_targets=False, is_probe=True).result().output
-        return found
+        tensors = [*batch, *[None] * (len(self._stream_spec.inputs.specs) - len(batch))]
+        output: list[Tensor] = self._send(tensors, has_targets=False, is_probe=True).result().output
+        return output
 
-    def _opened(self, door: socket.socket) -> tuple[list[Connection], Told]:
+    def _opened(self, door: socket.socket) -> tuple[list[Connection], StreamDescription]:
         """A connection to each rank, in order, and what they say of themselves."""
         door.settimeout(_LOOK_S)
         links: dict[int, Connection] = {}
-        told: dict[int, dict[str, Any]] = {}
+        headers: dict[int, dict[str, Any]] = {}
         while len(links) < self.run.plan.decision.num_ranks:
             try:
                 link = Connection(door.accept()[0].detach())
@@ -412,8 +415,8 @@ class Serving:
             except EOFError:
                 raise self.run.ranks.wait_for_failure() from None
             if header["what"] == READY:
-                links[header["rank"]], told[header["rank"]] = link, header
-        return [links[rank] for rank in sorted(links)], Told.of(told)
+                links[header["rank"]], headers[header["rank"]] = link, header
+        return [links[rank] for rank in sorted(links)], StreamDescription.of(headers)
 
     def _listen(self) -> None:
         """Gives answers until the ranks leave; whatever ends it, everyone who waits hears of it."""
@@ -460,9 +463,9 @@ class Serving:
         now_s = time.perf_counter()
         latency_s = now_s - one.began_s
         try:
-            flat = [self._whole(one, len(header["rows"]), *value) for value in self._told.values]
+            flat = [self._whole(one, len(header["rows"]), *value) for value in self._stream_spec.values]
             output = flat if self._output is None or one.is_probe else self._output.filled(flat)
-            answer = Answer(output, one.losses / one.rows if self.learns else None, latency_s)
+            answer = RequestAnswer(output, one.losses / one.rows if self.learns else None, latency_s)
         except Exception as error:  # noqa: BLE001  # whoever waits must hear of it
             self._release(one)
             _settle(one.future, error)
@@ -475,21 +478,17 @@ class Serving:
         self._release(one)
         _settle(one.future, answer)
 
-    def _release(self, one: _Waiting) -> None:
+    def _release(self, one: _PendingRequest) -> None:
         if not one.is_probe:
             self._slots.release()
 
-    def _whole(self, one: _Waiting, num_microbatches: int, value: str, dims: tuple[str, ...], dtype: str) -> Tensor:
+    def _whole(
+        self, one: _PendingRequest, num_microbatches: int, value: str, dims: tuple[str, ...], dtype: str
+    ) -> Tensor:
         """A tensor of the output, of the parts that ranks have of each micro-batch."""
-        found = []
-        for m in range(num_microbatches):
-            pieces = one.pieces.get((m, value))
-            if pieces:
-                box = pieces[0][0]
-                for part, _ in pieces:
-                    box = hull(box, part)
-                found.append(assemble(pieces, box, getattr(torch, dtype)))
-        return found[0] if len(found) == 1 else torch.cat(found, dims.index(SAMPLE) if SAMPLE in dims else 0)
+        pieces = (one.pieces.get((m, value)) for m in range(num_microbatches))
+        parts = [joined(each, getattr(torch, dtype)) for each in pieces if each]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dims.index(SAMPLE) if SAMPLE in dims else 0)
 
     def _thread_joined(self) -> None:
         """Waits for the answers that are on their way, however long ranks take: their own deadlines watch them."""
@@ -504,10 +503,10 @@ class Serving:
             link.close()
 
 
-def _settle(future: Future[Answer], outcome: Answer | Exception) -> None:
+def _settle(future: Future[RequestAnswer], outcome: RequestAnswer | Exception) -> None:
     """Gives a future what became of it; what its owner does with it, or by a callback, is the owner's own affair."""
     try:
-        if isinstance(outcome, Answer):
+        if isinstance(outcome, RequestAnswer):
             future.set_result(outcome)
         else:
             future.set_exception(outcome)
@@ -544,12 +543,12 @@ def open_serving(
         )
     if module is not None and not isinstance(module, nn.Module):
         raise no_model(module)
-    given = cast("ScriptOptions", {**(options or {}), "check_first_step": False})
-    run = Parallel(module, plan, profile, None, optimizer, given, has_state=module is not None, answers=True)
+    script_options = cast("ScriptOptions", {**(options or {}), "check_first_step": False})
+    run = Parallel(module, plan, profile, None, optimizer, script_options, has_state=module is not None, answers=True)
     try:
         if checkpoint:
             run.load(checkpoint, step=step)
-        return Serving(run, load_model(plan.inputs.model, given.get("seed", 0)), **setting)
+        return Serving(run, load_model(plan.inputs.model, script_options.get("seed", 0)), **setting)
     except BaseException:
         run.ranks.end()
         raise

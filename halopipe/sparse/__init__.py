@@ -62,7 +62,7 @@ from cuda_ops.sparse.quantize import sparse_collate, sparse_collate_fn, sparse_q
 from halopipe.sparse import backbones, nn, operators, tensor, utils  # noqa: F401  # attributes, but not for `*`
 from halopipe.sparse.nn import functional
 from profiler.models.minkunet import MinkUNet
-from profiler.models.sparse_resnet import SparseResNet
+from profiler.models.sparse_resnet import SparseResNetClassifier as SparseResNet
 from profiler.models.sparse_vgg import SparseVGG16
 
 __all__ = [

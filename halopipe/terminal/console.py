@@ -223,9 +223,9 @@ def remark(text: str) -> None:
     sys.stderr.flush()
 
 
-def command(*words: object) -> str:
+def command(*arguments: object) -> str:
     """A command of ours that can be pasted into a shell, whatever its paths are called."""
-    return shlex.join(["halopipe", *map(str, words)])
+    return shlex.join(["halopipe", *map(str, arguments)])
 
 
 def wrote(path: str | Path, next_step: str = "") -> None:

@@ -189,7 +189,7 @@ def _locked(name: Path, path: Path) -> int:
 
 def _is_at(handle: int, name: Path) -> bool:
     try:
-        found, here = os.stat(name), os.fstat(handle)
+        named, here = os.stat(name), os.fstat(handle)
     except FileNotFoundError:
         return False
-    return (found.st_dev, found.st_ino) == (here.st_dev, here.st_ino)
+    return (named.st_dev, named.st_ino) == (here.st_dev, here.st_ino)

@@ -74,15 +74,15 @@ def _rendered(rows: Sequence[Sequence[str]], right: Sequence[bool], indent: int,
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True)
     for is_right in right:
-        found.add_column(justify="right" if is_right else "left", overflow="fold", no_wrap=width == _WIDE)
+        table.add_column(justify="right" if is_right else "left", overflow="fold", no_wrap=width == _WIDE)
     for row in rows:
-        found.add_row(*map(Text, row))
+        table.add_row(*map(Text, row))
     stream = io.StringIO()
     # Not of Jupyter: there it would show HTML of its own and write nothing.
     screen = Console(file=stream, width=width - indent, color_system=None, legacy_windows=False, force_jupyter=False)
-    screen.print(found)
+    screen.print(table)
     return "\n".join((" " * indent + line).rstrip() for line in stream.getvalue().splitlines())
 
 

@@ -20,13 +20,13 @@ def names_in(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def require_known(what: str, wanted: Iterable[str], known: Sequence[str]) -> None:
+def require_known(what: str, wanted: Iterable[str], names: Sequence[str]) -> None:
     """Raises :class:`UnknownNameError`, with the nearest name, for the first of ``wanted`` that is not known."""
     for name in wanted:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            remedies = [f"{near[0]} (did you mean that?)"] if near else [] if any(known) else ["leave it out"]
-            listed = ", ".join(filter(None, known)) or "none"
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            remedies = [f"{near[0]} (did you mean that?)"] if near else [] if any(names) else ["leave it out"]
+            listed = ", ".join(filter(None, names)) or "none"
             raise UnknownNameError(f"no {what} {name!r}", [f"known: {listed}"], remedies)
 
 
@@ -48,6 +48,11 @@ def seconds(value_s: float) -> str:
         if abs(value_s) >= factor * 0.9995:
             return f"{_three_digits(value_s / factor)} {unit}"
     return f"{value_s:.1e} s"
+
+
+def known_seconds(value_s: float | None) -> str:
+    """As :func:`seconds`; a dash where it is not known."""
+    return "–" if value_s is None else seconds(value_s)
 
 
 _LONG_UNITS = ((86400.0, 48 * 3600.0, "days"), (3600.0, 100 * 60.0, "h"), (60.0, 100.0, "min"))
@@ -96,9 +101,9 @@ def rate(per_s: float) -> str:
     return _three_digits(per_s) if per_s < 100 else f"{per_s:,.0f}"
 
 
-def count(number: int, word: str, words: str = "") -> str:
-    """``1 stage``, ``2 stages``; ``words`` where the plural is another."""
-    return f"{number} {word}" if number == 1 else f"{number} {words or f'{word}s'}"
+def count(number: int, word: str, plural: str = "") -> str:
+    """``1 stage``, ``2 stages``; ``plural`` where it is another."""
+    return f"{number} {word}" if number == 1 else f"{number} {plural or f'{word}s'}"
 
 
 def micro_batches(sizes: tuple[int, ...]) -> str:
@@ -134,12 +139,12 @@ def parse_size(text: str) -> int:
     from planner.catalogue.reading import BYTES, parse_quantity
 
     try:
-        found = int(parse_quantity(text, BYTES))
+        num_bytes = int(parse_quantity(text, BYTES))
     except (OverflowError, ValueError):
-        found = 0
-    if found < 1:
+        num_bytes = 0
+    if num_bytes < 1:
         raise UsageError(f"{text!r} is not a size", [], ["write a number and a unit: 2GiB, 512MB"])
-    return found
+    return num_bytes
 
 
 def parse_seconds(text: str) -> float:
@@ -220,16 +225,16 @@ def parse_pairs(text: str, parse: Callable[[str, str], T], fault: str, example: 
     Raises:
         UsageError: an entry is none, or gives a name again.
     """
-    found: dict[str, T] = {}
+    values: dict[str, T] = {}
     for entry in names_in(text):
         try:
             name, value = parse_pair(entry)
-            if name in found:
+            if name in values:
                 raise UsageError(f"{name} is given twice", [f"in {text}"], [f"keep {name}={value}, or the other"])
-            found[name] = parse(name, value)
+            values[name] = parse(name, value)
         except (KeyError, ValueError):
             raise UsageError(f"{entry} {fault}", [f"in {text}"], [f"write it like {example}"]) from None
-    return found
+    return values
 
 
 def parse_arguments(pairs: Iterable[str]) -> dict[str, Any]:

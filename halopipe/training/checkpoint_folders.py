@@ -29,7 +29,7 @@ _NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CheckpointEntry:
     """A checkpoint of a folder.
 
     Attributes:
@@ -45,7 +45,7 @@ class Entry:
     age_s: float
 
 
-def entries(folder: Path, *, every_byte: bool = False, step: int | None = None) -> tuple[Entry, ...]:
+def entries(folder: Path, *, every_byte: bool = False, step: int | None = None) -> tuple[CheckpointEntry, ...]:
     """The checkpoints in ``folder``, growing; or that of ``step`` alone.
 
     Args:
@@ -60,37 +60,37 @@ def entries(folder: Path, *, every_byte: bool = False, step: int | None = None) 
     return tuple(_entry(folder, each, every_byte) for each in (steps if step is None else [step]))
 
 
-def _entry(folder: Path, step: int, every_byte: bool) -> Entry:
+def _entry(folder: Path, step: int, every_byte: bool) -> CheckpointEntry:
     path = complete_path(folder, step)
     age_s = max(0.0, time.time() - path.stat().st_mtime)
     num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     try:
-        found = Checkpoint.open(folder, step)
+        opened = Checkpoint.open(folder, step)
         if every_byte:
-            found.verify()
+            opened.verify()
     except InputFileError as error:
-        return Entry(step, num_bytes, "; ".join(error.details) or error.title, "", age_s)
-    plan = str(found.number(PLAN)) if PLAN in found else units.count(found.manifest.num_ranks, "rank")
-    return Entry(step, num_bytes, "", plan, age_s)
+        return CheckpointEntry(step, num_bytes, "; ".join(error.details) or error.title, "", age_s)
+    plan = str(opened.number(PLAN)) if PLAN in opened else units.count(opened.manifest.num_ranks, "rank")
+    return CheckpointEntry(step, num_bytes, "", plan, age_s)
 
 
-def listing(found: tuple[Entry, ...], *, every_byte: bool = False) -> str:
+def listing(checkpoints: tuple[CheckpointEntry, ...], *, every_byte: bool = False) -> str:
     """Checkpoints as a table."""
     good = "sound" if every_byte else "complete"
     rows = [
         [str(each.step), units.size(each.num_bytes), units.duration(each.age_s), each.plan, each.fault or good]
-        for each in found
+        for each in checkpoints
     ]
     return tables.table(["step", "size", "age", "plan", "state"], rows)
 
 
-def require_sound(folder: Path, found: tuple[Entry, ...]) -> None:
+def require_sound(folder: Path, checkpoints: tuple[CheckpointEntry, ...]) -> None:
     """Raises :class:`CorruptFileError` where one is damaged; it names all that are, and the newest that is not."""
-    damaged = [each for each in found if each.fault]
+    damaged = [each for each in checkpoints if each.fault]
     if damaged:
-        sound = [each.step for each in found if not each.fault]
+        sound = [each.step for each in checkpoints if not each.fault]
         raise CorruptFileError(
-            f"{units.count(len(damaged), 'checkpoint')} of {len(found)} in {folder} "
+            f"{units.count(len(damaged), 'checkpoint')} of {len(checkpoints)} in {folder} "
             + ("is damaged" if len(damaged) == 1 else "are damaged"),
             [f"{complete_path(folder, each.step)}: {each.fault}" for each in damaged],
             [f"the newest sound one: {complete_path(folder, sound[-1])}"] if sound else [],
@@ -172,18 +172,18 @@ def load_weights(model: LoadedModel, state: Mapping[str, Any], *, whole_loss: bo
 def _state_dict(path: Path) -> dict[str, Tensor]:
     try:
         with os.fdopen(open_plain(os.path.realpath(path)), "rb") as stream:  # no wait for who writes to a pipe
-            found = torch.load(stream, map_location="cpu", weights_only=True)
+            loaded = torch.load(stream, map_location="cpu", weights_only=True)
     except OSError as error:
         raise MissingFileError(f"cannot read {path}", [error.strerror or str(error)]) from None
     except Exception as error:  # noqa: BLE001 - a file that somebody made may raise anything
         raise CorruptFileError(f"{path} is no state dict", str(error).splitlines()[:1], [_HOW]) from None
-    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
-        raise CorruptFileError(f"{path} is no state dict", [f"it holds a {type(found).__name__}"], [_HOW])
-    if not found or not all(isinstance(value, Tensor) for value in found.values()):
-        inside = [key for key, value in found.items() if isinstance(value, Mapping)]
+    if not isinstance(loaded, Mapping) or not all(isinstance(key, str) for key in loaded):
+        raise CorruptFileError(f"{path} is no state dict", [f"it holds a {type(loaded).__name__}"], [_HOW])
+    if not loaded or not all(isinstance(value, Tensor) for value in loaded.values()):
+        inside = [key for key, value in loaded.items() if isinstance(value, Mapping)]
         within = [f"{key} is a mapping: perhaps the state dict is that" for key in inside[:1]]
         raise CorruptFileError(f"{path} is no state dict", ["not all of its values are tensors", *within], [_HOW])
-    return dict(found)
+    return dict(loaded)
 
 
 _HOW = "torch.save(module.state_dict(), FILE)"

@@ -12,23 +12,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from halopipe.data.batch_sources import Consumer
 from halopipe.data.factories import failure_of
-from halopipe.data.feeds import Consumer
 from halopipe.run_spec.result import Score
 from planner.ir.box import Box, Interval, hull, whole
 from planner.ir.errors import FactoryError, HalopipeError, UsageError
 from planner.ir.graph import SAMPLE, Graph, TensorSpec
 from profiler.source.source import find_factory
-from runtime.engine import Engine, Evaluation
+from runtime.engine import Engine, EvaluationResult
 from runtime.optim.whole_state import united
-from runtime.pipeline.messages import Piece, assemble
 from runtime.pipeline.microbatches import Batch, part_in
+from runtime.pipeline.routing import Piece, assemble
 from runtime.stage.captured import judging_layer
 
 IGNORED = -100
@@ -131,16 +131,16 @@ def evaluate(
     is_empty = True
     for batch in batches:
         is_empty = False
-        found = engine.evaluate_on(batch, made)
-        if found.loss is not None and consumer.transport.rank == consumer.loss_rank:
-            sums[0] += found.loss * found.num_samples
-            sums[1] += found.num_samples
+        evaluation = engine.evaluate_on(batch, made)
+        if evaluation.loss is not None and consumer.transport.rank == consumer.loss_rank:
+            sums[0] += evaluation.loss * evaluation.num_samples
+            sums[1] += evaluation.num_samples
         if classes is not None:
-            right, asked = _answers(consumer, classes, found)
+            right, asked = _answers(consumer, classes, evaluation)
             sums[2] += right
             sums[3] += asked
         if own is not None:
-            own.take(found)
+            own.take(evaluation)
     if is_empty:
         raise UsageError(
             "there is no data to evaluate on", ["not a single batch was given"], ["--eval-data with samples in it"]
@@ -170,10 +170,10 @@ class _Own:
         self._metrics: Mapping[str, Metric] = metrics
         self._consumer, self._read = consumer, read
 
-    def take(self, found: Evaluation) -> None:
+    def take(self, evaluation: EvaluationResult) -> None:
         """Hands on what ranks have of a batch."""
         consumer = self._consumer
-        pieces = united(_pieces(consumer, found, self._read), consumer.transport, consumer.deadline_s)
+        pieces = united(_pieces(consumer, evaluation, self._read), consumer.transport, consumer.deadline_s)
         for values in _put_together(pieces):
             for metric in self._metrics.values():
                 self._calling(partial(metric.update, *values))
@@ -205,28 +205,28 @@ class _Own:
             raise failure_of(self._name, error) from error
 
 
-def _pieces(consumer: Consumer, found: Evaluation, read: Sequence[str]) -> dict[str, Tensor]:
+def _pieces(consumer: Consumer, evaluation: EvaluationResult, read: Sequence[str]) -> dict[str, Tensor]:
     """What this rank has of the values ``read``, by micro-batch, place among them, and where it lies."""
     graph, pieces = consumer.graph, {}
     values = graph.values()
-    for m, outputs in found.outputs.items():
-        shapes = found.batch.shapes(m)
+    for m, outputs in evaluation.outputs.items():
+        shapes = evaluation.batch.shapes(m)
         for number, name in enumerate(read):
             if name in outputs:
                 box, tensor = outputs[name]
             elif name in graph.inputs:
                 box = _beside(outputs, values, tuple(shapes[name]), name)
-                tensor = _part(graph, found, name, m, box)
+                tensor = _part(graph, evaluation, name, m, box)
             else:
                 continue
             pieces[json.dumps([m, number, [[interval.start, interval.stop] for interval in box]])] = tensor
     return pieces
 
 
-def _part(graph: Graph, found: Evaluation, name: str, microbatch: int, box: Box) -> Tensor:
+def _part(graph: Graph, evaluation: EvaluationResult, name: str, microbatch: int, box: Box) -> Tensor:
     """The part ``box`` of an input of the model."""
-    spec = replace(graph.inputs[name], shape=tuple(found.batch.shapes(microbatch)[name]))
-    return part_in(found.batch, name, microbatch, box, spec)
+    spec = replace(graph.inputs[name], shape=tuple(evaluation.batch.shapes(microbatch)[name]))
+    return part_in(evaluation.batch, name, microbatch, box, spec)
 
 
 def _without(box: Box, dim: int) -> Box:
@@ -259,27 +259,25 @@ def _beside(outputs: Mapping[str, Piece], values: Mapping[str, TensorSpec], shap
 
 def _put_together(pieces: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
     """What metrics read, by micro-batch."""
-    found: dict[int, dict[int, list[Piece]]] = {}
+    by_microbatch: dict[int, dict[int, list[Piece]]] = {}
     for key, tensor in pieces.items():
         m, number, place = json.loads(key)
         box = tuple(Interval(*ends) for ends in place)
-        found.setdefault(m, {}).setdefault(number, []).append((box, tensor))
-    for _, read in sorted(found.items()):
-        yield [_joined(read[number]) for number in sorted(read)]
+        by_microbatch.setdefault(m, {}).setdefault(number, []).append((box, tensor))
+    for _, read in sorted(by_microbatch.items()):
+        yield [joined(read[number], read[number][0][1].dtype) for number in sorted(read)]
 
 
-def _joined(pieces: list[Piece]) -> Tensor:
-    box = pieces[0][0]
-    for each, _ in pieces:
-        box = hull(box, each)
-    return assemble(pieces, box, pieces[0][1].dtype)
+def joined(pieces: Sequence[Piece], dtype: torch.dtype) -> Tensor:
+    """What pieces of several ranks are together."""
+    return assemble(pieces, reduce(hull, (box for box, _ in pieces)), dtype)
 
 
-def _answers(consumer: Consumer, classes: Classes, found: Evaluation) -> tuple[int, int]:
+def _answers(consumer: Consumer, classes: Classes, evaluation: EvaluationResult) -> tuple[int, int]:
     """Of this rank's part; none where the right classes are made by another stage, or no rank has all classes."""
     graph, right, asked = consumer.graph, 0, 0
     num_classes = graph.values()[classes.logits].shape[classes.dim]
-    for m, outputs in found.outputs.items():
+    for m, outputs in evaluation.outputs.items():
         if classes.logits not in outputs:
             continue
         box, logits = outputs[classes.logits]
@@ -289,7 +287,7 @@ def _answers(consumer: Consumer, classes: Classes, found: Evaluation) -> tuple[i
         if classes.target in outputs and outputs[classes.target][0] == place:
             targets = outputs[classes.target][1]
         elif classes.target in graph.inputs:
-            targets = _part(graph, found, classes.target, m, place).to(logits.device)
+            targets = _part(graph, evaluation, classes.target, m, place).to(logits.device)
         if targets is not None:
             counts = classes.count(logits, targets)
             right, asked = right + counts[0], asked + counts[1]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halopipe.run_spec.job import Compared, failed_path
-from halopipe.training.rank import Opened, Place, Terms
+from halopipe.training.rank import JobConfig, OpenedRank, RankContext
 from halopipe.training.reference import Reference, compare_losses, compare_tensors
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
@@ -48,13 +48,13 @@ class FirstStep:
         explain: called on rank 0 where something is wrong.
     """
 
-    terms: Terms
-    place: Place
+    config: JobConfig
+    context: RankContext
     read: Callable[[], Reference]
     strict: bool
     explain: Explain
 
-    def compare(self, opened: Opened, losses: Sequence[float]) -> tuple[Reference, tuple[Compared, ...]]:
+    def compare(self, opened: OpenedRank, losses: Sequence[float]) -> tuple[Reference, tuple[Compared, ...]]:
         """One device's step, and this rank's differences from it.
 
         Args:
@@ -63,30 +63,32 @@ class FirstStep:
         Raises:
             NumericsError: on all ranks, if any of them computes something else.
         """
-        place = self.place
-        place.activity.begin("waiting for the run on one device")
-        place.activity.deadline_s = SETUP_S
-        if place.rank == 0:
-            _publish(place.store, "reference", self.read().to_bytes())
-        place.meet()
-        reference = Reference.from_bytes(_published(place.store, "reference"))
+        context = self.context
+        context.activity.begin("waiting for the run on one device")
+        context.activity.deadline_s = SETUP_S
+        if context.rank == 0:
+            _publish(context.store, "reference", self.read().to_bytes())
+        context.meet()
+        reference = Reference.from_bytes(_published(context.store, "reference"))
         if reference.error:
             raise read_error(reference.error)
         if reference.skipped:
             return reference, ()
-        place.activity.begin("comparing with one device")
+        context.activity.begin("comparing with one device")
         mine, trouble = self._mine(reference, opened, losses)
-        place.store.set(f"compared/{place.rank}", json.dumps(trouble or [plain(each) for each in mine]))
-        place.meet()
-        if place.rank == 0:
-            place.store.set("verdict", self._verdict(reference))
-        place.meet()
-        verdict = place.store.get("verdict").decode()
+        context.store.set(f"compared/{context.rank}", json.dumps(trouble or [plain(each) for each in mine]))
+        context.meet()
+        if context.rank == 0:
+            context.store.set("verdict", self._verdict(reference))
+        context.meet()
+        verdict = context.store.get("verdict").decode()
         if verdict:
             raise read_error(verdict)
         return reference, mine
 
-    def _mine(self, reference: Reference, opened: Opened, losses: Sequence[float]) -> tuple[tuple[Compared, ...], str]:
+    def _mine(
+        self, reference: Reference, opened: OpenedRank, losses: Sequence[float]
+    ) -> tuple[tuple[Compared, ...], str]:
         try:
             mine = compare_tensors(reference, opened.engine)
         except NumericsError as error:  # a tensor that one device does not have: the others must not wait
@@ -97,21 +99,21 @@ class FirstStep:
 
     def _verdict(self, reference: Reference) -> str:
         """The error as text; empty where there is none."""
-        found: list[Difference] = []
-        for rank in range(self.place.num_ranks):
-            record = json.loads(self.place.store.get(f"compared/{rank}").decode())
+        differences: list[Difference] = []
+        for rank in range(self.context.num_ranks):
+            record = json.loads(self.context.store.get(f"compared/{rank}").decode())
             if isinstance(record, str):
                 return record
-            found += (Difference(**each) for each in record)
+            differences += (Difference(**each) for each in record)
         try:
-            report(found, reference.dtype, witness=reference.witness, strict=self.strict)
+            report(differences, reference.dtype, witness=reference.witness, strict=self.strict)
         except NumericsError as error:
-            wrong = [each for each in found if each.is_wrong]
+            wrong = [each for each in differences if each.is_wrong]
             return write_error(also(error, self._explained(wrong)) if wrong else error)
         return ""
 
     def _explained(self, wrong: Sequence[Difference]) -> list[str]:
-        self.place.activity.begin("looking for the layer at which values part")
+        self.context.activity.begin("looking for the layer at which values part")
         try:
             return self.explain(wrong)
         except Exception as error:  # noqa: BLE001 - the verdict is more than its explanation

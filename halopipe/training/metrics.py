@@ -101,7 +101,7 @@ def writer_of(place: str) -> Writer:
     folder = folder_of(place)
     if folder is not None:
         return _Events(folder)
-    return _Rows(Path(place)) if Path(place).suffix == ".csv" else _Lines(Path(place))
+    return _CsvRows(Path(place)) if Path(place).suffix == ".csv" else _Lines(Path(place))
 
 
 class Metrics:
@@ -132,8 +132,8 @@ class Metrics:
             slow: ranks and links that were found to be slow so far.
         """
         if self._tells:
-            told = {"loss": result.loss, "learning_rate": _rate(result.learning_rates)}
-            self._store.set(_key(number), json.dumps(told))
+            record = {"loss": result.loss, "learning_rate": _rate(result.learning_rates)}
+            self._store.set(_key(number), json.dumps(record))
         if self._writer is not None:
             line: dict[str, Any] = {
                 "step": number,
@@ -155,9 +155,9 @@ class Metrics:
         """Note an evaluation, after the lines of the steps before it."""
         if self._writer is not None:
             self._settle(self._writer, _PATIENCE_S)
-            found = {"eval_loss": score.loss, "eval_accuracy": score.accuracy, "eval_samples": score.num_samples}
+            evaluated = {"eval_loss": score.loss, "eval_accuracy": score.accuracy, "eval_samples": score.num_samples}
             own = {"eval_metrics": dict(score.metrics)} if score.metrics else {}
-            self._writer.write([{"step": score.step, "epoch": epoch, **found, **own}])
+            self._writer.write([{"step": score.step, "epoch": epoch, **evaluated, **own}])
 
     def __enter__(self) -> Metrics:
         return self
@@ -182,23 +182,23 @@ class Metrics:
         end_s = time.monotonic() + patience_s
         done = []
         while self._waiting:
-            told = self._told(self._waiting[0]["step"])
-            if told is not None:
+            record = self._record_of(self._waiting[0]["step"])
+            if record is not None:
                 line = self._waiting.popleft()
-                done.append(line | {name: value for name, value in told.items() if line[name] is None})
+                done.append(line | {name: value for name, value in record.items() if line[name] is None})
             elif time.monotonic() >= end_s:
                 break
             else:
                 time.sleep(_LOOK_AGAIN_S)
         writer.write(done)
 
-    def _told(self, number: int) -> Record | None:
+    def _record_of(self, number: int) -> Record | None:
         key = _key(number)
         if not self._store.check([key]):
             return None
-        told: Record = json.loads(self._store.get(key))
+        record: Record = json.loads(self._store.get(key))
         self._store.delete_key(key)
-        return told
+        return record
 
 
 class _Lines:
@@ -249,7 +249,7 @@ class _Lines:
             raise MissingFileError(f"cannot read {self._path}", [str(error)], [_ANOTHER]) from error
 
 
-class _Rows(_Lines):
+class _CsvRows(_Lines):
     """A row a record, under a row of names; the rates of several groups, and one's own metrics, stand in one cell."""
 
     header = f"{','.join(COLUMNS)}\n"
@@ -317,8 +317,8 @@ def _cell(value: Any) -> Any:
 
 def _rate(rates: tuple[float, ...]) -> float | list[float] | None:
     """One number where all groups have the same."""
-    found = list(dict.fromkeys(rates))
-    return (found[0] if len(found) == 1 else found) if found else None
+    distinct = list(dict.fromkeys(rates))
+    return (distinct[0] if len(distinct) == 1 else distinct) if distinct else None
 
 
 def _unwritable(path: Path, error: OSError) -> MissingFileError:

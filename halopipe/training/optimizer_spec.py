@@ -213,9 +213,9 @@ def _calling(name: str, arguments: Mapping[str, Argument]) -> Callable[[Any], An
     factory = functools.partial(find_factory(name), **arguments)
 
     @functools.wraps(factory)  # whoever looks at the signature sees the factory's
-    def make(given: Any) -> Any:
+    def make(argument: Any) -> Any:
         try:
-            return factory(given)
+            return factory(argument)
         except HalopipeError:
             raise
         except Exception as error:
@@ -261,10 +261,10 @@ def _measured_state(make: MakeOptimizer) -> float:
     return float(kept / sum(parameter.nbytes for parameter in parameters.values()))
 
 
-def _split(text: str, known: Mapping[str, Any] | tuple[str, ...]) -> tuple[str, str | None]:
+def _split(text: str, builtin: Mapping[str, Any] | tuple[str, ...]) -> tuple[str, str | None]:
     """Name (or ``place:function``) and arguments, None if there are none."""
     head, colon, rest = text.partition(":")
-    if not colon or head in known or head in _UNUSABLE:
+    if not colon or head in builtin or head in _UNUSABLE:
         return head, rest if colon else None
     function, colon, arguments = rest.partition(":")
     if "=" in function or not function:

@@ -56,9 +56,9 @@ class Reference:
         record: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         for kind in ("gradient", "parameter", "buffer"):
             record[kind] = {name: (each.shape, each.norm, each.buckets) for name, each in record[kind].items()}
-        found = io.BytesIO()
-        torch.save(record, found)
-        return found.getvalue()
+        stream = io.BytesIO()
+        torch.save(record, stream)
+        return stream.getvalue()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Reference:

@@ -62,10 +62,10 @@ class Saved:
     @property
     def micro_batches(self) -> tuple[int, ...]:
         """Samples of each micro-batch of the plan that saved it; empty where it does not say."""
-        told = str(self.checkpoint.number(MICRO_BATCHES)) if MICRO_BATCHES in self.checkpoint else ""
-        if not all(number.isdecimal() for number in told.split()):
-            raise damaged(self.checkpoint.path, f"{MANIFEST} says that {MICRO_BATCHES} are {told!r}, which are none")
-        return tuple(map(int, told.split()))
+        sizes = str(self.checkpoint.number(MICRO_BATCHES)) if MICRO_BATCHES in self.checkpoint else ""
+        if not all(number.isdecimal() for number in sizes.split()):
+            raise damaged(self.checkpoint.path, f"{MANIFEST} says that {MICRO_BATCHES} are {sizes!r}, which are none")
+        return tuple(map(int, sizes.split()))
 
     @property
     def position(self) -> Position:
@@ -123,19 +123,19 @@ def said_by_rank_0(store: Store, key: str, rank: int, make: Callable[[], str]) -
     """What ``make`` gives on rank 0, told to all; what it raises there, all raise: they would wait for its word."""
     if rank == 0:
         try:
-            told = {"said": make()}
+            answer = {"said": make()}
         except HalopipeError as error:
             store.set(key, json.dumps({"error": write_error(error)}))
             raise
-        store.set(key, json.dumps(told))
-    found = json.loads(store.get(key))
-    if "error" in found:
-        raise read_error(found["error"])
-    return str(found["said"])
+        store.set(key, json.dumps(answer))
+    message = json.loads(store.get(key))
+    if "error" in message:
+        raise read_error(message["error"])
+    return str(message["said"])
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ResumePoint:
     """Where a run begins.
 
     Attributes:
@@ -165,7 +165,7 @@ class Start:
         return f"all {self.options.steps} steps are done: {complete_path(Path(self.options.checkpoint), self.step)}"
 
 
-def settled(plan: Plan, options: RunOptions, *, began_anew: bool = False) -> Start:
+def resume_point(plan: Plan, options: RunOptions, *, began_anew: bool = False) -> ResumePoint:
     """Where a run of ``plan`` begins: with ``--resume auto`` after the newest sound checkpoint, or anew without any.
 
     Args:
@@ -177,7 +177,7 @@ def settled(plan: Plan, options: RunOptions, *, began_anew: bool = False) -> Sta
         StaleFileError: all steps are done, of another model.
     """
     if options.resume != IF_ANY:
-        return Start(options)
+        return ResumePoint(options)
     try:
         checkpoint, skipped = newest_sound(options.checkpoint)
     except CorruptFileError as error:
@@ -185,9 +185,9 @@ def settled(plan: Plan, options: RunOptions, *, began_anew: bool = False) -> Sta
             raise
         checkpoint, skipped = None, _all_set_aside(Path(options.checkpoint), error.details)
     if checkpoint is None:
-        return Start(replace(options, resume=False), skipped=skipped)
+        return ResumePoint(replace(options, resume=False), skipped=skipped)
     step = checkpoint.manifest.step
-    start = Start(replace(options, resume=True, resume_step=step), step, skipped)
+    start = ResumePoint(replace(options, resume=True, resume_step=step), step, skipped)
     if start.is_end and options.dtype in ("", plan.inputs.model.dtype):
         _require_model(Saved(checkpoint), plan.inputs.model_fingerprint)
     return start
@@ -226,23 +226,23 @@ def newest_sound(folder: str | Path) -> tuple[Checkpoint | None, tuple[str, ...]
     return None, ()
 
 
-def settled_by_rank_0(
+def resume_point_by_rank_0(
     plan: Plan,
     options: RunOptions,
     store: Store,
     rank: int,
-    settle: Callable[[Plan, RunOptions], Start] = settled,
-) -> Start:
-    """The same for all ranks of a job; see :func:`settled`, which is what rank 0 calls by default."""
+    settle: Callable[[Plan, RunOptions], ResumePoint] = resume_point,
+) -> ResumePoint:
+    """The same for all ranks of a job; see :func:`resume_point`, which is what rank 0 calls by default."""
 
     def look() -> str:
-        found = settle(plan, options)
-        return json.dumps([found.options.resume, found.options.resume_step, found.step, found.skipped])
+        start = settle(plan, options)
+        return json.dumps([start.options.resume, start.options.resume_step, start.step, start.skipped])
 
     if options.resume != IF_ANY:
-        return Start(options)
+        return ResumePoint(options)
     resume, resume_step, step, skipped = json.loads(said_by_rank_0(store, "start", rank, look))
-    return Start(replace(options, resume=resume, resume_step=resume_step), step, tuple(skipped))
+    return ResumePoint(replace(options, resume=resume, resume_step=resume_step), step, tuple(skipped))
 
 
 def open_saved(folder: str | Path, graph: Graph, step: int | None = None) -> Saved:

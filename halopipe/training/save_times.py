@@ -95,8 +95,10 @@ class SaveTimes:
     @classmethod
     def of(cls, options: RunOptions, num_hosts: int, failures: int, ran_s: float) -> SaveTimes:
         """Those of a job that ran for ``ran_s`` before, and failed so often."""
-        given = options.mtbf_s
-        return cls(options.checkpoint_every, given or HOST_MTBF_S / max(1, num_hosts), failures, ran_s, bool(given))
+        stated_s = options.mtbf_s
+        return cls(
+            options.checkpoint_every, stated_s or HOST_MTBF_S / max(1, num_hosts), failures, ran_s, bool(stated_s)
+        )
 
     @property
     def seconds_run(self) -> float:

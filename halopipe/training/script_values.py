@@ -95,30 +95,30 @@ class _Reading:
 
     def method(self, cls: type, name: str) -> None:
         """A method of a class, with the methods and properties that it mentions."""
-        seen, waiting = set(), [name]
+        followed, waiting = set(), [name]
         while waiting:
             each = waiting.pop()
-            found = getattr(cls, each, None)
-            function = found.fget if isinstance(found, property) else found
-            if each in seen or not isinstance(function, FunctionType) or _is_torchs(function):
+            attribute_value = getattr(cls, each, None)
+            function = attribute_value.fget if isinstance(attribute_value, property) else attribute_value
+            if each in followed or not isinstance(function, FunctionType) or _is_torchs(function):
                 continue
-            seen.add(each)
+            followed.add(each)
             self.function(function)
             waiting += _mentioned(function.__code__)
-            self.written |= {(cls, attribute) for attribute in _stored(function.__code__, "STORE_ATTR")}
+            self.written |= {(cls, attribute) for attribute in _names_of(function.__code__, "STORE_ATTR")}
 
-    def callable(self, found: Any) -> None:
+    def callable(self, function: Any) -> None:
         """A function, a method, a partial function, or an object that is called."""
         for _ in range(8):  # of partial functions
-            if not hasattr(found, "func"):
+            if not hasattr(function, "func"):
                 break
-            found = found.func
-        if isinstance(found, MethodType):
-            self.method(type(found.__self__), found.__name__)
-        elif isinstance(found, FunctionType):
-            self.function(found)
+            function = function.func
+        if isinstance(function, MethodType):
+            self.method(type(function.__self__), function.__name__)
+        elif isinstance(function, FunctionType):
+            self.function(function)
         else:
-            self.method(type(found), "__call__")
+            self.method(type(function), "__call__")
 
     def function(self, function: FunctionType) -> None:
         """A function, with those of the user's that it mentions."""
@@ -139,10 +139,14 @@ class _Reading:
                 continue
             code, names = function.__code__, function.__globals__
             cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-            found = {name: partial(_content, cell) for name, cell in cells}
-            found |= {name: partial(names.get, name, _MISSING) for name in _global(code) if name in names}
-            for name in found.keys() - _stored(code, "STORE_DEREF", "STORE_GLOBAL"):
-                yield f"{name}, which {function.__qualname__} reads", found[name]
+            readers = {name: partial(_content, cell) for name, cell in cells}
+            readers |= {
+                name: partial(names.get, name, _MISSING)
+                for name in _names_of(code, "LOAD_GLOBAL", "LOAD_NAME")
+                if name in names
+            }
+            for name in readers.keys() - _names_of(code, "STORE_DEREF", "STORE_GLOBAL"):
+                yield f"{name}, which {function.__qualname__} reads", readers[name]
 
 
 def _content(cell: Any) -> Any:
@@ -164,17 +168,12 @@ def _mentioned(code: CodeType) -> set[str]:
     return {name for each in _codes(code) for name in each.co_names}
 
 
-def _global(code: CodeType) -> set[str]:
-    read = ("LOAD_GLOBAL", "LOAD_NAME")
-    return {each.argval for own in _codes(code) for each in dis.get_instructions(own) if each.opname in read}
-
-
-def _stored(code: CodeType, *operations: str) -> set[str]:
+def _names_of(code: CodeType, *operations: str) -> set[str]:
     return {each.argval for own in _codes(code) for each in dis.get_instructions(own) if each.opname in operations}
 
 
-def _is_torchs(found: Any) -> bool:
-    return str(found.__module__).split(".")[0] in ("torch", "cuda_ops", "profiler")
+def _is_torchs(function: Any) -> bool:
+    return str(function.__module__).split(".")[0] in ("torch", "cuda_ops", "profiler")
 
 
 def _is_plain(value: Any) -> bool:

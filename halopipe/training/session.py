@@ -16,16 +16,17 @@ from torch import Tensor, nn
 import runtime.pipeline.microbatches
 from cuda_ops.sampling.sampler import SampledGraph
 from cuda_ops.sparse.nn.tensor import SparseTensor
+from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.data.ahead import Announced, Upcoming
-from halopipe.data.factories import Form, Item, Pair
-from halopipe.data.feeds import COMPARING, Agreement, Consumer, agreement_of
+from halopipe.data.batch_sources import COMPARING, Agreement, Consumer, agreement_of
+from halopipe.data.factories import BatchPytree, Item, Pair
 from halopipe.data.sources import bound, tensors_of
 from halopipe.run_spec.options import RESUME
 from halopipe.run_spec.result import Score
 from halopipe.terminal.units import require_known
 from halopipe.training.checkpointing import save_now
 from halopipe.training.evaluate import MakeMetrics, evaluate
-from halopipe.training.rank import Opened, Terms
+from halopipe.training.rank import JobConfig, OpenedRank
 from halopipe.training.resuming import newest_sound, open_saved
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.watched_steps import WatchedSteps
@@ -34,16 +35,15 @@ from planner.ir.graph import LOSS_PREFIX
 from planner.ir.profile import Profile
 from profiler.source.clouds import samples_first
 from profiler.source.graphs import raw_of
-from profiler.source.structure import BatchStructure
+from profiler.source.model import LoadedModel
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
-from runtime.monitor.activity import Activity
 from runtime.numerics.compare import NumericsReport
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
-from runtime.optim.whole_state import Given
+from runtime.optim.whole_state import WholeState
 from runtime.pipeline.microbatches import InputSpecs
-from runtime.pipeline.stream import Stream
+from runtime.pipeline.stream import RequestStream
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +58,11 @@ Of a sparse network the inputs are a SparseTensor, and targets one a sample or o
 were given in; or all has samples first, padded: coordinates, features and counts, and the targets.  Of a graph network
 they are a SampledGraph, or seeds and draws.
 """
+
+
+def users_module(module: nn.Module) -> nn.Module:
+    """The user's own, where a sparse network is given what is prepared of its batches."""
+    return module.user_module if isinstance(module, PreparedNetwork) else module
 
 
 class Execution:
@@ -84,21 +89,20 @@ class Execution:
 
     def __init__(
         self,
-        opened: Opened,
-        model: nn.Module,
+        opened: OpenedRank,
+        model: LoadedModel,
         leave: Callable[[], None],
-        terms: Terms,
-        activity: Activity,
-        batch: BatchStructure,
+        config: JobConfig,
         watched: WatchedSteps | None = None,
     ) -> None:
-        self._engine, self._consumer, self._leave, self._seed = opened.engine, opened.consumer, leave, terms.seed
-        self._meet, self._gather = opened.meet, opened.gather
-        self.followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
-        self._watched, self.numerics, self.plan, self.activity = watched, None, terms.plan, activity
-        self._form = Form("the batch", {}, batch)
+        self._opened, self._engine, self._consumer = opened, opened.engine, opened.consumer
+        self._leave, self._seed = leave, config.seed
+        self.followed = config.optimizer if isinstance(config.optimizer, Followed) else None
+        self._watched, self.numerics, self.plan, self.activity = watched, None, config.plan, opened.activity
+        self._form = BatchPytree("the batch", {}, model.batch)
         transport = opened.consumer.transport
-        self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
+        self.model = users_module(model.module)
+        self.rank, self.num_ranks = transport.rank, transport.world_size
         self._locks, self._claimed = contextlib.ExitStack(), set[Path]()
         self._upcoming, self._announced = Upcoming(self.looks_ahead, self.rank == 0), Announced()
         self._is_ahead = False
@@ -164,12 +168,12 @@ class Execution:
     def train_before(self, batch: Batch, *upcoming: Batch) -> StepResult:
         """As :meth:`train`; ``upcoming`` is the batch of the next step, or nothing where nobody knows it."""
         self._trained.step = self.num_steps - self._trained.noted
-        found = self._bound(batch, self._trained, self._announced)
+        bound_batch = self._bound(batch, self._trained, self._announced)
         for each in upcoming if self.looks_ahead else ():
             with contextlib.suppress(HalopipeError):  # it is refused when its turn comes
-                self._engine.expect(self._announced.announce(self._item(each), *self._terms_of_batches))
+                self._engine.expect(self._announced.announce(self._item(each), *self._batch_settings))
         self._is_ahead = True
-        result = self._engine.step_on(found)
+        result = self._engine.step_on(bound_batch)
         self._engine.settle()
         if result.left_out and self.rank == 0:
             _log.warning("no update was made: %s", result.left_out)
@@ -181,7 +185,7 @@ class Execution:
                 self._watched = None
         if self.followed is not None and self._engine.has_updated:
             self.followed.updated()
-        return replace(result, loss=self._told(result.loss))
+        return replace(result, loss=self._loss_on_all(result.loss))
 
     def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
@@ -194,10 +198,10 @@ class Execution:
             outputs: names of the module's outputs and of tensors of the batch, ``("logits", "labels")``, which accuracy
                 is told of and metrics are given; none: what the layer of the loss reads.
         """
-        found = (self._bound(batch, self._evaluated) for batch in batches)
-        return evaluate(self._engine, self._consumer, found, metric, outputs)
+        bound_batches = (self._bound(batch, self._evaluated) for batch in batches)
+        return evaluate(self._engine, self._consumer, bound_batches, metric, outputs)
 
-    def stream(self, *, learns: bool = False, training: bool = True) -> Stream:
+    def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
         """This rank's part of an endless stream; see :meth:`runtime.engine.Engine.stream`."""
         self._watched = None  # what was kept of the first step is not what goes on
         return self._engine.stream(learns=learns, training=training)
@@ -219,20 +223,10 @@ class Execution:
             UsageError: there is one of this step, another job writes there, or gradients wait for the update.
             CheckpointError: it could not be saved; older ones are as before.
         """
-        consumer = self._consumer
         self._claim(Path(folder).absolute())
         with self._engine.between_steps(COMPARING):
             self._trained.confirm()
-        save_now(
-            folder,
-            self._engine,
-            consumer.graph,
-            consumer.transport,
-            self._gather,
-            self.plan.decision,
-            seed=self._seed,
-            keep=keep,
-        )
+        save_now(folder, self._opened, seed=self._seed, keep=keep)
 
     def load(self, folder: str | Path, *, step: int | str | None = None) -> int:
         """Go on from a checkpoint, by default the newest complete one; all ranks call this.
@@ -251,10 +245,10 @@ class Execution:
         self._require_updated()
         if isinstance(step, str):
             require_known("checkpoint", [step], RESUME)
-        found = self._newest(folder) if isinstance(step, str) else step
-        if found is None and step is not None:
+        chosen = self._newest(folder) if isinstance(step, str) else step
+        if chosen is None and step is not None:
             return self.num_steps
-        saved = open_saved(folder, self._consumer.graph, found)
+        saved = open_saved(folder, self._consumer.graph, chosen)
         if saved.seed(self._seed) != self._seed:
             raise UsageError(
                 f"{saved.checkpoint.path} was drawn from another seed",
@@ -298,29 +292,29 @@ class Execution:
                     _log.warning("%s", line)
             except HalopipeError as error:
                 step, failure = _NONE_SOUND, error
-        told = self._said_by_0(step, "looking for a checkpoint")
-        if told == _NONE_SOUND:
+        agreed = self._said_by_0(step, "looking for a checkpoint")
+        if agreed == _NONE_SOUND:
             raise failure or CorruptFileError(f"rank 0 finds no sound checkpoint in {folder}")
-        return None if told == _NONE_THERE else int(told)
+        return None if agreed == _NONE_THERE else int(agreed)
 
     def _said_by_0(self, number: float, doing: str) -> float:
         """The number that rank 0 says, on all ranks."""
-        told, consumer = torch.tensor([number if self.rank == 0 else 0], dtype=torch.float64), self._consumer
+        total, consumer = torch.tensor([number if self.rank == 0 else 0], dtype=torch.float64), self._consumer
         with self._engine.between_steps(doing):
-            self._meet()
-            consumer.transport.all_reduce(told, consumer.ranks, consumer.deadline_s)
-        return told.item()
+            self._opened.meet()
+            consumer.transport.all_reduce(total, consumer.ranks, consumer.deadline_s)
+        return total.item()
 
     def state_dict(self) -> dict[str, Any]:
         """That of the whole module, trained as it is by now: copies, on every rank; all ranks call this together.
 
         A loss that is trained with the network adds its parameters as ``loss_fn.*``.
         """
-        found = self._engine.whole_state_dict()
+        trained = self._engine.whole_state_dict()
         own = self.model.state_dict()
-        unused = {name: copy.deepcopy(value) for name, value in own.items() if name not in found}
-        own = {name: found.pop(name, unused.get(name)) for name in own}
-        return {**own, **found}
+        unused = {name: copy.deepcopy(value) for name, value in own.items() if name not in trained}
+        own = {name: trained.pop(name, unused.get(name)) for name in own}
+        return {**own, **trained}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from these parameters and buffers; optimiser and steps stay.  All ranks are given the same.
@@ -352,11 +346,11 @@ class Execution:
             UsageError: gradients wait for the update.
         """
         self._trained.confirm()
-        found = self._engine.whole_optimizer_state()
+        state = self._engine.whole_optimizer_state()
         if self.followed is not None:
-            give_back(self.followed, Given(found))
+            give_back(self.followed, WholeState(state))
             self._is_ahead = False
-        return found
+        return state
 
     def last_optimizer_state(self) -> dict[str, Any]:
         """As :meth:`optimizer_state_dict`, of the last update, also where gradients wait for the next."""
@@ -376,9 +370,9 @@ class Execution:
     @property
     def module(self) -> nn.Module:
         """The user's module with all that is trained by now, on every rank; all ranks ask for it together."""
-        found = self.state_dict()
+        state = self.state_dict()
         self._engine.unshard()
-        self.model.load_state_dict({name: value for name, value in found.items() if not name.startswith(LOSS_PREFIX)})
+        self.model.load_state_dict({name: value for name, value in state.items() if not name.startswith(LOSS_PREFIX)})
         return self.model
 
     def close(self) -> None:
@@ -406,29 +400,31 @@ class Execution:
                 ["load after an update, or before the first step"],
             )
 
-    def _told(self, loss: float | None) -> float:
+    def _loss_on_all(self, loss: float | None) -> float:
         """The loss, which some ranks know, on all of them."""
         consumer = self._consumer
         is_mine = loss is not None and self.rank == consumer.loss_rank
-        told = torch.tensor([loss if is_mine else 0.0], dtype=torch.float64)
+        total = torch.tensor([loss if is_mine else 0.0], dtype=torch.float64)
         with self._engine.between_steps("telling the loss to all ranks"):
-            consumer.transport.all_reduce(told, consumer.ranks, consumer.deadline_s)
-        return told.item()
+            consumer.transport.all_reduce(total, consumer.ranks, consumer.deadline_s)
+        return total.item()
 
     def _bound(
         self, batch: Batch, agreement: Agreement, announced: Announced | None = None
     ) -> runtime.pipeline.microbatches.Batch:
         """The batch, which all ranks were given, as the engine takes it; the one that was announced, if it is that."""
         item = self._item(batch)
-        known = None if announced is None else announced.recognised(item)
+        announced_batch = None if announced is None else announced.recognised(item)
         is_prepared = self._consumer.preparation is not None
-        found = bound(item, *self._terms_of_batches, is_prepared=is_prepared) if known is None else known
+        bound_batch = (
+            bound(item, *self._batch_settings, is_prepared=is_prepared) if announced_batch is None else announced_batch
+        )
         with self._engine.between_steps(COMPARING):
             agreement.note(tensors_of(item))
-        return found
+        return bound_batch
 
     @property
-    def _terms_of_batches(self) -> tuple[InputSpecs, tuple[int, ...]]:
+    def _batch_settings(self) -> tuple[InputSpecs, tuple[int, ...]]:
         return self._consumer.inputs, self._consumer.decision.micro_batches
 
     def _item(self, batch: Batch) -> Item:
@@ -437,8 +433,8 @@ class Execution:
     def _pair(self, batch: Any) -> Pair:
         if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], SparseTensor):
             inputs, targets = batch
-            found = samples_first(inputs, _tuple(targets), self._consumer.per_site)
-            return found[:_NUM_OF_CLOUDS], found[_NUM_OF_CLOUDS:]
+            tensors = samples_first(inputs, _tuple(targets), self._consumer.per_site)
+            return tensors[:_NUM_OF_CLOUDS], tensors[_NUM_OF_CLOUDS:]
         if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], SampledGraph):
             inputs, targets = batch
             return raw_of(inputs), _tuple(targets)

@@ -33,11 +33,11 @@ from halopipe.data.factories import Item, Tensors
 from halopipe.data.sources import batches, take
 from halopipe.run_spec.job import NUM_COMPARED, Job
 from halopipe.terminal.units import count, size
-from halopipe.training.rank import Terms, terms_of
+from halopipe.training.rank import JobConfig, job_config_of
 from halopipe.training.reference import Reference
 from planner.ir.errors import UnsupportedModelError
 from planner.passes.versions import updates_within
-from profiler.capture.graph import Captured, capture_for, placed
+from profiler.capture.graph import CapturedModule, capture_for, placed
 from profiler.source.model import LoadedModel, named_buffers, named_parameters
 from profiler.source.parts import cast_module
 from profiler.source.source import load_model
@@ -48,7 +48,7 @@ from runtime.numerics.single_device import LossOf, in_rows, serial_step, serial_
 from runtime.optim.optimizer import StageOptimizer
 from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
 from runtime.stage.captured import captured_model
-from runtime.stage.random.streams import Draw
+from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers, UnlikeDrawsError
 from runtime.stage.sample_weights import weights_of_parts
 from runtime.stage.shapes import varying_dims
@@ -65,24 +65,24 @@ def make_reference(job: Job, device: torch.device | None = None) -> None:
         device: of the kind that the ranks compute on, which rounds as they do and draws the same numbers; None: the
             processor.
     """
-    options, terms, where = job.options, terms_of(job), device or torch.device("cpu")
-    reason = why_not_compared(terms, where, told=options.check_numerics)
+    options, config, where = job.options, job_config_of(job), device or torch.device("cpu")
+    reason = why_not_compared(config, where, is_asked=options.check_numerics)
     if reason:
         write_reference(job.reference_path, Reference(skipped=reason))
         return
-    model = replace(load_model(job.source, options.seed), sizes=terms.plan.inputs.model.sizes)  # as the ranks are fed
-    stream = batches(options.data, model, terms.plan.decision.global_batch, options.seed)
+    model = replace(load_model(job.source, options.seed), sizes=config.plan.inputs.model.sizes)  # as the ranks are fed
+    stream = batches(options.data, model, config.plan.decision.global_batch, options.seed)
     wanted = max(NUM_COMPARED, options.accumulate) if options.check_numerics else options.accumulate
     items = [take(stream, step) for step in range(min(wanted, options.steps))]
     try:
-        found = reference_of(terms, model, items, where)
+        reference = reference_of(config, model, items, where)
     except UnsupportedModelError as error:
         if options.check_numerics:
             raise
-        found = Reference(error=write_error(error))
-    if options.check_numerics and found.skipped:
-        raise UnsupportedModelError("one device has no such step", [found.skipped], ["leave out --check-numerics"])
-    write_reference(job.reference_path, found)
+        reference = Reference(error=write_error(error))
+    if options.check_numerics and reference.skipped:
+        raise UnsupportedModelError("one device has no such step", [reference.skipped], ["leave out --check-numerics"])
+    write_reference(job.reference_path, reference)
 
 
 def write_reference(path: Path, reference: Reference) -> None:
@@ -92,40 +92,40 @@ def write_reference(path: Path, reference: Reference) -> None:
     new.replace(path)
 
 
-def why_not_compared(terms: Terms, device: torch.device, *, told: bool = False) -> str:
+def why_not_compared(config: JobConfig, device: torch.device, *, is_asked: bool = False) -> str:
     """Why one device cannot do a plan's first step, or has none like it; empty: it can.
 
     Args:
-        told: by the user to do it, whatever memory there is.
+        is_asked: by the user to do it, whatever memory there is.
     """
-    decision = terms.plan.decision
+    decision = config.plan.decision
     if updates_within(decision.rows()):
         return f"schedule {decision.schedule} updates the weights within a step, which one device does not do"
-    needed, available = _needed_bytes(terms, 1), _available_bytes(terms, device)
-    if not told and needed > available:
+    needed, available = _needed_bytes(config, 1), _available_bytes(config, device)
+    if not is_asked and needed > available:
         return f"one device would need about {size(needed)}, {size(max(available, 0))} are free beside the job"
     return ""
 
 
-def _needed_bytes(terms: Terms, micro_batches: int) -> int:
+def _needed_bytes(config: JobConfig, micro_batches: int) -> int:
     """The most that one device takes, by what the plan predicts for all ranks together; with its twin in float64."""
-    return 3 * micro_batches * _job_bytes(terms)
+    return 3 * micro_batches * _job_bytes(config)
 
 
-def _available_bytes(terms: Terms, device: torch.device) -> int:
+def _available_bytes(config: JobConfig, device: torch.device) -> int:
     """What is free where one device runs, once the job has taken what it is predicted to take there."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) - max(
-            (rank.peak_bytes for rank in terms.plan.prediction.ranks), default=0
+            (rank.peak_bytes for rank in config.plan.prediction.ranks), default=0
         )
-    return available_bytes() - _job_bytes(terms)
+    return available_bytes() - _job_bytes(config)
 
 
-def _job_bytes(terms: Terms) -> int:
-    return sum(rank.peak_bytes for rank in terms.plan.prediction.ranks)
+def _job_bytes(config: JobConfig) -> int:
+    return sum(rank.peak_bytes for rank in config.plan.prediction.ranks)
 
 
-def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device: torch.device) -> Reference:
+def reference_of(config: JobConfig, model: LoadedModel, items: Sequence[Item], device: torch.device) -> Reference:
     """Runs ``items``, a step each; ``model`` is trained by it.
 
     Raises:
@@ -143,7 +143,7 @@ def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device
         depth = 1.0 if lowest is not None else math.sqrt(len(captured.graph.layers))  # each layer rounds by chance
         _disturb(twin, depth * torch.finfo(lowest or EXACT).eps)
     try:
-        found = _run(terms, model, captured, items)
+        reference = _run(config, model, captured, items)
     except UnlikeDrawsError as error:
         raise UnsupportedModelError(
             "one device cannot draw what the plan draws, so the two cannot be compared",
@@ -163,27 +163,27 @@ def reference_of(terms: Terms, model: LoadedModel, items: Sequence[Item], device
                 "--no-check-first-step: stages make theirs on the plan's devices anyhow",
             ],
         ) from error
-    if twin is not None and not found.skipped:
+    if twin is not None and not reference.skipped:
         try:
             twin = twin if device.type == "cpu" else placed(twin, device)
-            found = replace(found, rounding=_rounding(found, _run(terms, twin, captured, items)))
+            reference = replace(reference, rounding=_rounding(reference, _run(config, twin, captured, items)))
         except Exception as error:  # noqa: BLE001 - whatever a module with dtypes of its own raises
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     if reason:
-        witness = f"{found.witness}; its own rounding is not known, as it does not run in float64 ({reason})"
-        found = replace(found, witness=witness)
-    if lowest is not None and not found.skipped:
+        witness = f"{reference.witness}; its own rounding is not known, as it does not run in float64 ({reason})"
+        reference = replace(reference, witness=witness)
+    if lowest is not None and not reference.skipped:
         layers = list(dict.fromkeys(lowered[lowest]))
         through = f"values pass through {_name(lowest)} in {count(len(layers), 'layer')}, {layers[0]} first"
-        witness = f"{found.witness}; {through}, and differences are accepted up to what that rounds"
-        found = replace(found, lowest=_name(lowest), witness=witness)
-    return replace(found, dtype=_name(model.autocast or dtype))
+        witness = f"{reference.witness}; {through}, and differences are accepted up to what that rounds"
+        reference = replace(reference, lowest=_name(lowest), witness=witness)
+    return replace(reference, dtype=_name(model.autocast or dtype))
 
 
-def _lowered(captured: Captured) -> dict[torch.dtype, list[str]]:
+def _lowered(captured: CapturedModule) -> dict[torch.dtype, list[str]]:
     """By precision below float64, the layers that make such values of trained parameters or of inputs."""
     trained = {name for name, each in captured.graph_module.named_parameters() if each.requires_grad}
-    found: dict[torch.dtype, list[str]] = {}
+    layers_of: dict[torch.dtype, list[str]] = {}
     fed: set[torch.fx.Node] = set()
     for node in captured.graph_module.graph.nodes:
         made = {each.dtype for each in _floats(node)}
@@ -191,11 +191,11 @@ def _lowered(captured: Captured) -> dict[torch.dtype, list[str]]:
             inner = node.target.module.graph.nodes if is_unit(node) else ()
             for dtype in made.union(*({each.dtype for each in _floats(part)} for part in inner)):
                 if torch.finfo(dtype).eps > torch.finfo(EXACT).eps:
-                    found.setdefault(dtype, []).append(captured.layer_of_node[node.name])
+                    layers_of.setdefault(dtype, []).append(captured.layer_of_node[node.name])
             fed.update([node] if made else ())
         elif (made and node.op == "placeholder") or (node.op == "get_attr" and node.target in trained):
             fed.add(node)
-    return found
+    return layers_of
 
 
 def _floats(node: torch.fx.Node) -> list[Tensor]:
@@ -216,7 +216,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def mixes(captured: Captured) -> bool:
+def mixes(captured: CapturedModule) -> bool:
     """Whether a batch in parts may give something else than the batch whole, or leave other buffers.
 
     A loss over the sites of clouds is weighted by clouds, which only parts show; unless the capture says otherwise.
@@ -229,20 +229,20 @@ def mixes(captured: Captured) -> bool:
     return any(written(node, behind) or _normalises_samples(node) for node in graph.nodes if node.op == "call_function")
 
 
-def losses_of(model: LoadedModel, captured: Captured, terms: Terms) -> LossOf:
+def losses_of(model: LoadedModel, captured: CapturedModule, config: JobConfig) -> LossOf:
     """The loss of a micro-batch by the user's own module, which is given the sites that the plan is given."""
-    found = captured_model(captured)
-    preparing = preparing_of(terms.plan.decision, found)
-    if preparing is None or not Answers(found, Draw(terms.seed)):
+    model_graph = captured_model(captured)
+    preparing = preparing_of(config.plan.decision, model_graph)
+    if preparing is None or not Answers(model_graph, CounterRng(config.seed)):
         return model.loss
     device = model.inputs[0].device
-    specs = InputSpecs(found.fed, found.graph.samples, varying_dims(found))
+    specs = InputSpecs(model_graph.fed, model_graph.graph.samples, varying_dims(model_graph))
 
     def loss_of(inputs: Tensors, targets: Tensors) -> Tensor:
         """Sites in the plan's order: numbers are drawn by row."""
         batch = preparing.batch(WholeBatch(specs, (*inputs, *targets), (inputs[0].shape[0],)))
-        tensors = model.cast(tuple(batch.whole(name, 0).to(device) for name in found.graph.inputs))
-        return model.loss_of_taken(tensors[: len(model.inputs)], tensors[len(model.inputs) :])
+        tensors = model.cast(tuple(batch.whole(name, 0).to(device) for name in model_graph.graph.inputs))
+        return model.loss_of_prepared(tensors[: len(model.inputs)], tensors[len(model.inputs) :])
 
     return loss_of
 
@@ -257,17 +257,17 @@ def parts_of(item: Item, micro_batches: Sequence[int]) -> tuple[list[tuple[Tenso
     return [item], counts
 
 
-def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[Item]) -> Reference:
-    decision, draw = terms.plan.decision, Draw(terms.seed)
+def _run(config: JobConfig, model: LoadedModel, captured: CapturedModule, items: Sequence[Item]) -> Reference:
+    decision, draw = config.plan.decision, CounterRng(config.seed)
     answers = Answers(captured_model(captured), draw)
-    fits = _needed_bytes(terms, len(decision.micro_batches)) <= _available_bytes(terms, model.inputs[0].device)
+    fits = _needed_bytes(config, len(decision.micro_batches)) <= _available_bytes(config, model.inputs[0].device)
     can_be_whole = answers.in_parts and not mixes(captured) and not (captured.preparation is not None and answers)
     whole = can_be_whole and (fits or len(decision.micro_batches) == 1)
-    loss_of = _shared(losses_of(model, captured, terms), terms.accumulate)
-    if not terms.plan.decision.trains:
-        return _evaluated(terms, model, items[:1])
+    loss_of = _shared(losses_of(model, captured, config), config.accumulate)
+    if not config.plan.decision.trains:
+        return _evaluated(config, model, items[:1])
     parameters, buffers = named_parameters(model.owners), named_buffers(model.owners)
-    optimizer = cast("torch.optim.Optimizer", _Optimizer(terms, parameters))  # has what a step calls
+    optimizer = cast("torch.optim.Optimizer", _Optimizer(config, parameters))  # has what a step calls
     losses: list[float] = []
     first: dict[str, Any] = {}
     for step, item in enumerate(items):
@@ -283,7 +283,7 @@ def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[I
             if weights is None:
                 return Reference(skipped="its loss is no mean over samples, and the batch cannot be run whole")
             losses.append(serial_step(loss_of, optimizer, *parts[0], rows, answers=answers, weights=weights))
-        if step == terms.accumulate - 1:
+        if step == config.accumulate - 1:
             first = {
                 "gradient": sketches({name: p.grad for name, p in parameters.items() if p.grad is not None}),
                 "parameter": sketches(parameters),
@@ -292,7 +292,7 @@ def _run(terms: Terms, model: LoadedModel, captured: Captured, items: Sequence[I
     return Reference("", tuple(losses), **first, witness=WHOLE if whole else IN_PARTS)
 
 
-def _weights(captured: Captured, batch: tuple[Tensors, Tensors], rows: Sequence[int]) -> tuple[float, ...] | None:
+def _weights(captured: CapturedModule, batch: tuple[Tensors, Tensors], rows: Sequence[int]) -> tuple[float, ...] | None:
     """What the losses of micro-batches count for; None: they do not make up that of the batch."""
     model, names = captured_model(captured), tuple(captured.graph.inputs)
     if not model.reductions or captured.preparation is not None:
@@ -302,12 +302,12 @@ def _weights(captured: Captured, batch: tuple[Tensors, Tensors], rows: Sequence[
 
 
 @torch.no_grad()
-def _evaluated(terms: Terms, model: LoadedModel, items: Sequence[Item]) -> Reference:
+def _evaluated(config: JobConfig, model: LoadedModel, items: Sequence[Item]) -> Reference:
     """The loss in evaluation mode: all that a plan of forward passes has."""
     model.module.eval()
     losses = []
     for item in items:
-        parts, rows = parts_of(item, terms.plan.decision.micro_batches)
+        parts, rows = parts_of(item, config.plan.decision.micro_batches)
         pairs = [tuple(model.cast(tensors) for tensors in part) for part in parts]
         counts = rows if isinstance(item, list) else (sum(rows),)
         weighted = (model.loss(*pair).item() * count for pair, count in zip(pairs, counts, strict=True))
@@ -318,13 +318,13 @@ def _evaluated(terms: Terms, model: LoadedModel, items: Sequence[Item]) -> Refer
 class _Optimizer:
     """The run's optimiser on one device, as :func:`runtime.numerics.single_device.serial_step` uses it."""
 
-    def __init__(self, terms: Terms, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: JobConfig, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = {name: each for name, each in _once(parameters).items() if each.requires_grad}
         own = cast("dict[str, torch.nn.Parameter]", self._parameters)  # parameters all, which are tensors elsewhere
-        self._optimizer = StageOptimizer(own, terms.optimizer)
-        if terms.scheduler is not None:
-            self._optimizer.schedule(terms.scheduler)
-        self._clip_norm, self._accumulate, self._number = terms.clip_norm, terms.accumulate, 0
+        self._optimizer = StageOptimizer(own, config.optimizer)
+        if config.scheduler is not None:
+            self._optimizer.schedule(config.scheduler)
+        self._clip_norm, self._accumulate, self._number = config.clip_norm, config.accumulate, 0
 
     def zero_grad(self, set_to_none: bool) -> None:
         if self._number % self._accumulate == 0:
@@ -369,7 +369,7 @@ def _normalises_samples(node: torch.fx.Node) -> bool:
     return "batch_norm" in str(node.target) and arguments_of(node).get("training") is not False
 
 
-def parameters_of(model: LoadedModel, captured: Captured) -> dict[str, torch.nn.Parameter]:
+def parameters_of(model: LoadedModel, captured: CapturedModule) -> dict[str, torch.nn.Parameter]:
     """By all their names: the module's own, those of the loss, and the graph's."""
     of_graph = dict(captured.graph_module.named_parameters(remove_duplicate=False))
     return {**named_parameters(model.owners), **of_graph}
@@ -383,14 +383,14 @@ def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _float_dtypes(model: LoadedModel) -> list[torch.dtype]:
-    found = [each.dtype for each in model.module.parameters() if each.is_floating_point()]
-    return found or [each.dtype for each in model.inputs if each.is_floating_point()]
+    parameter_dtypes = [each.dtype for each in model.module.parameters() if each.is_floating_point()]
+    return parameter_dtypes or [each.dtype for each in model.inputs if each.is_floating_point()]
 
 
-def _rounding(found: Reference, exact: Reference) -> dict[str, dict[str, float]]:
-    losses = zip(found.losses, exact.losses, strict=True)
+def _rounding(rounded: Reference, exact: Reference) -> dict[str, dict[str, float]]:
+    losses = zip(rounded.losses, exact.losses, strict=True)
     errors = {"loss": {str(step): relative_error(*pair) for step, pair in enumerate(losses)}}
     for kind in ("gradient", "parameter", "buffer"):
-        differences = tensor_differences(kind, getattr(found, kind), getattr(exact, kind), TOLERANCES[torch.float32])
+        differences = tensor_differences(kind, getattr(rounded, kind), getattr(exact, kind), TOLERANCES[torch.float32])
         errors[kind] = {each.name: each.error for each in differences}
     return errors

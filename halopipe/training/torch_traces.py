@@ -34,8 +34,8 @@ def steps_of(options: RunOptions) -> range:
     text = options.profile_steps
     if not text:
         return range(0)
-    found = re.fullmatch(r"([1-9]\d{0,9})(?::([1-9]\d{0,9}))?", text)
-    first, last = (int(found[1]), int(found[2] or found[1])) if found is not None else (1, 0)
+    match = re.fullmatch(r"([1-9]\d{0,9})(?::([1-9]\d{0,9}))?", text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match is not None else (1, 0)
     if first > last:
         raise UsageError(
             f"--profile-steps {text} is no range of steps",
@@ -112,15 +112,15 @@ class TorchTraces:
         if self._range is not None:
             self._range.__enter__()  # type: ignore[no-untyped-call]  # torch says no types of it
 
-    def _write(self, found: profile) -> None:
+    def _write(self, tracer: profile) -> None:
         before_s = self._activity.deadline_s
         self._activity.begin("writing a trace")
         self._activity.deadline_s = _WRITING_S
-        found.stop()
-        found.add_metadata_json("rank", str(self._rank))
+        tracer.stop()
+        tracer.add_metadata_json("rank", str(self._rank))
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            found.export_chrome_trace(str(self._path))
+            tracer.export_chrome_trace(str(self._path))
         except OSError as error:
             raise MissingFileError(
                 f"cannot write {self._path}", [error.strerror or str(error)], ["--profile-folder another"]

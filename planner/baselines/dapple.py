@@ -50,9 +50,9 @@ from planner.baselines import hpgo
 from planner.baselines.common.answer import (
     OPTIMAL,
     TIME_LIMIT,
-    Answer,
     Json,
     Placed,
+    RivalAnswer,
     Trial,
     bandwidth_bytes_per_s,
     candidates,
@@ -65,7 +65,7 @@ from planner.baselines.common.answer import (
     sums_bytes_per_s,
 )
 from planner.baselines.common.problem import (
-    Chain,
+    ChainCosts,
     blocks_at,
     chain_of,
     coarse_ends,
@@ -74,16 +74,17 @@ from planner.baselines.common.problem import (
     searchable,
     sums,
 )
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.budget import Budget, check_time, part_of_current
-from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.feasibility import micro_batch_sizes, require_divisible
 from planner.solvers.progress import Progress
 
-Taken = tuple[int, ...]
+UsedByHost = tuple[int, ...]
 """Devices taken, by host, most first."""
 
 FRESH, APPEND, SCATTER = ("fresh first", "append first", "scatter first")
@@ -99,8 +100,8 @@ class Assignment:
         policy: how it was found.
     """
 
-    before: Taken
-    after: Taken
+    before: UsedByHost
+    after: UsedByHost
     policy: str
 
     @property
@@ -124,69 +125,69 @@ class Assignment:
         return self.host >= 0 and behind.host >= 0 and self.after[self.host] == behind.before[behind.host]
 
 
-def most_first(taken: Taken) -> Taken:
+def most_first(used: UsedByHost) -> UsedByHost:
     """The same with hosts in their standard order."""
-    return tuple(sorted(taken, reverse=True))
+    return tuple(sorted(used, reverse=True))
 
 
 def real_hosts(stages: Sequence[Assignment]) -> list[tuple[int, ...]]:
     """Devices by host of each stage of a pipeline, a host being the same one throughout."""
     names = list(range(len(stages[0].before)))
-    found: list[tuple[int, ...]] = []
+    rows: list[tuple[int, ...]] = []
     for index, stage in enumerate(stages):
         row = [0] * len(names)
         for position, count in enumerate(stage.devices):
             row[names[position]] = count
-        found.append(tuple(row))
+        rows.append(tuple(row))
         order = sorted(range(len(names)), key=lambda position: -stage.after[position])
         if index + 1 < len(stages) and stage.near(stages[index + 1]):
             wanted = stages[index + 1].host  # hosts of equal counts change places, so that the two meet
             mine = order.index(stage.host)
             order[wanted], order[mine] = order[mine], order[wanted]
         names = [names[position] for position in order]
-    return found
+    return rows
 
 
-def assignments(taken: Taken, replicas: int, per_host: int) -> Iterator[Assignment]:
+def assignments(used: UsedByHost, replicas: int, per_host: int) -> Iterator[Assignment]:
     """The devices that the policies give to the next stage, each once."""
-    seen: set[tuple[tuple[int, int], ...]] = set()
+    offered: set[tuple[tuple[int, int], ...]] = set()
     for policy, take in _TAKE.items():
-        after = take(taken, replicas, per_host)
-        new = tuple(sorted(zip(taken, after, strict=True)))
-        if new not in seen:
-            seen.add(new)
-            yield Assignment(taken, after, policy)
+        after = take(used, replicas, per_host)
+        new = tuple(sorted(zip(used, after, strict=True)))
+        if new not in offered:
+            offered.add(new)
+            yield Assignment(used, after, policy)
 
 
-def _fresh_first(taken: Taken, replicas: int, per_host: int) -> Taken:
-    return _fill(taken, replicas, per_host, lambda host: (taken[host] > 0, host))
+def _fresh_first(used: UsedByHost, replicas: int, per_host: int) -> UsedByHost:
+    return _fill(used, replicas, per_host, lambda host: (used[host] > 0, host))
 
 
-def _append_first(taken: Taken, replicas: int, per_host: int) -> Taken:
-    return _fill(taken, replicas, per_host, lambda host: (taken[host] == 0, host))
+def _append_first(used: UsedByHost, replicas: int, per_host: int) -> UsedByHost:
+    return _fill(used, replicas, per_host, lambda host: (used[host] == 0, host))
 
 
-def _scatter_first(taken: Taken, replicas: int, per_host: int) -> Taken:
-    begun = [host for host, count in enumerate(taken) if 0 < count < per_host]
-    after = list(taken)
+def _scatter_first(used: UsedByHost, replicas: int, per_host: int) -> UsedByHost:
+    begun = [host for host, count in enumerate(used) if 0 < count < per_host]
+    after = list(used)
     for _ in range(replicas):
         open_hosts = [host for host in begun if after[host] < per_host]
         open_hosts = open_hosts or [host for host, count in enumerate(after) if count < per_host]
-        host = min(open_hosts, key=lambda host: (after[host] - taken[host], host))
+        host = min(open_hosts, key=lambda host: (after[host] - used[host], host))
         after[host] += 1
     return tuple(after)
 
 
-def _fill(taken: Taken, replicas: int, per_host: int, rank: Callable[[int], tuple[bool, int]]) -> Taken:
-    after = list(taken)
-    for host in sorted(range(len(taken)), key=rank):
-        count = min(replicas, per_host - taken[host])
+def _fill(used: UsedByHost, replicas: int, per_host: int, rank: Callable[[int], tuple[bool, int]]) -> UsedByHost:
+    after = list(used)
+    for host in sorted(range(len(used)), key=rank):
+        count = min(replicas, per_host - used[host])
         after[host] += count
         replicas -= count
     return tuple(after)
 
 
-_TAKE: dict[str, Callable[[Taken, int, int], Taken]] = {
+_TAKE: dict[str, Callable[[UsedByHost, int, int], UsedByHost]] = {
     FRESH: _fresh_first,
     APPEND: _append_first,
     SCATTER: _scatter_first,
@@ -224,17 +225,17 @@ class Suffix:
 
     def stages(self) -> list[Suffix]:
         """Itself and what follows, in order."""
-        found: list[Suffix] = []
+        suffixes: list[Suffix] = []
         at: Suffix | None = self
         while at is not None:
-            found.append(at)
+            suffixes.append(at)
             at = at.rest
-        return found
+        return suffixes
 
 
 def best_pipeline(
-    instance: Chain, hosts: Hosts, micro_batches: int, max_stages: int = 0, time_limit_s: float = inf
-) -> Answer:
+    instance: ChainCosts, hosts: Hosts, micro_batches: int, max_stages: int = 0, time_limit_s: float = inf
+) -> RivalAnswer:
     """The best plan: seconds of a mini-batch in ``micro_batches`` parts.
 
     Args:
@@ -247,58 +248,62 @@ def best_pipeline(
     require_positive(within=hosts.within_bytes_per_s, across=hosts.across_bytes_per_s)
     if max_stages < 0:
         raise UsageError(f"at most {max_stages} stages", remedies=["give 0 for no limit"])
-    search = _Search(instance, hosts, micro_batches, max_stages, part_of_current(time_limit_s))
+    search = _SuffixSearch(instance, hosts, micro_batches, max_stages, part_of_current(time_limit_s))
     best = search.best(search.best(width=1))
     if best is None:
         return infeasible()
     work_s = sum(instance.forward_s) + sum(instance.backward_s)
     least_s = min(best.c2, work_s / (hosts.hosts * hosts.per_host))
     stages: list[Json] = []
-    found = best.stages()
-    ends = [*(stage.first for stage in found[1:]), instance.num_layers]
-    placed = real_hosts([stage.assignment for stage in found])
-    for stage, end, devices in zip(found, ends, placed, strict=True):
+    suffixes = best.stages()
+    ends = [*(stage.first for stage in suffixes[1:]), instance.num_layers]
+    placed = real_hosts([stage.assignment for stage in suffixes])
+    for stage, end, devices in zip(suffixes, ends, placed, strict=True):
         names = list[Json](instance.names[stage.first : end])
         stages.append({"layers": names, "devices": list[Json](devices), "policy": stage.assignment.policy})
     plan: dict[str, Json] = {"micro_batches": micro_batches, "stages": stages}
     if search.stopped:
-        return Answer(best.c2, least_s, TIME_LIMIT, plan)
-    return Answer(best.c2, best.c2, OPTIMAL, plan)
+        return RivalAnswer(best.c2, least_s, TIME_LIMIT, plan)
+    return RivalAnswer(best.c2, best.c2, OPTIMAL, plan)
 
 
 Numbers = tuple[float, float, float, float]
 """c1, c2, c3, c4 of a suffix."""
 
-Key = tuple[int, Taken, int, int]
+Key = tuple[int, UsedByHost, int, int]
 """What of a suffix matters to stages before it: first layer, devices taken before, of these on its host (-1: it is on
 several), its replicas."""
 
 
-class _Search:
+class _SuffixSearch:
     """The programme over suffixes: Pareto-best suffixes by :data:`Key`, by growing number of stages."""
 
-    def __init__(self, chain: Chain, hosts: Hosts, micro_batches: int, max_stages: int, budget: Budget) -> None:
+    def __init__(self, chain: ChainCosts, hosts: Hosts, micro_batches: int, max_stages: int, budget: Budget) -> None:
         self._chain, self._hosts, self._count, self._budget = chain, hosts, micro_batches, budget
         self._forward = [s / micro_batches for s in sums(chain.forward_s)]
         self._backward = [s / micro_batches for s in sums(chain.backward_s)]
         self._parameters = sums(chain.parameter_bytes)
         self._max_stages = max_stages or hosts.hosts * hosts.per_host
         self._upper, self.stopped = inf, False
-        self._into: dict[Taken, list[Assignment]] = {}
+        self._into: dict[UsedByHost, list[Assignment]] = {}
         queue = [(0,) * hosts.hosts]
-        known = set(queue)
+        reached = set(queue)
         while queue:
-            grown = [found for taken in queue for found in self._assigned(taken)]
-            for found in grown:
-                self._into.setdefault(most_first(found.after), []).append(found)
-            queue = [taken for taken in dict.fromkeys(most_first(found.after) for found in grown) if taken not in known]
-            known.update(queue)
+            grown = [assignment for used in queue for assignment in self._assigned(used)]
+            for assignment in grown:
+                self._into.setdefault(most_first(assignment.after), []).append(assignment)
+            queue = [
+                used
+                for used in dict.fromkeys(most_first(assignment.after) for assignment in grown)
+                if used not in reached
+            ]
+            reached.update(queue)
 
-    def _assigned(self, taken: Taken) -> Iterator[Assignment]:
-        free = self._hosts.hosts * self._hosts.per_host - sum(taken)
+    def _assigned(self, used: UsedByHost) -> Iterator[Assignment]:
+        free = self._hosts.hosts * self._hosts.per_host - sum(used)
         for replicas in range(1, free + 1):
             check_time()
-            yield from assignments(taken, replicas, self._hosts.per_host)
+            yield from assignments(used, replicas, self._hosts.per_host)
 
     def best(self, best: Suffix | None = None, width: int = 0) -> Suffix | None:
         """A better pipeline than ``best``, else ``best``; ``width``: most suffixes kept of those alike, 0: all."""
@@ -424,11 +429,11 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
     shape = Hosts(len(hosts), len(hosts[0]), within, across)
     for size, limit_s in trial.sizes(problem, book):
         fine = network(problem, book, slowest_kind(problem, book, size), size)
-        found = blocks_at(fine, coarse_ends(chain_of(fine.graph), BLOCKS))
+        net = blocks_at(fine, coarse_ends(chain_of(fine.graph), BLOCKS))
         count = len(micro_batches(problem, size))
-        answer = best_pipeline(chain_of(found.graph).scaled(count), shape, count, problem.max_stages, limit_s)
+        answer = best_pipeline(chain_of(net.graph).scaled(count), shape, count, problem.max_stages, limit_s)
         if trial.has_plan(size, answer):
-            layers = [found.layers(names_in(stage)) for stage in stages_in(answer)]
+            layers = [net.layers(names_in(stage)) for stage in stages_in(answer)]
             devices = [_counts(stage["devices"]) for stage in stages_in(answer)]
             yield from candidates(problem, book, _placed(hosts, layers, devices), size, trial, SCHEDULES)
 
@@ -454,7 +459,7 @@ def promising(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
 class _Offer:
     """A pipeline of the released planner in ``count`` micro-batches of ``size`` samples."""
 
-    pipeline: hpgo.Pipeline
+    pipeline: hpgo.HpgoPipeline
     size: int
     count: int
     stages: list[Placed]
@@ -468,13 +473,13 @@ def _offers(problem: Problem, book: PriceBook) -> Iterator[_Offer]:
     """Of every size, the largest first, the best of each family, the best by its estimate first."""
     hosts = _hosts(problem)
     within, across = (bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks))
-    machines = hpgo.Machines(len(hosts), len(hosts[0]), within, across, sums_bytes_per_s(problem, problem.ranks))
+    machines = hpgo.HpgoMachines(len(hosts), len(hosts[0]), within, across, sums_bytes_per_s(problem, problem.ranks))
     for size in reversed(micro_batch_sizes(problem, book)) if machines.devices > 1 else ():
-        found = searchable(network(problem, book, slowest_kind(problem, book, size), size), machines.devices)
+        net = searchable(network(problem, book, slowest_kind(problem, book, size), size), machines.devices)
         count = len(micro_batches(problem, size))
-        planner = hpgo.Planner(found.graph, machines, count, count)
+        planner = hpgo.Planner(net.graph, machines, count, count)
         for pipeline in sorted(planner.pipelines().values(), key=lambda each: each.estimate_s):
-            layers = [found.layers(names) for names in planner.layers(pipeline)]
+            layers = [net.layers(names) for names in planner.layers(pipeline)]
             yield _Offer(pipeline, size, count, _placed(hosts, layers, pipeline.devices))
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from planner.baselines.everyday import replicated_plan
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import LayoutPrices
@@ -28,7 +29,7 @@ from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
 from planner.layers.sized import REPLICA
 from planner.solvers.budget import OutOfTimeError, part_of_current
-from planner.solvers.candidates.candidate import Candidate, micro_batches, with_options
+from planner.solvers.candidates.candidate import micro_batches, with_options
 from planner.solvers.candidates.choose import no_schedule
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import heuristic_plan, infeasible
@@ -70,11 +71,11 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         sizes = set(candidate.micro_batches)
         if evaluator.unmet(candidate) or not gives_all_work(evaluator.layouts, problem.ranks, chosen, sizes):
             continue
-        found = evaluator.evaluate(candidate)
-        if found.fits:
-            return heuristic_plan(evaluator, found, NAME, METHOD)
-        if closest is None or evaluator.excess(found) < evaluator.excess(closest):
-            closest = found
+        evaluation = evaluator.evaluate(candidate)
+        if evaluation.fits:
+            return heuristic_plan(evaluator, evaluation, NAME, METHOD)
+        if closest is None or evaluator.excess(evaluation) < evaluator.excess(closest):
+            closest = evaluation
     if closest is not None:
         raise infeasible(problem, closest, ["use more devices, or a solver that makes stages"])
     details = [f"{len(problem.ranks)} ranks, global batch {problem.global_batch}", *filter(None, [unmet])]
@@ -138,16 +139,16 @@ def _longest_path(graph: LabelledGraph, chosen: dict[int, int]) -> list[int]:
 
 def _shortest(graph: LabelledGraph, path: list[int], chosen: dict[int, int]) -> list[int]:
     costs = [_with_neighbours(graph, node, chosen) for node in path]
-    came: list[Array] = []
+    origins: list[Array] = []
     least = costs[0]
     for u, v, cost in zip(path, path[1:], costs[1:], strict=False):
         table = least[:, None] + graph.edge_cost[u, v]
-        came.append(table.argmin(axis=0))
+        origins.append(table.argmin(axis=0))
         least = table.min(axis=0) + cost
-    found = [int(np.argmin(least))]
-    for step in reversed(came):
-        found.append(int(step[found[-1]]))
-    return found[::-1]
+    choices = [int(np.argmin(least))]
+    for step in reversed(origins):
+        choices.append(int(step[choices[-1]]))
+    return choices[::-1]
 
 
 def _with_neighbours(graph: LabelledGraph, node: int, chosen: dict[int, int]) -> Array:
@@ -177,7 +178,7 @@ def _on_all_ranks(options: tuple[Option, ...]) -> tuple[Option, ...]:
 
 
 def _replicas(option: Option) -> int:
-    found = 1
+    replicas = 1
     for dim, parts in option.grid:
-        found *= parts if dim.startswith(REPLICA) else 1
-    return found
+        replicas *= parts if dim.startswith(REPLICA) else 1
+    return replicas

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import InfeasibleError
 from planner.ir.layout import cut_points, equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, Pool, group_shares, micro_batches, pools
+from planner.solvers.candidates.candidate import Pool, group_shares, micro_batches, pools
 from planner.solvers.candidates.choose import best_of, cheapest_first
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import heuristic_plan
@@ -73,8 +74,8 @@ def _best(
     problem: Problem, candidates: Callable[[Problem, PriceBook], Iterator[Candidate]], solver: str, method: str
 ) -> Plan:
     evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = best_of(evaluator, cheapest_first(evaluator, candidates(problem, evaluator.book), evaluator.budget))
-    return heuristic_plan(evaluator, found, solver, method)
+    best = best_of(evaluator, cheapest_first(evaluator, candidates(problem, evaluator.book), evaluator.budget))
+    return heuristic_plan(evaluator, best, solver, method)
 
 
 def replicated_plan(evaluator: Evaluator, solver: str, method: str) -> Plan:
@@ -82,8 +83,8 @@ def replicated_plan(evaluator: Evaluator, solver: str, method: str) -> Plan:
     problem = evaluator.problem
     if len(problem.ranks) > 1:
         require_divisible(problem.profile.graph)
-    found = best_of(evaluator, replicas(problem, evaluator.book), first_that_fits=True)
-    return heuristic_plan(evaluator, found, solver, method)
+    best = best_of(evaluator, replicas(problem, evaluator.book), first_that_fits=True)
+    return heuristic_plan(evaluator, best, solver, method)
 
 
 def one_device(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
@@ -108,17 +109,17 @@ def replicas(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
         InfeasibleError: no micro-batch gives every rank a sample.
     """
     last = len(problem.profile.graph.layers)
-    found = False
+    any_usable = False
     for size in reversed(micro_batch_sizes(problem, book)):
         batches = micro_batches(problem, size)
         shares = group_shares(problem, book, problem.ranks, size)
         if usable(problem, book, problem.ranks, shares, batches):
-            found = True
+            any_usable = True
             yield from (
                 Candidate.chain((0, last), (problem.ranks,), (shares,), batches, schedule)
                 for schedule in schedule_names(problem)
             )
-    if not found:
+    if not any_usable:
         raise InfeasibleError(
             "no micro-batch can be shared by all ranks",
             [f"{len(problem.ranks)} ranks, global batch {problem.global_batch}"],

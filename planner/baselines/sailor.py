@@ -20,7 +20,7 @@ from pathlib import Path
 
 from planner.baselines.common.as_profile import as_profile
 from planner.baselines.common.reading import read_text
-from planner.baselines.pipedream.format import LayerGraph, Node
+from planner.baselines.pipedream.format import LayerGraph, LayerNode
 from planner.ir.cluster import MEASURED, Cluster
 from planner.ir.errors import FormatError, UnknownNameError, UsageError
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile
@@ -35,7 +35,7 @@ _GPUS = {"GH-96": "GH200-96GB"}
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class SailorNetwork:
     """Shapes that the file does not state."""
 
     hidden: int
@@ -53,15 +53,15 @@ class Network:
         return samples * self.length * (66 * self.hidden + 9 * self.heads * self.length)
 
 
-NETWORKS: Mapping[str, Network] = {
-    "OPT-350": Network(1024, 16, 50272),
-    "OPT-30": Network(7168, 56, 50272),
-    "GPT-Neo-2.7": Network(2560, 32, 128256),
+NETWORKS: Mapping[str, SailorNetwork] = {
+    "OPT-350": SailorNetwork(1024, 16, 50272),
+    "OPT-30": SailorNetwork(7168, 56, 50272),
+    "GPT-Neo-2.7": SailorNetwork(2560, 32, 128256),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class LayerTimes:
+class SailorRow:
     """A row: layers ``first`` to ``last``, seconds of one micro-batch."""
 
     model: str
@@ -75,7 +75,7 @@ class LayerTimes:
     update_s: float
 
 
-def read(path: str | Path) -> tuple[LayerTimes, ...]:
+def read(path: str | Path) -> tuple[SailorRow, ...]:
     """All rows of a file.
 
     Raises:
@@ -85,12 +85,12 @@ def read(path: str | Path) -> tuple[LayerTimes, ...]:
     return parse(read_text(path).text, str(path))
 
 
-def parse(text: str, source: str) -> tuple[LayerTimes, ...]:
+def parse(text: str, source: str) -> tuple[SailorRow, ...]:
     """As :func:`read`, of text."""
     reader = csv.DictReader(text.splitlines())
     if not set(_COLUMNS) <= set(reader.fieldnames or ()):
         raise FormatError(f"{source} is no table of layers", [f"needed: {', '.join(_COLUMNS)}"])
-    found: list[LayerTimes] = []
+    rows: list[SailorRow] = []
     faults: list[str] = []
     for number, line in enumerate(reader, start=2):
         try:
@@ -98,15 +98,15 @@ def parse(text: str, source: str) -> tuple[LayerTimes, ...]:
             times = [float(line[name]) for name in _COLUMNS[6:]]
             if min(whole[:2]) < 1 or whole[2] > whole[3] or not all(0 <= each < float("inf") for each in times):
                 raise ValueError("a number that cannot be")
-            found.append(LayerTimes(line["model"], line["gpu"], *whole, *times))
+            rows.append(SailorRow(line["model"], line["gpu"], *whole, *times))
         except (TypeError, ValueError) as error:
             faults.append(f"line {number}: {error}")
-    if faults or not found:
+    if faults or not rows:
         raise FormatError(f"{source} is no table of layers", faults[:20] or ["it has no rows"])
-    return tuple(found)
+    return tuple(rows)
 
 
-def profile_of(rows: Iterable[LayerTimes], model: str, cluster: Cluster, tensor_parallel: int = 1) -> Profile:
+def profile_of(rows: Iterable[SailorRow], model: str, cluster: Cluster, tensor_parallel: int = 1) -> Profile:
     """The profile of ``model`` on ``cluster``, whose kinds are those of the catalogue.
 
     Args:
@@ -117,33 +117,33 @@ def profile_of(rows: Iterable[LayerTimes], model: str, cluster: Cluster, tensor_
         FormatError: layers are missing, or the times are those of a smaller network.
         UsageError: the kinds have no micro-batch in common.
     """
-    known = [row for row in rows if row.tensor_parallel == tensor_parallel]
-    names = sorted({row.model for row in known} & set(NETWORKS))
+    of_degree = [row for row in rows if row.tensor_parallel == tensor_parallel]
+    names = sorted({row.model for row in of_degree} & set(NETWORKS))
     if model not in names:
         raise UnknownNameError(f"no times of {model!r}", [f"there are: {', '.join(names) or 'none'}"], ["--model NAME"])
     kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
-    by_kind = {kind: _times(known, model, kind) for kind in kinds}
-    sizes = {kind: set(found) for kind, found in by_kind.items()}
+    by_kind = {kind: _times(of_degree, model, kind) for kind in kinds}
+    sizes = {kind: set(by_size) for kind, by_size in by_kind.items()}
     shared = set.intersection(*sizes.values())
     if not shared:
-        shown = [f"{kind}: {', '.join(map(str, sorted(found)))}" for kind, found in sizes.items()]
+        shown = [f"{kind}: {', '.join(map(str, sorted(by_size)))}" for kind, by_size in sizes.items()]
         raise UsageError("the kinds of device have no micro-batch in common", shown, ["a cluster of other kinds"])
     network, largest = NETWORKS[model], max(shared)
-    graphs = {kind: _graph(model, network, found[largest], largest) for kind, found in by_kind.items()}
+    graphs = {kind: _graph(model, network, by_size[largest], largest) for kind, by_size in by_kind.items()}
     profile = as_profile(graphs, cluster, largest)
     layers = [layer.name for layer in profile.graph.layers]
     measurements = {
         kind: tuple(
             _measurement(layers[index], size, row, network, is_block=0 < index < len(of_size) - 1)
-            for size, of_size in sorted(found.items())
+            for size, of_size in sorted(by_size.items())
             for index, row in enumerate(of_size)
         )
-        + tuple(Measurement(layers[-1], size, 0.0, 0.0, 0.0, 0.0, 0, 0, 1) for size in sorted(found))
-        for kind, found in by_kind.items()
+        + tuple(Measurement(layers[-1], size, 0.0, 0.0, 0.0, 0.0, 0, 0, 1) for size in sorted(by_size))
+        for kind, by_size in by_kind.items()
     }
     updates = {
-        kind: {name: ParameterCost(0.0, row.update_s) for name, row in zip(layers, found[largest], strict=False)}
-        for kind, found in by_kind.items()
+        kind: {name: ParameterCost(0.0, row.update_s) for name, row in zip(layers, by_size[largest], strict=False)}
+        for kind, by_size in by_kind.items()
     }
     return replace(
         profile,
@@ -155,7 +155,7 @@ def profile_of(rows: Iterable[LayerTimes], model: str, cluster: Cluster, tensor_
 
 
 def layer_times(
-    rows: Iterable[LayerTimes], network: Network, kinds: Iterable[str]
+    rows: Iterable[SailorRow], network: SailorNetwork, kinds: Iterable[str]
 ) -> dict[str, dict[tuple[int, int], list[tuple[float, float, float]]]]:
     """By kind of the catalogue, then by tensor degree and micro-batch: (forward, backward, update) seconds by layer.
 
@@ -163,40 +163,40 @@ def layer_times(
         UnknownNameError: no network of the file has these sizes, or nobody timed it on one of the kinds.
         FormatError: layers are missing, or the times are those of a smaller network.
     """
-    known = list(rows)
+    listed = list(rows)
     name = next((name for name, sizes in NETWORKS.items() if sizes == network), "")
-    if not any(row.model == name for row in known):
-        shown = [f"{name}: {NETWORKS[name]}" for name in sorted({row.model for row in known} & set(NETWORKS))]
+    if not any(row.model == name for row in listed):
+        shown = [f"{name}: {NETWORKS[name]}" for name in sorted({row.model for row in listed} & set(NETWORKS))]
         raise UnknownNameError(f"no times of a network like {network}", shown)
-    found: dict[str, dict[tuple[int, int], list[tuple[float, float, float]]]] = {}
+    times: dict[str, dict[tuple[int, int], list[tuple[float, float, float]]]] = {}
     for kind in kinds:
-        degrees = {row.tensor_parallel for row in known if row.model == name and _is_on(row, kind)}
+        degrees = {row.tensor_parallel for row in listed if row.model == name and _is_on(row, kind)}
         if not degrees:
-            _times(known, name, kind)  # which says so
-        found[kind] = {
+            _times(listed, name, kind)  # which says so
+        times[kind] = {
             (degree, size): [(row.forward_s, row.backward_s, row.update_s) for row in layers]
             for degree in sorted(degrees)
-            for size, layers in _times([row for row in known if row.tensor_parallel == degree], name, kind).items()
+            for size, layers in _times([row for row in listed if row.tensor_parallel == degree], name, kind).items()
         }
-    return found
+    return times
 
 
-def _is_on(row: LayerTimes, kind: str) -> bool:
+def _is_on(row: SailorRow, kind: str) -> bool:
     """Whether a row is of that kind of the catalogue."""
     return kind.startswith(_GPUS.get(row.gpu, row.gpu))
 
 
-def _times(rows: Iterable[LayerTimes], model: str, kind: str) -> dict[int, list[LayerTimes]]:
+def _times(rows: Iterable[SailorRow], model: str, kind: str) -> dict[int, list[SailorRow]]:
     """By micro-batch, a row for each layer on devices of ``kind``."""
     own = [row for row in rows if _is_on(row, kind)]
     gpus = sorted({row.gpu for row in rows if row.model == model})
     if not any(row.model == model for row in own):
         raise UnknownNameError(f"no times of {model} on {kind}", [f"there are those on: {', '.join(gpus)}"])
-    found: dict[int, dict[int, LayerTimes]] = {}
+    by_size: dict[int, dict[int, SailorRow]] = {}
     for row in own:
         if row.model == model:
-            found.setdefault(row.micro_batch, {}).update(dict.fromkeys(range(row.first, row.last + 1), row))
-    for size, layers in found.items():
+            by_size.setdefault(row.micro_batch, {}).update(dict.fromkeys(range(row.first, row.last + 1), row))
+    for size, layers in by_size.items():
         if sorted(layers) != list(range(len(layers))):
             raise FormatError(f"{model} on {kind} at micro-batch {size} has gaps", [f"layers {sorted(layers)}"])
     shown = {(row.micro_batch, row.forward_s, row.backward_s) for row in own if row.model == model}
@@ -209,10 +209,10 @@ def _times(rows: Iterable[LayerTimes], model: str, kind: str) -> dict[int, list[
                 [f"{len(shown & theirs)} of {len(shown)} are equal to the last digit, and it is the larger network"],
                 ["profile one of them again", "leave this kind of device out of the cluster"],
             )
-    return {size: [layers[index] for index in sorted(layers)] for size, layers in found.items()}
+    return {size: [layers[index] for index in sorted(layers)] for size, layers in by_size.items()}
 
 
-def _graph(model: str, network: Network, rows: list[LayerTimes], samples: int) -> LayerGraph:
+def _graph(model: str, network: SailorNetwork, rows: list[SailorRow], samples: int) -> LayerGraph:
     hidden_bytes = float(_FLOAT * samples * network.length * network.hidden)
     table = network.vocabulary * network.hidden
     last = len(rows) - 1
@@ -228,12 +228,12 @@ def _graph(model: str, network: Network, rows: list[LayerTimes], samples: int) -
         )
         num_bytes = float(_FLOAT * samples * network.length * network.vocabulary) if index == last else hidden_bytes
         nodes.append(
-            Node(name, name.rstrip("0123456789"), row.forward_s, row.backward_s, num_bytes, _FLOAT * parameters)
+            LayerNode(name, name.rstrip("0123456789"), row.forward_s, row.backward_s, num_bytes, _FLOAT * parameters)
         )
     return LayerGraph(f"sailor:{model}", tuple(nodes), tuple((index, index + 1) for index in range(last)))
 
 
-def _measurement(layer: str, samples: int, row: LayerTimes, network: Network, *, is_block: bool) -> Measurement:
+def _measurement(layer: str, samples: int, row: SailorRow, network: SailorNetwork, *, is_block: bool) -> Measurement:
     hidden_bytes = _FLOAT * samples * network.length * network.hidden
     saved = network.saved_bytes(samples) if is_block else hidden_bytes
     half = row.backward_s / 2

@@ -36,9 +36,9 @@ import numpy as np
 
 from planner.baselines.common.answer import (
     OPTIMAL,
-    Answer,
     Json,
     Placed,
+    RivalAnswer,
     Trial,
     bandwidth_bytes_per_s,
     candidates,
@@ -47,15 +47,15 @@ from planner.baselines.common.answer import (
     rival_plan,
     stages_in,
 )
-from planner.baselines.common.problem import Network, block_ends, blocks_at, network
+from planner.baselines.common.problem import PricedNetwork, block_ends, blocks_at, network
 from planner.baselines.pipedream.format import Floats, LayerGraph, States, states_of
 from planner.baselines.pipedream.planner import stashes
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.budget import check_time
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.feasibility import micro_batch_sizes, require_divisible
 from planner.solvers.progress import Progress
 
@@ -87,7 +87,7 @@ def best_pipeline(
     communication: bool = True,
     memory_bytes: float = inf,
     fixed_order: bool = False,
-) -> Answer:
+) -> RivalAnswer:
     """The best plan: seconds a mini-batch of the slowest stage or link.
 
     Raises:
@@ -96,9 +96,9 @@ def best_pipeline(
     """
     counts = tuple(kind.count for kind in instance)
     if not counts or min(counts) < 0 or not sum(counts) or not 0 < bandwidth_bytes_per_s < inf:
-        found = f"devices {list(counts)}, {bandwidth_bytes_per_s:g} bytes a second"
-        raise UsageError("no devices, or no bandwidth", [found], ["give numbers above 0"])
-    prices = _Prices(instance, bandwidth_bytes_per_s, communication, memory_bytes)
+        detail = f"devices {list(counts)}, {bandwidth_bytes_per_s:g} bytes a second"
+        raise UsageError("no devices, or no bandwidth", [detail], ["give numbers above 0"])
+    prices = _TypedStagePrices(instance, bandwidth_bytes_per_s, communication, memory_bytes)
     value, stages = _fixed(prices, counts) if fixed_order else _free(prices, counts)
     if value == inf:
         return infeasible()
@@ -110,10 +110,10 @@ def best_pipeline(
         }
         for stage in stages
     ]
-    return Answer(value, value, OPTIMAL, {"stages": shown})
+    return RivalAnswer(value, value, OPTIMAL, {"stages": shown})
 
 
-class _Prices:
+class _TypedStagePrices:
     """What stages cost: matrices by start (0: nothing done, i + 1: state i done) and the state they reach."""
 
     def __init__(self, types: Sequence[DeviceType], bandwidth: float, communication: bool, memory: float) -> None:
@@ -143,7 +143,7 @@ class _Prices:
         return np.where(stashes(behind, total) * self._stash <= self._memory, priced, inf)
 
 
-def _free(prices: _Prices, counts: Counts) -> tuple[float, list[_Stage]]:
+def _free(prices: _TypedStagePrices, counts: Counts) -> tuple[float, list[_Stage]]:
     """best[v][i] = min over g <= v and j of max(stage of g from i to j, best[v - g][j + 1]), v by growing size."""
     num_starts = prices.states.num_states + 1
     best = {tuple(0 for _ in counts): np.where(np.arange(num_starts) == num_starts - 1, 0.0, inf)}
@@ -160,9 +160,9 @@ def _free(prices: _Prices, counts: Counts) -> tuple[float, list[_Stage]]:
                 continue
             cost = np.maximum(prices.stage_s(group, sum(rest)), best[rest][1:])
             ends = cost.argmin(axis=1)
-            found = np.append(cost[np.arange(num_starts), ends], inf)[:num_starts]
-            for start in np.flatnonzero(found < value).tolist():
-                value[start] = found[start]
+            values = np.append(cost[np.arange(num_starts), ends], inf)[:num_starts]
+            for start in np.flatnonzero(values < value).tolist():
+                value[start] = values[start]
                 steps[start] = _Stage(start, int(ends[start]), group)
         best[whole], chosen[whole] = value, steps
     whole = min(chosen, key=lambda v: (float(best[v][0]), sum(v)))
@@ -174,7 +174,7 @@ def _free(prices: _Prices, counts: Counts) -> tuple[float, list[_Stage]]:
     return float(best[whole][0]), stages
 
 
-def _fixed(prices: _Prices, counts: Counts) -> tuple[float, list[_Stage]]:
+def _fixed(prices: _TypedStagePrices, counts: Counts) -> tuple[float, list[_Stage]]:
     """A[m][j] = min over k, m' of max(A[m - m'][k], stage from k to j on the devices m - m' ... m - 1 of the row)."""
     by_count = sorted(range(len(counts)), key=lambda index: -counts[index])
     row = [index for index in by_count for _ in range(counts[index])]
@@ -193,9 +193,9 @@ def _fixed(prices: _Prices, counts: Counts) -> tuple[float, list[_Stage]]:
             check_time()
             devices = group(used - last, used)
             cost = np.maximum(best[used - last][:, None], prices.stage_s(devices, total - used)[1:])
-            found, splits = cost.min(axis=0), cost.argmin(axis=0)
-            for state in np.flatnonzero(found < best[used]).tolist():
-                best[used, state] = found[state]
+            values, splits = cost.min(axis=0), cost.argmin(axis=0)
+            for state in np.flatnonzero(values < best[used]).tolist():
+                best[used, state] = values[state]
                 steps[used, state] = _Stage(int(splits[state]) + 1, state, devices)
     stages: list[_Stage] = []
     used, state = total, prices.states.num_states - 1
@@ -216,9 +216,9 @@ def _spans(sums: Floats) -> Floats:
     return spans
 
 
-def _largest(found: Sequence[Floats]) -> Floats:
-    largest = found[0]
-    for other in found[1:]:
+def _largest(arrays: Sequence[Floats]) -> Floats:
+    largest = arrays[0]
+    for other in arrays[1:]:
         largest = np.maximum(largest, other)
     return largest
 
@@ -260,17 +260,17 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
         for stage in stages_in(answer):
             devices = stage["devices"]
             counts = devices if isinstance(devices, dict) else {}
-            taken = [
+            members = [
                 free[kind].pop(0) for kind, count in counts.items() if isinstance(count, int) for _ in range(count)
             ]
-            stages.append((next(iter(networks.values())).layers(names_in(stage)), tuple(sorted(taken))))
+            stages.append((next(iter(networks.values())).layers(names_in(stage)), tuple(sorted(members))))
         if trial.has_plan(size, answer):
             offered = candidates(problem, book, stages, size, trial)
             yield from (replace(each, prepares_ahead=False) for each in offered)
 
 
-def _networks(problem: Problem, book: PriceBook, kinds: list[str], size: int) -> dict[str, Network]:
+def _networks(problem: Problem, book: PriceBook, kinds: list[str], size: int) -> dict[str, PricedNetwork]:
     """The network on each kind; if one must be a chain of blocks, the same blocks on all."""
-    found = {kind: network(problem, book, kind, size, prepares=True) for kind in kinds}
-    ends = block_ends(found[kinds[0]], len(problem.ranks))
-    return found if ends is None else {kind: blocks_at(fine, ends) for kind, fine in found.items()}
+    networks = {kind: network(problem, book, kind, size, prepares=True) for kind in kinds}
+    ends = block_ends(networks[kinds[0]], len(problem.ranks))
+    return networks if ends is None else {kind: blocks_at(fine, ends) for kind, fine in networks.items()}

@@ -60,7 +60,7 @@ from planner.catalogue.reading import (
     FLOP_PER_S,
     MOST_YAML_BYTES,
     SECONDS,
-    Reader,
+    FieldReader,
     parse_yaml,
     suggestion,
 )
@@ -101,9 +101,9 @@ def read_machines(path: str | Path, own: Cluster = _NO_CLUSTER) -> Machines:
 
 def machines_of(text: str, own: Cluster = _NO_CLUSTER, source: str = "text") -> Machines:
     """As :func:`read_machines`, of text."""
-    found = _Machines(Reader(), own)
-    machines = found.read(parse_yaml(text, source))
-    found.reader.finish(source, "cluster file")
+    parser = _Machines(FieldReader(), own)
+    machines = parser.read(parse_yaml(text, source))
+    parser.reader.finish(source, "cluster file")
     return machines
 
 
@@ -111,7 +111,7 @@ def machines_of(text: str, own: Cluster = _NO_CLUSTER, source: str = "text") -> 
 class _Machines:
     """Reads one cluster file."""
 
-    reader: Reader
+    reader: FieldReader
     own: Cluster
     tiers: tuple[Tier, ...] = HOST_TIERS
 
@@ -134,19 +134,19 @@ class _Machines:
         return Machines(self._cluster(specs, node["links"]), {**self._by_name(), **measured_on})
 
     def _tiers(self, value: Any) -> tuple[Tier, ...]:
-        found = []
+        tiers = []
         for path, entry in self.reader.items(value, "tiers"):
             node = self.reader.mapping(entry, path, ("name",), ("within",))
             level = self.reader.text(node["within"], f"{path}.within") if "within" in node else ""
-            found.append(Tier(self.reader.text(node["name"], f"{path}.name"), level))
-        for what, names in (("name", [tier.name for tier in found]), ("within", [tier.within for tier in found])):
+            tiers.append(Tier(self.reader.text(node["name"], f"{path}.name"), level))
+        for what, names in (("name", [tier.name for tier in tiers]), ("within", [tier.within for tier in tiers])):
             for name in sorted(name for name, count in Counter(names).items() if name and count > 1):
                 self.reader.fault("tiers", f"two tiers have the {what} {name!r}")
-        levels = [tier.within for tier in found]
+        levels = [tier.within for tier in tiers]
         if HOST not in levels or "" in levels[:-1] or levels[-1:] != [""]:
             self.reader.fault("tiers", "one should be within: host, and the last one, and no other, within nothing")
             return ()
-        return tuple(found)
+        return tuple(tiers)
 
     def _hosts(self, value: Any) -> Iterator[DeviceSpec]:
         names: list[str] = []
@@ -178,7 +178,7 @@ class _Machines:
         Args:
             numbers: of groups by level that were numbered before.
         """
-        found: list[dict[str, str]] = [{} for _ in range(count)]
+        groups: list[dict[str, str]] = [{} for _ in range(count)]
         for level, group in self.reader.mapping(value, path, (), levels).items():
             if isinstance(group, str):
                 names = [self.reader.text(group, f"{path}.{level}")] * count
@@ -186,9 +186,9 @@ class _Machines:
                 size = self.reader.count(group, f"{path}.{level}")
                 names = [f"{level}{numbers[level] + index // size}" for index in range(count)]
                 numbers[level] += -(-count // size)
-            for each, name in zip(found, names, strict=True):
+            for each, name in zip(groups, names, strict=True):
                 each[level] = name
-        return found
+        return groups
 
     def _devices(self, value: Any, path: str, levels: list[str]) -> Iterator[tuple[DeviceSpec, str]]:
         """The devices of a host, without names yet, and the word to name each with."""
@@ -222,11 +222,11 @@ class _Machines:
         for spec in self.own.devices:
             if spec.kind == name:
                 return spec, spec.name.rpartition("/")[2].rstrip("0123456789") or "cpu"
-        known = names_of(devices().values())
-        if name.lower() not in known:
+        catalogue_names = names_of(devices().values())
+        if name.lower() not in catalogue_names:
             if name:
                 kinds = [spec.kind for spec in self.own.devices]
-                self.reader.fault(path, f"no device {name!r}{suggestion(name, [*known.values(), *kinds])}")
+                self.reader.fault(path, f"no device {name!r}{suggestion(name, [*catalogue_names.values(), *kinds])}")
             return DeviceSpec("", name, "", 1), "gpu"
         entry = device(name)
         return _spec(entry), entry.family
@@ -243,10 +243,10 @@ class _Machines:
             spec = replace(spec, on_chip_bytes_per_s=self._rate(node, path, "on-chip-bandwidth"))
         if "peak" in node:
             peak = self.reader.mapping(node["peak"], f"{path}.peak", (), tuple(map(str, _keys(node["peak"]))))
-            given = {
+            peaks = {
                 dtype: self.reader.quantity(value, f"{path}.peak.{dtype}", FLOP_PER_S) for dtype, value in peak.items()
             }
-            spec = replace(spec, peak_flop_per_s={**spec.peak_flop_per_s, **given})
+            spec = replace(spec, peak_flop_per_s={**spec.peak_flop_per_s, **peaks})
         return spec
 
     def _rate(self, node: Mapping[str, Any], path: str, key: str) -> float:
@@ -254,8 +254,8 @@ class _Machines:
 
     def _by_name(self) -> dict[str, DeviceSpec]:
         """Kinds of the profile that the catalogue knows by that name."""
-        known = names_of(devices().values())
-        kinds = [spec.kind for spec in self.own.devices if spec.kind.lower() in known]
+        catalogue_names = names_of(devices().values())
+        kinds = [spec.kind for spec in self.own.devices if spec.kind.lower() in catalogue_names]
         return {kind: _spec(device(kind)) for kind in kinds}
 
     def _measured_on(self, value: Any) -> dict[str, DeviceSpec]:
@@ -264,15 +264,15 @@ class _Machines:
         if by_kind is None and len(kinds) > 1:
             self.reader.fault("measured-on", f"should say it for each kind of the profile: {', '.join(kinds)}")
             return {}
-        found = {}
+        specs = {}
         for kind, entry in (by_kind if by_kind is not None else dict.fromkeys(kinds[:1], value)).items():
             path = f"measured-on.{kind}" if by_kind is not None else "measured-on"
             if kinds and kind not in kinds:
                 self.reader.fault(path, f"the profile has no kind {kind!r}{suggestion(str(kind), kinds)}")
                 continue
             node = {"device": entry} if isinstance(entry, str) else entry
-            found[str(kind)] = self._device(node, path)[0]
-        return found
+            specs[str(kind)] = self._device(node, path)[0]
+        return specs
 
     def _cluster(self, specs: tuple[DeviceSpec, ...], value: Any) -> Cluster:
         node = self.reader.mapping(value, "links", (), (*(tier.name for tier in self.tiers), _PAIRS))
@@ -287,7 +287,7 @@ class _Machines:
                 ends = f"of one {levels[name]}" if levels[name] else f"of several {self.tiers[-2].within}s"
                 what = f"missing: devices {ends} use it; name one of the catalogue, such as Ethernet-10G"
                 self.reader.fault(f"links.{name}", what)
-        found = {name: self._link(name, entry) for name, entry in node.items()}
+        tier_links = {name: self._link(name, entry) for name, entry in node.items()}
         measured = {name for name, entry in node.items() if entry == _MEASURED}
         collectives = tuple(each for each in self.own.collectives if each.link in measured)
         stated, hosts = {(pair.src_host, pair.dst_host) for pair in apart}, {spec.host for spec in specs}
@@ -298,7 +298,7 @@ class _Machines:
             and {pair.src_host, pair.dst_host} <= hosts
             and (pair.src_host, pair.dst_host) not in stated
         )
-        return replace(bare, links=found, collectives=collectives, pairs=apart)
+        return replace(bare, links=tier_links, collectives=collectives, pairs=apart)
 
     def _pairs(self, value: Any, hosts: set[str]) -> Iterator[PairLink]:
         """Links from one host to another that are not as their class."""
@@ -336,9 +336,9 @@ class _Machines:
         return Link(latency_s, bandwidth or 1.0, (), duplex is not False, DATASHEET, int(burst))
 
     def _known_link(self, name: str, path: str) -> tuple[float, float]:
-        known = names_of(links().values())
-        if name.lower() not in known:
-            self.reader.fault(path, f"no link {name!r}{suggestion(name, known.values())}")
+        catalogue_names = names_of(links().values())
+        if name.lower() not in catalogue_names:
+            self.reader.fault(path, f"no link {name!r}{suggestion(name, catalogue_names.values())}")
             return 0.0, 1.0
         entry = link(name)
         return entry.latency_s.value if entry.latency_s is not None else 0.0, entry.bandwidth_bytes_per_s.value
@@ -379,5 +379,5 @@ def _changes(node: Mapping[str, Any]) -> str:
         if _has(node, "peak") and _keys(node["peak"])
         else []
     )
-    words = {"memory-bandwidth": "memory at", "on-chip-memory": "on chip", "on-chip-bandwidth": "on chip at"}
-    return ", ".join([*parts, *(f"{word} {node[key]}" for key, word in words.items() if key in node)])
+    labels = {"memory-bandwidth": "memory at", "on-chip-memory": "on chip", "on-chip-bandwidth": "on chip at"}
+    return ", ".join([*parts, *(f"{word} {node[key]}" for key, word in labels.items() if key in node)])

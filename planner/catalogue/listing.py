@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from planner.catalogue.reading import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS, Reader, parse_yaml, suggestion
+from planner.catalogue.reading import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS, FieldReader, parse_yaml, suggestion
 from planner.ir.errors import CorruptFileError, UnknownNameError
 
 
@@ -57,8 +57,8 @@ class DeviceEntry:
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Every figure with its name."""
-        found = (self.memory_bytes, self.memory_bytes_per_s, self.on_chip_bytes, self.on_chip_bytes_per_s)
-        yield from ((name, figure) for name, figure in zip(FIGURES, found, strict=True) if figure is not None)
+        values = (self.memory_bytes, self.memory_bytes_per_s, self.on_chip_bytes, self.on_chip_bytes_per_s)
+        yield from ((name, figure) for name, figure in zip(FIGURES, values, strict=True) if figure is not None)
         yield from ((f"peak {dtype}", figure) for dtype, figure in self.peak_flop_per_s.items())
 
 
@@ -101,17 +101,17 @@ def devices() -> Mapping[str, DeviceEntry]:
         CorruptFileError: a file of the catalogue is wrong; all its faults are named.
     """
     paths = sorted(path for path in _FOLDER.glob("*.yaml") if path.name != _LINKS)
-    found = [read_device(path.read_text("utf-8"), path.name) for path in paths]
-    _require_distinct(found)
-    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name.lower())}
+    entries = [read_device(path.read_text("utf-8"), path.name) for path in paths]
+    _require_distinct(entries)
+    return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name.lower())}
 
 
 @functools.cache
 def links() -> Mapping[str, LinkEntry]:
     """All links by name, in the file's order: from slow to fast of each make."""
-    found = read_links((_FOLDER / _LINKS).read_text("utf-8"), _LINKS)
-    _require_distinct(found)
-    return {entry.name: entry for entry in found}
+    entries = read_links((_FOLDER / _LINKS).read_text("utf-8"), _LINKS)
+    _require_distinct(entries)
+    return {entry.name: entry for entry in entries}
 
 
 def device(name: str) -> DeviceEntry:
@@ -130,7 +130,7 @@ def link(name: str) -> LinkEntry:
 
 def read_device(text: str, source: str) -> DeviceEntry:
     """The device that a file of the catalogue describes."""
-    reader = Reader()
+    reader = FieldReader()
     needed, more = ("device", "family", "vendor", "figures"), ("aliases", "note", "unknown")
     root = reader.mapping(parse_yaml(text, source), "", needed, more)
     figures = reader.mapping(root["figures"], "figures", (), (*FIGURES, "peak"))
@@ -165,12 +165,12 @@ def read_device(text: str, source: str) -> DeviceEntry:
 
 def read_links(text: str, source: str) -> tuple[LinkEntry, ...]:
     """The links that the catalogue's file of links describes."""
-    reader = Reader()
+    reader = FieldReader()
     root = reader.mapping(parse_yaml(text, source), "", ("links",))
-    found = []
+    entries = []
     for path, value in reader.items(root["links"], "links"):
         node = reader.mapping(value, path, ("link", "bandwidth"), ("latency", "aliases", "note"))
-        found.append(
+        entries.append(
             LinkEntry(
                 name=reader.text(node["link"], f"{path}.link"),
                 bandwidth_bytes_per_s=_figure(reader, node["bandwidth"], f"{path}.bandwidth", BYTES_PER_S),
@@ -180,7 +180,7 @@ def read_links(text: str, source: str) -> tuple[LinkEntry, ...]:
             )
         )
     reader.finish(source, "catalogue file")
-    return tuple(found)
+    return tuple(entries)
 
 
 def names_of(entries: Iterable[DeviceEntry] | Iterable[LinkEntry]) -> dict[str, str]:
@@ -189,16 +189,16 @@ def names_of(entries: Iterable[DeviceEntry] | Iterable[LinkEntry]) -> dict[str, 
 
 
 def _found(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
-    known = names_of(entries.values())
-    if name.lower() not in known:
-        near = suggestion(name, known.values())
+    names = names_of(entries.values())
+    if name.lower() not in names:
+        near = suggestion(name, names.values())
         raise UnknownNameError(
             f"no {what} {name!r} in the catalogue{near}", [f"known: {', '.join(entries)}"], ["halopipe devices"]
         )
-    return entries[known[name.lower()]]
+    return entries[names[name.lower()]]
 
 
-def _figure(reader: Reader, value: Any, path: str, dimension: str) -> Figure:
+def _figure(reader: FieldReader, value: Any, path: str, dimension: str) -> Figure:
     node = reader.mapping(value, path, ("value", "source", "date"))
     return Figure(
         reader.quantity(node["value"], f"{path}.value", dimension),
@@ -208,18 +208,20 @@ def _figure(reader: Reader, value: Any, path: str, dimension: str) -> Figure:
     )
 
 
-def _optional_figure(reader: Reader, node: Mapping[str, Any], path: str, key: str, dimension: str) -> Figure | None:
+def _optional_figure(
+    reader: FieldReader, node: Mapping[str, Any], path: str, key: str, dimension: str
+) -> Figure | None:
     return _figure(reader, node[key], f"{path}.{key}", dimension) if key in node else None
 
 
-def _aliases(reader: Reader, node: Mapping[str, Any], path: str) -> tuple[str, ...]:
+def _aliases(reader: FieldReader, node: Mapping[str, Any], path: str) -> tuple[str, ...]:
     if "aliases" not in node:
         return ()
     return tuple(reader.text(value, where) for where, value in reader.items(node["aliases"], f"{path}aliases"))
 
 
 def _require_distinct(entries: Iterable[DeviceEntry] | Iterable[LinkEntry]) -> None:
-    words = [word.lower() for entry in entries for word in (entry.name, *entry.aliases)]
-    twice = sorted({word for word in words if words.count(word) > 1})
+    names = [word.lower() for entry in entries for word in (entry.name, *entry.aliases)]
+    twice = sorted({word for word in names if names.count(word) > 1})
     if twice:
         raise CorruptFileError("the catalogue has a name twice", twice)

@@ -64,7 +64,7 @@ def parse_yaml(text: str, source: str) -> Any:
     """
     import yaml  # late: only who reads the catalogue or a cluster file needs it
 
-    class Loader(yaml.SafeLoader):
+    class StrictLoader(yaml.SafeLoader):
         """As ``yaml.safe_load``, but a key that comes twice is refused."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -79,7 +79,7 @@ def parse_yaml(text: str, source: str) -> Any:
     if len(text) > MOST_YAML_BYTES:
         raise CorruptFileError(f"{source} is too large", [f"{len(text)} characters; {MOST_YAML_BYTES} are the most"])
     try:
-        loader = Loader(text)
+        loader = StrictLoader(text)
         root = loader.get_single_node()
         _require_small(root, source)
         return loader.construct_document(root) if root is not None else None
@@ -135,7 +135,7 @@ _MOST = {
 
 
 @dataclass(slots=True)
-class Reader:
+class FieldReader:
     """Reads plain values by type, and collects what is wrong instead of stopping at it."""
 
     faults: list[str] = field(default_factory=list)
@@ -153,14 +153,14 @@ class Reader:
             if value is not ABSENT:
                 self.fault(path, f"should be a mapping, got {_shown(value)}")
             return dict.fromkeys(needed, ABSENT)
-        known = (*needed, *optional)
+        allowed = (*needed, *optional)
         for key in value:
-            if key not in known:
-                self.fault(f"{path}.{key}".lstrip("."), f"unknown key{suggestion(str(key), known)}")
+            if key not in allowed:
+                self.fault(f"{path}.{key}".lstrip("."), f"unknown key{suggestion(str(key), allowed)}")
         for key in needed:
             if key not in value:
                 self.fault(f"{path}.{key}".lstrip("."), "missing")
-        return {**dict.fromkeys(needed, ABSENT), **{key: entry for key, entry in value.items() if key in known}}
+        return {**dict.fromkeys(needed, ABSENT), **{key: entry for key, entry in value.items() if key in allowed}}
 
     def items(self, value: Any, path: str) -> Iterator[tuple[str, Any]]:
         """(path, entry) of a list that is not empty."""
@@ -193,18 +193,18 @@ class Reader:
         if value is ABSENT:
             return 1.0
         try:
-            found = parse_quantity(str(value), dimension)
+            amount = parse_quantity(str(value), dimension)
         except ValueError as error:
             self.fault(path, str(error))
             return 1.0
-        if found <= 0 and dimension != "seconds":
+        if amount <= 0 and dimension != "seconds":
             self.fault(path, f"should be above zero, got {_shown(value)}")
             return 1.0
         most = _MOST[dimension]
-        if found > most:
+        if amount > most:
             self.fault(path, f"should be at most {most:g}, got {_shown(value)}")
             return 1.0
-        return found
+        return amount
 
     def finish(self, source: str, what: str) -> None:
         """Raises :class:`CorruptFileError` with all faults, if there are any."""
@@ -216,9 +216,9 @@ class Reader:
             raise CorruptFileError(f"{source} is not a valid {what}: {count}", shown)
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, candidates: Iterable[str]) -> str:
     """``; did you mean V100-16GB?``, or nothing; case does not matter."""
-    names = {candidate.lower(): candidate for candidate in known}
+    names = {candidate.lower(): candidate for candidate in candidates}
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     return f"; did you mean {names[near[0]]}?" if near else ""
 

@@ -16,8 +16,9 @@ from planner.check.structure import has_layouts, is_in_parts
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Decision, Size, samples_in
 from planner.ir.program import Message, Part, Program, Route
-from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph
+from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph
 from planner.passes import lower, validate
+from planner.passes.versions import in_flight
 
 _AHEAD = (Op.SEND_FORWARD, Op.RECV_FORWARD)
 _HALVES = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
@@ -33,7 +34,7 @@ def rows_of(decision: Decision) -> tuple[Rows, tuple[str, ...]]:
     rows: list[tuple[Action, ...]] = []
     faults = []
     for rank, row in enumerate(decision.program):
-        found = []
+        actions = []
         for index, text in enumerate(row):
             try:
                 action = Action.parse(text)
@@ -54,19 +55,17 @@ def rows_of(decision: Decision) -> tuple[Rows, tuple[str, ...]]:
                 where = f"stage {action.stage} is on ranks {list(decision.stages[action.stage].ranks)}"
                 faults.append(f"decision.program[{rank}][{index}]: {text} on rank {rank}; {where}")
             else:
-                found.append(action)
-        rows.append(tuple(found))
+                actions.append(action)
+        rows.append(tuple(actions))
     return tuple(rows), tuple(faults)
 
 
-def program_faults(decision: Decision, program: Program) -> Iterator[str]:
-    """What is illegal about the program, or not as its schedule orders it."""
+def illegal_program(decision: Decision, program: Program) -> Iterator[str]:
+    """Why the program could not be run; nothing if it is legal."""
     try:
         validate(program, staleness=_staleness(decision, program))
     except (ValueError, HalopipeError) as error:
         yield f"decision.program: the program is not legal: {error}"
-        return
-    yield from _schedule_faults(decision, program)
 
 
 def stated_program(decision: Decision, rows: Rows) -> Program:
@@ -127,11 +126,11 @@ def _spans(decision: Decision, stage: int, samples: int) -> dict[int, tuple[int,
     ranks, at = decision.stages[stage].ranks, 0
     if len(ranks) == 1:
         return {ranks[0]: (0, samples)}
-    found = {}
+    spans = {}
     for rank, count in zip(ranks, decision.layout_of(stage).samples(samples), strict=True):
-        found[rank] = (at, at + count)
+        spans[rank] = (at, at + count)
         at += count
-    return found
+    return spans
 
 
 def _staleness(decision: Decision, program: Program) -> tuple[int, ...]:
@@ -149,44 +148,44 @@ def _pipeline(decision: Decision, program: Program, windows: tuple[int, ...]) ->
     return Pipeline(program.stages, () if apart else positions, windows)
 
 
-def schedule_order(decision: Decision, program: Program, name: str) -> tuple[Decision, Program]:
-    """The decision with another schedule, and its program: the same windows, where those say anything.
+def schedule_order(decision: Decision, program: Program, name: str) -> Decision:
+    """The decision under another schedule: the same windows, where those say anything.
 
     Raises:
         HalopipeError: that schedule cannot order these stages.
         ValueError: likewise.
     """
-    windows = _kept(program, False) if schedules.traits(decision.schedule).windowed else ()
+    windows = _windows(program)[0] if schedules.traits(decision.schedule).windowed else ()
     is_ahead = not program.stages.prepares or _first_difference(decision, program, windows, True) is None
     order = schedules.schedule(name)(_pipeline(decision, program, windows))
     ordered = lower(order, program.stages, program.ranks, program.messages, len(program.rows), ahead=is_ahead)
-    return replace(decision, schedule=name), ordered
+    return replace(decision, schedule=name, program=tuple(tuple(map(str, row)) for row in ordered.rows))
 
 
-def _schedule_faults(decision: Decision, program: Program) -> Iterator[str]:
-    """Where the program first differs from what the schedule gives."""
+def schedule_faults(decision: Decision, program: Program) -> Iterator[str]:
+    """Where a legal program first differs from what the schedule gives."""
     name = decision.schedule
     if name not in schedules.names():
         yield f"decision.schedule: no schedule {name!r}; known: {', '.join(schedules.names())}"
         return
     traits = schedules.traits(name)
     if traits.trains != program.trains:
-        words = ("forward passes alone", "training")
-        yield f"decision.schedule: {name} is for {words[traits.trains]}, the program is {words[program.trains]}"
+        passes = ("forward passes alone", "training")
+        yield f"decision.schedule: {name} is for {passes[traits.trains]}, the program is {passes[program.trains]}"
         return
     split = any(action.op in _HALVES for row in program.rows for action in row)
     if program.trains and traits.splits_backward != split:
         halves = ("whole (B)", "split (I, W)")
         yield f"decision.schedule: backwards of {name} are {halves[traits.splits_backward]}, here {halves[split]}"
         return
-    windows = [()] if not traits.windowed else [(), _kept(program, False), _kept(program, True)]
+    windows = [(), *_windows(program)] if traits.windowed else [()]
     differing: list[str] = []
     for each in dict.fromkeys(windows):
         for ahead in (True, False) if program.stages.prepares else (True,):
-            found = _first_difference(decision, program, each, ahead)
-            if found is None:
+            difference = _first_difference(decision, program, each, ahead)
+            if difference is None:
                 return
-            differing.append(found)
+            differing.append(difference)
     if not traits.timed:  # those are ordered by costs, which nobody wrote down
         yield differing[-1]
 
@@ -198,25 +197,23 @@ def _first_difference(decision: Decision, program: Program, windows: tuple[int, 
         expected = lower(order, program.stages, program.ranks, program.messages, len(program.rows), ahead=ahead)
     except (ValueError, HalopipeError) as error:
         return f"decision.schedule: {name} cannot order these stages: {error}"
-    for rank, (given, row) in enumerate(zip(program.rows, expected.rows, strict=True)):
-        for index, (here, there) in enumerate(zip_longest(given, row)):
+    for rank, (stated_row, expected_row) in enumerate(zip(program.rows, expected.rows, strict=True)):
+        for index, (here, there) in enumerate(zip_longest(stated_row, expected_row)):
             if str(here) != str(there):
-                said = "nothing" if here is None else str(here)
+                stated = "nothing" if here is None else str(here)
                 path = f"decision.program[{rank}][{index}]"
-                return f"{path}: the program has {said} where schedule {name} has {there or 'nothing'}"
+                return f"{path}: the program has {stated} where schedule {name} has {there or 'nothing'}"
     return None
 
 
-def _kept(program: Program, most: bool) -> tuple[int, ...]:
-    """By stage, how many forwards come before the first backward; or the most micro-batches in flight."""
-    first, highest = [0] * len(program.ranks), [0] * len(program.ranks)
+def _windows(program: Program) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Windows that a program may be made with: forwards before a stage's first backward; the most in flight."""
+    warm_ups = []
     for stage, ranks in enumerate(program.ranks):
-        row = [action for action in program.rows[ranks[0]] if action.stage == stage and action.op in COMPUTE]
-        ends = [index for index, action in enumerate(row) if action.op in _BACKWARD]
-        first[stage] = sum(action.op is Op.FORWARD for action in row[: ends[0] if ends else len(row)])
-        held = 0
-        for action in row:
-            held += (action.op is Op.FORWARD) - (action.op in ADDS_GRADIENTS)
-            highest[stage] = max(highest[stage], held)
+        ops = [action.op for action in program.rows[ranks[0]] if action.stage == stage and action.op in COMPUTE]
+        first_backward = next((index for index, op in enumerate(ops) if op in _BACKWARD), len(ops))
+        warm_ups.append(ops[:first_backward].count(Op.FORWARD))
     longer = program.stages.slices - 1  # by so much is a warm-up longer where there are token slices
-    return tuple(max(1, count - longer) for count in (highest if most else first))
+    most = in_flight(program.rows, len(program.ranks))
+    first, highest = (tuple(max(1, count - longer) for count in counts) for counts in (warm_ups, most))
+    return first, highest

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from planner import schedules
 from planner.check.structure import has_layouts
 from planner.ir.cluster import Cluster
-from planner.ir.constraints import FAMILIES, KIND, WHATS, Ways, broken
+from planner.ir.constraints import FAMILIES, KIND, WHATS, CutDegrees, broken
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
 from planner.ir.problem import (
@@ -61,14 +61,14 @@ def request_faults(plan: Plan, profile: Profile | None, rows: tuple[tuple[Action
 
 
 def _form_faults(request: Request) -> Iterator[str]:
-    for name, value, known in (
+    for name, value, allowed in (
         ("objective", request.objective, OBJECTIVES),
         ("recompute", request.recompute, RECOMPUTE),
         ("shard", request.shard, SHARD),
         ("batch_statistics", request.batch_statistics, STATISTICS),
     ):
-        if value not in known:
-            yield f"{_PATH}.{name}: {value!r} is none of {', '.join(known)}"
+        if value not in allowed:
+            yield f"{_PATH}.{name}: {value!r} is none of {', '.join(allowed)}"
     if request.zero not in ZERO:
         yield f"{_PATH}.zero: {request.zero} is no level of ZeRO: {', '.join(map(str, ZERO))}"
     for family in request.allow:
@@ -94,8 +94,8 @@ def _schedule_faults(plan: Plan, trains: bool) -> Iterator[str]:
     request, name = plan.inputs.request, plan.decision.schedule
     by_name = name in request.schedules and _is_forward(name) and not trains
     if (request.objective == LATENCY or request.rate_per_s > 0) == trains and not by_name:
-        words = ("forward passes alone", "training")
-        yield f"{_PATH}.objective: asked for {request.objective}, the program is {words[trains]}"
+        passes = ("forward passes alone", "training")
+        yield f"{_PATH}.objective: asked for {request.objective}, the program is {passes[trains]}"
         return
     streaming = (other for other in schedules.names() if schedules.traits(other).streams)  # where all devices do
     allowed = request.schedules or ((*schedules.default_names(), *streaming) if trains else (name,))
@@ -113,8 +113,8 @@ def _size_faults(plan: Plan, profile: Profile | None) -> Iterator[str]:
     most = max(micro_batches)
     if set(micro_batches[:-1]) - {most} or micro_batches[-1] > most:
         yield f"decision.micro_batches: {list(micro_batches)}: only the last may be smaller than the others"
-    known = {min(size, sum(micro_batches)) for size in sizes}
-    if known and micro_batches[0] not in known:
+    allowed = {min(size, sum(micro_batches)) for size in sizes}
+    if allowed and micro_batches[0] not in allowed:
         asked = ", ".join(map(str, sizes))
         yield f"decision.micro_batches: micro-batches of {micro_batches[0]}, asked for {asked}"
     dependent = () if profile is None else batch_dependent_layers(profile.graph)
@@ -135,15 +135,15 @@ def _division_faults(plan: Plan) -> Iterator[str]:
         path = f"decision.layers.{name}"
         if placed.margin > request.halo_depth:
             yield f"{path}.margin: {placed.margin} rows beyond the part, asked for at most {request.halo_depth}"
-        ways = Ways.of(placed.cuts)
+        ways = CutDegrees.of(placed.cuts)
         for family in FAMILIES:
             if ways.along(family) > 1 and family not in request.allow:
                 allowed = ", ".join(request.allow) or "nothing"
                 yield f"{path}.cuts: {name} is cut in {ways.along(family)} parts along {family}, allowed: {allowed}"
         for dim, points in placed.cuts.items():
-            known = dim == "sites" or dim.startswith(REPLICA) or any(dim in dims for dims in FAMILIES.values())
-            known = known or CHANNEL_DIMS in request.allow  # heads of a view, tokens: by `plan --ways` alone
-            if len(points) > 2 and not known:
+            has_family = dim == "sites" or dim.startswith(REPLICA) or any(dim in dims for dims in FAMILIES.values())
+            has_family = has_family or CHANNEL_DIMS in request.allow  # heads of a view, tokens: by `plan --ways` alone
+            if len(points) > 2 and not has_family:
                 yield f"{path}.cuts: {name} is cut in {len(points) - 1} parts along {dim!r}, which no family has"
 
 

@@ -7,10 +7,24 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
+from planner.costs.sentences import (
+    IDLE,
+    MESSAGES,
+    NEARLY_FULL,
+    SUMS,
+    TIE,
+    WORTH_NAMING,
+    computes,
+    full_text,
+    needs_text,
+    share_text,
+    size_text,
+    slower_text,
+)
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS, MEASURED
 from planner.ir.plan import Alternative, Plan, Prediction, Tie
 from planner.ir.problem import MEMORY, THROUGHPUT
-from planner.ir.schedule import FORWARD_PASS
+from planner.ir.schedule import FORWARD_PASS, Action
 
 TOLERANCE = 1e-9
 _HARDLY = 0.01
@@ -19,17 +33,8 @@ STATUSES = ("proven", "within gap", "searched", "time limit", "stopped", "heuris
 EVIDENCES = (MEASURED, INTERPOLATED, FAMILY, KERNELS, DATASHEET)
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{16}")
-_BOTTLENECK = re.compile(r"of the step rank (\d+) \((.*)\) computes (?:stage (\d+)|no stage)")
-_FULL = re.compile(r"memory: rank (\d+) holds (\d+)% of what it may")
-_TOO_SLOW = re.compile(r"sustains ([0-9.e+-]+) samples/s, asked: ([0-9.e+-]+)")
-_MOST_RATE = re.compile(r"rate: no plan sustains more than ([0-9.e+-]+) samples/s")
-_NEEDS = re.compile(r"needs ([\d.]+ \w+) on rank (\d+), limit ([\d.]+ \w+)")
-_SLOWER = re.compile(r"(\d+\.\d)% (slower|faster)(?:, a tie)?(?:: .+)?")
-_SHARE = re.compile(r"(\d+)% (.+)")
-BUBBLE = "of the ranks' time is idle (bubble)"
-REDUCTION = "of the step sums gradients (all-reduce and wait)"
-MESSAGES = "of the step moves activations, gradients or statistics"
-_WORTH_NAMING, _NEARLY_FULL = 0.01, 0.9
+_ROUNDING = 1e-8
+"""So close to a half a share of a percent may be rounded either way."""
 
 
 def close(a: float, b: float, tolerance: float = TOLERANCE) -> bool:
@@ -37,14 +42,18 @@ def close(a: float, b: float, tolerance: float = TOLERANCE) -> bool:
     return abs(a - b) <= tolerance * max(abs(a), abs(b))
 
 
-def statement_faults(plan: Plan) -> Iterator[str]:
-    """Everything that a plan says against itself."""
+def statement_faults(plan: Plan, rows: Sequence[Sequence[Action]]) -> Iterator[str]:
+    """Everything that a plan says against itself.
+
+    Args:
+        rows: of the program, what can be read of it.
+    """
     not_numbers = list(_not_finite(plan))
     yield from not_numbers
     if not_numbers:
         return
     yield from _input_faults(plan)
-    yield from _prediction_faults(plan)
+    yield from _prediction_faults(plan, any(action.op not in FORWARD_PASS for row in rows for action in row))
     yield from _rank_faults(plan)
     yield from _search_faults(plan)
     yield from _bound_faults(plan)
@@ -75,66 +84,72 @@ def _input_faults(plan: Plan) -> Iterator[str]:
         value = getattr(plan.inputs, name)
         if not _FINGERPRINT.fullmatch(value):
             yield f"inputs.{name}: {value!r} is not sha256: and 16 digits"
-    seen = set()
+    yield from correction_faults(plan)
+    state = plan.inputs.optimizer.state_bytes_per_parameter_byte
+    if state < 0:
+        yield f"inputs.optimizer.state_bytes_per_parameter_byte: {state} is below 0"
+
+
+def correction_faults(plan: Plan) -> Iterator[str]:
+    """Corrections that no profile can be seen under."""
+    corrected = set()
     for number, one in enumerate(plan.inputs.corrections):
         path = f"inputs.corrections[{number}]"
         if not (math.isfinite(one.factor) and one.factor > 0):
             yield f"{path}.factor: {one.factor} is not above 0"
         if one.num_plans < 1:
             yield f"{path}.num_plans: known from {one.num_plans} plans"
-        if one.of in seen:
+        if one.of in corrected:
             yield f"{path}.of: {one.of.what} of {one.of.where} is corrected twice"
-        seen.add(one.of)
-    state = plan.inputs.optimizer.state_bytes_per_parameter_byte
-    if state < 0:
-        yield f"inputs.optimizer.state_bytes_per_parameter_byte: {state} is below 0"
+        corrected.add(one.of)
 
 
-def _prediction_faults(plan: Plan) -> Iterator[str]:
-    said, batch = plan.prediction, plan.decision.global_batch
-    if not said.step_s:  # of costs that are all 0
+def _prediction_faults(plan: Plan, trains: bool) -> Iterator[str]:
+    stated, batch = plan.prediction, plan.decision.global_batch
+    if not stated.step_s:  # of costs that are all 0
         for name in ("samples_per_s", "bubble_fraction"):
-            if getattr(said, name):
-                yield f"prediction.{name}: {getattr(said, name)} of a step of 0 s; it is 0 then"
+            if getattr(stated, name):
+                yield f"prediction.{name}: {getattr(stated, name)} of a step of 0 s; it is 0 then"
         return
-    if not close(said.samples_per_s * said.step_s, batch):
-        text = f"{said.samples_per_s} samples/s for {said.step_s} s is not the global batch of {batch}"
+    if not close(stated.samples_per_s * stated.step_s, batch):
+        text = f"{stated.samples_per_s} samples/s for {stated.step_s} s is not the global batch of {batch}"
         yield f"prediction.samples_per_s: {text}"
-    if said.evidence not in EVIDENCES:
-        yield f"prediction.evidence: {said.evidence!r} is none of {', '.join(EVIDENCES)}"
-    if (said.p10_s > 0) != (said.p90_s > 0) or said.p10_s > said.p90_s:
-        yield f"prediction.p10_s: one step in ten is below {said.p10_s} s, one above {said.p90_s} s"
-    slowest, fastest = said.sustained_p10_per_s, said.sustained_p90_per_s
+    if stated.evidence not in EVIDENCES:
+        yield f"prediction.evidence: {stated.evidence!r} is none of {', '.join(EVIDENCES)}"
+    if (stated.p10_s > 0) != (stated.p90_s > 0) or stated.p10_s > stated.p90_s:
+        yield f"prediction.p10_s: one step in ten is below {stated.p10_s} s, one above {stated.p90_s} s"
+    slowest, fastest = stated.sustained_p10_per_s, stated.sustained_p90_per_s
     if (slowest > 0) != (fastest > 0) or slowest > fastest:
         yield f"prediction.sustained_p10_per_s: one stream in ten is below {slowest} samples/s, one above {fastest}"
-    if said.sustained_per_s and said.sustained_per_s * said.step_s < batch * (1 - TOLERANCE):
-        text = f"a stream takes longer for a batch of {batch} at {said.sustained_per_s} samples/s than {said.step_s} s"
-        yield f"prediction.sustained_per_s: {text}"
-    if said.sustained_per_s and any(action.op not in FORWARD_PASS for row in plan.decision.rows() for action in row):
+    if stated.sustained_per_s and stated.sustained_per_s * stated.step_s < batch * (1 - TOLERANCE):
+        rate = f"{batch} at {stated.sustained_per_s} samples/s"
+        yield f"prediction.sustained_per_s: a stream takes longer for a batch of {rate} than {stated.step_s} s"
+    if stated.sustained_per_s and trains:
         yield "prediction.sustained_per_s: the program trains, a stream of forward passes is none of it"
     wanted = plan.inputs.request.rate_per_s
-    if said.sustained_per_s < wanted * (1 - TOLERANCE):
-        yield f"inputs.request.rate_per_s: asked for {wanted} samples/s, {said.sustained_per_s} are sustained"
-    used = [rank for rank, row in zip(said.ranks, plan.decision.program, strict=False) if row]
+    if stated.sustained_per_s < wanted * (1 - TOLERANCE):
+        yield f"inputs.request.rate_per_s: asked for {wanted} samples/s, {stated.sustained_per_s} are sustained"
+    used = [rank for rank, row in zip(stated.ranks, plan.decision.program, strict=False) if row]
     lost_s = sum(rank.bubble_s + rank.idle_s for rank in used)
-    bubble = lost_s / (said.step_s * len(used)) if used else 0.0
-    if abs(bubble - said.bubble_fraction) > TOLERANCE:
-        text = f"the bubble is {said.bubble_fraction}, of the times of the ranks it is {bubble}"
+    bubble = lost_s / (stated.step_s * len(used)) if used else 0.0
+    if abs(bubble - stated.bubble_fraction) > TOLERANCE:
+        text = f"the bubble is {stated.bubble_fraction}, of the times of the ranks it is {bubble}"
         yield f"prediction.bubble_fraction: {text}"
 
 
 def _rank_faults(plan: Plan) -> Iterator[str]:
     """The times of each rank add up to the step; what it holds is within its limit."""
-    said, decision = plan.prediction, plan.decision
-    if len(said.ranks) != decision.num_ranks:
-        yield f"prediction.ranks: {len(said.ranks)} ranks are predicted, the program has {decision.num_ranks}"
-    for number, rank in enumerate(said.ranks):
+    prediction, decision = plan.prediction, plan.decision
+    if len(prediction.ranks) != decision.num_ranks:
+        yield f"prediction.ranks: {len(prediction.ranks)} ranks are predicted, the program has {decision.num_ranks}"
+    for number, rank in enumerate(prediction.ranks):
         path = f"prediction.ranks[{number}]"
         if rank.rank != number:
             yield f"{path}.rank: number {number} is of rank {rank.rank}"
         total_s = rank.compute_s + rank.communication_s + rank.idle_s + rank.bubble_s
-        if not close(total_s, said.step_s):
-            yield f"{path}.compute_s: the times of rank {number} add up to {total_s} s, the step is {said.step_s} s"
+        if not close(total_s, prediction.step_s):
+            step = f"the step is {prediction.step_s} s"
+            yield f"{path}.compute_s: the times of rank {number} add up to {total_s} s, {step}"
         has_row = number < decision.num_ranks and decision.program[number]
         if not has_row and rank.compute_s + rank.communication_s + rank.bubble_s > 0:
             busy_s = rank.compute_s + rank.communication_s + rank.bubble_s
@@ -209,144 +224,89 @@ def _bound_faults(plan: Plan) -> Iterator[str]:
         yield f"search.bounds_s: the largest is {most} s, the bound {search.bound_s} s"
 
 
-def binding_faults(plan: Plan, reduction: float | None = None, messages: float | None = None) -> Iterator[str]:
-    """Sentences about what limits the step, each held against the numbers it speaks of.
+def binding_faults(plan: Plan, sums: float | None = None, messages: float | None = None) -> Iterator[str]:
+    """Sentences about what limits the step against those that its figures give.
 
     Args:
-        reduction, messages: shares of the step, where they were reckoned.
+        sums, messages: shares of the step, where there is a forecast to ask; else any share of them will do.
     """
-    said, step_s = plan.prediction, plan.prediction.step_s
-    if not plan.search.binding or step_s <= 0 or not said.ranks:
+    stated, step_s = plan.prediction, plan.prediction.step_s
+    if not plan.search.binding or step_s <= 0 or not stated.ranks:
         return
-    busiest_s = max(rank.compute_s for rank in said.ranks)
-    known = {BUBBLE: said.bubble_fraction}
-    if reduction is not None and messages is not None:
-        known.update({REDUCTION: reduction, MESSAGES: messages})
-    named, shares = set(), []
+    busiest_s = max(rank.compute_s for rank in stated.ranks)
+    busiest = [rank.rank for rank in stated.ranks if close(rank.compute_s, busiest_s, 1e-6)]
+    names = [computes(plan.decision.stages, rank) for rank in busiest]
+    shares = dict.fromkeys(names, busiest_s / step_s) | {IDLE: stated.bubble_fraction}
+    unknown = [label for label, share in ((SUMS, sums), (MESSAGES, messages)) if share is None]
+    shares |= {label: share for label, share in ((SUMS, sums), (MESSAGES, messages)) if share is not None}
+    place = {text: (1, -percent) for label, share in shares.items() for text, percent in _rounded(share, label)}
+    place |= {share_text(n / 100, label): (1, -n) for label in unknown for n in range(101)}
+    for rank in stated.ranks:
+        full = rank.peak_bytes / max(1, rank.memory_limit_bytes)
+        near = (full - _ROUNDING, full + _ROUNDING) if full >= NEARLY_FULL else ()
+        place |= {full_text(rank.rank, share): (2, 0) for share in near}
     for number, line in enumerate(plan.search.binding):
-        path, match = f"search.binding[{number}]", _SHARE.fullmatch(line)
-        if match is None:
-            yield from _memory_line_faults(plan, line, path)
-            continue
-        percent, words = int(match[1]), match[2]
-        shares.append(percent)
-        bottleneck = _BOTTLENECK.fullmatch(words)
-        if bottleneck is not None:
-            named.add("compute")
-            rank = int(bottleneck[1])
-            compute_s = said.ranks[rank].compute_s if rank < len(said.ranks) else 0.0
-            if not close(compute_s, busiest_s, 1e-6):
-                yield f"{path}: rank {rank} computes {compute_s} s, the busiest {busiest_s} s"
-            elif not _rounds_to(compute_s / step_s, percent):
-                yield f"{path}: {percent}% of the step, of the times of the ranks it is {compute_s / step_s:.2%}"
-            stages = [number for number, stage in enumerate(plan.decision.stages) if rank in stage.ranks]
-            names = {d for s in stages for r, d in _devices(plan, s) if r == rank}
-            if stages and (bottleneck[2] not in names or bottleneck[3] != str(stages[0])):
-                where = f"rank {rank} is {', '.join(sorted(names))} in stage {stages[0]}"
-                yield f"{path}: {bottleneck[2]} in stage {bottleneck[3]}; {where}"
-        elif words not in (BUBBLE, REDUCTION, MESSAGES):
-            yield f"{path}: nothing is known by the words {words!r}"
-        else:
-            named.add(words)
-            if words in known and not _rounds_to(known[words], percent):
-                yield f"{path}: {percent}% {words}; reckoned {known[words]:.2%}"
-    places = [_place_of(line) for line in plan.search.binding]
+        if line not in place and not _is_of_objective(plan, line):
+            yield f"search.binding[{number}]: {line!r} is not what the figures of the plan give"
+    places = [place.get(line, (0, 0)) for line in plan.search.binding]
     if places != sorted(places):
-        yield "search.binding: what is said of memory as a whole is not first, or of a rank not last"
+        yield "search.binding: not what is said of all plans first, then shares, the largest first, then of a rank"
     if len(set(plan.search.binding)) < len(plan.search.binding):
         yield f"search.binding: {len(plan.search.binding)} sentences, of which some are the same"
-    if shares != sorted(shares, reverse=True):
-        yield f"search.binding: shares of {shares} percent are not the largest first"
-    for words, share in (*known.items(), ("compute", busiest_s / step_s)):
-        if words not in named and share > _WORTH_NAMING + TOLERANCE:
-            yield f"search.binding: does not say that {share:.2%} {words}"
+    for several in ([label for label in shares if label not in (IDLE, SUMS, MESSAGES)], [IDLE], [SUMS], [MESSAGES]):
+        named = any(line.endswith(label) for line in plan.search.binding for label in several)
+        share = shares.get(several[0], 0.0)
+        if not named and share > WORTH_NAMING + TOLERANCE:
+            yield f"search.binding: does not say that {share:.2%} {several[0]}"
 
 
-def _place_of(line: str) -> int:
-    return 1 if _SHARE.fullmatch(line) else 2 if _FULL.fullmatch(line) else 0
+def _rounded(share: float, label: str) -> Iterator[tuple[str, int]]:
+    """The sentence and its percent; two where it is all but a half."""
+    for near in (share - _ROUNDING, share + _ROUNDING):
+        yield share_text(near, label), round(100 * near)
 
 
-def _memory_line_faults(plan: Plan, line: str, path: str) -> Iterator[str]:
-    match = _FULL.fullmatch(line)
-    if match is not None:
-        rank, percent = int(match[1]), int(match[2])
-        found = plan.prediction.ranks[rank] if rank < len(plan.prediction.ranks) else None
-        full = found.peak_bytes / max(1, found.memory_limit_bytes) if found is not None else 0.0
-        if not _rounds_to(full, percent) or full < _NEARLY_FULL:
-            yield f"{path}: rank {rank} holds {percent}% of what it may; of its bytes it is {full:.2%}"
-    elif line.startswith("rate: no "):
-        yield from _rate_faults(plan, line, path)
-    elif plan.inputs.request.objective != MEMORY or not line.startswith("memory: no "):
-        yield f"{path}: nothing is known by the words {line!r}"
-
-
-def _rate_faults(plan: Plan, line: str, path: str) -> Iterator[str]:
-    """Of the highest rate of a stream: the plan's own is not above it."""
-    said, found = plan.prediction.sustained_per_s, _MOST_RATE.fullmatch(line)
-    if not said or plan.inputs.request.objective != THROUGHPUT:
-        yield f"{path}: nothing is known by the words {line!r}"
-    elif found is not None and float(found[1]) < said * (1 - 1e-4):
-        yield f"{path}: {line!r}, and the plan sustains {said}"
-
-
-def _devices(plan: Plan, stage: int) -> Sequence[tuple[int, str]]:
-    found = plan.decision.stages[stage]
-    return tuple(zip(found.ranks, found.devices, strict=False))
-
-
-def _rounds_to(share: float, percent: int) -> bool:
-    return abs(100 * share - percent) <= 0.5 + 1e-6
+def _is_of_objective(plan: Plan, line: str) -> bool:
+    """Whether it says how far from the best a plan of another objective is, of which the file has no figure."""
+    if plan.inputs.request.objective == MEMORY:
+        return line.startswith("memory: no ")
+    is_stream = plan.inputs.request.objective == THROUGHPUT and plan.prediction.sustained_per_s > 0
+    return is_stream and line.startswith("rate: no ")
 
 
 def _alternative_faults(plan: Plan, other: Alternative, path: str) -> Iterator[str]:
-    """It is no better than the decision, and its words say its numbers."""
-    search, step_s, ranks = plan.search, plan.prediction.step_s, plan.prediction.ranks
-    needs, slower = _NEEDS.fullmatch(other.why_not), _SLOWER.fullmatch(other.why_not)
+    """It is no better than the decision, and its words are those of its figures."""
+    search, step_s = plan.search, plan.prediction.step_s
     if other.peak_bytes is not None and other.peak_bytes < 0:
         yield f"{path}.peak_bytes: {other.peak_bytes} is below 0"
-    slow = _TOO_SLOW.fullmatch(other.why_not)
-    if other.step_s is None and slow is not None:
-        if not (plan.prediction.sustained_per_s and float(slow[1]) < float(slow[2])):
-            yield f"{path}.why_not: {other.name}: {other.why_not!r} is no reason"
-        return
     if other.step_s is None:
-        if needs is None:
-            yield f"{path}.step_s: {other.name} has none, and {other.why_not!r} does not say what it lacks"
-        elif other.peak_bytes is not None and size_text(other.peak_bytes) != needs[1]:
-            yield f"{path}.peak_bytes: {other.name} holds {size_text(other.peak_bytes)}, {other.why_not!r}"
-        elif needs is not None and plan.inputs.request.objective != MEMORY:
-            rank = int(needs[2])
-            limit = ranks[rank].memory_limit_bytes if rank < len(ranks) else None
-            if limit is not None and size_text(limit) != needs[3]:
-                yield f"{path}.why_not: a limit of {needs[3]} on rank {rank}, which has {size_text(limit)}"
-            elif limit is not None and other.peak_bytes is not None and other.peak_bytes <= limit:
-                yield f"{path}.why_not: {other.peak_bytes} bytes fit into the {limit} of rank {rank}"
+        if not _is_reason(plan, other):
+            yield f"{path}.why_not: {other.name}: {other.why_not!r} is no reason, or not that of its figures"
         return
     if not step_s:
         return
-    ratio = other.step_s / step_s - 1
     if search.bound_s > 0 and other.step_s < search.bound_s * (1 - TOLERANCE):
         yield f"{path}.step_s: {other.name} takes {other.step_s} s, less than the bound of {search.bound_s} s"
-    if slower is None and other.why_not != "as fast":
-        yield f"{path}.why_not: {other.why_not!r} does not say how much slower {other.name} is than the plan"
-    elif abs(100 * ratio - _signed(slower)) > 0.05 + 1e-6 if slower is not None else ratio > 1e-9:
-        yield f"{path}.step_s: {other.name} is {ratio:.2%} slower, {other.why_not!r}"
-    limit = max((rank.memory_limit_bytes for rank in ranks), default=0)
+    slowdown, _, _ = other.why_not.removesuffix(TIE).partition(": ")
+    slowdowns = {slower_text(other.step_s * (1 + near), step_s) for near in (-_ROUNDING, 0.0, _ROUNDING)}
+    if slowdown.removesuffix(TIE) not in slowdowns:
+        yield f"{path}.step_s: {other.name} is {slower_text(other.step_s, step_s)}, {other.why_not!r}"
+    limit = max((rank.memory_limit_bytes for rank in plan.prediction.ranks), default=0)
     if other.peak_bytes is not None and other.peak_bytes > limit:
         yield f"{path}.peak_bytes: {other.name} holds {other.peak_bytes} bytes, no rank may hold more than {limit}"
 
 
-def _signed(slower: re.Match[str]) -> float:
-    return float(slower[1]) * (1 if slower[2] == "slower" else -1)
-
-
-def size_text(num_bytes: float) -> str:
-    """Bytes as people read them."""
-    size, unit = float(num_bytes), "bytes"
-    for name in ("KiB", "MiB", "GiB"):
-        if size >= 1024:
-            size, unit = size / 1024, name
-    return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+def _is_reason(plan: Plan, other: Alternative) -> bool:
+    """Whether it says why a plan is none: it holds more than a rank may, or is too slow for a stream."""
+    peak, reason = other.peak_bytes, other.why_not
+    if peak is None:
+        return plan.prediction.sustained_per_s > 0 and reason.startswith("sustains ")
+    for rank in plan.prediction.ranks:
+        limit = rank.memory_limit_bytes
+        if reason.startswith(needs_text(peak, rank.rank)):  # the limits of the objective memory were lower
+            is_above = peak > limit and reason == needs_text(peak, rank.rank, limit)
+            return is_above or plan.inputs.request.objective == MEMORY
+    return reason.startswith(f"needs {size_text(peak)} on rank ")  # one that the plan leaves idle, without a limit here
 
 
 def _measured_faults(plan: Plan) -> Iterator[str]:
@@ -367,11 +327,11 @@ def _measured_faults(plan: Plan) -> Iterator[str]:
         if not close(run.error + 1, real + 1):
             yield f"measured.error: {run.error} is not measured over predicted - 1, {real}"
     for name in ("stage_forward_s", "stage_backward_s", "stage_update_s", "stage_reduction_s"):
-        found = getattr(run, name)
-        if found and len(found) != len(decision.stages):
-            yield f"measured.{name}: {len(found)} stages, the plan has {len(decision.stages)}"
-        if any(seconds < 0 for seconds in found):
-            yield f"measured.{name}: {min(found)} s is below 0"
+        seconds_of_stages = getattr(run, name)
+        if seconds_of_stages and len(seconds_of_stages) != len(decision.stages):
+            yield f"measured.{name}: {len(seconds_of_stages)} stages, the plan has {len(decision.stages)}"
+        if any(seconds < 0 for seconds in seconds_of_stages):
+            yield f"measured.{name}: {min(seconds_of_stages)} s is below 0"
     for name, count in (("peak_bytes", len(run.peak_bytes)), ("ranks", len(run.ranks))):
         if count and count != decision.num_ranks:
             yield f"measured.{name}: {count} ranks, the plan has {decision.num_ranks}"

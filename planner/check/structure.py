@@ -142,7 +142,7 @@ def token_faults(decision: Decision, graph: Graph) -> Iterator[str]:
 
 def _rank_faults(decision: Decision) -> Iterator[str]:
     """Each rank is one device, and runs one stage, or those of one position of the schedule."""
-    taken: dict[int, int] = {}
+    stage_of: dict[int, int] = {}
     device_of: dict[int, str] = {}
     rank_on: dict[str, int] = {}
     for number, stage in enumerate(decision.stages):
@@ -152,9 +152,9 @@ def _rank_faults(decision: Decision) -> Iterator[str]:
         if len(set(stage.ranks)) < len(stage.ranks):
             yield f"{path}.ranks: stage {number} names one rank twice: {list(stage.ranks)}"
         for rank in stage.ranks:
-            if rank in taken and not _shares_a_position(decision, taken[rank], number):
-                yield f"{path}.ranks: rank {rank} is in stage {taken[rank]} and in stage {number}"
-            taken[rank] = number
+            if rank in stage_of and not _shares_a_position(decision, stage_of[rank], number):
+                yield f"{path}.ranks: rank {rank} is in stage {stage_of[rank]} and in stage {number}"
+            stage_of[rank] = number
             if not 0 <= rank < decision.num_ranks:
                 yield f"{path}.ranks: stage {number} names rank {rank}, the program has {decision.num_ranks} rows"
         for rank, device in zip(stage.ranks, stage.devices, strict=False):
@@ -163,10 +163,10 @@ def _rank_faults(decision: Decision) -> Iterator[str]:
             if rank_on.setdefault(device, rank) != rank:
                 yield f"{path}.devices: {device} is the device of rank {rank_on[device]} and of rank {rank}"
     for rank, row in enumerate(decision.program):
-        if row and rank not in taken:
+        if row and rank not in stage_of:
             yield f"decision.program[{rank}]: rank {rank} has {len(row)} actions and is in 0 stages"
-    if decision.program and taken and decision.num_ranks - 1 > max(taken):
-        yield f"decision.program: {decision.num_ranks} rows, the last rank in a stage is {max(taken)}"
+    if decision.program and stage_of and decision.num_ranks - 1 > max(stage_of):
+        yield f"decision.program: {decision.num_ranks} rows, the last rank in a stage is {max(stage_of)}"
 
 
 def _shares_a_position(decision: Decision, first: int, second: int) -> bool:
@@ -267,8 +267,8 @@ def model_faults(decision: Decision, graph: Graph) -> Iterator[str]:
 
 def _tie_faults(decision: Decision, graph: Graph, stage_of: Mapping[str, int]) -> Iterator[str]:
     """Parameters of several stages are updated together, when all gradients of the step are there."""
-    known = _traits(decision.schedule)
-    if known is None or known.synchronous:
+    schedule_traits = _traits(decision.schedule)
+    if schedule_traits is None or schedule_traits.synchronous:
         return
     for name, layers in graph.tied_layers().items():
         stages = sorted({stage_of[own] for index in layers if (own := graph.layers[index].name) in stage_of})
@@ -320,8 +320,8 @@ def require_possible(decision: Decision, graph: Graph) -> None:
     faults += layer_faults(decision, graph)
     if faults:
         raise CorruptFileError("the plan's layers cannot be divided so", faults[:20])
-    if again := list(recomputed_faults(decision, graph)):
-        raise CorruptFileError("the plan's layers cannot be computed again so", again[:20])
+    if span_complaints := list(recomputed_faults(decision, graph)):
+        raise CorruptFileError("the plan's layers cannot be computed again so", span_complaints[:20])
 
 
 def layer_faults(decision: Decision, graph: Graph) -> Iterator[str]:
@@ -357,8 +357,8 @@ def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, 
             text = f"layer {layer.name} is over sites, which ranks share as they do samples and nothing else"
             yield layer.name, f"{text}: cut all layers of stage {placed.stage} alike, along samples"
         elif placed.stage in laid_out:
-            found = _faults_of(decision, graph, layer, values, layer.name in mixing)
-            yield from ((layer.name, fault) for fault in found)
+            of_layout = _faults_of(decision, graph, layer, values, layer.name in mixing)
+            yield from ((layer.name, fault) for fault in of_layout)
 
 
 def _faults_of(
@@ -414,30 +414,30 @@ def _ways_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]
         return
     from planner.layers.contraction import contracted_dims, num_channels  # late: few layers share input channels
 
-    values, words = graph.values(), f"layer {layer.name} ({operator_of(layer)}) has ways {ways}"
+    values, subject = graph.values(), f"layer {layer.name} ({operator_of(layer)}) has ways {ways}"
     inputs = tuple(values[name] for name in layer.inputs)
     dims = contracted_dims(layer, inputs, tuple(graph.parameters[name] for name in layer.parameters))
     if ways < 1:
-        yield f"{words}; it is 1 or more"
+        yield f"{subject}; it is 1 or more"
     elif dims is None:
-        yield f"{words}, and is no linear layer, embedding or convolution of one group: it shares no input channels"
+        yield f"{subject}, and is no linear layer, embedding or convolution of one group: it shares no input channels"
     else:
         channels = num_channels(dims, inputs, tuple(graph.parameters[each] for each in layer.parameters))
         if dims.shared(layer, placed.layout, ways) is None:
             name = layer.outputs[0].dims[dims.filters]
             parts = len(placed.cuts.get(name, (0, 1))) - 1
-            yield f"{words}, which do not divide its {parts} parts along {name}"
+            yield f"{subject}, which do not divide its {parts} parts along {name}"
         elif ways > channels:
-            yield f"{words} to share {channels} input channels"
+            yield f"{subject} to share {channels} input channels"
         if placed.margin:
-            yield f"{words} and margin {placed.margin}; it can have one of them"
+            yield f"{subject} and margin {placed.margin}; it can have one of them"
 
 
 def _margin_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]:
     """Rows beyond the part, which are the neighbour's."""
-    margin, words = placed.margin, f"layer {layer.name} has margin {placed.margin}"
+    margin, subject = placed.margin, f"layer {layer.name} has margin {placed.margin}"
     if margin < 0:
-        yield f"{words}; it is 0 or more"
+        yield f"{subject}; it is 0 or more"
     if margin <= 0:
         return
     values = graph.values()
@@ -446,13 +446,13 @@ def _margin_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[st
     in_space = [dim for dim in cut if dim in SPACE and dim in work.dims]
     channels = [dim for dim in cut if dim in AXES["channel"][1]]
     if channels:
-        yield f"{words} and is cut along {channels[0]}: margins are for layers cut along space alone"
+        yield f"{subject} and is cut along {channels[0]}: margins are for layers cut along space alone"
     elif not in_space:
-        yield f"{words} and is not cut along space"
+        yield f"{subject} and is not cut along space"
     elif work != layer.outputs[0]:
-        yield f"{words}, and what its parts make is no part of its output"
+        yield f"{subject}, and what its parts make is no part of its output"
     else:
         boxes = placed.layout.boxes(work, graph.samples)
         least = min(len(box[work.dims.index(dim)]) for box in boxes for dim in in_space)
         if margin > least:
-            yield f"{words}, and its smallest part has {least} rows"
+            yield f"{subject}, and its smallest part has {least} rows"

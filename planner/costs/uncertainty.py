@@ -35,9 +35,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.cost_model import PriceBook
-from planner.costs.layers.confidence import Measured, Noise
+from planner.costs.layers.confidence import CostNoise, MeasuredNoise
 from planner.costs.layers.cost_table import layers_of
-from planner.costs.simulator.prices import Prices
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import (
     PREPARE_STEP,
     PREPARED_STEP,
@@ -97,7 +97,7 @@ def _of_model(costs: StageCosts, num_draws: int) -> Draws:
 
 
 def deciles(
-    compiled: CompiledProgram, costs: StageCosts, prices: Prices, trace: Trace, num_draws: int = DRAWS
+    compiled: CompiledProgram, costs: StageCosts, prices: SlotPrices, trace: Trace, num_draws: int = DRAWS
 ) -> Deciles:
     """Of the step that ``trace`` is without noise."""
     noises = _noises(compiled, costs)
@@ -107,7 +107,9 @@ def deciles(
     return deciles_of(replayed(compiled, prices, trace, factors, num_draws), costs)
 
 
-def paired_steps(compiled: CompiledProgram, costs: StageCosts, prices: Prices, trace: Trace, num_draws: int) -> Draws:
+def paired_steps(
+    compiled: CompiledProgram, costs: StageCosts, prices: SlotPrices, trace: Trace, num_draws: int
+) -> Draws:
     """What a step takes on average over many, by draw; draws of two plans of a profile may be held against one another.
 
     A rank's process, its pass in common, and the factor of layers of a kind on a kind of device are the same in a draw,
@@ -132,7 +134,7 @@ def keyed(key: str) -> np.random.Generator:
 
 def varies(costs: StageCosts) -> bool:
     """Whether any computing of the stages varies."""
-    measured = Measured(costs.book.profile)
+    measured = MeasuredNoise(costs.book.profile)
     parts = {
         (number, costs.kind(rank), placed.samples[rows][member] if placed.samples else float(rows))
         for number, placed in enumerate(costs.stages)
@@ -142,10 +144,10 @@ def varies(costs: StageCosts) -> bool:
     return any(_noise(measured, costs, costs.stages[number], kind, n).varies for number, kind, n in parts)
 
 
-def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, Noise]:
+def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, CostNoise]:
     """Of each action that varies; the same for all of a stage on one kind of device at as many samples."""
-    measured = Measured(costs.book.profile)
-    known: dict[tuple[int, str, float], Noise] = {}
+    measured = MeasuredNoise(costs.book.profile)
+    known: dict[tuple[int, str, float], CostNoise] = {}
     noises = {}
     for number, slot in enumerate(compiled.actions):
         if slot.action.op not in COMPUTE:
@@ -163,8 +165,8 @@ def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, Noise]:
 def _factors(
     compiled: CompiledProgram,
     costs: StageCosts,
-    prices: Prices,
-    noises: Mapping[int, Noise],
+    prices: SlotPrices,
+    noises: Mapping[int, CostNoise],
     num_draws: int,
     drawn: _Drawn | None = None,
 ) -> dict[tuple[int, int], Draws]:
@@ -195,7 +197,7 @@ class _Drawn:
         self.normal = [draw.standard_normal(num_draws) for _ in range(num_ranks)]
         self.alike: dict[tuple[str, str], Draws] = {}
 
-    def factor(self, rank: int, kind: str, noise: Noise) -> Draws:
+    def factor(self, rank: int, kind: str, noise: CostNoise) -> Draws:
         """What multiplies the computing of one action; none is below 0."""
         factor = 1 + noise.spread * self.normal[rank]
         if noise.measured > 0:
@@ -242,7 +244,7 @@ def _ranged(normal: Draws, low: float, high: float) -> Draws:
     return exponents
 
 
-def _noise(measured: Measured, costs: StageCosts, placed: StagePlacement, kind: str, samples: float) -> Noise:
+def _noise(measured: MeasuredNoise, costs: StageCosts, placed: StagePlacement, kind: str, samples: float) -> CostNoise:
     """From the measurements, nearest in size, of a stage's layers."""
     nearest = measured.nearest(kind, layers_of(placed.runs), samples) if samples > 0 else {}
     weights = {index: found.passes_s for index, found in nearest.items()}
@@ -271,7 +273,7 @@ def _ranges(
 
 def replayed(
     compiled: CompiledProgram,
-    prices: Prices,
+    prices: SlotPrices,
     trace: Trace,
     factors: Mapping[tuple[int, int], Draws],
     num_draws: int,
@@ -296,7 +298,7 @@ class _Replay:
     def __init__(
         self,
         compiled: CompiledProgram,
-        prices: Prices,
+        prices: SlotPrices,
         trace: Trace,
         factors: Mapping[tuple[int, int], Draws],
         num_draws: int,
@@ -413,7 +415,7 @@ class _Replay:
         return self.released[reduction]
 
 
-def _before(compiled: CompiledProgram, prices: Prices, trace: Trace) -> dict[int, int]:
+def _before(compiled: CompiledProgram, prices: SlotPrices, trace: Trace) -> dict[int, int]:
     """The message that was on the wire before each message, if one was."""
     in_rows = [number for row in compiled.rows for code, _, numbers in row if code == SEND_STEP for number in numbers]
     last: dict[int, int] = {}

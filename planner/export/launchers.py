@@ -11,11 +11,11 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from planner.transformers.shape import Recompute, Transformer, Ways
+from planner.transformers.shape import ParallelDegrees, Recompute, Transformer
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class LauncherOptions:
     """What a launcher is given.
 
     Attributes:
@@ -27,9 +27,9 @@ class Options:
     missing: tuple[str, ...]
 
 
-def megatron(shape: Transformer, ways: Ways, global_batch: int) -> Options:
+def megatron(shape: Transformer, ways: ParallelDegrees, global_batch: int) -> LauncherOptions:
     """Options of Megatron-LM's ``pretrain_gpt.py``."""
-    told = [
+    arguments = [
         f"--tensor-model-parallel-size {ways.tensor}",
         f"--pipeline-model-parallel-size {ways.pipeline}",
         f"--micro-batch-size {ways.micro_batch}",
@@ -58,13 +58,13 @@ def megatron(shape: Transformer, ways: Ways, global_batch: int) -> Options:
             ways.recompute is Recompute.FULL
         ),
     }
-    told += [flag for flag, wanted in flags.items() if wanted]
+    arguments += [flag for flag, wanted in flags.items() if wanted]
     missing = _of_stages(ways)
     blocks = ways.chunks(shape.layers)
     if ways.interleave > 1:
-        told.append(f"--num-layers-per-virtual-pipeline-stage {shape.layers // len(blocks)}")
+        arguments.append(f"--num-layers-per-virtual-pipeline-stage {shape.layers // len(blocks)}")
     elif len(set(blocks)) > 1:
-        told += [
+        arguments += [
             f"--decoder-first-pipeline-num-layers {blocks[0]}",
             f"--decoder-last-pipeline-num-layers {blocks[-1]}",
         ]
@@ -74,14 +74,14 @@ def megatron(shape: Transformer, ways: Ways, global_batch: int) -> Options:
         missing.append(f"ZeRO-{ways.zero}: its distributed optimiser is ZeRO-1")
     if ways.schedule == "gpipe":
         missing.append("GPipe: its schedule is 1F1B")
-    return Options("\n".join(told) + "\n", tuple(missing))
+    return LauncherOptions("\n".join(arguments) + "\n", tuple(missing))
 
 
-def torchtitan(shape: Transformer, ways: Ways, global_batch: int) -> Options:
+def torchtitan(shape: Transformer, ways: ParallelDegrees, global_batch: int) -> LauncherOptions:
     """Options of torchtitan's command line, beside those that name a model and its configuration."""
     sharded = ways.zero >= 2
     local = ways.micro_batch * (ways.micro_batches(global_batch) if ways.pipeline > 1 else 1)
-    told = [
+    arguments = [
         f"--training.local_batch_size {local}",
         f"--training.global_batch_size {global_batch}",
         f"--training.seq_len {shape.seq}",
@@ -94,7 +94,7 @@ def torchtitan(shape: Transformer, ways: Ways, global_batch: int) -> Options:
         f"--parallelism.pipeline_parallel_microbatch_size {ways.micro_batch}",
     ]
     if ways.tensor > 1 and not ways.sequence_parallel:
-        told.append("--parallelism.no-enable_sequence_parallel")
+        arguments.append("--parallelism.no-enable_sequence_parallel")
     missing = [f"sizes of {shape.name}: they are a flavour of a model there", *_of_stages(ways)]
     if ways.zero == 1:
         missing.append("ZeRO-1: replicas there divide nothing, or gradients too")
@@ -104,10 +104,10 @@ def torchtitan(shape: Transformer, ways: Ways, global_batch: int) -> Options:
         missing.append("full recomputation: FullAC as activation_checkpoint of the model's configuration function")
     if len(set(ways.chunks(shape.layers))) > 1:
         missing.append("stages of unlike numbers of blocks: it divides them itself")
-    return Options("\n".join(told) + "\n", tuple(missing))
+    return LauncherOptions("\n".join(arguments) + "\n", tuple(missing))
 
 
-def _of_stages(ways: Ways) -> list[str]:
+def _of_stages(ways: ParallelDegrees) -> list[str]:
     """What stages have of their own: each launcher has one kind of rank."""
     missing = []
     if len(set(ways.degrees)) > 1:
@@ -117,13 +117,13 @@ def _of_stages(ways: Ways) -> list[str]:
     return missing
 
 
-def _torch_schedule(ways: Ways) -> str:
+def _torch_schedule(ways: ParallelDegrees) -> str:
     if ways.schedule == "gpipe":
         return "GPipe"
     return "Interleaved1F1B" if ways.interleave > 1 else "1F1B"
 
 
-def deepspeed(shape: Transformer, ways: Ways, global_batch: int) -> Options:
+def deepspeed(shape: Transformer, ways: ParallelDegrees, global_batch: int) -> LauncherOptions:
     """DeepSpeed's configuration."""
     settings: dict[str, object] = {
         "train_batch_size": global_batch,
@@ -142,10 +142,10 @@ def deepspeed(shape: Transformer, ways: Ways, global_batch: int) -> Options:
         missing.append(f"tensor degree {ways.tensor}: the model's code (Megatron-DeepSpeed) divides it")
     if ways.recompute is not Recompute.NONE:
         missing.append(f"recomputation ({ways.recompute.value}): deepspeed.checkpointing in the model's code")
-    return Options(json.dumps(settings, indent=1) + "\n", tuple(missing))
+    return LauncherOptions(json.dumps(settings, indent=1) + "\n", tuple(missing))
 
 
-LAUNCHERS: Mapping[str, Callable[[Transformer, Ways, int], Options]] = {
+LAUNCHERS: Mapping[str, Callable[[Transformer, ParallelDegrees, int], LauncherOptions]] = {
     "megatron": megatron,
     "torchtitan": torchtitan,
     "deepspeed": deepspeed,

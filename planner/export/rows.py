@@ -54,7 +54,7 @@ class PlanRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
+class StageTransfer:
     """What a stage sends to another per micro-batch of the first (a full) size, between different ranks."""
 
     src: int
@@ -94,7 +94,7 @@ class StageRow:
     parameter_bytes: int | None
     forward_s: float | None
     backward_s: float | None
-    sends: tuple[Handover, ...] | None
+    sends: tuple[StageTransfer, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,23 +187,23 @@ def program_of(plan: Plan, profile: Profile) -> Program:
     return Boundaries.of_decision(profile.graph, plan.decision).program(plan.decision)
 
 
-def handovers(program: Program) -> tuple[Handover, ...]:
+def handovers(program: Program) -> tuple[StageTransfer, ...]:
     """What crosses each edge for the first micro-batch."""
-    found = []
+    transfers = []
     for edge in program.stages.edges:
         messages = [m for m in program.messages[edge.src, edge.dst, 0] if m.src != m.dst]
         forward_bytes = sum(message.forward_bytes for message in messages)
-        found.append(Handover(edge.src, edge.dst, forward_bytes, sum(m.backward_bytes for m in messages)))
-    return tuple(found)
+        transfers.append(StageTransfer(edge.src, edge.dst, forward_bytes, sum(m.backward_bytes for m in messages)))
+    return tuple(transfers)
 
 
 def stage_seconds(timeline: Timeline) -> dict[int, tuple[float | None, float | None]]:
     """By stage, median seconds of a forward and of a whole backward (``B``, or ``I`` and ``W``); None if unseen."""
-    seen: dict[int, dict[Op, list[float]]] = {}
+    durations: dict[int, dict[Op, list[float]]] = {}
     for span in timeline.spans:
         action = Action.parse(span.action)
-        seen.setdefault(action.stage, {}).setdefault(action.op, []).append(span.stop_s - span.start_s)
-    return {stage: _forward_and_backward(by_op) for stage, by_op in seen.items()}
+        durations.setdefault(action.stage, {}).setdefault(action.op, []).append(span.stop_s - span.start_s)
+    return {stage: _forward_and_backward(by_op) for stage, by_op in durations.items()}
 
 
 def _forward_and_backward(by_op: Mapping[Op, list[float]]) -> tuple[float | None, float | None]:
@@ -245,12 +245,12 @@ def _plan_row(name: str, plan: Plan, best_per_s: float) -> PlanRow:
 
 def stage_layouts(decision: Decision, stage: int) -> dict[str, int]:
     """How many layers of ``stage`` are divided in which way; nothing on a stage of one rank."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     if len(decision.stages[stage].ranks) > 1:
         for name in decision.layers_of(stage):
-            words = layout_text(decision.layers[name], decision.micro_batches[0])
-            found[words] = found.get(words, 0) + 1
-    return found
+            layout = layout_text(decision.layers[name], decision.micro_batches[0])
+            counts[layout] = counts.get(layout, 0) + 1
+    return counts
 
 
 def tiles_text(block: Block) -> str:

@@ -31,8 +31,8 @@ def layers(profile: Profile, plan: Plan | None = None) -> pd.DataFrame:
 
 def ranks(plan: Plan) -> pd.DataFrame:
     """A row a rank: predicted compute, communication, bubble and idle time, and memory."""
-    found = [{name.name: getattr(rank, name.name) for name in fields(rank)} for rank in plan.prediction.ranks]
-    return pd.DataFrame(found).set_index("rank")
+    rows = [{name.name: getattr(rank, name.name) for name in fields(rank)} for rank in plan.prediction.ranks]
+    return pd.DataFrame(rows).set_index("rank")
 
 
 def spans(*timelines: Timeline) -> pd.DataFrame:

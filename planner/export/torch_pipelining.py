@@ -77,14 +77,16 @@ def split_points(graph: Graph, stage_of: Mapping[str, int]) -> tuple[SplitPoint,
     names = [layer.name for layer in graph.layers]
     stages = [stage_of[name] for name in names]
     modules = _Modules(graph.layers)
-    found: list[SplitPoint] = []
+    points: list[SplitPoint] = []
     for position, (a, b) in enumerate(pairwise(stages), 1):
         if a != b:
-            taken = {point.module for point in found}
-            candidates = (each for each in modules.boundaries(position) if each[1] not in taken)  # torch takes one each
+            used_modules = {point.module for point in points}
+            candidates = (
+                each for each in modules.boundaries(position) if each[1] not in used_modules
+            )  # torch takes one each
             point, module = next(candidates, (BEGINNING, "")) if stages == sorted(stages) else (BEGINNING, "")
-            found.append(SplitPoint(b, module, point, names[position - 1], names[position]))
-    return tuple(found)
+            points.append(SplitPoint(b, module, point, names[position - 1], names[position]))
+    return tuple(points)
 
 
 class _Modules:

@@ -340,8 +340,8 @@ class Cluster:
 
 
 def _path(device: DeviceSpec, tiers: tuple[Tier, ...]) -> tuple[str, ...]:
-    found, inner = [], device.name
+    groups, inner = [], device.name
     for tier in tiers[:-1]:
         inner = device.group(tier.within) or f"{inner} alone"
-        found.append(inner)
-    return tuple(found)
+        groups.append(inner)
+    return tuple(groups)

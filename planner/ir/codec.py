@@ -83,9 +83,9 @@ def loads(text: str, cls: type[T], source: str = "text") -> T:
     try:
         value: T = _adapter(cls).validate_json(body)[0]  # type: ignore[arg-type]  # classes are hashable
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        faults = [_describe(fault, cls) for fault in found[:_MOST_FAULTS_SHOWN]]
-        raise _corrupt(source, name, faults, len(found)) from None
+        errors = error.errors(include_url=False)
+        faults = [_describe(fault, cls) for fault in errors[:_MOST_FAULTS_SHOWN]]
+        raise _corrupt(source, name, faults, len(errors)) from None
     senseless = validation.faults(value)
     if senseless:
         raise _corrupt(source, name, senseless)
@@ -147,23 +147,25 @@ def plan_fingerprint(plan: Plan) -> str:
     return fingerprint({"model": plan.inputs.model_fingerprint, "decision": plan.decision})
 
 
-def require_match(what: str, expected: str, found: str, remedy: str) -> None:
+def require_match(what: str, expected: str, actual: str, remedy: str) -> None:
     """Raises :class:`StaleFileError` unless the two fingerprints of ``what`` are equal."""
-    if expected != found:
-        raise StaleFileError(f"the plan was made for another {what}", [f"plan: {expected}", f"here: {found}"], [remedy])
+    if expected != actual:
+        raise StaleFileError(
+            f"the plan was made for another {what}", [f"plan: {expected}", f"here: {actual}"], [remedy]
+        )
 
 
 def schema(name: str) -> str:
     """JSON Schema of the format ``name``, as text."""
     cls, version = FORMATS[name]
-    found = TypeAdapter(cls).json_schema()
+    root = TypeAdapter(cls).json_schema()
     header = {"halopipe": {"const": name}, "version": {"const": version}}
-    found["properties"] = {**header, **found["properties"]}
-    found["required"] = ["halopipe", "version", *found["required"]]
-    for part in (found, *found.get("$defs", {}).values()):
+    root["properties"] = {**header, **root["properties"]}
+    root["required"] = ["halopipe", "version", *root["required"]]
+    for part in (root, *root.get("$defs", {}).values()):
         if part.get("type") == "object" and "properties" in part:
             part["additionalProperties"] = False
-    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **root}
     return json.dumps(document, indent=2) + "\n"
 
 
@@ -176,8 +178,8 @@ def _adapter(cls: type, *, is_finite: bool = True) -> TypeAdapter[Any]:
 
 
 def _format_of(cls: type) -> tuple[str, int]:
-    for name, (known, version) in FORMATS.items():
-        if known is cls:
+    for name, (format_class, version) in FORMATS.items():
+        if format_class is cls:
             return name, version
     raise TypeError(f"{cls.__name__} is not a file format; formats are {', '.join(FORMATS)}")
 
@@ -215,13 +217,13 @@ def _checked_header(text: str, name: str, version: int, source: str) -> str:
         raise CorruptFileError(f"{source} is not a {name} file", ["nested too deeply"]) from None
     if not isinstance(root, _Object) or root.get("halopipe") != name:
         kind = root.get("halopipe") if isinstance(root, _Object) else None
-        found = f"a halopipe {kind} file" if isinstance(kind, str) and kind in FORMATS else "not a halopipe file"
-        raise CorruptFileError(f"{source} is not a halopipe {name} file", [f"it is {found}"], [_WRITTEN_BY[name]])
+        what = f"a halopipe {kind} file" if isinstance(kind, str) and kind in FORMATS else "not a halopipe file"
+        raise CorruptFileError(f"{source} is not a halopipe {name} file", [f"it is {what}"], [_WRITTEN_BY[name]])
     found_version = root.get("version")
     if not isinstance(found_version, int) or isinstance(found_version, bool) or found_version < 1:
-        said = "is missing" if found_version is None else f"is {json.dumps(found_version)}"
+        complaint = "is missing" if found_version is None else f"is {json.dumps(found_version)}"
         raise CorruptFileError(
-            f"{source} is not a halopipe {name} file", [f"its version {said}; versions are whole numbers from 1"]
+            f"{source} is not a halopipe {name} file", [f"its version {complaint}; versions are whole numbers from 1"]
         )
     if found_version > version:
         raise NewerFileError(
@@ -301,9 +303,9 @@ def _plain_fields(value: Any) -> dict[str, Any]:
     So older releases read such a file, and fingerprints stay what they were.
     """
     return {
-        field.name: plain(found)
+        field.name: plain(field_value)
         for field in dataclasses.fields(value)
-        if (found := getattr(value, field.name)) != _default(field) or "added" not in field.metadata
+        if (field_value := getattr(value, field.name)) != _default(field) or "added" not in field.metadata
     }
 
 

@@ -56,8 +56,8 @@ def parse_rule(text: str) -> Rule:
     what, colon, value = (part.strip() for part in rest.partition(":"))
     if what not in WHATS:
         close = get_close_matches(what, WHATS, 1)
-        known = f"known: {', '.join(WHATS)}"
-        raise UsageError(f"{text!r}: no rule is about {what!r}", [known], [f"{close[0]}?" if close else _write()])
+        detail = f"known: {', '.join(WHATS)}"
+        raise UsageError(f"{text!r}: no rule is about {what!r}", [detail], [f"{close[0]}?" if close else _write()])
     return Rule(pattern, what, _value(text, what, value, bool(colon)))
 
 
@@ -78,21 +78,21 @@ def matching(rule: Rule, names: Sequence[str]) -> tuple[int, ...]:
         UnknownNameError: there are none; the error names the nearest layers.
     """
     patterns = rule.pattern.split(",")
-    found = tuple(index for index, name in enumerate(names) if any(fnmatchcase(name, each) for each in patterns))
-    if not found:
+    indices = tuple(index for index, name in enumerate(names) if any(fnmatchcase(name, each) for each in patterns))
+    if not indices:
         raise _unknown(rule, "layer", rule.pattern, names)
-    return found
+    return indices
 
 
 def check_names(rule: Rule, cluster: Cluster) -> None:
     """Raises :class:`UnknownNameError` if the rule is about a device or kind that the cluster does not have."""
-    known = {DEVICE: [d.name for d in cluster.devices], KIND: [d.kind for d in cluster.devices]}.get(rule.what)
-    if known is not None and not any(fnmatchcase(name, rule.value) for name in known):
-        raise _unknown(rule, rule.what, rule.value, list(dict.fromkeys(known)))
+    names = {DEVICE: [d.name for d in cluster.devices], KIND: [d.kind for d in cluster.devices]}.get(rule.what)
+    if names is not None and not any(fnmatchcase(name, rule.value) for name in names):
+        raise _unknown(rule, rule.what, rule.value, list(dict.fromkeys(names)))
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class CutDegrees:
     """Into how many parts layers are cut along each family of dims."""
 
     sample: int = 1
@@ -100,7 +100,7 @@ class Ways:
     channel: int = 1
 
     @classmethod
-    def of(cls, cuts: Mapping[str, Sequence[int]]) -> Ways:
+    def of(cls, cuts: Mapping[str, Sequence[int]]) -> CutDegrees:
         """Those of a layout, given its cut points by dim."""
         parts = dict.fromkeys(FAMILIES, 1)
         for dim, points in cuts.items():
@@ -127,7 +127,7 @@ class StageFacts:
     kinds: tuple[str, ...] = ()
     number: int | None = None
     recompute: bool | None = None
-    ways: Ways | None = None
+    ways: CutDegrees | None = None
 
 
 def allowed(rule: Rule, facts: StageFacts, fixed: bool) -> bool:
@@ -143,16 +143,16 @@ def allowed(rule: Rule, facts: StageFacts, fixed: bool) -> bool:
             names = facts.devices if rule.what == DEVICE else facts.kinds
             return all(fnmatchcase(name, rule.value) == fixed for name in names)
         case "stage":
-            found = facts.number
+            actual = facts.number
         case "replicas":
-            found = len(facts.devices) or None
+            actual = len(facts.devices) or None
         case "recompute":
             return facts.recompute is None or (facts.recompute == (rule.value == YES)) == fixed
         case "together":
             return True
         case _:
-            found = None if facts.ways is None else facts.ways.along(rule.what)
-    return found is None or (found == int(rule.value)) == fixed
+            actual = None if facts.ways is None else facts.ways.along(rule.what)
+    return actual is None or (actual == int(rule.value)) == fixed
 
 
 def allowed_together(num_inside: int, num_matching: int, fixed: bool) -> bool:
@@ -170,8 +170,8 @@ def broken(fix: Iterable[Rule], forbid: Iterable[Rule], decision: Decision, clus
     kind_of = {device.name: device.kind for device in cluster.devices}
     lines = []
     for rule, fixed in (*((rule, True) for rule in fix), *((rule, False) for rule in forbid)):
-        found = matching(rule, names)
-        culprit = _culprit(rule, fixed, [names[index] for index in found], decision, kind_of)
+        indices = matching(rule, names)
+        culprit = _culprit(rule, fixed, [names[index] for index in indices], decision, kind_of)
         if culprit:
             lines.append(f"{'fix' if fixed else 'forbid'} {format_rule(rule)}: {culprit}")
     return tuple(lines)
@@ -191,16 +191,16 @@ def _culprit(rule: Rule, fixed: bool, layers: list[str], decision: Decision, kin
             tuple(kind_of.get(device, "") for device in stage.devices),
             number,
             stage.recompute,
-            Ways.of(decision.layers[name].cuts),
+            CutDegrees.of(decision.layers[name].cuts),
         )
         if not allowed(rule, facts, fixed):
             return f"{name} is in stage {number} on {', '.join(stage.devices)}"
     return ""
 
 
-def _value(text: str, what: str, value: str, given: bool) -> str:
+def _value(text: str, what: str, value: str, has_value: bool) -> str:
     if what == TOGETHER:
-        if given and value != YES:
+        if has_value and value != YES:
             raise UsageError(f"{text!r}: together takes no value", [f"found {value!r}"], ["leave out what follows it"])
         return YES
     if not value:
@@ -221,11 +221,11 @@ def _write() -> str:
     return f"write {_FORMS}"
 
 
-def _unknown(rule: Rule, what: str, asked: str, known: Sequence[str]) -> UnknownNameError:
+def _unknown(rule: Rule, what: str, asked: str, names: Sequence[str]) -> UnknownNameError:
     bare = asked.strip("*?.")
-    nearest = get_close_matches(bare, known, 3, 0.4) or [n for n in known if bare and bare in n][:3] or list(known[:3])
+    nearest = get_close_matches(bare, names, 3, 0.4) or [n for n in names if bare and bare in n][:3] or list(names[:3])
     return UnknownNameError(
         f"rule {format_rule(rule)!r} matches no {what}",
-        [f"{len(known)} are known, the nearest: {', '.join(nearest)}"],
+        [f"{len(names)} are known, the nearest: {', '.join(nearest)}"],
         [f"correct {asked!r}; * stands for anything"],
     )

@@ -236,7 +236,7 @@ def _unwritable(path: str | Path, error: OSError | ValueError) -> MissingFileErr
 def _near(path: str | Path) -> list[str]:
     """A file of nearly that name, as what may have been meant."""
     try:
-        names = [found.name for found in Path(path).parent.iterdir()]
+        names = [entry.name for entry in Path(path).parent.iterdir()]
     except (OSError, ValueError):
         return []
     near = difflib.get_close_matches(Path(path).name, names, n=1)

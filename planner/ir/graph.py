@@ -173,10 +173,10 @@ class Graph:
 
     def values(self) -> dict[str, TensorSpec]:
         """Every value by name (``conv1``, ``lstm``, ``lstm:1``), graph inputs included."""
-        found = dict(self.inputs)
+        specs = dict(self.inputs)
         for layer in self.layers:
-            found.update((value_name(layer.name, index), spec) for index, spec in enumerate(layer.outputs))
-        return found
+            specs.update((value_name(layer.name, index), spec) for index, spec in enumerate(layer.outputs))
+        return specs
 
     def tied_layers(self) -> dict[str, tuple[int, ...]]:
         """By parameter that several layers use, these layers by index, ascending."""
@@ -270,6 +270,6 @@ def graph_of_sites(graph: Graph, rows: int, sizes: Mapping[str, int]) -> Graph:
 
 def spec_of_sites(spec: TensorSpec, rows: int, captured: int, sizes: Mapping[str, int]) -> TensorSpec:
     """``spec``, of a graph of ``captured`` samples, for ``rows`` samples that have ``sizes`` sites."""
-    found = spec.at(rows, captured)
-    shape = tuple(sizes.get(dim, extent) for dim, extent in zip(found.dims, found.shape, strict=True))
-    return found if shape == found.shape else replace(found, shape=shape)
+    resized = spec.at(rows, captured)
+    shape = tuple(sizes.get(dim, extent) for dim, extent in zip(resized.dims, resized.shape, strict=True))
+    return resized if shape == resized.shape else replace(resized, shape=shape)

@@ -280,8 +280,8 @@ class Prediction:
         if not used or used == IN_PROCESS:
             return ""
         before = "" if used == NCCL or self.evidence == DATASHEET else GLOO
-        known = self.transport or before
-        return known if known != used else ""
+        measured_over = self.transport or before
+        return measured_over if measured_over != used else ""
 
     def other_devices(self, used: Sequence[str]) -> tuple[str, str]:
         """(planned, used) of the first rank that ran on another kind of device than the step is predicted for.

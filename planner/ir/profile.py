@@ -82,10 +82,10 @@ class Levels:
 
     def scaled(self, times: float) -> Levels:
         """So many times as many bytes of everything."""
-        found: dict[str, Any] = {name: round(times * getattr(self, name)) for name in LEVEL_NAMES}
+        sizes: dict[str, Any] = {name: round(times * getattr(self, name)) for name in LEVEL_NAMES}
         for name in LEVEL_PAIRS:
-            found[name] = tuple((layer, round(times * size)) for layer, size in getattr(self, name))
-        return replace(self, **found)
+            sizes[name] = tuple((layer, round(times * size)) for layer, size in getattr(self, name))
+        return replace(self, **sizes)
 
 
 LEVEL_NAMES = tuple(each.name for each in fields(Levels) if each.type == "int")

@@ -188,7 +188,7 @@ class Program:
         if self.blocking or self.streams or not self._sends_twice():
             return {}
         places = [{action: place for place, action in enumerate(row)} for row in self.rows]
-        found: dict[Leg, tuple[Action, ...]] = {}
+        earlier_sends: dict[Leg, tuple[Action, ...]] = {}
         for rank, row in enumerate(self.rows):
             maker: tuple[object, ...] = ()
             before: dict[int, tuple[Action, ...]] = {}
@@ -202,9 +202,9 @@ class Program:
                     if behind and not _in_order(places[other], behind[-1], action):
                         behind = ()
                     if behind:
-                        found[rank, action, other] = behind
+                        earlier_sends[rank, action, other] = behind
                     before[other] = (*behind, action)
-        return found
+        return earlier_sends
 
     def joined(self) -> dict[Leg, tuple[Action, ...]]:
         """By leg, the sends that it travels with in one message, which is named after the first of them.
@@ -212,13 +212,13 @@ class Program:
         Legs that begin a message are left out.  The receive of the first takes it all, and those of the others find
         what is theirs there.
         """
-        found = {}
+        coalesced = {}
         for leg, before in self.sent_before().items():
             rank, send, other = leg
             count = num_joined([self.leg_bytes((rank, each, other)) for each in (*before, send)])
             if count:
-                found[leg] = before[-count:]
-        return found
+                coalesced[leg] = before[-count:]
+        return coalesced
 
     def leg_bytes(self, leg: Leg) -> int:
         """Payload of a leg."""
@@ -234,10 +234,10 @@ class Program:
         ends: dict[tuple[bool, int], set[int]] = {}
         for edge in self.stages.edges:
             for key, far in (((True, edge.src), edge.dst), ((False, edge.dst), edge.src)):
-                known = ends.setdefault(key, set())
-                if not known.isdisjoint(self.ranks[far]):
+                ranks_there = ends.setdefault(key, set())
+                if not ranks_there.isdisjoint(self.ranks[far]):
                     return True
-                known.update(self.ranks[far])
+                ranks_there.update(self.ranks[far])
         return False
 
     def receive_window(self, rank: int) -> int:

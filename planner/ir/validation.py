@@ -46,7 +46,7 @@ def also(cls: type, rule: Callable[[Any], Iterable[Fault]]) -> None:
 
 def faults(value: object) -> tuple[str, ...]:
     """What is wrong with a profile, plan or timeline, in the order of the file; nothing if it makes sense."""
-    found = [*out_of_limits(value, "", "")]
+    problems = [*out_of_limits(value, "", "")]
     rules: Mapping[type, Callable[[Any], Iterator[Fault]]] = {
         Profile: _profile,
         Plan: _plan,
@@ -54,10 +54,10 @@ def faults(value: object) -> tuple[str, ...]:
     }
     rule = rules.get(type(value))
     if rule is not None:
-        found += rule(value)
-    for extra in () if found else _EXTRA.get(type(value), ()):
-        found += extra(value)
-    return tuple(f"{path}: {text}" for path, text in found)
+        problems += rule(value)
+    for extra in () if problems else _EXTRA.get(type(value), ()):
+        problems += extra(value)
+    return tuple(f"{path}: {text}" for path, text in problems)
 
 
 def _at_least(path: str, value: int, least: int, most: int = MOST_EXTENT) -> Iterator[Fault]:
@@ -67,17 +67,17 @@ def _at_least(path: str, value: int, least: int, most: int = MOST_EXTENT) -> Ite
         yield path, f"{value} is more than {most}"
 
 
-def _known(path: str, what: str, name: str, known: Iterable[str]) -> Iterator[Fault]:
-    names = tuple(known)
+def _known(path: str, what: str, name: str, allowed: Iterable[str]) -> Iterator[Fault]:
+    names = tuple(allowed)
     if name not in names:
         yield path, f"no {what} {name!r}{_near(name, names)}"
 
 
-def _near(name: str, known: Sequence[str]) -> str:
+def _near(name: str, names: Sequence[str]) -> str:
     from difflib import get_close_matches
 
-    close = get_close_matches(name[:100], known[:2000], 1)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {len(known)}" if len(known) > 1 else ""
+    close = get_close_matches(name[:100], names[:2000], 1)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {len(names)}" if len(names) > 1 else ""
 
 
 def _twice(path: str, what: str, names: Iterable[object]) -> Iterator[Fault]:
@@ -97,8 +97,8 @@ def _profile(profile: Profile) -> Iterator[Fault]:
     yield from _source("model", profile.model)
     names = profile.graph.by_name()
     for section in ("measurements", "parts"):
-        for kind, found in getattr(profile, section).items():
-            yield from _measured(f"{section}.{kind}", found, names)
+        for kind, measurements in getattr(profile, section).items():
+            yield from _measured(f"{section}.{kind}", measurements, names)
     for kind, costs in profile.parameters.items():
         for layer in costs:
             yield from _known(f"parameters.{kind}.{layer}", "layer", layer, names)
@@ -243,7 +243,7 @@ def _tiers(cluster: Cluster) -> Iterator[Fault]:
         yield "cluster.tiers", "no tier is within 'host'"
     if "" in levels[:-1] or levels[-1]:
         yield "cluster.tiers", "the last tier, and no other, is within all devices: its 'within' is empty"
-    known = [level for level in levels if level not in ("", HOST)]
+    group_levels = [level for level in levels if level not in ("", HOST)]
     for index, device in enumerate(cluster.devices):
         for level, group in device.groups.items():
             path = f"cluster.devices[{index}].groups.{level}"
@@ -252,7 +252,7 @@ def _tiers(cluster: Cluster) -> Iterator[Fault]:
             elif not group:
                 yield path, "is empty"
             else:
-                yield from _known(path, "tier within", level, known)
+                yield from _known(path, "tier within", level, group_levels)
     if any(device.groups for device in cluster.devices):
         yield from nesting_faults(cluster)
     for name in cluster.links if cluster.tiers else ():
@@ -271,11 +271,13 @@ def nesting_faults(cluster: Cluster) -> Iterator[Fault]:
     for index in range(len(cluster.devices)):
         groups = cluster.groups_of(index)
         for level, (inner, outer) in enumerate(pairwise(groups)):
-            found, first = outside.setdefault((level, inner), (outer, index))
-            if found != outer:
+            first_outer, first = outside.setdefault((level, inner), (outer, index))
+            if first_outer != outer:
                 larger, ends = levels[level + 1], [cluster.devices[each].name for each in (index, first)]
                 where = larger if larger == HOST else f"groups.{larger}"
-                what = f"{levels[level]} {inner!r} is in {larger} {outer!r} ({ends[0]}) and in {found!r} ({ends[1]})"
+                what = (
+                    f"{levels[level]} {inner!r} is in {larger} {outer!r} ({ends[0]}) and in {first_outer!r} ({ends[1]})"
+                )
                 yield f"cluster.devices[{index}].{where}", f"{what}: groups nest"
 
 
@@ -312,9 +314,9 @@ def _plan(plan: Plan) -> Iterator[Fault]:
     if plan.measured is not None:
         yield from _ranks("measured.ranks", [rank.rank for rank in plan.measured.ranks], decision.num_ranks)
         for name in ("stage_forward_s", "stage_backward_s", "stage_update_s", "stage_reduction_s"):
-            found = getattr(plan.measured, name)
-            if found and len(found) != len(decision.stages):
-                yield f"measured.{name}", f"{len(found)} numbers for {len(decision.stages)} stages"
+            by_stage = getattr(plan.measured, name)
+            if by_stage and len(by_stage) != len(decision.stages):
+                yield f"measured.{name}", f"{len(by_stage)} numbers for {len(decision.stages)} stages"
         if not plan.measured.step_s > 0:
             yield "measured.step_s", f"{plan.measured.step_s:g} is not above 0"
 

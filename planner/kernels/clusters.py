@@ -87,9 +87,9 @@ def cluster_of(name: str, num_devices: int = 0) -> Cluster:
     )
     tables = links(system.tables).tables
     within = tables[SEND, 2, 2]
-    found = {WITHIN_HOST: Link(within[0][1], _rate(within), _points(within), evidence=KERNELS, transport=NCCL)}
+    tier_links = {WITHIN_HOST: Link(within[0][1], _rate(within), _points(within), evidence=KERNELS, transport=NCCL)}
     if count > system.per_host:
-        found[ACROSS_HOSTS] = Link(
+        tier_links[ACROSS_HOSTS] = Link(
             ALPHA_ACROSS_S, EFFICIENCY * link(system.network).bandwidth_bytes_per_s.value, transport=NCCL
         )
     sums = tuple(
@@ -97,7 +97,7 @@ def cluster_of(name: str, num_devices: int = 0) -> Cluster:
         for (what, members, per_host), points in sorted(tables.items())
         if what == ALL_REDUCE and members == per_host <= count
     )
-    return Cluster(devices, found, sums)
+    return Cluster(devices, tier_links, sums)
 
 
 def _points(points: Points) -> tuple[tuple[int, float], ...]:

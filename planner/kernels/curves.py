@@ -80,9 +80,9 @@ class Device:
         entry = catalogue_device(name)
         peaks = entry.peak_flop_per_s
         wanted = {"bfloat16": ("bfloat16", "float16"), "float16": ("float16", "bfloat16")}.get(dtype, (dtype,))
-        found = next((peaks[each].value for each in wanted if each in peaks), 0.0)
+        peak = next((peaks[each].value for each in wanted if each in peaks), 0.0)
         bandwidth = entry.memory_bytes_per_s.value if entry.memory_bytes_per_s is not None else None
-        return cls.of(entry.name, {dtype: found}, bandwidth, dtype)
+        return cls.of(entry.name, {dtype: peak}, bandwidth, dtype)
 
     @classmethod
     def of(cls, name: str, peaks: Mapping[str, float], memory_bytes_per_s: float | None, dtype: str) -> Device:
@@ -201,10 +201,10 @@ def fitted(kind: type[Curve], extents: Extents, seconds: np.ndarray, device: Dev
         return np.asarray(np.log(kind.of(list(numbers)).seconds(extents, device, width) / seconds))
 
     start = np.array(kind.START)
-    found = least_squares(
+    optimum = least_squares(
         residuals, start, loss="soft_l1", f_scale=_ROBUST, max_nfev=_MOST_STEPS, bounds=(start - 8, start + 8)
     )
-    return kind.of(list(found.x))
+    return kind.of(list(optimum.x))
 
 
 def logs(extents: Extents) -> np.ndarray:

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,18 @@ _FUSED_LOW, _FUSED_HIGH = 0.75, 1.5
 and of that what it reaches on H100, whose new instructions it does not use."""
 
 
+class AttentionShape(NamedTuple):
+    """Extents of an attention's core; groups of the ``heads`` of queries share one of the ``kv_heads``."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_size: int
+    causal: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """What kernels of a device take in a dtype.
@@ -64,19 +77,13 @@ class Kernels:
             return NOTHING
         return self._estimate(BATCHED if batch > 1 else GEMM, (m, n, k, batch))
 
-    def attention(
-        self, batch: int, heads: int, kv_heads: int, queries: int, keys: int, head_size: int, causal: bool, fused: bool
-    ) -> Estimate:
+    def attention(self, shape: AttentionShape, fused: bool) -> Estimate:
         """Scores, softmax and context; dropout of the scores, where there is any, is extra if not ``fused``."""
-        return self._attention(ATTENTION, (batch, heads, kv_heads, queries, keys, head_size, int(causal)), fused)
+        return self._attention(ATTENTION, shape, fused)
 
-    def attention_backward(
-        self, batch: int, heads: int, kv_heads: int, queries: int, keys: int, head_size: int, causal: bool, fused: bool
-    ) -> Estimate:
+    def attention_backward(self, shape: AttentionShape, fused: bool) -> Estimate:
         """The gradients of queries, keys and values; fused kernels compute the scores again."""
-        return self._attention(
-            ATTENTION_BACKWARD, (batch, heads, kv_heads, queries, keys, head_size, int(causal)), fused
-        )
+        return self._attention(ATTENTION_BACKWARD, shape, fused)
 
     def memory_bound(self, num_bytes: float, launches: int = 1, kind: str = "elementwise") -> Estimate:
         """Reading and writing ``num_bytes`` in all, in ``launches`` kernels.
@@ -94,8 +101,8 @@ class Kernels:
         return launches * self._estimate(kind, (max(1, round(num_bytes / launches)), 1))
 
     def _estimate(self, kind: str, extents: tuple[int, ...]) -> Estimate:
-        found = self._known.get((kind, extents))
-        if found is None:
+        estimate = self._known.get((kind, extents))
+        if estimate is None:
             fit, source = self.fits[kind]
             seconds, far = fit.seconds(extents, self.device, self.width)
             widened = 1 + max(0.0, far - _INSIDE) if np.isfinite(far) else 1.0
@@ -106,11 +113,12 @@ class Kernels:
                 evidence = f"{TABLE}{source}"
             else:
                 evidence = f"fitted{source}, {fit.held_back.text}"
-            found = self._known[kind, extents] = Estimate(seconds, seconds * low, seconds * high, evidence)
-        return found
+            estimate = self._known[kind, extents] = Estimate(seconds, seconds * low, seconds * high, evidence)
+        return estimate
 
-    def _attention(self, kind: str, extents: tuple[int, ...], fused: bool) -> Estimate:
-        batch, heads, _, queries, keys, size, _ = extents
+    def _attention(self, kind: str, shape: AttentionShape, fused: bool) -> Estimate:
+        batch, heads, _, queries, keys, size, causal = shape
+        extents = (*shape[:-1], int(causal))
         if min(extents[:-1]) <= 0:
             return NOTHING
         backward = kind == ATTENTION_BACKWARD
@@ -169,11 +177,11 @@ def kernels_of(figures: Device, dtype: str, own: Sequence[Fit] = ()) -> Kernels:
     """As :func:`kernels`, of a device by its figures; fits of ``own`` tables come first."""
     every = (*own, *stored_fits())
     kinds = (GEMM, BATCHED, ATTENTION, ATTENTION_BACKWARD, *MEMORY_BOUND)
-    found = {kind: _found(every, figures.name, dtype_of(dtype), kind) for kind in kinds}
-    known = {kind: fit for kind, fit in found.items() if fit is not None}
+    fits_by_kind = {kind: _found(every, figures.name, dtype_of(dtype), kind) for kind in kinds}
+    fits = {kind: fit for kind, fit in fits_by_kind.items() if fit is not None}
     for kind in MEMORY_BOUND:
-        known.setdefault(kind, known[_STAND_INS.get(kind, "elementwise")])
-    return Kernels(figures, dtype, WIDTHS[dtype], known)
+        fits.setdefault(kind, fits[_STAND_INS.get(kind, "elementwise")])
+    return Kernels(figures, dtype, WIDTHS[dtype], fits)
 
 
 def _found(every: Sequence[Fit], name: str, dtype: str, kind: str) -> tuple[Fit, str] | None:
@@ -182,8 +190,8 @@ def _found(every: Sequence[Fit], name: str, dtype: str, kind: str) -> tuple[Fit,
     for device in (name, *(other for other in chip if other != name)):
         own = [fit for fit in of_kind if fit.device == device]
         exact = next((fit for fit in own if fit.dtype == dtype), None)
-        found = exact or (own[0] if own and kind in MEMORY_BOUND else None)
-        if found is not None:
-            return found, "" if device == name else f" on {device}"
+        best = exact or (own[0] if own and kind in MEMORY_BOUND else None)
+        if best is not None:
+            return best, "" if device == name else f" on {device}"
     general = [fit for fit in of_kind if fit.device == ANY_DEVICE and fit.dtype == general_dtype(kind, dtype)]
     return (general[0], "") if general else None

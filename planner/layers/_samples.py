@@ -186,14 +186,14 @@ def prepared_inputs(graph: Graph) -> tuple[str, ...]:
     for layer in graph.layers:
         for value in layer.inputs:
             read_by.setdefault(value, []).append(layer)
-    found = []
+    prepared = []
     for name, spec in graph.inputs.items():
         reading = read_by.get(name, [])
         is_map = spec.has_sites and any(layer.kind != "loss" for layer in reading)
         is_read = any(layer.kind in OVER_SITES for layer in reading)
         if not spec.is_float and (is_map or is_read):
-            found.append(name)
-    return tuple(found)
+            prepared.append(name)
+    return tuple(prepared)
 
 
 def throughout_sites(graph: Graph) -> frozenset[str]:
@@ -202,13 +202,13 @@ def throughout_sites(graph: Graph) -> frozenset[str]:
     The ranks of a stage of such layers alone share its sites, and may be more than the samples of a micro-batch.
     """
     values = graph.values()
-    found = set()
+    names = set()
     for layer in graph.layers:
         work = kind(layer.kind).work(layer, tuple(values[name] for name in layer.inputs))
         outputs = () if layer.kind == "loss" else layer.outputs
         if all(spec.has_sites for spec in (work, *outputs)):
-            found.add(layer.name)
-    return frozenset(found)
+            names.add(layer.name)
+    return frozenset(names)
 
 
 def over_sites(graph: Graph) -> frozenset[str]:

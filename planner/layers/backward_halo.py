@@ -72,28 +72,30 @@ def backward_halo(layer: LayerDivision, held: Boxes, moves: Sequence[Transfer]) 
         if inside is None:
             return None
         reached.append(inside)
-    found = [
+    dy_moves = [
         Transfer(move.src, move.dst, part)
         for move in transfers(dict(enumerate(layer.own)), dict(enumerate(reached)))
         if move.src != move.dst
         for part in subtract(move.box, layer.own[move.dst])
     ]
-    if any(move.box[:leading] != layer.own[move.dst][:leading] for move in found):
+    if any(move.box[:leading] != layer.own[move.dst][:leading] for move in dy_moves):
         return None
-    dx, dy = (sum(volume(move.box) for move in those) for those in (moves, found))
-    return BackwardHalo(dx, dy, tuple(reached), tuple(found))
+    dx, dy = (sum(volume(move.box) for move in those) for those in (moves, dy_moves))
+    return BackwardHalo(dx, dy, tuple(reached), tuple(dy_moves))
 
 
 def _reached(layer: Layer, held: Box) -> Box:
     """Along each dim of space the outputs that read some of what is held; may reach outside the tensor."""
-    found = []
+    intervals = []
     for part, (kernel, stride, padding, dilation) in zip(held, windows(layer), strict=True):
         span = dilation * (kernel - 1)
         if layer.kind == "transposed_conv":
-            found.append(Interval(part.start * stride - padding, (part.stop - 1) * stride - padding + span + 1))
+            intervals.append(Interval(part.start * stride - padding, (part.stop - 1) * stride - padding + span + 1))
         else:
-            found.append(Interval(-((span - padding - part.start) // stride), (part.stop - 1 + padding) // stride + 1))
-    return tuple(found)
+            intervals.append(
+                Interval(-((span - padding - part.start) // stride), (part.stop - 1 + padding) // stride + 1)
+            )
+    return tuple(intervals)
 
 
 def _are_apart(boxes: Boxes) -> bool:

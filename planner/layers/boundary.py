@@ -34,15 +34,15 @@ def loss_terms(graph: Graph) -> frozenset[str]:
     makers, reads = {layer.name: layer for layer in graph.layers}, Counter[str]()
     for layer in graph.layers:
         reads.update(layer.inputs)
-    values, found, left = graph.values(), set[str](), [graph.loss]
+    values, summed, left = graph.values(), set[str](), [graph.loss]
     while left:
         maker = makers.get(producer(left.pop()))
         if maker is None or maker.attributes.get("op") != _ADD or "alpha" in maker.attributes:
             continue
         terms = [v for v in maker.inputs if reads[v] == 1 and _is_summed(makers.get(producer(v)), values[v])]
-        found.update(terms)
+        summed.update(terms)
         left += terms
-    return frozenset(found)
+    return frozenset(summed)
 
 
 def _is_summed(maker: Layer | None, value: TensorSpec) -> bool:
@@ -52,16 +52,16 @@ def _is_summed(maker: Layer | None, value: TensorSpec) -> bool:
 
 def without_gradient(graph: Graph) -> frozenset[str]:
     """Values of which no stage sends a gradient back: detached ones, what is made of these alone, terms of the loss."""
-    found: set[str] = set()
+    detached: set[str] = set()
     for layer in graph.layers:
         op, inputs = layer.attributes.get("op"), layer.inputs
         if op == _BROADCAST and len(inputs) == len(layer.outputs):  # each output is one input: some may be targets
-            silent = [value in found or value in graph.inputs for value in inputs]
+            silent = [value in detached or value in graph.inputs for value in inputs]
         else:
-            is_made_of = bool(inputs) and not layer.parameters and all(value in found for value in inputs)
+            is_made_of = bool(inputs) and not layer.parameters and all(value in detached for value in inputs)
             silent = [op == _DETACH or is_made_of] * len(layer.outputs)
-        found.update(value_name(layer.name, output) for output, is_silent in enumerate(silent) if is_silent)
-    return frozenset(found) | loss_terms(graph)
+        detached.update(value_name(layer.name, output) for output, is_silent in enumerate(silent) if is_silent)
+    return frozenset(detached) | loss_terms(graph)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +110,18 @@ class Boundaries:
         for layer in graph.layers:
             for value in dict.fromkeys(layer.inputs):
                 readers.setdefault((value, stage_of[layer.name]), []).append(layer)
-        found = {key: tuple(layers) for key, layers in readers.items()}
+        readers_by_stage = {key: tuple(layers) for key, layers in readers.items()}
         return cls(
             graph,
             stage_of,
             tuple(layouts),
             tuple(ranks),
             graph.values(),
-            found,
+            readers_by_stage,
             of_layer or {},
             placed or {},
             without_gradient(graph),
-            {stage: found for stage, found in (blocks or {}).items() if found},
+            {stage: of_stage for stage, of_stage in (blocks or {}).items() if of_stage},
         )
 
     @classmethod
@@ -138,7 +138,7 @@ class Boundaries:
             name: placed.layout for name, placed in decision.layers.items() if placed.layout != layouts[placed.stage]
         }
         placed = {name: each for name, each in decision.layers.items() if each.ways > 1 or each.margin}
-        found = cls.of(
+        boundaries = cls.of(
             graph,
             stage_of,
             layouts,
@@ -147,7 +147,7 @@ class Boundaries:
             placed,
             {number: stage.blocks for number, stage in enumerate(decision.stages)},
         )
-        return found.sliced(decision.token_slices)
+        return boundaries.sliced(decision.token_slices)
 
     def sliced(self, token_slices: tuple[int, ...]) -> Boundaries:
         """The same with micro-batches cut into token slices; as they are where there are none.
@@ -177,17 +177,17 @@ class Boundaries:
 
         Graph inputs are not among them: each rank loads its own part.
         """
-        found: dict[tuple[int, int], dict[str, None]] = {}
+        crossing: dict[tuple[int, int], dict[str, None]] = {}
         order = {value: index for index, value in enumerate(self._values)}
         for layer in self.graph.layers:
             for value in layer.inputs:
                 src = self.stage_of.get(producer(value))
                 dst = self.stage_of[layer.name]
                 if src is not None and src != dst:
-                    found.setdefault((src, dst), {})[value] = None
+                    crossing.setdefault((src, dst), {})[value] = None
         return tuple(
             Edge(src, dst, values, any(map(self._is_answered, values)))
-            for (src, dst), names in sorted(found.items())
+            for (src, dst), names in sorted(crossing.items())
             for values in [tuple(sorted(names, key=order.__getitem__))]
         )
 
@@ -252,8 +252,8 @@ class Boundaries:
                 part = Part(value, move.box, num_bytes, _is_apart(move.box, owned[move.src]))
                 parts.setdefault((move.src, move.dst), []).append(part)
         return tuple(
-            Message(src, dst, tuple(found), tuple(part for part in found if self._is_answered(part.value)))
-            for (src, dst), found in sorted(parts.items())
+            Message(src, dst, tuple(of_pair), tuple(part for part in of_pair if self._is_answered(part.value)))
+            for (src, dst), of_pair in sorted(parts.items())
         )
 
     def _slice_messages(self, edge: Edge, size: TokenSlice) -> tuple[Message, ...]:
@@ -299,8 +299,8 @@ class Boundaries:
                 for layer in self.graph.layers
                 if self.stage_of[layer.name] == stage
             }
-            found = Division.placed(self.graph, placed, len(self.ranks[stage]), samples, self.blocks[stage])
-            self._divisions[stage, samples] = found
+            division = Division.placed(self.graph, placed, len(self.ranks[stage]), samples, self.blocks[stage])
+            self._divisions[stage, samples] = division
         return self._divisions[stage, samples]
 
     def _is_answered(self, value: str) -> bool:

@@ -95,8 +95,8 @@ def contracted_dims(layer: Layer, inputs: Specs, parameters: Specs) -> Contracte
         return None
     data, weight, output = inputs[0].shape, parameters[0].shape, layer.outputs[0].shape
     if layer.kind == "linear":
-        found = ContractedDims(len(output) - 1, len(data) - 1, 0, 1, data[:-1] == output[:-1])
-        return found if weight == (output[-1], data[-1]) else None
+        dims = ContractedDims(len(output) - 1, len(data) - 1, 0, 1, data[:-1] == output[:-1])
+        return dims if weight == (output[-1], data[-1]) else None
     if layer.kind == "embedding":
         return ContractedDims(len(output) - 1, None, 1, 0, True) if len(weight) == 2 and output[:-1] == data else None
     kernel = layer.attributes.get("kernel")
@@ -104,10 +104,10 @@ def contracted_dims(layer: Layer, inputs: Specs, parameters: Specs) -> Contracte
         return None
     filters, channels = len(output) - len(kernel) - 1, len(data) - len(kernel) - 1
     of_weight = (0, 1) if layer.kind == "conv" else (1, 0)
-    found = ContractedDims(filters, channels, *of_weight)
+    dims = ContractedDims(filters, channels, *of_weight)
     extents = (output[filters], data[channels])
     is_whole = tuple(weight[dim] for dim in of_weight) == extents and weight[2:] == kernel
-    return found if is_whole and layer.attributes.get("groups", 1) == 1 else None
+    return dims if is_whole and layer.attributes.get("groups", 1) == 1 else None
 
 
 def contraction_of(
@@ -185,8 +185,8 @@ def _place(place: tuple[int, ...], dims: tuple[str, ...], name: str) -> tuple[tu
 
 def _joined(intervals: list[Interval]) -> Interval:
     """From the first to the last; the empty ones do not count, unless all are."""
-    found = [interval for interval in intervals if len(interval)] or intervals[:1]
-    return Interval(min(interval.start for interval in found), max(interval.stop for interval in found))
+    filled = [interval for interval in intervals if len(interval)] or intervals[:1]
+    return Interval(min(interval.start for interval in filled), max(interval.stop for interval in filled))
 
 
 def _with(box: Box, dim: int, interval: Interval) -> Box:

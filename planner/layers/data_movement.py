@@ -22,7 +22,7 @@ from planner.layers._rules import (
 )
 
 
-class Reshape(Kind, name="reshape"):
+class ReshapeKind(Kind, name="reshape"):
     """Views, flattening, permutations, expansion: which part of the input makes a part of the output.
 
     Attribute ``kept`` says, for each dim of the output, which dim of the input it is, and -1 where it is none of them.
@@ -65,12 +65,12 @@ def copied_at(chain: Sequence[Layer], shapes: Sequence[Sequence[int]]) -> int | 
     for place in reversed(range(len(chain))):
         data, kept = list(shapes[place]), [*integers(chain[place].attributes.get("kept", ()))]
         if sorted(kept) == [*range(len(data))]:
-            found: list[int] | None = [strides[kept.index(dim)] for dim in range(len(data))]
+            data_strides: list[int] | None = [strides[kept.index(dim)] for dim in range(len(data))]
         else:
-            found = _viewed(shape, strides, data) if prod(shape) == prod(data) else None
-        if found is None:
+            data_strides = _viewed(shape, strides, data) if prod(shape) == prod(data) else None
+        if data_strides is None:
             return place
-        shape, strides = data, found
+        shape, strides = data, data_strides
     return None
 
 
@@ -78,7 +78,7 @@ def _viewed(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int])
     """The strides of the same elements in another shape; None where they would have to be copied for that."""
     if prod(shape) < 2:
         return [1] * len(wanted)
-    found, dim = [0] * len(wanted), len(wanted)
+    view_strides, dim = [0] * len(wanted), len(wanted)
     stretch = 1  # elements that lie one behind the other at ``step``
     step = strides[-1] if strides else 1
     for at in reversed(range(len(shape))):
@@ -88,12 +88,12 @@ def _viewed(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int])
         made = 1
         while dim and (made < stretch or wanted[dim - 1] == 1):
             dim -= 1
-            found[dim] = made * step
+            view_strides[dim] = made * step
             made *= wanted[dim]
         if made != stretch:
             return None
         stretch, step = 1, strides[at - 1] if at else 1
-    return found if not dim else None
+    return view_strides if not dim else None
 
 
 def regrouped(layer: Layer, data: TensorSpec, work_box: Box) -> tuple[dict[int, Interval], dict[int, Interval]]:
@@ -104,14 +104,14 @@ def regrouped(layer: Layer, data: TensorSpec, work_box: Box) -> tuple[dict[int, 
     read: dict[int, Interval] = {}
     made: dict[int, Interval] = {}
     for outer, inner in _regroupings(layer, data):
-        sizes, given = [layer.outputs[0].shape[dim] for dim in outer], [data.shape[dim] for dim in inner]
+        sizes, input_sizes = [layer.outputs[0].shape[dim] for dim in outer], [data.shape[dim] for dim in inner]
         run = _elements([work_box[dim] for dim in outer], sizes)
         while True:  # until the run is a box of either shape
-            larger = _elements(_hull(_elements(_hull(run, given), given), sizes), sizes)
+            larger = _elements(_hull(_elements(_hull(run, input_sizes), input_sizes), sizes), sizes)
             if larger == run:
                 break
             run = larger
-        read.update(zip(inner, _hull(run, given), strict=True))
+        read.update(zip(inner, _hull(run, input_sizes), strict=True))
         made.update(zip(outer, _hull(run, sizes), strict=True))
     return read, made
 
@@ -161,7 +161,7 @@ def _hull(run: Interval, shape: Sequence[int]) -> list[Interval]:
     return box
 
 
-class Slice(Kind, name="slice"):
+class SliceKind(Kind, name="slice"):
     """Parts of a tensor along ``dim``: slices, one element, and division into several parts.
 
     Attributes ``dim``, ``starts`` (where each output begins), ``step``, and ``drops``: whether the outputs lack the
@@ -190,7 +190,7 @@ class Slice(Kind, name="slice"):
         return ((*work_box[:dim], along, *work_box[dim + 1 :]),)
 
 
-class Concat(Kind, name="concat"):
+class ConcatKind(Kind, name="concat"):
     """Concatenation along ``dim`` (and stacking, where ``dim`` is new): each input has its own place in the output."""
 
     @staticmethod
@@ -215,7 +215,7 @@ def _piece(spec: TensorSpec, work_box: Box, dim: int, place: Interval, stacked: 
     return (*work_box[:dim], *along, *work_box[dim + 1 :])
 
 
-class Pad(Kind, name="pad"):
+class PadKind(Kind, name="pad"):
     """Padding of any dims: attributes ``before`` and ``after`` (a number per dim, negative: rows go), and ``mode``.
 
     Output o stands for position o - before of the input.  Outside of the tensor, of n elements,
@@ -271,7 +271,7 @@ _REACH = {"nearest": (0, 0), "nearest-exact": (0, 0), "linear": (0, 1), "cubic":
 _TAPS = {"nearest": 1, "nearest-exact": 1, "linear": 2, "cubic": 4}
 
 
-class Upsample(Kind, name="upsample"):
+class UpsampleKind(Kind, name="upsample"):
     """Interpolation to another size: nearest, linear (bilinear, trilinear) or cubic, of the trailing dims.
 
     Attributes ``mode`` (``nearest``, ``nearest-exact``, ``linear``, ``cubic``), ``align_corners``, ``space`` (how many
@@ -334,11 +334,11 @@ def _interpolated(layer: Layer, o: Interval, inputs: int, outputs: int, steps: t
     is_aligned = bool(layer.attributes.get("align_corners"))
     first = min(floor(position) for step in steps for position in _positions(mode, is_aligned, o.start, step))
     last = max(floor(position) for step in steps for position in _positions(mode, is_aligned, o.stop - 1, step))
-    found = Interval(_clipped(first - before, inputs), _clipped(last + after, inputs) + 1)
+    read = Interval(_clipped(first - before, inputs), _clipped(last + after, inputs) + 1)
     times = outputs // inputs
     if mode == "cubic" or outputs not in (inputs, 2 * inputs) or steps[0] * times == 1:
-        return found
-    return Interval(min(found.start, o.start // times), max(found.stop, -(-o.stop // times)))
+        return read
+    return Interval(min(read.start, o.start // times), max(read.stop, -(-o.stop // times)))
 
 
 def _positions(mode: str, is_aligned: bool, output: int, step: float) -> tuple[float, ...]:
@@ -346,8 +346,8 @@ def _positions(mode: str, is_aligned: bool, output: int, step: float) -> tuple[f
     offset = 0.5 if mode == "nearest-exact" or (mode in ("linear", "cubic") and not is_aligned) else 0.0
     less = 0.5 if offset and mode != "nearest-exact" else 0.0
     exact = (output + offset) * step
-    found = exact - less, _single(_single(exact) - less), _single(exact - less)
-    return tuple(max(position, 0.0) for position in found) if mode == "linear" else found
+    roundings = exact - less, _single(_single(exact) - less), _single(exact - less)
+    return tuple(max(position, 0.0) for position in roundings) if mode == "linear" else roundings
 
 
 def _clipped(index: int, extent: int) -> int:
@@ -356,5 +356,5 @@ def _clipped(index: int, extent: int) -> int:
 
 def _single(number: float) -> float:
     """``number`` in float32."""
-    found: float = struct.unpack("f", struct.pack("f", number))[0]
-    return found
+    rounded: float = struct.unpack("f", struct.pack("f", number))[0]
+    return rounded

@@ -204,14 +204,16 @@ class Division:
     ) -> Division:
         """That of a stage whose layers are ``placements``, in the graph's order; see the class for the others."""
         by_name, values = graph.by_name(), graph.values()
-        found = {name: layer_division(graph, by_name[name], values, each, samples) for name, each in placements.items()}
+        divided = {
+            name: layer_division(graph, by_name[name], values, each, samples) for name, each in placements.items()
+        }
         in_blocks = []
         for block in blocks:
-            in_blocks.append(_block_division(graph, block, found, samples, num_ranks))
-            found |= {
-                name: _hull_of(found[name], [t.layers[name] for t in in_blocks[-1].tiles]) for name in block.layers
+            in_blocks.append(_block_division(graph, block, divided, samples, num_ranks))
+            divided |= {
+                name: _hull_of(divided[name], [t.layers[name] for t in in_blocks[-1].tiles]) for name in block.layers
             }
-        return cls(found, num_ranks, samples, sizes, number, tuple(in_blocks))
+        return cls(divided, num_ranks, samples, sizes, number, tuple(in_blocks))
 
     def makes(self, value: str) -> bool:
         """Whether a layer of the stage makes ``value``."""
@@ -246,10 +248,10 @@ class Division:
         if not self.makes(value):
             return ()
         owned, held = self.owned(value), self.held(value)
-        found = transfers(dict(enumerate(owned)), dict(enumerate(wanted)))
+        moves = transfers(dict(enumerate(owned)), dict(enumerate(wanted)))
         return tuple(
             Transfer(move.src, move.dst, part)
-            for move in found
+            for move in moves
             if move.src != move.dst
             for part in subtract(move.box, held[move.dst])
         )
@@ -404,8 +406,10 @@ def _block_division(
     """The tiles of a block; ``plain``: how its layers' ends are divided over the ranks."""
     reader, grid, tiles = BlockReader(graph, block.layers, plain, samples), dict(block.tiles), []
     for place in product(*(range(parts) for parts in grid.values())):
-        found = [reader.done(position, grid, dict(zip(grid, place, strict=True))) for position in range(num_ranks)]
-        layers = {each.layer.name: _tile_layer(each, found, grid) for each in reader.layers}
+        done_by_rank = [
+            reader.done(position, grid, dict(zip(grid, place, strict=True))) for position in range(num_ranks)
+        ]
+        layers = {each.layer.name: _tile_layer(each, done_by_rank, grid) for each in reader.layers}
         tiles.append(Division(layers, num_ranks, samples))
     read = {value: [read_by(value, tile.layers.values(), num_ranks) for tile in tiles] for value in reader.outside}
     hulls = {value: tuple(_hull(column) for column in zip(*boxes, strict=True)) for value, boxes in read.items()}
@@ -418,18 +422,20 @@ def _made_by(each: LayerDivision) -> list[str]:
 
 def _tile(box: Box, dims: tuple[str, ...], grid: Mapping[str, int], at: Mapping[str, int]) -> Box:
     """The part of ``box`` at a place of the grid of tiles."""
-    found = []
+    intervals = []
     for dim, part in zip(dims, box, strict=True):
         parts, place = grid.get(dim, 1), at.get(dim, 0)
-        found.append(Interval(part.start + len(part) * place // parts, part.start + len(part) * (place + 1) // parts))
-    return tuple(found)
+        intervals.append(
+            Interval(part.start + len(part) * place // parts, part.start + len(part) * (place + 1) // parts)
+        )
+    return tuple(intervals)
 
 
-def _tile_layer(plain: LayerDivision, found: list[Mapping[str, Box]], grid: Mapping[str, int]) -> TileLayer:
-    """A layer for one tile; ``found``: by rank, what is done of each layer."""
+def _tile_layer(plain: LayerDivision, done_by_rank: list[Mapping[str, Box]], grid: Mapping[str, int]) -> TileLayer:
+    """A layer for one tile; ``done_by_rank``: the boxes of each layer, by rank."""
     layer, relation = plain.layer, kind(plain.layer.kind)
     nothing = tuple(Interval(0, 0) for _ in plain.work.shape)
-    done = tuple(each.get(layer.name, nothing) for each in found)
+    done = tuple(each.get(layer.name, nothing) for each in done_by_rank)
     read = [relation.input_boxes(layer, plain.inputs, box) for box in done]
     return TileLayer(
         layer,
@@ -463,12 +469,12 @@ def made_box(done: Box, work: TensorSpec, spec: TensorSpec) -> Box:
 
 def _hull(boxes: Iterable[Box]) -> Box:
     """Of those that are not empty; the last one where all are."""
-    found: Box | None = None
+    enclosing: Box | None = None
     last: Box = ()
     for box in boxes:
         last = box
-        found = hull(found, box) if volume(box) else found
-    return last if found is None else found
+        enclosing = hull(enclosing, box) if volume(box) else enclosing
+    return last if enclosing is None else enclosing
 
 
 def _hull_of(plain: LayerDivision, tiles: list[LayerDivision]) -> TileLayer:

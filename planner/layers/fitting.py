@@ -39,10 +39,10 @@ def graph_misfits(graph: Graph) -> Iterator[Fault]:
         if layer.kind not in kinds():
             yield f"{path}.kind", f"no layer kind {layer.kind!r}; known: {', '.join(kinds())}"
             continue
-        found = list(_attributes(f"{path}.attributes", layer.attributes))
+        misfits = list(_attributes(f"{path}.attributes", layer.attributes))
         inputs = tuple(values[name] for name in layer.inputs)
-        found = found or list(_windows(path, layer, inputs))
-        yield from found or _relation(path, layer, inputs, tuple(graph.parameters[name] for name in layer.parameters))
+        misfits = misfits or list(_windows(path, layer, inputs))
+        yield from misfits or _relation(path, layer, inputs, tuple(graph.parameters[name] for name in layer.parameters))
 
 
 def _attributes(path: str, attributes: Mapping[str, Attribute]) -> Iterator[Fault]:
@@ -63,10 +63,10 @@ def _windows(path: str, layer: Layer, inputs: tuple[TensorSpec, ...]) -> Iterato
     """A window that moves over an input must fit as often as there are outputs, but for the last one."""
     if layer.kind not in ("conv", "pool") or not inputs:
         return
-    found = [layer.attributes.get(name) for name in _WINDOW]
-    counts = [len(numbers) for numbers in found if isinstance(numbers, tuple)]
+    attributes = [layer.attributes.get(name) for name in _WINDOW]
+    counts = [len(numbers) for numbers in attributes if isinstance(numbers, tuple)]
     if len(counts) < len(_WINDOW) or len(set(counts)) > 1:
-        lacking = [name for name, numbers in zip(_WINDOW, found, strict=True) if not isinstance(numbers, tuple)]
+        lacking = [name for name, numbers in zip(_WINDOW, attributes, strict=True) if not isinstance(numbers, tuple)]
         shown = f"no {', '.join(lacking)}" if lacking else f"{', '.join(map(str, counts))} of {', '.join(_WINDOW)}"
         yield f"{path}.attributes", f"{shown}: a number for each dim of space is needed"
         return
@@ -74,7 +74,7 @@ def _windows(path: str, layer: Layer, inputs: tuple[TensorSpec, ...]) -> Iterato
     if len(data) != len(made) or len(data) < counts[0] + 1:
         yield f"{path}.outputs[0].shape", f"{len(made)} dims, of an input of {len(data)}, for {counts[0]} of space"
         return
-    for dim, numbers in enumerate(zip(*found, strict=True), start=len(data) - counts[0]):
+    for dim, numbers in enumerate(zip(*attributes, strict=True), start=len(data) - counts[0]):
         kernel, stride, padding, dilation = numbers
         reads, there = (made[dim] - 1) * stride + dilation * (kernel - 1) + 1, data[dim] + 2 * padding
         if made[dim] > 0 and not there - 2 * stride < reads < there + stride:

@@ -18,7 +18,7 @@ from planner.layers._rules import (
 )
 
 
-class Linear(Kind, name="linear"):
+class LinearKind(Kind, name="linear"):
     """Linear map of the last dim: ``[..., in] -> [..., out]``, weight ``[out, in]``, bias ``[out]``."""
 
     @staticmethod
@@ -49,7 +49,7 @@ class Linear(Kind, name="linear"):
         return 2 * num_elements(layer.outputs[0]) * inputs[0].shape[-1]
 
 
-class Embedding(Kind, name="embedding"):
+class EmbeddingKind(Kind, name="embedding"):
     """Embedding: indices ``[...]`` -> rows ``[..., feature]`` of a table ``[entry, feature]``."""
 
     @staticmethod
@@ -64,7 +64,7 @@ class Embedding(Kind, name="embedding"):
         return tuple((Interval(0, spec.shape[0]), work_box[-1]) for spec in parameters)
 
 
-class Attention(Kind, name="attention"):
+class AttentionKind(Kind, name="attention"):
     """Scaled dot-product attention: ``q [sample, head, time, feature]``, ``k`` and ``v`` alike, perhaps a mask.
 
     Every query reads all keys and values of its sample and head; where attribute ``causal`` says that query t sees keys
@@ -79,13 +79,13 @@ class Attention(Kind, name="attention"):
         output = layer.outputs[0]
         query, key, value, *rest = inputs
         *sample_and_head, time, feature = work_box
-        seen = _all(key, -2)
+        key_times = _all(key, -2)
         if layer.attributes.get("causal"):
-            seen = Interval(0, min(time.stop, seen.stop))
+            key_times = Interval(0, min(time.stop, key_times.stop))
         return (
             (*sample_and_head, time, _all(query, -1)),
-            (*_batch(output, work_box, key), seen, _all(key, -1)),
-            (*_batch(output, work_box, value), seen, feature),
+            (*_batch(output, work_box, key), key_times, _all(key, -1)),
+            (*_batch(output, work_box, value), key_times, feature),
             *(_mask(output, work_box, spec) for spec in rest),
         )
 
@@ -104,11 +104,11 @@ def _all(spec: TensorSpec, dim: int) -> Interval:
 def _batch(output: TensorSpec, work_box: Box, spec: TensorSpec) -> Box:
     """The same place; of fewer heads than the queries have, those that the queries' groups share."""
     pairs = zip(work_box[:-2], output.shape[:-2], spec.shape[:-2], strict=True)
-    found = [interval if extent == total else Interval(0, extent) for interval, total, extent in pairs]
+    box = [interval if extent == total else Interval(0, extent) for interval, total, extent in pairs]
     heads, shared = output.shape[-3:-2], spec.shape[-3:-2]
     if heads != shared and shared[0] > 1 and not heads[0] % shared[0]:
-        found[-1] = group_inputs(work_box[-3], heads[0], shared[0], shared[0])
-    return tuple(found)
+        box[-1] = group_inputs(work_box[-3], heads[0], shared[0], shared[0])
+    return tuple(box)
 
 
 def _mask(output: TensorSpec, work_box: Box, spec: TensorSpec) -> Box:
@@ -117,7 +117,7 @@ def _mask(output: TensorSpec, work_box: Box, spec: TensorSpec) -> Box:
     return (*broadcast(output, work_box, spec)[:-1], _all(spec, -1))
 
 
-class Lstm(Kind, name="lstm"):
+class LstmKind(Kind, name="lstm"):
     """Recurrent layers (LSTM, GRU, plain): ``x [sample, time, feature]`` and states ``[layer, sample, feature]``.
 
     Outputs: all steps, then the last states.  A step needs all earlier ones, so only samples are apart.

@@ -69,17 +69,17 @@ def _followed(
         inputs = tuple(specs[name] for name in layer.inputs)
         relation = kind(layer.kind)
         work = relation.work(layer, inputs)
-        found = works.get(layer.name)
-        if found is not None and not volume(found):
-            found = None
+        needed = works.get(layer.name)
+        if needed is not None and not volume(needed):
+            needed = None
         for index, spec in enumerate(layer.outputs):
             box = read.get(value_name(layer.name, index))
             if box is not None:
-                found = hull(found, _work_box(work, spec, box))
-        if found is None:
+                needed = hull(needed, _work_box(work, spec, box))
+        if needed is None:
             continue
-        done[layer.name] = found
-        for name, spec, box in zip(layer.inputs, inputs, relation.input_boxes(layer, inputs, found), strict=True):
+        done[layer.name] = needed
+        for name, spec, box in zip(layer.inputs, inputs, relation.input_boxes(layer, inputs, needed), strict=True):
             kept = (intersect(box, whole(spec.shape)) if inside else box) if volume(box) else None
             if kept is not None:
                 read[name] = hull(read.get(name), kept)
@@ -144,8 +144,8 @@ def receptive_field(graph: Graph, value: str, box: Box | Mapping[str, tuple[int,
     """
     specs = graph.values()
     if value not in specs or value in graph.inputs:
-        known = ", ".join(name for name in specs if name not in graph.inputs)
-        raise UnknownNameError(f"no layer makes {value!r}", [f"known: {known}"])
+        layer_names = ", ".join(name for name in specs if name not in graph.inputs)
+        raise UnknownNameError(f"no layer makes {value!r}", [f"known: {layer_names}"])
     spec = specs[value]
     middle = tuple(Interval(extent // 2, extent // 2 + 1) for extent in spec.shape)
     if isinstance(box, Mapping):
@@ -172,38 +172,40 @@ def receptive_field(graph: Graph, value: str, box: Box | Mapping[str, tuple[int,
                 [f"layer {layer.name} ({layer.kind}) reads neighbours of sites"],
                 ["ask for a layer of a dense network"],
             )
-    found = read_back(layers, specs, {value: chosen}).read
-    inputs = {name: found[name] for name in graph.inputs if name in found}
+    boxes = read_back(layers, specs, {value: chosen}).read
+    inputs = {name: boxes[name] for name in graph.inputs if name in boxes}
     return ReceptiveField(value, chosen, inputs, {name: _along(layers, specs, value, name) for name in inputs})
 
 
 def _before(graph: Graph, value: str) -> list[Layer]:
     """The layers that ``value`` is made by, in the graph's order."""
-    needed, found = {producer(value)}, []
+    needed, makers = {producer(value)}, []
     for layer in reversed(graph.layers):
         if layer.name in needed:
-            found.append(layer)
+            makers.append(layer)
             needed.update(producer(name) for name in layer.inputs)
-    return found[::-1]
+    return makers[::-1]
 
 
 def _along(layers: list[Layer], specs: Specs, value: str, name: str) -> tuple[FieldAlong, ...]:
     """By dim of an input: output positions along the dim of that name are tried one after the other."""
-    spec, given = specs[value], specs[name]
+    spec, input_spec = specs[value], specs[name]
     middle = tuple(Interval(extent // 2, extent // 2 + 1) for extent in spec.shape)
 
     def reads(dim: int | None, position: int, at: int) -> Interval:
         box = middle if dim is None else (*middle[:dim], Interval(position, position + 1), *middle[dim + 1 :])
-        return _followed(layers, specs, {value: box}, {}, inside=False).read.get(name, (NOTHING,) * len(given.dims))[at]
+        return _followed(layers, specs, {value: box}, {}, inside=False).read.get(
+            name, (NOTHING,) * len(input_spec.dims)
+        )[at]
 
-    found = []
-    for at, (word, extent) in enumerate(zip(given.dims, given.shape, strict=True)):
-        dim = spec.dims.index(word) if spec.dims.count(word) == 1 and given.dims.count(word) == 1 else None
+    rules = []
+    for at, (word, extent) in enumerate(zip(input_spec.dims, input_spec.shape, strict=True)):
+        dim = spec.dims.index(word) if spec.dims.count(word) == 1 and input_spec.dims.count(word) == 1 else None
         outputs = 1 if dim is None else spec.shape[dim]
         count = min(outputs, 3 * _PERIODS)
         first = (outputs - count) // 2
-        found.append(_rule(word, extent, first, [reads(dim, o, at) for o in range(first, first + count)]))
-    return tuple(found)
+        rules.append(_rule(word, extent, first, [reads(dim, o, at) for o in range(first, first + count)]))
+    return tuple(rules)
 
 
 def _rule(dim: str, extent: int, first: int, reads: list[Interval]) -> FieldAlong:

@@ -61,17 +61,17 @@ def running_order(items: Sequence[Item], reads: Mapping[Item, Iterable[Item]], s
     at = {place_of: key for key, place_of in last.items()}
     ready = [last[key] for key, others in waits.items() if not others]
     heapq.heapify(ready)
-    found: list[tuple[Item, ...]] = []
+    order: list[tuple[Item, ...]] = []
     while ready:
         key = at[heapq.heappop(ready)]
-        found.append(tuple(members[key]))
+        order.append(tuple(members[key]))
         for reader in readers.get(key, ()):
             waits[reader].discard(key)
             if not waits[reader]:
                 heapq.heappush(ready, last[reader])
-    if len(found) < len(members):
+    if len(order) < len(members):
         raise ValueError("an item outside a span reads it and is read by it")
-    return found
+    return order
 
 
 def layers_in_order(graph: Graph, names: Collection[str], spans: Spans) -> list[tuple[Layer, ...]]:
@@ -88,17 +88,17 @@ def layers_in_order(graph: Graph, names: Collection[str], spans: Spans) -> list[
 def attention_cores(graph: Graph) -> Spans:
     """The core of every attention, in the graph's order; none where the graph has none that can be told."""
     layers, readers = graph.by_name(), _readers(graph)
-    found: list[tuple[str, ...]] = []
-    taken: set[str] = set()
+    cores: list[tuple[str, ...]] = []
+    in_cores: set[str] = set()
     for layer in graph.layers:
         core = {layer.name} if layer.kind == "attention" else set[str]()
         if layer.kind == "softmax":
             core = _between_products(layer, layers, readers)
         names = tuple(name for name in layers if name in core)
-        if names and taken.isdisjoint(names) and _is_closed(graph, names):
-            taken.update(names)
-            found.append(names)
-    return tuple(found)
+        if names and in_cores.isdisjoint(names) and _is_closed(graph, names):
+            in_cores.update(names)
+            cores.append(names)
+    return tuple(cores)
 
 
 def cores_by_index(graph: Graph) -> tuple[tuple[int, ...], ...]:
@@ -123,20 +123,20 @@ def span_faults(decision: Decision, number: int, graph: Graph | None = None) -> 
         yield f"{path}: stage {number} computes all its layers again, and {len(stage.recomputed)} spans besides"
     if decision.token_slices:
         yield f"{path}: stage {number} has {len(stage.recomputed)} spans and token slices; it can have one of the two"
-    seen: set[str] = set()
+    in_spans: set[str] = set()
     for span in stage.recomputed:
         strange = [name for name in span if name not in names]
         if strange or not span:
             yield f"{path}: layer {strange[0]} is not on stage {number}" if strange else f"{path}: a span has 0 layers"
             return
-        twice = [name for place, name in enumerate(span) if name in seen or name in span[:place]]
+        twice = [name for place, name in enumerate(span) if name in in_spans or name in span[:place]]
         if twice:
             yield f"{path}: layer {twice[0]} is in the spans twice"
             return
-        seen.update(span)
+        in_spans.update(span)
     if graph is None:
         return
-    needy = next((layer for layer in graph.layers if layer.name in seen and layer.parameters), None)
+    needy = next((layer for layer in graph.layers if layer.name in in_spans and layer.parameters), None)
     if stage.level == 3 and needy is not None:
         few = f"{len(needy.parameters)} parameters of layer {needy.name}, which runs again"
         yield f"{path}: stage {number} divides its parameters (ZeRO-3), among them {few}; such spans may have 0"
@@ -168,25 +168,25 @@ def _between_products(softmax: Layer, layers: Mapping[str, Layer], readers: Mapp
     for name in (each for each in layers if each in before | behind):
         if (name in before and _is_product(layers[name])) or from_scores.intersection(makers[name]):
             from_scores.add(name)
-    found: set[str] = set()
+    core: set[str] = set()
     for name in (each for each in reversed(list(layers)) if each in from_scores):
-        if (name in behind and _is_product(layers[name])) or found.intersection(readers.get(name, ())):
-            found.add(name)
-    return found if softmax.name in found else set()
+        if (name in behind and _is_product(layers[name])) or core.intersection(readers.get(name, ())):
+            core.add(name)
+    return core if softmax.name in core else set()
 
 
 def _reached(start: str, layers: Mapping[str, Layer], way: Mapping[str, Sequence[str]]) -> set[str]:
     """What ``way`` leads to from a softmax, up to the nearest products; layers with weights are the end of it."""
-    found, open_ends = {start}, [start]
+    reached, open_ends = {start}, [start]
     while open_ends:
         for name in way.get(open_ends.pop(), ()):
             layer = layers[name]
-            if name in found or layer.parameters or not (layer.kind in _BETWEEN or _is_product(layer)):
+            if name in reached or layer.parameters or not (layer.kind in _BETWEEN or _is_product(layer)):
                 continue
-            found.add(name)
+            reached.add(name)
             if not _is_product(layer):
                 open_ends.append(name)
-    return found
+    return reached
 
 
 def _is_product(layer: Layer) -> bool:
@@ -196,8 +196,8 @@ def _is_product(layer: Layer) -> bool:
 
 
 def _readers(graph: Graph) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    readers: dict[str, list[str]] = {}
     for layer in graph.layers:
         for name in dict.fromkeys(map(producer, layer.inputs)):
-            found.setdefault(name, []).append(layer.name)
-    return found
+            readers.setdefault(name, []).append(layer.name)
+    return readers

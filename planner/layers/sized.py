@@ -76,11 +76,11 @@ class SizedLayer:
     def input_boxes(self, work_box: Box) -> tuple[Box, ...]:
         """The box of each input that is read to do ``work_box``, inside the tensor; empty where nothing is."""
         read = self.relation.input_boxes(self.layer, self.inputs, work_box)
-        found = []
+        boxes = []
         for spec, box in zip(self.inputs, read, strict=True):
             inside = intersect(box, whole(spec.shape))
-            found.append(tuple(Interval(0, 0) for _ in spec.shape) if inside is None else inside)
-        return tuple(found)
+            boxes.append(tuple(Interval(0, 0) for _ in spec.shape) if inside is None else inside)
+        return tuple(boxes)
 
     def weight_boxes(self, work_box: Box) -> tuple[Box, ...]:
         """The box of each parameter that is used to do ``work_box``."""

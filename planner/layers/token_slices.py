@@ -91,21 +91,21 @@ class TokenAxes:
         num_tokens = _num_tokens(graph)
         whole_layers: frozenset[str] = frozenset()
         while True:
-            found = cls._with(graph, num_tokens, whole_layers)
-            faults = tuple(found._faults())
-            more = {producer(fault.value) for fault in faults} & found.free
+            axes = cls._with(graph, num_tokens, whole_layers)
+            faults = tuple(axes._faults())
+            more = {producer(fault.value) for fault in faults} & axes.free
             if not more:
                 break
             whole_layers |= _upstream(graph, more | whole_layers)
         if faults:
             raise _refused(faults)
-        halves = found._halves()
+        halves = axes._halves()
         earlier = (
             layer.name
             for layer in graph.layers
             if any(halves.moves(layer.name, index) for index in range(len(layer.inputs)))
         )
-        return replace(found, reads_earlier=frozenset(earlier))
+        return replace(axes, reads_earlier=frozenset(earlier))
 
     @classmethod
     def _with(cls, graph: Graph, num_tokens: int, whole_layers: frozenset[str]) -> TokenAxes:
@@ -145,8 +145,8 @@ class TokenAxes:
     ) -> SlicedDivision:
         """The same for any layers and lengths of slices."""
         by_name, specs = self.graph.by_name(), self.graph.values()
-        found = {name: self._layer(by_name[name], specs, slices, samples) for name in layers}
-        return SlicedDivision(self, found, slices, samples, sizes, number)
+        divisions = {name: self._layer(by_name[name], specs, slices, samples) for name in layers}
+        return SlicedDivision(self, divisions, slices, samples, sizes, number)
 
     def box(self, value: str, spec: TensorSpec, samples: int, start: int, stop: int) -> Box:
         """The part of a value that belongs to tokens ``start`` to ``stop``, of ``spec`` for so many samples."""
@@ -167,18 +167,18 @@ class TokenAxes:
         work = self.works.get(layer.name)
         sized, inputs, parameters = self.graph.layer_at(layer, samples, specs)
         rows = samples * self.num_tokens if work is not None and work.is_merged else samples
-        found = LayerDivision.of(sized, inputs, parameters, self.placement(layer.name, slices), rows)
+        division = LayerDivision.of(sized, inputs, parameters, self.placement(layer.name, slices), rows)
         if work is None or not work.is_merged:
-            return found
+            return division
         needed = []
         for index, name in enumerate(layer.inputs):
             at = self.values.get(name)
-            boxes = found.needed[index]
+            boxes = division.needed[index]
             if at is not None and not at.is_merged:  # the layer that merges: of each sample, the slice's tokens
                 pairs = pairwise(cut_points(slices))
                 boxes = tuple(self.box(name, inputs[index], samples, start, stop) for start, stop in pairs)
             needed.append(boxes)
-        return replace(found, needed=tuple(needed))
+        return replace(division, needed=tuple(needed))
 
     def _halves(self) -> SlicedDivision:
         length = self.num_tokens // 2
@@ -279,9 +279,9 @@ def _num_tokens(graph: Graph) -> int:
         spec.shape[spec.dims.index(TIME)]: name for name, spec in graph.inputs.items() if spec.dims.count(TIME) == 1
     }
     if len(lengths) != 1:
-        said = [f"{name} has {length} tokens" for length, name in lengths.items()]
+        details = [f"{name} has {length} tokens" for length, name in lengths.items()]
         title = "the sequences of a sample differ in length" if lengths else "no input has a dim of tokens (time)"
-        raise UnsupportedModelError(f"token slices: {title}", said, _WITHOUT)
+        raise UnsupportedModelError(f"token slices: {title}", details, _WITHOUT)
     length = next(iter(lengths))
     if length < 2:
         raise UnsupportedModelError("token slices: sequences have one token", [], _WITHOUT)
@@ -336,11 +336,11 @@ def _is_permuted(layer: Layer, time: int) -> bool:
 
 def _upstream(graph: Graph, names: Iterable[str]) -> frozenset[str]:
     """``names`` and all layers that they are made of."""
-    found, by_name = set(names), graph.by_name()
+    upstream, by_name = set(names), graph.by_name()
     for layer in reversed(graph.layers):
-        if layer.name in found:
-            found.update(producer(value) for value in layer.inputs if producer(value) in by_name)
-    return frozenset(found)
+        if layer.name in upstream:
+            upstream.update(producer(value) for value in layer.inputs if producer(value) in by_name)
+    return frozenset(upstream)
 
 
 def _reads_later(layer: Layer, num_tokens: int) -> str:

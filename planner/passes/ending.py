@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.ir.schedule import MESSAGE, SEND, Action, Op
+from planner.passes.events import RankRows
 from planner.passes.lowering import Numbering
 
 TOGETHER = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.REDUCE_GRAD, Op.UPDATE})
@@ -53,23 +54,22 @@ def stuck(numbering: Numbering, held_sends: bool, windows: Sequence[int] = ()) -
         held_sends: a send holds its rank until its receive has been posted.
         windows: by rank, receives posted ahead; the runtime's if not given.
     """
-    return _Run(numbering, held_sends, windows).stuck()
+    return _UntimedRows(numbering, held_sends, windows).stuck()
 
 
-class _Run:
+class _UntimedRows(RankRows):
     """One run; lives while it lasts.  Only what concerns other ranks is a step: messages, and what several ranks do."""
 
     def __init__(self, numbering: Numbering, held_sends: bool, windows: Sequence[int]) -> None:
+        super().__init__(len(numbering.rows))
         self.numbering, self.program, self.held_sends = numbering, numbering.program, held_sends
         ranks = range(len(numbering.rows))
         self.channel_of: dict[tuple[int, int, int, int, bool], int] = {}
         self.ends: list[tuple[int, int]] = []  # (sending rank, receiving rank) of each channel
         self.sent: list[list[int]] = []  # micro-batches by channel, as they were sent
-        self.taken: list[int] = []  # how many of them were received
+        self.num_taken: list[int] = []  # how many of them were received
         self.steps = [list(self._steps(rank)) for rank in ranks]
-        self.at = [0] * len(self.steps)
-        self.woken: set[int] = set()  # ranks that may have something to do again
-        self.meeting: dict[int, set[int]] = {}  # ranks that have come to a step of several, by number of the action
+        self.ready, self.asleep = list(ranks), set[int]()
         self.windows: Sequence[int] = ()
         self.num_received = [0] * len(self.steps)
         self.place: dict[tuple[int, int], int] = {}  # of a receive among those of its rank, by channel and micro-batch
@@ -79,59 +79,54 @@ class _Run:
 
     def stuck(self) -> tuple[Waiting, ...]:
         """Advances everybody until nobody can."""
-        at, steps_of = self.at, self.steps
-        ready = list(range(len(steps_of)))
-        waits = [False] * len(steps_of)  # whether the rank is asleep
-        while ready:
-            rank = ready.pop()
-            waits[rank] = False
-            before, steps = at[rank], steps_of[rank]
-            while at[rank] < len(steps) and self._pass(rank, steps[at[rank]]):
-                continue
-            waits[rank] = at[rank] < len(steps)
-            woken = self.woken
-            if self.held_sends and at[rank] > before:  # somebody may wait for it to post a receive
-                woken = {other for other, asleep in enumerate(waits) if asleep and other != rank}
-            for other in woken:
-                if waits[other]:
-                    waits[other] = False
-                    ready.append(other)
-            self.woken.clear()
-        return tuple(self._waiting(rank) for rank, steps in enumerate(steps_of) if at[rank] < len(steps))
+        while self.ready:
+            rank = self.ready.pop()
+            before, row = self.position[rank], self.steps[rank]
+            while self.position[rank] < len(row) and self._pass(rank, row[self.position[rank]]):
+                self.position[rank] += 1
+            if self.held_sends and self.position[rank] > before:  # somebody may wait for it to post a receive
+                for other in tuple(self.asleep):
+                    self.wake(other)
+            if self.position[rank] < len(row):
+                self.asleep.add(rank)
+        return tuple(self._waiting(rank) for rank in sorted(self.asleep))
+
+    def wake(self, rank: int, at: float = 0.0) -> None:
+        """Looks at the rank again if it is asleep."""
+        if rank in self.asleep:
+            self.asleep.discard(rank)
+            self.ready.append(rank)
 
     def _pass(self, rank: int, step: _Step) -> bool:
-        """Runs the next step of ``rank`` if it can."""
+        """Whether the next step of ``rank`` can be run, and now has been."""
         code, channels, microbatch, number, _ = step
+        if code == _MEET:
+            return self.meet(number, rank, len(self.program.ranks[self._stage(number)]), 0.0) >= 0
         if code == _RECEIVE:
-            sent, taken = self.sent, self.taken
+            if any(self._next(channel) != microbatch for channel in channels):
+                return False
             for channel in channels:
-                queue, first = sent[channel], taken[channel]
-                if first == len(queue) or queue[first] != microbatch:
-                    return False
-            for channel in channels:
-                taken[channel] += 1
+                self.num_taken[channel] += 1
             self.num_received[rank] += 1
-        elif code == _SEND:
-            if self.held_sends and not all(self._is_posted(channel, microbatch) for channel in channels):
-                return False
-            for channel in channels:
-                self.sent[channel].append(microbatch)
-                self.woken.add(self.ends[channel][1])
-        else:
-            members, there = self._members(number), self.meeting.setdefault(number, set())
-            there.add(rank)
-            if len(there) < len(members):
-                return False
-            for member in members:
-                self.at[member] += 1
-            self.woken.update(members)
             return True
-        self.at[rank] += 1
+        if self.held_sends and not all(self._is_posted(channel, microbatch) for channel in channels):
+            return False
+        for channel in channels:
+            self.sent[channel].append(microbatch)
+            self.wake(self.ends[channel][1])
         return True
+
+    def _next(self, channel: int) -> int | None:
+        """The micro-batch of the first message that waits in the channel."""
+        queue, num_taken = self.sent[channel], self.num_taken[channel]
+        return queue[num_taken] if num_taken < len(queue) else None
+
+    def _stage(self, number: int) -> int:
+        return self.numbering.kinds[number // self.numbering.span][0]
 
     def _steps(self, rank: int) -> Iterator[_Step]:
         numbering, span = self.numbering, self.numbering.span
-        known: dict[tuple[int, int], tuple[int, ...]] = {}  # channels, by kind and identity of who exchanges with whom
+        channels_of: dict[tuple[int, int], tuple[int, ...]] = {}  # by kind and identity of who exchanges with whom
         code_of = [self._code(kind) for kind in range(len(numbering.kinds))]
         for index, number in enumerate(numbering.rows[rank]):
             kind, m = divmod(number, span)
@@ -140,9 +135,9 @@ class _Run:
                 yield code, (), m, number, index
             elif code >= 0:
                 peers = numbering.moves(kind)[m]
-                channels = known.get((kind, id(peers)))
+                channels = channels_of.get((kind, id(peers)))
                 if channels is None:
-                    channels = known[kind, id(peers)] = self._channels(rank, kind, peers.get(rank, ()))
+                    channels = channels_of[kind, id(peers)] = self._channels(rank, kind, peers.get(rank, ()))
                 yield code, channels, m, number, index
 
     def _code(self, kind: int) -> int:
@@ -160,12 +155,12 @@ class _Run:
         return tuple(self._channel(other_stage, stage, other, rank, forward) for other in others)
 
     def _channel(self, first: int, last: int, src: int, dst: int, forward: bool) -> int:
-        found = self.channel_of.setdefault((first, last, src, dst, forward), len(self.sent))
-        if found == len(self.sent):
+        channel = self.channel_of.setdefault((first, last, src, dst, forward), len(self.sent))
+        if channel == len(self.sent):
             self.sent.append([])
-            self.taken.append(0)
+            self.num_taken.append(0)
             self.ends.append((src, dst))
-        return found
+        return channel
 
     def _place_receives(self) -> None:
         for steps in self.steps:
@@ -178,32 +173,26 @@ class _Run:
         place, done = self.place.get((channel, microbatch)), self.num_received[receiver]
         if place is None or place < done + self.windows[receiver]:
             return place is not None
-        steps, at = self.steps[receiver], self.at[receiver]
+        steps, at = self.steps[receiver], self.position[receiver]
         return place == done and at < len(steps) and steps[at][0] == _RECEIVE
-
-    def _members(self, number: int) -> tuple[int, ...]:
-        """The ranks that do something together."""
-        return self.program.ranks[self.numbering.kinds[number // self.numbering.span][0]]
 
     def _waiting(self, rank: int) -> Waiting:
         """What the rank waits in, and what it finds instead."""
-        code, channels, microbatch, number, index = self.steps[rank][self.at[rank]]
+        code, channels, microbatch, number, index = self.steps[rank][self.position[rank]]
         why = str(self.numbering.action(number))
         for channel in channels if code == _RECEIVE else ():
-            src, found = self.ends[channel][0], self._first(channel)
-            if found is None:
+            src, first = self.ends[channel][0], self._next(channel)
+            if first is None:
                 return Waiting(rank, index, f"{why} (nothing has come from rank {src})")
-            if found.microbatch != microbatch:
-                return Waiting(rank, index, f"{why} (the next message from rank {src} is that of {found})")
+            if first != microbatch:
+                send = self._send(channel, first)
+                return Waiting(rank, index, f"{why} (the next message from rank {src} is that of {send})")
         for channel in channels if code == _SEND else ():
             if not self._is_posted(channel, microbatch):
                 return Waiting(rank, index, f"{why} (rank {self.ends[channel][1]} has not posted its receive)")
         return Waiting(rank, index, why)
 
-    def _first(self, channel: int) -> Action | None:
-        """The send of the first message that waits in the channel."""
-        if self.taken[channel] == len(self.sent[channel]):
-            return None
+    def _send(self, channel: int, microbatch: int) -> Action:
+        """The send of a message of the channel."""
         first, last, *_, forward = next(key for key, number in self.channel_of.items() if number == channel)
-        op = Op.SEND_FORWARD if forward else Op.SEND_BACKWARD
-        return Action(first, op, self.sent[channel][self.taken[channel]], last)
+        return Action(first, Op.SEND_FORWARD if forward else Op.SEND_BACKWARD, microbatch, last)

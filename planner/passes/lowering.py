@@ -57,8 +57,8 @@ class Numbering:
     def kind(self, stage: int, op: Op, peer: int | None = None) -> int:
         """The number of the kind."""
         key = (stage, op, peer)
-        found = self._kind_of.get(key)
-        return self._new_kind(key, key) if found is None else found
+        number = self._kind_of.get(key)
+        return self._new_kind(key, key) if number is None else number
 
     def number(self, action: Action) -> int:
         """The number of an action; one of a micro-batch that does not exist has a kind of its own."""
@@ -68,8 +68,8 @@ class Numbering:
         if 0 <= m < last:
             return self.kind(action.stage, action.op, action.peer) * self.span + m
         key = (action.stage, action.op, action.peer, m)
-        found = self._kind_of.get(key)
-        number = (self._new_kind(key, key[:3]) if found is None else found) * self.span
+        kind_number = self._kind_of.get(key)
+        number = (self._new_kind(key, key[:3]) if kind_number is None else kind_number) * self.span
         self.strangers.add(number)
         return number
 
@@ -81,8 +81,8 @@ class Numbering:
 
     def moves(self, kind: int) -> Sequence[Peers]:
         """By micro-batch, who exchanges the messages of a send or receive with whom."""
-        found = self._moves.get(kind)
-        if found is None:
+        peers = self._moves.get(kind)
+        if peers is None:
             stage, op, peer = self.kinds[kind]
             at_source = op in (Op.SEND_FORWARD, Op.RECV_BACKWARD)
             other = -1 if peer is None else peer
@@ -90,8 +90,8 @@ class Numbering:
             messages = self.program.messages
             routes = (messages.get((src, dst, m), ()) for m in range(self.span - 1))
             forward = op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
-            found = self._moves[kind] = [self._peers_of(route, forward, at_source) for route in routes]
-        return found
+            peers = self._moves[kind] = [self._peers_of(route, forward, at_source) for route in routes]
+        return peers
 
     def peers(self, rank: int, number: int) -> tuple[int, ...]:
         """The ranks that ``rank`` exchanges messages with in a send or receive; none if it moves nothing."""
@@ -112,12 +112,12 @@ class Numbering:
 
     def first_needs(self, kind: int) -> tuple[tuple[Alternatives, ...], ...]:
         """``dependencies`` of the kind at micro-batch 0, by token slice: one where there are none."""
-        found = self._needs.get(kind)
-        if found is None:
+        needs = self._needs.get(kind)
+        if needs is None:
             stage, op, peer = self.kinds[kind]
             rules = (dependencies(Action(stage, op, m, peer), self.program.stages) for m in range(self.slices))
-            found = self._needs[kind] = tuple(tuple(tuple(map(self.number, group)) for group in rule) for rule in rules)
-        return found
+            needs = self._needs[kind] = tuple(tuple(tuple(map(self.number, group)) for group in rule) for rule in rules)
+        return needs
 
     def unmet(self, missing: bool) -> Unmet | None:
         """The first action whose needs on its own rank come later, or (if ``missing``) are nowhere.
@@ -172,20 +172,20 @@ class Numbering:
 
     def _numbers(self, row: Sequence[Action]) -> list[int]:
         kind_of, span, last = self._kind_of, self.span, self.span - 1
-        found = []
+        numbers = []
         for action in row:
             m = action.microbatch
             if m is None:
                 m = last
             elif not 0 <= m < last:
-                found.append(self.number(action))
+                numbers.append(self.number(action))
                 continue
             key = (action.stage, action.op, action.peer)
             kind = kind_of.get(key)
             if kind is None:
                 kind = self._new_kind(key, key)
-            found.append(kind * span + m)
-        return found
+            numbers.append(kind * span + m)
+        return numbers
 
     def _new_kind(self, key: object, kind: Kind) -> int:
         self._kind_of[key] = len(self.kinds)
@@ -195,15 +195,15 @@ class Numbering:
     def _peers_of(self, route: tuple[Message, ...], forward: bool, at_source: bool) -> Peers:
         """Routes of like micro-batches are one object, hence looked at once."""
         key = (id(route), "FB"[not forward] + "><"[not at_source])
-        found = self._peers.get(key)
-        if found is None:
+        peers = self._peers.get(key)
+        if peers is None:
             pairs: dict[int, tuple[int, ...]] = {}
             for message in route:
                 if message.src != message.dst and (message.parts if forward else message.gradient_parts):
                     here, there = (message.src, message.dst) if at_source else (message.dst, message.src)
                     pairs[here] = (*pairs.get(here, ()), there)
-            found = self._peers[key] = pairs
-        return found
+            peers = self._peers[key] = pairs
+        return peers
 
 
 _FORWARD, _BACKWARD = (Op.FORWARD,), (Op.BACKWARD, Op.BACKWARD_INPUT)
@@ -255,8 +255,8 @@ def lower(
             for action in _moved(draft, rank, compute, before, ahead)
         ]
         if schedule.blocking or schedule.streams:
-            said = partial(replace, blocking=schedule.blocking, streams=schedule.streams)
-            row = [said(action) if action.op in MESSAGE else action for action in row]
+            marked = partial(replace, blocking=schedule.blocking, streams=schedule.streams)
+            row = [marked(action) if action.op in MESSAGE else action for action in row]
         rows.append(tuple(_with_reductions(row, ranks)))
     return Program(tuple(rows), stages, ranks, messages)
 
@@ -272,14 +272,14 @@ def _require_one_group(schedule: Schedule, ranks: tuple[tuple[int, ...], ...]) -
 
 def _prepared(stages: StageGraph, computes: list[Action], ahead: bool) -> list[tuple[Action, ...]]:
     """What is prepared with each action of a row: for its stage's next forward, and with the first for that as well."""
-    found: list[tuple[Action, ...]] = [() for _ in computes]
+    by_compute: list[tuple[Action, ...]] = [() for _ in computes]
     for stage in stages.prepares:
         at = [index for index, action in enumerate(computes) if (action.stage, action.op) == (stage, Op.FORWARD)]
         needed = [Action(stage, Op.PREPARE, computes[index].microbatch) for index in at]
         for number, index in enumerate(at):
             first = number + 1 if ahead and number else number
-            found[index] = tuple(needed[first : number + 2 if ahead else number + 1])
-    return found
+            by_compute[index] = tuple(needed[first : number + 2 if ahead else number + 1])
+    return by_compute
 
 
 def _moved(program: Program, rank: int, compute: Action, prepared: tuple[Action, ...], ahead: bool) -> Iterator[Action]:

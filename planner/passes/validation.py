@@ -67,7 +67,7 @@ def _check_stages(program: Program) -> None:
         if not 0 <= edge.src < edge.dst < stages.num_stages:
             text = f"an edge goes from stage {edge.src} to {edge.dst}: stages 0 to {stages.num_stages - 1} run in order"
             raise _illegal(program, text)
-    for (src, dst), messages in {((a, b), found) for (a, b, _), found in program.messages.items()}:
+    for (src, dst), messages in {((a, b), route) for (a, b, _), route in program.messages.items()}:
         for message in messages:
             if message.src not in program.ranks[src] or message.dst not in program.ranks[dst]:
                 text = f"a message of edge {src} to {dst} goes from rank {message.src} to {message.dst}"
@@ -81,9 +81,9 @@ def _check_complete(numbering: Numbering) -> None:
         expected = list(_expected(numbering, rank, trains, updates))
         if len(row) == len(expected) and set(row) == set(expected):
             continue
-        known = set(expected)
+        expected_numbers = set(expected)
         for action, number in zip(program.rows[rank], row, strict=True):
-            if number not in known:
+            if number not in expected_numbers:
                 text = f"rank {rank} has {action}, but {_why_not(program, rank, action, trains, updates)}"
                 raise _illegal(program, text, (rank, action))
             if (count := row.count(number)) > 1:

@@ -28,7 +28,7 @@ Counts = tuple[int, ...]  # devices by pool
 MOST_CUTS, FEW_SAMPLES = 640, 12
 
 
-class Group(NamedTuple):
+class ProofGroup(NamedTuple):
     """Devices as a stage: by pool, samples of each in a full micro-batch, and what it computes again."""
 
     devices: Counts
@@ -36,7 +36,7 @@ class Group(NamedTuple):
     recompute: str
 
 
-class Value(NamedTuple):
+class ProofValue(NamedTuple):
     """What a layer makes for others: by index, bytes a sample that each reads, and whether a gradient comes back."""
 
     maker: int
@@ -45,7 +45,7 @@ class Value(NamedTuple):
     gradient: bool
 
 
-class Space:
+class PlanSpace:
     """Plans of one request.
 
     Attributes:
@@ -87,8 +87,8 @@ class Space:
         if layers.batch_wide_layers(self.graph) or layers.fixes_samples(self.graph):
             return (batch if layers.batch_wide_layers(self.graph) else self.graph.samples,)
         most = min(batch, sum(self.covered[k] * len(p) for k, p in zip(self.kinds, self.pools, strict=True)))
-        known = {m.samples for by_layer in self.measured.values() for of in by_layer for m in of}
-        sizes = (n for n in range(1, most + 1) if batch % n == 0 or batch <= FEW_SAMPLES or n in known)
+        measured_sizes = {m.samples for by_layer in self.measured.values() for of in by_layer for m in of}
+        sizes = (n for n in range(1, most + 1) if batch % n == 0 or batch <= FEW_SAMPLES or n in measured_sizes)
         return tuple(sorted({min(size, batch) for size in asked} or sizes))
 
     def _read_graph(self) -> None:
@@ -102,7 +102,7 @@ class Space:
             for name in dict.fromkeys(layer.parameters):
                 self.users.setdefault(name, []).append(number)
         self.values = [
-            Value(index[producer(v)], list(of), np.array(list(of.values())), specs[v].is_float and v not in silent)
+            ProofValue(index[producer(v)], list(of), np.array(list(of.values())), specs[v].is_float and v not in silent)
             for v, of in read_by.items()
         ]
         needs = [sum({1 << value.maker for value in self.values if n in value.readers}) for n in range(self.count)]
@@ -139,10 +139,10 @@ class Space:
         full, rest = divmod(self.problem.global_batch, size)
         return (size,) * full + (rest,) * (rest > 0)
 
-    def groups(self, devices: Counts, recompute: str, size: int) -> list[Group]:
+    def groups(self, devices: Counts, recompute: str, size: int) -> list[ProofGroup]:
         """Those devices as a stage: alike ones share alike, kinds share in any way that leaves each device a sample."""
         used = Counter(kind for kind, _ in self.members_of(devices))
-        kinds, groups = list(used.elements()), list[Group]()
+        kinds, groups = list(used.elements()), list[ProofGroup]()
         for some in product(*(range(n, size) for n in list(used.values())[1:])):
             totals = (size - sum(some), *some)
             if all(total >= n for total, n in zip(totals, used.values(), strict=True)):
@@ -150,7 +150,7 @@ class Space:
                 parts = [zip(kinds, samples_of(shares, rows), strict=True) for rows in set(self.micro_batches(size))]
                 asked = bool(self.problem.micro_batch_sizes)
                 if all(n > 0 and (asked or n <= self.covered[k]) for part in parts for k, n in part):
-                    groups.append(Group(devices, shares, recompute))
+                    groups.append(ProofGroup(devices, shares, recompute))
         return groups
 
     def members_of(self, devices: Counts) -> list[tuple[str, int]]:
@@ -187,12 +187,12 @@ def _by_layer(measured: Sequence[Measurement], of: Sequence[Layer]) -> list[list
 
 def _ideals(needs: Sequence[int]) -> tuple[list[int], bool]:
     """Places to cut as bit sets of the layers before; where they are too many, those of the graph's own order."""
-    known, pending = {0}, [0]
+    reached, pending = {0}, [0]
     for ideal in pending:
         for layer, needed in enumerate(needs):
-            if not ideal >> layer & 1 and needed & ~ideal == 0 and (grown := ideal | 1 << layer) not in known:
-                known.add(grown)
+            if not ideal >> layer & 1 and needed & ~ideal == 0 and (grown := ideal | 1 << layer) not in reached:
+                reached.add(grown)
                 pending.append(grown)
-        if len(known) > MOST_CUTS:
+        if len(reached) > MOST_CUTS:
             return [(1 << n) - 1 for n in range(len(needs) + 1)], False
-    return sorted(known, key=lambda ideal: (ideal.bit_count(), ideal)), True
+    return sorted(reached, key=lambda ideal: (ideal.bit_count(), ideal)), True

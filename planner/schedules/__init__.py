@@ -2,8 +2,9 @@
 
 Such a function gives the order of compute on every position of the pipeline, and draws it.  What follows from that
 order (messages, reductions, updates) is added by :func:`planner.passes.lower`.  ``@registered`` above it puts it on the
-list (``_registry``): its name, its traits, where its stages lie and how old its weights are.  Read ``gpipe``, then
-``one_f_one_b``, ``zero_bubble``, ``pipedream``; those of ``greedy`` are computed from times (``_clock``).
+list (``_registry``): its name, its traits, where its stages lie, how many forwards each runs before its first backward
+and how old its weights are.  Read ``gpipe``, then ``one_f_one_b``, ``zero_bubble``, ``pipedream``; those of ``greedy``
+are computed from times (:class:`planner.passes.events.StageClock`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,21 @@ from collections.abc import Mapping
 
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.schedule import Pipeline, Schedule, Traits
-from planner.schedules._registry import ENTRIES, Entry, Order
+from planner.schedules._registry import ENTRIES, Order, RegisteredSchedule
 from planner.schedules._rows import in_slices
 
-__all__ = ["Order", "Traits", "can_slice", "default_names", "names", "positions", "schedule", "staleness", "traits"]
+__all__ = [
+    "Order",
+    "Traits",
+    "can_slice",
+    "default_names",
+    "max_in_flight",
+    "names",
+    "positions",
+    "schedule",
+    "staleness",
+    "traits",
+]
 
 
 @functools.cache
@@ -61,9 +73,9 @@ def can_slice(name: str) -> bool:
     Raises:
         UnknownNameError: there is none.
     """
-    known = traits(name)
-    is_plain = known.synchronous and not known.timed and not known.bidirectional
-    return is_plain and (known.stages_per_position == 1 or not known.trains)
+    own = traits(name)
+    is_plain = own.synchronous and not own.timed and not own.bidirectional
+    return is_plain and (own.stages_per_position == 1 or not own.trains)
 
 
 def traits(name: str) -> Traits:
@@ -81,10 +93,23 @@ def positions(name: str, num_positions: int, stages_per_position: int = 1) -> tu
     Raises:
         UnknownNameError: there is none of that name.
     """
-    found = _entry(name).positions
-    if found is not None:
-        return found(num_positions, stages_per_position)
+    stated = _entry(name).positions
+    if stated is not None:
+        return stated(num_positions, stages_per_position)
     return tuple(range(num_positions)) * stages_per_position
+
+
+def max_in_flight(name: str, pipeline: Pipeline) -> tuple[int, ...] | None:
+    """By stage, the most micro-batches in flight under the schedule ``name``; None where only its order says so.
+
+    A schedule that states them has the order of windowed 1F1B with these windows (``_rows.in_turn``).
+
+    Raises:
+        UnknownNameError: there is none of that name.
+    """
+    stated = _entry(name).max_in_flight
+    count = pipeline.stages.num_microbatches
+    return None if stated is None else tuple(min(window, count) for window in stated(pipeline))
 
 
 def staleness(name: str, pipeline: Pipeline) -> tuple[int, ...]:
@@ -93,18 +118,18 @@ def staleness(name: str, pipeline: Pipeline) -> tuple[int, ...]:
     Raises:
         UnknownNameError: there is none of that name.
     """
-    found = _entry(name).staleness
-    return (0,) * pipeline.stages.num_stages if found is None else found(pipeline)
+    stated = _entry(name).staleness
+    return (0,) * pipeline.stages.num_stages if stated is None else stated(pipeline)
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> RegisteredSchedule:
     if name not in _entries():
         raise UnknownNameError(f"no schedule {name!r}", [f"known: {', '.join(names())}"])
     return _entries()[name]
 
 
 @functools.cache
-def _entries() -> Mapping[str, Entry]:
+def _entries() -> Mapping[str, RegisteredSchedule]:
     for info in pkgutil.iter_modules(__path__):
         if not info.name.startswith("_"):
             importlib.import_module(f"{__name__}.{info.name}")

@@ -29,19 +29,19 @@ def by_position(name: str, pipeline: Pipeline, rows: Sequence[Row]) -> tuple[Row
 
 def stages_by_position(pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
     """The stages of each position."""
-    found: list[list[int]] = [[] for _ in range(pipeline.num_positions)]
+    members: list[list[int]] = [[] for _ in range(pipeline.num_positions)]
     for stage in range(pipeline.stages.num_stages):
-        found[pipeline.position(stage)].append(stage)
-    return tuple(tuple(stages) for stages in found)
+        members[pipeline.position(stage)].append(stage)
+    return tuple(tuple(stages) for stages in members)
 
 
 def depths(stages: StageGraph) -> tuple[int, ...]:
     """By stage, how many stages the longest path downstream has that gradients come back along, itself included."""
-    found = [1] * stages.num_stages
+    longest = [1] * stages.num_stages
     for edge in sorted(stages.edges, key=lambda edge: edge.src, reverse=True):  # stages are in topological order
         if edge.gradient:
-            found[edge.src] = max(found[edge.src], found[edge.dst] + 1)
-    return tuple(found)
+            longest[edge.src] = max(longest[edge.src], longest[edge.dst] + 1)
+    return tuple(longest)
 
 
 def clamped(windows: Iterable[int], stages: StageGraph) -> tuple[int, ...]:
@@ -53,13 +53,33 @@ def clamped(windows: Iterable[int], stages: StageGraph) -> tuple[int, ...]:
     larger since W_t <= W_s.  Among equal numbers forwards come first and in the order of stages, backwards in reverse.
     So nothing waits in a circle.  (Windows are lowered, never raised: a window is a promise about memory.)
     """
-    found = [max(1, min(window, stages.num_microbatches)) for window in windows]
-    if len(found) != stages.num_stages:
-        raise ValueError(f"{len(found)} windows are given for {stages.num_stages} stages")
+    lowered = [max(1, min(window, stages.num_microbatches)) for window in windows]
+    if len(lowered) != stages.num_stages:
+        raise ValueError(f"{len(lowered)} windows are given for {stages.num_stages} stages")
     for edge in sorted(stages.edges, key=lambda edge: edge.src):
         if edge.gradient:
-            found[edge.dst] = min(found[edge.dst], found[edge.src])
-    return tuple(found)
+            lowered[edge.dst] = min(lowered[edge.dst], lowered[edge.src])
+    return tuple(lowered)
+
+
+def depth_of(pipeline: Pipeline) -> tuple[int, ...]:
+    """:func:`depths` of a pipeline: what 1F1B keeps in flight."""
+    return depths(pipeline.stages)
+
+
+def twice_depth(pipeline: Pipeline) -> tuple[int, ...]:
+    """One micro-batch more for every hop downstream: what 1F1B keeps whose messages travel while others compute."""
+    return tuple(2 * depth - 1 for depth in depths(pipeline.stages))
+
+
+def turns(name: str, pipeline: Pipeline, windows: Iterable[int]) -> tuple[Row, ...]:
+    """Rows of 1F1B with so many forwards on each stage before its first backward, by position.
+
+    Raises:
+        UsageError: as of :func:`by_position`.
+    """
+    count = pipeline.stages.num_microbatches
+    return by_position(name, pipeline, [in_turn(s, window, count) for s, window in enumerate(windows)])
 
 
 def in_turn(stage: int, window: int, num_microbatches: int) -> Row:
@@ -83,25 +103,25 @@ def in_slices(order: Callable[[Pipeline], Schedule], pipeline: Pipeline) -> Sche
     Free of deadlock as ``order`` is: all rows are turned alike, and all warm-ups are longer by as much (``clamped``).
     """
     slices = pipeline.stages.slices
-    found = order(replace(pipeline, stages=replace(pipeline.stages, slices=1)))
-    return replace(found, rows=tuple(_turned(row, slices) for row in found.rows))
+    whole = order(replace(pipeline, stages=replace(pipeline.stages, slices=1)))
+    return replace(whole, rows=tuple(_turned(row, slices) for row in whole.rows))
 
 
 def _turned(row: Row, slices: int) -> Row:
     """One row; a backward for the weights stays behind the same forwards and backwards as before."""
     forwards = [action for action in row if action.op is Op.FORWARD]
-    found: list[Action] = []
+    turned_row: list[Action] = []
     num_before = num_made = 0
     for action in row:
         if action.op is Op.FORWARD:
             num_before += 1
             continue
         if action.op is not Op.BACKWARD_WEIGHT:
-            found += forwards[num_made : num_before + slices - 1]
+            turned_row += forwards[num_made : num_before + slices - 1]
             num_made = max(num_made, min(len(forwards), num_before + slices - 1))
         m = action.microbatch or 0
-        found.append(replace(action, microbatch=m - 2 * (m % slices) + slices - 1))
-    return (*found, *forwards[num_made:])
+        turned_row.append(replace(action, microbatch=m - 2 * (m % slices) + slices - 1))
+    return (*turned_row, *forwards[num_made:])
 
 
 def split(row: Row, backlog: int | None = None, held: int | None = None) -> Row:
@@ -112,23 +132,23 @@ def split(row: Row, backlog: int | None = None, held: int | None = None) -> Row:
         held: most micro-batches between their F and their W; a W that is put off comes before an F that would be one
             more.  None: any number.  Where the row itself holds more, it holds that many.
     """
-    found: list[Action] = []
+    halves: list[Action] = []
     late: deque[Action] = deque()
     num_held = 0
     for action in row:
         if action.op is Op.FORWARD:
             while late and held is not None and num_held >= held:
-                found.append(late.popleft())
+                halves.append(late.popleft())
                 num_held -= 1
-            found.append(action)
+            halves.append(action)
             num_held += 1
             continue
-        found.append(Action(action.stage, Op.BACKWARD_INPUT, action.microbatch))
+        halves.append(Action(action.stage, Op.BACKWARD_INPUT, action.microbatch))
         late.append(Action(action.stage, Op.BACKWARD_WEIGHT, action.microbatch))
         while backlog is not None and len(late) > backlog:
-            found.append(late.popleft())
+            halves.append(late.popleft())
             num_held -= 1
-    return (*found, *late)
+    return (*halves, *late)
 
 
 def updating(row: Row, every: int, version: Callable[[int, int], int]) -> Row:
@@ -140,18 +160,18 @@ def updating(row: Row, every: int, version: Callable[[int, int], int]) -> Row:
     count = sum(action.op is Op.FORWARD for action in row)
     if every >= count:
         return row
-    found: list[Action] = []
+    updated: list[Action] = []
     num_updates = 0
     version_of: dict[int, int] = {}
     for action in row:
         m = action.microbatch or 0
         if action.op is Op.FORWARD:
             version_of[m] = version(m, num_updates)
-        found.append(replace(action, version=version_of[m]))
+        updated.append(replace(action, version=version_of[m]))
         if action.op is Op.BACKWARD and ((m + 1) % every == 0 or m + 1 == count):
-            found.append(Action(action.stage, Op.UPDATE, m))
+            updated.append(Action(action.stage, Op.UPDATE, m))
             num_updates += 1
-    return tuple(found)
+    return tuple(updated)
 
 
 def zigzag(num_positions: int, stages_per_position: int) -> tuple[int, ...]:
@@ -162,10 +182,10 @@ def zigzag(num_positions: int, stages_per_position: int) -> tuple[int, ...]:
 
 def require_positions(name: str, pipeline: Pipeline, expected: tuple[int, ...]) -> None:
     """Raises :class:`UsageError` unless the stages lie at the positions that the schedule ``name`` is made for."""
-    found = tuple(map(pipeline.position, range(pipeline.stages.num_stages)))
-    if found != expected:
+    actual = tuple(map(pipeline.position, range(pipeline.stages.num_stages)))
+    if actual != expected:
         shown = [f"{name} on {pipeline.num_positions} positions has them at {_listed(expected)}"]
-        raise UsageError(f"{name} cannot order stages at positions {_listed(found)}", shown, ["--schedule greedy"])
+        raise UsageError(f"{name} cannot order stages at positions {_listed(actual)}", shown, ["--schedule greedy"])
 
 
 def _listed(positions: tuple[int, ...]) -> str:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from planner.ir.schedule import Action, Op, Pipeline, Schedule, Traits
 from planner.schedules._registry import registered
-from planner.schedules._rows import by_position, in_turn, split, stages_by_position
+from planner.schedules._rows import by_position, in_turn, split, stages_by_position, turns
 
 
-@registered("naive")
+def _one(pipeline: Pipeline) -> tuple[int, ...]:
+    return (1,) * pipeline.stages.num_stages
+
+
+def _all(pipeline: Pipeline) -> tuple[int, ...]:
+    return (pipeline.stages.num_microbatches,) * pipeline.stages.num_stages
+
+
+@registered("naive", max_in_flight=_one)
 def naive(pipeline: Pipeline) -> Schedule:
     """Naive: one micro-batch after another, forward and back, before the next begins.
 
@@ -17,12 +25,10 @@ def naive(pipeline: Pipeline) -> Schedule:
     What model parallelism does without a pipeline (Huang et al., GPipe, NeurIPS 2019, figure 2b): at any time one stage
     works, and each keeps one micro-batch.
     """
-    stages = pipeline.stages
-    rows = [in_turn(s, 1, stages.num_microbatches) for s in range(stages.num_stages)]
-    return Schedule(by_position("naive", pipeline, rows))
+    return Schedule(turns("naive", pipeline, _one(pipeline)))
 
 
-@registered("gpipe", Traits(by_default=True))
+@registered("gpipe", Traits(by_default=True), max_in_flight=_all)
 def gpipe(pipeline: Pipeline) -> Schedule:
     """GPipe: all forwards, then all backwards (Huang et al., NeurIPS 2019, figure 2c).
 
@@ -33,10 +39,7 @@ def gpipe(pipeline: Pipeline) -> Schedule:
     in the paper's reverse one: so the last stage hands the first gradient back a whole sweep of backwards earlier,
     and with unequal micro-batches the order in which running gradients are summed is that of one device.
     """
-    count = pipeline.stages.num_microbatches
-    return Schedule(
-        by_position("gpipe", pipeline, [in_turn(s, count, count) for s in range(pipeline.stages.num_stages)])
-    )
+    return Schedule(turns("gpipe", pipeline, _all(pipeline)))
 
 
 @registered("gpipe-2bp", Traits(splits_backward=True))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from planner.ir.schedule import Action, Op, Pipeline, Schedule, StageTimes, Traits
-from planner.schedules._clock import Clock
+from planner.passes.events import StageClock
 from planner.schedules._registry import registered
 from planner.schedules._rows import Row, require_positions, stages_by_position, zigzag
 
@@ -40,7 +40,7 @@ def greedy(pipeline: Pipeline) -> Schedule:
     """
     if pipeline.windows:
         return Schedule(list_scheduled(pipeline, pipeline.windows)[1])
-    windows = dict.fromkeys(_windows(Clock(pipeline), factor) for factor in FACTORS)
+    windows = dict.fromkeys(_windows(StageClock(pipeline), factor) for factor in FACTORS)
     return Schedule(min((list_scheduled(pipeline, each) for each in windows), key=itemgetter(0))[1])
 
 
@@ -101,7 +101,7 @@ def list_scheduled(pipeline: Pipeline, windows: tuple[int, ...]) -> tuple[float,
     Args:
         windows: by stage, the most micro-batches that it holds.
     """
-    stages, clock = pipeline.stages, Clock(pipeline)
+    stages, clock = pipeline.stages, StageClock(pipeline)
     limits = [max(1, window) for window in windows]
     near: list[set[int]] = [{pipeline.position(s)} for s in range(stages.num_stages)]
     for edge in stages.edges:
@@ -122,9 +122,11 @@ def list_scheduled(pipeline: Pipeline, windows: tuple[int, ...]) -> tuple[float,
     return max(clock.free), tuple(map(tuple, rows))
 
 
-def _choice(clock: Clock, stages: tuple[int, ...], started: dict[Op, list[int]], limits: list[int]) -> Choice | None:
+def _choice(
+    clock: StageClock, stages: tuple[int, ...], started: dict[Op, list[int]], limits: list[int]
+) -> Choice | None:
     """What a position would run next; None if it has to wait for something that has not run yet."""
-    found: list[Choice] = []
+    choices: list[Choice] = []
     for stage in stages:
         forwards, backwards = started[Op.FORWARD][stage], started[Op.BACKWARD][stage]
         possible = [(False, backwards)] if backwards < forwards else []
@@ -134,11 +136,11 @@ def _choice(clock: Clock, stages: tuple[int, ...], started: dict[Op, list[int]],
             ready = clock.ready(stage, Op.FORWARD if is_forward else Op.BACKWARD, microbatch)
             if ready is not None:
                 start = max(ready, clock.free[clock.pipeline.position(stage)])
-                found.append((start, is_forward, microbatch, -stage, ready))
-    return min(found, default=None)
+                choices.append((start, is_forward, microbatch, -stage, ready))
+    return min(choices, default=None)
 
 
-def _windows(clock: Clock, factor: float) -> tuple[int, ...]:
+def _windows(clock: StageClock, factor: float) -> tuple[int, ...]:
     """By stage, the micro-batches that pass the busiest position in ``factor`` times the way to the end and back."""
     stages = clock.pipeline.stages
     work = [clock.duration(s, Op.FORWARD) + clock.duration(s, Op.BACKWARD) for s in range(stages.num_stages)]

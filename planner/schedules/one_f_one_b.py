@@ -6,12 +6,23 @@ from collections import deque
 from collections.abc import Iterator
 
 from planner.ir.schedule import ALONE, IN_PAIRS, Action, Op, Pipeline, Schedule, Traits
-from planner.schedules._clock import Clock
+from planner.passes.events import StageClock
 from planner.schedules._registry import registered
-from planner.schedules._rows import Row, by_position, clamped, depths, in_turn, require_positions, split
+from planner.schedules._rows import (
+    Row,
+    by_position,
+    clamped,
+    depth_of,
+    depths,
+    in_turn,
+    require_positions,
+    split,
+    turns,
+    twice_depth,
+)
 
 
-@registered("1f1b", Traits(by_default=True))
+@registered("1f1b", Traits(by_default=True), max_in_flight=depth_of)
 def one_f_one_b(pipeline: Pipeline) -> Schedule:
     """1F1B: a few forwards, then backward and forward in turn, so that few activations are kept (PipeDream-flush).
 
@@ -26,12 +37,10 @@ def one_f_one_b(pipeline: Pipeline) -> Schedule:
     Free of deadlock on any DAG: F of micro-batch i waits, through B of i - w and the B of a successor (whose warm-up is
     smaller), for forwards of micro-batches before i alone.
     """
-    stages = pipeline.stages
-    rows = [in_turn(s, warm_up, stages.num_microbatches) for s, warm_up in enumerate(depths(stages))]
-    return Schedule(by_position("1f1b", pipeline, rows))
+    return Schedule(turns("1f1b", pipeline, depth_of(pipeline)))
 
 
-@registered("1f1b-so", Traits(by_default=True))
+@registered("1f1b-so", Traits(by_default=True), max_in_flight=twice_depth)
 def so(pipeline: Pipeline) -> Schedule:
     """1F1B-SO: 1F1B with a doubled warm-up, so that messages travel while others compute (synchronous, overlapped).
 
@@ -43,12 +52,10 @@ def so(pipeline: Pipeline) -> Schedule:
     under way, which hides transfers c up to (F + B) / 2.  With DAGs, p - s is the number of stages on the longest
     path downstream, as in 1F1B, and it is free of deadlock for the same reason.
     """
-    stages = pipeline.stages
-    rows = [in_turn(s, 2 * depth - 1, stages.num_microbatches) for s, depth in enumerate(depths(stages))]
-    return Schedule(by_position("1f1b-so", pipeline, rows))
+    return Schedule(turns("1f1b-so", pipeline, twice_depth(pipeline)))
 
 
-@registered("1f1b-sno", Traits(blocking=True))
+@registered("1f1b-sno", Traits(blocking=True), max_in_flight=depth_of)
 def sno(pipeline: Pipeline) -> Schedule:
     """1F1B-SNO: 1F1B on devices that cannot compute while they send or receive (synchronous, not overlapped).
 
@@ -59,12 +66,10 @@ def sno(pipeline: Pipeline) -> Schedule:
     1F1B; its messages hold both of their ranks for as long as they travel: the sender first, then the receiver.  The
     lowered actions say so (``0SEND_F0>1!``), so that the simulator prices it from the program alone.
     """
-    stages = pipeline.stages
-    rows = [in_turn(s, warm_up, stages.num_microbatches) for s, warm_up in enumerate(depths(stages))]
-    return Schedule(by_position("1f1b-sno", pipeline, rows), blocking=True)
+    return Schedule(turns("1f1b-sno", pipeline, depth_of(pipeline)), blocking=True)
 
 
-@registered("1f1b-as", Traits(streams=ALONE))
+@registered("1f1b-as", Traits(streams=ALONE), max_in_flight=depth_of)
 def alternating_streams(pipeline: Pipeline) -> Schedule:
     """1F1B-AS: 1F1B on devices that send what they make as they make it (asynchronous, streaming).
 
@@ -76,12 +81,10 @@ def alternating_streams(pipeline: Pipeline) -> Schedule:
     long as what it sends or receives, SR, which then costs nothing beside it: of equal stages a step is (m + p - 1)
     (max(F, SR) + max(B, SR)).  Between devices that cannot stream, messages are those of 1F1B.
     """
-    stages = pipeline.stages
-    rows = [in_turn(s, warm_up, stages.num_microbatches) for s, warm_up in enumerate(depths(stages))]
-    return Schedule(by_position("1f1b-as", pipeline, rows), streams=ALONE)
+    return Schedule(turns("1f1b-as", pipeline, depth_of(pipeline)), streams=ALONE)
 
 
-@registered("fbp-as", Traits(streams=IN_PAIRS))
+@registered("fbp-as", Traits(streams=IN_PAIRS), max_in_flight=twice_depth)
 def pairs_stream(pipeline: Pipeline) -> Schedule:
     """FBP-AS: a forward and a backward at once, each on its part of a device that streams (asynchronous).
 
@@ -94,9 +97,7 @@ def pairs_stream(pipeline: Pipeline) -> Schedule:
     1 ... p.  Of equal stages a step is (m + p - 1) max(F + B, SR).  A row here has the passes of a pair one after the
     other, which is as long and in which the same gradients are summed in the same order; it is that of 1F1B-SO.
     """
-    stages = pipeline.stages
-    rows = [in_turn(s, 2 * depth - 1, stages.num_microbatches) for s, depth in enumerate(depths(stages))]
-    return Schedule(by_position("fbp-as", pipeline, rows), streams=IN_PAIRS)
+    return Schedule(turns("fbp-as", pipeline, twice_depth(pipeline)), streams=IN_PAIRS)
 
 
 @registered("1f1b-windowed", Traits(windowed=True, by_default=True))
@@ -113,10 +114,8 @@ def windowed(pipeline: Pipeline) -> Schedule:
     least round trip / W_s.  A window larger than that of a stage upstream is lowered to it, which makes any DAG free
     of deadlock (proof in ``_rows.clamped``).  Without windows it is 1F1B.
     """
-    stages = pipeline.stages
-    windows = clamped(pipeline.windows or depths(stages), stages)
-    rows = [in_turn(s, window, stages.num_microbatches) for s, window in enumerate(windows)]
-    return Schedule(by_position("1f1b-windowed", pipeline, rows))
+    windows = clamped(pipeline.windows or depth_of(pipeline), pipeline.stages)
+    return Schedule(turns("1f1b-windowed", pipeline, windows))
 
 
 @registered("interleaved", Traits(stages_per_position=0))
@@ -145,11 +144,16 @@ def interleaved(pipeline: Pipeline) -> Schedule:
     return Schedule(tuple(tuple(_passed_again(pipeline, r, per_position)) for r in range(num_positions)))
 
 
+def chunks_in_flight(num_positions: int, per_position: int, position: int) -> int:
+    """The most that a position has in flight of interleaved 1F1B, in micro-batches of one stage, of many of them."""
+    ahead = num_positions - position - 1
+    return (2 * ahead + (per_position - 1) * num_positions if per_position > 1 else ahead) + 1
+
+
 def _passed_again(pipeline: Pipeline, position: int, per_position: int) -> Iterator[Action]:
     p, v, stages = pipeline.num_positions, per_position, pipeline.stages
     count = -(-stages.num_microbatches // p) * p * v
-    ahead = p - position - 1
-    warm_up = min(count, 2 * ahead + (v - 1) * p if v > 1 else ahead)
+    warm_up = min(count, chunks_in_flight(p, v, position) - 1)
     sequence = [(Op.FORWARD, k) for k in range(warm_up)]
     for k in range(count - warm_up):
         sequence += [(Op.FORWARD, warm_up + k), (Op.BACKWARD, k)]
@@ -209,7 +213,7 @@ class _Filling:
     """The stages while they are filled: always the one that can start first is advanced, so that gaps are known."""
 
     def __init__(self, pipeline: Pipeline, rows: list[Row], held: list[int]) -> None:
-        self.clock, self.most_held, self.num_held = Clock(pipeline), held, [0] * len(rows)
+        self.clock, self.most_held, self.num_held = StageClock(pipeline), held, [0] * len(rows)
         self.position = [pipeline.position(stage) for stage in range(len(rows))]
         self.main = [[action for action in split(row) if action.op is not Op.BACKWARD_WEIGHT] for row in rows]
         self.done: list[list[Action]] = [[] for _ in rows]

@@ -252,20 +252,20 @@ def sample_order(work: Ints, speeds: Sequence[float], tolerance: float) -> list[
     orders.append(list(range(len(work))))
 
     def worth(order: Sequence[int]) -> tuple[int, float]:
-        found = best_stretches(np.concatenate([[0], np.cumsum(work[list(order)])]), speeds, most)
-        return found.num_cuts, found.time
+        stretches = best_stretches(np.concatenate([[0], np.cumsum(work[list(order)])]), speeds, most)
+        return stretches.num_cuts, stretches.time
 
     return min(orders, key=worth)
 
 
 def _assignments(work: Sequence[int], speeds: Sequence[float], large: Sequence[int]) -> list[list[int]]:
     """The first rank of each sample: without regard to large samples, and with these laid out first, in two ways."""
-    found = [longest_first(work, speeds)]
+    assignments = [longest_first(work, speeds)]
     for shared in (False, True) if large else ():
         ranks = _large_first(work, speeds, large, shared)
         if ranks is not None:
-            found.append(ranks)
-    return found
+            assignments.append(ranks)
+    return assignments
 
 
 def _large_first(work: Sequence[int], speeds: Sequence[float], large: Sequence[int], shared: bool) -> list[int] | None:

@@ -80,13 +80,13 @@ def block_keys(samples: AnyInts, coordinates: AnyInts, stride: int | Sequence[in
 
 def _require_sites(samples: AnyInts, coordinates: AnyInts, steps: tuple[int, ...]) -> None:
     if samples.ndim != 1 or coordinates.shape != (len(samples), 3):
-        found = f"samples {list(samples.shape)}, coordinates {list(coordinates.shape)}"
-        raise UsageError("samples and coordinates do not match", [found], ["give samples [N] and coordinates [N, 3]"])
+        shown = f"samples {list(samples.shape)}, coordinates {list(coordinates.shape)}"
+        raise UsageError("samples and coordinates do not match", [shown], ["give samples [N] and coordinates [N, 3]"])
     for name, array in (("samples", samples), ("coordinates", coordinates)):
         if not np.issubdtype(array.dtype, np.integer):
             raise UsageError(f"{name} are not integers", [f"they are {array.dtype}"], ["quantise the points first"])
     if len(steps) != 3 or min(steps) < 1:
         raise UsageError("not a stride", [f"{list(steps)}"], ["give one integer above 0, or three"])
     if len(samples) and not 0 <= samples.min() <= samples.max() < MOST_SAMPLES:
-        found = f"samples {samples.min()} to {samples.max()}, {MOST_SAMPLES} at most"
-        raise UsageError("a sample's number is out of range", [found], ["use smaller micro-batches"])
+        shown = f"samples {samples.min()} to {samples.max()}, {MOST_SAMPLES} at most"
+        raise UsageError("a sample's number is out of range", [shown], ["use smaller micro-batches"])

@@ -185,7 +185,7 @@ def _nearest(prefix: Ints, work: float) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Level:
+class SiteLevel:
     """The sites of a micro-batch at one stride.
 
     Attributes:
@@ -200,7 +200,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Load:
+class SiteLoad:
     """What layers cost on the sites of a level.
 
     Attributes:
@@ -229,7 +229,7 @@ class BlockWork:
     work_s: Floats
 
 
-def block_work(levels: Sequence[Level], loads: Sequence[Load]) -> BlockWork:
+def block_work(levels: Sequence[SiteLevel], loads: Sequence[SiteLoad]) -> BlockWork:
     """The work of every block that holds a site of ``levels``.
 
     Raises:
@@ -239,8 +239,8 @@ def block_work(levels: Sequence[Level], loads: Sequence[Load]) -> BlockWork:
         _require_load(levels, load)
     runs = [_runs(block_keys(level.samples, level.coordinates, level.stride)) for level in levels]
     empty = np.zeros(0, np.int64)
-    keys = np.unique(np.concatenate([empty, *(found for found, _ in runs)]))
-    rows = [np.searchsorted(keys, found) for found, _ in runs]
+    keys = np.unique(np.concatenate([empty, *(run_keys for run_keys, _ in runs)]))
+    rows = [np.searchsorted(keys, run_keys) for run_keys, _ in runs]
     work_s = np.zeros(len(keys))
     for load in loads:
         starts, row = runs[load.level][1], rows[load.level]
@@ -261,7 +261,7 @@ def _runs(keys: Ints) -> tuple[Ints, Ints]:
     return keys[starts], starts
 
 
-def _require_load(levels: Sequence[Level], load: Load) -> None:
+def _require_load(levels: Sequence[SiteLevel], load: SiteLoad) -> None:
     if not 0 <= load.level < len(levels):
         raise UsageError("a load names no level", [f"level {load.level} of {len(levels)}"])
     sites, pairs = len(levels[load.level].samples), np.shape(load.pairs)

@@ -25,19 +25,20 @@ from itertools import pairwise, product
 import numpy as np
 
 from planner import schedules
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, running
 from planner.costs.layers.token_slices import SlicePrices
-from planner.costs.predict import Forecast, forecast
+from planner.costs.sentences import binding
 from planner.ir.errors import HalopipeError, InfeasibleError
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan, Rejected, Search, TokenSlice
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, TIME_DIMS, Problem
 from planner.layers.token_slices import require_sliceable
-from planner.solvers.candidates.candidate import Candidate, Recomputes, decision_of, micro_batches, plan_of
+from planner.solvers.candidates.candidate import micro_batches, plan_of
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import binding, slower
+from planner.solvers.candidates.explain import slower, written
 from planner.solvers.candidates.feasibility import cut_positions, micro_batch_sizes, uncut
 
 METHOD = "token slices by TeraPipe's DP over measured times, the best by its formula simulated"
@@ -72,7 +73,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         InfeasibleError: slices were asked for, and no plan with them fits.
     """
     problem, prices = evaluator.problem, evaluator.book.slices
-    best: tuple[Candidate, Forecast] | None = None
+    best: Candidate | None = None
     step_s, num_simulated = float("inf") if problem.token_slices else plan.prediction.step_s, 0
     for formula_s, candidate in sorted(_candidates(evaluator, prices), key=lambda each: each[0]):
         if evaluator.budget.is_over:
@@ -80,14 +81,13 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         if formula_s >= step_s or evaluator.unmet(candidate):
             continue
         try:
-            decision = decision_of(problem, candidate)
-            seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes, num_draws=0)
+            predicted = evaluator.forecast(evaluator.pricing.with_rows(candidate), num_draws=0)
         except HalopipeError:  # a schedule that cannot order these stages, a size of which nothing is known
             continue
         num_simulated += 1
-        fits = all(rank.peak_bytes <= rank.memory_limit_bytes for rank in seen.prediction.ranks)
-        if fits and seen.prediction.step_s < step_s:
-            best, step_s = (candidate, seen), seen.prediction.step_s
+        fits = all(rank.peak_bytes <= rank.memory_limit_bytes for rank in predicted.prediction.ranks)
+        if fits and predicted.prediction.step_s < step_s:
+            best, step_s = candidate, predicted.prediction.step_s
     tried = f"{num_simulated} plans simulated, without a proof"
     if best is None and problem.token_slices:
         raise InfeasibleError(
@@ -103,10 +103,9 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
     if best is None:
         missed = Rejected("token slices", f"none is faster: {tried}")
         return replace(plan, search=replace(plan.search, rejected=(*rejected, missed)))
-    decision = decision_of(problem, best[0])
-    seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
+    decision, predicted = written(problem, evaluator.pricing, best)
     peak = max(rank.peak_bytes for rank in plan.prediction.ranks)
-    whole = slower("no token slices", plan.prediction.step_s, peak, seen.prediction.step_s, "")
+    whole = slower("no token slices", plan.prediction.step_s, peak, predicted.prediction.step_s, "")
     search = Search(
         METHOD,
         plan.search.solver,
@@ -115,10 +114,10 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         0.0,
         plan.search.num_simulated + num_simulated,
         plan.search.num_candidates + num_simulated,
-        binding=binding(decision, seen),
+        binding=binding(decision.stages, predicted),
         rejected=rejected,
     )
-    return plan_of(problem, decision, seen.prediction, search, (whole,))
+    return plan_of(problem, decision, predicted.prediction, search, (whole,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +139,7 @@ def best_slices(times: SliceTimes, num_stages: int, num_micro_batches: int) -> t
     last = len(times.points) - 1
     limits = np.unique(times.seconds[np.isfinite(times.seconds)])
     least_s = float("inf")
-    found: tuple[int, ...] = ()
+    slices: tuple[int, ...] = ()
     unlimited = _shortest(times.seconds, float("inf"))[0][last]
     for limit in limits:
         if num_micro_batches * unlimited + (num_stages - 1) * limit >= least_s:
@@ -152,8 +151,8 @@ def best_slices(times: SliceTimes, num_stages: int, num_micro_batches: int) -> t
             while path[-1]:
                 path.append(int(before[path[-1]]))
             least_s = total
-            found = tuple(times.points[b] - times.points[a] for a, b in pairwise(reversed(path)))
-    return found, least_s
+            slices = tuple(times.points[b] - times.points[a] for a, b in pairwise(reversed(path)))
+    return slices, least_s
 
 
 def _shortest(seconds: Array, limit: float) -> tuple[Array, Array]:
@@ -215,9 +214,9 @@ def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[flo
             groups, shares = tuple((rank,) for rank in ranks), ((samples,),) * num_stages
             for slices in {problem.token_slices} if problem.token_slices else ways:
                 formula_s = _formula_s(times, slices, num_stages, len(batches))
-                for name, again in product(names, _RECOMPUTES.get(problem.recompute, ())):
+                for name, recomputed in product(names, _RECOMPUTES.get(problem.recompute, ())):
                     plain = Candidate.chain(bounds, groups, shares, batches, name)
-                    yield formula_s, replace(plain, token_slices=slices, recompute=(again,) * num_stages)
+                    yield formula_s, replace(plain, token_slices=slices, recompute=(recomputed,) * num_stages)
 
 
 def _stages(
@@ -243,11 +242,11 @@ def _crossing_bytes(graph: Graph, positions: Sequence[int]) -> Array:
     last: dict[str, int] = {}
     for at, layer in enumerate(graph.layers):
         last.update({value: at for value in layer.inputs if producer(value) in index})
-    found = np.zeros(len(positions))
+    crossing_bytes = np.zeros(len(positions))
     places = np.array(positions)
     for value, reader in last.items():
-        found[(places > index[producer(value)]) & (places <= reader)] += specs[value].num_bytes
-    return found
+        crossing_bytes[(places > index[producer(value)]) & (places <= reader)] += specs[value].num_bytes
+    return crossing_bytes
 
 
 def _times(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from planner.ir.errors import UsageError
 from planner.kernels import Estimate
 from planner.kernels.estimates import DATASHEET, NOTHING, TABLE
-from planner.transformers.shape import Recompute, Ways
+from planner.transformers.shape import ParallelDegrees, Recompute
 
 OPTIMISER = "optimiser"
 _SHOWN = 0.005
@@ -34,10 +34,10 @@ class Cost:
         return cls({(what, kind): estimate * times})
 
     def __add__(self, other: Cost) -> Cost:
-        found = dict(self.parts)
+        parts = dict(self.parts)
         for key, estimate in other.parts.items():
-            found[key] = found[key] + estimate if key in found else estimate
-        return Cost(found)
+            parts[key] = parts[key] + estimate if key in parts else estimate
+        return Cost(parts)
 
     def __mul__(self, factor: float) -> Cost:
         return Cost({key: estimate * factor for key, estimate in self.parts.items()})
@@ -61,10 +61,10 @@ class Cost:
         return self._by(0)
 
     def _by(self, place: int) -> dict[str, float]:
-        found: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for key, estimate in self.parts.items():
-            found[key[place]] = found.get(key[place], 0.0) + estimate.seconds
-        return found
+            totals[key[place]] = totals.get(key[place], 0.0) + estimate.seconds
+        return totals
 
     @property
     def seconds(self) -> float:
@@ -109,15 +109,15 @@ class Timed:
 
     layers: Mapping[tuple[int, int], Layers]
 
-    def of(self, ways: Ways) -> Layers | None:
+    def of(self, ways: ParallelDegrees) -> Layers | None:
         """Those of a rank; None: nobody measured them (sequence parallelism and the core of attention never are)."""
-        found = self.layers.get((ways.tensor, ways.micro_batch))
-        if found is None or ways.sequence_parallel or ways.recompute is Recompute.SELECTIVE:
+        layers = self.layers.get((ways.tensor, ways.micro_batch))
+        if layers is None or ways.sequence_parallel or ways.recompute is Recompute.SELECTIVE:
             return None
         if ways.recompute is Recompute.NONE:
-            return found
-        block = found.block
-        return replace(found, block=Pass(block.forward, block.backward + block.forward))
+            return layers
+        block = layers.block
+        return replace(layers, block=Pass(block.forward, block.backward + block.forward))
 
 
 def timed(blocks: int, times: Mapping[tuple[int, int], Sequence[tuple[float, float, float]]]) -> Timed:
@@ -131,7 +131,7 @@ def timed(blocks: int, times: Mapping[tuple[int, int], Sequence[tuple[float, flo
     Raises:
         UsageError: there are times of more or fewer blocks.
     """
-    found: dict[tuple[int, int], Layers] = {}
+    measured: dict[tuple[int, int], Layers] = {}
     for (tensor, micro_batch), layers in times.items():
         if len(layers) != blocks + 2:
             raise UsageError(
@@ -140,8 +140,8 @@ def timed(blocks: int, times: Mapping[tuple[int, int], Sequence[tuple[float, flo
             )
         ends, update = (layers[:1], layers[-1:]), _mean(OPTIMISER, [layer[2] for layer in layers])
         embedding, block, head = (_passes(of) for of in (ends[0], layers[1:-1], ends[1]))
-        found[tensor, micro_batch] = Layers(embedding, block, head, update)
-    return Timed(found)
+        measured[tensor, micro_batch] = Layers(embedding, block, head, update)
+    return Timed(measured)
 
 
 def _passes(layers: Sequence[tuple[float, float, float]]) -> Pass:

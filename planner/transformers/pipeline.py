@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.costs.simulator.events import execute
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.ir.program import Message, Part
 from planner.ir.schedule import MESSAGE, Op, Pipeline, StageGraph
@@ -50,11 +51,11 @@ class Chunks:
         """No synchronous schedule is shorter."""
         p = self.stages
         passes = [f + b for f, b in zip(self.forward_s, self.backward_s, strict=True)]
-        found, before = 0.0, 0.0
+        bound_s, before = 0.0, 0.0
         for stage in range(p):
-            found = max(found, before + micro_batches * sum(passes[stage::p]))
+            bound_s = max(bound_s, before + micro_batches * sum(passes[stage::p]))
             before += passes[stage] + 2 * self.overlapped_s
-        return found
+        return bound_s
 
     def step_s(self, micro_batches: int, name: str = "1f1b") -> float:
         """By the simulator; see the module's text for what is too long for it."""
@@ -65,8 +66,8 @@ class Chunks:
             return micro_batches * (sum(self.forward_s) + sum(self.backward_s))
         named = "interleaved" if interleave > 1 else name
         compiled = _compiled(named, self.stages, interleave, simulated)
-        found = _run(compiled, self)
-        return found + (micro_batches - simulated) * self._cycle_s(name)
+        simulated_s = _run(compiled, self)
+        return simulated_s + (micro_batches - simulated) * self._cycle_s(name)
 
     def _cycle_s(self, name: str) -> float:
         """What one more micro-batch of many adds: GPipe's forwards end before its backwards begin."""
@@ -102,7 +103,7 @@ def _run(compiled: CompiledProgram, chunks: Chunks) -> float:
         passes = op not in MESSAGE and op not in (Op.REDUCE_GRAD, Op.UPDATE)
         seconds.append((chunks.forward_s if op is Op.FORWARD else chunks.backward_s)[stage] if passes else 0.0)
     transfers = [chunks.overlapped_s] * len(compiled.transfers)
-    return execute(compiled, seconds, transfers, range(len(compiled.channels))).step_s
+    return execute(compiled, SlotPrices(seconds, transfers, range(len(compiled.channels)))).step_s
 
 
 def chunked(passes: Sequence[tuple[float, float]], hop_s: Sequence[float], sends: Sends, stages: int) -> Chunks:

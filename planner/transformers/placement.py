@@ -37,12 +37,12 @@ from planner.layers.contraction import ContractedDims, contracted_dims
 from planner.layers.elementwise import CLASS, has_classes_apart
 from planner.layers.sized import REPLICA
 from planner.transformers.pools import Pools
-from planner.transformers.shape import Ways
+from planner.transformers.shape import ParallelDegrees
 
 _NUMBERED = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
-def placements(graph: Graph, ways: Ways) -> dict[str, Placement]:
+def placements(graph: Graph, ways: ParallelDegrees) -> dict[str, Placement]:
     """The stage and the cuts of each layer, in the graph's order; stages are chunks of blocks.
 
     Raises:
@@ -52,7 +52,7 @@ def placements(graph: Graph, ways: Ways) -> dict[str, Placement]:
     return dict(_Tensor(graph, ways, _stages(graph, ways)).placements())
 
 
-def require_executable(ways: Ways) -> None:
+def require_executable(ways: ParallelDegrees) -> None:
     """Raises :class:`UsageError`, naming what of a way no plan of halopipe can say."""
     wrong, tensor = [], max(ways.degrees)
     if ways.zero and tensor > 1:
@@ -63,16 +63,16 @@ def require_executable(ways: Ways) -> None:
 
 def _blocks(graph: Graph) -> tuple[str, list[int]]:
     """The prefix of the blocks, and their numbers, ascending: of the prefix with the most."""
-    found: dict[str, set[int]] = {}
+    numbers: dict[str, set[int]] = {}
     for layer in graph.layers:
         match = _NUMBERED.search(layer.name)
         if match is not None:
-            found.setdefault(layer.name[: match.start(1)], set()).add(int(match[1]))
-    prefix = max(found, key=lambda each: len(found[each]), default="")
-    return prefix, sorted(found.get(prefix, ()))
+            numbers.setdefault(layer.name[: match.start(1)], set()).add(int(match[1]))
+    prefix = max(numbers, key=lambda each: len(numbers[each]), default="")
+    return prefix, sorted(numbers.get(prefix, ()))
 
 
-def _stages(graph: Graph, ways: Ways) -> dict[str, int]:
+def _stages(graph: Graph, ways: ParallelDegrees) -> dict[str, int]:
     """The chunk of each layer: that of its block, else the first that has what it reads; behind all blocks the last.
 
     Raises:
@@ -99,7 +99,7 @@ def _stages(graph: Graph, ways: Ways) -> dict[str, int]:
     return stages
 
 
-def _samples(ways: Ways) -> dict[str, tuple[int, ...]]:
+def _samples(ways: ParallelDegrees) -> dict[str, tuple[int, ...]]:
     """The cut points of data parallelism, in samples of a micro-batch of all replicas."""
     each = ways.micro_batch
     return {SAMPLE: tuple(range(0, (ways.data + 1) * each, each))} if ways.data > 1 else {}
@@ -116,7 +116,7 @@ class _Tensor:
     """
 
     graph: Graph
-    ways: Ways
+    ways: ParallelDegrees
     stages: Mapping[str, int]
     _readers: dict[str, list[Layer]] = field(init=False)
     _values: dict[str, TensorSpec] = field(init=False)
@@ -186,8 +186,8 @@ class _Tensor:
             return contracted.filters, False
         if self._is_gathered_before(layer):
             return None, False
-        for known in (self.inner, self.tokens):
-            dim = self._along(layer, inputs, known)
+        for cut_dims in (self.inner, self.tokens):
+            dim = self._along(layer, inputs, cut_dims)
             if dim is not None:
                 return dim, False
         return None, False
@@ -227,9 +227,9 @@ class _Tensor:
         dims = layer.outputs[0].dims
         return dims.index(SAMPLE) + 1 if SAMPLE in dims[:-1] else None
 
-    def _along(self, layer: Layer, inputs: tuple[TensorSpec, ...], known: dict[str, int]) -> int | None:
+    def _along(self, layer: Layer, inputs: tuple[TensorSpec, ...], cut_dims: dict[str, int]) -> int | None:
         """The dim of the work along which each rank reads of its inputs what it has of them; noted of the outputs."""
-        cut = [(at, known[name]) for at, name in enumerate(layer.inputs) if name in known]
+        cut = [(at, cut_dims[name]) for at, name in enumerate(layer.inputs) if name in cut_dims]
         if not cut:
             return None
         relation = kind(layer.kind)
@@ -238,7 +238,7 @@ class _Tensor:
             if extent < self.degree or work.dims[dim] == SAMPLE or work.dims.count(work.dims[dim]) > 1:
                 continue
             if all(self._reads_own(layer, inputs, box, dim, cut) for box in self._parts(work, dim)):
-                self._note(layer, dim, known)
+                self._note(layer, dim, cut_dims)
                 return dim
         return None
 
@@ -264,30 +264,30 @@ class _Tensor:
                 return False
         return True
 
-    def _note(self, layer: Layer, dim: int, known: dict[str, int]) -> None:
+    def _note(self, layer: Layer, dim: int, cut_dims: dict[str, int]) -> None:
         """Outputs that have the dim by name are cut along it."""
         name = kind(layer.kind).work(layer, tuple(self._values[each] for each in layer.inputs)).dims[dim]
         for number, spec in enumerate(layer.outputs):
             value = layer.name if not number else f"{layer.name}:{number}"
             if name in spec.dims and spec.shape[spec.dims.index(name)] >= self.degree:
-                known[value] = spec.dims.index(name)
+                cut_dims[value] = spec.dims.index(name)
 
 
 def _within(inner: Interval, outer: Interval) -> bool:
     return outer.start <= inner.start and inner.stop <= outer.stop
 
 
-def schedule_of(ways: Ways) -> str:
+def schedule_of(ways: ParallelDegrees) -> str:
     """The schedule's name."""
     return "interleaved" if ways.interleave > 1 else ways.schedule
 
 
-def degree_of(ways: Ways, chunk: int) -> int:
+def degree_of(ways: ParallelDegrees, chunk: int) -> int:
     """Tensor ranks of a replica of a chunk's stage."""
     return ways.degrees[chunk % ways.pipeline]
 
 
-def groups_of(ways: Ways, pools: Pools | None = None) -> tuple[tuple[int, ...], ...]:
+def groups_of(ways: ParallelDegrees, pools: Pools | None = None) -> tuple[tuple[int, ...], ...]:
     """The ranks of each chunk: tensor ranks are neighbours, then replicas, then stages; or those of its pool.
 
     Raises:

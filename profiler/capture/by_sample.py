@@ -33,15 +33,17 @@ class BagsOfRows(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls ``func``; of bags of rows what they mean."""
-        given = dict(kwargs or {})
+        named = dict(kwargs or {})
         if func is F.embedding_bag:
             names = ("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse")
             more = ("per_sample_weights", "include_last_offset", "padding_idx")
-            found = {**dict(zip((*names, *more), args, strict=False)), **given}
-            is_plain = found.get("offsets") is None and found.get("max_norm") is None
-            if is_plain and found["input"].dim() == _MATRIX and found.get("mode", "mean") in ("sum", "mean"):
-                return _bags(**{name: value for name, value in found.items() if name not in ("offsets", "max_norm")})
-        return func(*args, **given)
+            arguments = {**dict(zip((*names, *more), args, strict=False)), **named}
+            is_plain = arguments.get("offsets") is None and arguments.get("max_norm") is None
+            if is_plain and arguments["input"].dim() == _MATRIX and arguments.get("mode", "mean") in ("sum", "mean"):
+                return _bags(
+                    **{name: value for name, value in arguments.items() if name not in ("offsets", "max_norm")}
+                )
+        return func(*args, **named)
 
 
 def _bags(

@@ -72,25 +72,25 @@ class Views:
 
     def chain(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """``node``, what it is a view of, and so on up to what is none."""
-        found = [node]
-        while found[-1] in self._whole:
-            found.append(self._whole[found[-1]])
-        return tuple(found)
+        nodes = [node]
+        while nodes[-1] in self._whole:
+            nodes.append(self._whole[nodes[-1]])
+        return tuple(nodes)
 
     def under(self, root: fx.Node) -> tuple[fx.Node, ...]:
         """All views of ``root``, and of these, which come later."""
-        found = [self.chain(node) for node in self._whole]
-        return tuple(chain[0] for chain in sorted(found, key=len) if chain[-1] is root)
+        chains = [self.chain(node) for node in self._whole]
+        return tuple(chain[0] for chain in sorted(chains, key=len) if chain[-1] is root)
 
     def read_later(self, chain: Collection[fx.Node], node: fx.Node) -> list[fx.Node]:
         """Other views of what ``chain`` ends with that are read after ``node``, each behind what it is a view of.
 
         Those that nobody reads any more are left: a loop that writes place by place has made two for each place.
         """
-        found = [view for view in self.under(tuple(chain)[-1]) if view not in chain]
-        late = [view for view in found if any(node < user for user in view.users)]
+        others = [view for view in self.under(tuple(chain)[-1]) if view not in chain]
+        late = [view for view in others if any(node < user for user in view.users)]
         wanted = {part for view in late for part in self.chain(view)}
-        return [view for view in found if view in wanted]
+        return [view for view in others if view in wanted]
 
     def whole(self, graph: fx.Graph, part: fx.Node, written: fx.Node) -> fx.Node | None:
         """A new node: what ``part`` is a view of, where ``written`` is in its place; None for views of other kinds."""
@@ -99,7 +99,7 @@ class Views:
             made.meta = {**written.meta, "val": self._whole[part].meta.get("val")}
         return made
 
-    def again(self, graph: fx.Graph, view: fx.Node, written: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    def rebuilt(self, graph: fx.Graph, view: fx.Node, written: Mapping[fx.Node, fx.Node]) -> fx.Node:
         """A new node: ``view`` of what is now in the place of its whole."""
         maker, whole = self._maker[view], written[self._whole[view]]
         if maker.target is not operator.getitem:
@@ -217,7 +217,7 @@ def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
             node.target = torch.ops.aten.detach.default
             _replace_later(node.args[0], node, node)
             views.alias(node, node.args[0])
-        elif root.op == "get_attr" and not _is_trained(attributes[name_read(root)]):
+        elif root.op == "get_attr" and not is_trained(attributes[name_read(root)]):
             views.alias(node, node.args[0])
             buffers.append(node)
         else:
@@ -225,8 +225,8 @@ def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
     written = {part for node in buffers for part in views.chain(node_argument(node, 0))}
     roots = {node: views.chain(node_argument(node, 0))[-1] for node in buffers}
     for node in buffers:
-        again = [other for other in buffers if other is not node and roots[other] is roots[node]]
-        _copy_for_readers(graph, node, written, again)
+        rewrites = [other for other in buffers if other is not node and roots[other] is roots[node]]
+        _copy_for_readers(graph, node, written, rewrites)
 
 
 def _require_parameters_kept(node: fx.Node, views: Views, attributes: Mapping[str, Any]) -> None:
@@ -236,7 +236,7 @@ def _require_parameters_kept(node: fx.Node, views: Views, attributes: Mapping[st
     """
     for write in _writes_of(node, attributes):
         root = views.chain(write)[-1]
-        if root.op == "get_attr" and _is_trained(attributes.get(name_read(root))):
+        if root.op == "get_attr" and is_trained(attributes.get(name_read(root))):
             raise UnsupportedModelError(
                 f"forward writes to its own parameter {root.target}",
                 [f"{node.target} in {place(node) or 'the module itself'}"],
@@ -257,11 +257,13 @@ def _writes_of(node: fx.Node, attributes: Mapping[str, Any]) -> list[fx.Node]:
     return [cast("fx.Node", node.args[2 + places.index(root)]) for root in roots if root in places]
 
 
-def _copy_for_readers(graph: fx.Graph, node: fx.Node, written: Collection[fx.Node], again: Iterable[fx.Node]) -> None:
+def _copy_for_readers(
+    graph: fx.Graph, node: fx.Node, written: Collection[fx.Node], rewrites: Iterable[fx.Node]
+) -> None:
     """Others read a copy of a buffer that ``node`` wrote: it is written again before their backward, or elsewhere.
 
     Views of the buffer that are ``written`` themselves stay views of it.  Between two writes of the same buffer,
-    ``again`` among them, readers share a copy.
+    ``rewrites`` among them, readers share a copy.
     """
     others = [user for user in node.users if user not in written and user.op != "output"]
     readers = [user for user in others if not (is_write(user) and user.args[0] is node)]
@@ -270,7 +272,7 @@ def _copy_for_readers(graph: fx.Graph, node: fx.Node, written: Collection[fx.Nod
     made: fx.Node | None = None
     for reader in sorted(readers):
         since = node if made is None else made
-        is_old = any(since < other < reader for other in again)
+        is_old = any(since < other < reader for other in rewrites)
         if made is None or is_old:
             with graph.inserting_before(reader) if is_old else graph.inserting_after(node):
                 made = graph.call_function(torch.ops.aten.clone.default, (node,))
@@ -295,7 +297,8 @@ def written_buffer(node: fx.Node) -> str:
     return str(root.target) if isinstance(root, fx.Node) and root.op == "get_attr" else ""
 
 
-def _is_trained(value: Any) -> bool:
+def is_trained(value: Any) -> bool:
+    """Whether it is a parameter that gets a gradient."""
     return isinstance(value, torch.nn.Parameter) and value.requires_grad
 
 
@@ -321,7 +324,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, views: Views) -> None:
             last = made if made is not written[part] else last
         for view in others:
             with graph.inserting_after(last):
-                written[view] = last = views.again(graph, view, written)
+                written[view] = last = views.rebuilt(graph, view, written)
     for old, new in written.items():
         _replace_later(old, new, last)
     views.replace(written)
@@ -403,14 +406,14 @@ def keep_indices_home(graph: fx.Graph, indices: Iterable[str]) -> None:
     """
     names = frozenset(indices)
     _select_rather_than_unbind(graph, names)
-    found: list[fx.Node] = []
+    index_views: list[fx.Node] = []
     for node in graph.nodes:
         source = node.args[0] if node.op == "call_function" and node.args else None
         is_view = isinstance(source, fx.Node) and (source.target in names or INDEX in source.meta)
         if is_view and operation(node) in _INDEX_VIEWS:
             node.meta[INDEX] = True
-            found.append(node)
-    for node in reversed(found):
+            index_views.append(node)
+    for node in reversed(index_views):
         for user in list(node.users)[1:]:
             with graph.inserting_before(user):
                 own = graph.node_copy(node)
@@ -442,7 +445,7 @@ def detach_constants(graph: fx.Graph) -> None:
             continue
         maker = _MAKERS.get(operation(node).removeprefix("new_").removesuffix("_like"))
         shape = tuple(node.meta["val"].shape)
-        if maker is None or not node.args or not isinstance(node.args[0], fx.Node) or not _is_fixed(shape):
+        if maker is None or not node.args or not isinstance(node.args[0], fx.Node) or not _are_numbers(shape):
             continue
         value = node.meta["val"]
         with graph.inserting_before(node):
@@ -469,7 +472,7 @@ def keep_rows_apart(graph: fx.Graph) -> None:
             continue
         shape, width = divided.meta["val"].shape, merged.meta["val"].shape[-1]
         first, *others, last = shape
-        if last != product.meta["val"].shape[-1] or not _is_fixed((first,)) or _is_fixed(tuple(others)):
+        if last != product.meta["val"].shape[-1] or not _are_numbers((first,)) or _are_numbers(others):
             continue
         sizes = [*cast("list[Any]", divided.args[1])[:-1], width]
         with graph.inserting_before(divided):
@@ -484,14 +487,10 @@ def keep_rows_apart(graph: fx.Graph) -> None:
 
 def _sole_input(node: fx.Node | None) -> fx.Node | None:
     """What a tensor is made of first, if nothing else is made of that."""
-    found = node.args[0] if node is not None and node.op == "call_function" and node.args else None
-    if not isinstance(found, fx.Node) or found.op != "call_function" or len(found.users) > 1:
+    source = node.args[0] if node is not None and node.op == "call_function" and node.args else None
+    if not isinstance(source, fx.Node) or source.op != "call_function" or len(source.users) > 1:
         return None
-    return found if isinstance(found.meta.get("val"), Tensor) else None
-
-
-def _is_fixed(shape: tuple[Any, ...]) -> bool:
-    return all(isinstance(size, int) for size in shape)
+    return source if isinstance(source.meta.get("val"), Tensor) else None
 
 
 def _fill(node: fx.Node) -> tuple[Any, ...]:

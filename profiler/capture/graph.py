@@ -23,11 +23,19 @@ from planner.ir.graph import (
 )
 from planner.layers import MAPPED
 from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
-from profiler.capture.layers import Group, groups, is_output_of, output_names, specify, specify_input, tensor_arguments
+from profiler.capture.layers import (
+    OperatorGroup,
+    groups,
+    is_output_of,
+    output_names,
+    specify,
+    specify_input,
+    tensor_arguments,
+)
 from profiler.capture.marks import marked
 from profiler.capture.operators import layer_names, name_read
 from profiler.capture.sample_independence import Dependence, dependence
-from profiler.capture.trace import Traced, attribute, trace, traces
+from profiler.capture.trace import TracedModel, attribute, trace, traces
 from profiler.capture.user_module import untouched
 from profiler.capture.verify_capture import (
     correct_dtypes,
@@ -49,7 +57,7 @@ _MOST_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedModule:
     """A model with its loss.
 
     Attributes:
@@ -100,36 +108,36 @@ class Captured:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What a user may not expect, in words."""
-        found = []
+        lines = []
         if self.evaluating:
             shown = ", ".join(self.evaluating[:_MOST_SHOWN]) + (", ..." if len(self.evaluating) > _MOST_SHOWN else "")
-            found.append(
+            lines.append(
                 f"{len(self.evaluating)} modules are in evaluation mode, and stay in it: {shown}; "
                 "call train() on them in the factory if they are to be trained as others"
             )
         if self.evaluation:
-            found.append(f"plans can train this model, not evaluate it: {self.evaluation}")
+            lines.append(f"plans can train this model, not evaluate it: {self.evaluation}")
         if self.doubled:
-            found.append(
+            lines.append(
                 f"the example has 1 sample, which is repeated to {self.graph.samples} (export takes 1 for a constant); "
                 f"a plan has {self.graph.samples} samples a step unless its global batch says otherwise"
             )
         if not self.polymorphic:
-            found.append(
+            lines.append(
                 f"micro-batches have {self.graph.samples} samples, no other number: the model's code fixes it"
                 + (f" {self.fixed}" if self.fixed else "")
             )
             samples = self.graph.samples
             square = [name for name, spec in self.graph.inputs.items() if spec.shape.count(samples) > 1]
             if square:
-                found.append(
+                lines.append(
                     f"{', '.join(square)}: of {samples} along several dims, as many as the example has samples; where "
                     "one is no tensor of samples (a mask over tokens), profile an example of another number of samples"
                 )
-        return tuple(found)
+        return tuple(lines)
 
 
-def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
+def capture(model: LoadedModel, rules: Rules = NO_RULES) -> CapturedModule:
     """Captures ``model`` in the modes that its parts are in and checks the result on its example.
 
     The module is left as it was: modes, buffers, gradients and attributes of its parts, and the random state.
@@ -149,13 +157,13 @@ def capture(model: LoadedModel, rules: Rules = NO_RULES) -> Captured:
         return _captured(model, replace(rules, elementwise=rules.elementwise | model.elementwise))
 
 
-Judge = Callable[[Traced, "tuple[Group, ...]", LoadedModel], "tuple[Dependence, ...]"]
+Judge = Callable[[TracedModel, "tuple[OperatorGroup, ...]", LoadedModel], "tuple[Dependence, ...]"]
 """Which layers depend on other samples."""
 
 
 def capture_for(
     model: LoadedModel, device: torch.device, rules: Rules = NO_RULES, *, whole: bool = True
-) -> tuple[LoadedModel, Captured]:
+) -> tuple[LoadedModel, CapturedModule]:
     """The model and its graph, to be run on ``device``.
 
     It is captured on the processor, so that its graph is the same wherever it is measured or trained; under autocast
@@ -191,7 +199,7 @@ def placed(model: LoadedModel, device: torch.device) -> LoadedModel:
     return replace(model, inputs=inputs, targets=targets)
 
 
-def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> Captured:
+def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> CapturedModule:
     """Captures a model whose tensors have no values: nothing is compared, and ``judge`` says what samples depend on."""
     require_plain_modules(model.owners)
     rules = replace(rules, elementwise=rules.elementwise | model.elementwise)
@@ -201,7 +209,7 @@ def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> Capture
     return _of_traced(model, traced, rules, judge, "")
 
 
-def _captured(model: LoadedModel, rules: Rules) -> Captured:
+def _captured(model: LoadedModel, rules: Rules) -> CapturedModule:
     traced, idle = _verified(model)
     require_known_parameters(traced, model)
     traced = replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
@@ -211,12 +219,12 @@ def _captured(model: LoadedModel, rules: Rules) -> Captured:
     return _of_traced(model, traced, rules, dependence, evaluation)
 
 
-def _verified(model: LoadedModel) -> tuple[Traced, frozenset[str]]:
+def _verified(model: LoadedModel) -> tuple[TracedModel, frozenset[str]]:
     """The first trace that computes what the module does, and its parameters without gradient."""
-    found, failure = traces(model), None
+    candidates, failure = traces(model), None
     while True:
         with untouched(*model.stateful):  # attributes may hold tensors of the trace, which have no values
-            traced = next(found, None)
+            traced = next(candidates, None)
         if traced is None:
             raise failure or AssertionError("a model has a trace, or a refusal")
         try:
@@ -226,17 +234,17 @@ def _verified(model: LoadedModel) -> tuple[Traced, frozenset[str]]:
             failure.__cause__ = failure.__cause__ or (error if failure is not error else None)
 
 
-def _of_traced(model: LoadedModel, traced: Traced, rules: Rules, judge: Judge, evaluation: str) -> Captured:
-    found = groups(traced, rules)
-    names = _names(traced, found)
-    values = _value_names(traced, found, names)
-    layers = dict(zip(names, judge(traced, found, model), strict=True))
-    graph = _graph(traced, rules, found, names, values)
-    graph = marked(graph, layers, found, names, traced, samples_neighbours=_samples_neighbours(model))
-    return Captured(
+def _of_traced(model: LoadedModel, traced: TracedModel, rules: Rules, judge: Judge, evaluation: str) -> CapturedModule:
+    layer_groups = groups(traced, rules)
+    names = _names(traced, layer_groups)
+    values = _value_names(traced, layer_groups, names)
+    layers = dict(zip(names, judge(traced, layer_groups, model), strict=True))
+    graph = _graph(traced, rules, layer_groups, names, values)
+    graph = marked(graph, layers, layer_groups, names, traced, samples_neighbours=_samples_neighbours(model))
+    return CapturedModule(
         _with_pairs(graph, model),
         traced.module,
-        {node.name: name for group, name in zip(found, names, strict=True) for node in group.nodes},
+        {node.name: name for group, name in zip(layer_groups, names, strict=True) for node in group.nodes},
         {value: node.name for node, value in values.items() if isinstance(node.meta.get("val"), Tensor)},
         traced.is_polymorphic,
         tuple(name for name, layer in layers.items() if layer.mark == MIXES_SAMPLES),
@@ -262,29 +270,31 @@ def _samples_neighbours(model: LoadedModel) -> bool:
     return isinstance(model.clouds.preparation, SampledPreparation)
 
 
-def _outputs(traced: Traced, values: Mapping[fx.Node, str]) -> dict[str, str]:
+def _outputs(traced: TracedModel, values: Mapping[fx.Node, str]) -> dict[str, str]:
     by_node = {node.name: value for node, value in values.items()}
     return {name: by_node.get(node, "") for name, node in traced.outputs.items()}
 
 
 def _evaluating(module: nn.Module) -> tuple[str, ...]:
     """Modules in evaluation mode, of those within one another the outermost, by name."""
-    found: list[str] = []
+    outermost: list[str] = []
     for name, part in module.named_modules():
-        if not part.training and not any(name.startswith(f"{outer}.") or not outer for outer in found):
-            found.append(name)
-    return tuple(name or type(module).__name__ for name in found)
+        if not part.training and not any(name.startswith(f"{outer}.") or not outer for outer in outermost):
+            outermost.append(name)
+    return tuple(name or type(module).__name__ for name in outermost)
 
 
-def _names(traced: Traced, found: tuple[Group, ...]) -> tuple[str, ...]:
-    owns = [any(traced.is_parameter(a) for a in tensor_arguments(group.main)) for group in found]
-    return layer_names([group.main for group in found], owns, traced.inputs)
+def _names(traced: TracedModel, layer_groups: tuple[OperatorGroup, ...]) -> tuple[str, ...]:
+    owns = [any(traced.is_parameter(a) for a in tensor_arguments(group.main)) for group in layer_groups]
+    return layer_names([group.main for group in layer_groups], owns, traced.inputs)
 
 
-def _value_names(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...]) -> dict[fx.Node, str]:
+def _value_names(
+    traced: TracedModel, layer_groups: tuple[OperatorGroup, ...], names: tuple[str, ...]
+) -> dict[fx.Node, str]:
     """The value that each placeholder, main node and output of a main node is; nodes inside a layer are none."""
     values = {node: node.target for node in traced.module.graph.nodes if traced.is_input(node)}
-    for group, name in zip(found, names, strict=True):
+    for group, name in zip(layer_groups, names, strict=True):
         values[group.main] = name
         for node in group.nodes:
             if is_output_of(node) and node.args[0] is group.main:
@@ -293,7 +303,11 @@ def _value_names(traced: Traced, found: tuple[Group, ...], names: tuple[str, ...
 
 
 def _graph(
-    traced: Traced, rules: Rules, found: tuple[Group, ...], names: tuple[str, ...], values: Mapping[fx.Node, str]
+    traced: TracedModel,
+    rules: Rules,
+    layer_groups: tuple[OperatorGroup, ...],
+    names: tuple[str, ...],
+    values: Mapping[fx.Node, str],
 ) -> Graph:
     specs: dict[str, TensorSpec] = {}
     for node, name in values.items():
@@ -301,9 +315,9 @@ def _graph(
             specs[name] = specify_input(node, traced)
     inputs = dict(specs)
     layers = []
-    buffers = [_buffers(traced, group) for group in found]
+    buffers = [_buffers(traced, group) for group in layer_groups]
     readers = Counter(buffer for own in buffers for buffer in own)
-    for group, name, own in zip(found, names, buffers, strict=True):
+    for group, name, own in zip(layer_groups, names, buffers, strict=True):
         layer = _layer(traced, rules, group, name, values, specs)
         shared = tuple((buffer, size) for buffer, size in own.items() if readers[buffer] > 1)
         layer = replace(layer, buffer_bytes=sum(own.values()), shared_buffers=shared)
@@ -315,9 +329,9 @@ def _graph(
 
 
 def _layer(
-    traced: Traced,
+    traced: TracedModel,
     rules: Rules,
-    group: Group,
+    group: OperatorGroup,
     name: str,
     values: Mapping[fx.Node, str],
     specs: Mapping[str, TensorSpec],
@@ -338,7 +352,7 @@ def _layer(
     return Layer(name, kind, tuple(inputs), outputs, parameters, details)
 
 
-def _buffers(traced: Traced, group: Group) -> dict[str, int]:
+def _buffers(traced: TracedModel, group: OperatorGroup) -> dict[str, int]:
     """Bytes of the buffers and constants that a layer reads, by name."""
     read = (argument for node in group.nodes for argument in tensor_arguments(node) if argument.op == "get_attr")
     names = dict.fromkeys(name_read(argument) for argument in read)
@@ -363,7 +377,9 @@ def _is_broadcast(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return len(shape) <= len(to) and all(extent in (1, total) for extent, total in pairs)
 
 
-def _kind(traced: Traced, rules: Rules, group: Group, read: tuple[TensorSpec, ...]) -> tuple[str, dict[str, Attribute]]:
+def _kind(
+    traced: TracedModel, rules: Rules, group: OperatorGroup, read: tuple[TensorSpec, ...]
+) -> tuple[str, dict[str, Attribute]]:
     """The kind of the main operator, or ``opaque`` where its access relation would not hold for the whole layer."""
     kind, details = kind_of(group.main, rules)
     arguments = list(tensor_arguments(group.main))
@@ -396,7 +412,7 @@ def _is_plain_attention(node: fx.Node) -> bool:
     return in_order and all(isinstance(v := each.meta.get("val"), Tensor) and v.ndim == rank for each in roles)
 
 
-def _values_read(node: fx.Node, group: Group) -> Iterator[fx.Node]:
+def _values_read(node: fx.Node, group: OperatorGroup) -> Iterator[fx.Node]:
     """Values of other layers, and inputs of the graph, that ``node`` reads."""
     return (a for a in tensor_arguments(node) if a.op != "get_attr" and a not in group.nodes)
 
@@ -431,12 +447,12 @@ def _raw(model: LoadedModel) -> dict[str, TensorSpec]:
     """The tensors that a batch of clouds has: samples, the points of each, and what a point has."""
     if model.clouds is None:
         return {}
-    found = {}
+    specs = {}
     first = model.clouds.inputs[0]
     points = first.shape[1] if first.ndim > 1 else 0
     for name, tensor in model.clouds.named.items():
         dims = [SAMPLE, *(f"dim{dim}" for dim in range(1, tensor.ndim))]
         if tensor.ndim > 1 and tensor.shape[1] == points and name != "counts":
             dims[1] = "points"
-        found[name] = TensorSpec(tuple(dims), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-    return found
+        specs[name] = TensorSpec(tuple(dims), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    return specs

@@ -213,7 +213,7 @@ def part(node: fx.Node, arguments: Arguments) -> Attributes | None:
     start = arguments["index"] if drops else arguments.get("start") or 0
     if not isinstance(start, int) or (start < 0 and not isinstance(source.shape[at], int)):
         return None
-    start = min(max(start + source.shape[at], 0) if start < 0 else start, _known(source.shape[at], start))
+    start = min(max(start + source.shape[at], 0) if start < 0 else start, _size_or(source.shape[at], start))
     return {"dim": at, "starts": (start,), "step": int(arguments.get("step", 1)), "drops": drops}
 
 
@@ -233,7 +233,7 @@ def upsample(node: fx.Node, arguments: Arguments) -> Attributes | None:
     name = operation(node)
     mode = "nearest-exact" if "exact" in name else "nearest" if "nearest" in name else "linear"
     space = int(name[-2])
-    found: Attributes = {
+    attributes: Attributes = {
         "mode": "cubic" if "cubic" in name else mode,
         "align_corners": bool(arguments.get("align_corners", False)),
         "space": space,
@@ -243,10 +243,12 @@ def upsample(node: fx.Node, arguments: Arguments) -> Attributes | None:
         factors = [arguments["scales"]]
     if all(factor is not None for factor in factors):
         ratios = [float(factor).as_integer_ratio() for factor in factors]
-        found["factor_numerators"], found["factor_denominators"] = (tuple(each) for each in zip(*ratios, strict=True))
+        attributes["factor_numerators"], attributes["factor_denominators"] = (
+            tuple(each) for each in zip(*ratios, strict=True)
+        )
     elif any(factor is not None for factor in factors):
         return None
-    return found
+    return attributes
 
 
 def reshape(node: fx.Node, arguments: Arguments) -> Attributes | None:
@@ -271,7 +273,7 @@ def _moved(node: fx.Node, rank: int) -> tuple[int, ...]:
 
 def _expanded(source: Tensor, result: Tensor) -> tuple[int, ...]:
     new = result.ndim - source.ndim
-    same = (_is_same(a, b) for a, b in zip(source.shape, result.shape[new:], strict=True))
+    same = (str(a) == str(b) for a, b in zip(source.shape, result.shape[new:], strict=True))
     return (*(-1,) * new, *(place if alike else -1 for place, alike in enumerate(same)))
 
 
@@ -280,10 +282,10 @@ def _viewed(source: Tensor, result: Tensor) -> tuple[int, ...]:
     places: dict[tuple[str, str], int] = {}
     for place, size in enumerate(source.shape):
         places.setdefault((str(size), _inner(source, place)), place)
-    found = []
+    sources = []
     for place, size in enumerate(result.shape):
-        found.append(places.pop((str(size), _inner(result, place)), -1))
-    return tuple(found)
+        sources.append(places.pop((str(size), _inner(result, place)), -1))
+    return tuple(sources)
 
 
 def _inner(value: Tensor, place: int) -> str:
@@ -291,11 +293,7 @@ def _inner(value: Tensor, place: int) -> str:
     return str(prod(value.shape[place + 1 :]))
 
 
-def _is_same(a: Any, b: Any) -> bool:
-    return str(a) == str(b)
-
-
-def _known(size: Any, otherwise: int) -> int:
+def _size_or(size: Any, otherwise: int) -> int:
     return size if isinstance(size, int) else otherwise
 
 
@@ -343,8 +341,8 @@ def kind_of(node: fx.Node, rules: Rules = NO_RULES) -> tuple[str, Attributes]:
         return OPAQUE, op
     arguments = arguments_of(node)
     kind, rule = rules.of(node) or _built_in(node, arguments)
-    found = None if kind not in _OF_ANY_SIZE and _varies(arguments) else rule(node, arguments)
-    return (OPAQUE, op) if found is None else (kind, {**found, **op})
+    attributes = None if kind not in _OF_ANY_SIZE and _varies(arguments) else rule(node, arguments)
+    return (OPAQUE, op) if attributes is None else (kind, {**attributes, **op})
 
 
 def _built_in(node: fx.Node, arguments: Arguments) -> tuple[str, Rule]:
@@ -369,10 +367,10 @@ def _built_in(node: fx.Node, arguments: Arguments) -> tuple[str, Rule]:
 def arguments_of(node: fx.Node) -> dict[str, Any]:
     """Arguments by the names of the operator's schema, defaults filled in."""
     schema = schema_of(overload_of(node)).arguments
-    found = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    found.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
-    found.update(node.kwargs)
-    return found
+    by_name = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    by_name.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
+    by_name.update(node.kwargs)
+    return by_name
 
 
 def _varies(arguments: Arguments) -> bool:

@@ -23,11 +23,11 @@ from planner.ir.graph import SAMPLE, Attribute, TensorSpec, is_sites
 from profiler.capture.functional import INDEX, is_write, written_buffer
 from profiler.capture.kinds import NO_RULES, RESHAPE, Rules, kind_of
 from profiler.capture.operators import nodes_in, operation, place
-from profiler.capture.trace import Traced
+from profiler.capture.trace import TracedModel
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class OperatorGroup:
     """The operators of a layer, in order of execution.
 
     Attributes:
@@ -46,7 +46,7 @@ def makes_tensors(node: fx.Node) -> bool:
     )
 
 
-def groups(traced: Traced, rules: Rules = NO_RULES) -> tuple[Group, ...]:
+def groups(traced: TracedModel, rules: Rules = NO_RULES) -> tuple[OperatorGroup, ...]:
     """The layers of a graph, in the order of their main operators."""
     nodes = [node for node in traced.module.graph.nodes if makes_tensors(node)]
     fed = _depends_on_inputs(traced)
@@ -59,7 +59,7 @@ def groups(traced: Traced, rules: Rules = NO_RULES) -> tuple[Group, ...]:
     for node in nodes:
         members.setdefault(_end(leader, node), []).append(node)
     order = {node: index for index, node in enumerate(nodes)}
-    return tuple(Group(main, tuple(members[main])) for main in sorted(members, key=order.__getitem__))
+    return tuple(OperatorGroup(main, tuple(members[main])) for main in sorted(members, key=order.__getitem__))
 
 
 def is_output_of(node: fx.Node) -> bool:
@@ -69,8 +69,8 @@ def is_output_of(node: fx.Node) -> bool:
 
 def tensor_arguments(node: fx.Node) -> Iterator[fx.Node]:
     """The tensors that ``node`` reads, in the order of its arguments, as often as it reads them."""
-    found = nodes_in((node.args, node.kwargs))
-    return (argument for argument in found if argument.op == "get_attr" or _is_tensor_source(argument))
+    nodes = nodes_in((node.args, node.kwargs))
+    return (argument for argument in nodes if argument.op == "get_attr" or _is_tensor_source(argument))
 
 
 def _is_tensor(node: fx.Node) -> bool:
@@ -81,7 +81,7 @@ def _is_tensor_source(node: fx.Node) -> bool:
     return makes_tensors(node) or (node.op == "placeholder" and _is_tensor(node))
 
 
-def _depends_on_inputs(traced: Traced) -> set[fx.Node]:
+def _depends_on_inputs(traced: TracedModel) -> set[fx.Node]:
     fed: set[fx.Node] = set()
     for node in traced.module.graph.nodes:
         if traced.is_input(node) or (makes_tensors(node) and any(argument in fed for argument in node.all_input_nodes)):
@@ -96,7 +96,7 @@ def _end(leader: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
 
 
 def _join_helpers(
-    nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: Traced, rules: Rules
+    nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: TracedModel, rules: Rules
 ) -> None:
     joined: list[fx.Node] = []
     for index, node in reversed([*enumerate(nodes)]):
@@ -119,25 +119,25 @@ def _join_helpers(
             leader[node] = node
 
 
-def _has_samples(node: fx.Node, traced: Traced) -> bool:
+def _has_samples(node: fx.Node, traced: TracedModel) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and any(traced.symbols.depends_on_samples(size) for size in value.shape)
 
 
 def _attributes_behind(node: fx.Node) -> Iterator[fx.Node]:
-    seen, waiting = set[fx.Node](), [node]
+    visited, waiting = set[fx.Node](), [node]
     while waiting:
         for argument in waiting.pop().all_input_nodes:
-            if argument in seen:
+            if argument in visited:
                 continue
-            seen.add(argument)
+            visited.add(argument)
             if argument.op == "get_attr":
                 yield argument
             else:
                 waiting.append(argument)
 
 
-def _join_updates(nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: Traced) -> None:
+def _join_updates(nodes: list[fx.Node], leader: dict[fx.Node, fx.Node], fed: set[fx.Node], traced: TracedModel) -> None:
     order = {node: index for index, node in enumerate(nodes)}
     for node in reversed(nodes):
         if not _only_updates(node) or any(user in order and not _only_updates(user) for user in node.users):
@@ -161,12 +161,12 @@ def _only_updates(node: fx.Node) -> bool:
 def _user_before(nodes: list[fx.Node], index: int) -> fx.Node | None:
     """The last operator before an update that uses the same buffer, such as the norm whose statistics it averages."""
     buffer = written_buffer(nodes[index])
-    using = (node for node in reversed(nodes[:index]) if any(buffer == each.target for each in _read(node)))
+    using = (
+        node
+        for node in reversed(nodes[:index])
+        if any(each.op == "get_attr" and each.target == buffer for each in node.all_input_nodes)
+    )
     return next((node for node in using if not _only_updates(node)), None) if buffer else None
-
-
-def _read(node: fx.Node) -> Iterator[fx.Node]:
-    return (each for each in node.all_input_nodes if each.op == "get_attr")
 
 
 def _neighbour(nodes: list[fx.Node], index: int) -> fx.Node | None:
@@ -188,7 +188,7 @@ _SAME_AS_INPUT = frozenset(
 _ALIKE = frozenset({"pointwise", "pad", "slice", "batch_norm"})
 
 
-def specify(value: Tensor, names: tuple[str, ...], traced: Traced) -> TensorSpec:
+def specify(value: Tensor, names: tuple[str, ...], traced: TracedModel) -> TensorSpec:
     """The spec of a traced ``value`` in the example; ``names`` are those of its dims if no dim is special.
 
     Where the number of samples is fixed, dim 0 holds the samples if it is that long.  Sizes that vary give their names
@@ -214,28 +214,30 @@ def _of_sites(dims: Sequence[str]) -> tuple[str, ...]:
     return (dims[0], "channel") if len(dims) == 2 and is_sites(dims[0]) else tuple(dims)
 
 
-def specify_input(node: fx.Node, traced: Traced) -> TensorSpec:
+def specify_input(node: fx.Node, traced: TracedModel) -> TensorSpec:
     """The spec of a graph input: just those dims bear the name of a size that vary with it."""
     value, tensor = node.meta["val"], node.target
     names = spatial_names(3) if value.ndim == 3 and _is_read_along_width(node) else ()
     spec = specify(value, names or input_names(value), traced)
-    places = {dim: name for name, found in traced.varying.items() for where, dim in found if where == tensor}
+    places = {
+        dim: name for name, occurrences in traced.varying.items() for where, dim in occurrences if where == tensor
+    }
     dims = tuple(places.get(dim, f"dim{dim}" if name in traced.varying else name) for dim, name in enumerate(spec.dims))
     return replace(spec, dims=_of_sites(dims))
 
 
 def _is_read_along_width(node: fx.Node) -> bool:
     """Whether a tensor of 3 dims is convolved or pooled, maybe after what leaves its dims as they are."""
-    found, seen = [node], {node}
-    while found:
-        for user in found.pop().users:
+    waiting, visited = [node], {node}
+    while waiting:
+        for user in waiting.pop().users:
             name = operation(user) if user.op == "call_function" else ""
             if name.endswith("1d"):
                 return True
             value = user.meta.get("val")
-            if isinstance(value, Tensor) and value.ndim == 3 and user not in seen and kind_of(user)[0] in _ALIKE:
-                found.append(user)
-                seen.add(user)
+            if isinstance(value, Tensor) and value.ndim == 3 and user not in visited and kind_of(user)[0] in _ALIKE:
+                waiting.append(user)
+                visited.add(user)
     return False
 
 
@@ -270,8 +272,8 @@ def _derived_names(
     """Of a result some of whose dims are those of the first input, which are called ``names``."""
     kept, dim, dims = (attributes.get(name) for name in ("kept", "dim", "dims"))
     if kind == "reshape" and isinstance(kept, tuple) and _FIRM.intersection(names[at] for at in kept if at > 0):
-        taken = {names[place] for place in kept if place >= 0}
-        return tuple(names[place] if place >= 0 else _unused(at, taken) for at, place in enumerate(kept))
+        used = {names[place] for place in kept if place >= 0}
+        return tuple(names[place] if place >= 0 else _unused(at, used) for at, place in enumerate(kept))
     if kind == "global_pool":
         return names[:rank]
     if kind == "reduce" and isinstance(dims, tuple) and len(names) == rank + len(dims):
@@ -285,10 +287,10 @@ def _derived_names(
     return _sequence_names(rank)
 
 
-def _unused(dim: int, taken: set[str]) -> str:
+def _unused(dim: int, used: set[str]) -> str:
     """A name for a dim of no known meaning."""
-    name = next(name for name in (f"dim{number}" for number in count(dim)) if name not in taken)
-    taken.add(name)
+    name = next(name for name in (f"dim{number}" for number in count(dim)) if name not in used)
+    used.add(name)
     return name
 
 
@@ -298,8 +300,8 @@ def spatial_names(rank: int) -> tuple[str, ...]:
 
 
 def _sequence_names(rank: int) -> tuple[str, ...]:
-    known = {1: (SAMPLE,), 2: (SAMPLE, "feature"), 3: (SAMPLE, "time", "feature")}
-    return known.get(rank, ())
+    by_rank = {1: (SAMPLE,), 2: (SAMPLE, "feature"), 3: (SAMPLE, "time", "feature")}
+    return by_rank.get(rank, ())
 
 
 def _placed(names: tuple[str, ...], places: list[int], rank: int) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from profiler.capture.functional import is_write
 from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import MEANS_OVER_PLACES, RESHAPES, nodes_in, operation, overload_of
 from profiler.capture.sizes import NUM_SAMPLES
-from profiler.capture.trace import Traced
+from profiler.capture.trace import TracedModel
 from profiler.source.model import is_alike
 
 MEAN, SUM, TERMS, WHOLE_SUM, WHOLE_MEAN = "mean", "sum", "terms", "whole sum", "whole mean"
@@ -59,7 +59,7 @@ _HEAVY = ("conv", "linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "einsum",
 """Begin the names of operators that are not run a second time to know a number before the step."""
 
 
-def is_reduction(node: fx.Node, traced: Traced) -> bool:
+def is_reduction(node: fx.Node, traced: TracedModel) -> bool:
     """Whether it makes of samples one tensor that does not grow with them."""
     value = node.meta.get("val")
     return (
@@ -70,32 +70,32 @@ def is_reduction(node: fx.Node, traced: Traced) -> bool:
     )
 
 
-def grows(value: Any, traced: Traced) -> bool:
+def grows(value: Any, traced: TracedModel) -> bool:
     """Whether a value has a dim that depends on the number of samples, or on that of their sites."""
     if not isinstance(value, Tensor):
         return False
     return bool(site_dims(value, traced)) or any(traced.symbols.depends_on_samples(size) for size in value.shape)
 
 
-def site_dims(value: Tensor, traced: Traced) -> list[int]:
+def site_dims(value: Tensor, traced: TracedModel) -> list[int]:
     """The dims of a value that hold sites, or rows of a sampled graph's nodes or edges."""
     names = (traced.symbols.name_of(size) for size in value.shape)
     return [dim for dim, name in enumerate(names) if name is not None and is_sites(name)]
 
 
-def of_inputs_alone(traced: Traced) -> frozenset[fx.Node]:
+def of_inputs_alone(traced: TracedModel) -> frozenset[fx.Node]:
     """What follows from the inputs and from constants by a few cheap operators, without parameters and draws."""
     changing = _written(traced.module.graph)
-    found: set[fx.Node] = set()
+    nodes: set[fx.Node] = set()
     for node in traced.module.graph.nodes:
         if node.op == "placeholder":
-            found.add(node)
+            nodes.add(node)
         elif node.op == "get_attr":
             if node.target not in traced.parameters and node.target not in changing:
-                found.add(node)
-        elif node.op == "call_function" and _is_cheap(node) and all(each in found for each in node.all_input_nodes):
-            found.add(node)
-    return frozenset(found)
+                nodes.add(node)
+        elif node.op == "call_function" and _is_cheap(node) and all(each in nodes for each in node.all_input_nodes):
+            nodes.add(node)
+    return frozenset(nodes)
 
 
 def _is_cheap(node: fx.Node) -> bool:
@@ -176,13 +176,13 @@ def _reads(value: Any, nodes: set[fx.Node]) -> bool:
     return any(node in nodes for node in nodes_in((value,)))
 
 
-def is_divided_by_samples(node: fx.Node, traced: Traced) -> bool:
+def is_divided_by_samples(node: fx.Node, traced: TracedModel) -> bool:
     """Whether all that is made of a sum is a mean: it is divided by a number of samples, or of what each has."""
     readers = list(node.users)
     return bool(readers) and all(_divides(reader, node, traced) for reader in readers)
 
 
-def _divides(reader: fx.Node, value: fx.Node, traced: Traced) -> bool:
+def _divides(reader: fx.Node, value: fx.Node, traced: TracedModel) -> bool:
     name = operation(reader)
     if name in ("div", "true_divide", "divide") and reader.args[0] is value:
         size = reader.args[1]
@@ -191,7 +191,7 @@ def _divides(reader: fx.Node, value: fx.Node, traced: Traced) -> bool:
     return (is_scaled or name in ("neg", *_COPIES)) and is_divided_by_samples(reader, traced)
 
 
-def is_number_of_samples(size: fx.Node, traced: Traced) -> bool:
+def is_number_of_samples(size: fx.Node, traced: TracedModel) -> bool:
     """Whether an integer is the number of samples, or a multiple of it."""
     if size.op == "placeholder":
         return size.target == NUM_SAMPLES
@@ -201,14 +201,14 @@ def is_number_of_samples(size: fx.Node, traced: Traced) -> bool:
 
 def reaching(graph: fx.Graph) -> frozenset[fx.Node]:
     """The nodes that the loss is made of, as opposed to those that only update buffers."""
-    found: set[fx.Node] = set()
+    nodes: set[fx.Node] = set()
     reading: list[fx.Node] = [node for node in graph.nodes if node.op == "output"]
     while reading:
         node = reading.pop()
-        if node not in found:
-            found.add(node)
+        if node not in nodes:
+            nodes.add(node)
             reading += node.all_input_nodes
-    return frozenset(found)
+    return frozenset(nodes)
 
 
 def leaves(value: Any) -> Iterator[Tensor]:
@@ -238,7 +238,7 @@ class Numbers:
         runs: on two samples together and on each alone.
     """
 
-    def __init__(self, traced: Traced, runs: Sequence[Executed]) -> None:
+    def __init__(self, traced: TracedModel, runs: Sequence[Executed]) -> None:
         self._traced, self._runs = traced, runs
         self._of_inputs = of_inputs_alone(traced)
         self._reduced: set[fx.Node] = set()
@@ -302,13 +302,13 @@ class Numbers:
             if knows_terms(node, self._of_inputs):
                 return TERMS
             return MEAN if all_count(node) else None
-        found = next((each for each in likely(node) if not is_known or self._is(node, each)), None)
+        reduction = next((each for each in likely(node) if not is_known or self._is(node, each)), None)
         if node in self._of_inputs:
             is_fixed = all(isinstance(size, int) for size in node.meta["val"].shape)
-            return f"whole {found}" if found is not None and is_fixed else None
-        if found == SUM and is_divided_by_samples(node, self._traced):
+            return f"whole {reduction}" if reduction is not None and is_fixed else None
+        if reduction == SUM and is_divided_by_samples(node, self._traced):
             return DIVIDED
-        return found
+        return reduction
 
     def _is(self, node: fx.Node, reduction: str) -> bool:
         whole, *alone = (run.values[node] for run in self._runs)

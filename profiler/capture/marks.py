@@ -31,19 +31,19 @@ from planner.ir.graph import (
     Graph,
     Layer,
 )
-from profiler.capture.layers import Group
+from profiler.capture.layers import OperatorGroup
 from profiler.capture.loss_reduction import reaching
 from profiler.capture.operators import operation
 from profiler.capture.sample_independence import Dependence
-from profiler.capture.trace import Traced
+from profiler.capture.trace import TracedModel
 
 
 def marked(
     graph: Graph,
     dependences: Mapping[str, Dependence],
-    layer_nodes: tuple[Group, ...],
+    layer_nodes: tuple[OperatorGroup, ...],
     names: tuple[str, ...],
-    traced: Traced,
+    traced: TracedModel,
     *,
     samples_neighbours: bool = False,
 ) -> Graph:
@@ -104,8 +104,8 @@ def _shared_state(graph: fx.Graph, layer_of: Mapping[fx.Node, str]) -> dict[str,
     shared: dict[str, str] = {}
     for buffer, layers in users.items():
         if len(layers) > 1:
-            known = {shared[layer] for layer in layers if layer in shared}
-            joined = [layer for layer, other in shared.items() if other in known]
+            joined_buffers = {shared[layer] for layer in layers if layer in shared}
+            joined = [layer for layer, other in shared.items() if other in joined_buffers]
             shared.update(dict.fromkeys([*joined, *layers], buffer))
     return shared
 
@@ -120,5 +120,5 @@ def _shared_statistics(graph: fx.Graph, layer_of: Mapping[fx.Node, str]) -> dict
 
 
 def _statistics(node: fx.Node) -> list[object]:
-    found = (arguments_of(node)[name] for name in ("running_mean", "running_var"))
-    return [each.target for each in found if isinstance(each, fx.Node) and each.op == "get_attr"]
+    buffers = (arguments_of(node)[name] for name in ("running_mean", "running_var"))
+    return [each.target for each in buffers if isinstance(each, fx.Node) and each.op == "get_attr"]

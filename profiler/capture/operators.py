@@ -44,14 +44,14 @@ def node_argument(node: fx.Node, index: int) -> fx.Node:
 
 def nodes_in(value: Any) -> list[fx.Node]:
     """The nodes inside of an argument, or of several, as often as they are there."""
-    found: list[fx.Node] = []
+    nodes: list[fx.Node] = []
 
     def note(node: fx.Node) -> fx.Node:
-        found.append(node)
+        nodes.append(node)
         return node
 
     fx.map_arg(value, note)
-    return found
+    return nodes
 
 
 def place(node: fx.Node) -> str:
@@ -76,12 +76,12 @@ def operation(node: fx.Node) -> str:
     return name.strip("_").replace(":", "_")
 
 
-def layer_names(mains: Sequence[fx.Node], owns_parameters: Sequence[bool], taken: Iterable[str]) -> tuple[str, ...]:
+def layer_names(mains: Sequence[fx.Node], owns_parameters: Sequence[bool], reserved: Iterable[str]) -> tuple[str, ...]:
     """A name for each layer, given the node that makes its result; the last one is the loss.
 
     Args:
         owns_parameters: whether the layer uses trained parameters.
-        taken: names that are in use already, those of the graph's inputs.
+        reserved: names that are in use already, those of the graph's inputs.
     """
     paths = [place(node) for node in mains]
     parents = {path[:index] for path in paths for index, letter in enumerate(path) if letter == "."}
@@ -91,7 +91,7 @@ def layer_names(mains: Sequence[fx.Node], owns_parameters: Sequence[bool], taken
         operations.setdefault(path, set()).add(operation(node))
         if owns:
             owners.setdefault(path, set()).add(operation(node))
-    used = {*taken, LOSS}
+    used = {*reserved, LOSS}
     names = []
     for path, node in zip(paths, mains, strict=True):
         name = operation(node)

@@ -15,8 +15,8 @@ def refusal_of_sites(error: Exception) -> UnsupportedModelError | None:
 
     if not isinstance(error, SparseInputError):
         return None
-    told = f"{error.where}: found {error.found}, expected {error.expected}"
-    return UnsupportedModelError(f"the sparse network cannot be planned: {error.what}", [told], [error.remedy])
+    detail = f"{error.where}: found {error.found}, expected {error.expected}"
+    return UnsupportedModelError(f"the sparse network cannot be planned: {error.what}", [detail], [error.remedy])
 
 
 def refusal_of(model: LoadedModel, error: Exception) -> UnsupportedModelError:
@@ -75,8 +75,8 @@ def _remedies(error: Exception, code: str) -> list[str]:
             "choose with masks instead of Python: torch.where(condition, a, b), or all experts times 0 or 1",
             "if the choice is none of data, by an argument or attribute that is a bool, an int or a text",
         ]
-    known = [remedy for part, remedy in _NOT_CAPTURED.items() if part in str(error)]
-    return known or [
+    remedies = [remedy for part, remedy in _NOT_CAPTURED.items() if part in str(error)]
+    return remedies or [
         "a torch.autograd.Function around what torch.export cannot see through: it runs as one layer, as it is",
         "torch.export.export(module, inputs, strict=False) in plain torch shows the whole reason",
     ]

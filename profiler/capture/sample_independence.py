@@ -24,9 +24,9 @@ from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
 from profiler.capture.functional import INDEX
 from profiler.capture.kinds import OPAQUE, kind_of
-from profiler.capture.layers import Group, is_output_of
+from profiler.capture.layers import OperatorGroup, is_output_of
 from profiler.capture.operators import function_called, name_read, operation
-from profiler.capture.trace import Traced
+from profiler.capture.trace import TracedModel
 from profiler.capture.verify_capture import module_loss
 from profiler.source.model import GraphExample, LoadedModel, example_of, fed_example, is_alike
 
@@ -54,21 +54,23 @@ class Dependence:
 
 
 @torch.no_grad()
-def dependence(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
+def dependence(
+    traced: TracedModel, layer_groups: tuple[OperatorGroup, ...], model: LoadedModel
+) -> tuple[Dependence, ...]:
     """Of each layer.
 
     If the number of samples is fixed, nothing is known, and all layers are said to mix them.  Of the loss the module
     itself is asked, unless it refuses other numbers of samples as well.
     """
     if not traced.is_polymorphic:
-        *others, loss = (Dependence(MIXES_SAMPLES),) * len(found)
+        *others, loss = (Dependence(MIXES_SAMPLES),) * len(layer_groups)
         return (*others, replace(loss, needs_whole_batch=not _is_mean_of_examples(model)))
     with model.precision():
         if isinstance(model.clouds, GraphExample):
-            return _dependence(traced, found, _pieces(traced, model.clouds))
+            return _dependence(traced, layer_groups, _pieces(traced, model.clouds))
         if model.clouds is not None:
-            return _dependence_of_rows(traced, found, model)
-        return _dependence(traced, found, _samples(traced, model))
+            return _dependence_of_rows(traced, layer_groups, model)
+        return _dependence(traced, layer_groups, _samples(traced, model))
 
 
 def _is_mean_of_examples(model: LoadedModel) -> bool:
@@ -80,10 +82,10 @@ def _is_mean_of_examples(model: LoadedModel) -> bool:
     other = [_altered(tensor) if cut else tensor for tensor, cut in zip(tensors, is_cut, strict=True)]
     both = [torch.cat(pair) if cut else pair[0] for *pair, cut in zip(tensors, other, is_cut, strict=True)]
     try:
-        found = [module_loss(model, part, calm=True) for part in (both, tensors, other)]
+        losses = [module_loss(model, part, calm=True) for part in (both, tensors, other)]
     except Exception:  # noqa: BLE001 - the user's module may refuse another number of samples in any way
         return True
-    return is_alike(found[0], (found[1] + found[2]) / _PAIR)
+    return is_alike(losses[0], (losses[1] + losses[2]) / _PAIR)
 
 
 def _altered(tensor: Tensor) -> Tensor:
@@ -91,35 +93,37 @@ def _altered(tensor: Tensor) -> Tensor:
     return tensor.flip(0) * 0.75 if tensor.is_floating_point() else tensor.flip(0)
 
 
-def _dependence_of_rows(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
+def _dependence_of_rows(
+    traced: TracedModel, layer_groups: tuple[OperatorGroup, ...], model: LoadedModel
+) -> tuple[Dependence, ...]:
     """Of a sparse network, whose sites are no equal number of rows a sample: known kinds keep samples apart.
 
     Of others those do whose first rows follow from the first rows that they read, sites or samples.
     """
-    run = _Run(traced, model.samples, example_of(traced.inputs, model, model.samples))
+    run = _GraphRun(traced, model.samples, example_of(traced.inputs, model, model.samples))
     run.keep()
     for node in traced.module.graph.nodes:
         if node.op != "output":
             run.execute(node)
     marks = [
         MIXES_SAMPLES if kind_of(group.main)[0] == OPAQUE and not _keeps_rows(group.main, run) else ""
-        for group in found
+        for group in layer_groups
     ]
     *others, loss = map(Dependence, marks)
     return (*others, replace(loss, needs_whole_batch=not _is_mean_over_clouds(traced, model)))
 
 
-def _is_mean_over_clouds(traced: Traced, model: LoadedModel) -> bool:
+def _is_mean_over_clouds(traced: TracedModel, model: LoadedModel) -> bool:
     """Whether the loss of two clouds is the mean of those of each."""
     *alone, together = (_loss_of_clouds(traced, model, first, count) for first, count in ((0, 1), (1, 1), (0, _PAIR)))
     return is_alike(together, (alone[0] + alone[1]) / _PAIR)
 
 
-def _loss_of_clouds(traced: Traced, model: LoadedModel, first: int, count: int) -> Tensor:
+def _loss_of_clouds(traced: TracedModel, model: LoadedModel, first: int, count: int) -> Tensor:
     fed, num_inputs = fed_example(model, _PAIR), len(model.fed[0])
     part = [tensor[first : first + count] if tensor.ndim and len(tensor) == _PAIR else tensor for tensor in fed]
-    inputs, targets = model.taken(tuple(part[:num_inputs]), tuple(part[num_inputs:]))
-    run = _Run(traced, count, dict(zip(traced.inputs, (*inputs, *targets), strict=True)))
+    inputs, targets = model.prepared(tuple(part[:num_inputs]), tuple(part[num_inputs:]))
+    run = _GraphRun(traced, count, dict(zip(traced.inputs, (*inputs, *targets), strict=True)))
     for node in traced.module.graph.nodes:
         if node.op == "output":
             (loss,) = loss_reduction.leaves(fx.map_arg(node.args[0], run.values.__getitem__))
@@ -128,7 +132,7 @@ def _loss_of_clouds(traced: Traced, model: LoadedModel, first: int, count: int) 
     raise ValueError("a graph without an output")
 
 
-def _keeps_rows(node: fx.Node, run: _Run) -> bool:
+def _keeps_rows(node: fx.Node, run: _GraphRun) -> bool:
     whole = run.values[node]
     if not isinstance(whole, Tensor) or not whole.ndim or len(whole) < _PAIR or _is_random(node):
         return False
@@ -146,33 +150,35 @@ def _keeps_rows(node: fx.Node, run: _Run) -> bool:
     return is_alike(part, whole[: rows // 2])
 
 
-def _samples(traced: Traced, model: LoadedModel) -> list[_Run]:
+def _samples(traced: TracedModel, model: LoadedModel) -> list[_GraphRun]:
     """Two samples together, and each alone."""
     example = example_of(traced.inputs, model, max(_PAIR, model.samples))
     both = _distinct(example_of(traced.inputs, model, _PAIR), example, model)
     values = {node.target: node.meta["val"] for node in traced.module.graph.nodes if traced.is_input(node)}
     cut = {name for name, value in values.items() if value.ndim and traced.symbols.per_sample(value.shape[0]) == 1}
-    runs = [_Run(traced, _PAIR, both)]
+    runs = [_GraphRun(traced, _PAIR, both)]
     for sample in range(_PAIR):
         alone = {name: t[sample : sample + 1] if name in cut else t for name, t in both.items()}
-        runs.append(_Run(traced, 1, alone))
+        runs.append(_GraphRun(traced, 1, alone))
     return runs
 
 
-def _pieces(traced: Traced, example: GraphExample) -> list[_Run]:
+def _pieces(traced: TracedModel, example: GraphExample) -> list[_GraphRun]:
     """Two seeds of a graph network side by side, and each alone: the rows of one are none of the other's."""
     seeds, draws, *targets = (each[:_PAIR] for each in (*example.inputs, *example.targets))
     pieces = [slice(at, at + 1) for at in range(_PAIR)]
-    given = example.preparation.side_by_side([seeds[piece] for piece in pieces], draws)
+    batches = example.preparation.side_by_side([seeds[piece] for piece in pieces], draws)
     runs = []
-    for inputs, rows in zip(given, (slice(0, _PAIR), *pieces), strict=True):
+    for inputs, rows in zip(batches, (slice(0, _PAIR), *pieces), strict=True):
         tensors = (*inputs, *(target[rows] for target in targets))
-        runs.append(_Run(traced, len(inputs[0]), dict(zip(traced.inputs, tensors, strict=True))))
+        runs.append(_GraphRun(traced, len(inputs[0]), dict(zip(traced.inputs, tensors, strict=True))))
     return runs
 
 
-def _dependence(traced: Traced, found: tuple[Group, ...], runs: list[_Run]) -> tuple[Dependence, ...]:
-    answers = dict.fromkeys((group.main for group in found), "")
+def _dependence(
+    traced: TracedModel, layer_groups: tuple[OperatorGroup, ...], runs: list[_GraphRun]
+) -> tuple[Dependence, ...]:
+    answers = dict.fromkeys((group.main for group in layer_groups), "")
     numbers = loss_reduction.Numbers(traced, runs)
     unknown: set[fx.Node] = set()
     together: set[fx.Node] = set()  # of the pair alone: there is no value for one sample
@@ -213,7 +219,7 @@ def _joins_the_batch(node: fx.Node, mark: str) -> bool:
 
 
 @torch.enable_grad()
-def _mixes_gradients(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
+def _mixes_gradients(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) -> bool:
     """Whether the backward of a user's Function does something else to two samples together than to each alone.
 
     Notes in ``node.meta`` whether it is linear: where it is not, it needs the gradient that one device has.
@@ -224,16 +230,16 @@ def _mixes_gradients(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
     numbers = [fx.node.map_arg(integers, run.values.__getitem__) for run in runs]
 
     def gradients(of: int, seeds: list[Tensor]) -> list[Tensor]:
-        given = [_leaf(value) for value in values[of]]
-        outputs = function(given, numbers[of], name)
+        leaves = [value.detach().clone().requires_grad_(value.is_floating_point()) for value in values[of]]
+        outputs = function(leaves, numbers[of], name)
         pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out.requires_grad]
-        wanted = [each for each in given if each.requires_grad]
+        wanted = [each for each in leaves if each.requires_grad]
         if not pairs or not wanted:
-            return [torch.zeros_like(each) for each in given]
+            return [torch.zeros_like(each) for each in leaves]
         results, of_results = zip(*pairs, strict=True)
-        found = iter(torch.autograd.grad(results, wanted, of_results, allow_unused=True))
-        ordered = [next(found) if each.requires_grad else None for each in given]
-        return [torch.zeros_like(each) if g is None else g for each, g in zip(given, ordered, strict=True)]
+        computed = iter(torch.autograd.grad(results, wanted, of_results, allow_unused=True))
+        ordered = [next(computed) if each.requires_grad else None for each in leaves]
+        return [torch.zeros_like(each) if g is None else g for each, g in zip(leaves, ordered, strict=True)]
 
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -265,16 +271,12 @@ def _mixes_gradients(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
     return False
 
 
-def _leaf(value: Tensor) -> Tensor:
-    return value.detach().clone().requires_grad_(value.is_floating_point())
-
-
-def _part(seed: Tensor, meta: Tensor, sample: int, traced: Traced) -> Tensor:
+def _part(seed: Tensor, meta: Tensor, sample: int, traced: TracedModel) -> Tensor:
     dims = sample_dims(meta, traced)
     return seed.chunk(_PAIR, dims[0])[sample] if dims else seed
 
 
-def _run_all(runs: list[_Run], node: fx.Node) -> bool:
+def _run_all(runs: list[_GraphRun], node: fx.Node) -> bool:
     """Executes ``node`` in all of ``runs``; whether it does on one sample, as on the pair."""
     runs[0].execute(node)
     try:
@@ -285,13 +287,13 @@ def _run_all(runs: list[_Run], node: fx.Node) -> bool:
     return True
 
 
-class _Run(loss_reduction.Executed):
+class _GraphRun(loss_reduction.Executed):
     """Node by node; buffers are copies."""
 
-    def __init__(self, traced: Traced, samples: int, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, traced: TracedModel, samples: int, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.traced = traced
-        self.given = traced.given(tensors, samples)
+        self.graph_inputs = traced.graph_inputs(tensors, samples)
         self.readers = {node: len(node.users) for node in traced.module.graph.nodes}
 
     def keep(self) -> None:
@@ -300,7 +302,7 @@ class _Run(loss_reduction.Executed):
 
     def execute(self, node: fx.Node) -> None:
         if node.op == "placeholder":
-            self.values[node] = self.given[name_read(node)]
+            self.values[node] = self.graph_inputs[name_read(node)]
         elif node.op == "get_attr":
             value: Any = self.traced.module
             for part in name_read(node).split("."):
@@ -391,12 +393,12 @@ def _leaves(value: Any) -> list[Tensor]:
     return [item for item in value or () if isinstance(item, Tensor)] if isinstance(value, (tuple, list)) else []
 
 
-def sample_dims(value: Tensor, traced: Traced) -> list[int]:
+def sample_dims(value: Tensor, traced: TracedModel) -> list[int]:
     """The dims of a value that depend on the number of samples."""
     return [dim for dim, size in enumerate(value.shape) if traced.symbols.depends_on_samples(size)]
 
 
-def is_comparable(node: fx.Node, traced: Traced) -> bool:
+def is_comparable(node: fx.Node, traced: TracedModel) -> bool:
     """Whether every output has one sample dim at most, a multiple of the number of samples."""
     for value in _leaves(node.meta["val"]):
         dims = sample_dims(value, traced)
@@ -405,7 +407,7 @@ def is_comparable(node: fx.Node, traced: Traced) -> bool:
     return True
 
 
-def _gives_parts(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
+def _gives_parts(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) -> bool:
     """Each sample goes on with its part of what was drawn for the pair, where that has a row a sample."""
     parts: list[list[Tensor]] = [[], []]
     for meta, together in zip(_leaves(node.meta["val"]), _leaves(runs[0].values.get(node)), strict=False):
@@ -421,7 +423,7 @@ def _gives_parts(node: fx.Node, runs: list[_Run], traced: Traced) -> bool:
     return True
 
 
-def _compare(node: fx.Node, runs: list[_Run], traced: Traced) -> str:
+def _compare(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) -> str:
     """How the pair's values relate to its samples'; these then go on from the pair's, so that no error adds up."""
     answer = ""
     parts: list[list[Tensor]] = [[], []]
@@ -430,16 +432,16 @@ def _compare(node: fx.Node, runs: list[_Run], traced: Traced) -> str:
     for place, (meta, together, *alone) in enumerate(zip(_leaves(node.meta["val"]), *outputs, strict=True)):
         dims, sites = sample_dims(meta, traced), loss_reduction.site_dims(meta, traced)
         if place in unread:
-            found, halves = "", [together, together]
+            mark, halves = "", [together, together]
         elif dims and sites:
-            found, halves = MIXES_SAMPLES, [together, together]
+            mark, halves = MIXES_SAMPLES, [together, together]
         elif sites:
-            found, halves = _with_rows(node, together, alone, sites)
+            mark, halves = _with_rows(node, together, alone, sites)
         elif not dims:
-            found, halves = _without_samples(together, alone)
+            mark, halves = _without_samples(together, alone)
         else:
-            found, halves = _with_samples(together, alone, dims[0])
-        answer = MIXES_SAMPLES if MIXES_SAMPLES in (answer, found) else answer or found
+            mark, halves = _with_samples(together, alone, dims[0])
+        answer = MIXES_SAMPLES if MIXES_SAMPLES in (answer, mark) else answer or mark
         for part, half in zip(parts, halves, strict=True):
             part.append(half)
     _hand_on(node, runs, parts)
@@ -455,7 +457,7 @@ def _unread(node: fx.Node) -> frozenset[int]:
     return frozenset(range(len(_leaves(values)))) - read if all(isinstance(v, Tensor) for v in values) else frozenset()
 
 
-def _hand_on(node: fx.Node, runs: list[_Run], parts: list[list[Tensor]]) -> None:
+def _hand_on(node: fx.Node, runs: list[_GraphRun], parts: list[list[Tensor]]) -> None:
     """Lets each sample go on with its part of what ``node`` made of the pair."""
     for run, part in zip(runs[1:], parts, strict=True):
         if node in run.values and part:

@@ -91,8 +91,8 @@ class Symbols:
 
     def name_of(self, size: Any) -> str | None:
         """The one size that ``size`` is, or follows from."""
-        found = self.expression(size).free_symbols
-        return self.names.get(next(iter(found))) if len(found) == 1 else None
+        symbols = self.expression(size).free_symbols
+        return self.names.get(next(iter(symbols))) if len(symbols) == 1 else None
 
 
 def _extents(value: Tensor) -> tuple[Any, ...]:
@@ -111,7 +111,7 @@ def read_symbols(inputs: Mapping[str, Tensor], varying: Mapping[str, Places], ex
         FixedSamplesError: the sample dims are several numbers.
         UnsupportedModelError: a size cannot vary.
     """
-    places = {place for found in varying.values() for place in found}
+    places = {place for occurrences in varying.values() for place in occurrences}
     own = {
         symbol
         for name, value in inputs.items()
@@ -124,10 +124,10 @@ def read_symbols(inputs: Mapping[str, Tensor], varying: Mapping[str, Places], ex
     names: dict[Any, str] = {}
     same: dict[Any, Any] = {}
     expressions: dict[str, list[Any]] = {}
-    for name, found in varying.items():
-        for tensor, dim in found:
+    for name, occurrences in varying.items():
+        for tensor, dim in occurrences:
             require_free(name, inputs[tensor], tensor, dim, extents[name])
-        expressions[name] = [_extents(inputs[tensor])[dim].node.expr for tensor, dim in found]
+        expressions[name] = [_extents(inputs[tensor])[dim].node.expr for tensor, dim in occurrences]
         symbols = [each for each in expressions[name] if each.is_Symbol and each not in names and each not in own]
         if symbols:
             names[symbols[0]] = name
@@ -185,8 +185,8 @@ class SizeNodes:
         holds.meta["val"] = node.meta["val"] = True
 
     def _text(self, expression: Any) -> str:
-        words = {symbol: sympy.Symbol(str(self._made[symbol].target)) for symbol in expression.free_symbols}
-        shown = expression.xreplace(words)
+        shown_symbols = {symbol: sympy.Symbol(str(self._made[symbol].target)) for symbol in expression.free_symbols}
+        shown = expression.xreplace(shown_symbols)
         return f"{shown.lhs} {shown.rel_op} {shown.rhs}" if isinstance(shown, sympy.Rel) else str(shown)
 
     def _node(self, expression: Any, value: Any) -> fx.Node:
@@ -201,14 +201,14 @@ class SizeNodes:
 
     def _computed(self, expression: Any) -> fx.Node:
         tracer = fx.proxy.GraphAppendingTracer(self._graph)
-        known = {symbol: fx.Proxy(self._made[symbol], tracer) for symbol in expression.free_symbols}
+        proxies = {symbol: fx.Proxy(self._made[symbol], tracer) for symbol in expression.free_symbols}
         samples = self._symbols.samples
         if samples is not None and isinstance(expression, sympy.Expr):
             factor = expression.coeff(samples)
             if factor.is_Integer and (expression - factor * samples).expand() == 0:
                 return self._graph.call_function(operator.mul, (self._made[samples], int(factor)))
         interpret, arithmetic = sympy_interpreter()
-        return cast("fx.Proxy", interpret(arithmetic, known, expression)).node
+        return cast("fx.Proxy", interpret(arithmetic, proxies, expression)).node
 
 
 _TORCH = Path(torch.__file__).parent
@@ -271,12 +271,12 @@ def conditions(names: Mapping[Any, str], same: Mapping[Any, Any], inputs: Mappin
     environments = [_environment(value) for value in inputs.values()]
     if not names or not environments or environments[0] is None:
         return ()
-    found: dict[Any, None] = {}
+    required: dict[Any, None] = {}
     for guard in environments[0].guards:
         condition = environments[0].replace(guard.expr).xreplace(same)
         if condition.free_symbols & names.keys() and (_is_by_user(guard) or _is_limit(condition)):
-            found[condition] = None
-    return tuple(found)
+            required[condition] = None
+    return tuple(required)
 
 
 def _environment(value: Tensor) -> Any | None:

@@ -42,6 +42,7 @@ from planner.ir.graph import LOSS_PREFIX
 from profiler.capture.by_sample import BagsOfRows, pick_by_sample
 from profiler.capture.functional import (
     detach_constants,
+    is_trained,
     is_write,
     keep_indices_home,
     keep_rows_apart,
@@ -63,7 +64,7 @@ _CHECKS = ("_assert_", "sym_constrain_range", "_check")
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedModel:
     """The forward pass with its loss.
 
     Attributes:
@@ -108,7 +109,7 @@ class Traced:
         """Whether it reads a trained parameter."""
         return node.op == "get_attr" and node.target in self.parameters
 
-    def given(self, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Any]:
+    def graph_inputs(self, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Any]:
         """What the placeholders stand for, in their order, where ``tensors`` are the inputs for ``samples`` samples."""
         count = {NUM_SAMPLES: samples} if self.is_polymorphic else {}
         sizes = {name: tensors[tensor].shape[dim] for name, (tensor, dim) in self.sizes.items()}
@@ -149,12 +150,12 @@ def _write_back(part: nn.Module, own: Mapping[str, Tensor | None]) -> None:
             buffers_of(part)[name] = buffer
 
 
-def trace(model: LoadedModel) -> Traced:
+def trace(model: LoadedModel) -> TracedModel:
     """The first of :func:`traces`."""
     return next(traces(model))
 
 
-def traces(model: LoadedModel) -> Iterator[Traced]:
+def traces(model: LoadedModel) -> Iterator[TracedModel]:
     """Graphs of ``model`` in the modes that its parts are in, the better ones first; one sample is repeated to two.
 
     (1 is special to export.)  Where code that is run makes a Python number of the samples, ``len(x)`` or
@@ -181,11 +182,11 @@ def traces(model: LoadedModel) -> Iterator[Traced]:
     lines: list[str] = []
     try:
         with fixed_sizes(lambda: lines.append(users_line())):
-            found = _clean(model, _export(model, wrapper, tensors, (by_samples,)), samples)
+            by_any_number = _clean(model, _export(model, wrapper, tensors, (by_samples,)), samples)
     except (*_REFUSALS, FixedSamplesError) as error:
         line, reads_a_number = next(iter(lines), ""), takes_sizes_for_numbers(error)
     else:
-        yield found
+        yield by_any_number
         return
     read = _by_bytecode(model, wrapper, tensors, ((by_samples,),)) if reads_a_number else None
     if read is not None and read.is_polymorphic:
@@ -207,16 +208,16 @@ def traces(model: LoadedModel) -> Iterator[Traced]:
 
 def _distinct(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Each an object of its own: torch.export takes one that is given twice, as by an autoencoder, for one input."""
-    found: dict[int, Tensor] = {}
+    by_id: dict[int, Tensor] = {}
     for tensor in tensors:
-        own = tensor.clone() if id(tensor) in found else tensor
-        found[id(own)] = own
-    return tuple(found.values())
+        own = tensor.clone() if id(tensor) in by_id else tensor
+        by_id[id(own)] = own
+    return tuple(by_id.values())
 
 
 def _by_bytecode(
     model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], several: tuple[Any, ...]
-) -> Traced | None:
+) -> TracedModel | None:
     """What ``torch.export`` makes of the module's code without running it, which may read values: numpy, prints."""
     for shapes in several:
         torchs = logging.getLogger("torch._guards")
@@ -267,25 +268,25 @@ def _entered(modes: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
 def _export(
     model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any, *, strict: bool = False
 ) -> ExportedProgram:
-    seen = FiniteValues(), Derivatives(), StateChanges(), BagsOfRows(), ConnectionistLosses(), packed_as_padded()
-    taken = recurrence_by_shape(), averages_in_operators(), kept_functions(), model.precision()
-    with warnings.catch_warnings(), _entered((*taken, *seen)):
+    watchers = FiniteValues(), Derivatives(), StateChanges(), BagsOfRows(), ConnectionistLosses(), packed_as_padded()
+    substitutes = recurrence_by_shape(), averages_in_operators(), kept_functions(), model.precision()
+    with warnings.catch_warnings(), _entered((*substitutes, *watchers)):
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")
         return torch.export.export(wrapper, tensors, strict=strict, dynamic_shapes=shapes)
 
 
-def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced:
+def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> TracedModel:
     names, exported = model.names, program.module()
-    found = [node for node in exported.graph.nodes if node.op == "placeholder"]
-    placeholders = {name: node.meta["val"] for name, node in zip(names, found, strict=True)}
+    input_nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    placeholders = {name: node.meta["val"] for name, node in zip(names, input_nodes, strict=True)}
     symbols = read_symbols(placeholders, model.varying, model.extents)
     canonical = _canonical_names(model)
     attributes: dict[str, Any] = {}
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     sizes = SizeNodes(graph, symbols, tuple(model.varying))
-    for node, name in zip(found, names, strict=True):
+    for node, name in zip(input_nodes, names, strict=True):
         copies[node] = graph.placeholder(name)
         copies[node].meta = dict(node.meta)
     sizes.require_all(placeholders)
@@ -306,10 +307,10 @@ def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced
     _join_data_dependent(graph)
     graph.eliminate_dead_code(_has_effects)
     module = fx.GraphModule(attributes, graph)
-    parameters = {name: value for name, value in attributes.items() if _is_trained(value)}
+    parameters = {name: value for name, value in attributes.items() if is_trained(value)}
     there = {node.name for node in module.graph.nodes}
     kept = {name: node.name if node.name in there else "" for name, node in found_outputs.items()}
-    return Traced(module, names, samples, symbols, parameters, model.varying, outputs=kept)
+    return TracedModel(module, names, samples, symbols, parameters, model.varying, outputs=kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,13 +360,13 @@ class _Copying:
     def _in_grad_mode(self, module: fx.GraphModule, node: fx.Node) -> None:
         """What a ``torch.no_grad()`` in the model's code holds, as operators whose results are detached."""
         is_enabled, inner, *arguments = cast("tuple[Any, ...]", node.args)
-        found = _inner(module, node)
-        places = [each for each in found.graph.nodes if each.op == "placeholder"]
+        body = _inner(module, node)
+        places = [each for each in body.graph.nodes if each.op == "placeholder"]
         for place_, argument in zip(places, arguments, strict=True):
             if isinstance(argument, fx.Node):
                 self.copies[place_] = self.copies[argument]
         results: Any
-        (results,) = self.all_of(found, f"{inner.target}.").args
+        (results,) = self.all_of(body, f"{inner.target}.").args
         several = results if isinstance(results, (tuple, list)) else (results,)
         made = [each if is_enabled or each is None else self._detached(each) for each in several]
         for user in node.users:
@@ -465,22 +466,18 @@ def _has_effects(node: fx.Node) -> bool:
 
 def _canonical_names(model: LoadedModel) -> dict[int, str]:
     """The user's name of each parameter and buffer, the first one where several are tied."""
-    found: dict[int, str] = {}
+    name_of: dict[int, str] = {}
     for prefix, module in model.owners.items():
         for name, value in (*module.named_parameters(), *module.named_buffers()):
-            found.setdefault(id(value), prefix + name)
-    return found
-
-
-def _is_trained(value: Any) -> bool:
-    return isinstance(value, nn.Parameter) and value.requires_grad
+            name_of.setdefault(id(value), prefix + name)
+    return name_of
 
 
 def _outputs(node: fx.Node, program: ExportedProgram) -> tuple[fx.Node, dict[str, fx.Node]]:
     """The loss, and the module's outputs by name, as :class:`_WithLoss` gives them."""
-    given, outputs = tree_unflatten(list(cast("tuple[Any, ...]", node.args[0])), program.call_spec.out_spec)
-    found = {name: each for name, each in outputs.items() if isinstance(each, fx.Node)}
-    return _only_tensor(given), found
+    loss, outputs = tree_unflatten(list(cast("tuple[Any, ...]", node.args[0])), program.call_spec.out_spec)
+    named = {name: each for name, each in outputs.items() if isinstance(each, fx.Node)}
+    return _only_tensor(loss), named
 
 
 def _only_tensor(values: Any) -> fx.Node:

@@ -35,7 +35,14 @@ from cuda_ops._torch import (
     tree_flatten,
     tree_map,
 )
-from cuda_ops.dense.user_functions import USER_FUNCTION, IntegerAt, TensorAt, UserFunction, apply, registered
+from cuda_ops.dense.user_functions import (
+    USER_FUNCTION,
+    IntegerArgument,
+    TensorArgument,
+    UserFunction,
+    apply,
+    registered,
+)
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.user_state import OUTSIDE, UserState, is_users
 
@@ -222,7 +229,7 @@ def _captured(cls: type[torch.autograd.Function], arguments: tuple[Any, ...]) ->
     integers = [leaf for leaf in leaves if isinstance(leaf, torch.SymInt)]
     if not tensors:
         return apply(cls, *arguments)
-    tensor_at, integer_at = (map(kind, range(len(leaves))) for kind in (TensorAt, IntegerAt))
+    tensor_at, integer_at = (map(kind, range(len(leaves))) for kind in (TensorArgument, IntegerArgument))
     template = []
     for leaf in leaves:
         _require_plain(cls, leaf)
@@ -230,24 +237,24 @@ def _captured(cls: type[torch.autograd.Function], arguments: tuple[Any, ...]) ->
         template.append(next(tensor_at) if isinstance(leaf, Tensor) else next(integer_at) if is_size else leaf)
     call = UserFunction(cls, tuple(template), structure, frozenset(), ())
     with disable_proxy_modes_tracing(), _NoDraws(cls):
-        given = [tensor.clone() for tensor in tensors]
-        versions = [times_written(tensor) for tensor in given]
-        returned = apply(cls, *call.arguments(given, cast("list[int]", integers)))
-    found = list(returned) if isinstance(returned, tuple) else [returned]
-    written = [place for place, tensor in enumerate(given) if times_written(tensor) != versions[place]]
-    results = [place for place, value in enumerate(found) if isinstance(value, Tensor)]
-    same = {k: place for k in results for place in written if found[k] is given[place]}
+        copies = [tensor.clone() for tensor in tensors]
+        versions = [times_written(tensor) for tensor in copies]
+        returned = apply(cls, *call.arguments(copies, cast("list[int]", integers)))
+    outputs = list(returned) if isinstance(returned, tuple) else [returned]
+    written = [place for place, tensor in enumerate(copies) if times_written(tensor) != versions[place]]
+    results = [place for place, value in enumerate(outputs) if isinstance(value, Tensor)]
+    same = {k: place for k in results for place in written if outputs[k] is copies[place]}
     kept = tuple(place for place in written if place not in same.values())
     call = UserFunction(cls, tuple(template), structure, frozenset(written), tuple(results), kept)
     made = USER_FUNCTION(tensors, integers, registered(call))
     for k, tensor in zip(results, made, strict=False):
         if k in same:
-            found[k] = tensors[same[k]].copy_(tensor)
+            outputs[k] = tensors[same[k]].copy_(tensor)
         else:
-            found[k] = tensor
+            outputs[k] = tensor
     for place, tensor in zip(kept, made[len(results) :], strict=True):
         tensors[place].copy_(tensor)
-    return tuple(found) if isinstance(returned, tuple) else found[0]
+    return tuple(outputs) if isinstance(returned, tuple) else outputs[0]
 
 
 def _require_plain(cls: type[torch.autograd.Function], leaf: Any) -> None:
@@ -298,7 +305,7 @@ class StateChanges(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes switches and detaches what is switched off."""
-        given = dict(kwargs or {})
+        named = dict(kwargs or {})
         # torch's stub takes data for a plain attribute; that of an activation hides writes from autograd: refused later
         if func == Tensor.data.__get__ and args[0].grad_fn is None:  # type: ignore[attr-defined]
             return args[0].detach()
@@ -310,14 +317,14 @@ class StateChanges(TorchFunctionMode):
                 )
             return args[0].copy_(args[1].detach())
         if func in _SWITCHES and is_parameter:
-            is_on = (*args[1:], *given.values(), True)[0]
+            is_on = (*args[1:], *named.values(), True)[0]
             if is_on:
                 self._off.pop(id(args[0]), None)
             elif args[0].requires_grad:
                 self._off[id(args[0])] = args[0]
         elif self._off:
-            args, given = tree_map(self._as_switched, (args, given))
-        return func(*args, **given)
+            args, named = tree_map(self._as_switched, (args, named))
+        return func(*args, **named)
 
     def _as_switched(self, value: Any) -> Any:
         return value.detach() if id(value) in self._off else value
@@ -343,14 +350,14 @@ def users_line() -> str:
 
 def users_line_of(error: BaseException) -> tuple[str, str]:
     """The innermost line of the user's code that ``error`` went through, and its text; both empty if there is none."""
-    found: BaseException | None = error
-    while found is not None:
-        lines = [(frame, line) for frame, line in traceback.walk_tb(found.__traceback__) if is_users_frame(frame)]
+    link: BaseException | None = error
+    while link is not None:
+        lines = [(frame, line) for frame, line in traceback.walk_tb(link.__traceback__) if is_users_frame(frame)]
         if lines:
             frame, line = lines[-1]
             file, code = frame.f_code.co_filename, frame.f_code
             return f"at {file}:{line} in {code.co_name}", linecache.getline(file, line, frame.f_globals).strip()
-        found = found.__cause__ or found.__context__
+        link = link.__cause__ or link.__context__
     return "", ""
 
 

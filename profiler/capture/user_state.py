@@ -131,7 +131,7 @@ class UserState:
 
     def moved(self) -> list[Moved]:
         """The numbers that are others now."""
-        found = []
+        changes = []
         for place, held in self._held:
             now = place.read()
             if isinstance(held, list) and isinstance(now, list):
@@ -140,8 +140,8 @@ class UserState:
                 pairs = [(key, held[key], now[key]) for key in held if key in now] if isinstance(held, dict) else []
             for key, before, after in pairs:
                 if _is_number(before) and _is_number(after) and before != after:
-                    found.append(Moved(place.named(key), before, after, partial(_write_one, place, key)))
-        return found
+                    changes.append(Moved(place.named(key), before, after, partial(_write_one, place, key)))
+        return changes
 
     def shared(self) -> set[str]:
         """Those of :meth:`changed` that are kept in classes and global variables."""
@@ -207,7 +207,7 @@ def _reached(owners: Iterable[Any]) -> tuple[list[_Place], list[Tensor]]:
     is_shared = False
     while waiting and not (is_shared and len(visited) > _MOST_FOLLOWED):
         name, value = waiting.pop()
-        if isinstance(value, _Globals):
+        if isinstance(value, _ModuleVariables):
             if value.key not in variables:
                 variables.add(value.key)
                 places.append(value.place)
@@ -298,7 +298,7 @@ def _is_outside(module: str, file: str | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Globals:
+class _ModuleVariables:
     """Variables of a Python module.
 
     Attributes:
@@ -334,20 +334,20 @@ class _Globals:
     @property
     def followed(self) -> list[tuple[str, Any]]:
         """What they hold, and what modules among them hold that are no installed packages."""
-        place, found = self.place, []
+        place, pairs = self.place, []
         for name in sorted(self.named & self.values.keys()):
             value = self.values[name]
             if isinstance(value, ModuleType) and not _is_outside(value.__name__, vars(value).get("__file__")):
-                value = _Globals(place.named(name), vars(value), self.named, self.stored)
-            found.append((place.named(name), value))
-        return found
+                value = _ModuleVariables(place.named(name), vars(value), self.named, self.stored)
+            pairs.append((place.named(name), value))
+        return pairs
 
 
 def _globals(function: FunctionType) -> list[tuple[str, Any]]:
     if _is_installed(function):
         return []
     named, stored = _names(function.__code__)
-    return [("", _Globals("", function.__globals__, named, stored))]
+    return [("", _ModuleVariables("", function.__globals__, named, stored))]
 
 
 @functools.lru_cache(maxsize=4096)

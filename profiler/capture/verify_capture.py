@@ -15,7 +15,7 @@ from cuda_ops._torch import BatchNormBase, DropoutBase, at_node
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.first_calls import CALLED_ONCE, changed_weights_loss, later_call
-from profiler.capture.trace import Traced
+from profiler.capture.trace import TracedModel
 from profiler.capture.user_module import (
     drawn_so_far,
     evaluating,
@@ -46,7 +46,7 @@ class _Result:
 
 
 @torch.enable_grad()
-def require_same_loss(traced: Traced, model: LoadedModel) -> frozenset[str]:
+def require_same_loss(traced: TracedModel, model: LoadedModel) -> frozenset[str]:
     """Raises :class:`UnsupportedModelError` unless the graph gives the module's own loss and gradients.
 
     Returns the parameters that get no gradient, neither from the module nor from the graph, though they are trained.
@@ -54,24 +54,23 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> frozenset[str]:
     Buffers and gradients are put back.  Sizes that vary are tried at about half the example's extents and at 1 as well,
     where the module runs with these.
     """
-    samples = _PAIR if traced.is_polymorphic else traced.samples
-    whole = example_of(traced.inputs, model, samples)
+    samples, whole = _example(traced, model)
     expected = _own_result(model, whole, samples)
     _require_same_inputs(model, whole)
     rest = _rest(traced, model, samples)
     later = later_call(model, whole, rest, lambda batch: _loss_of(model, [each.clone() for each in batch.values()]))
-    found = _graph_result(traced, model, whole, samples, None if later is None else later.tensors)
-    _require_alike(traced, expected.loss, found.loss, {})
-    _require_same_gradients(model, expected.gradients, found.gradients)
-    _require_same_buffers(expected.buffers, found.buffers)
+    by_graph = _graph_result(traced, model, whole, samples, None if later is None else later.tensors)
+    _require_alike(traced, expected.loss, by_graph.loss, {})
+    _require_same_gradients(model, expected.gradients, by_graph.gradients)
+    _require_same_buffers(expected.buffers, by_graph.buffers)
     if later is not None:
-        _require_same_again(later.loss, found.again)
+        _require_same_again(later.loss, by_graph.again)
     _require_no_schedule(model, whole, expected.loss)
     if traced.refusal is not None:
         other = {name: _changed(tensor) for name, tensor in whole.items()}
         results = _own_result(model, other, samples), _graph_result(traced, model, other, samples)
         _require_alike(traced, results[0].loss, results[1].loss, {})
-    gradients = found.gradients
+    gradients = by_graph.gradients
     idle = () if gradients is None else (name for name in traced.parameters if name not in gradients)
     for divisor in (_PAIR, max(model.extents.values())) if traced.varying else ():
         tensors = _shrunk(whole, traced, divisor) if model.clouds is None else _fewer(traced, model, samples, divisor)
@@ -80,14 +79,14 @@ def require_same_loss(traced: Traced, model: LoadedModel) -> frozenset[str]:
         except Exception:  # noqa: BLE001 - the user's module may refuse such an extent in any way
             continue
         try:
-            found = _graph_result(traced, model, tensors, samples)
+            by_graph = _graph_result(traced, model, tensors, samples)
         except UnsupportedModelError:  # a condition under which it was captured
             continue
-        _require_alike(traced, expected.loss, found.loss, traced.given(tensors, samples))
+        _require_alike(traced, expected.loss, by_graph.loss, traced.graph_inputs(tensors, samples))
     return frozenset(idle)
 
 
-def _rest(traced: Traced, model: LoadedModel, samples: int) -> dict[str, Tensor]:
+def _rest(traced: TracedModel, model: LoadedModel, samples: int) -> dict[str, Tensor]:
     """Other samples of the example than the first ones, where it has as many; of clouds the first ones."""
     if model.clouds is not None:
         return example_of(traced.inputs, model, samples)
@@ -105,21 +104,20 @@ def _changed(tensor: Tensor) -> Tensor:
     return torch.lerp(tensor, other, 0.25) if tensor.is_floating_point() else other
 
 
-def require_known_parameters(traced: Traced, model: LoadedModel) -> None:
+def require_known_parameters(traced: TracedModel, model: LoadedModel) -> None:
     """Raises :class:`UnsupportedModelError` if a gradient flows to a tensor that neither module nor loss registers.
 
     A parameter that a loss function finds in its closure is a constant of the graph: it would not be trained.  What is
     made anew in each call, as the inputs of wav2vec 2.0 that are told to require gradients, nobody trains.
     """
-    samples = _PAIR if traced.is_polymorphic else traced.samples
-    tensors = example_of(traced.inputs, model, samples)
+    _, tensors = _example(traced, model)
 
     def leaves() -> list[Tensor]:
         with torch.enable_grad():
             return _leaves(module_loss(model, (tensor.detach() for tensor in tensors.values())))
 
-    known = {id(value) for value in traced.parameters.values()}
-    unknown = [leaf for leaf in leaves() if id(leaf) not in known]
+    registered = {id(value) for value in traced.parameters.values()}
+    unknown = [leaf for leaf in leaves() if id(leaf) not in registered]
     if unknown:
         lasting = {id(leaf) for leaf in leaves()}  # those of the first call are alive: no id is taken twice
         unknown = [leaf for leaf in unknown if id(leaf) in lasting]
@@ -138,61 +136,66 @@ def require_known_parameters(traced: Traced, model: LoadedModel) -> None:
 
 def _leaves(loss: Tensor) -> list[Tensor]:
     """The tensors that gradients of ``loss`` end in."""
-    found: dict[int, Tensor] = {}
-    seen, waiting = set(), [loss.grad_fn]
+    leaves: dict[int, Tensor] = {}
+    visited, waiting = set(), [loss.grad_fn]
     while waiting:
         function = waiting.pop()
-        if function is None or function in seen:
+        if function is None or function in visited:
             continue
-        seen.add(function)
+        visited.add(function)
         leaf = getattr(function, "variable", None)
         if leaf is not None:
-            found[id(leaf)] = leaf
+            leaves[id(leaf)] = leaf
         waiting += [each for each, _ in function.next_functions]
-    return list(found.values())
+    return list(leaves.values())
 
 
 @torch.no_grad()
-def correct_dtypes(traced: Traced, model: LoadedModel) -> None:
+def correct_dtypes(traced: TracedModel, model: LoadedModel) -> None:
     """Gives ``node.meta["val"]`` the dtypes that values really have under autocast; buffers are put back.
 
     torch's shapes of composite operators cast where the operators themselves do not.
     """
-    samples = _PAIR if traced.is_polymorphic else traced.samples
-    given = traced.given(example_of(traced.inputs, model, samples), samples)
+    samples, tensors = _example(traced, model)
+    graph_inputs = traced.graph_inputs(tensors, samples)
     with kept_state(*model.stateful), model.precision():
-        _Correcting(traced.module).run(*given.values())
+        _Correcting(traced.module).run(*graph_inputs.values())
 
 
 @torch.enable_grad()
-def evaluation_fault(traced: Traced, model: LoadedModel) -> str:
+def evaluation_fault(traced: TracedModel, model: LoadedModel) -> str:
     """Why the graph, its operators put in evaluation mode, is not the module in evaluation mode; empty if it is.
 
     Where operators draw random numbers in any mode it is not asked: the runtime refuses them.
     """
     if any(draws_in_any_mode(node) for node in traced.module.graph.nodes):
         return ""
-    samples = _PAIR if traced.is_polymorphic else traced.samples
-    tensors = example_of(traced.inputs, model, samples)
-    given = traced.given(tensors, samples)
+    samples, tensors = _example(traced, model)
+    graph_inputs = traced.graph_inputs(tensors, samples)
 
     def loss() -> Tensor:
         with model.precision():
-            found: Tensor = _Evaluating(traced.module).run(*given.values())
-            return found
+            graph_loss: Tensor = _Evaluating(traced.module).run(*graph_inputs.values())
+            return graph_loss
 
     try:
         with evaluating(*model.owners.values()):
             expected = _loss_alone(model, lambda: _loss_of(model, [each.clone() for each in tensors.values()]))
     except Exception as error:  # noqa: BLE001 - the user's module may refuse this in any way
         return f"the module itself raises in evaluation mode: {type(error).__name__}: {error}"
-    found = _loss_alone(model, loss)
-    if is_alike(expected, found):
+    of_graph = _loss_alone(model, loss)
+    if is_alike(expected, of_graph):
         return ""
     return (
         f"its code does something else in evaluation than its operators do: the module gives a loss of "
-        f"{expected.item()}, its graph {found.item()}"
+        f"{expected.item()}, its graph {of_graph.item()}"
     )
+
+
+def _example(traced: TracedModel, model: LoadedModel) -> tuple[int, dict[str, Tensor]]:
+    """How many samples the graph is compared with, and these."""
+    samples = _PAIR if traced.is_polymorphic else traced.samples
+    return samples, example_of(traced.inputs, model, samples)
 
 
 class _Evaluating(fx.Interpreter):
@@ -231,7 +234,7 @@ def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = F
     calmed = _calm(model) if calm else nullcontext()
     with kept_state(*model.stateful), calmed:
         torch.manual_seed(0)
-        return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
+        return model.loss_of_prepared(values[: len(model.inputs)], values[len(model.inputs) :])
 
 
 def _module_result(model: LoadedModel, tensors: Mapping[str, Tensor]) -> _Result:
@@ -249,7 +252,7 @@ def _loss_of(model: LoadedModel, values: Sequence[Tensor]) -> Tensor:
             step reaches; what it computes may be alike by chance.
     """
     before = drawn_so_far()
-    loss = model.loss_of_taken(tuple(values[: len(model.inputs)]), tuple(values[len(model.inputs) :]))
+    loss = model.loss_of_prepared(tuple(values[: len(model.inputs)]), tuple(values[len(model.inputs) :]))
     for who, was, is_now in zip(("the random module", "numpy.random"), before, drawn_so_far(), strict=True):
         if was != is_now:
             raise UnsupportedModelError(
@@ -294,7 +297,7 @@ def _own_result(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int)
 
 
 def _graph_result(
-    traced: Traced,
+    traced: TracedModel,
     model: LoadedModel,
     tensors: Mapping[str, Tensor],
     samples: int,
@@ -302,8 +305,8 @@ def _graph_result(
 ) -> _Result:
     def loss_of(batch: Mapping[str, Tensor]) -> Tensor:
         with model.precision():
-            found: Tensor = traced.module(*traced.given(batch, samples).values())
-            return found
+            loss: Tensor = traced.module(*traced.graph_inputs(batch, samples).values())
+            return loss
 
     try:
         return _result(model, lambda: loss_of(tensors), None if later is None else lambda: loss_of(later))
@@ -344,8 +347,8 @@ def _result(model: LoadedModel, loss_of: Callable[[], Tensor], again_of: Callabl
             return _Result(loss, None, buffers)
         loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
         gradients = {name: _dense(name, p.grad) for name, p in _trained(model) if p.grad is not None}
-        again = None if again_of is None else changed_weights_loss(model, again_of)
-    return _Result(loss.detach(), gradients, buffers, again)
+        second_loss = None if again_of is None else changed_weights_loss(model, again_of)
+    return _Result(loss.detach(), gradients, buffers, second_loss)
 
 
 def _loss_alone(model: LoadedModel, loss_of: Callable[[], Tensor]) -> Tensor:
@@ -371,7 +374,7 @@ def _trained(model: LoadedModel) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _require_same_gradients(
-    model: LoadedModel, expected: Mapping[str, Tensor] | None, found: Mapping[str, Tensor] | None
+    model: LoadedModel, expected: Mapping[str, Tensor] | None, captured: Mapping[str, Tensor] | None
 ) -> None:
     """Names the parameter nearest to the loss whose gradient the graph does not have: what is lost lies behind it."""
     if expected is None:
@@ -380,7 +383,7 @@ def _require_same_gradients(
     largest = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
     for name, parameter in reversed(list(_trained(model))):
         own = expected.get(name)
-        got = None if found is None else found.get(name)
+        got = None if captured is None else captured.get(name)
         zeros = torch.zeros_like(parameter)
         own, got = (zeros if each is None else each for each in (own, got))
         if not _is_same_gradient(own, got, largest, model.autocast):
@@ -391,11 +394,11 @@ def _require_same_gradients(
             )
 
 
-def _require_same_again(expected: Tensor, found: Tensor | None) -> None:
-    if found is not None and not is_alike(expected, found):
+def _require_same_again(expected: Tensor, captured: Tensor | None) -> None:
+    if captured is not None and not is_alike(expected, captured):
         raise UnsupportedModelError(
             "the module computes something else when it is called again, its captured graph does not",
-            [f"second call: {expected.item()} by the module, {found.item()} by the graph"],
+            [f"second call: {expected.item()} by the module, {captured.item()} by the graph"],
             [CALLED_ONCE, "keep what changes from call to call in buffers, written in place: self.count.add_(1)"],
         )
 
@@ -442,9 +445,9 @@ _FAR = 100_003
 """Calls, about; a prime, so that what goes in circles is elsewhere then."""
 
 
-def _require_same_buffers(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+def _require_same_buffers(expected: Mapping[str, Tensor], captured: Mapping[str, Tensor]) -> None:
     for name, own in expected.items():
-        got = found.get(name)
+        got = captured.get(name)
         if got is None or not is_alike(own, got):
             raise UnsupportedModelError(
                 f"the captured graph leaves the buffer {name} otherwise than the module does",
@@ -466,13 +469,13 @@ def _is_same_gradient(a: Tensor, b: Tensor, largest: float, autocast: torch.dtyp
     return _norm(a - b) <= allowed
 
 
-def _require_alike(traced: Traced, expected: Tensor, found: Tensor, given: Mapping[str, Any]) -> None:
-    if is_alike(expected, found):
+def _require_alike(traced: TracedModel, expected: Tensor, captured: Tensor, graph_inputs: Mapping[str, Any]) -> None:
+    if is_alike(expected, captured):
         return
-    sizes = [f"where {name} is {size}" for name, size in given.items() if name in traced.varying]
+    sizes = [f"where {name} is {size}" for name, size in graph_inputs.items() if name in traced.varying]
     raise UnsupportedModelError(
         "the captured graph computes another loss than the module",
-        [f"module: {expected.item()}", f"graph: {found.item()}", *sizes],
+        [f"module: {expected.item()}", f"graph: {captured.item()}", *sizes],
         ["random or data-dependent behaviour in forward is not supported"]
         + ["code that does something else for such a size is not supported"] * bool(sizes),
     )
@@ -492,13 +495,13 @@ def _calm(model: LoadedModel) -> Iterator[None]:
             module.training = True
 
 
-def _fewer(traced: Traced, model: LoadedModel, samples: int, divisor: int) -> dict[str, Tensor]:
+def _fewer(traced: TracedModel, model: LoadedModel, samples: int, divisor: int) -> dict[str, Tensor]:
     """Of clouds: maps of fewer points, since a part of a map is none."""
     clouds = model.clouds and model.clouds.of_fewer_points(divisor)
     return example_of(traced.inputs, replace(model, clouds=clouds), samples)
 
 
-def _shrunk(tensors: Mapping[str, Tensor], traced: Traced, divisor: int) -> dict[str, Tensor]:
+def _shrunk(tensors: Mapping[str, Tensor], traced: TracedModel, divisor: int) -> dict[str, Tensor]:
     result = dict(tensors)
     for places in traced.varying.values():
         for tensor, dim in places:

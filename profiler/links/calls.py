@@ -39,10 +39,10 @@ from runtime.optim.sharding import GradientBuckets
 from runtime.sparse.halo import shared_conv
 from runtime.spatial.collectives import summed
 from runtime.spatial.exchange import PeerGroup, redistribute
-from runtime.spatial.step import Step
+from runtime.spatial.layer_shard import LayerShard
 from runtime.stage.batch_norm import synchronised_batch_norm
 from runtime.transport import Transport
-from runtime.transport.small_allgather import Told
+from runtime.transport.small_allgather import PendingRows
 
 SILENCE_S = 60.0
 _CHANNELS = (16, 128, 1024)
@@ -101,8 +101,8 @@ def measure_calls(link: str, core: int | Collection[int] | None, sites: bool = F
         WorkerError: it died or took too long.
     """
     with Child("profiler.links.calls:_calls", link, sites, core=core) as child:
-        found: tuple[Collective, ...] = child.result(SILENCE_S)
-        return found
+        collectives: tuple[Collective, ...] = child.result(SILENCE_S)
+        return collectives
 
 
 def _calls(_: Report, link: str, sites: bool) -> tuple[Collective, ...]:
@@ -127,9 +127,9 @@ def _norm_s(channels: int, burst: Burst) -> float:
     weight, bias = (torch.ones(channels, requires_grad=True) for _ in range(2))
     mean, variance = torch.zeros(channels), torch.ones(channels)
     row = torch.cat([torch.full((1,), x.numel() / channels), mean, variance]).double()
-    forward, backward = Told(row.expand(2, -1).clone()), Told(torch.zeros(2, 2 * channels))
+    forward, backward = PendingRows(row.expand(2, -1).clone()), PendingRows(torch.zeros(2, 2 * channels))
 
-    def tell(parts: Sequence[Tensor], dtype: torch.dtype) -> Told:
+    def tell(parts: Sequence[Tensor], dtype: torch.dtype) -> PendingRows:
         return forward if dtype == torch.float64 else backward
 
     def shared() -> Tensor:
@@ -172,8 +172,8 @@ def _sites_s(edge: int, burst: Burst) -> float:
 
 def _partial_sums_s(size: int, burst: Burst) -> float:
     x = torch.randn(size, requires_grad=True)
-    table = Told(torch.zeros(2, size))
-    step = cast("Step", SimpleNamespace(memo={"rows": lambda parts, dtype: table}, later=None))
+    table = PendingRows(torch.zeros(2, size))
+    step = cast("LayerShard", SimpleNamespace(memo={"rows": lambda parts, dtype: table}, later=None))
     return _call_s(lambda: summed(step, x), lambda: x.view_as(x), burst)
 
 
@@ -207,8 +207,8 @@ def _call_s(call: Callable[[], Tensor], instead: Callable[[], Tensor], burst: Bu
 
 def _median_s(longer_s: Callable[[], float]) -> float:
     """Of several, but for the first two; at least 1 us."""
-    found = [longer_s() for _ in range(_NUM_RUNS + 2)][2:]
-    return float(f"{max(1e-6, statistics.median(found)):.4g}")
+    longer_by_s = [longer_s() for _ in range(_NUM_RUNS + 2)][2:]
+    return float(f"{max(1e-6, statistics.median(longer_by_s)):.4g}")
 
 
 def _passes_s(call: Callable[[], Tensor], burst: Burst) -> float:

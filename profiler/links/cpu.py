@@ -43,10 +43,10 @@ from cuda_ops._torch import FileStore
 from planner.ir.cluster import ALL_REDUCE, MEMORY, STATISTICS, Collective, Link, PairLink, host_tier
 from profiler.links.calls import Burst, exchange_calls
 from profiler.links.host_pairs import SILENCE_S, measure_across, measure_fully, rounded
-from profiler.links.messages import DEADLINE_S, FULL, LEAST_LAST_BYTES, QUICK, Effort, Points
+from profiler.links.messages import DEADLINE_S, FULL, LEAST_LAST_BYTES, QUICK, LinkEffort, Points
 from profiler.measure.child_process import Child, Report
 from runtime.transport import Transport, open_named
-from runtime.transport.small_allgather import Rows, Tell
+from runtime.transport.small_allgather import RowGather, Tell
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -58,7 +58,7 @@ _ELEMENT_BYTES = 4
 _MEMORY_BYTES, _MEMORY_RUNS = 64 << 20, 3
 
 
-def gradients(transport: Transport, ranks: tuple[int, ...], effort: Effort) -> Points:
+def gradients(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> Points:
     """(bytes, seconds) of sums that nothing else runs beside; least of the medians of some rounds."""
     times: dict[int, float] = {}
     for size in SIZES:
@@ -71,21 +71,21 @@ def gradients(transport: Transport, ranks: tuple[int, ...], effort: Effort) -> P
     return tuple(times.items())
 
 
-def of_statistics(transport: Transport, ranks: tuple[int, ...], effort: Effort) -> Points:
+def of_statistics(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> Points:
     """(bytes, mean seconds) of sums that follow computation, the waits for late ranks included."""
     times: dict[int, float] = {}
     burst = Burst()
     burst.number = round(_agreed(transport, ranks, float(burst.number)))
     for _ in range(effort.rounds):
         for number, size in enumerate(STATISTICS_SIZES):
-            rows = Rows(transport, ranks, DEADLINE_S, 2 * number)
+            rows = RowGather(transport, ranks, DEADLINE_S, 2 * number)
             found_s = _amid_computation_s(transport, ranks, rows, size, burst, effort)
             times[size] = min(times.get(size, math.inf), found_s)
     transport.flush(DEADLINE_S)
     return tuple(times.items())
 
 
-def _median_s(transport: Transport, ranks: tuple[int, ...], num_bytes: int, effort: Effort) -> float:
+def _median_s(transport: Transport, ranks: tuple[int, ...], num_bytes: int, effort: LinkEffort) -> float:
     tensor = torch.zeros(num_bytes // _ELEMENT_BYTES)
 
     def once_s() -> float:
@@ -96,12 +96,12 @@ def _median_s(transport: Transport, ranks: tuple[int, ...], num_bytes: int, effo
 
     first_s = [once_s() for _ in range(2)][1]
     repeats = round(_agreed(transport, ranks, max(1.0, min(effort.most, effort.each_s / max(first_s, 1e-6)))))
-    found = [once_s() for _ in range(repeats)]
-    return statistics.median(found if repeats > 2 else [first_s, *found])
+    times_s = [once_s() for _ in range(repeats)]
+    return statistics.median(times_s if repeats > 2 else [first_s, *times_s])
 
 
 def _amid_computation_s(
-    transport: Transport, ranks: tuple[int, ...], rows: Tell, num_bytes: int, burst: Burst, effort: Effort
+    transport: Transport, ranks: tuple[int, ...], rows: Tell, num_bytes: int, burst: Burst, effort: LinkEffort
 ) -> float:
     tensor = torch.zeros(num_bytes // _ELEMENT_BYTES)
 
@@ -187,8 +187,8 @@ def in_processes(
             try:
                 what, seconds = next(first)
             except StopIteration as stop:
-                found: LinkCosts = stop.value
-                return found
+                costs: LinkCosts = stop.value
+                return costs
             if progress is not None:
                 progress(what, seconds)
 
@@ -232,7 +232,7 @@ def measure_together(
     transport: Transport,
     store: Store,
     hosts: Sequence[str],
-    effort: Effort,
+    effort: LinkEffort,
     report: Report,
     *,
     sites: bool = False,
@@ -250,8 +250,8 @@ def measure_together(
     pairs: tuple[PairLink, ...] = ()
     neighbours = _neighbours(hosts)
     if neighbours is not None:
-        found = measure_fully(transport, store, [neighbours], effort, one_host=True)
-        links[host_tier(hosts[:1])] = link = replace(found[neighbours], burst_bytes=0)  # no bucket is in a host
+        within_host = measure_fully(transport, store, [neighbours], effort, one_host=True)
+        links[host_tier(hosts[:1])] = link = replace(within_host[neighbours], burst_bytes=0)  # no bucket is in a host
         report(("messages within a host", link.points[0][1]))
     if len(set(hosts)) > 1:
         link, pairs = measure_across(transport, store, hosts, effort)
@@ -263,7 +263,7 @@ def measure_together(
         for operation, measure in ((ALL_REDUCE, gradients), (STATISTICS, of_statistics)):
             transport.barrier(SILENCE_S)
             points = measure(transport, ranks, effort) if transport.rank in ranks else ()
-            points = _told(store, f"{operation} {ranks}", points, transport.rank == ranks[0])
+            points = _agreed_points(store, f"{operation} {ranks}", points, transport.rank == ranks[0])
             sums.append(Collective(operation, len(ranks), host_tier(on), points, len(on)))
             report((f"{operation} over {len(ranks)}", points[0][1]))
     sums += _memory(transport, store, hosts, effort)
@@ -272,19 +272,19 @@ def measure_together(
     return LinkCosts(links, tuple(sums), pairs)
 
 
-def _memory(transport: Transport, store: Store, hosts: Sequence[str], effort: Effort) -> list[Collective]:
+def _memory(transport: Transport, store: Store, hosts: Sequence[str], effort: LinkEffort) -> list[Collective]:
     """Passes over memory by one rank of a host, then by all of each group within it at once."""
     groups = [ranks for ranks in groups_of(hosts) if len({hosts[rank] for rank in ranks}) == 1]
-    found = []
+    passes = []
     for ranks in [groups[0][:1], *groups] if groups else []:
         transport.barrier(SILENCE_S)
         points: Points = ((_MEMORY_BYTES, _passes_s(transport, ranks, effort)),) if transport.rank in ranks else ()
-        points = _told(store, f"{MEMORY} {ranks}", points, transport.rank == ranks[0])
-        found.append(Collective(MEMORY, len(ranks), host_tier({hosts[ranks[0]]}), points))
-    return found
+        points = _agreed_points(store, f"{MEMORY} {ranks}", points, transport.rank == ranks[0])
+        passes.append(Collective(MEMORY, len(ranks), host_tier({hosts[ranks[0]]}), points))
+    return passes
 
 
-def _passes_s(transport: Transport, ranks: tuple[int, ...], effort: Effort) -> float:
+def _passes_s(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> float:
     total, more = (torch.ones(_MEMORY_BYTES // (2 * _ELEMENT_BYTES)) for _ in range(2))
     times = []
     for _ in range(effort.rounds * _MEMORY_RUNS + 1):
@@ -303,10 +303,10 @@ def groups_of(hosts: Sequence[str]) -> list[tuple[int, ...]]:
         by_host.setdefault(host, []).append(rank)
     most = max(by_host.values(), key=len)
     firsts = [ranks[0] for ranks in by_host.values()]
-    found = [tuple(ranks[:count]) for ranks in (most, firsts) for count in _world_sizes(len(ranks))]
+    groups = [tuple(ranks[:count]) for ranks in (most, firsts) for count in _world_sizes(len(ranks))]
     if 1 < len(by_host) < len(hosts):
-        found.append(tuple(range(len(hosts))))
-    return found
+        groups.append(tuple(range(len(hosts))))
+    return groups
 
 
 def _world_sizes(most: int) -> list[int]:
@@ -320,7 +320,7 @@ def _neighbours(hosts: Sequence[str]) -> tuple[int, int] | None:
     return None
 
 
-def _told(store: Store, what: str, points: Points, tells: bool) -> Points:
+def _agreed_points(store: Store, what: str, points: Points, tells: bool) -> Points:
     """The points of the one rank that tells them, on all."""
     if tells:
         store.set(f"halopipe/{what}", json.dumps(points))

@@ -62,11 +62,11 @@ def measure_rank(report: Report, rank: int, num_gpus: int, meeting: str, quick: 
     timeout = timedelta(seconds=SILENCE_S)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=num_gpus, timeout=timeout, device_id=device)
     try:
-        measuring = Measuring(report, rank, num_gpus, device, quick)
+        measuring = GpuMeasuring(report, rank, num_gpus, device, quick)
         rounds = [measuring.one_round() for _ in range(_NUM_ROUNDS)]
     finally:
         dist.destroy_process_group()
-    return costs_of({what: min(found[what] for found in rounds) for what in rounds[0]}, num_gpus)
+    return costs_of({what: min(of_round[what] for of_round in rounds) for what in rounds[0]}, num_gpus)
 
 
 def costs_of(best: Mapping[tuple[str, int], float], num_gpus: int) -> LinkCosts:
@@ -91,7 +91,7 @@ def costs_of(best: Mapping[tuple[str, int], float], num_gpus: int) -> LinkCosts:
     return LinkCosts({tier: link}, sums)
 
 
-class Measuring:
+class GpuMeasuring:
     """One rank of the measurement, in a default process group with the communicators that it needs.
 
     Args:
@@ -107,10 +107,10 @@ class Measuring:
 
     def one_round(self) -> dict[tuple[str, int], float]:
         """Median seconds by what is done and its bytes; zeros for what this rank has no part in."""
-        found = {}
+        medians_s = {}
 
         def measured(what: str, num_bytes: int, seconds: float) -> None:
-            found[what, num_bytes] = seconds
+            medians_s[what, num_bytes] = seconds
             self._report((f"{what}, {num_bytes} bytes", seconds))
 
         for num_bytes in MESSAGE_BYTES:
@@ -120,7 +120,7 @@ class Measuring:
             for operation, sizes in _ALL_REDUCES.items():
                 for num_bytes in sizes:
                     measured(_name(operation, ranks), num_bytes, self._sum_s(ranks, num_bytes))
-        return found
+        return medians_s
 
     def _ping_pong_s(self, num_bytes: int) -> float:
         """Rank 0 sends to rank 1, which sends it back; the others wait for neither."""

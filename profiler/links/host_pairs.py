@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from planner.ir.cluster import MEASURED, Link, PairLink
-from profiler.links.messages import GLANCE, Effort, OneWay, PairCosts, PeerLink, Points, measure_pair
+from profiler.links.messages import GLANCE, LinkEffort, OneWay, PairCosts, PeerLink, Points, measure_pair
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ def measure_cores(wire: PeerLink, transfers: Points, budget_s: float, leads: boo
     chunk_s = statistics.median(kernel.run(20) / 20 for _ in range(5))
     sender, receiver = [], []
     for size in SIZES:
-        known = [(abs(at - size), at, seconds) for at, seconds in transfers if at <= size]
+        shorter = [(abs(at - size), at, seconds) for at, seconds in transfers if at <= size]
         if size > transfers[-1][0]:
             break
-        _, at, seconds = min(known)
+        _, at, seconds = min(shorter)
         count = max(1, _TOGETHER_BYTES // size)
         lasts_s = wire.agree(_LONGER * count * seconds * size / at + _MARGIN_S)
         if lasts_s > _LONGEST_S:
@@ -136,7 +136,7 @@ Ends = tuple[int, int]
 
 
 def measure_across(
-    transport: Transport, store: Store, hosts: Sequence[str], effort: Effort
+    transport: Transport, store: Store, hosts: Sequence[str], effort: LinkEffort
 ) -> tuple[Link, tuple[PairLink, ...]]:
     """The class of links across hosts, and the pairs of hosts that are not as it says; on all ranks.
 
@@ -148,22 +148,22 @@ def measure_across(
     glances = {pair: _glance(transport, store, pair) for pair in every} if len(every) > 1 else {}
     middle = _middle(glances) if glances else every[0]
     fully = [middle, *(pair for pair in every if pair != middle and _differs(glances[pair], glances[middle]))]
-    found = measure_fully(transport, store, fully, effort)
-    usual = found[middle]
-    apart = tuple(PairLink(hosts[src], hosts[dst], link) for (src, dst), link in found.items() if differ(link, usual))
+    links = measure_fully(transport, store, fully, effort)
+    usual = links[middle]
+    apart = tuple(PairLink(hosts[src], hosts[dst], link) for (src, dst), link in links.items() if differ(link, usual))
     return usual, apart
 
 
 def measure_fully(
-    transport: Transport, store: Store, pairs: Sequence[Ends], effort: Effort, *, one_host: bool = False
+    transport: Transport, store: Store, pairs: Sequence[Ends], effort: LinkEffort, *, one_host: bool = False
 ) -> dict[Ends, Link]:
     """The links of pairs, each there and back; on all ranks."""
-    found = {}
+    links = {}
     for pair in pairs:
         record = _by_two(transport, store, pair, "fully", lambda wire: _full_record(wire, effort, one_host))
         for ends, link in zip((pair, pair[::-1]), record, strict=True):
-            found[ends] = _link(link)
-    return found
+            links[ends] = _link(link)
+    return links
 
 
 def differ(link: Link, usual: Link) -> bool:
@@ -197,7 +197,7 @@ def _differs(glance: Sequence[float], usual: Sequence[float]) -> bool:
     return any(max(a / b, b / a) > DIFFERS for a, b in pairs)
 
 
-def _full_record(wire: PeerLink, effort: Effort, one_host: bool) -> list[dict[str, Any]] | None:
+def _full_record(wire: PeerLink, effort: LinkEffort, one_host: bool) -> list[dict[str, Any]] | None:
     costs = measure_pair(wire, effort, one_host=one_host)
     ways = (costs.there, costs.back) if costs is not None else (None, None)
     cores = []

@@ -131,10 +131,10 @@ def both_ways_s(wire: PeerLink, num_bytes: int) -> float:
     wire.meet()
     start_s = time.perf_counter()
     wire.send(num_bytes)
-    came = wire.take(coming)
+    received = wire.take(coming)
     wire.transport.flush(DEADLINE_S)
     both_s = time.perf_counter() - start_s
-    return max(0.0, both_s - _reading_s(came))
+    return max(0.0, both_s - _reading_s(received))
 
 
 def _reading_s(tensor: torch.Tensor) -> float:
@@ -167,7 +167,7 @@ _ACKNOWLEDGEMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class LinkEffort:
     """How much to measure.
 
     Attributes:
@@ -187,9 +187,9 @@ class Effort:
     bends: bool
 
 
-FULL = Effort(3, 30, 0.12, 0.15, 1.0, True)
-QUICK = Effort(2, 7, 0.03, 0.06, 0.25, False)
-GLANCE = Effort(2, 5, 0.02, 0.03, 0.2, False)
+FULL = LinkEffort(3, 30, 0.12, 0.15, 1.0, True)
+QUICK = LinkEffort(2, 7, 0.03, 0.06, 0.25, False)
+GLANCE = LinkEffort(2, 5, 0.02, 0.03, 0.2, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class PairCosts:
 
 
 def measure_pair(
-    wire: PeerLink, effort: Effort, sizes: tuple[int, ...] = SIZES, *, one_host: bool = False
+    wire: PeerLink, effort: LinkEffort, sizes: tuple[int, ...] = SIZES, *, one_host: bool = False
 ) -> PairCosts | None:
     """On the leader what it says, on the other rank None.
 
@@ -254,10 +254,10 @@ def burst_bytes(points: Points, bytes_per_s: float) -> int:
     """By how much messages after silence are ahead of a stream; 0 unless most sizes say much the same."""
     latency_s = points[0][1]
     ahead = {size: size - bytes_per_s * (seconds - latency_s) for size, seconds in points}
-    found = statistics.median([bytes_ for size, bytes_ in ahead.items() if 16 << 10 <= size <= 1 << 20] or [0.0])
-    larger = [bytes_ for size, bytes_ in ahead.items() if found <= size <= 1 << 20]
-    alike = [bytes_ for bytes_ in larger if 0.5 * found <= bytes_ <= 1.5 * found]
-    return round(found) if found > _LEAST_BURST_BYTES and len(alike) > 0.7 * len(larger) else 0
+    burst = statistics.median([bytes_ for size, bytes_ in ahead.items() if 16 << 10 <= size <= 1 << 20] or [0.0])
+    larger = [bytes_ for size, bytes_ in ahead.items() if burst <= size <= 1 << 20]
+    alike = [bytes_ for bytes_ in larger if 0.5 * burst <= bytes_ <= 1.5 * burst]
+    return round(burst) if burst > _LEAST_BURST_BYTES and len(alike) > 0.7 * len(larger) else 0
 
 
 def _one_way(times: dict[int, tuple[float, float]], bytes_per_s: float) -> OneWay:
@@ -267,7 +267,7 @@ def _one_way(times: dict[int, tuple[float, float]], bytes_per_s: float) -> OneWa
     return OneWay(points, sending, bytes_per_s, burst_bytes(points, bytes_per_s))
 
 
-def _table(wire: PeerLink, effort: Effort, sizes: tuple[int, ...]) -> dict[int, tuple[float, float]]:
+def _table(wire: PeerLink, effort: LinkEffort, sizes: tuple[int, ...]) -> dict[int, tuple[float, float]]:
     """(one way, call) seconds by size; both ranks know the sizes, the leader the times."""
     times: dict[int, tuple[float, float]] = {}
 
@@ -285,7 +285,9 @@ def _table(wire: PeerLink, effort: Effort, sizes: tuple[int, ...]) -> dict[int, 
     for _ in range(1, effort.rounds):
         for size in sorted(times):
             measured(size)
-    return {size: (there_s, call_s) for size in sorted(times) for there_s, call_s in [_known(wire, *times[size])]}
+    return {
+        size: (there_s, call_s) for size in sorted(times) for there_s, call_s in [_agreed_values(wire, *times[size])]
+    }
 
 
 def _look_between(wire: PeerLink, times: dict[int, tuple[float, float]], measured: Callable[[int], float]) -> None:
@@ -301,39 +303,39 @@ def most_bent(times: dict[int, tuple[float, float]]) -> int:
     """A size in the interval whose middle is least certain; 0 if all are well known."""
     sizes = sorted(times)
     points = [(math.log(size), math.log(times[size][0])) for size in sizes]
-    worst, found = _BENT, 0
+    worst, size_between = _BENT, 0
     for k in range(1, len(points) - 1):
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points[k - 1 : k + 2])]
         for a, b in ((k - 1, k), (k, k + 1)):
             wide = points[b][0] - points[a][0]
             off = abs(slopes[1] - slopes[0]) * wide / 4
             if off > worst and wide > math.log(1.2):
-                worst, found = off, round(math.sqrt(sizes[a] * sizes[b]) / 1024) * 1024
-    return found if found not in times else 0
+                worst, size_between = off, round(math.sqrt(sizes[a] * sizes[b]) / 1024) * 1024
+    return size_between if size_between not in times else 0
 
 
 def _apart(wire: PeerLink, times: dict[int, tuple[float, float]], leads: bool) -> dict[int, tuple[float, float]]:
     """The table of one direction alone: there with a short answer, after a silence as long as the message."""
     sender = wire.led_by_this(wire.leads is leads)
     short = min(times)
-    found = {}
+    one_way_s = {}
     for size in sorted(times):
         pause_s = times[size][0]
         runs = [there_and_back_s(sender, size, short, pause_s) for _ in range(5 if pause_s < 0.02 else 2)]
         seconds, call_s = (statistics.median(column) for column in zip(*runs, strict=True))
-        seconds, call_s = _known(wire, seconds, call_s, who=sender.leads)
-        found[size] = (seconds, call_s)
+        seconds, call_s = _agreed_values(wire, seconds, call_s, who=sender.leads)
+        one_way_s[size] = (seconds, call_s)
     sender.forget()
     answer_s = times[short][0]
-    return {size: (max(seconds - answer_s, answer_s), call_s) for size, (seconds, call_s) in found.items()}
+    return {size: (max(seconds - answer_s, answer_s), call_s) for size, (seconds, call_s) in one_way_s.items()}
 
 
-def _stream_s(wire: PeerLink, num_bytes: int, effort: Effort, leads: bool) -> float:
+def _stream_s(wire: PeerLink, num_bytes: int, effort: LinkEffort, leads: bool) -> float:
     """Seconds a message of a long stream; ``leads``: from the leader to the other."""
     sends, number, before_s, start_s = wire.leads is leads, 2 * _WINDOW, math.inf, time.perf_counter()
     while True:
         found_s = _receive_stream(wire, num_bytes, number) if not sends else _send_stream(wire, num_bytes, number)
-        (found_s,) = _known(wire, found_s, who=not sends)
+        (found_s,) = _agreed_values(wire, found_s, who=not sends)
         steady = abs(found_s - before_s) < _STEADY * found_s
         if wire.agree(float(steady or time.perf_counter() - start_s > effort.stream_s / 2)):
             return found_s
@@ -368,7 +370,7 @@ def _receive_stream(wire: PeerLink, num_bytes: int, number: int) -> float:
     return statistics.median((b - a) / apart for a, b in zip(later, later[apart:], strict=False))
 
 
-def _median(wire: PeerLink, action: Callable[[], tuple[float, float]], effort: Effort) -> tuple[float, float]:
+def _median(wire: PeerLink, action: Callable[[], tuple[float, float]], effort: LinkEffort) -> tuple[float, float]:
     """Medians of as many runs as the time allows, the first two aside."""
     action()
     first = action()
@@ -381,7 +383,7 @@ def _median(wire: PeerLink, action: Callable[[], tuple[float, float]], effort: E
     return seconds, call_s
 
 
-def _known(wire: PeerLink, *values: float, who: bool | None = None) -> tuple[float, ...]:
+def _agreed_values(wire: PeerLink, *values: float, who: bool | None = None) -> tuple[float, ...]:
     """The values of the rank for which ``who`` is true, on both; the leader's if it is None."""
     teller = wire if who is None else wire.led_by_this(who)
     return tuple([teller.agree(value) for value in values])

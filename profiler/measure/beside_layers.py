@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer, ParameterCost
-from profiler.capture.graph import Captured
-from profiler.measure.noise import Clock, ThreadClock, timed
-from profiler.measure.timing import Segment, SegmentedPass, run_pass, segments, trimmed_mean
+from profiler.capture.graph import CapturedModule
+from profiler.measure.noise import LapClock, ThreadClock, timed
+from profiler.measure.timing import LayerSegment, SegmentedPass, run_pass, segments, trimmed_mean
 from profiler.source.model import LoadedModel
 
 _WARM_UPS = 2  # the first makes the optimiser's state
@@ -39,12 +39,12 @@ def still_optimizer(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) ->
     Raises:
         UnknownNameError, UsageError: there is no such optimiser, or it takes other arguments.
     """
-    known = [name for name, value in vars(torch.optim).items() if isinstance(value, type) and name != "Optimizer"]
-    if optimizer.name not in known:
-        near = difflib.get_close_matches(optimizer.name, known, n=1)
+    names = [name for name, value in vars(torch.optim).items() if isinstance(value, type) and name != "Optimizer"]
+    if optimizer.name not in names:
+        near = difflib.get_close_matches(optimizer.name, names, n=1)
         raise UnknownNameError(
             f"torch.optim has no optimiser {optimizer.name!r}",
-            [f"known: {', '.join(sorted(known))}"],
+            [f"known: {', '.join(sorted(names))}"],
             [f"did you mean {name}?" for name in near],
         )
     cls: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, optimizer.name)
@@ -56,7 +56,7 @@ def still_optimizer(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) ->
 
 
 def parameter_costs(
-    captured: Captured, optimizer: Optimizer, num_runs: int, clock: Clock | None = None
+    captured: CapturedModule, optimizer: Optimizer, num_runs: int, clock: LapClock | None = None
 ) -> dict[str, ParameterCost]:
     """The costs of each layer that has parameters; tied parameters count for the first layer that uses them.
 
@@ -86,7 +86,7 @@ def iteration_s(
     targets: tuple[Tensor, ...],
     optimizer: Optimizer,
     num_runs: int,
-    clock: Clock | None = None,
+    clock: LapClock | None = None,
 ) -> float:
     """Seconds of a whole step on the user's own module: forward, backward, update.
 
@@ -101,7 +101,7 @@ def iteration_s(
     update = still_optimizer(optimizer, parameters) if parameters else None
 
     def step() -> None:
-        model.loss_of_taken(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        model.loss_of_prepared(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
         if update is not None:
             update.step()
             update.zero_grad(set_to_none=True)
@@ -118,7 +118,7 @@ def iteration_s(
 
 
 def action_overhead_s(
-    captured: Captured, tensors: Mapping[str, Tensor], samples: int, num_runs: int, clock: Clock | None = None
+    captured: CapturedModule, tensors: Mapping[str, Tensor], samples: int, num_runs: int, clock: LapClock | None = None
 ) -> float | None:
     """Seconds by which an action that follows a wait exceeds its layers: code and data have left the caches meanwhile.
 
@@ -160,9 +160,9 @@ def _wait() -> None:
         pass
 
 
-def _stages(parts: Sequence[Segment], number: int) -> tuple[Segment, ...]:
+def _stages(parts: Sequence[LayerSegment], number: int) -> tuple[LayerSegment, ...]:
     """Neighbouring layers as one, so that autograd goes through them in one call; by their numbers of operators."""
-    groups: list[list[Segment]] = [[] for _ in range(number)]
+    groups: list[list[LayerSegment]] = [[] for _ in range(number)]
     total, so_far = sum(len(part.calls) for part in parts), 0
     for part in parts:
         groups[so_far * number // max(total, 1)].append(part)
@@ -170,11 +170,11 @@ def _stages(parts: Sequence[Segment], number: int) -> tuple[Segment, ...]:
     return tuple(_as_one(group) for group in groups if group)
 
 
-def _as_one(group: Sequence[Segment]) -> Segment:
+def _as_one(group: Sequence[LayerSegment]) -> LayerSegment:
     calls = tuple(node for part in group for node in part.calls)
     own = set(calls)
     reads = dict.fromkeys(node for part in group for node in part.reads if node not in own)
-    return Segment(
+    return LayerSegment(
         group[0].name,
         calls,
         tuple(reads),
@@ -183,23 +183,20 @@ def _as_one(group: Sequence[Segment]) -> Segment:
     )
 
 
-def _owners(captured: Captured) -> dict[str, tuple[nn.Parameter, ...]]:
-    seen: set[int] = set()
-    found: dict[str, tuple[nn.Parameter, ...]] = {}
+def _owners(captured: CapturedModule) -> dict[str, tuple[nn.Parameter, ...]]:
+    owned: set[int] = set()
+    by_layer: dict[str, tuple[nn.Parameter, ...]] = {}
     for part in segments(captured):
-        own = tuple(parameter for parameter in _distinct(part) if id(parameter) not in seen)
-        seen.update(map(id, own))
+        distinct = {id(parameter): parameter for parameter in part.parameters}.values()
+        own = tuple(parameter for parameter in distinct if id(parameter) not in owned)
+        owned.update(map(id, own))
         if own:
-            found[part.name] = own
-    return found
-
-
-def _distinct(part: Segment) -> tuple[nn.Parameter, ...]:
-    return tuple({id(parameter): parameter for parameter in part.parameters}.values())
+            by_layer[part.name] = own
+    return by_layer
 
 
 @torch.no_grad()
-def _accumulate_s(parts: Mapping[str, tuple[nn.Parameter, ...]], num_runs: int, clock: Clock) -> dict[str, float]:
+def _accumulate_s(parts: Mapping[str, tuple[nn.Parameter, ...]], num_runs: int, clock: LapClock) -> dict[str, float]:
     fresh = {name: [torch.zeros_like(parameter) for parameter in part] for name, part in parts.items()}
     times: dict[str, list[float]] = {name: [] for name in parts}
     for _ in range(num_runs + 1):
@@ -217,7 +214,7 @@ def _accumulate_s(parts: Mapping[str, tuple[nn.Parameter, ...]], num_runs: int, 
 
 
 def _update_s(
-    parts: Mapping[str, tuple[nn.Parameter, ...]], optimizer: Optimizer, num_runs: int, clock: Clock
+    parts: Mapping[str, tuple[nn.Parameter, ...]], optimizer: Optimizer, num_runs: int, clock: LapClock
 ) -> dict[str, float]:
     """Each layer's own optimiser tells the shares, one optimiser for all the sum: a call costs something, too."""
     own = {name: still_optimizer(optimizer, part) for name, part in parts.items()}

@@ -21,12 +21,12 @@ from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, num_gpus, why_no_
 from planner.ir.cluster import DeviceSpec
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.layers import is_convolution
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.capture.kinds import arguments_of
 from profiler.measure.child_process import Child, Report
 
 
-def back_end_keys(captured: Captured, samples: int) -> dict[str, str]:
+def back_end_keys(captured: CapturedModule, samples: int) -> dict[str, str]:
     """The back end by layer, for ``samples`` samples, where the parameters are; empty for what is no convolution.
 
     Costs are interpolated inside one only.  On a GPU that is cuDNN or not; which algorithm cuDNN then chooses cannot be
@@ -135,8 +135,8 @@ def described(kind: Backend, host: str, count: int) -> tuple[DeviceSpec, ...]:
             [f"--workers {there}"],
         )
     with Child("profiler.measure.devices:describe", kind.type, host, count, core=None) as child:
-        found: tuple[DeviceSpec, ...] = child.result(_DEADLINE_S)
-    return found
+        devices: tuple[DeviceSpec, ...] = child.result(_DEADLINE_S)
+    return devices
 
 
 def describe(report: Report, name: str, host: str, count: int) -> tuple[DeviceSpec, ...]:
@@ -145,8 +145,10 @@ def describe(report: Report, name: str, host: str, count: int) -> tuple[DeviceSp
 
 
 def _cores(host: str, count: int) -> tuple[DeviceSpec, ...]:
-    found = device_description(count)
-    return tuple(DeviceSpec(f"{host}/cpu{rank}", found.processor, host, found.memory_bytes) for rank in range(count))
+    processor = device_description(count)
+    return tuple(
+        DeviceSpec(f"{host}/cpu{rank}", processor.processor, host, processor.memory_bytes) for rank in range(count)
+    )
 
 
 def _gpus(host: str, count: int) -> tuple[DeviceSpec, ...]:

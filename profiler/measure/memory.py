@@ -24,34 +24,34 @@ from torch.autograd.profiler import profile, record_function
 from cuda_ops._torch import StorageWeakRef, storage_id, weak_storage
 from cuda_ops.memory import MemoryMeter, meter_of
 from planner.ir.profile import Levels
-from profiler.capture.graph import Captured
-from profiler.measure.noise import Clock
-from profiler.measure.timing import Segment, SegmentedPass, segments
+from profiler.capture.graph import CapturedModule
+from profiler.measure.noise import LapClock
+from profiler.measure.timing import LayerSegment, SegmentedPass, segments
 
 _FORWARD, _BACKWARD = "forward of ", "backward of "
 
 
-def recorded_workspace(parts: Sequence[Segment], run: SegmentedPass) -> dict[str, int]:
+def recorded_workspace(parts: Sequence[LayerSegment], run: SegmentedPass) -> dict[str, int]:
     """``Footprint.workspace_bytes`` (:mod:`profiler.measure.memory`) of ``parts``, which are run."""
-    given: dict[str, int] = {}
+    gradient_bytes: dict[str, int] = {}
     with profile(use_cpu=True, profile_memory=True) as watched:
         for part in parts:
             with record_function(_FORWARD + part.name):
                 run.forward(part)
         run.start_backward()
         for part in reversed(parts):
-            given[part.name] = sum(gradient.nbytes for gradient in run.gradients_of(part)[1])
+            gradient_bytes[part.name] = sum(gradient.nbytes for gradient in run.gradients_of(part)[1])
             with record_function(_BACKWARD + part.name):
                 run.backward(part)
     peaks = _peaks(watched)
-    found = {}
+    workspace = {}
     for part in parts:
         peak, rest = peaks.get(_FORWARD + part.name, (0, 0))
         forward = peak - max(0, rest)
         peak, _ = peaks.get(_BACKWARD + part.name, (0, 0))
         weights = sum(parameter.nbytes for parameter in part.parameters) if peak else 0
-        found[part.name] = max(0, forward, given[part.name] + peak - weights)
-    return found
+        workspace[part.name] = max(0, forward, gradient_bytes[part.name] + peak - weights)
+    return workspace
 
 
 def _peaks(watched: profile) -> dict[str, tuple[int, int]]:
@@ -64,7 +64,7 @@ def _peaks(watched: profile) -> dict[str, tuple[int, int]]:
         for event in events
         if event.name().startswith((_FORWARD, _BACKWARD))
     )
-    found = {}
+    by_range = {}
     index = 0
     for start_ns, stop_ns, name in ranges:
         level = peak = 0
@@ -74,8 +74,8 @@ def _peaks(watched: profile) -> dict[str, tuple[int, int]]:
             level += changes[index][1]
             peak = max(peak, level)
             index += 1
-        found[name] = (peak, level)
-    return found
+        by_range[name] = (peak, level)
+    return by_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ class SavedStorages:
         saved: the same of all that was saved since then, found before or not.
     """
 
-    def __init__(self, known: Iterable[Tensor]) -> None:
-        self._seen = {storage_id(tensor): tensor for tensor in known}
-        self._known = frozenset(self._seen)
+    def __init__(self, existing: Iterable[Tensor]) -> None:
+        self._seen = {storage_id(tensor): tensor for tensor in existing}
+        self._existing = frozenset(self._seen)
         self.num_bytes = 0
         self.found: dict[int, int] = {}
         self.saved: dict[int, int] = {}
@@ -121,7 +121,7 @@ class SavedStorages:
             self._seen[address] = tensor
             self.num_bytes += num_bytes
             self.found[address] = num_bytes
-        if address not in self._known:
+        if address not in self._existing:
             self.saved[address] = num_bytes
         return tensor
 
@@ -130,7 +130,7 @@ class SavedStorages:
         return saved_tensors_hooks(self.pack, lambda tensor: tensor)
 
 
-def footprints(captured: Captured, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Footprint]:
+def footprints(captured: CapturedModule, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Footprint]:
     """The bytes of every layer for ``samples`` samples; parameters are left without gradients."""
     parts = segments(captured)
     device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
@@ -138,15 +138,19 @@ def footprints(captured: Captured, tensors: Mapping[str, Tensor], samples: int) 
     if meter is None:
         saved = saved_bytes(captured, tensors, samples)
         workspace = recorded_workspace(parts, SegmentedPass(captured, tensors, samples))
-        found = {name: Footprint(saved[name], workspace[name]) for name in saved}
+        by_layer = {name: Footprint(saved[name], workspace[name]) for name in saved}
         for parameter in captured.graph_module.parameters():
             parameter.grad = None
-        return found
+        return by_layer
     return watched_passes(captured, tensors, samples, meter)[0]
 
 
 def watched_passes(
-    captured: Captured, tensors: Mapping[str, Tensor], samples: int, meter: MemoryMeter, clock: Clock | None = None
+    captured: CapturedModule,
+    tensors: Mapping[str, Tensor],
+    samples: int,
+    meter: MemoryMeter,
+    clock: LapClock | None = None,
 ) -> tuple[dict[str, Footprint], SegmentedPass, SegmentedPass]:
     """The bytes of every layer, and the two passes that told them: backward whole, and in halves."""
     parts = segments(captured)
@@ -158,7 +162,7 @@ def watched_passes(
         split.run()
     finally:
         gc.enable()
-    found = {
+    by_layer = {
         part.name: Footprint(
             sum(whole.layers[k].saved.values()),
             whole.layers[k].workspace,
@@ -181,40 +185,38 @@ def watched_passes(
     }
     for parameter in captured.graph_module.parameters():
         parameter.grad = None
-    return found, whole.passed, split.passed
+    return by_layer, whole.passed, split.passed
 
 
-def saved_bytes(captured: Captured, tensors: Mapping[str, Tensor], samples: int) -> dict[str, int]:
+def saved_bytes(captured: CapturedModule, tensors: Mapping[str, Tensor], samples: int) -> dict[str, int]:
     """``Footprint.saved_bytes`` by layer."""
-    counter = SavedStorages(_known(captured, tensors))
+    counter = SavedStorages(_existing(captured, tensors))
     run = SegmentedPass(captured, tensors, samples)
-    found = {}
+    by_layer = {}
     for part in segments(captured):
         before = counter.num_bytes
         with counter.hooks():
             run.forward(part)
-        found[part.name] = counter.num_bytes - before
-    return found
+        by_layer[part.name] = counter.num_bytes - before
+    return by_layer
 
 
-def workspace_bytes(parts: Sequence[Segment], run: SegmentedPass) -> dict[str, int]:
+def workspace_bytes(parts: Sequence[LayerSegment], run: SegmentedPass) -> dict[str, int]:
     """``Footprint.workspace_bytes`` of ``parts``, which are run."""
     device = next((p.device for part in parts for p in part.parameters), torch.device("cpu"))
     meter = meter_of(device)
     if meter is None:
         return recorded_workspace(parts, run)
-    found = {}
+    workspace = {}
     for part in parts:
         rise, more = _rise(meter, partial(run.forward, part))
-        found[part.name] = rise - max(0, more)
+        workspace[part.name] = rise - max(0, more)
     run.start_backward()
     for part in reversed(parts):
-        given = sum(gradient.nbytes for gradient in run.gradients_of(part)[1])
-        new = [parameter for parameter in part.parameters if parameter.grad is None]
-        rise, _ = _rise(meter, partial(run.backward, part))
-        made = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
-        found[part.name] = max(0, found[part.name], given + rise - made)
-    return found
+        gradient_bytes = sum(gradient.nbytes for gradient in run.gradients_of(part)[1])
+        rise = _backward_rise(meter, part, partial(run.backward, part))
+        workspace[part.name] = max(0, workspace[part.name], gradient_bytes + rise)
+    return workspace
 
 
 @dataclass(slots=True)
@@ -254,8 +256,8 @@ class _GradientsUnderWay:
 
     def maker(self, gradient: Tensor) -> int | None:
         """Of one that was under way at the last look; None: it was not, or is that of the loss."""
-        found = self._alive.get(_address(gradient))
-        return None if found is None or found[1] == len(self.made) else found[1]
+        entry = self._alive.get(_address(gradient))
+        return None if entry is None or entry[1] == len(self.made) else entry[1]
 
     def look(self, k: int, gradients: Iterable[Tensor]) -> None:
         """Those under way when the backward of layer ``k`` begins; -1: when all have run."""
@@ -275,16 +277,16 @@ class _Watched:
 
     def __init__(
         self,
-        captured: Captured,
+        captured: CapturedModule,
         tensors: Mapping[str, Tensor],
         samples: int,
         meter: MemoryMeter,
         halves: bool,
-        clock: Clock | None = None,
+        clock: LapClock | None = None,
     ) -> None:
         self._parts, self._meter, self._halves = segments(captured), meter, halves
-        self._known = {_address(tensor) for tensor in _known(captured, tensors)}
-        self._counter = SavedStorages(_known(captured, tensors))
+        self._existing = {_address(tensor) for tensor in _existing(captured, tensors)}
+        self._counter = SavedStorages(_existing(captured, tensors))
         self.passed = SegmentedPass(captured, tensors, samples, clock, split=halves)
         self.layers = [_Layer() for _ in self._parts]
         self.gradients = _GradientsUnderWay([part.name for part in self._parts])
@@ -311,9 +313,9 @@ class _Watched:
         first = {address: k for k, layer in enumerate(self.layers) for address in layer.saved}
         self.passed.start_backward()
         left: dict[int, Tensor] = {}  # kept alive, so that their addresses stay their own
-        came: dict[int, list[_Layer]] = {}  # by address of a gradient under way, the layers whose outputs it is of
+        outputs_of: dict[int, list[_Layer]] = {}  # the layers, by address of the gradient under way of their output
         for k in reversed(range(len(self._parts))):
-            came = self._backward(k, first, made, left, came)
+            outputs_of = self._backward(k, first, made, left, outputs_of)
         self.gradients.look(-1, ())
 
     def _backward(
@@ -322,21 +324,19 @@ class _Watched:
         first: Mapping[int, int],
         made: Mapping[int, int],
         left: dict[int, Tensor],
-        came: Mapping[int, list[_Layer]],
+        outputs_of: Mapping[int, list[_Layer]],
     ) -> dict[int, list[_Layer]]:
         part, layer = self._parts[k], self.layers[k]
         gradients = self.passed.gradients_of(part)[1]
-        given, own = _total(gradients), {_address(gradient) for gradient in gradients}
+        gradient_bytes, own = _total(gradients), {_address(gradient) for gradient in gradients}
         moving = list(self.passed.gradients_under_way())
         self.gradients.look(k, moving)
         under_way, addresses = _total(moving), {_address(gradient) for gradient in moving}
-        now = {a: [*came.get(a, ()), *([layer] if a in own else ())] for a in addresses | own}
+        now = {a: [*outputs_of.get(a, ()), *([layer] if a in own else ())] for a in addresses | own}
         del gradients, moving
-        new = [parameter for parameter in part.parameters if parameter.grad is None]
-        rise, _ = _rise(self._meter, lambda: self.passed.backward_input(part))
-        own_bytes = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
-        layer.backward = max(0, under_way + rise - own_bytes)
-        layer.workspace = max(0, layer.workspace, given + rise - own_bytes)
+        rise = _backward_rise(self._meter, part, partial(self.passed.backward_input, part))
+        layer.backward = max(0, under_way + rise)
+        layer.workspace = max(0, layer.workspace, gradient_bytes + rise)
         if not self._halves:
             self.passed.backward_weight(part)
             return now
@@ -344,17 +344,14 @@ class _Watched:
         for address, tensor in held.items():
             if (maker := made.get(address, k)) != k:
                 layer.inputs_left[maker] = layer.inputs_left.get(maker, 0) + _size(tensor)
-            if address not in left and address not in self._known:
+            if address not in left and address not in self._existing:
                 left[address] = tensor
                 self.layers[first.get(address, k)].left += _size(tensor)
                 if (whose := self.gradients.maker(tensor)) is not None:
                     layer.gradients_left_from[whose] = layer.gradients_left_from.get(whose, 0) + _size(tensor)
                 for other in now.get(address, ()):
                     other.gradients_left += _size(tensor)
-        new = [parameter for parameter in part.parameters if parameter.grad is None]
-        rise, _ = _rise(self._meter, lambda: self.passed.backward_weight(part))
-        own_bytes = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
-        layer.weight = max(0, rise - own_bytes)
+        layer.weight = max(0, _backward_rise(self._meter, part, partial(self.passed.backward_weight, part)))
         return now
 
     def _unsaved(self) -> list[int]:
@@ -370,14 +367,14 @@ class _Watched:
         more = [0] * (len(self._parts) + 1)
         for address, (k, size) in made.items():
             until = min(last.get(address, k), saved.get(address, len(self._parts)))
-            if until > k and address not in self._known:
+            if until > k and address not in self._existing:
                 more[k + 1] += size
                 more[until + 1] -= size
-        found, level = [], 0
+        levels, level = [], 0
         for change in more[:-1]:
             level += change
-            found.append(level)
-        return found
+            levels.append(level)
+        return levels
 
     def _place(self, node: fx.Node) -> int:
         value = self.passed.value(node)
@@ -392,11 +389,18 @@ def _rise(meter: MemoryMeter, run: Callable[[], None]) -> tuple[int, int]:
     return meter.take_peak() - before, meter.current_bytes - before
 
 
-def _named(parts: Sequence[Segment], by_layer: Mapping[int, int]) -> tuple[tuple[str, int], ...]:
+def _backward_rise(meter: MemoryMeter, part: LayerSegment, run: Callable[[], None]) -> int:
+    """By how much memory rose at most in a backward, less the first gradients of the layer's parameters."""
+    new = [parameter for parameter in part.parameters if parameter.grad is None]
+    rise, _ = _rise(meter, run)
+    return rise - sum(parameter.nbytes for parameter in new if parameter.grad is not None)
+
+
+def _named(parts: Sequence[LayerSegment], by_layer: Mapping[int, int]) -> tuple[tuple[str, int], ...]:
     return tuple((parts[k].name, size) for k, size in by_layer.items() if size)
 
 
-def _known(captured: Captured, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+def _existing(captured: CapturedModule, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     module = captured.graph_module
     return (*module.parameters(), *module.buffers(), *tensors.values())
 

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import torch
 
 
-class Clock(Protocol):
+class LapClock(Protocol):
     """Times the work of the calling thread, in laps that do not overlap."""
 
     def start(self) -> Any:
@@ -52,7 +52,7 @@ class ThreadClock:
     """Processor time of the calling thread: what other programs do on the machine is not in it."""
 
     def start(self) -> float:
-        """See :class:`Clock`, also for the others."""
+        """See :class:`LapClock`, also for the others."""
         return time.thread_time()
 
     def stop(self, started: float) -> float:
@@ -93,7 +93,7 @@ class CudaClock:
         self._spare: list[torch.cuda.Event] = []  # a new event is created at its first record, which takes a while
 
     def start(self) -> tuple[torch.cuda.Event, float]:
-        """See :class:`Clock`, also for the others."""
+        """See :class:`LapClock`, also for the others."""
         return self._recorded(), time.perf_counter()
 
     def stop(self, started: tuple[torch.cuda.Event, float]) -> _Lap:
@@ -110,22 +110,18 @@ class CudaClock:
         return max(device_s, lap.host_s)
 
     def _recorded(self) -> torch.cuda.Event:
-        event = self._spare.pop() if self._spare else _timing_event()
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type its constructor
         event.record(torch.cuda.current_stream(self._device))
         return event
 
 
-def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type its constructor
-
-
-def clock_for(device: torch.device | str = "cpu") -> Clock:
+def clock_for(device: torch.device | str = "cpu") -> LapClock:
     """The clock of a device; one for each process that measures."""
     device = torch.device(device)
     return ThreadClock() if device.type == "cpu" else CudaClock(device)
 
 
-def timed(clock: Clock, work: Callable[[], object]) -> float:
+def timed(clock: LapClock, work: Callable[[], object]) -> float:
     """Seconds of ``work``, waited for."""
     started = clock.start()
     work()
@@ -142,7 +138,7 @@ MOST_RUN_DELAY = 0.01
 MOST_DRIFT = 0.05
 
 
-def canary_s(device: torch.device | str = "cpu") -> float:
+def reference_kernel_s(device: torch.device | str = "cpu") -> float:
     """Median time of a product of two square matrices by the device's clock: of 512 rows, on a GPU of 4096."""
     device = torch.device(device)
     clock, size = clock_for(device), _SIZE.get(device.type, _SIZE["cuda"])
@@ -189,16 +185,16 @@ _KHZ = {"now": "scaling_cur_freq", "least": "scaling_min_freq", "most": "scaling
 def clocks(core: int | None, folder: Path = _FOLDER, info: Path = _INFO) -> dict[str, float]:
     """Hertz of ``core`` (None: the first): ``now``, ``least``, ``most``; what cannot be read is left out."""
     of_core = folder / f"cpu{core or 0}" / "cpufreq"
-    found = {}
+    hertz = {}
     for name, file in _KHZ.items():
         with contextlib.suppress(OSError, ValueError):
-            found[name] = int((of_core / file).read_text(encoding="ascii")) * 1e3
-    if "now" not in found:
+            hertz[name] = int((of_core / file).read_text(encoding="ascii")) * 1e3
+    if "now" not in hertz:
         with contextlib.suppress(OSError, ValueError, IndexError):
             lines = info.read_text(encoding="utf-8").splitlines()
             speeds = [line.partition(":")[2] for line in lines if line.startswith("cpu MHz")]
-            found["now"] = float(speeds[core or 0]) * 1e6
-    return found
+            hertz["now"] = float(speeds[core or 0]) * 1e6
+    return hertz
 
 
 def governor(core: int | None, folder: Path = _FOLDER) -> str:

@@ -58,7 +58,7 @@ class PartCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class FinishedMeasurements:
     """What a process has finished of its job."""
 
     sizes: tuple[SizeCosts, ...] = ()
@@ -66,7 +66,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenMeasurements:
     """What the first process found worth measuring; the others repeat it."""
 
     sizes: tuple[int, ...]
@@ -107,15 +107,15 @@ class ModelCosts:
         left_out: changes of back end whose two sides were not both measured, in words.
     """
 
-    done: Done
+    done: FinishedMeasurements
     rest: Rest
     left_out: tuple[str, ...] = ()
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
         """Of whole layers, by growing number of samples."""
-        found = sorted(self.done.sizes, key=lambda size: size.samples)
-        return tuple(one for size in found for one in size.measurements)
+        by_samples = sorted(self.done.sizes, key=lambda size: size.samples)
+        return tuple(one for size in by_samples for one in size.measurements)
 
     @property
     def parts(self) -> tuple[Measurement, ...]:
@@ -125,28 +125,28 @@ class ModelCosts:
     @property
     def iteration_s(self) -> dict[str, float]:
         """Seconds of a whole step by samples."""
-        found = sorted(self.done.sizes, key=lambda size: size.samples)
-        return {str(size.samples): size.iteration_s for size in found if size.measurements}
+        by_samples = sorted(self.done.sizes, key=lambda size: size.samples)
+        return {str(size.samples): size.iteration_s for size in by_samples if size.measurements}
 
     @property
-    def chosen(self) -> Chosen:
+    def chosen(self) -> ChosenMeasurements:
         """What another process is to repeat."""
         sizes = sorted(size.samples for size in self.done.sizes if size.measurements)
-        return Chosen(tuple(sizes), tuple(shape for each in self.done.parts for shape in each.shapes))
+        return ChosenMeasurements(tuple(sizes), tuple(shape for each in self.done.parts for shape in each.shapes))
 
 
 _KIND = "unfinished profile"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ProcessResults:
     """What is known of one process.
 
     Attributes:
         rest: None while it has not ended.
     """
 
-    done: Done = Done()
+    done: FinishedMeasurements = FinishedMeasurements()
     rest: Rest | None = None
 
 
@@ -162,7 +162,7 @@ class Contents:
 
     job: str
     graph: str = ""
-    processes: Mapping[str, Kept] = field(default_factory=dict)
+    processes: Mapping[str, ProcessResults] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,21 +191,21 @@ class Unfinished:
             if resume:
                 say("there is nothing to go on with; the profile starts at its beginning")
             return
-        found = _read(path)
+        kept = _read(path)
         if not resume:
             say(f"{path} keeps an interrupted profile until this one has its first size; --resume goes on with it")
-        elif found is None:
+        elif kept is None:
             say(f"{path} cannot be read; the profile starts at its beginning")
-        elif found.job != job:
+        elif kept.job != job:
             say("the interrupted profile was another job (model, options, versions or machine): it starts again")
         else:
-            self.contents = found
+            self.contents = kept
             return
         self._is_old = True
 
-    def of(self, process: str) -> Kept:
+    def of(self, process: str) -> ProcessResults:
         """What ``process`` has finished."""
-        return self.contents.processes.get(process, Kept())
+        return self.contents.processes.get(process, ProcessResults())
 
     def captured(self, graph: str) -> None:
         """The graph is known."""

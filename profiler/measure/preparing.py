@@ -25,7 +25,7 @@ from planner.sites.prices import prices
 from profiler.measure.timing import trimmed_mean
 from profiler.source.model import CloudExample, GraphExample
 from runtime.pipeline.microbatches import Batch
-from runtime.sparse.batch import ArrangedClouds, Prepared, PreparedBatch
+from runtime.sparse.batch import ArrangedClouds, InputPreparation, PreparedBatch
 from runtime.sparse.share import SiteShare
 
 T = TypeVar("T")
@@ -44,30 +44,30 @@ def preparation_costs(
     measured for two ranks: the order of the sites, and what a rank does with each map.
     """
     preparation = example.preparation
-    prepared = Prepared.of(graph, preparation, {})
-    words, inputs = preparation.size_of, {own: name for name, own in prepared.names.items()}
+    prepared = InputPreparation.of(graph, preparation, {})
+    level_names, inputs = preparation.size_of, {own: name for name, own in prepared.names.items()}
     runs = [_timed(graph, preparation, raw) for _ in range(_NUM_RUNS)]
     seconds = {name: trimmed_mean([run[name] for run in runs]) for name in runs[0]}
     shares = [_timed_shares(prepared, raw) for _ in range(_NUM_RUNS)]
     shared = {name: trimmed_mean([run[name] for run in shares]) for name in shares[0]}
-    found = [PreparationCost(_COLLATE, (inputs["lengths"],), (), seconds[_COLLATE], samples, shared[_COLLATE])]
-    for route, word in words.items():
+    costs = [PreparationCost(_COLLATE, (inputs["lengths"],), (), seconds[_COLLATE], samples, shared[_COLLATE])]
+    for route, word in level_names.items():
         if route:
-            parent = words[route[:-1]] if route[:-1] else _COLLATE
-            found.append(PreparationCost(word, (), (parent,), seconds[word], samples))
+            parent = level_names[route[:-1]] if route[:-1] else _COLLATE
+            costs.append(PreparationCost(word, (), (parent,), seconds[word], samples))
 
     def level(route: Route) -> str:
-        return words[route] if route else _COLLATE
+        return level_names[route] if route else _COLLATE
 
     for index, spec in enumerate(preparation.recipe.maps):
         made = inputs[f"neighbours_{index}"], inputs[f"reverse_{index}"]
         after = tuple(dict.fromkeys((level(spec.source), level(spec.target))))
         name = f"map_{index}"
-        found.append(PreparationCost(name, made, after, seconds[name], samples, shared.get(name, 0.0)))
+        costs.append(PreparationCost(name, made, after, seconds[name], samples, shared.get(name, 0.0)))
     for index, route in enumerate(preparation.recipe.segments):
         made = inputs[f"starts_{index}"], inputs[f"lengths_{index}"]
-        found.append(PreparationCost(f"segments_{index}", made, (level(route),), seconds[f"segments_{index}"], samples))
-    return tuple(found)
+        costs.append(PreparationCost(f"segments_{index}", made, (level(route),), seconds[f"segments_{index}"], samples))
+    return tuple(costs)
 
 
 def sampling_cost(graph: Graph, example: GraphExample, raw: tuple[Tensor, ...], samples: int) -> PreparationCost:
@@ -83,7 +83,7 @@ def sampling_cost(graph: Graph, example: GraphExample, raw: tuple[Tensor, ...], 
 
 def site_halos(graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], samples: int) -> tuple[SiteHalo, ...]:
     """Rows that each sparse layer exchanges, where equal ranks share the sites of the clouds in ``raw``."""
-    prepared = Prepared.of(graph, example.preparation, {})
+    prepared = InputPreparation.of(graph, example.preparation, {})
     clouds, recipe = example.preparation.clouds(raw), example.preparation.recipe
     halos = []
     for parts in PARTS:
@@ -92,7 +92,7 @@ def site_halos(graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], sam
         places, counted = arranged.places(speeds), dict[str, int]()
         for layer in graph.layers:
             passages = ((name, recipe.passage(clouds, prepared.names.get(name, ""))) for name in layer.inputs[1:])
-            name, passage = next((found for found in passages if found[1] is not None), ("", None))
+            name, passage = next((pair for pair in passages if pair[1] is not None), ("", None))
             if passage is None or "pairs" not in layer.attributes:
                 continue
             if name not in counted:
@@ -119,7 +119,7 @@ def _timed(graph: Graph, preparation: Preparation, raw: tuple[Tensor, ...]) -> d
     return laps.seconds
 
 
-def _timed_shares(prepared: Prepared, raw: tuple[Tensor, ...]) -> dict[str, float]:
+def _timed_shares(prepared: InputPreparation, raw: tuple[Tensor, ...]) -> dict[str, float]:
     """Seconds of arranging the clouds (under ``collate``), and of each map's part on the first of two ranks.
 
     All maps are there.  Of one that no layer reads as neighbours, ranks make no part.
@@ -150,9 +150,9 @@ class _Laps:
     def timed(self, name: str, make: Callable[[], T]) -> T:
         """What ``make`` makes."""
         start_s = time.thread_time()
-        found = make()
+        made = make()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.thread_time() - start_s
-        return found
+        return made
 
 
 def _collated(preparation: Preparation, raw: tuple[Tensor, ...]) -> Clouds:

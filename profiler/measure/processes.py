@@ -18,8 +18,8 @@ from profiler.measure.devices import BACKENDS
 from profiler.measure.noise import MOST_DRIFT, MOST_RUN_DELAY
 from profiler.measure.partial_results import (
     CapturedGraph,
-    Chosen,
-    Done,
+    ChosenMeasurements,
+    FinishedMeasurements,
     ModelCosts,
     PartCosts,
     Rest,
@@ -27,7 +27,7 @@ from profiler.measure.partial_results import (
     Unfinished,
 )
 from profiler.measure.progress import Overall, ProfileProgress
-from profiler.measure.worker import Job
+from profiler.measure.worker import MeasuringJob
 from profiler.merge import process_of
 
 SILENCE_S = 600.0  # between two reports: a capture, or a pass over the largest batch
@@ -36,15 +36,15 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredProcesses:
     """What all processes found: of each the quieter of its runs."""
 
     graph: Graph
-    found: tuple[ModelCosts, ...]
+    costs: tuple[ModelCosts, ...]
     processes: tuple[MeasuringProcess, ...]
 
 
-def measure_in_processes(job: Job, unfinished: Unfinished, progress: Overall, say: Say) -> Measured:
+def measure_in_processes(job: MeasuringJob, unfinished: Unfinished, progress: Overall, say: Say) -> MeasuredProcesses:
     """Measures ``job`` in ``job.num_processes`` processes, beginning with what is kept in ``unfinished``.
 
     Raises:
@@ -62,12 +62,12 @@ def measure_in_processes(job: Job, unfinished: Unfinished, progress: Overall, sa
 
 
 class _Processes:
-    def __init__(self, job: Job, unfinished: Unfinished, progress: Overall, say: Say) -> None:
+    def __init__(self, job: MeasuringJob, unfinished: Unfinished, progress: Overall, say: Say) -> None:
         self._job, self._unfinished, self._say = job, unfinished, say
         self._progress = progress
         self._graph: Graph | None = None
 
-    def run(self) -> Measured:
+    def run(self) -> MeasuredProcesses:
         kept: list[ModelCosts] = []
         processes: list[MeasuringProcess] = []
         for number in range(self._job.num_processes):
@@ -75,11 +75,11 @@ class _Processes:
             kept.append(best)
             processes.append(process_of(best, repeated))
         if self._graph is None:  # an earlier profile measured everything
-            self._run("profiler.measure.worker:capture_model", self._next_job(Done(), None), "")
+            self._run("profiler.measure.worker:capture_model", self._next_job(FinishedMeasurements(), None), "")
         assert self._graph is not None, "every process says what it captured"
-        return Measured(self._graph, tuple(kept), tuple(processes))
+        return MeasuredProcesses(self._graph, tuple(kept), tuple(processes))
 
-    def _quietest(self, number: int, chosen: Chosen | None) -> tuple[ModelCosts, bool]:
+    def _quietest(self, number: int, chosen: ChosenMeasurements | None) -> tuple[ModelCosts, bool]:
         """What the process found, and whether it ran twice."""
         first = self._costs(f"{number}", chosen)
         if self._job.quick or not first.rest.is_contended:
@@ -89,14 +89,14 @@ class _Processes:
             "it is run once more"
         )
         self._progress.repeated()
-        again = self._costs(f"{number} again", first.chosen)
-        best = min(first, again, key=lambda costs: _noise(costs.rest))
+        second = self._costs(f"{number} again", first.chosen)
+        best = min(first, second, key=lambda costs: _noise(costs.rest))
         self._say(
             f"its {'first' if best is first else 'second'} run was quieter, and counts ({_noise_text(best.rest)})"
         )
         return best, True
 
-    def _costs(self, name: str, chosen: Chosen | None) -> ModelCosts:
+    def _costs(self, name: str, chosen: ChosenMeasurements | None) -> ModelCosts:
         """What a process finds, or found in an earlier profile."""
         kept = self._unfinished.of(name)
         if kept.rest is not None:
@@ -109,10 +109,10 @@ class _Processes:
         self._progress.ended()
         return costs
 
-    def _next_job(self, done: Done, chosen: Chosen | None) -> Job:
+    def _next_job(self, done: FinishedMeasurements, chosen: ChosenMeasurements | None) -> MeasuringJob:
         return replace(self._job, chosen=chosen, done=done, graph=self._unfinished.contents.graph)
 
-    def _run(self, function: str, job: Job, name: str) -> Any:
+    def _run(self, function: str, job: MeasuringJob, name: str) -> Any:
         with Child(function, job, core=BACKENDS[self._job.device.partition(":")[0]].cores(0, 1)) as child:
             reports = child.reports(SILENCE_S)
             while True:

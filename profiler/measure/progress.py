@@ -48,7 +48,7 @@ class ProfileProgress:
     samples: int = 0
 
 
-class Counter:
+class ProgressCounter:
     """Turns what one process has measured into progress.
 
     Args:
@@ -119,21 +119,21 @@ class Counter:
 
     def left_s(self) -> float | None:
         """Seconds to go in this process; None where nothing is known of them yet."""
-        known = dict(self._size_s)
+        took_s = dict(self._size_s)
         left_s = 0.0
         if self._size is not None:
             samples, size_s = self._size.samples, self._size.likely_s()
-            if size_s is None and not known:
+            if size_s is None and not took_s:
                 return None
             spent_s = self._now() - self._size.start_s
-            known[samples] = max(spent_s, size_s if size_s is not None else _size_s(samples, known))
-            left_s = known[samples] - spent_s
-        coming = [size for size in self._sizes if size not in known]
-        if not known and (coming or self._rounds is None):
+            took_s[samples] = max(spent_s, size_s if size_s is not None else _size_s(samples, took_s))
+            left_s = took_s[samples] - spent_s
+        coming = [size for size in self._sizes if size not in took_s]
+        if not took_s and (coming or self._rounds is None):
             return None
-        left_s += sum(_size_s(size, known) for size in coming)
+        left_s += sum(_size_s(size, took_s) for size in coming)
         if self._rounds is None:  # as long as the sizes, as far as anybody knows
-            return left_s + sum(known.values()) + sum(_size_s(size, known) for size in coming)
+            return left_s + sum(took_s.values()) + sum(_size_s(size, took_s) for size in coming)
         slower = (self._took_s + _SLOWER * _SURE) / (self._expected_s + _SURE)
         parts_s = slower * self._passes_of_parts * sum(self._rounds)
         if self._shapes and self._rounds:  # of the round that is going on
@@ -164,16 +164,16 @@ class _Size:
         return before_s + (max(self._passes, passed) - 1 + _AFTER) * pass_s
 
 
-def _size_s(samples: int, known: dict[int, float]) -> float:
+def _size_s(samples: int, took_s: dict[int, float]) -> float:
     """What a size takes, by what others took."""
-    below = max((size for size in known if size <= samples), default=None)
-    above = min((size for size in known if size >= samples), default=None)
+    below = max((size for size in took_s if size <= samples), default=None)
+    above = min((size for size in took_s if size >= samples), default=None)
     if below is not None and above is not None:
         share = (samples - below) / (above - below) if above > below else 0.0
-        return known[below] + share * (known[above] - known[below])
+        return took_s[below] + share * (took_s[above] - took_s[below])
     nearest = below if below is not None else above
     assert nearest is not None, "something is known"
-    return known[nearest] * (samples + _BASE) / (nearest + _BASE)
+    return took_s[nearest] * (samples + _BASE) / (nearest + _BASE)
 
 
 class Overall:

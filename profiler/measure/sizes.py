@@ -30,7 +30,7 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Measurement
 
 
-class Reading(Protocol):
+class InterpolatedCost(Protocol):
     """What a layer costs at a size that was not measured."""
 
     @property
@@ -39,7 +39,7 @@ class Reading(Protocol):
         ...
 
 
-Read = Callable[[Sequence[Measurement], float], Reading]
+Read = Callable[[Sequence[Measurement], float], InterpolatedCost]
 """Reads what a layer costs at so many samples off its measurements, which ascend; as plans will be priced by it.
 
 It raises MissingMeasurementError where they say nothing.  Other processes must be able to import it.
@@ -100,7 +100,7 @@ def _between(
     batch: int, ends: Sequence[int], measured: BySize, changes: Sequence[KeyChange], limits: Limits, read: Read
 ) -> tuple[int, ...]:
     """The sizes that are wanted between the ends, what matters most first; as many as there is room and time for."""
-    works = {size: found for size, found in measured.items() if found}
+    works = {size: measurements for size, measurements in measured.items() if measurements}
     wanted = _bracketing(ends, works, changes, limits)
     forced = sorted({*ends, *wanted})
     sizes = dict.fromkeys((*wanted, *_middles(forced, measured, works, batch, limits, read)))
@@ -182,14 +182,14 @@ def _middles(
     waiting: list[tuple[float, int]] = []
 
     def halve(low: int, high: int, need: float) -> None:
-        failed = {size for size, found in measured.items() if not found}
+        failed = {size for size, measurements in measured.items() if not measurements}
         at = middle(low, high, batch, failed)
         if at is None:
             return
         if at not in works:
             waiting.append((need, at))
             return
-        outside = {size: found for size, found in works.items() if size <= low or size >= high}
+        outside = {size: measurements for size, measurements in works.items() if size <= low or size >= high}
         error = reading_error(works[at], _by_layer(outside), limits, read)
         jumps = error > 1 + _bend(high / low) / limits.error
         for start, stop in ((low, at), (at, high)):
@@ -209,7 +209,7 @@ def _bend(ratio: float) -> float:
 
 def _is_affordable(size: int, works: BySize, limits: Limits) -> bool:
     """Whether all passes, those at ``size`` included, stay below the limit."""
-    steps_s = {at: _step_s(found) for at, found in works.items()}
+    steps_s = {at: _step_s(measurements) for at, measurements in works.items()}
     above = [at for at in steps_s if at >= size]
     near = min(above) if above else max(steps_s)
     return limits.passes * (sum(steps_s.values()) + steps_s[near] * size / near) <= limits.most_s
@@ -228,15 +228,15 @@ def _standard_error(one: Measurement) -> float:
 
 
 def _by_layer(works: BySize) -> dict[str, list[Measurement]]:
-    found: dict[str, list[Measurement]] = {}
+    by_layer: dict[str, list[Measurement]] = {}
     for size in sorted(works):
         for one in works[size]:
-            found.setdefault(one.layer, []).append(one)
-    return found
+            by_layer.setdefault(one.layer, []).append(one)
+    return by_layer
 
 
-def _step_s(found: Sequence[Measurement]) -> float:
-    return sum(one.passes_s for one in found)
+def _step_s(measurements: Sequence[Measurement]) -> float:
+    return sum(one.passes_s for one in measurements)
 
 
 BySize = Mapping[int, Sequence[Measurement]]
@@ -258,7 +258,7 @@ class KeyChange:
 
 def not_bracketed(measured: BySize, changes: Sequence[KeyChange]) -> tuple[KeyChange, ...]:
     """The changes of back end of which a side was not measured, between the least and the largest size."""
-    works = {size for size, found in measured.items() if found}
+    works = {size for size, measurements in measured.items() if measurements}
     inside = [change for change in changes if works and min(works) <= change.samples < max(works)]
     return tuple(change for change in inside if not {change.samples, change.samples + 1} <= works)
 
@@ -272,12 +272,12 @@ def key_changes(keys_at: Callable[[int], Keys], batch: int) -> tuple[KeyChange, 
     asked = list(range(1, min(batch, _ASKED_ALL) + 1))
     while asked[-1] < batch:
         asked.append(min(batch, asked[-1] + asked[-1] // 10))
-    known: dict[int, Keys] = {}
+    keys_of: dict[int, Keys] = {}
 
     def keys(size: int) -> Keys:
-        if size not in known:
-            known[size] = keys_at(size)
-        return known[size]
+        if size not in keys_of:
+            keys_of[size] = keys_at(size)
+        return keys_of[size]
 
     return tuple(change for low, high in pairwise(asked) for change in _changes(keys, low, high))
 

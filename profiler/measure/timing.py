@@ -24,18 +24,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from cuda_ops.dense.deferred_gradients import Current, WeightGradients, deferred
+from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue, deferred
 from cuda_ops.dense.recurrent import autocast
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.capture.layers import is_output_of, makes_tensors, tensor_arguments
 from profiler.capture.operators import function_called
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.capture.trace import attribute
-from profiler.measure.noise import Clock, ThreadClock
+from profiler.measure.noise import LapClock, ThreadClock
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class LayerSegment:
     """One layer of a captured graph.
 
     Attributes:
@@ -53,22 +53,22 @@ class Segment:
     parameters: tuple[nn.Parameter, ...]
 
 
-def segments(captured: Captured) -> tuple[Segment, ...]:
+def segments(captured: CapturedModule) -> tuple[LayerSegment, ...]:
     """The layers of ``captured``, in the order of its graph."""
     members: dict[str, list[fx.Node]] = {layer.name: [] for layer in captured.graph.layers}
     for node in captured.graph_module.graph.nodes:
         if node.name in captured.layer_of_node:
             members[captured.layer_of_node[node.name]].append(node)
     value_nodes = set(captured.node_of_value.values())
-    found = []
+    parts = []
     for layer in captured.graph.layers:
         nodes = members[layer.name]
         arguments = dict.fromkeys(argument for node in nodes for argument in tensor_arguments(node))
         reads = tuple(a for a in arguments if a.op != "get_attr" and a not in nodes)
         results = tuple(node for node in nodes if node.name in value_nodes)
         parameters = tuple(captured.graph_module.get_parameter(name) for name in layer.parameters)
-        found.append(Segment(layer.name, tuple(nodes), reads, results, parameters))
-    return tuple(found)
+        parts.append(LayerSegment(layer.name, tuple(nodes), reads, results, parameters))
+    return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,10 @@ class SegmentedPass:
 
     def __init__(
         self,
-        captured: Captured,
+        captured: CapturedModule,
         tensors: Mapping[str, Tensor],
         samples: int,
-        clock: Clock | None = None,
+        clock: LapClock | None = None,
         split: bool = False,
     ) -> None:
         self._clock = clock or ThreadClock()
@@ -114,8 +114,8 @@ class SegmentedPass:
         self._split = split
         self._autocast = captured.autocast
         self._device = next((tensor.device.type for tensor in tensors.values()), "cpu")
-        self._current = Current()
-        self._queues: dict[str, WeightGradients] = {}
+        self._current = CurrentQueue()
+        self._queues: dict[str, WeightGradientQueue] = {}
         self._values: dict[fx.Node, Any] = {}
         self._leaves: dict[str, list[tuple[fx.Node, Tensor]]] = {}
         self._gradients: dict[fx.Node, Tensor] = {}
@@ -147,11 +147,11 @@ class SegmentedPass:
         self._clock.settle()
         return {name: (self._seconds(laps.forward), self._backward_times(laps)) for name, laps in self._laps.items()}
 
-    def laps(self, segment: Segment) -> Laps:
+    def laps(self, segment: LayerSegment) -> Laps:
         """Those of ``segment``, as far as it was run."""
         return self._laps[segment.name]
 
-    def forward(self, segment: Segment) -> None:
+    def forward(self, segment: LayerSegment) -> None:
         """Runs ``segment``, and times its operators."""
         local = {node: self._values[node] for node in segment.reads}
         leaves = []
@@ -164,7 +164,7 @@ class SegmentedPass:
         def read(node: fx.Node) -> Any:
             return local[node] if node in local else self._values[node]
 
-        self._current.queue = self._queues[segment.name] = WeightGradients()
+        self._current.queue = self._queues[segment.name] = WeightGradientQueue()
         laps = self._laps[segment.name] = Laps()
         with autocast(self._device, self._autocast):
             for node in segment.calls:
@@ -182,7 +182,7 @@ class SegmentedPass:
         """Puts the gradient of the loss in place."""
         self._gradients[self._loss] = torch.ones_like(self.loss)
 
-    def gradients_of(self, segment: Segment) -> tuple[list[Tensor], list[Tensor]]:
+    def gradients_of(self, segment: LayerSegment) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs of ``segment`` that the loss depends on, and their gradients."""
         pairs = [
             (self._values[node], self._gradients[node])
@@ -191,12 +191,12 @@ class SegmentedPass:
         ]
         return [value for value, _ in pairs], [gradient for _, gradient in pairs]
 
-    def backward(self, segment: Segment) -> None:
+    def backward(self, segment: LayerSegment) -> None:
         """Runs and times the backward of ``segment``, adding into ``.grad`` of its parameters; frees what it kept."""
         self.backward_input(segment)
         self.backward_weight(segment)
 
-    def backward_input(self, segment: Segment) -> None:
+    def backward_input(self, segment: LayerSegment) -> None:
         """As :meth:`backward`, but where it is split the gradients of weights are left to :meth:`backward_weight`."""
         outputs, gradients = self.gradients_of(segment)
         leaves = self._leaves.pop(segment.name)
@@ -208,12 +208,12 @@ class SegmentedPass:
         laps.backward.append(self._clock.stop(started))
         for node in segment.results:
             self._gradients.pop(node, None)
-        given = [(node, leaf.grad) for node, leaf in leaves if leaf.grad is not None]
+        input_gradients = [(node, leaf.grad) for node, leaf in leaves if leaf.grad is not None]
         for _, leaf in leaves:
             leaf.grad = None
-        laps.backward.extend(self._hand_on(segment, given))
+        laps.backward.extend(self._hand_on(segment, input_gradients))
 
-    def backward_weight(self, segment: Segment) -> None:
+    def backward_weight(self, segment: LayerSegment) -> None:
         """What :meth:`backward_input` left."""
         queue = self._queues.pop(segment.name)
         if self._split and len(queue) > 0:
@@ -225,7 +225,7 @@ class SegmentedPass:
         """Gradients of values whose makers' backward is still to come."""
         return list(self._gradients.values())
 
-    def left_of(self, segment: Segment) -> list[Tensor]:
+    def left_of(self, segment: LayerSegment) -> list[Tensor]:
         """What the gradients of the weights of ``segment`` will be computed from."""
         return self._queues[segment.name].held()
 
@@ -236,10 +236,10 @@ class SegmentedPass:
     def _seconds(self, laps: Iterable[Any]) -> float:
         return sum((self._clock.seconds(lap) for lap in laps), 0.0)
 
-    def _hand_on(self, segment: Segment, given: Sequence[tuple[fx.Node, Tensor]]) -> list[Any]:
+    def _hand_on(self, segment: LayerSegment, input_gradients: Sequence[tuple[fx.Node, Tensor]]) -> list[Any]:
         """Adds gradients of what ``segment`` reads to those that other readers gave; the laps that took."""
         laps = []
-        for node, gradient in given:
+        for node, gradient in input_gradients:
             if node in self._gradients:
                 started = self._clock.start()
                 self._gradients[node] = self._gradients[node] + gradient
@@ -254,7 +254,7 @@ _CHAIN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class TimingEffort:
     """How often to measure.
 
     Attributes:
@@ -270,10 +270,10 @@ class Effort:
     error: float = 0.01
 
 
-QUICK = Effort(num_warm_ups=1, min_runs=4, max_runs=4, split_runs=3)
+QUICK = TimingEffort(num_warm_ups=1, min_runs=4, max_runs=4, split_runs=3)
 
 
-def shared(effort: Effort, num_processes: int) -> Effort:
+def shared(effort: TimingEffort, num_processes: int) -> TimingEffort:
     """What each of several processes does, so that all together run about as many passes as one with ``effort``.
 
     One warm-up is enough: whole steps are timed before.  Medians want no fewer than 4 runs a process.
@@ -295,7 +295,7 @@ def shared(effort: Effort, num_processes: int) -> Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerTimes:
+class TimedLayer:
     """Seconds of one layer, and how they were found; ``raw_s`` and ``alike`` as of a ``Measurement`` of a profile."""
 
     forward_s: float
@@ -317,13 +317,13 @@ class _Samples:
 
 
 def time_layers(
-    captured: Captured,
+    captured: CapturedModule,
     tensors: Mapping[str, Tensor],
     samples: int,
-    effort: Effort,
+    effort: TimingEffort,
     after_pass: Callable[[str, float, float], None],
-    clock: Clock | None = None,
-) -> dict[str, LayerTimes]:
+    clock: LapClock | None = None,
+) -> dict[str, TimedLayer]:
     """The times of every layer for ``samples`` samples.
 
     Args:
@@ -339,14 +339,14 @@ def time_layers(
 
 
 def time_segments(
-    parts: Sequence[Segment],
+    parts: Sequence[LayerSegment],
     start: Callable[[bool], SegmentedPass],
-    effort: Effort,
+    effort: TimingEffort,
     after_pass: Callable[[str, float, float], None],
-    clock: Clock | None = None,
-) -> dict[str, LayerTimes]:
+    clock: LapClock | None = None,
+) -> dict[str, TimedLayer]:
     """The times of ``parts``, run in passes that ``start`` makes, backward in halves or whole."""
-    found = {part.name: _Samples() for part in parts}
+    samples_of = {part.name: _Samples() for part in parts}
     call_s = backward_call_s(clock)
 
     def once(split: bool) -> dict[str, tuple[float, BackwardTimes]]:
@@ -359,18 +359,18 @@ def time_segments(
     while len(totals) < effort.min_runs or (len(totals) < effort.max_runs and _error(totals) > effort.error):
         times = once(split=False)
         for name, (forward_s, backward) in times.items():
-            found[name].forward_s.append(forward_s)
-            found[name].backward_s.append(max(0.0, backward.both_s - call_s))
+            samples_of[name].forward_s.append(forward_s)
+            samples_of[name].backward_s.append(max(0.0, backward.both_s - call_s))
         totals.append(sum(forward_s + backward.both_s for forward_s, backward in times.values()))
-        after_pass(*_slowest(found))
+        after_pass(*_slowest(samples_of))
     for index in range(effort.split_runs + 1):
         times = once(split=True)
         if index:  # the first one warms up
             for name, (_, backward) in times.items():
-                found[name].input_s.append(max(0.0, backward.input_s - call_s))
-                found[name].weight_s.append(backward.weight_s)
-        after_pass(*_slowest(found))
-    return {part.name: _summary(found[part.name]) for part in parts}
+                samples_of[name].input_s.append(max(0.0, backward.input_s - call_s))
+                samples_of[name].weight_s.append(backward.weight_s)
+        after_pass(*_slowest(samples_of))
+    return {part.name: _summary(samples_of[part.name]) for part in parts}
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
@@ -389,7 +389,7 @@ def spread(values: Sequence[float]) -> float:
     return (high - low) / middle
 
 
-def backward_call_s(clock: Clock | None = None) -> float:
+def backward_call_s(clock: LapClock | None = None) -> float:
     """What a call of autograd takes beside the operators: a stage makes one, a segmented pass one a layer.
 
     A chain of one view against a chain of many tells the call from the node.  Beside a GPU nothing: the call runs while
@@ -418,7 +418,7 @@ def _chain_s(length: int) -> float:
 
 
 def run_pass(
-    parts: Sequence[Segment],
+    parts: Sequence[LayerSegment],
     start: Callable[[bool], SegmentedPass],
     split: bool,
     before_each: Callable[[], None] | None = None,
@@ -454,9 +454,9 @@ def _error(totals: Sequence[float]) -> float:
     return 1.25 * spread(totals) / 1.35 / math.sqrt(len(totals))
 
 
-def _slowest(found: Mapping[str, _Samples]) -> tuple[str, float, float]:
-    name = max(found, key=lambda layer: found[layer].forward_s[-1] + found[layer].backward_s[-1])
-    whole = _whole(found[name])
+def _slowest(samples_of: Mapping[str, _Samples]) -> tuple[str, float, float]:
+    name = max(samples_of, key=lambda layer: samples_of[layer].forward_s[-1] + samples_of[layer].backward_s[-1])
+    whole = _whole(samples_of[name])
     return name, statistics.median(whole), spread(whole)
 
 
@@ -464,13 +464,13 @@ def _whole(values: _Samples) -> list[float]:
     return [forward_s + backward_s for forward_s, backward_s in zip(values.forward_s, values.backward_s, strict=True)]
 
 
-def _summary(values: _Samples) -> LayerTimes:
+def _summary(values: _Samples) -> TimedLayer:
     backward_s = trimmed_mean(values.backward_s)
     input_s, weight_s = trimmed_mean(values.input_s), trimmed_mean(values.weight_s)
     if not weight_s:  # there is one half only, and it is the whole
         input_s = backward_s
     whole = _whole(values)
-    return LayerTimes(
+    return TimedLayer(
         trimmed_mean(values.forward_s),
         backward_s,
         input_s,

@@ -18,9 +18,8 @@ from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UnsupportedModelError, UsageError
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
-from profiler.capture.graph import Captured, capture_for
+from profiler.capture.graph import CapturedModule, capture_for
 from profiler.capture.kinds import Rules
-from profiler.measure.alike import time_alike
 from profiler.measure.beside_layers import (
     action_overhead_s,
     iteration_s,
@@ -28,13 +27,22 @@ from profiler.measure.beside_layers import (
     still_optimizer,
 )
 from profiler.measure.child_process import Report
+from profiler.measure.deduplicated import time_deduplicated
 from profiler.measure.devices import BACKENDS, back_end_keys
 from profiler.measure.memory import footprints
-from profiler.measure.noise import Clock, RunDelay, canary_s, clock_for
-from profiler.measure.partial_results import CapturedGraph, Chosen, Done, ModelCosts, PartCosts, Rest, SizeCosts
-from profiler.measure.progress import Counter, ProfileProgress
+from profiler.measure.noise import LapClock, RunDelay, clock_for, reference_kernel_s
+from profiler.measure.partial_results import (
+    CapturedGraph,
+    ChosenMeasurements,
+    FinishedMeasurements,
+    ModelCosts,
+    PartCosts,
+    Rest,
+    SizeCosts,
+)
+from profiler.measure.progress import ProfileProgress, ProgressCounter
 from profiler.measure.sizes import KeyChange, Limits, Read, key_changes, likely_sizes, next_size, not_bracketed
-from profiler.measure.timing import QUICK, Effort, shared, time_layers
+from profiler.measure.timing import QUICK, TimingEffort, shared, time_layers
 from profiler.shards.measure import PartRounds, likely_rounds
 from profiler.source.model import CloudExample, GraphExample, LoadedModel, example_of, fed_example
 from profiler.source.module_kinds import trained_parameters
@@ -45,7 +53,7 @@ Shapes = Callable[[Graph, tuple[int, ...]], tuple[PartShape, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class MeasuringJob:
     """What to measure.
 
     Attributes:
@@ -68,12 +76,12 @@ class Job:
     read: Read | None = None
     device: str = "cpu"
     num_processes: int = 1
-    chosen: Chosen | None = None
-    done: Done = Done()  # noqa: RUF009 - it is frozen
+    chosen: ChosenMeasurements | None = None
+    done: FinishedMeasurements = FinishedMeasurements()  # noqa: RUF009 - it is frozen
     graph: str = ""
 
 
-def given_sizes(job: Job, batch: int, polymorphic: bool) -> tuple[int, ...]:
+def given_sizes(job: MeasuringJob, batch: int, polymorphic: bool) -> tuple[int, ...]:
     """The sizes that are known beforehand; empty if they are to be chosen as they are measured.
 
     Args:
@@ -101,11 +109,11 @@ def given_sizes(job: Job, batch: int, polymorphic: bool) -> tuple[int, ...]:
     return tuple(sorted(set(wanted)))
 
 
-_OF_PARTS = Effort(num_warm_ups=2, min_runs=6, max_runs=10, split_runs=4, error=0.02)
+_OF_PARTS = TimingEffort(num_warm_ups=2, min_runs=6, max_runs=10, split_runs=4, error=0.02)
 _MOST_SIZES, _MOST_SIZES_QUICK = 12, 6
 
 
-def measure_model(report: Report, job: Job) -> ModelCosts:
+def measure_model(report: Report, job: MeasuringJob) -> ModelCosts:
     """Measures ``job``.
 
     Reports the :class:`CapturedGraph`, each :class:`SizeCosts` and :class:`PartCosts` once it is finished, and
@@ -120,22 +128,22 @@ def measure_model(report: Report, job: Job) -> ModelCosts:
     return _Measuring(report, job, model, captured).run()
 
 
-def capture_model(report: Report, job: Job) -> None:
+def capture_model(report: Report, job: MeasuringJob) -> None:
     """Reports the graph alone; as ``measure_model``."""
     _captured(report, job)
 
 
-def _captured(report: Report, job: Job) -> tuple[LoadedModel, Captured]:
+def _captured(report: Report, job: MeasuringJob) -> tuple[LoadedModel, CapturedModule]:
     report(ProfileProgress("capture", 0.0, 0.0, 0.0, 0.0, None))
     model, device = load_model(job.source, job.seed), torch.device(job.device)
     still_optimizer(job.optimizer, trained_parameters(model.owners))  # a wrong name is said before anything is measured
     if device.type == "cuda":
         torch.cuda.set_device(device)
     model, captured = capture_for(model, device, Rules(model.elementwise))
-    found = fingerprint(captured.graph)
-    if job.graph and job.graph != found:
+    graph_now = fingerprint(captured.graph)
+    if job.graph and job.graph != graph_now:
         raise StaleFileError(
-            "the model changed while it was profiled", [f"graph before: {job.graph}", f"graph now: {found}"]
+            "the model changed while it was profiled", [f"graph before: {job.graph}", f"graph now: {graph_now}"]
         )
     report(CapturedGraph(captured.graph, captured.remarks))
     return model, captured
@@ -144,32 +152,32 @@ def _captured(report: Report, job: Job) -> tuple[LoadedModel, Captured]:
 class _Measuring:
     """One process's work on its job."""
 
-    def __init__(self, report: Report, job: Job, model: LoadedModel, captured: Captured) -> None:
+    def __init__(self, report: Report, job: MeasuringJob, model: LoadedModel, captured: CapturedModule) -> None:
         self._report, self._job, self._model, self._captured = report, job, model, captured
-        self._clock: Clock = clock_for(job.device)
-        self._effort = shared(QUICK if job.quick else Effort(), 1 if job.quick else job.num_processes)
+        self._clock: LapClock = clock_for(job.device)
+        self._effort = shared(QUICK if job.quick else TimingEffort(), 1 if job.quick else job.num_processes)
         self._of_parts = shared(QUICK if job.quick else _OF_PARTS, 1 if job.quick else job.num_processes)
         passes = num_passes(self._effort)
         self._limits = Limits(
             most_sizes=_MOST_SIZES_QUICK if job.quick else _MOST_SIZES, passes=passes * job.num_processes
         )
-        self._given = given_sizes(job, captured.graph.samples, captured.polymorphic)
-        self._changes = () if self._given else _changes(captured)
+        self._given_sizes = given_sizes(job, captured.graph.samples, captured.polymorphic)
+        self._changes = () if self._given_sizes else _changes(captured)
         has_parts = bool(job.chosen.shapes) if job.chosen is not None else job.shapes is not None
-        self._counter = Counter(report, passes, num_passes(self._of_parts), has_parts)
+        self._counter = ProgressCounter(report, passes, num_passes(self._of_parts), has_parts)
 
     def run(self) -> ModelCosts:
         """Everything that is not done yet."""
         device = torch.device(self._job.device)
         clocks_of = BACKENDS[device.type].clocks
-        delay, before_s, before = RunDelay(), canary_s(device), clocks_of(device.index or 0)
+        delay, before_s, before = RunDelay(), reference_kernel_s(device), clocks_of(device.index or 0)
         sizes = self._measure_sizes()
         if not any(size.measurements for size in sizes):
             raise UnsupportedModelError("the model runs at no number of samples", [size.failure for size in sizes])
         parts = self._measure_parts(sizes)
         costs = parameter_costs(self._captured, self._job.optimizer, self._effort.min_runs, self._clock)
         overhead_s = self._action_overhead_s(min(_running(sizes)))
-        after_s = canary_s(device)
+        after_s = reference_kernel_s(device)
         rest = Rest(
             costs,
             before_s,
@@ -186,47 +194,47 @@ class _Measuring:
             f"{change.samples} to {change.samples + 1} samples, {len(change.layers)} layers"
             for change in not_bracketed(by_size, self._changes)
         )
-        return ModelCosts(Done(tuple(sizes), tuple(parts)), rest, left_out)
+        return ModelCosts(FinishedMeasurements(tuple(sizes), tuple(parts)), rest, left_out)
 
     def _measure_sizes(self) -> list[SizeCosts]:
-        found = {size.samples: size for size in self._job.done.sizes}
-        self._expect(found)
-        for samples in self._sizes(found):
-            if samples not in found:
-                found[samples] = self._measure_size(samples)
-                self._report(found[samples])
+        by_samples = {size.samples: size for size in self._job.done.sizes}
+        self._expect(by_samples)
+        for samples in self._sizes(by_samples):
+            if samples not in by_samples:
+                by_samples[samples] = self._measure_size(samples)
+                self._report(by_samples[samples])
             self._counter.end_size(samples)
-            self._expect(found)
-        return list(found.values())
+            self._expect(by_samples)
+        return list(by_samples.values())
 
-    def _expect(self, found: Mapping[int, SizeCosts]) -> None:
+    def _expect(self, by_samples: Mapping[int, SizeCosts]) -> None:
         """Tells the progress what is likely to be measured still, by what was."""
-        if self._given or self._job.read is None:
-            sizes = tuple(size for size in self._given if size not in found)
+        if self._given_sizes or self._job.read is None:
+            sizes = tuple(size for size in self._given_sizes if size not in by_samples)
         else:
-            measured = {samples: size.measurements for samples, size in found.items()}
+            measured = {samples: size.measurements for samples, size in by_samples.items()}
             batch = self._captured.graph.samples
             sizes = likely_sizes(batch, measured, self._changes, self._limits, self._job.read)
-        running = [size for size in found.values() if size.measurements]
+        running = [size for size in by_samples.values() if size.measurements]
         self._counter.expect(sizes, self._likely_rounds(running, sizes) if running else None)
 
-    def _likely_rounds(self, found: list[SizeCosts], coming: tuple[int, ...]) -> list[float]:
+    def _likely_rounds(self, running: list[SizeCosts], coming: tuple[int, ...]) -> list[float]:
         """What a pass over each round of parts takes, as far as the sizes tell."""
-        sizes = tuple(sorted({*(size.samples for size in found), *coming}))
+        sizes = tuple(sorted({*(size.samples for size in running), *coming}))
         wanted = self._wanted(sizes)
         tried = {shape for each in self._job.done.parts for shape in each.shapes}
         measured = [one for each in self._job.done.parts for one in each.measurements]
         exact = self._job.chosen is not None or self._job.read is None
-        return likely_rounds(wanted, tried, measured, found, sizes, self._limits, None if exact else self._job.read)
+        return likely_rounds(wanted, tried, measured, running, sizes, self._limits, None if exact else self._job.read)
 
-    def _sizes(self, found: Mapping[int, SizeCosts]) -> Iterator[int]:
-        """Sizes, one after another, each once the one before is in ``found``."""
-        if self._given or self._job.read is None:
-            yield from self._given
+    def _sizes(self, by_samples: Mapping[int, SizeCosts]) -> Iterator[int]:
+        """Sizes, one after another, each once the one before is in ``by_samples``."""
+        if self._given_sizes or self._job.read is None:
+            yield from self._given_sizes
             return
         batch = self._captured.graph.samples
         while True:
-            measured = {samples: size.measurements for samples, size in found.items()}
+            measured = {samples: size.measurements for samples, size in by_samples.items()}
             samples = next_size(batch, measured, self._changes, self._limits, self._job.read)
             if samples is None:
                 return
@@ -239,7 +247,7 @@ class _Measuring:
             whole_s = self._iteration_s(tensors)
         except (RuntimeError, ValueError) as error:  # a batch norm of one value, for one
             return SizeCosts(samples, failure=f"{samples} samples: {type(error).__name__}: {error}")
-        time = time_alike if self._job.quick else time_layers
+        time = time_deduplicated if self._job.quick else time_layers
         times = time(
             self._captured,
             tensors,
@@ -254,20 +262,20 @@ class _Measuring:
             Measurement(
                 layer=name,
                 samples=samples,
-                forward_s=found.forward_s,
-                backward_s=found.backward_s,
-                backward_input_s=found.backward_input_s,
-                backward_weight_s=found.backward_weight_s,
+                forward_s=layer_times.forward_s,
+                backward_s=layer_times.backward_s,
+                backward_input_s=layer_times.backward_input_s,
+                backward_weight_s=layer_times.backward_weight_s,
                 saved_bytes=bytes_of[name].saved_bytes,
                 workspace_bytes=bytes_of[name].workspace_bytes,
-                num_runs=found.num_runs,
-                spread=found.spread,
+                num_runs=layer_times.num_runs,
+                spread=layer_times.spread,
                 key=keys[name],
-                raw_s=found.raw_s,
+                raw_s=layer_times.raw_s,
                 levels=bytes_of[name].levels,
-                alike=found.alike,
+                alike=layer_times.alike,
             )
-            for name, found in times.items()
+            for name, layer_times in times.items()
         )
         return SizeCosts(samples, measurements, whole_s)
 
@@ -283,17 +291,21 @@ class _Measuring:
 
     def _measure_parts(self, sizes: list[SizeCosts]) -> list[PartCosts]:
         """Parts at the sizes at which the model runs."""
-        found = list(self._job.done.parts)
+        costs_so_far = list(self._job.done.parts)
         wanted = self._wanted(_running(sizes))
         whole = [size for size in sizes if size.measurements]
         parts = PartRounds(self._captured, self._model, whole, self._of_parts, self._counter, self._clock)
         read = None if self._job.chosen is not None else self._job.read
-        turns = parts.every(wanted, found) if read is None else parts.chosen(wanted, found, self._limits, read)
+        turns = (
+            parts.every(wanted, costs_so_far)
+            if read is None
+            else parts.chosen(wanted, costs_so_far, self._limits, read)
+        )
         for each, costs in turns:
             self._report(costs)
             self._counter.end_round(len(each.shapes))
-            found.append(costs)
-        return found
+            costs_so_far.append(costs)
+        return costs_so_far
 
     def _wanted(self, sizes: tuple[int, ...]) -> tuple[PartShape, ...]:
         if self._job.chosen is not None:
@@ -313,12 +325,12 @@ class _Measuring:
         return replace(rest, preparations=tuple(costs), site_halos=tuple(halos))
 
 
-def num_passes(effort: Effort) -> int:
+def num_passes(effort: TimingEffort) -> int:
     """Passes over one size, if none is added."""
     return effort.num_warm_ups + effort.min_runs + effort.split_runs + 1
 
 
-def _changes(captured: Captured) -> tuple[KeyChange, ...]:
+def _changes(captured: CapturedModule) -> tuple[KeyChange, ...]:
     return key_changes(lambda samples: back_end_keys(captured, samples), captured.graph.samples)
 
 

@@ -26,10 +26,10 @@ from cuda_ops.dense.data_dependent import is_unit
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
 from profiler.capture.kinds import ELEMENTWISE, OPAQUE, arguments_of, kind_of
-from profiler.capture.layers import Group
+from profiler.capture.layers import OperatorGroup
 from profiler.capture.operators import MEANS_OVER_ELEMENTS, MEANS_OVER_PLACES, PERMUTATIONS, RESHAPES, operation
 from profiler.capture.sample_independence import Dependence, is_comparable, sample_dims
-from profiler.capture.trace import Traced
+from profiler.capture.trace import TracedModel
 from profiler.source.model import LoadedModel
 
 _PRODUCTS = frozenset({"matmul", "bmm", "mm", "baddbmm", "addmm"})
@@ -37,11 +37,16 @@ _LAST_TWO = frozenset({"tril", "triu"})
 _DIMS = ("dim", "dims", "dim0", "dim1", "start_dim", "end_dim")
 
 
-def dependence_of_operators(traced: Traced, found: tuple[Group, ...], model: LoadedModel) -> tuple[Dependence, ...]:
+def dependence_of_operators(
+    traced: TracedModel, layer_groups: tuple[OperatorGroup, ...], model: LoadedModel
+) -> tuple[Dependence, ...]:
     """Of each layer; as :func:`profiler.capture.sample_independence.dependence`, without values."""
     if not traced.is_polymorphic:
-        return (*(Dependence(MIXES_SAMPLES),) * (len(found) - 1), Dependence(MIXES_SAMPLES, needs_whole_batch=True))
-    return _Rules(traced).of(found)
+        return (
+            *(Dependence(MIXES_SAMPLES),) * (len(layer_groups) - 1),
+            Dependence(MIXES_SAMPLES, needs_whole_batch=True),
+        )
+    return _Rules(traced).of(layer_groups)
 
 
 @dataclass(slots=True)
@@ -53,13 +58,13 @@ class _Rules:
         partial: numbers of a part of a batch, which another part has another one of: its mean, say.
     """
 
-    traced: Traced
+    traced: TracedModel
     pieces: dict[fx.Node, int] = field(default_factory=dict)
     partial: set[fx.Node] = field(default_factory=set)
 
-    def of(self, found: tuple[Group, ...]) -> tuple[Dependence, ...]:
+    def of(self, layer_groups: tuple[OperatorGroup, ...]) -> tuple[Dependence, ...]:
         numbers = loss_reduction.Numbers(self.traced, [loss_reduction.Executed() for _ in range(3)])
-        answers = dict.fromkeys((group.main for group in found), "")
+        answers = dict.fromkeys((group.main for group in layer_groups), "")
         of_inputs = loss_reduction.of_inputs_alone(self.traced)
         for node in self.traced.module.graph.nodes:
             if node.op == "output":
@@ -83,8 +88,8 @@ class _Rules:
     def _dim(self, node: fx.Node) -> int | None:
         """The dim of a value that its samples are along."""
         value = node.meta.get("val")
-        found = sample_dims(value, self.traced) if isinstance(value, Tensor) else []
-        return found[0] if found else None
+        dims = sample_dims(value, self.traced) if isinstance(value, Tensor) else []
+        return dims[0] if dims else None
 
     def _pieces(self, node: fx.Node) -> int | None:
         """In how many pieces each sample lies in what ``node`` makes; None: the samples are mixed."""
@@ -121,7 +126,9 @@ class _Rules:
         if MIXES_SAMPLES in details or self._acts_along_samples(node, read):
             return None
         is_loss = name in MEANS_OVER_PLACES | MEANS_OVER_ELEMENTS and self._dim(node) is not None
-        if kind == ELEMENTWISE and any(not _is_tensor(each) for each in node.all_input_nodes):
+        if kind == ELEMENTWISE and any(
+            each.op != "get_attr" and not isinstance(each.meta.get("val"), Tensor) for each in node.all_input_nodes
+        ):
             return None  # of sizes, which may be the number of samples
         if kind != OPAQUE or is_loss:
             return pieces if kind != ELEMENTWISE or self._agree(node, read) else None
@@ -229,10 +236,6 @@ _EACH_BY_ITSELF = frozenset(
     | {"pairwise_distance", "pixel_unshuffle", "rnn_relu_cell", "rnn_tanh_cell"}
 )
 """Operators that treat each sample by itself where samples come first."""
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return node.op == "get_attr" or isinstance(node.meta.get("val"), Tensor)
 
 
 def _joins(node: fx.Node, mark: str) -> bool:

@@ -19,7 +19,7 @@ from cuda_ops._torch import FakeTensorMode
 from planner.ir.errors import FactoryError, HalopipeError, UnsupportedModelError
 from planner.ir.graph import Layer
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import Captured, capture_unchecked
+from profiler.capture.graph import CapturedModule, capture_unchecked
 from profiler.capture.kinds import NO_RULES
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.capture.user_module import refuse_hooks
@@ -32,7 +32,7 @@ _NO_VALUES = ("meta tensor", "is_meta", "data-dependent", "FakeTensor", "no data
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class FakeNetwork:
     """A model on fake tensors.
 
     Attributes:
@@ -40,11 +40,11 @@ class Network:
     """
 
     model: LoadedModel
-    captured: Captured
+    captured: CapturedModule
     mode: FakeTensorMode
 
 
-def fake_network(source: ModelSource) -> Network:
+def fake_network(source: ModelSource) -> FakeNetwork:
     """The network that ``source`` names, captured.
 
     Raises:
@@ -59,7 +59,7 @@ def fake_network(source: ModelSource) -> Network:
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         model = _faked(model, mode)
         captured = capture_unchecked(model, NO_RULES, dependence_of_operators)
-        return Network(model, _without_idle(captured, model, mode), mode)
+        return FakeNetwork(model, _without_idle(captured, model, mode), mode)
 
 
 @contextmanager
@@ -84,16 +84,16 @@ def _saying_what_is_missing(source: ModelSource) -> Iterator[None]:
 
 def _faked(model: LoadedModel, mode: FakeTensorMode) -> LoadedModel:
     """The model, whose tensors are replaced; those that were one are one again."""
-    known: dict[int, tuple[Tensor, Tensor]] = {}
+    fakes: dict[int, tuple[Tensor, Tensor]] = {}
 
     def fake(tensor: Tensor) -> Tensor:
-        if id(tensor) not in known:
+        if id(tensor) not in fakes:
             with mode:
                 empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
             if isinstance(tensor, nn.Parameter):
                 empty = nn.Parameter(empty, tensor.requires_grad)
-            known[id(tensor)] = empty, tensor  # kept, so that its id stays its own
-        return known[id(tensor)][0]
+            fakes[id(tensor)] = empty, tensor  # kept, so that its id stays its own
+        return fakes[id(tensor)][0]
 
     for root in model.owners.values():
         for part in root.modules():
@@ -103,13 +103,13 @@ def _faked(model: LoadedModel, mode: FakeTensorMode) -> LoadedModel:
     return replace(model, inputs=tuple(map(fake, model.inputs)), targets=tuple(map(fake, model.targets)))
 
 
-def _without_idle(captured: Captured, model: LoadedModel, mode: FakeTensorMode) -> Captured:
+def _without_idle(captured: CapturedModule, model: LoadedModel, mode: FakeTensorMode) -> CapturedModule:
     """Less the parameters that get no gradient, which the optimiser leaves alone."""
     graph, module, tensors = captured.graph, captured.graph_module, model.tensors
     sizes = {name: tensors[tensor].shape[dim] for name, (tensor, dim) in captured.sizes.items()}
-    known = {NUM_SAMPLES: model.samples, **sizes, **tensors}
+    graph_inputs = {NUM_SAMPLES: model.samples, **sizes, **tensors}
     with mode, model.precision():
-        loss = module(*(known[node.target] for node in module.graph.nodes if node.op == "placeholder"))
+        loss = module(*(graph_inputs[node.target] for node in module.graph.nodes if node.op == "placeholder"))
         loss.backward()
     idle = {name for name in graph.parameters if module.get_parameter(name).grad is None}
     for parameter in module.parameters():

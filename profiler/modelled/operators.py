@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from cuda_ops._torch import OpOverload, schema_of, tree_leaves
-from planner.kernels import NOTHING, Estimate, Kernels
+from planner.kernels import NOTHING, AttentionShape, Estimate, Kernels
 
 _FREE = frozenset(
     {"_local_scalar_dense", "_reshape_alias", "_unsafe_view", "empty", "empty_like", "empty_strided", "is_same_size"}
@@ -47,7 +47,7 @@ Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class OperatorPrices:
     """Prices operators for one kind of device.
 
     Attributes:
@@ -110,26 +110,26 @@ def _linear(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estim
 def _convolution(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
     transposed = bool(arguments["transposed"])
     source, result = arguments["input"], made[0]
-    away = _Window(arguments, source if transposed else result)
+    away = _ConvolutionProducts(arguments, source if transposed else result)
     return away.depthwise(kernels, source, result) or (away.spread(kernels) if transposed else away.gather(kernels))
 
 
 def _convolution_backward(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
     transposed = bool(arguments["transposed"])
-    given, source = arguments["grad_output"], arguments["input"]
-    of = _Window(arguments, source if transposed else given)
+    gradient, source = arguments["grad_output"], arguments["input"]
+    of = _ConvolutionProducts(arguments, source if transposed else gradient)
     of_input, of_weight, of_bias = arguments["output_mask"]
-    found = NOTHING
+    estimate = NOTHING
     if of_input:
         product = of.gather(kernels) if transposed else of.spread(kernels)
-        found += of.depthwise(kernels, given, source) or product
+        estimate += of.depthwise(kernels, gradient, source) or product
     if of_weight:
-        found += of.depthwise(kernels, given, source) or of.weight(kernels)
-    return found + kernels.memory_bound(given.nbytes) if of_bias else found
+        estimate += of.depthwise(kernels, gradient, source) or of.weight(kernels)
+    return estimate + kernels.memory_bound(gradient.nbytes) if of_bias else estimate
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _ConvolutionProducts:
     """A convolution as products over the places of its smaller side: its output, or what a transposed one reads.
 
     The weight is [channels of that side, channels of the other side / groups, *window].
@@ -181,11 +181,12 @@ def _embedding_backward(kernels: Kernels, arguments: Arguments, made: list[Tenso
 def _attention(kernels: Kernels, name: str, arguments: Arguments) -> Estimate:
     query, key = arguments["query"], arguments["key"]
     *outer, heads, queries, size = query.shape
-    shape = prod(outer), heads, key.shape[-3], queries, key.shape[-2], size, bool(arguments.get("is_causal"))
+    is_causal = bool(arguments.get("is_causal"))
+    shape = AttentionShape(prod(outer), heads, key.shape[-3], queries, key.shape[-2], size, is_causal)
     is_backward = name.endswith(_BACKWARD)
     price = kernels.attention_backward if is_backward else kernels.attention
-    found: Estimate = price(*shape, fused=True)
-    return found
+    estimate: Estimate = price(shape, fused=True)
+    return estimate
 
 
 def _recurrent(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:

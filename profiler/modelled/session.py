@@ -15,11 +15,11 @@ from planner.kernels.fit import Fit, fit_rows
 from planner.kernels.tables import read_table
 from profiler.measure.beside_layers import still_optimizer
 from profiler.measure.memory import Footprint, watched_passes
-from profiler.measure.timing import Segment, SegmentedPass, segments
-from profiler.measure.worker import Job, given_sizes
-from profiler.modelled.networks import Network, fake_network
-from profiler.modelled.operators import Prices
-from profiler.modelled.watch import Times, Watch, WatchClock, added
+from profiler.measure.timing import LayerSegment, SegmentedPass, segments
+from profiler.measure.worker import MeasuringJob, given_sizes
+from profiler.modelled.networks import FakeNetwork, fake_network
+from profiler.modelled.operators import OperatorPrices
+from profiler.modelled.watch import OperatorWatch, Times, WatchClock, added
 from profiler.session import versions
 from profiler.source.model import example_of
 from profiler.source.module_kinds import trained_parameters
@@ -55,7 +55,7 @@ def profile_on(
     captured, model = network.captured, network.model
     wanted = _halves(model.samples)
     if sizes or not captured.polymorphic:
-        job = Job(source, optimizer, sizes, quick=True)
+        job = MeasuringJob(source, optimizer, sizes, quick=True)
         wanted = given_sizes(job, captured.graph.samples, captured.polymorphic)
     kinds = {spec.kind: spec for spec in cluster.devices}
     kernels = {kind: functools.cache(functools.partial(_kernels, spec, own)) for kind, spec in kinds.items()}
@@ -65,10 +65,10 @@ def profile_on(
         still_optimizer(optimizer, trained_parameters(model.owners))
         for done, samples in enumerate(wanted):
             progress(done, len(wanted))
-            for layer, footprint, passes in _passes(network, samples, tuple(map(Prices, kernels.values()))):
+            for layer, footprint, passes in _passes(network, samples, tuple(map(OperatorPrices, kernels.values()))):
                 for index, kind in enumerate(kinds):
-                    found = _measurement(layer, samples, footprint, passes.of(index))
-                    measured[kind].append(found)
+                    measurement = _measurement(layer, samples, footprint, passes.of(index))
+                    measured[kind].append(measurement)
                     if samples == wanted[-1]:
                         for each in (passes.forward[index], passes.backward[index]):
                             name = f"{kind}: {each.evidence}"
@@ -79,7 +79,7 @@ def profile_on(
         optimizer=optimizer,
         graph=captured.graph,
         cluster=cluster,
-        measurements={kind: tuple(found) for kind, found in measured.items()},
+        measurements={kind: tuple(of_kind) for kind, of_kind in measured.items()},
         parameters={kind: _parameters(captured.graph, optimizer, each(source.dtype)) for kind, each in kernels.items()},
         provenance=Provenance(
             versions(),
@@ -94,10 +94,10 @@ def profile_on(
 
 def _halves(samples: int) -> tuple[int, ...]:
     """A number, its half, and so on to 1; the largest ones and 1."""
-    found = [samples]
-    while found[-1] > 1:
-        found.append(-(-found[-1] // 2))
-    return tuple(sorted({*found[: _MOST_SIZES - 1], 1}))
+    sizes = [samples]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    return tuple(sorted({*sizes[: _MOST_SIZES - 1], 1}))
 
 
 def _kernels(spec: DeviceSpec, own: tuple[Fit, ...], dtype: str) -> Kernels:
@@ -123,11 +123,13 @@ class _Passes:
         return self.forward[index], self.backward[index], self.backward_input[index], self.backward_weight[index]
 
 
-def _passes(network: Network, samples: int, prices: tuple[Prices, ...]) -> Iterable[tuple[Segment, Footprint, _Passes]]:
+def _passes(
+    network: FakeNetwork, samples: int, prices: tuple[OperatorPrices, ...]
+) -> Iterable[tuple[LayerSegment, Footprint, _Passes]]:
     """Each layer at ``samples`` samples."""
     captured = network.captured
     tensors = example_of(captured.graph.inputs, network.model, samples)
-    watch = Watch(prices)
+    watch = OperatorWatch(prices)
     nothing = (NOTHING,) * len(prices)
     with watch:
         footprints, whole, split = watched_passes(captured, tensors, samples, watch.meter, WatchClock(watch))
@@ -135,7 +137,7 @@ def _passes(network: Network, samples: int, prices: tuple[Prices, ...]) -> Itera
     def total(laps: Iterable[Times]) -> Times:
         return functools.reduce(added, laps, nothing)
 
-    def times(run: SegmentedPass, part: Segment) -> tuple[Times, Times, Times]:
+    def times(run: SegmentedPass, part: LayerSegment) -> tuple[Times, Times, Times]:
         laps = run.laps(part)
         return total(laps.forward), total(laps.backward), total(laps.weight)
 
@@ -145,7 +147,7 @@ def _passes(network: Network, samples: int, prices: tuple[Prices, ...]) -> Itera
 
 
 def _measurement(
-    part: Segment, samples: int, footprint: Footprint, times: tuple[Estimate, Estimate, Estimate, Estimate]
+    part: LayerSegment, samples: int, footprint: Footprint, times: tuple[Estimate, Estimate, Estimate, Estimate]
 ) -> Measurement:
     forward, backward, of_input, of_weight = times
     both = forward + backward
@@ -168,14 +170,14 @@ def _measurement(
 
 def _parameters(graph: Graph, optimizer: Optimizer, kernels: Kernels) -> dict[str, ParameterCost]:
     """Adding into gradients and updating, by bytes; a tied parameter counts for the first layer that uses it."""
-    seen: set[str] = set()
-    found = {}
+    counted: set[str] = set()
+    by_layer = {}
     passes = _READS_AND_WRITES + 2 * optimizer.state_bytes_per_parameter_byte
     for layer in graph.layers:
-        own = [graph.parameters[name] for name in dict.fromkeys(layer.parameters) if name not in seen]
-        seen.update(layer.parameters)
+        own = [graph.parameters[name] for name in dict.fromkeys(layer.parameters) if name not in counted]
+        counted.update(layer.parameters)
         if own:
             num_bytes = sum(spec.num_bytes for spec in own)
             add, update = (kernels.memory_bound(each * num_bytes, len(own)).seconds for each in (_ADDS, passes))
-            found[layer.name] = ParameterCost(add, update)
-    return found
+            by_layer[layer.name] = ParameterCost(add, update)
+    return by_layer

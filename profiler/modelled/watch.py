@@ -1,8 +1,8 @@
 """A clock that tells what kernels would take, and a meter of the memory that fake tensors would have.
 
 Both see each operator as torch's dispatcher is asked for it, forward and backward alike.  They have the faces of those
-that time and count real passes (:class:`profiler.measure.noise.Clock`, :class:`cuda_ops.memory.MemoryMeter`), so that
-layers are run, halved and watched by the same code.
+that time and count real passes (:class:`profiler.measure.noise.LapClock`, :class:`cuda_ops.memory.MemoryMeter`), so
+that layers are run, halved and watched by the same code.
 
 What an operator allocates for itself and frees before it returns is not seen.
 """
@@ -25,7 +25,7 @@ Times = tuple[Estimate, ...]
 """By kind of device."""
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
+class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
     """Adds up time and memory of what runs within it.
 
     Args:
@@ -37,7 +37,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         self.meter = FakeMeter()
         self._prices = prices
         self._times: Times = (NOTHING,) * len(prices)
-        self._known: dict[Any, Times] = {}
+        self._priced: dict[Any, Times] = {}
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -47,12 +47,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does n
         result = func(*args, **keywords)
         if func.namespace == "prim":
             return result
-        given = tree_leaves((args, dict(keywords)))
-        self.meter.note(given, result)
-        key = (func, *(_sort(each) for each in given))
-        times = self._known.get(key)
+        operands = tree_leaves((args, dict(keywords)))
+        self.meter.note(operands, result)
+        key = (func, *(_sort(each) for each in operands))
+        times = self._priced.get(key)
         if times is None:
-            times = self._known[key] = tuple(price(func, args, keywords, result) for price in self._prices)
+            times = self._priced[key] = tuple(price(func, args, keywords, result) for price in self._prices)
         self._times = added(self._times, times)
         return result
 
@@ -70,11 +70,11 @@ def added(one: Times, other: Times) -> Times:
 class WatchClock:
     """A clock whose laps are :data:`Times`."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: OperatorWatch) -> None:
         self._watch = watch
 
     def start(self) -> None:
-        """See :class:`profiler.measure.noise.Clock`, also for the others."""
+        """See :class:`profiler.measure.noise.LapClock`, also for the others."""
         self._watch.take()
 
     def stop(self, started: None) -> Times:
@@ -103,9 +103,9 @@ class FakeMeter:
     def limit(self, num_bytes: int | None) -> None:
         """There is none."""
 
-    def note(self, given: list[Any], made: Any) -> None:
-        """Counts the storages of ``made`` that are none of those of ``given``."""
-        old = {storage_id(each) for each in given if isinstance(each, Tensor)}
+    def note(self, operands: list[Any], made: Any) -> None:
+        """Counts the storages of ``made`` that are none of those of ``operands``."""
+        old = {storage_id(each) for each in operands if isinstance(each, Tensor)}
         for tensor in tree_leaves(made):
             if not isinstance(tensor, Tensor):
                 continue

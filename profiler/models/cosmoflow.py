@@ -48,8 +48,8 @@ class CosmoFlow(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """(sample, channel, depth, height, width) to (sample, parameters)."""
-        found: Tensor = 1.2 * self.head(self.features(maps).flatten(1))
-        return found
+        parameters: Tensor = 1.2 * self.head(self.features(maps).flatten(1))
+        return parameters
 
 
 def cosmoflow(

@@ -56,7 +56,7 @@ def _dropped(drop: nn.Dropout, x: Tensor) -> Tensor:
     return result
 
 
-class Block(nn.Module):
+class GptBlock(nn.Module):
     """Pre-norm attention and feed-forward network, each beside a residual path."""
 
     def __init__(self, width: int, num_heads: int, context: int, dropout: float, is_fused: bool) -> None:
@@ -93,7 +93,9 @@ class GPT(nn.Module):
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, num_heads, context, dropout, is_fused) for _ in range(num_layers)))
+        self.blocks = nn.Sequential(
+            *(GptBlock(width, num_heads, context, dropout, is_fused) for _ in range(num_layers))
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         for module in self.modules():

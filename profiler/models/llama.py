@@ -44,7 +44,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Pre-norm attention and gated feed-forward network, each beside a residual path."""
 
     def __init__(self, width: int, hidden: int, num_heads: int, num_kv_heads: int) -> None:
@@ -85,7 +85,7 @@ class Llama(nn.Module):
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(Block(width, hidden, heads, kv_heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(LlamaBlock(width, hidden, heads, kv_heads) for _ in range(layers))
         self.norm = nn.RMSNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         size = width // heads

@@ -23,7 +23,7 @@ _DIMS = ("sample", "channel", "height", "width")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ConvolutionGroup:
     """Convolutions of 3x3 (the network's first is 5x5) with these output channels; the first has `stride`."""
 
     channels: tuple[int, ...]
@@ -31,15 +31,15 @@ class Group:
 
 
 _GROUPS_1K = (
-    Group((128, *[256] * 4)),
-    Group((384,) * 5),
-    Group((512,) * 5),
-    Group((384,) * 5),
-    Group((384,) * 5),
-    Group((128,) * 5, stride=1),
+    ConvolutionGroup((128, *[256] * 4)),
+    ConvolutionGroup((384,) * 5),
+    ConvolutionGroup((512,) * 5),
+    ConvolutionGroup((384,) * 5),
+    ConvolutionGroup((384,) * 5),
+    ConvolutionGroup((128,) * 5, stride=1),
 )
-_GROUPS_2K = tuple(Group((channels,) * 3) for channels in (128, 256, 256, 384, 384, 128))
-_GROUPS_128 = tuple(Group((channels,) * 3) for channels in (128, 256, 256, 128))
+_GROUPS_2K = tuple(ConvolutionGroup((channels,) * 3) for channels in (128, 256, 256, 384, 384, 128))
+_GROUPS_128 = tuple(ConvolutionGroup((channels,) * 3) for channels in (128, 256, 256, 128))
 
 
 class ConvReluNorm(nn.Module):
@@ -63,7 +63,7 @@ class MeshTangling(nn.Module):
     `width` multiplies every channel count but the input's and the output's (rounded, at least 1).
     """
 
-    def __init__(self, groups: tuple[Group, ...], width: float) -> None:
+    def __init__(self, groups: tuple[ConvolutionGroup, ...], width: float) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         in_channels, kernel = _INPUT_CHANNELS, 5
@@ -101,7 +101,7 @@ def mesh_tangling_128(*, input_shape: tuple[int, ...] = (8, 18, 128, 128), width
     return _example("mesh_tangling_128", _GROUPS_128, input_shape, width)
 
 
-def _down_sampling(groups: tuple[Group, ...]) -> int:
+def _down_sampling(groups: tuple[ConvolutionGroup, ...]) -> int:
     """How many mesh cells a cell of the output spans in each of height and width."""
     factor = 1
     for group in groups:
@@ -109,7 +109,7 @@ def _down_sampling(groups: tuple[Group, ...]) -> int:
     return factor
 
 
-def _example(network: str, groups: tuple[Group, ...], input_shape: tuple[int, ...], width: float) -> Example:
+def _example(network: str, groups: tuple[ConvolutionGroup, ...], input_shape: tuple[int, ...], width: float) -> Example:
     factor = _down_sampling(groups)
     require_dims(network, input_shape, _DIMS)
     require_multiple(network, input_shape, 2, factor)

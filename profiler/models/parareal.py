@@ -30,7 +30,7 @@ from torch.nn import functional
 from profiler.models.example import Example, indices, normal, require_dims
 
 
-class Step(nn.Module):
+class EulerStep(nn.Module):
     """A step of Euler's method: u + h conv(tanh(conv(u)))."""
 
     def __init__(self, channels: int, step: float) -> None:
@@ -41,8 +41,8 @@ class Step(nn.Module):
 
     def forward(self, u: Tensor) -> Tensor:
         """(sample, channel, height, width) to the same."""
-        found: Tensor = u + self.step * self.outer(self.inner(u).tanh())
-        return found
+        after: Tensor = u + self.step * self.outer(self.inner(u).tanh())
+        return after
 
 
 class Parareal(nn.Module):
@@ -65,10 +65,10 @@ class Parareal(nn.Module):
         for propagate in self.predict:
             starts.append(propagate(starts[-1]))
         ends = [propagate(start) for propagate, start in zip(self.fine, starts, strict=True)]
-        found: Tensor = ends[0]  # of the first slice the start is known: it has no defect
+        state: Tensor = ends[0]  # of the first slice the start is known: it has no defect
         for (_, start), end, carry in zip(pairwise(starts), ends[1:], self.correct, strict=True):
-            found = end + carry(found - start)
-        return found
+            state = end + carry(state - start)
+        return state
 
 
 def parareal(
@@ -90,9 +90,11 @@ def parareal(
     if slices < 2 or steps < 1:
         raise ValueError(f"parareal: {slices} slices of {steps} steps; at least 2 of 1 are needed")
     each = time / slices
-    fine: list[nn.Module] = [nn.Sequential(*(Step(width, each / steps) for _ in range(steps))) for _ in range(slices)]
-    predict: list[nn.Module] = [Step(width, each) for _ in range(slices - 1)]
-    correct: list[nn.Module] = [Step(width, each) for _ in range(slices - 1)]
+    fine: list[nn.Module] = [
+        nn.Sequential(*(EulerStep(width, each / steps) for _ in range(steps))) for _ in range(slices)
+    ]
+    predict: list[nn.Module] = [EulerStep(width, each) for _ in range(slices - 1)]
+    correct: list[nn.Module] = [EulerStep(width, each) for _ in range(slices - 1)]
     module = nn.Sequential(
         nn.Conv2d(input_shape[1], width, 3, padding=1),
         Parareal(fine, predict, correct),

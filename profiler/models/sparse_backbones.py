@@ -85,7 +85,7 @@ class SparseResUNet(nn.Module):
             raise SparseInputError(
                 "levels of a U-Net",
                 where="SparseResUNet",
-                found=f"{len(encoder_channels)} down, {len(decoder_channels)} up",
+                actual=f"{len(encoder_channels)} down, {len(decoder_channels)} up",
                 expected="as many up as down",
                 remedy="give encoder_channels and decoder_channels of one length",
             )

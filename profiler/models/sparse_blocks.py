@@ -98,7 +98,7 @@ class ResidualBlock(nn.Module):
             raise SparseInputError(
                 "stride of a residual block",
                 where="SparseResBlock",
-                found=stride,
+                actual=stride,
                 expected=1,
                 remedy="put the stride in a SparseConvBlock before it",
             )

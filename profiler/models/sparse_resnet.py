@@ -23,7 +23,7 @@ _LAST_KERNEL = (1, 3, 1)
 _LAST_STRIDE = (1, 2, 1)
 
 
-class SparseResNet(nn.Module):
+class SparseResNetClassifier(nn.Module):
     """A stem, a stage for each further number of channels, a last convolution, a mean over sites and a linear layer.
 
     Args:
@@ -74,7 +74,9 @@ def sparse_resnet(
     """The 21 layers; ``width`` multiplies all channels."""
     cloud = shapes("sparse_resnet", input_shape)
     channels = [max(1, int(width * each)) for each in CHANNELS[: len(blocks)]]
-    module = SparseResNet(in_channels=input_shape[2], num_classes=num_classes, channels=channels, blocks=blocks)
+    module = SparseResNetClassifier(
+        in_channels=input_shape[2], num_classes=num_classes, channels=channels, blocks=blocks
+    )
     return module, (cloud, indices(num_classes, input_shape[:1], seed=1)), functional.cross_entropy
 
 

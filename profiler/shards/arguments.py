@@ -44,7 +44,7 @@ class Operand:
 
 
 @dataclass(eq=False)
-class Pieces:
+class PartReads:
     """What of each tensor a part reads.
 
     Attributes:
@@ -62,10 +62,10 @@ class Pieces:
     turn: Iterator[int]
     cut: frozenset[int]
     input_shapes: tuple[tuple[int, ...], ...]
-    found: dict[tuple[fx.Node, Box], Operand] = field(default_factory=dict)
+    operands: dict[tuple[fx.Node, Box], Operand] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: Graph, value_of: ValueOf, samples: int, name: str, shape: PartShape) -> Pieces:
+    def of(cls, graph: Graph, value_of: ValueOf, samples: int, name: str, shape: PartShape) -> PartReads:
         layer, inputs, parameters = graph.layer_at(graph.by_name()[name], samples, graph.values())
         relation = kind(layer.kind)
         work = relation.work(layer, inputs)
@@ -89,10 +89,10 @@ class Pieces:
             return value
         role, box = self._place(node, value)
         key = node, box
-        if key not in self.found:
+        if key not in self.operands:
             piece = _piece(value, box) if volume(box) else self._nothing(value)
-            self.found[key] = Operand(piece, role)
-        return self.found[key]
+            self.operands[key] = Operand(piece, role)
+        return self.operands[key]
 
     def _nothing(self, value: Tensor) -> Tensor:
         """Of an input whose part of a concatenation is another rank's."""
@@ -162,8 +162,8 @@ class LocalWork:
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """An attribute with a number a dim of space."""
-        found = self.layer.attributes.get(name, ())
-        return found if isinstance(found, tuple) else ()
+        attribute = self.layer.attributes.get(name, ())
+        return attribute if isinstance(attribute, tuple) else ()
 
     @property
     def extents(self) -> list[int]:

@@ -21,14 +21,14 @@ from math import log
 from torch import Tensor
 
 from planner.ir.profile import Measurement, PartShape
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import workspace_bytes
-from profiler.measure.noise import Clock
+from profiler.measure.noise import LapClock
 from profiler.measure.partial_results import PartCosts, SizeCosts
-from profiler.measure.progress import Counter
+from profiler.measure.progress import ProgressCounter
 from profiler.measure.sizes import TESTED_RATIO, Limits, Read, reading_error
-from profiler.measure.timing import Effort, SegmentedPass, segments, time_segments
+from profiler.measure.timing import SegmentedPass, TimingEffort, segments, time_segments
 from profiler.shards.arguments import ValueOf
 from profiler.shards.network import PartNetwork, PartPass, part_network
 from profiler.source.model import LoadedModel, example_of
@@ -56,15 +56,15 @@ def rounds(shapes: Sequence[PartShape], sizes: Sequence[int]) -> tuple[Round, ..
         size = next((size for size in sizes if size >= shape.samples), None)
         if size is not None:
             waiting.setdefault((size, shape.layers[0]), []).append(shape)
-    found = []
+    turns = []
     for size in sizes:
         mine = [queue for (samples, _), queue in waiting.items() if samples == size]
         for turn in range(max(map(len, mine), default=0)):
-            found.append(Round(size, tuple(queue[turn] for queue in mine if len(queue) > turn)))
-    return tuple(found)
+            turns.append(Round(size, tuple(queue[turn] for queue in mine if len(queue) > turn)))
+    return tuple(turns)
 
 
-def whole_values(captured: Captured, tensors: Mapping[str, Tensor], samples: int) -> ValueOf:
+def whole_values(captured: CapturedModule, tensors: Mapping[str, Tensor], samples: int) -> ValueOf:
     """What every node is in a forward pass over the whole network."""
     run = SegmentedPass(captured, tensors, samples)
     for segment in segments(captured):
@@ -73,13 +73,13 @@ def whole_values(captured: Captured, tensors: Mapping[str, Tensor], samples: int
 
 
 def measure_round(
-    captured: Captured,
+    captured: CapturedModule,
     value_of: ValueOf,
     each: Round,
     whole: Mapping[str, Measurement],
-    effort: Effort,
+    effort: TimingEffort,
     after_pass: AfterPass,
-    clock: Clock | None = None,
+    clock: LapClock | None = None,
 ) -> Iterator[Measurement]:
     """Measurements of the parts, for every layer that has such a part; nothing of parts that cannot be run alone.
 
@@ -96,9 +96,9 @@ def measure_round(
 def _measured(
     network: PartNetwork,
     whole: Mapping[str, Measurement],
-    effort: Effort,
+    effort: TimingEffort,
     after_pass: AfterPass,
-    clock: Clock | None,
+    clock: LapClock | None,
 ) -> Iterator[Measurement]:
     parts = segments(network.captured)
     times = time_segments(parts, lambda split: PartPass(network, clock, split), effort, after_pass, clock)
@@ -143,7 +143,7 @@ def next_parts(
         tried: so far; those of them that can be run alone are in ``measured``.
         shares: of the step, by layer.
     """
-    known = {(one.layer, one.samples, one.part, one.before): one for one in measured}
+    by_part = {(one.layer, one.samples, one.part, one.before): one for one in measured}
     lines: dict[tuple[tuple[str, ...], tuple[int, ...], int], list[PartShape]] = {}
     for shape in shapes:
         lines.setdefault((shape.layers, shape.part, shape.before), []).append(shape)
@@ -152,32 +152,32 @@ def next_parts(
         line.sort(key=lambda shape: shape.samples)
         ends = [shape for shape in dict.fromkeys((line[0], line[-1])) if shape not in tried]
         matters = max(shares.get(name, 0.0) for name in line[0].layers) > limits.share
-        wanted.update(ends or (_inside(line, tried, known, limits, read) if matters else ()))
+        wanted.update(ends or (_inside(line, tried, by_part, limits, read) if matters else ()))
     return tuple(shape for shape in shapes if shape in wanted)
 
 
 def _inside(
     line: Line,
     tried: Collection[PartShape],
-    known: Mapping[tuple[str, int, tuple[int, ...], int], Measurement],
+    by_part: Mapping[tuple[str, int, tuple[int, ...], int], Measurement],
     limits: Limits,
     read: Read,
 ) -> Iterator[PartShape]:
     """Parts between the ends of ``line``, which were tried."""
-    found = {s: known.get((s.layers[0], s.samples, s.part, s.before)) for s in line if s in tried}
+    measured = {s: by_part.get((s.layers[0], s.samples, s.part, s.before)) for s in line if s in tried}
 
     def halve(stretch: Line) -> Iterator[PartShape]:
         low, high = stretch[0].samples, stretch[-1].samples
         if len(stretch) < 3:
             return
         at = min(range(1, len(stretch) - 1), key=lambda k: abs(2 * log(stretch[k].samples) - log(low * high)))
-        one = found.get(stretch[at])
+        one = measured.get(stretch[at])
         if stretch[at] not in tried:
             yield stretch[at]
             return
         if one is None:  # it cannot be run alone, nor can others of these extents
             return
-        outside = [each for shape, each in found.items() if each is not None and not low < shape.samples < high]
+        outside = [each for shape, each in measured.items() if each is not None and not low < shape.samples < high]
         if reading_error([one], {one.layer: sorted(outside, key=lambda each: each.samples)}, limits, read) > 1:
             yield from halve(stretch[: at + 1])
             yield from halve(stretch[at:])
@@ -237,12 +237,12 @@ class PartRounds:
 
     def __init__(
         self,
-        captured: Captured,
+        captured: CapturedModule,
         model: LoadedModel,
         whole: Sequence[SizeCosts],
-        effort: Effort,
-        progress: Counter,
-        clock: Clock,
+        effort: TimingEffort,
+        progress: ProgressCounter,
+        clock: LapClock,
     ) -> None:
         self._captured, self._model, self._effort = captured, model, effort
         self._progress, self._clock, self._sized = progress, clock, whole
@@ -257,12 +257,12 @@ class PartRounds:
     def chosen(self, wanted: Sequence[PartShape], done: Sequence[PartCosts], limits: Limits, read: Read) -> Found:
         """As many of ``wanted`` as reading the others off them needs (:mod:`profiler.shards.measure`)."""
         tried = {shape for each in done for shape in each.shapes}
-        found = [one for each in done for one in each.measurements]
+        measured = [one for each in done for one in each.measurements]
         shares = _shares(self._sized)
-        while turn := next_parts(wanted, tried, found, shares, limits, read):
-            after = next_parts(wanted, {*tried, *turn}, found, shares, limits, read)
+        while turn := next_parts(wanted, tried, measured, shares, limits, read):
+            after = next_parts(wanted, {*tried, *turn}, measured, shares, limits, read)
             for each, costs in self._measured(turn, after):
-                found += costs.measurements
+                measured += costs.measurements
                 yield each, costs
             tried.update(turn)
 
@@ -276,7 +276,7 @@ class PartRounds:
             whole = self._whole[samples]
             for each in planned:
                 if each.samples == samples:
-                    found = measure_round(
+                    measurements = measure_round(
                         self._captured, value_of, each, whole, self._effort, self._progress.passed_part, self._clock
                     )
-                    yield each, PartCosts(each.shapes, tuple(found))
+                    yield each, PartCosts(each.shapes, tuple(measurements))

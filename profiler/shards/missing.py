@@ -14,10 +14,10 @@ from planner.layers import over_sites
 from profiler.links import calls
 from profiler.measure.child_process import Child
 from profiler.measure.devices import BACKENDS, Backend, described
-from profiler.measure.partial_results import Chosen, ModelCosts
+from profiler.measure.partial_results import ChosenMeasurements, ModelCosts
 from profiler.measure.processes import SILENCE_S
 from profiler.measure.progress import Overall, ProfileProgress
-from profiler.measure.worker import Job
+from profiler.measure.worker import MeasuringJob
 from profiler.merge import merged, merged_overhead_s
 
 Progress = Callable[[ProfileProgress], None]
@@ -66,23 +66,23 @@ def measure_missing(
     largest = max((shape.samples for shape in shapes), default=0)
     cut_from = () if not largest or max(sizes, default=0) >= largest else (largest,)
     num_processes = 1 if quick else max(1, len(profile.provenance.processes))
-    job = Job(
+    job = MeasuringJob(
         profile.model,
         profile.optimizer,
         tuple(sizes),
         quick,
         device="cpu" if backend.type == "cpu" else f"{backend.type}:0",
         num_processes=num_processes,
-        chosen=Chosen(tuple(sorted({*sizes, *cut_from})), tuple(shapes)),
+        chosen=ChosenMeasurements(tuple(sorted({*sizes, *cut_from})), tuple(shapes)),
         graph=fingerprint(profile.graph),
     )
     overall = Overall(num_processes, progress or _silent)
-    found = [_measured(job, backend, overall) for _ in range(num_processes)]
+    by_process = [_measured(job, backend, overall) for _ in range(num_processes)]
     return FoundMissing(
-        merged(costs.measurements for costs in found),
-        merged(costs.parts for costs in found),
-        any(costs.rest.is_contended for costs in found),
-        merged_overhead_s(found),
+        merged(costs.measurements for costs in by_process),
+        merged(costs.parts for costs in by_process),
+        any(costs.rest.is_contended for costs in by_process),
+        merged_overhead_s(by_process),
     )
 
 
@@ -117,7 +117,7 @@ def backend_of(device_kind: str) -> Backend:
     )
 
 
-def _measured(job: Job, backend: Backend, progress: Overall) -> ModelCosts:
+def _measured(job: MeasuringJob, backend: Backend, progress: Overall) -> ModelCosts:
     with Child("profiler.measure.worker:measure_model", job, core=backend.cores(0, 1)) as child:
         reports = child.reports(SILENCE_S)
         while True:

@@ -24,13 +24,13 @@ from cuda_ops.dense.recurrent import autocast
 from planner.ir.box import volume, whole
 from planner.ir.graph import Graph, Layer, TensorSpec, value_name
 from planner.ir.profile import PartShape
-from profiler.capture.graph import Captured, parameter_spec
+from profiler.capture.graph import CapturedModule, parameter_spec
 from profiler.capture.kinds import arguments_of
 from profiler.capture.layers import is_output_of
 from profiler.capture.operators import node_argument, overload_of
-from profiler.measure.noise import Clock
-from profiler.measure.timing import Segment, SegmentedPass, segments
-from profiler.shards.arguments import INPUT, PARAMETER, NoPieceError, Operand, Pieces, ValueOf, local_arguments
+from profiler.measure.noise import LapClock
+from profiler.measure.timing import LayerSegment, SegmentedPass, segments
+from profiler.shards.arguments import INPUT, PARAMETER, NoPieceError, Operand, PartReads, ValueOf, local_arguments
 
 _OPTIONS = ("stride", "padding", "dilation", "groups")
 _ATTRIBUTES = {"padding", "output_padding", "groups"}
@@ -59,7 +59,7 @@ class LocalPart:
 
 
 def local_part(
-    captured: Captured, value_of: ValueOf, samples: int, segment: Segment, shape: PartShape
+    captured: CapturedModule, value_of: ValueOf, samples: int, segment: LayerSegment, shape: PartShape
 ) -> LocalPart | None:
     """The part of ``segment`` that ``shape`` says; None where its operator cannot be run on a piece alone.
 
@@ -70,13 +70,13 @@ def local_part(
     if main is None:
         return None
     try:
-        pieces = Pieces.of(captured.graph, value_of, samples, segment.name, shape)
+        pieces = PartReads.of(captured.graph, value_of, samples, segment.name, shape)
         return _made(captured, segment, main, pieces)
     except NoPieceError:
         return None
 
 
-def _main(segment: Segment) -> fx.Node | None:
+def _main(segment: LayerSegment) -> fx.Node | None:
     """The operator that makes the outputs, if it needs no other of its layer (others only count batches, say)."""
     made = {node_argument(node, 0) if is_output_of(node) else node for node in segment.results}
     main = made.pop() if made else None
@@ -85,7 +85,7 @@ def _main(segment: Segment) -> fx.Node | None:
     return main if not set(main.all_input_nodes) & set(segment.calls) else None
 
 
-def _made(captured: Captured, segment: Segment, main: fx.Node, pieces: Pieces) -> LocalPart | None:
+def _made(captured: CapturedModule, segment: LayerSegment, main: fx.Node, pieces: PartReads) -> LocalPart | None:
     arguments = arguments_of(main)
     changed = local_arguments(pieces.local(arguments))
     if changed is None or not pieces.reads:
@@ -93,16 +93,16 @@ def _made(captured: Captured, segment: Segment, main: fx.Node, pieces: Pieces) -
     attributes = {**pieces.layer.attributes, **{name: _plain(changed[name]) for name in _ATTRIBUTES & changed.keys()}}
     args, keywords = fx.node.map_arg((main.args, dict(main.kwargs)), pieces.operand)
     names = [argument.name for argument in schema_of(overload_of(main)).arguments]
-    given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **keywords}
+    named: dict[str, Any] = {**dict(zip(names, args, strict=False)), **keywords}
     args = tuple(changed.pop(name) if name in changed else value for name, value in zip(names, args, strict=False))
     keywords = {**keywords, **changed}
     target: Callable[..., Any] = overload_of(main)
     if isinstance(arguments.get("padding"), str):
         target = overload_of(main).overloadpacket.default  # ``same`` and ``valid`` as numbers
     if pieces.layer.kind == "conv" and captured.autocast is None:
-        tensors, options = [given["input"], given["weight"]], [attributes[name] for name in _OPTIONS]
+        tensors, options = [named["input"], named["weight"]], [attributes[name] for name in _OPTIONS]
         if runs_in_a_loop(*(each.value for each in tensors), *options):
-            target, args, keywords = onednn_convolution, (*tensors, given.get("bias"), *options), {}
+            target, args, keywords = onednn_convolution, (*tensors, named.get("bias"), *options), {}
     part = LocalPart(
         replace(pieces.layer, attributes=attributes),
         main,
@@ -125,25 +125,25 @@ def _plain(value: Any) -> Any:
 
 
 @torch.no_grad()
-def _tried(captured: Captured, part: LocalPart) -> tuple[Tensor, ...]:
+def _tried(captured: CapturedModule, part: LocalPart) -> tuple[Tensor, ...]:
     """What the call gives; nothing if the operator refuses such pieces."""
     args, keywords = fx.node.map_aggregate((part.args, part.keywords), tensor_of)
     device = next((each.value.device.type for each in operands(part)), "cpu")
     with autocast(device, captured.autocast):
         try:
-            found = part.target(*args, **keywords)
+            outputs = part.target(*args, **keywords)
         except _REFUSALS:
             return ()
-    return (found,) if isinstance(found, Tensor) else tuple(each for each in found if isinstance(each, Tensor))
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(each for each in outputs if isinstance(each, Tensor))
 
 
 def operands(part: LocalPart) -> list[Operand]:
     """All of a part's operands, each once, in the order of the call."""
-    found: dict[Operand, None] = {}
+    distinct: dict[Operand, None] = {}
     fx.node.map_aggregate(
-        (part.args, part.keywords), lambda each: found.setdefault(each) if isinstance(each, Operand) else None
+        (part.args, part.keywords), lambda each: distinct.setdefault(each) if isinstance(each, Operand) else None
     )
-    return list(found)
+    return list(distinct)
 
 
 def tensor_of(argument: Any) -> Any:
@@ -161,7 +161,7 @@ class PartNetwork:
         shapes: of the parts, by layer; ``shares``: of the work of their whole layers.
     """
 
-    captured: Captured
+    captured: CapturedModule
     tensors: Mapping[str, Tensor]
     shapes: Mapping[str, PartShape]
     shares: Mapping[str, float]
@@ -170,10 +170,10 @@ class PartNetwork:
 class PartPass(SegmentedPass):
     """As its base, but that inputs and gradients do not come from neighbours: both are fresh, as if just made."""
 
-    def __init__(self, network: PartNetwork, clock: Clock | None = None, split: bool = False) -> None:
+    def __init__(self, network: PartNetwork, clock: LapClock | None = None, split: bool = False) -> None:
         super().__init__(network.captured, network.tensors, network.captured.graph.samples, clock, split)
 
-    def forward(self, segment: Segment) -> None:
+    def forward(self, segment: LayerSegment) -> None:
         """Runs ``segment``, and times its operators."""
         for node in segment.reads:
             value = self._values[node]
@@ -183,7 +183,7 @@ class PartPass(SegmentedPass):
     def start_backward(self) -> None:
         """Nothing: every part has a gradient of its own."""
 
-    def gradients_of(self, segment: Segment) -> tuple[list[Tensor], list[Tensor]]:
+    def gradients_of(self, segment: LayerSegment) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs of ``segment`` that can have a gradient, and one for each."""
         for node in segment.results:
             value = self._values[node]
@@ -192,7 +192,7 @@ class PartPass(SegmentedPass):
         return super().gradients_of(segment)
 
 
-def part_network(captured: Captured, value_of: ValueOf, samples: int, shapes: Iterable[PartShape]) -> PartNetwork:
+def part_network(captured: CapturedModule, value_of: ValueOf, samples: int, shapes: Iterable[PartShape]) -> PartNetwork:
     """``shapes`` as far as they can be run.
 
     Args:
@@ -223,10 +223,10 @@ class _Builder:
     def add(self, part: LocalPart, shape: PartShape) -> None:
         """One more part."""
         name = f"part{len(self.layers)}"
-        given = {each: self._given(each, f"{name}_{index}") for index, each in enumerate(operands(part))}
+        nodes = {each: self._placeholder(each, f"{name}_{index}") for index, each in enumerate(operands(part))}
 
         def node_of(argument: Any) -> Any:
-            return given[argument] if isinstance(argument, Operand) else argument
+            return nodes[argument] if isinstance(argument, Operand) else argument
 
         args, keywords = fx.node.map_aggregate((part.args, part.keywords), node_of)
         main = self.nodes.call_function(part.target, args, keywords)
@@ -235,8 +235,8 @@ class _Builder:
             index = cast("int", output.args[1])
             picked = self.nodes.call_function(operator.getitem, (main, index))
             self._made(picked, output, name, index)
-        inputs = tuple(str(node.target) for each, node in given.items() if each.role == INPUT)
-        parameters = tuple(str(node.target) for each, node in given.items() if each.role == PARAMETER)
+        inputs = tuple(str(node.target) for each, node in nodes.items() if each.role == INPUT)
+        parameters = tuple(str(node.target) for each, node in nodes.items() if each.role == PARAMETER)
         self.layers.append(replace(part.layer, name=name, inputs=inputs, parameters=parameters))
         self.shapes[name], self.shares[name] = shape, part.share
 
@@ -246,10 +246,10 @@ class _Builder:
         self.nodes.output(last)
         graph = Graph(samples, self.inputs, tuple(self.layers), self.parameters, self.layers[-1].name if last else "")
         module = fx.GraphModule(self.root, self.nodes)
-        captured = Captured(graph, module, self.layer_of_node, self.node_of_value, False, autocast=autocast)
+        captured = CapturedModule(graph, module, self.layer_of_node, self.node_of_value, False, autocast=autocast)
         return PartNetwork(captured, self.tensors, self.shapes, self.shares)
 
-    def _given(self, operand: Operand, name: str) -> fx.Node:
+    def _placeholder(self, operand: Operand, name: str) -> fx.Node:
         spec = parameter_spec(operand.value)
         if operand.role == INPUT:
             self.inputs[name], self.tensors[name] = spec, operand.value

@@ -18,7 +18,7 @@ from cuda_ops.sparse.nn.tensor import SparseTensor
 from cuda_ops.sparse.preparation import Preparation, padded
 from cuda_ops.sparse.recipe import PreparedNetwork, Recipe, record
 from planner.ir.errors import FactoryError, UnsupportedModelError
-from profiler.source.losses import Loss, mean_of_squares, own_loss
+from profiler.source.losses import TrainedLoss, mean_of_squares, own_loss
 from profiler.source.model import CloudExample, LoadedModel
 from profiler.source.structure import BatchStructure, Nest
 
@@ -46,7 +46,7 @@ _SPARSE_LAYERS = "cuda_ops.sparse.nn"
 
 
 def load_clouds(
-    factory: str, network: nn.Module, inputs: Any, aims: Any, loss: Loss
+    factory: str, network: nn.Module, inputs: Any, aims: Any, loss: TrainedLoss
 ) -> tuple[LoadedModel, Mapping[str, Any]]:
     """The model, and what varies in it.
 
@@ -69,9 +69,9 @@ def load_clouds(
     values = inputs if isinstance(inputs, tuple) else (inputs,)
     nest, targets = Nest.of(aims, f"{factory}: targets")
     if isinstance(values[0], SparseTensor) and len(values) == 1:
-        given = values[0]
-        per_site = tuple(len(target) == len(given) != given.num_samples for target in targets)
-        raw = samples_first(given, targets, per_site)
+        cloud = values[0]
+        per_site = tuple(len(target) == len(cloud) != cloud.num_samples for target in targets)
+        raw = samples_first(cloud, targets, per_site)
     elif any(isinstance(each, SparseTensor) for each in values):
         raise FactoryError(
             f"{factory} returned a SparseTensor among other inputs",
@@ -83,16 +83,16 @@ def load_clouds(
         per_site = tuple(each.ndim > 1 and each.shape[1] == values[0].shape[1] for each in targets)
     if len(raw[2]) < _PAIR:  # one is special to the capture
         raw = tuple(torch.cat([tensor] * _PAIR) for tensor in raw)
-    told = replace(loss, function=_on_features if loss.function is own_loss else loss.function)
+    cloud_loss = replace(loss, function=_on_features if loss.function is own_loss else loss.function)
     try:
-        preparation = _preparation(network, raw, per_site, told, nest)
+        preparation = _preparation(network, raw, per_site, cloud_loss, nest)
     except SparseInputError as error:
         raise FactoryError(f"{factory} returned a network that does not take its clouds", [str(error)]) from error
-    found = CloudExample(preparation, raw[:_NUM_INPUTS], raw[_NUM_INPUTS:])
-    prepared, compared = found.prepared(found.inputs, found.targets)
+    example = CloudExample(preparation, raw[:_NUM_INPUTS], raw[_NUM_INPUTS:])
+    prepared, compared = example.prepared(example.inputs, example.targets)
     structure = replace(BatchStructure.plain(_NUM_INPUTS, 0), targets=nest)
     prepared_network = PreparedNetwork(network, preparation.recipe)
-    model = LoadedModel(prepared_network, prepared, compared, told, clouds=found, structure=structure)
+    model = LoadedModel(prepared_network, prepared, compared, cloud_loss, clouds=example, structure=structure)
     return model, _varying(preparation)
 
 
@@ -100,7 +100,7 @@ _NUM_INPUTS = 3
 
 
 def _preparation(
-    network: nn.Module, raw: tuple[Tensor, ...], per_site: tuple[bool, ...], loss: Loss, nest: Nest
+    network: nn.Module, raw: tuple[Tensor, ...], per_site: tuple[bool, ...], loss: TrainedLoss, nest: Nest
 ) -> Preparation:
     """What the network and its loss ask for, by running them once."""
     clouds = Preparation(Recipe((), ()), per_site).clouds(raw)
@@ -118,15 +118,15 @@ def samples_first(example: SparseTensor, targets: tuple[Tensor, ...], per_site: 
     segments = example.segments
     cuts = [slice(s, s + n) for s, n in zip(segments.starts.tolist(), segments.lengths.tolist(), strict=True)]
     first = padded([example.coords[cut, 1:] for cut in cuts], [example.feats[cut] for cut in cuts])
-    found = []
+    ordered_targets = []
     for target, is_per_site in zip(targets, per_site, strict=True):
         if is_per_site:
             ordered = target if example.order is None else target[example.order]
             target = target.new_zeros(len(cuts), first[0].shape[1], *target.shape[1:])
             for index, cut in enumerate(cuts):
                 target[index, : cut.stop - cut.start] = ordered[cut]
-        found.append(target)
-    return (*first, *found)
+        ordered_targets.append(target)
+    return (*first, *ordered_targets)
 
 
 def _varying(preparation: Preparation) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cuda_ops.sampling.preparation import PreparedGraphNetwork, SampledPreparation
 from cuda_ops.sampling.sampler import SampledGraph
 from planner.ir.errors import FactoryError
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 from profiler.source.model import GraphExample, LoadedModel
 from profiler.source.structure import BatchStructure, Nest
 
@@ -32,7 +32,7 @@ def is_sampled(inputs: Any) -> bool:
 
 
 def load_sampled(
-    factory: str, network: nn.Module, inputs: Any, aims: Any, loss: Loss
+    factory: str, network: nn.Module, inputs: Any, aims: Any, loss: TrainedLoss
 ) -> tuple[LoadedModel, Mapping[str, Any]]:
     """The model, and what varies in it.
 
@@ -63,11 +63,11 @@ def load_sampled(
     if len(example) < _LEAST:
         raw, targets = tuple(torch.cat([each] * _LEAST) for each in raw), tuple(torch.cat([t] * 2) for t in targets)
     preparation = SampledPreparation(example.sampler, len(targets))
-    found = GraphExample(preparation, raw, targets)
-    prepared, compared = found.prepared(raw, targets)
+    graph_example = GraphExample(preparation, raw, targets)
+    prepared, compared = graph_example.prepared(raw, targets)
     structure = replace(BatchStructure.plain(_NUM_INPUTS, 0), targets=nest)
     model = LoadedModel(
-        PreparedGraphNetwork(network, preparation), prepared, compared, loss, clouds=found, structure=structure
+        PreparedGraphNetwork(network, preparation), prepared, compared, loss, clouds=graph_example, structure=structure
     )
     of = dict(zip(preparation.names, BatchStructure.plain(preparation.num_inputs, len(targets)).names, strict=True))
     varying = {word: [(of[name], dim) for name, dim in places] for word, places in preparation.varying.items()}

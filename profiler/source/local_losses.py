@@ -47,11 +47,11 @@ class LocalBlocks(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """The outputs of all heads, then the model's own."""
-        found: list[Tensor] = []
+        outputs: list[Tensor] = []
         for block, head in zip(self.blocks, (*self.heads, None), strict=True):
-            x = block(x.detach() if found else x)
-            found.append(x if head is None else head(x))
-        return tuple(found)
+            x = block(x.detach() if outputs else x)
+            outputs.append(x if head is None else head(x))
+        return tuple(outputs)
 
 
 class SumOfLosses(nn.Module):
@@ -81,8 +81,10 @@ def with_local_losses(name: str, made: Any, count: int) -> tuple[Any, ...]:
             is known for.
     """
     if not isinstance(made, tuple) or len(made) not in (3, 4) or not isinstance(made[0], nn.Sequential):
-        found = type(made[0] if isinstance(made, tuple) and made else made).__name__
-        raise _refused(name, [f"local losses are for (nn.Sequential, (inputs, targets), loss_fn), this is a {found}"])
+        type_name = type(made[0] if isinstance(made, tuple) and made else made).__name__
+        raise _refused(
+            name, [f"local losses are for (nn.Sequential, (inputs, targets), loss_fn), this is a {type_name}"]
+        )
     module, example, loss_fn, *rest = made
     if not isinstance(example, tuple) or len(example) != 2 or not isinstance(example[0], Tensor) or loss_fn is None:
         raise _refused(name, ["its example is not (inputs, targets) of one tensor each, with a loss_fn"])
@@ -115,15 +117,15 @@ def _blocks(name: str, layers: list[nn.Module], count: int) -> list[nn.Sequentia
 @torch.no_grad()
 def _shapes(blocks: Sequence[nn.Module], x: Tensor) -> list[tuple[int, ...]]:
     """Of what each block makes of the example; modes and statistics are left as they are."""
-    found = []
+    shapes = []
     for block in blocks:
         modes = [(module, module.training) for module in block.modules()]
         block.eval()
         x = block(x)
         for module, training in modes:
             module.training = training
-        found.append(tuple(x.shape))
-    return found
+        shapes.append(tuple(x.shape))
+    return shapes
 
 
 def _head(name: str, number: int, made: tuple[int, ...], wanted: tuple[int, ...]) -> Head:

@@ -24,7 +24,7 @@ _LOOKED_AT = "what is only looked at: run.evaluate(batch, metric=...), halopipe 
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class TrainedLoss:
     """The loss that is trained: the user's own, summed where there are several.
 
     Attributes:
@@ -81,7 +81,7 @@ def _require_terms(kind: str, named: Mapping[Any, Tensor]) -> None:
             [_THE_LOSS_ALONE, _LOOKED_AT],
         )
     for name, value in named.items():
-        behind = _made_of(value)
+        behind = frozenset(_behind(value.grad_fn))
         twice = next((other for other, term in named.items() if other != name and term.grad_fn in behind), None)
         if twice is not None:
             raise UnsupportedModelError(
@@ -91,17 +91,12 @@ def _require_terms(kind: str, named: Mapping[Any, Tensor]) -> None:
             )
 
 
-def _made_of(value: Tensor) -> frozenset[Any]:
-    """The nodes of autograd's graph behind ``value``, its own included."""
-    return frozenset(_behind(value.grad_fn))
-
-
 def _behind(function: Any) -> Iterator[Any]:
-    seen, waiting = {None}, [function]
+    visited, waiting = {None}, [function]
     while waiting:
         each = waiting.pop()
-        if each not in seen:
-            seen.add(each)
+        if each not in visited:
+            visited.add(each)
             yield each
             waiting += [before for before, _ in each.next_functions]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def example_of(names: Iterable[str], model: LoadedModel, samples: int) -> dict[str, Tensor]:
     """Inputs and targets by name, for ``samples`` samples: the model's example, cut or repeated; where the model is."""
     fed, count = fed_example(model, samples), len(model.fed[0])
-    inputs, targets = model.taken(fed[:count], fed[count:])
+    inputs, targets = model.prepared(fed[:count], fed[count:])
     return dict(zip(names, (*inputs, *targets), strict=True))
 
 
@@ -123,32 +123,32 @@ def parse_varying(factory: str, value: Any, tensors: Mapping[str, Tensor]) -> Va
     title = f"{factory} says in another way which sizes vary"
     if not isinstance(value, Mapping):
         raise FactoryError(title, [f"a {type(value).__name__}"], [_FORM])
-    found: Varying = {}
+    varying: Varying = {}
     owner: dict[tuple[str, int], str] = {}
     for name, places in value.items():
         _require_name(factory, name, tensors)
         try:
-            found[name] = tuple((str(tensor), int(dim)) for tensor, dim in places)
+            varying[name] = tuple((str(tensor), int(dim)) for tensor, dim in places)
         except (TypeError, ValueError):
             raise FactoryError(title, [f"{name}: {places!r}"], [_FORM]) from None
-        if not found[name]:
+        if not varying[name]:
             raise FactoryError(f"{factory} names no place of {name}", [], [_FORM])
-        for place in found[name]:
+        for place in varying[name]:
             _require_place(factory, name, place, tensors)
             if owner.setdefault(place, name) != name:
                 raise FactoryError(
                     f"{factory} gives dim {place[1]} of {place[0]} two names", [f"{owner[place]} and {name}"]
                 )
-        _require_extent(factory, name, found[name], tensors)
-    return found
+        _require_extent(factory, name, varying[name], tensors)
+    return varying
 
 
 def _require_name(factory: str, name: Any, tensors: Mapping[str, Tensor]) -> None:
-    taken = (*tensors, "num_samples", SAMPLE)
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name in taken:
+    reserved = (*tensors, "num_samples", SAMPLE)
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name in reserved:
         raise FactoryError(
             f"{factory}: {name!r} cannot be the name of a size that varies",
-            [f"taken: {', '.join(taken)}"],
+            [f"taken: {', '.join(reserved)}"],
             ["a word, such as time, points, height"],
         )
 
@@ -255,10 +255,10 @@ class LoadedModel:
 
     def loss(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
         """The loss of a batch as a step is given it, under autocast if that is asked for."""
-        return self.loss_of_taken(*self.taken(inputs, targets))
+        return self.loss_of_prepared(*self.prepared(inputs, targets))
 
-    def loss_of_taken(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
-        """The same of what :meth:`taken` made of it."""
+    def loss_of_prepared(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
+        """The same of what :meth:`prepared` made of it."""
         with self.precision():
             return self.loss_fn(self.call.output(self.module, inputs), self.call.aims(targets))
 
@@ -278,20 +278,20 @@ class LoadedModel:
 
     def shape_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape in which a tensor of the example is wanted (``sizes``), where it has ``shape``."""
-        found = list(shape)
+        extents = list(shape)
         for word, places in self.varying.items():
             for tensor, dim in places:
                 if tensor == name and word in self.sizes:
-                    found[dim] = self.sizes[word]
-        return tuple(found)
+                    extents[dim] = self.sizes[word]
+        return tuple(extents)
 
-    def taken(
+    def prepared(
         self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """What ``module`` and ``loss_fn`` take, of a batch as a step is given it; where the model's example is."""
-        found = (inputs, targets) if self.clouds is None else self.clouds.prepared(inputs, targets)
+        prepared = (inputs, targets) if self.clouds is None else self.clouds.prepared(inputs, targets)
         device = self.inputs[0].device
-        return tuple(tensor.to(device) for tensor in found[0]), tuple(tensor.to(device) for tensor in found[1])
+        return tuple(tensor.to(device) for tensor in prepared[0]), tuple(tensor.to(device) for tensor in prepared[1])
 
     @property
     def extents(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from planner.ir.errors import FactoryError
 from profiler.capture.user_module import users_line_of
-from profiler.source.losses import Loss, own_loss
+from profiler.source.losses import TrainedLoss, own_loss
 from profiler.source.model import LoadedModel, parse_varying
 from profiler.source.structure import BatchStructure, is_loader
 
@@ -29,8 +29,8 @@ def import_remedies(error: BaseException) -> list[str]:
     """
     cause: BaseException | None = error
     while cause is not None:
-        if found := re.search(r"operator (\w+)::\w+ does not exist", str(cause)):
-            package = found[1]
+        if match := re.search(r"operator (\w+)::\w+ does not exist", str(cause)):
+            package = match[1]
             return [
                 f"{package} was built for another torch: `halopipe doctor` says how to mend it",
                 f"pip uninstall {package}",
@@ -115,7 +115,7 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
             )
         dtype = next((each.dtype for each in result.parameters() if each.is_floating_point()), None)
         result = (result, torch.randn(input_shape, dtype=dtype))
-    module, example, loss_fn, varying = _taken(name, result)
+    module, example, loss_fn, varying = _unpacked(name, result)
     inputs, targets = example, ()
     if loss_fn is not None:
         if not isinstance(example, (tuple, list)) or len(example) != _PAIR:
@@ -129,7 +129,7 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
                 ],
             )
         inputs, targets = example
-    loss = Loss(own_loss if loss_fn is None else loss_fn, isinstance(targets, Tensor))
+    loss = TrainedLoss(own_loss if loss_fn is None else loss_fn, isinstance(targets, Tensor))
     if _is_clouds(module, inputs):
         from profiler.source.clouds import load_clouds
 
@@ -151,7 +151,7 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
     return LoadedModel(module, fed, compared, loss, structure=structure), varying
 
 
-def _taken(name: str, result: Any) -> tuple[nn.Module, Any, Any, Any]:
+def _unpacked(name: str, result: Any) -> tuple[nn.Module, Any, Any, Any]:
     """Module, example, loss function (or None) and what varies."""
     if isinstance(result, tuple) and 1 < len(result) <= 4 and isinstance(result[0], nn.Module):
         padded: tuple[Any, ...] = (*result, *(None, {})[len(result) - 2 :])

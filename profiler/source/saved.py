@@ -101,7 +101,7 @@ def save_module(result: Any, input_shape: tuple[int, ...] = ()) -> SavedModule:
     try:
         temporary.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w+b") as stream, _by_value(model):
-            torch.save(held, stream, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_Pickler))
+            torch.save(held, stream, pickle_module=SimpleNamespace(__name__=__name__, Pickler=_SavingPickler))
             stream.seek(0)
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         path = temporary.replace(temporary.with_name(f"{name}-{digest[:_NUM_DIGITS]}.pt"))
@@ -140,16 +140,16 @@ def load_saved(path: str, digest: str = "", input_shape: tuple[int, ...] = ()) -
         return model_of(path, held, input_shape)
     model = model_of(path, held["result"], input_shape)
     _register(model.module)
-    expected, found = held["loss"], _loss(model)
-    if expected is not None and found is not None and not is_alike(expected, found):
+    expected, loss_here = held["loss"], _loss(model)
+    if expected is not None and loss_here is not None and not is_alike(expected, loss_here):
         second = _loss(model)
-        if second is not None and not is_alike(found, second):
+        if second is not None and not is_alike(loss_here, second):
             raise UnsupportedModelError(
                 "the module and its loss compute something else at each call",
-                [f"loss of the same example: {expected.item()}, then {found.item()}, then {second.item()}"],
+                [f"loss of the same example: {expected.item()}, then {loss_here.item()}, then {second.item()}"],
                 ["keep what changes from call to call in buffers, written in place: self.count.add_(1)"],
             )
-        details = [f"loss of its example: {expected.item()} there, {found.item()} here"]
+        details = [f"loss of its example: {expected.item()} there, {loss_here.item()} here"]
         remedy = (
             "code that it imports, or a class that was patched, is another one here: define it where it is profiled"
         )
@@ -166,10 +166,10 @@ def load_saved(path: str, digest: str = "", input_shape: tuple[int, ...] = ()) -
 def _register(module: nn.Module) -> None:
     """What transformers notes of a class when a model of it is made, in this process: which outputs it can record."""
     place, registry, outputs = _RECORDED
-    known: Any = vars(sys.modules[place]).get(registry) if place in sys.modules else None
-    for part in () if known is None else module.modules():
+    recorded: Any = vars(sys.modules[place]).get(registry) if place in sys.modules else None
+    for part in () if recorded is None else module.modules():
         if hasattr(part, outputs):
-            known[part] = getattr(part, outputs)
+            recorded[part] = getattr(part, outputs)
 
 
 def saved_as(path: str) -> SavedModule:
@@ -188,20 +188,20 @@ def saved_as(path: str) -> SavedModule:
 def _require_same(path: str, digest: str) -> str:
     try:
         with os.fdopen(open_plain(os.path.realpath(path)), "rb") as stream:  # no wait for who writes to a pipe
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest_now = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise ModelNotFoundError(
             f"{path} is not there: it holds the module that was profiled",
             [error.strerror or str(error), f"looked for in {os.getcwd()}"],
             ["go to the folder where it was profiled, or copy the file here", "profile the module again"],
         ) from None
-    if digest and found != digest:
+    if digest and digest_now != digest:
         raise StaleFileError(
             f"{path} holds another module than was profiled",
-            [f"profiled: sha256 {digest[:_NUM_DIGITS]}", f"now: sha256 {found[:_NUM_DIGITS]}"],
+            [f"profiled: sha256 {digest[:_NUM_DIGITS]}", f"now: sha256 {digest_now[:_NUM_DIGITS]}"],
             ["bring the file back", "profile it again"],
         )
-    return found
+    return digest_now
 
 
 def _unpickled(path: str) -> Any:
@@ -213,7 +213,7 @@ def _unpickled(path: str) -> Any:
         ) from error
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+class _SavingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Of functions within functions, and of parametrised modules, what a process that imports their modules needs."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -224,11 +224,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         """
         if isinstance(obj, nn.Module) and is_parametrized(obj):
             return copyreg.__newobj__, (type(obj),), obj.__dict__  # type: ignore[attr-defined]  # not in its types
-        found = super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
         name = getattr(obj, "__module__", None) or ""
-        if found is NotImplemented or not isinstance(obj, FunctionType) or not _is_imported(obj, name):
-            return found
-        make, (code, _, *others), (own, slots), *rest = found
+        if reduced is NotImplemented or not isinstance(obj, FunctionType) or not _is_imported(obj, name):
+            return reduced
+        make, (code, _, *others), (own, slots), *rest = reduced
         return make, (code, _Globals(name), *others), (own, {**slots, "__globals__": {}}), *rest
 
 
@@ -325,14 +325,14 @@ def _dtype(module: nn.Module) -> str:
         (name, each) for name, each in module.named_parameters() if each.is_floating_point() or each.is_complex()
     )
     floats = ((name, each.dtype.to_real()) for name, each in numbers)
-    found = {str(dtype).removeprefix("torch."): name for name, dtype in floats}
-    if len(found) > 1:
+    name_of = {str(dtype).removeprefix("torch."): name for name, dtype in floats}
+    if len(name_of) > 1:
         raise UsageError(
             f"parameters of this {type(module).__name__} have several dtypes",
-            [f"{name}: {dtype}" for dtype, name in found.items()],
+            [f"{name}: {dtype}" for dtype, name in name_of.items()],
             ["module.to(torch.float32): operators that gain by another one run in it under autocast='bfloat16'"],
         )
-    return next(iter(found), "float32")
+    return next(iter(name_of), "float32")
 
 
 def _exported(path: str) -> Any:

@@ -99,7 +99,7 @@ def _append_to_path(folder: str) -> None:
 def _from_file(text: str, place: str) -> ModuleType:
     path = Path(place)
     if not path.is_file():
-        near = sorted(str(found) for found in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        near = sorted(str(file) for file in path.parent.glob("*.py")) if path.parent.is_dir() else []
         detail = f"Python files there: {', '.join(near) or 'none'}" if path.parent.is_dir() else "nor is its folder"
         if path.is_absolute():
             raise ModelNotFoundError(f"{text!r}: {place} is not there", [detail])
@@ -268,8 +268,8 @@ def _arguments(source: ModelSource, factory: Callable[..., Any]) -> dict[str, An
         close = [
             f"did you mean {match!r}?" for name in unknown for match in difflib.get_close_matches(name, parameters)
         ]
-        known = f"it takes: {', '.join(parameters) or 'no arguments'}"
-        raise FactoryError(f"{source.factory} takes no argument {', '.join(map(repr, unknown))}", [known], close)
+        takes = f"it takes: {', '.join(parameters) or 'no arguments'}"
+        raise FactoryError(f"{source.factory} takes no argument {', '.join(map(repr, unknown))}", [takes], close)
     if source.input_shape and "input_shape" in parameters:
         arguments["input_shape"] = source.input_shape
     named = [each for each in parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
@@ -314,7 +314,7 @@ def _call(source: ModelSource, factory: Callable[..., Any], arguments: Mapping[s
     try:
         return factory(**arguments)
     except Exception as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        arguments_text = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise FactoryError(
-            f"{source.factory}({given}) raised {type(error).__name__}", [str(error), where(error)]
+            f"{source.factory}({arguments_text}) raised {type(error).__name__}", [str(error), where(error)]
         ) from error

@@ -33,7 +33,7 @@ POSITIONS, KEYWORDS, WHOLE = "positions", "keywords", "whole"
 
 
 @dataclass(frozen=True, slots=True)
-class TensorAt:
+class TensorSlot:
     """In the place of a tensor: which of those that are fed it is."""
 
     index: int
@@ -47,7 +47,7 @@ class Nest:
     """A value with tensors inside.
 
     Attributes:
-        template: the value, each tensor of which is a :class:`TensorAt`.
+        template: the value, each tensor of which is a :class:`TensorSlot`.
         paths: of the tensors, keys and positions from the outside in.
     """
 
@@ -68,7 +68,7 @@ class Nest:
             if isinstance(value, Tensor):
                 tensors.append(value)
                 paths.append(path)
-                return TensorAt(len(tensors) - 1)
+                return TensorSlot(len(tensors) - 1)
             opened = _opened(value)
             if opened is None:
                 _require_constant(name, value, path)
@@ -83,7 +83,7 @@ class Nest:
         """The value that holds ``tensors``; everything but them and the constants is new."""
 
         def filled(value: Any) -> Any:
-            if isinstance(value, TensorAt):
+            if isinstance(value, TensorSlot):
                 return tensors[value.index]
             opened = _opened(value)
             if opened is None:
@@ -99,18 +99,18 @@ class Nest:
         Raises:
             ValueError: it is of another form, or holds other constants; its text says where.
         """
-        found: dict[int, Tensor] = {}
+        by_index: dict[int, Tensor] = {}
 
         def match(wanted: Any, value: Any, path: Path) -> None:
-            if isinstance(wanted, TensorAt):
+            if isinstance(wanted, TensorSlot):
                 if not isinstance(value, Tensor):
-                    raise ValueError(f"{_text(path)} is {_told(value)}, a tensor in the example")
-                found[wanted.index] = value
+                    raise ValueError(f"{_text(path)} is {_kind_text(value)}, a tensor in the example")
+                by_index[wanted.index] = value
                 return
             opened = _opened(wanted)
             if opened is None:
                 if isinstance(value, Tensor) or type(value) is not type(wanted) or value != wanted:
-                    raise ValueError(f"{_text(path)} is {_told(value)}, {wanted!r} in the example: a constant")
+                    raise ValueError(f"{_text(path)} is {_kind_text(value)}, {wanted!r} in the example: a constant")
                 return
             children, others = opened[0], _children_like(wanted, value, path)
             odd = [key for key in (*others, *children) if (key in others) != (key in children)]
@@ -120,7 +120,7 @@ class Nest:
                 match(child, others[key], (*path, key))
 
         match(self.template, value, ())
-        return tuple(found[index] for index in range(len(found)))
+        return tuple(by_index[index] for index in range(len(by_index)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +160,19 @@ class BatchStructure:
     def plain(cls, num_inputs: int, num_targets: int) -> BatchStructure:
         """Of tuples of tensors."""
         inputs, targets = (
-            Nest(tuple(map(TensorAt, range(n))), tuple((each,) for each in range(n))) for n in (num_inputs, num_targets)
+            Nest(tuple(map(TensorSlot, range(n))), tuple((each,) for each in range(n)))
+            for n in (num_inputs, num_targets)
         )
         return cls(inputs, targets, POSITIONS)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Of the tensors of inputs and targets, as the graph has them: ``input_ids``, or ``inputs``, ``inputs_2``."""
-        found: dict[str, None] = {}
+        by_name: dict[str, None] = {}
         for what, nest in (("inputs", self.inputs), ("targets", self.targets)):
             for index, path in enumerate(nest.paths if nest is not None else ()):
-                found[_name(what, index, path, found)] = None
-        return tuple(found)
+                by_name[_name(what, index, path, by_name)] = None
+        return tuple(by_name)
 
     @property
     def has_targets(self) -> bool:
@@ -202,7 +203,7 @@ class BatchStructure:
             loops = ["for batch in loader: run.step(batch)", "run.evaluate(*loader)"] if is_loader(batch) else []
             raise FactoryError(
                 f"{name} gave no (inputs, targets)",
-                [f"it gave {_told(batch)}", f"wanted: {self.text}"],
+                [f"it gave {_kind_text(batch)}", f"wanted: {self.text}"],
                 [*loops, f"a batch that is made up as the model's example: {self.text}"],
             )
         pair = tuple(batch) if isinstance(batch, (tuple, list)) and len(batch) == _PAIR else None
@@ -228,7 +229,9 @@ class BatchStructure:
         if self.passing == POSITIONS and len(inputs) == 1:
             inputs = inputs[0]
         return (
-            f"({_told(inputs)}, {_told(self.targets.template)})" if self.has_targets and self.targets else _told(inputs)
+            f"({_kind_text(inputs)}, {_kind_text(self.targets.template)})"
+            if self.has_targets and self.targets
+            else _kind_text(inputs)
         )
 
     def _of_inputs(self, value: Any) -> tuple[Tensor, ...]:
@@ -292,7 +295,7 @@ def alone(value: Any) -> Any:
 def _opened(value: Any) -> tuple[Mapping[str | int, Any], Callable[[Mapping[str | int, Any]], Any]] | None:
     """What ``value`` holds by key, and the function that makes the like of it; None of a leaf."""
     kind = type(value)
-    if isinstance(value, (Tensor, TensorAt, *_PLAIN)):
+    if isinstance(value, (Tensor, TensorSlot, *_PLAIN)):
         return None
     if isinstance(value, Mapping):
         return value, lambda children: _mapping(value, children)
@@ -303,26 +306,26 @@ def _opened(value: Any) -> tuple[Mapping[str | int, Any], Callable[[Mapping[str 
     if dataclasses.is_dataclass(value):
         names = [each.name for each in dataclasses.fields(value)]
         return {name: getattr(value, name) for name in names}, lambda children: _dataclass(value, children)
-    found, structure = tree_flatten(value, is_leaf=lambda each: each is not value)
-    if len(found) == 1 and found[0] is value:
+    leaves, structure = tree_flatten(value, is_leaf=lambda each: each is not value)
+    if len(leaves) == 1 and leaves[0] is value:
         return None
-    return dict(enumerate(found)), lambda children: tree_unflatten(list(children.values()), structure)
+    return dict(enumerate(leaves)), lambda children: tree_unflatten(list(children.values()), structure)
 
 
 def _mapping(value: Mapping[Any, Any], children: Mapping[str | int, Any]) -> Any:
     if type(value) is dict:
         return dict(children)
-    found: Any = copy.copy(value)  # whatever else it holds: BatchEncoding, defaultdict
+    copied: Any = copy.copy(value)  # whatever else it holds: BatchEncoding, defaultdict
     for key, child in children.items():
-        found[key] = child
-    return found
+        copied[key] = child
+    return copied
 
 
 def _dataclass(value: Any, children: Mapping[str | int, Any]) -> Any:
-    found = copy.copy(value)
+    copied = copy.copy(value)
     for name, child in children.items():
-        object.__setattr__(found, str(name), child)
-    return found
+        object.__setattr__(copied, str(name), child)
+    return copied
 
 
 def _children_like(wanted: Any, value: Any, path: Path) -> Mapping[str | int, Any]:
@@ -335,7 +338,7 @@ def _children_like(wanted: Any, value: Any, path: Path) -> Mapping[str | int, An
         or type(value) is type(wanted)
     ):
         return opened[0]
-    raise ValueError(f"{_text(path)} is {_told(value)}, {_told(wanted)} in the example")
+    raise ValueError(f"{_text(path)} is {_kind_text(value)}, {_kind_text(wanted)} in the example")
 
 
 def _like(template: Any, value: Any) -> Any:
@@ -345,7 +348,7 @@ def _like(template: Any, value: Any) -> Any:
         if len(template) == 1 and not is_sequence:
             return (value,)
         return () if value is None and not template else value
-    return value[0] if is_sequence and len(value) == 1 and isinstance(template, TensorAt) else value
+    return value[0] if is_sequence and len(value) == 1 and isinstance(template, TensorSlot) else value
 
 
 def _passing(name: str, module: nn.Module, inputs: Any) -> str:
@@ -359,8 +362,8 @@ def _passing(name: str, module: nn.Module, inputs: Any) -> str:
     except (TypeError, ValueError):
         return KEYWORDS
     parameters = signature.parameters.values()
-    known = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-    if known & inputs.keys() or any(each.kind is each.VAR_KEYWORD for each in parameters):
+    keywords = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    if keywords & inputs.keys() or any(each.kind is each.VAR_KEYWORD for each in parameters):
         try:
             signature.bind(**inputs)
         except TypeError as error:
@@ -388,14 +391,14 @@ def _require_constant(name: str, value: Any, path: Path) -> None:
     )
 
 
-def _name(what: str, index: int, path: Path, taken: Mapping[str, None]) -> str:
+def _name(what: str, index: int, path: Path, used: Mapping[str, None]) -> str:
     if not any(isinstance(key, str) for key in path):
         return what if index == 0 else f"{what}_{index + 1}"
     first = next(index for index, key in enumerate(path) if isinstance(key, str))
     base = _word(path[first:])
-    if not base.isidentifier() or keyword.iskeyword(base) or hasattr(builtins, base) or base in (*_RESERVED, *taken):
+    if not base.isidentifier() or keyword.iskeyword(base) or hasattr(builtins, base) or base in (*_RESERVED, *used):
         base = f"{what}_{_word(path)}"
-    while base in taken:
+    while base in used:
         base += "_"
     return base
 
@@ -411,14 +414,14 @@ def _text(path: Path) -> str:
     return "batch" + "".join(f"[{key!r}]" for key in path)
 
 
-def _told(value: Any) -> str:
+def _kind_text(value: Any) -> str:
     """A value's form, for people."""
-    if isinstance(value, (Tensor, TensorAt)):
+    if isinstance(value, (Tensor, TensorSlot)):
         return "tensor"
     if isinstance(value, Mapping):
         return f"{{{', '.join(map(str, list(value)[:_MOST_SHOWN]))}}}"
     if isinstance(value, (tuple, list)):
         marks = "()" if isinstance(value, tuple) else "[]"
-        shown = [_told(each) for each in value[:_MOST_SHOWN]]
+        shown = [_kind_text(each) for each in value[:_MOST_SHOWN]]
         return f"{marks[0]}{', '.join(shown)}{', ...' if len(value) > _MOST_SHOWN else ''}{marks[1]}"
     return repr(value)[:60] if isinstance(value, _PLAIN) else f"a {type(value).__name__}"

@@ -29,7 +29,7 @@ from runtime.checkpoint.state import Number
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredPart:
     """A stored tensor: the range ``start:stop`` of a whole laid flat, or a box of it.
 
     Attributes:
@@ -49,7 +49,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """A whole tensor.
 
     Attributes:
@@ -59,7 +59,7 @@ class Entry:
 
     dtype: str
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[StoredPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Manifest:
     fingerprints: Mapping[str, str]
     folders: Mapping[str, RankFiles]
     numbers: Mapping[str, Number]
-    tensors: Mapping[str, Entry]
+    tensors: Mapping[str, TensorEntry]
 
 
 def merged(manifests: Iterable[Manifest]) -> Manifest:
@@ -112,7 +112,7 @@ def merged(manifests: Iterable[Manifest]) -> Manifest:
             if key in numbers:
                 raise CheckpointError(f"{key} is saved by {owners[key]} and by {rank_name(rank)}; one must")
             numbers[key], owners[key] = number, rank_name(rank)
-    entries: dict[str, list[Entry]] = {}
+    entries: dict[str, list[TensorEntry]] = {}
     for manifest in ranks:
         for key, entry in manifest.tensors.items():
             entries.setdefault(key, []).append(entry)
@@ -127,7 +127,7 @@ def merged(manifests: Iterable[Manifest]) -> Manifest:
     )
 
 
-def fault_of(entry: Entry) -> str:
+def fault_of(entry: TensorEntry) -> str:
     """What is wrong with an entry's parts: they overlap, or do not make up the whole; empty if nothing is."""
     parts, numel = entry.parts, math.prod(entry.shape)
     boxes = [(part.folder, part.box) for part in parts if part.box is not None]
@@ -174,13 +174,13 @@ def fault_of_whole(manifest: Manifest) -> str:
 
 def _same_mind(first: Manifest, other: Manifest, rank: int) -> None:
     for what in ("step", "num_ranks", "torch_version", "fingerprints"):
-        expected, found = getattr(first, what), getattr(other, what)
-        if expected != found:
-            detail = f"rank 0 has {expected}, rank {rank} has {found}"
+        expected, actual = getattr(first, what), getattr(other, what)
+        if expected != actual:
+            detail = f"rank 0 has {expected}, rank {rank} has {actual}"
             raise CheckpointError(f"ranks save checkpoints of different {what.replace('_', ' ')}", [detail])
 
 
-def _whole(key: str, entries: list[Entry]) -> Entry:
+def _whole(key: str, entries: list[TensorEntry]) -> TensorEntry:
     first = entries[0]
     for entry in entries:
         if (entry.dtype, entry.shape) != (first.dtype, first.shape):
@@ -189,7 +189,7 @@ def _whole(key: str, entries: list[Entry]) -> Entry:
             raise CheckpointError(f"ranks disagree about {key}", [f"{ours}, {theirs}"])
     everything = (part for entry in entries for part in entry.parts)
     parts = sorted(everything, key=lambda part: (part.box or (), part.start, part.stop))
-    whole = Entry(first.dtype, first.shape, tuple(parts))
+    whole = TensorEntry(first.dtype, first.shape, tuple(parts))
     if fault := fault_of(whole):
         raise CheckpointError(f"what the ranks save of {key} does not fit together", [fault])
     return whole
@@ -253,12 +253,12 @@ def _spell(number: Number) -> object:
     return {"float": str(number)} if isinstance(number, float) and not math.isfinite(number) else number
 
 
-def _spell_entry(entry: Entry) -> list[object]:
+def _spell_entry(entry: TensorEntry) -> list[object]:
     parts = [[part.folder, part.stored, *_spell_place(part), part.sha256] for part in entry.parts]
     return [entry.dtype, list(entry.shape), *parts]
 
 
-def _spell_place(part: Part) -> tuple[object, object]:
+def _spell_place(part: StoredPart) -> tuple[object, object]:
     """Where it starts and stops: one number, or one for each dim."""
     if part.box is None:
         return part.start, part.stop
@@ -303,7 +303,7 @@ def _manifest(root: dict[str, Any]) -> Manifest:
     if foreign := [name for name in folders if not _is_rank(name, num_ranks)]:
         raise ValueError(f"folders: {foreign[0]!r} is none of {num_ranks} ranks' folders")
 
-    def entry(value: object, where: str) -> Entry:
+    def entry(value: object, where: str) -> TensorEntry:
         return _entry(value, where, folders)
 
     return Manifest(
@@ -334,24 +334,24 @@ def _rank_files(value: object, where: str) -> RankFiles:
     return RankFiles(_sha256(metadata_sha256, where), _whole_number(data_bytes, where))
 
 
-def _entry(value: object, where: str, folders: Mapping[str, RankFiles]) -> Entry:
+def _entry(value: object, where: str, folders: Mapping[str, RankFiles]) -> TensorEntry:
     dtype, shape, *parts = _list(value, where)
     sizes = tuple(_whole_number(size, where) for size in _list(shape, where))
     if math.prod(sizes) > _MOST_ELEMENTS:
         raise ValueError(f"{where}: shape {sizes} is too large")
     if not isinstance(getattr(torch, _text(dtype, where), None), torch.dtype):
         raise ValueError(f"{where}: {dtype!r} is no dtype of torch {torch.__version__}")
-    entry = Entry(dtype, sizes, tuple(_part(part, where) for part in parts))
+    entry = TensorEntry(dtype, sizes, tuple(_part(part, where) for part in parts))
     if unknown := {part.folder for part in entry.parts} - folders.keys():
         raise ValueError(f"{where}: {min(unknown)!r} is none of the folders")
     return entry
 
 
-def _part(value: object, where: str) -> Part:
+def _part(value: object, where: str) -> StoredPart:
     folder, stored, start, stop, sha256 = _list(value, where, 5)
     if isinstance(start, list):
         box = _box(start, _list(stop, where, len(start)), where)
-        return Part(
+        return StoredPart(
             _text(folder, where),
             _text(stored, where),
             0,
@@ -362,7 +362,7 @@ def _part(value: object, where: str) -> Part:
     first, last = _whole_number(start, where), _whole_number(stop, where)
     if first > last:
         raise ValueError(f"{where}: {first}:{last} is no range")
-    return Part(_text(folder, where), _text(stored, where), first, last, _sha256(sha256, where))
+    return StoredPart(_text(folder, where), _text(stored, where), first, last, _sha256(sha256, where))
 
 
 def _box(starts: list[Any], stops: list[Any], where: str) -> Box:
@@ -442,11 +442,11 @@ def check_place(path: Path, name: str) -> None:
     Raises:
         CorruptFileError: it is missing, no plain file, or a link to outside.
     """
-    found = path / name
-    if not found.is_file():
+    file = path / name
+    if not file.is_file():
         raise damaged(path, f"{name} is missing, or no plain file")
-    if not found.resolve().is_relative_to(path.resolve()):
-        raise damaged(path, f"{name} is a link to outside: {found.resolve()}")
+    if not file.resolve().is_relative_to(path.resolve()):
+        raise damaged(path, f"{name} is a link to outside: {file.resolve()}")
 
 
 def read_file(path: Path, name: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -470,9 +470,9 @@ def compare(path: Path, name: str, content: bytes, expected: str) -> None:
     Raises:
         CorruptFileError: they differ; ``name`` says of what.
     """
-    found = hashlib.sha256(content).hexdigest()
-    if found != expected:
-        raise damaged(path, f"{name}: SHA-256 is {found[:12]}..., the manifest says {expected[:12]}...")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != expected:
+        raise damaged(path, f"{name}: SHA-256 is {digest[:12]}..., the manifest says {expected[:12]}...")
 
 
 def damaged(path: Path, fault: str) -> CorruptFileError:

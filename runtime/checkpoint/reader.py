@@ -25,9 +25,18 @@ from torch import Tensor
 from planner.ir.box import Box, intersect, whole
 from planner.ir.errors import MissingFileError, StaleFileError
 from runtime.checkpoint.folders import MANIFEST, complete_path, complete_steps
-from runtime.checkpoint.manifest import Entry, Manifest, Part, check_place, compare, damaged, read_file, read_manifest
+from runtime.checkpoint.manifest import (
+    Manifest,
+    StoredPart,
+    TensorEntry,
+    check_place,
+    compare,
+    damaged,
+    read_file,
+    read_manifest,
+)
 from runtime.checkpoint.state import MODEL, Number
-from runtime.pipeline.messages import assemble, slices
+from runtime.pipeline.routing import assemble, slices
 
 METADATA_FILE = ".metadata"
 DATA_FILE = "__0_0.distcp"
@@ -53,10 +62,10 @@ def locations_of(content: bytes) -> Mapping[str, Location]:
     """
     try:
         _require_bounded(content)
-        found = _Reader(io.BytesIO(content)).load()
+        metadata = _Reader(io.BytesIO(content)).load()
     except Exception as error:  # noqa: BLE001 - a damaged pickle may raise anything
         raise ValueError(f"not readable: {error}") from None
-    entries = _field(found, "storage_data")
+    entries = _field(metadata, "storage_data")
     if not isinstance(entries, dict):
         raise ValueError("it has no storage_data")
     return {_text(_field(index, "fqn")): _location(info) for index, info in entries.items()}
@@ -174,9 +183,9 @@ class Checkpoint:
         for name, files in checkpoint.manifest.folders.items():
             for file in (METADATA_FILE, DATA_FILE):
                 check_place(path, f"{name}/{file}")
-            found = (path / name / DATA_FILE).stat().st_size
-            if found != files.data_bytes:
-                fault = f"{name}/{DATA_FILE} has {found} bytes, the manifest says {files.data_bytes}"
+            stored_bytes = (path / name / DATA_FILE).stat().st_size
+            if stored_bytes != files.data_bytes:
+                fault = f"{name}/{DATA_FILE} has {stored_bytes} bytes, the manifest says {files.data_bytes}"
                 raise damaged(path, fault)
         return checkpoint
 
@@ -217,8 +226,8 @@ class Checkpoint:
         if len(box) != len(everything) or (all(map(len, box)) and intersect(box, everything) != box):
             raise StaleFileError(f"{key} has shape {entry.shape}, wanted is {box}", [f"in {self.path}"])
         if not _is_in_boxes(entry):
-            found = self.read(key)
-            return found if box == everything else found[slices(box, everything)].clone()
+            tensor = self.read(key)
+            return tensor if box == everything else tensor[slices(box, everything)].clone()
         pieces = []
         for part in entry.parts:
             shared = intersect(part.box or everything, box)
@@ -264,10 +273,10 @@ class Checkpoint:
         Raises:
             CorruptFileError: it is text, below 0, or not finite.
         """
-        found = self.manifest.numbers.get(key) or 0
-        if not isinstance(found, int | float) or not 0 <= found < math.inf:
-            raise damaged(self.path, f"{MANIFEST} says that {key} is {found!r}, which counts nothing")
-        return found
+        number = self.manifest.numbers.get(key) or 0
+        if not isinstance(number, int | float) or not 0 <= number < math.inf:
+            raise damaged(self.path, f"{MANIFEST} says that {key} is {number!r}, which counts nothing")
+        return number
 
     def shape(self, key: str) -> tuple[int, ...]:
         """Shape of the whole tensor.
@@ -285,9 +294,9 @@ class Checkpoint:
         """
         saved = self.manifest.fingerprints
         wrong = [
-            f"{name}: the checkpoint has {saved.get(name, 'none')}, this run has {found}"
-            for name, found in fingerprints.items()
-            if saved.get(name) != found
+            f"{name}: the checkpoint has {saved.get(name, 'none')}, this run has {fingerprint}"
+            for name, fingerprint in fingerprints.items()
+            if saved.get(name) != fingerprint
         ]
         if wrong:
             raise StaleFileError(f"{self.path} belongs to another {wrong[0].split(':')[0]}", wrong)
@@ -306,24 +315,24 @@ class Checkpoint:
                 end += location.length
             if end != files.data_bytes:
                 raise damaged(self.path, f"{folder}/{DATA_FILE}: bytes {end}:{files.data_bytes} belong to nothing")
-        seen = set()
+        checked = set()
         for key, part in self._parts():
-            if (part.folder, part.stored, part.sha256) not in seen:
-                seen.add((part.folder, part.stored, part.sha256))
+            if (part.folder, part.stored, part.sha256) not in checked:
+                checked.add((part.folder, part.stored, part.sha256))
                 self._bytes(key, part)
 
-    def _parts(self) -> Iterator[tuple[str, Part]]:
+    def _parts(self) -> Iterator[tuple[str, StoredPart]]:
         for key, entry in self.manifest.tensors.items():
             yield from ((key, part) for part in entry.parts)
 
-    def _entry(self, key: str) -> Entry:
+    def _entry(self, key: str) -> TensorEntry:
         if key not in self.manifest.tensors:
             raise self._unknown("tensor", key, self.manifest.tensors)
         return self.manifest.tensors[key]
 
-    def _unknown(self, what: str, key: str, known: Mapping[str, object]) -> StaleFileError:
-        close = difflib.get_close_matches(key, list(known), n=1)
-        hint = f"it has {len(known)} {what}s" + (f", among them {close[0]}" if close else "")
+    def _unknown(self, what: str, key: str, names: Mapping[str, object]) -> StaleFileError:
+        close = difflib.get_close_matches(key, list(names), n=1)
+        hint = f"it has {len(names)} {what}s" + (f", among them {close[0]}" if close else "")
         return StaleFileError(f"{self.path} has no {what} {key}", [hint], ["the model that it was saved of"])
 
     def _located(self, folder: str) -> Mapping[str, Location]:
@@ -337,7 +346,7 @@ class Checkpoint:
                 raise damaged(self.path, f"{name}: {error}") from None
         return self._locations[folder]
 
-    def _bytes(self, key: str, part: Part) -> bytes:
+    def _bytes(self, key: str, part: StoredPart) -> bytes:
         location = self._located(part.folder).get(part.stored)
         name = f"{part.folder}/{DATA_FILE}"
         if location is None:
@@ -346,16 +355,16 @@ class Checkpoint:
         compare(self.path, f"{name}: {key}", content, part.sha256)
         return content
 
-    def _load(self, key: str, entry: Entry, part: Part) -> Tensor:
+    def _load(self, key: str, entry: TensorEntry, part: StoredPart) -> Tensor:
         content = self._bytes(key, part)
         try:
             tensor = _tensor(content)
         except Exception as error:  # noqa: BLE001 - an archive that somebody made may raise anything
             raise damaged(self.path, f"{key}: not a tensor: {error}") from None
-        found = f"{str(tensor.dtype).removeprefix('torch.')}, {tensor.numel()} elements"
+        actual = f"{str(tensor.dtype).removeprefix('torch.')}, {tensor.numel()} elements"
         expected = f"{entry.dtype}, {part.stop - part.start} elements"
-        if found != expected:
-            raise damaged(self.path, f"{key}: {found}; the manifest says {expected}")
+        if actual != expected:
+            raise damaged(self.path, f"{key}: {actual}; the manifest says {expected}")
         return tensor if part.box is None else tensor.reshape([len(interval) for interval in part.box])
 
 
@@ -369,7 +378,7 @@ def whole_state_dict(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return {key.removeprefix(MODEL): checkpoint.read(key) for key in keys}
 
 
-def _is_in_boxes(entry: Entry) -> bool:
+def _is_in_boxes(entry: TensorEntry) -> bool:
     return any(part.box is not None for part in entry.parts)
 
 

@@ -58,16 +58,16 @@ class RankState:
         for key, (start, stop, shape) in self.slices.items():
             if key not in self.tensors:
                 raise ValueError(f"{key} is a slice, but not there")
-            found = tuple(self.tensors[key].shape)
-            if not 0 <= start <= stop <= math.prod(shape) or found != (stop - start,):
-                raise ValueError(f"{key} has shape {found}; it is said to be {start}:{stop} of {shape}")
+            extents = tuple(self.tensors[key].shape)
+            if not 0 <= start <= stop <= math.prod(shape) or extents != (stop - start,):
+                raise ValueError(f"{key} has shape {extents}; it is said to be {start}:{stop} of {shape}")
         for key, (box, shape) in self.boxes.items():
             if key not in self.tensors or key in self.slices:
                 raise ValueError(f"{key} is a box, but not there, or a slice as well")
-            found = tuple(self.tensors[key].shape)
-            if found != tuple(map(len, box)) or (all(found) and intersect(box, whole(shape)) != box):
+            extents = tuple(self.tensors[key].shape)
+            if extents != tuple(map(len, box)) or (all(extents) and intersect(box, whole(shape)) != box):
                 where = " x ".join(map(str, box))
-                raise ValueError(f"{key} has shape {found}; it is said to be {where} of {shape}")
+                raise ValueError(f"{key} has shape {extents}; it is said to be {where} of {shape}")
 
 
 def joined(states: Iterable[RankState]) -> RankState:

@@ -18,12 +18,12 @@ from runtime.checkpoint.state import MODEL, BoxOf, Number, RankState, Slice, joi
 from runtime.optim.optimizer_state import StateSource, load_state, state_of
 from runtime.optim.pass_shards import PassShards
 from runtime.optim.sharding import ParameterSlice
-from runtime.stage.local_stage import Resident
+from runtime.stage.local_stage import LocalStage
 
 if TYPE_CHECKING:
-    from runtime.spatial.parameters import Part
+    from runtime.spatial.parameters import ParameterPart
 
-Parts = Mapping[str, "Part"]
+Parts = Mapping[str, "ParameterPart"]
 """By the user's name, what this rank has of a parameter or buffer that not every rank of its stage has all of."""
 
 Sliced = Mapping[str, tuple[PassShards, str]]
@@ -37,7 +37,7 @@ WEIGHTS_ALONE = "run/weights_alone"
 
 
 def rank_state(
-    residents: Mapping[int, Resident],
+    local_stages: Mapping[int, LocalStage],
     named: Mapping[str, Tensor],
     parts: Parts,
     sliced: Sliced,
@@ -49,12 +49,12 @@ def rank_state(
     """Parameters, buffers, the optimisers' state and the number of steps.
 
     Args:
-        named: what this rank's stages have of the module's state dict, by its names (:mod:`runtime.stage.held`).
+        named: what this rank's stages have of the module's state dict, by its names (:mod:`runtime.stage.state_dict`).
         parts, sliced: of what is named.
         speaks: by parameter, buffer or constant, the rank that saves it where it is not trained.
         unread: what no layer reads; rank 0 saves it.
     """
-    owned = _owned(residents, speaks, rank)
+    owned = _owned(local_stages, speaks, rank)
     tensors = {MODEL + name: tensor.detach() for name, tensor in (*named.items(), *unread.items())}
     slices: dict[str, Slice] = {}
     for name, (shards, parameter) in sliced.items():
@@ -70,16 +70,16 @@ def rank_state(
     writes |= {STEP, *(MODEL + name for name in unread)} if rank == 0 else set()
     own = RankState(tensors, slices, numbers, frozenset(writes), boxes)
     optimizers = (
-        state_of(resident.optimizer, resident.updates.speaks_for)
-        for resident in residents.values()
-        if resident.optimizer is not None
+        state_of(local_stage.optimizer, local_stage.updates.speaks_for)
+        for local_stage in local_stages.values()
+        if local_stage.optimizer is not None
     )
     return joined((own, *optimizers))
 
 
 @torch.no_grad()
 def load_rank_state(
-    residents: Mapping[int, Resident],
+    local_stages: Mapping[int, LocalStage],
     named: Mapping[str, Tensor],
     parts: Parts,
     sliced: Sliced,
@@ -107,9 +107,9 @@ def load_rank_state(
     for name, tensor in unread.items():
         if MODEL + name in there:
             tensor.copy_(source.read(MODEL + name))
-    for resident in residents.values() if WEIGHTS_ALONE not in source.numbers() else ():
-        if resident.optimizer is not None:
-            load_state(resident.optimizer, source)
+    for local_stage in local_stages.values() if WEIGHTS_ALONE not in source.numbers() else ():
+        if local_stage.optimizer is not None:
+            load_state(local_stage.optimizer, source)
     step = source.number(STEP)
     return int(step or 0)
 
@@ -118,14 +118,14 @@ def _slice_in(source: StateSource, key: str, part: ParameterSlice) -> Tensor:
     return source.read_slice(key, part.start, part.stop)
 
 
-def _owned(residents: Mapping[int, Resident], speaks: Mapping[str, int], rank: int) -> set[Tensor]:
+def _owned(local_stages: Mapping[int, LocalStage], speaks: Mapping[str, int], rank: int) -> set[Tensor]:
     """What this rank saves on behalf of all that have the same."""
-    found: set[Tensor] = set()
-    for resident in residents.values():
-        updates = resident.updates
-        found |= {resident.parameters[name] for name in updates.speaks_for}
-        for name, buffer in resident.buffers.items():
+    owned: set[Tensor] = set()
+    for local_stage in local_stages.values():
+        updates = local_stage.updates
+        owned |= {local_stage.parameters[name] for name in updates.speaks_for}
+        for name, buffer in local_stage.buffers.items():
             part = updates.parts.get(name)
             if part.is_first if part is not None and part.is_divided else speaks[name] == rank:
-                found.add(buffer)
-    return found
+                owned.add(buffer)
+    return owned

@@ -22,7 +22,7 @@ from cuda_ops._torch import storage_place
 from planner.ir.box import volume
 from planner.ir.errors import CheckpointError
 from runtime.checkpoint.folders import force_to_disk, rank_name
-from runtime.checkpoint.manifest import Entry, Manifest, Part, RankFiles
+from runtime.checkpoint.manifest import Manifest, RankFiles, StoredPart, TensorEntry
 from runtime.checkpoint.reader import DATA_FILE, METADATA_FILE
 from runtime.checkpoint.state import RankState
 
@@ -161,11 +161,11 @@ def _compact(tensor: Tensor) -> Tensor:
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
-def _entry(state: RankState, key: str, folder: str, stored: str, sha256: str) -> Entry:
+def _entry(state: RankState, key: str, folder: str, stored: str, sha256: str) -> TensorEntry:
     tensor = state.tensors[key]
     start, stop, shape = state.slices.get(key, (0, tensor.numel(), tuple(tensor.shape)))
     box = None
     if key in state.boxes:
         box, shape = state.boxes[key]
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Entry(dtype, tuple(shape), (Part(folder, stored, start, stop, sha256, box),))
+    return TensorEntry(dtype, tuple(shape), (StoredPart(folder, stored, start, stop, sha256, box),))

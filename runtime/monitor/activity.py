@@ -2,7 +2,7 @@
 
 Where a rank hangs, nobody can ask it.  Hence each one says all the time what it does, and whoever meets a failure
 (the peer that waits, or the launcher) reads the board.  The board may be gone, or behind a link that is cut: then a
-question to it does not return, hence ranks ask through a :class:`Board`, which nobody waits for for long.
+question to it does not return, hence ranks ask through a :class:`StatusStore`, which nobody waits for for long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from cuda_ops._torch import Store
 from planner.ir.timeline import LeftOut, Slow
-from runtime.monitor.slow import Moves, Steps
+from runtime.monitor.slow import Moves, StepLog
 
 INTERVAL_S = 0.5
 PATIENCE_S = 1.5
@@ -37,7 +37,7 @@ class BoardSilentError(RuntimeError):
     """The store of the job has not answered for ``PATIENCE_S``; it may again."""
 
 
-class Board:
+class StatusStore:
     """A client of the job's store that nobody waits for longer than ``patience_s``, for what ranks tell each other.
 
     While a question is without an answer for so long, as behind a link that is cut, all others are refused at once;
@@ -53,9 +53,9 @@ class Board:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, store: Store | Board) -> Board:
+    def of(cls, store: Store | StatusStore) -> StatusStore:
         """``store`` itself, where it is one."""
-        return store if isinstance(store, Board) else cls(store)
+        return store if isinstance(store, StatusStore) else cls(store)
 
     @property
     def is_silent(self) -> bool:
@@ -130,7 +130,7 @@ class Activity:
         steps: what the last steps took.
         slow: ranks and links that were found to be slow, on the rank that looks for them.
         left_out: the last updates that were left out, at most ``SHOWN``.
-        meetings: how many of :meth:`runtime.monitor.waits.Voice.meet` this rank has come to.
+        meetings: how many of :meth:`runtime.monitor.waits.RankHeartbeat.meet` this rank has come to.
     """
 
     what: str = "starting"
@@ -142,7 +142,7 @@ class Activity:
     step_s: float = 0.0
     remarks: tuple[str, ...] = ()
     listener: Callable[[str], None] | None = None
-    steps: Steps = field(default_factory=Steps)
+    steps: StepLog = field(default_factory=StepLog)
     slow: tuple[Slow, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     meetings: int = 0
@@ -171,7 +171,7 @@ class Beat:
 
     Attributes:
         silent_s: how long ago that was, as far as the reader knows.
-        last, busy_s, parts_s, marked, moves: as of a :class:`runtime.monitor.slow.Told`.
+        last, busy_s, parts_s, marked, moves: as of a :class:`runtime.monitor.slow.StepReport`.
     """
 
     rank: int
@@ -226,13 +226,13 @@ class Heartbeat:
 
     def __init__(
         self,
-        store: Store | Board,
+        store: Store | StatusStore,
         rank: int,
         activity: Activity,
         interval_s: float = INTERVAL_S,
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        self._board, self._rank, self._activity, self._watch = Board.of(store), rank, activity, watch
+        self._status_store, self._rank, self._activity, self._watch = StatusStore.of(store), rank, activity, watch
         self.interval_s = interval_s
         self._number = 0
         self._stop = threading.Event()
@@ -256,10 +256,10 @@ class Heartbeat:
             self._number += 1
             now = self._activity
             for_s = time.monotonic() - now.since_s if now.since_s else 0.0
-            said = {name: getattr(now, name) for name in _SAID} | now.steps.told()
-            beat = Beat(rank=self._rank, number=self._number, for_s=for_s, **said)
+            fields = {name: getattr(now, name) for name in _SAID} | now.steps.report()
+            beat = Beat(rank=self._rank, number=self._number, for_s=for_s, **fields)
             try:
-                self._board.set(_key(self._rank), json.dumps(asdict(beat)))
+                self._status_store.set(_key(self._rank), json.dumps(asdict(beat)))
             except BoardSilentError:
                 return
             except RuntimeError as error:
@@ -278,13 +278,13 @@ class Heartbeat:
                     _log.warning("rank %d cannot look for slow ranks", self._rank, exc_info=True)
 
 
-def read_board(store: Store | Board, ranks: Iterable[int]) -> Mapping[int, Beat]:
+def read_board(store: Store | StatusStore, ranks: Iterable[int]) -> Mapping[int, Beat]:
     """What each of ``ranks`` said last; those that said nothing, or a board that is gone, are left out.
 
     Raises:
         BoardSilentError: of a Board.
     """
-    if isinstance(store, Board):
+    if isinstance(store, StatusStore):
         return store.ask(lambda own: read_board(own, ranks))
     beats = {}
     try:
@@ -303,7 +303,7 @@ def _beat(text: bytes) -> Beat:
     return Beat(**record)
 
 
-def fresh_board(store: Store | Board, num_ranks: int, patience_s: float) -> Mapping[int, Beat]:
+def fresh_board(store: Store | StatusStore, num_ranks: int, patience_s: float) -> Mapping[int, Beat]:
     """The board once every rank has spoken again, or after ``patience_s``: what a rank said before is out of date.
 
     Raises:

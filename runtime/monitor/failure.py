@@ -16,8 +16,8 @@ STDERR_LINES = 12
 
 def write_error(error: BaseException) -> str:
     """``error`` as JSON; what is not ours becomes a WorkerError with the end of its traceback."""
-    known = error if isinstance(error, HalopipeError) else _foreign(error)
-    record = {"type": type(known).__name__, "title": known.title, "details": known.details, "remedies": known.remedies}
+    typed = error if isinstance(error, HalopipeError) else _foreign(error)
+    record = {"type": type(typed).__name__, "title": typed.title, "details": typed.details, "remedies": typed.remedies}
     return json.dumps(record)
 
 
@@ -25,8 +25,8 @@ def read_error(text: str) -> HalopipeError:
     """The error that :func:`write_error` spelled; a kind that this release does not know is a WorkerError."""
     record = json.loads(text)
     cls = getattr(errors, record["type"], WorkerError)
-    known = isinstance(cls, type) and issubclass(cls, HalopipeError)
-    return (cls if known else WorkerError)(record["title"], record["details"], record["remedies"])
+    is_own = isinstance(cls, type) and issubclass(cls, HalopipeError)
+    return (cls if is_own else WorkerError)(record["title"], record["details"], record["remedies"])
 
 
 def died(title: str, code: int, last: str, stderr: str) -> WorkerDiedError:

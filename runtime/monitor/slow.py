@@ -69,17 +69,17 @@ def _action(text: str) -> Action:
 
 def busy_s(spans: Iterable[Span]) -> dict[str, float]:
     """Seconds of a rank's own actions, by stage and pass: ``stage 1 backward``."""
-    found: dict[str, float] = {}
+    by_pass: dict[str, float] = {}
     for span in spans:
         action = _action(span.action)
         if action.op in _PASSES:
             key = f"stage {action.stage} {_PASSES[action.op]}"
-            found[key] = found.get(key, 0.0) + span.stop_s - span.start_s
-    return found
+            by_pass[key] = by_pass.get(key, 0.0) + span.stop_s - span.start_s
+    return by_pass
 
 
 @dataclass(slots=True)
-class Steps:
+class StepLog:
     """The last steps of a rank, as it tells them: noted by its main thread, read by its heartbeat.
 
     Attributes:
@@ -100,8 +100,8 @@ class Steps:
         if number % (1 << max(0, math.ceil(math.log2(_MARK_S / max(step_s, 1e-6))))) == 0:
             self.marked = (number, spans)
 
-    def told(self) -> dict[str, Any]:
-        """As :class:`Told` has it."""
+    def report(self) -> dict[str, Any]:
+        """As :class:`StepReport` has it."""
         last, (marked, spans) = self.last, self.marked
         busy = [busy_s(each) for _, each in last]
         moves = [(each.action, each.start_s, each.stop_s) for each in spans if _action(each.action).op in MESSAGE]
@@ -114,7 +114,7 @@ class Steps:
         }
 
 
-class Told(Protocol):
+class StepReport(Protocol):
     """What a rank tells of its steps.
 
     Attributes:
@@ -156,7 +156,7 @@ class _Pace:
     named: float = 0.0
 
 
-class Watch:
+class SlowWatch:
     """Finds slow ranks and links; :meth:`note` what ranks tell now and then.
 
     Args:
@@ -172,24 +172,24 @@ class Watch:
         self._paces: dict[int, _Pace] = {}
         self._links = _Links(decision)
 
-    def note(self, told: Mapping[int, Told]) -> list[Slow]:
+    def note(self, reports: Mapping[int, StepReport]) -> list[Slow]:
         """What was found that is new, recoveries included."""
-        found = []
-        for rank, each in told.items():
+        slow_ranks = []
+        for rank, each in reports.items():
             pace = self._paces.setdefault(rank, _Pace())
             fresh = min(each.last - pace.last, len(each.busy_s)) if each.last > pace.last else 0
             for busy in each.busy_s[len(each.busy_s) - fresh :]:
                 self._add(rank, pace, busy)
             if fresh:
                 pace.last = each.last
-        for rank in sorted(told, key=self.factor, reverse=True):
-            if (one := self._judged(rank, told[rank])) is not None:
-                found.append(one)
-        return [*found, *self._links.note(told, self._step_s, self._messages_s)]
+        for rank in sorted(reports, key=self.factor, reverse=True):
+            if (one := self._judged(rank, reports[rank])) is not None:
+                slow_ranks.append(one)
+        return [*slow_ranks, *self._links.note(reports, self._step_s, self._messages_s)]
 
     def factor(self, rank: int) -> float:
         """Of its last steps, on average; 1.0 where too little is known."""
-        return fmean(found[-IN_A_ROW:]) if (found := self._factors(rank)) else 1.0
+        return fmean(factors[-IN_A_ROW:]) if (factors := self._factors(rank)) else 1.0
 
     def _add(self, rank: int, pace: _Pace, busy: float) -> None:
         if busy <= 0:  # a rank without a stage
@@ -217,24 +217,24 @@ class Watch:
             pace.base = faster if faster <= _FASTER and not any(other.named for other in others) else 1.0
         return [ratio / common / (pace.base or 1.0) for ratio in list(pace.ratios)[-_KEPT:]]
 
-    def _judged(self, rank: int, told: Told) -> Slow | None:
+    def _judged(self, rank: int, report: StepReport) -> Slow | None:
         pace, factors = self._paces[rank], self._factors(rank)
         if not factors:
             return None
         newest = factors[-self._in_a_row(rank) :]
         factor = fmean(newest)
-        longer_s = fmean(told.busy_s) * (1.0 - 1.0 / factor) if told.busy_s and factor > 1.0 else 0.0
+        longer_s = fmean(report.busy_s) * (1.0 - 1.0 / factor) if report.busy_s and factor > 1.0 else 0.0
         is_slow = min(newest) >= LEAST_EACH and longer_s >= LEAST_S
         if is_slow and factor >= LEAST_MEAN * max(1.0, pace.named):
             if any(self._paces[mate].named for mate in self._mates(rank)):
                 return None  # it may wait for that one inside its layers
             pace.named = factor
-            return Slow(rank, factor, told.last, self._why(pace, told))
+            return Slow(rank, factor, report.last, self._why(pace, report))
         if pace.named and median(factors) < RECOVERED:
             pace.named = 0.0
-            return Slow(rank, 1.0, told.last, "it has recovered")
+            return Slow(rank, 1.0, report.last, "it has recovered")
         if max(newest) < LEAST_EACH:
-            pace.parts_s = dict(told.parts_s)
+            pace.parts_s = dict(report.parts_s)
         return None
 
     def _in_a_row(self, rank: int) -> int:
@@ -247,14 +247,14 @@ class Watch:
         stages = (stage.ranks for stage in self._decision.stages if rank in stage.ranks)
         return {mate for ranks in stages for mate in ranks if mate != rank and mate in self._paces}
 
-    def _why(self, pace: _Pace, told: Told) -> str:
+    def _why(self, pace: _Pace, report: StepReport) -> str:
         """The part that has grown most since it was not slow; of one that always was, the largest."""
-        grown = {name: seconds - pace.parts_s.get(name, 0.0) for name, seconds in told.parts_s.items()}
+        grown = {name: seconds - pace.parts_s.get(name, 0.0) for name, seconds in report.parts_s.items()}
         if not grown:
             return "what is not known"
         most = max(grown, key=grown.__getitem__)
         before = f", {_ms(pace.parts_s[most])} before" if most in pace.parts_s else ""
-        return f"{most} takes {_ms(told.parts_s[most])} a step{before}"
+        return f"{most} takes {_ms(report.parts_s[most])} a step{before}"
 
 
 def _noise(ratios: Iterable[float]) -> float:
@@ -278,13 +278,13 @@ class _Links:
         self._links: dict[tuple[int, int], _Link] = defaultdict(_Link)
         self._marked = 0
 
-    def note(self, told: Mapping[int, Told], step_s: float, predicted_s: Mapping[int, float]) -> list[Slow]:
-        marks = {each.marked for each in told.values()}
+    def note(self, reports: Mapping[int, StepReport], step_s: float, predicted_s: Mapping[int, float]) -> list[Slow]:
+        marks = {each.marked for each in reports.values()}
         if len(marks) != 1 or (mark := marks.pop()) <= self._marked:
             return []
         self._marked = mark
-        found = []
-        moves = {rank: each.moves for rank, each in told.items()}
+        slow_links = []
+        moves = {rank: each.moves for rank, each in reports.items()}
         for (sender, receiver), wait_s in waits_s(moves, self._ranks).items():
             link = self._links[sender, receiver]
             link.waits_s.append(wait_s)
@@ -297,10 +297,10 @@ class _Links:
                 factor = fmean(last_s) / max(usual_s, least_s / LINK_FACTOR)
                 held = f"messages on their way hold rank {receiver} up for {_ms(fmean(last_s))} a step"
                 why = f"{held}, {_ms(usual_s)} is usual"
-                found.append(Slow(receiver, factor, mark, why, sender))
+                slow_links.append(Slow(receiver, factor, mark, why, sender))
             link.is_named = is_slow or (link.is_named and max(last_s) > least_s)
             del link.waits_s[IN_A_ROW:-IN_A_ROW]
-        return found
+        return slow_links
 
 
 def waits_s(moves: Mapping[int, Moves], ranks: Sequence[Sequence[int]]) -> dict[tuple[int, int], float]:
@@ -311,7 +311,7 @@ def waits_s(moves: Mapping[int, Moves], ranks: Sequence[Sequence[int]]) -> dict[
         ranks: of each stage; of several senders of a message, the last one counts.
     """
     began = {(rank, _action(text)): start_s for rank, each in moves.items() for text, start_s, _ in each}
-    found: dict[tuple[int, int], float] = defaultdict(float)
+    by_link: dict[tuple[int, int], float] = defaultdict(float)
     for rank, each in moves.items():
         for text, start_s, stop_s in each:
             action = _action(text)
@@ -322,8 +322,8 @@ def waits_s(moves: Mapping[int, Moves], ranks: Sequence[Sequence[int]]) -> dict[
             sent = [(began[other, send], other) for other in ranks[action.peer] if (other, send) in began]
             if sent:
                 sent_s, sender = max(sent)
-                found[sender, rank] += max(0.0, stop_s - max(start_s, sent_s))
-    return dict(found)
+                by_link[sender, rank] += max(0.0, stop_s - max(start_s, sent_s))
+    return dict(by_link)
 
 
 def _ms(seconds: float) -> str:

@@ -26,14 +26,14 @@ from runtime.monitor.activity import (
     INTERVAL_S,
     Activity,
     Beat,
-    Board,
     BoardSilentError,
     Heartbeat,
+    StatusStore,
     describe,
     fresh_board,
     read_board,
 )
-from runtime.monitor.slow import Watch
+from runtime.monitor.slow import SlowWatch
 
 START = "waiting for the others to start the step"
 END = "waiting until all messages are taken"
@@ -62,7 +62,7 @@ Place = tuple[int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class _Wait:
+class _RankWait:
     """What a rank waits for: ``ranks`` that have not done their part; none of them if that is on its way."""
 
     what: str
@@ -132,7 +132,7 @@ class Waits:
             who = "which " if len(wait.ranks) == 1 else f"of which rank {rank} "
             walked.append(rank)
 
-    def _wait(self, rank: int, beats: Mapping[int, Beat]) -> _Wait | None:
+    def _wait(self, rank: int, beats: Mapping[int, Beat]) -> _RankWait | None:
         """What the rank waits for; None if it works."""
         beat = beats[rank]
         everyone = [other for other in range(len(self.rows)) if other != rank]
@@ -140,7 +140,7 @@ class Waits:
             return self._late("the start of the step", everyone, (beat.step, 0.0), beats)
         if beat.what in MEETING:
             late = [r for r in everyone if r not in beats or (beats[r].what not in MEETING and beats[r].step < 0)]
-            return _Wait("all ranks to be ready", tuple(late), ())
+            return _RankWait("all ranks to be ready", tuple(late), ())
         if beat.what == END:
             return self._takers(rank, self.rows[rank], beats)
         action = _action(beat.what)
@@ -151,8 +151,8 @@ class Waits:
             needed = Action(
                 action.peer, Op.SEND_FORWARD if forward else Op.SEND_BACKWARD, action.microbatch, action.stage
             )
-            words = f"{'activation' if forward else 'gradient'} of micro-batch {action.microbatch}"
-            what = f"{words}, stage {action.peer} -> stage {action.stage}"
+            message = f"{'activation' if forward else 'gradient'} of micro-batch {action.microbatch}"
+            what = f"{message}, stage {action.peer} -> stage {action.stage}"
             return self._until(what, rank, needed, self.ranks[action.peer], beats)
         if action.blocking:  # a send that waits until it is taken
             return self._takers(rank, [action], beats)
@@ -169,7 +169,7 @@ class Waits:
         ranks: Iterable[int],
         beats: Mapping[int, Beat],
         reached: bool = False,
-    ) -> _Wait:
+    ) -> _RankWait:
         """A wait until the ``ranks`` that have ``needed`` in their rows are behind it, or at it."""
         step = beats[rank].step
         having = [other for other in ranks if other != rank and needed in self._index[other]]
@@ -178,9 +178,9 @@ class Waits:
             for other in having
             if self._place(other, beats) < (step, self._index[other][needed] + (0.0 if reached else 0.5))
         ]
-        return _Wait(what, self._furthest_behind(late, beats), tuple(having))
+        return _RankWait(what, self._furthest_behind(late, beats), tuple(having))
 
-    def _shared(self, rank: int, action: Action, beats: Mapping[int, Beat]) -> _Wait | None:
+    def _shared(self, rank: int, action: Action, beats: Mapping[int, Beat]) -> _RankWait | None:
         """Ranks of one stage may meet inside its actions, to exchange something: those behind may be waited for."""
         others = [other for other in self.ranks[action.stage] if other != rank]
         if not others or action.op in (Op.UPDATE, Op.PREPARE, Op.SEND_FORWARD, Op.SEND_BACKWARD):
@@ -189,20 +189,20 @@ class Waits:
         wait = self._until(what, rank, action, others, beats, reached=True)
         return wait if wait.ranks else None
 
-    def _takers(self, rank: int, actions: Sequence[Action], beats: Mapping[int, Beat]) -> _Wait:
+    def _takers(self, rank: int, actions: Sequence[Action], beats: Mapping[int, Beat]) -> _RankWait:
         """Those that have not taken what ``rank`` sends by these actions."""
         late: dict[int, None] = {}
         for action in actions:
             if action.op not in (Op.SEND_FORWARD, Op.SEND_BACKWARD) or action.peer is None:
                 continue
             op = Op.RECV_FORWARD if action.op is Op.SEND_FORWARD else Op.RECV_BACKWARD
-            taken = Action(action.peer, op, action.microbatch, action.stage)
-            late |= dict.fromkeys(self._until("", rank, taken, self.ranks[action.peer], beats).ranks)
-        return _Wait("its messages to be taken", self._furthest_behind(late, beats), ())
+            receive = Action(action.peer, op, action.microbatch, action.stage)
+            late |= dict.fromkeys(self._until("", rank, receive, self.ranks[action.peer], beats).ranks)
+        return _RankWait("its messages to be taken", self._furthest_behind(late, beats), ())
 
-    def _late(self, what: str, ranks: Iterable[int], until: Place, beats: Mapping[int, Beat]) -> _Wait:
+    def _late(self, what: str, ranks: Iterable[int], until: Place, beats: Mapping[int, Beat]) -> _RankWait:
         late = [other for other in ranks if self._place(other, beats) < until]
-        return _Wait(what, self._furthest_behind(late, beats), ())
+        return _RankWait(what, self._furthest_behind(late, beats), ())
 
     def _place(self, rank: int, beats: Mapping[int, Beat]) -> Place:
         beat = beats.get(rank)
@@ -252,11 +252,11 @@ def _on_its_way(ranks: Sequence[int], rank: int) -> str:
     return f"; {_names(ranks)} {have}: it is on the way to rank {rank}"
 
 
-class Voice:
+class RankHeartbeat:
     """Speaks from entry to exit of the context.
 
     Args:
-        board: a client of its own of the job's store.
+        status_store: a client of its own of the job's store.
         deadline_s: of a step's waits; a rank speaks a few times within it.
         setup_s: of what comes before the first step.
         slow: finds slow ranks in what all of them say, on one of them; None: another one does.
@@ -267,21 +267,21 @@ class Voice:
 
     def __init__(
         self,
-        board: Store | Board,
+        status_store: Store | StatusStore,
         decision: Decision,
         rank: int,
         deadline_s: float,
         setup_s: float,
-        slow: Watch | None = None,
+        slow: SlowWatch | None = None,
     ) -> None:
-        self._board, self._rank, self._num_ranks = Board.of(board), rank, decision.num_ranks
+        self._status_store, self._rank, self._num_ranks = StatusStore.of(status_store), rank, decision.num_ranks
         self._deadline_s = deadline_s
         self._waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
         self.activity = Activity(deadline_s=setup_s)
         watch = (lambda: None) if slow is None else partial(self._find, slow)
-        self._heartbeat = Heartbeat(self._board, rank, self.activity, min(INTERVAL_S, deadline_s / 4), watch)
+        self._heartbeat = Heartbeat(self._status_store, rank, self.activity, min(INTERVAL_S, deadline_s / 4), watch)
 
-    def __enter__(self) -> Voice:
+    def __enter__(self) -> RankHeartbeat:
         self.activity.begin("starting")
         self._heartbeat.start()
         return self
@@ -336,19 +336,19 @@ class Voice:
             ["see whether the host runs, and can be reached"],
         )
 
-    def _find(self, slow: Watch) -> None:
+    def _find(self, slow: SlowWatch) -> None:
         """Reads what all ranks say of their steps; what is found is told with the next beat."""
-        self.activity.slow += tuple(slow.note(read_board(self._board, range(self._num_ranks))))
+        self.activity.slow += tuple(slow.note(read_board(self._status_store, range(self._num_ranks))))
 
     def _reached(self, missing: Iterable[int]) -> Mapping[int, Beat]:
         """What they said last; of a store that is silent or gone, nothing."""
         try:
-            return read_board(self._board, missing)
+            return read_board(self._status_store, missing)
         except BoardSilentError:
             return {}
 
     def _look(self) -> str:
         self._heartbeat.publish()
-        beats = fresh_board(self._board, self._num_ranks, 2 * self._heartbeat.interval_s)
+        beats = fresh_board(self._status_store, self._num_ranks, 2 * self._heartbeat.interval_s)
         lines = (describe(beats, but=self._rank), self._waits.chain(self._rank, beats))
         return "\n".join(filter(None, lines))

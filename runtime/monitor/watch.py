@@ -53,7 +53,7 @@ _GRACE_S = 1.2
 """Beyond its deadline a wait should have ended by itself; later the launcher ends it."""
 
 
-class Ended(Protocol):
+class WorkerExit(Protocol):
     """What a worker that has ended left behind: its exit code, its result or its error, and the end of its output."""
 
     @property
@@ -86,7 +86,7 @@ class Workers(Protocol):
         """Those of their processes, by rank, as far as they are on this host."""
         ...
 
-    def ended(self) -> Mapping[int, Ended]:
+    def ended(self) -> Mapping[int, WorkerExit]:
         """Those that have ended by now."""
         ...
 
@@ -289,14 +289,14 @@ class _Crew:
 
     def _read_board(self) -> None:
         now_s = time.monotonic()
-        found = read_board(self.store, self.titles)
-        for rank, beat in found.items():
+        beats = read_board(self.store, self.titles)
+        for rank, beat in beats.items():
             if rank not in self.beats or self.beats[rank].number != beat.number:
                 self.heard_s[rank] = now_s
-        self.beats = {rank: beat.aged(now_s - self.heard_s[rank]) for rank, beat in found.items()}
+        self.beats = {rank: beat.aged(now_s - self.heard_s[rank]) for rank, beat in beats.items()}
         self.watch(self.beats)
         numbers = {rank: number for each in self.workers for rank, number in each.numbers.items()}
-        has_begun = any(beat.step >= 0 for beat in found.values())  # nobody begins a step before all are there
+        has_begun = any(beat.step >= 0 for beat in beats.values())  # nobody begins a step before all are there
         for rank in self.titles:
             if rank not in self.failures and rank not in self.results:
                 self._check_alive(rank, now_s)
@@ -314,11 +314,11 @@ class _Crew:
         doing = f"in {beat.what}" if beat else "starting"
         where = f", step {beat.step}" if beat and beat.step >= 0 else ""
         if silent_s > deadline_s:
-            hangs, said = "is silent", "nothing was heard of it for"
+            hangs, since = "is silent", "nothing was heard of it for"
         else:
             waits = beat is not None and self.waits.is_waiting(rank, self.beats)
-            hangs, said = "waits in vain" if waits else "hangs", "it has been there for"
-        what = f"{hangs} {doing}{where}: {said} {busy_s:.1f} s, deadline {deadline_s:g} s"
+            hangs, since = "waits in vain" if waits else "hangs", "it has been there for"
+        what = f"{hangs} {doing}{where}: {since} {busy_s:.1f} s, deadline {deadline_s:g} s"
         self._fail(rank, what, "if it is only slow, raise --deadline")
 
     def _check_process(self, rank: int, number: int, now_s: float, *, is_starting: bool) -> None:
@@ -357,7 +357,7 @@ class _Crew:
             error, [*self.waits.lines(self.beats), *([f"the others: {others}"] if others else [])]
         )
 
-    def _death(self, rank: int, ended: Ended) -> HalopipeError:
+    def _death(self, rank: int, ended: WorkerExit) -> HalopipeError:
         beat = read_board(self.store, [rank]).get(rank)
         return died(self.titles[rank], ended.code, str(beat) if beat else "", ended.output)
 

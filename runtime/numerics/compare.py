@@ -203,14 +203,14 @@ def sketches(tensors: Mapping[str, torch.Tensor]) -> dict[str, Sketch]:
 
 
 def loss_differences(
-    found: Iterable[float], expected: Iterable[float], tolerance: Tolerance, rounding: Iterable[float] = ()
+    losses: Iterable[float], expected: Iterable[float], tolerance: Tolerance, rounding: Iterable[float] = ()
 ) -> list[Difference]:
     """The losses of each step, as far as both go.
 
     Args:
         rounding: how far one device's own losses are from exact ones.
     """
-    triples = zip(found, expected, chain(rounding, repeat(0.0)), strict=False)
+    triples = zip(losses, expected, chain(rounding, repeat(0.0)), strict=False)
     return [
         Difference(
             "loss", "loss", step, a, b, relative_error(a, b), *_accepted(tolerance.loss, tolerance.loss_ceiling, own)
@@ -219,19 +219,19 @@ def loss_differences(
     ]
 
 
-def relative_error(found: float, expected: float) -> float:
-    """|found - expected| / |expected|, and 0 for equal numbers."""
-    return abs(found - expected) / abs(expected) if found != expected else 0.0
+def relative_error(actual: float, expected: float) -> float:
+    """|actual - expected| / |expected|, and 0 for equal numbers."""
+    return abs(actual - expected) / abs(expected) if actual != expected else 0.0
 
 
 def tensor_differences(
     kind: str,
-    found: Mapping[str, Sketch],
+    tensors: Mapping[str, Sketch],
     expected: Mapping[str, Sketch],
     tolerance: Tolerance,
     rounding: Mapping[str, float] | None = None,
 ) -> list[Difference]:
-    """The tensors of ``found``, after the first step, beside those of the same names in ``expected``.
+    """The tensors of ``tensors``, after the first step, beside those of the same names in ``expected``.
 
     Args:
         rounding: how far one device's own tensors are from exact ones, by name.
@@ -241,7 +241,7 @@ def tensor_differences(
     """
     largest = max((each.norm for each in expected.values()), default=0.0)
     differences = []
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if name not in expected or expected[name].shape != tensor.shape:
             other = expected[name].shape if name in expected else "none"
             raise NumericsError(f"{kind} of {name} has shape {tensor.shape}, on one device {other}")
@@ -266,9 +266,9 @@ def report(differences: Iterable[Difference], dtype: str, *, witness: str = "", 
     Raises:
         NumericsError: an error is larger than accepted, or no number; the worst are named.
     """
-    found = [each for each in differences if each.step == 0 or not each.is_hidden]
-    wrong = [difference for difference in found if difference.is_wrong]
-    hidden = [difference for difference in found if difference.is_hidden]
+    judged = [each for each in differences if each.step == 0 or not each.is_hidden]
+    wrong = [difference for difference in judged if difference.is_wrong]
+    hidden = [difference for difference in judged if difference.is_hidden]
     if wrong:
         raise NumericsError(
             "the plan does not compute what one device does",
@@ -282,17 +282,17 @@ def report(differences: Iterable[Difference], dtype: str, *, witness: str = "", 
             [] if dtype == "float64" else ["--check-numerics --dtype float64"],
         )
     worst: dict[str, Difference] = {}
-    for difference in found:
+    for difference in judged:
         if difference.kind not in worst or difference.error > worst[difference.kind].error:
             worst[difference.kind] = difference
-    losses = sum(difference.kind == "loss" for difference in found)
-    return NumericsReport(dtype, losses, len(found) - losses, worst, witness, len(hidden))
+    losses = sum(difference.kind == "loss" for difference in judged)
+    return NumericsReport(dtype, losses, len(judged) - losses, worst, witness, len(hidden))
 
 
 def _worst_lines(wrong: Iterable[Difference]) -> list[str]:
-    found = sorted(wrong, key=lambda each: each.accepted / each.error if each.error == each.error else 0.0)
-    more = [f"... and {len(found) - _MOST_SHOWN} more"] if len(found) > _MOST_SHOWN else []
-    return [*map(str, found[:_MOST_SHOWN]), *more]
+    worst_first = sorted(wrong, key=lambda each: each.accepted / each.error if each.error == each.error else 0.0)
+    more = [f"... and {len(worst_first) - _MOST_SHOWN} more"] if len(worst_first) > _MOST_SHOWN else []
+    return [*map(str, worst_first[:_MOST_SHOWN]), *more]
 
 
 def _accepted(limit: float, ceiling: float, rounding: float) -> tuple[float, float]:

@@ -56,11 +56,11 @@ _SMALL = 1 << 14
 @torch.no_grad()
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether no element is NaN or infinite, for one pass over all of them and one wait for their device."""
-    given = [each.coalesce().values() if each.is_sparse else each for each in tensors]
-    found = [each for each in given if each.is_floating_point() or each.is_complex()]
+    values = [each.coalesce().values() if each.is_sparse else each for each in tensors]
+    floating = [each for each in values if each.is_floating_point() or each.is_complex()]
     small: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     large: list[Tensor] = []
-    for each in found:
+    for each in floating:
         if each.numel() < _SMALL:
             small.setdefault((each.dtype, each.device), []).append(each.reshape(-1))
         else:
@@ -86,7 +86,7 @@ def kind_of(value: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedFunction:
     """The operators behind a stage's function.
 
     Attributes:
@@ -152,11 +152,13 @@ class Examiner:
     _hooks: list[RemovableHandle] = field(default_factory=list)
 
     @property
-    def found(self) -> list[Origin]:
+    def origins(self) -> list[Origin]:
         """All of it."""
         return [*self.values.values(), *(each for each in self.gradients.values() if each is not None)]
 
-    def run(self, traced: Traced, function: Function, microbatch: int, arguments: Sequence[Any]) -> tuple[Tensor, ...]:
+    def run(
+        self, traced: TracedFunction, function: Function, microbatch: int, arguments: Sequence[Any]
+    ) -> tuple[Tensor, ...]:
         """What the function gives."""
         names = [*function.inputs, *function.attributes]
         holders = [node for node in traced.graph.nodes if node.op == "placeholder"]
@@ -170,8 +172,8 @@ class Examiner:
         made: Any = next(node for node in traced.graph.nodes if node.op == "output").args[0]
         for name, node in zip(function.outputs, made, strict=True):
             if watching.kinds[node]:
-                found = _walked(node, watching.kinds, called, function, traced)
-                self.values[microbatch, name] = replace(found, rank=self.rank, microbatch=microbatch, value=name)
+                origin = _walked(node, watching.kinds, called, function, traced)
+                self.values[microbatch, name] = replace(origin, rank=self.rank, microbatch=microbatch, value=name)
         return result
 
     def backward(self, microbatch: int, parameters: Mapping[str, Tensor]) -> None:
@@ -186,14 +188,14 @@ class Examiner:
         for hook in self._hooks:
             hook.remove()
 
-    def _hook(self, traced: Traced, microbatch: int, node: fx.Node, value: Any) -> None:
+    def _hook(self, traced: TracedFunction, microbatch: int, node: fx.Node, value: Any) -> None:
         """Has the gradient of what ``node`` made looked at, unless that is a parameter, which outlives the step."""
         for tensor in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(tensor, Tensor) and tensor.requires_grad and not isinstance(tensor, nn.Parameter):
                 register: Callable[[Callable[[Tensor], None]], RemovableHandle] = tensor.register_hook
                 self._hooks.append(register(partial(self._look, traced, microbatch, node)))
 
-    def _look(self, traced: Traced, microbatch: int, node: fx.Node, gradient: Tensor) -> None:
+    def _look(self, traced: TracedFunction, microbatch: int, node: fx.Node, gradient: Tensor) -> None:
         if microbatch in self.gradients or not (kind := kind_of(gradient)):
             return
         users = [user for user in node.users if user.op != "output"]
@@ -207,16 +209,16 @@ class Examiner:
 
 
 class _Watching(fx.Interpreter):
-    def __init__(self, graph: fx.Graph, told: Callable[[fx.Node, Any], None]) -> None:
+    def __init__(self, graph: fx.Graph, note: Callable[[fx.Node, Any], None]) -> None:
         super().__init__(nn.Module(), graph=graph)
         self.kinds: dict[fx.Node, int] = {}
-        self._told = told
+        self._note = note
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         self.kinds[n] = kind_of(value)
         if n.op != "output":
-            self._told(n, value)
+            self._note(n, value)
         return value
 
 
@@ -225,7 +227,7 @@ def _walked(
     kinds: Mapping[fx.Node, int],
     called: Mapping[fx.Node, str],
     function: Function,
-    traced: Traced,
+    traced: TracedFunction,
 ) -> Origin:
     """From what is not finite back to the operator of which no input is as bad, or that reads such an attribute.
 
@@ -244,7 +246,7 @@ def _walked(
     return Origin(0, 0, "", kind, via=called.get(node, node.name))
 
 
-def first_of(found: Sequence[Origin], loss: str, order: Mapping[str, int]) -> Origin | None:
+def first_of(origins: Sequence[Origin], loss: str, order: Mapping[str, int]) -> Origin | None:
     """Where it began, of what all ranks found; None: it did not come again.
 
     Args:
@@ -256,7 +258,7 @@ def first_of(found: Sequence[Origin], loss: str, order: Mapping[str, int]) -> Or
         return order.get(origin.layer, len(order))
 
     values: dict[tuple[int, str], list[Origin]] = {}
-    for each in found:
+    for each in origins:
         if each.value:
             values.setdefault((each.microbatch, each.value), []).append(each)
     for microbatch in sorted(m for m, name in values if name == loss):
@@ -264,18 +266,18 @@ def first_of(found: Sequence[Origin], loss: str, order: Mapping[str, int]) -> Or
         while True:  # ends: each value is made of earlier ones
             worst = max(each.kind for each in values[microbatch, name])
             here = [each for each in values[microbatch, name] if each.kind == worst]
-            came = next((each for each in here if each.via), None)
-            if came is None:
+            relayed = next((each for each in here if each.via), None)
+            if relayed is None:
                 return min(here, key=lambda each: (place(each), each.rank))
-            if (microbatch, came.via) not in values:
-                return came
-            name = came.via  # others of the stage may have it from this rank, in what they exchange inside layers
-    gradients = [each for each in found if not each.value]
+            if (microbatch, relayed.via) not in values:
+                return relayed
+            name = relayed.via  # others of the stage may have it from this rank, in what they exchange inside layers
+    gradients = [each for each in origins if not each.value]
     return min(gradients, key=lambda each: (each.microbatch, -place(each), each.rank), default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class NanReport:
     """What one rank says of a step.
 
     Attributes:
@@ -296,7 +298,7 @@ class Report:
         return torch.tensor(list(json.dumps(asdict(self)).encode()), dtype=torch.uint8)
 
     @classmethod
-    def decoded(cls, text: Tensor) -> Report:
+    def decoded(cls, text: Tensor) -> NanReport:
         """What :meth:`encoded` gave."""
         record = json.loads(bytes(text.tolist()))
         origins = tuple(Origin(**each) for each in record.pop("origins"))
@@ -307,7 +309,7 @@ _MOST_NAMED = 3
 
 
 def explained(
-    step: int, reports: Sequence[Report], loss: str, order: Mapping[str, int], where: Callable[[int, str], str]
+    step: int, reports: Sequence[NanReport], loss: str, order: Mapping[str, int], where: Callable[[int, str], str]
 ) -> NotFiniteError:
     """The error of a step, the same on all ranks.
 

@@ -12,8 +12,8 @@ from contextlib import nullcontext
 import torch
 from torch.optim import Optimizer
 
-from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.random.streams import Draw
+from runtime.stage.modes import MicrobatchShard
+from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers
 
 Tensors = tuple[torch.Tensor, ...]
@@ -27,7 +27,7 @@ def serial_step(
     inputs: Tensors,
     targets: Tensors,
     micro_batches: tuple[int, ...],
-    draw: Draw | None = None,
+    rng: CounterRng | None = None,
     *,
     answers: Answers | None = None,
     whole: bool = False,
@@ -39,7 +39,7 @@ def serial_step(
 
     Args:
         inputs, targets: whatever has as many rows as ``micro_batches`` in sum is cut along dim 0, the rest is whole.
-        draw: what ``loss_of`` draws by; its step is the caller's to set.
+        rng: what ``loss_of`` draws by; its step is the caller's to set.
         answers: to what the user's own module draws.
         whole: the batch in one call, as if it were not cut; the same where no layer mixes samples.
         weights: of the losses of the micro-batches; none: their shares of the rows.
@@ -60,7 +60,7 @@ def serial_step(
         (in_rows(inputs, first, rows, global_batch), in_rows(targets, first, rows, global_batch))
         for first, rows in zip(starts, micro_batches, strict=True)
     ]
-    return serial_step_each(loss_of, optimizer, parts, micro_batches, draw, answers=answers, weights=weights)
+    return serial_step_each(loss_of, optimizer, parts, micro_batches, rng, answers=answers, weights=weights)
 
 
 def serial_step_each(
@@ -68,7 +68,7 @@ def serial_step_each(
     optimizer: Optimizer,
     parts: Sequence[tuple[Tensors, Tensors]],
     rows: Sequence[int],
-    draw: Draw | None = None,
+    rng: CounterRng | None = None,
     *,
     answers: Answers | None = None,
     cut: Sequence[int] = (),
@@ -83,8 +83,8 @@ def serial_step_each(
     total = 0.0
     weights = weights or [count / sum(rows) for count in rows]
     for microbatch, (count, weight, (inputs, targets)) in enumerate(zip(rows, weights, parts, strict=True)):
-        if draw is not None:
-            draw.at(MicrobatchSlice(microbatch, count, 0, count))
+        if rng is not None:
+            rng.at(MicrobatchShard(microbatch, count, 0, count))
         with answers.given(cut or (count,), microbatch) if answers is not None else nullcontext():
             loss = loss_of(inputs, targets)
             if weight:  # else it may be a mean of nothing, which is not a number

@@ -35,7 +35,7 @@ from planner.ir.errors import UsageError
 from runtime.optim.sharding import STEP
 
 if TYPE_CHECKING:
-    from runtime.spatial.parameters import Part, Parts
+    from runtime.spatial.parameters import ParameterPart, Parts
 
 _NO_SETTINGS = ("params", "param_names")
 
@@ -114,39 +114,39 @@ class Followed:
             UsageError: the optimiser has others.
         """
         self.names = dict(parameters)
-        known = {id(parameter) for parameter in parameters.values()}
-        foreign = sum(id(p) not in known for group in self.optimizer.param_groups for p in group["params"])
+        ids = {id(parameter) for parameter in parameters.values()}
+        foreign = sum(id(p) not in ids for group in self.optimizer.param_groups for p in group["params"])
         if foreign:
             raise UsageError(
                 f"the {type(self.optimizer).__name__} has {foreign} parameters that are not the model's",
-                [f"the model has {len(known)}"],
+                [f"the model has {len(ids)}"],
                 ["make it of the parameters of the very module that is given"],
             )
 
     def as_it_is(self) -> Followed:
         """The same with a copy of what it keeps for each parameter, which later steps leave alone."""
-        found = copy.copy(self)
-        found._kept = {parameter: copy.deepcopy(state) for parameter, state in self.optimizer.state.items()}
-        return found
+        snapshot = copy.copy(self)
+        snapshot._kept = {parameter: copy.deepcopy(state) for parameter, state in self.optimizer.state.items()}
+        return snapshot
 
     def __call__(
         self, named_parameters: Iterable[tuple[str, nn.Parameter]], parts: Parts = MappingProxyType({})
     ) -> torch.optim.Optimizer:
         """The optimiser of a stage, which has ``parts`` of some parameters."""
-        here: dict[int, list[tuple[nn.Parameter, Part | None]]] = {}
+        here: dict[int, list[tuple[nn.Parameter, ParameterPart | None]]] = {}
         for name, parameter in named_parameters:
             here.setdefault(id(self.names.get(name)), []).append((parameter, parts.get(name)))
         state: dict[torch.Tensor, Any] = {}
         groups = []
         for group in self.optimizer.param_groups:
-            own = [(given, *each) for given in group["params"] for each in here.get(id(given), ())]
-            state.update((parameter, self._state(given, parameter, part)) for given, parameter, part in own)
+            own = [(original, *each) for original in group["params"] for each in here.get(id(original), ())]
+            state.update((parameter, self._state(original, parameter, part)) for original, parameter, part in own)
             groups.append({**_without_parameters(group), "params": [parameter for _, parameter, _ in own]})
         kept: defaultdict[torch.Tensor, Any] = defaultdict(dict)
         kept.update((parameter, each) for parameter, each in state.items() if each)
-        found = optimizer_like(type(self.optimizer), optimizer_attributes(self.optimizer), groups, kept)
-        self._led[found] = self.settings
-        return found
+        follower = optimizer_like(type(self.optimizer), optimizer_attributes(self.optimizer), groups, kept)
+        self._led[follower] = self.settings
+        return follower
 
     @property
     def settings(self) -> list[dict[str, Any]]:
@@ -155,8 +155,8 @@ class Followed:
 
     @settings.setter
     def settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
-        for group, found in zip(self.optimizer.param_groups, settings, strict=True):
-            group.update(found)
+        for group, own in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(own)
 
     def described(self) -> Described:
         """For another process, once parameters were recognised."""
@@ -186,10 +186,8 @@ class Followed:
             )
         now = self.settings
         before = self._led.get(follower, [{}] * len(now))
-        for settings, known, own in zip(now, before, follower.param_groups, strict=True):
-            own.update(
-                {key: value for key, value in settings.items() if key not in known or _differ(value, known[key])}
-            )
+        for settings, last, own in zip(now, before, follower.param_groups, strict=True):
+            own.update({key: value for key, value in settings.items() if key not in last or _differ(value, last[key])})
         self._led[follower] = now
 
     def take(self, follower: torch.optim.Optimizer, has_names: Iterable[bool]) -> None:
@@ -245,14 +243,14 @@ class Followed:
         """Call where a run ends and its state cannot be written back: no other run begins with what it was before."""
         _LEFT_WITH_RANKS[self.optimizer] = reason, self._state_was
 
-    def _state(self, given: nn.Parameter, parameter: nn.Parameter, part: Part | None) -> dict[str, Any]:
-        """What was kept for ``given``, for what the stage has of it."""
+    def _state(self, original: nn.Parameter, parameter: nn.Parameter, part: ParameterPart | None) -> dict[str, Any]:
+        """What was kept for ``original``, for what the stage has of it."""
         kept = self.optimizer.state if self._kept is None else self._kept
-        found = dict(kept.get(given, {}))
-        for key, value in found.items():
+        state = dict(kept.get(original, {}))
+        for key, value in state.items():
             if isinstance(value, torch.Tensor):
-                found[key] = _moved(key, value, given, parameter, part)
-        return found
+                state[key] = _moved(key, value, original, parameter, part)
+        return state
 
 
 _LEFT_WITH_RANKS: WeakKeyDictionary[torch.optim.Optimizer, tuple[str, _Writes]] = WeakKeyDictionary()
@@ -269,13 +267,13 @@ def _writes(optimizer: torch.optim.Optimizer) -> _Writes:
 
 
 def _moved(
-    key: str, value: torch.Tensor, given: nn.Parameter, parameter: nn.Parameter, part: Part | None
+    key: str, value: torch.Tensor, original: nn.Parameter, parameter: nn.Parameter, part: ParameterPart | None
 ) -> torch.Tensor:
-    """What was kept for ``given``, for what a stage has of it."""
-    if value.shape != given.shape or key == STEP:
+    """What was kept for ``original``, for what a stage has of it."""
+    if value.shape != original.shape or key == STEP:
         return value.clone()
     own = value if part is None else part.cut(value)
-    return own.to(parameter.device, parameter.dtype if value.dtype == given.dtype else None, copy=True)
+    return own.to(parameter.device, parameter.dtype if value.dtype == original.dtype else None, copy=True)
 
 
 def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:

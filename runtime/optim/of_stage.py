@@ -23,12 +23,12 @@ from runtime.optim.sharding import GradientBuckets, ShardedParameters, StartSum
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
-    from runtime.optim.pass_shards import PassShards, Places
+    from runtime.optim.pass_shards import PassShards, UsePlaces
     from runtime.spatial import Parts
 
 
 @dataclass(frozen=True, slots=True)
-class Tie:
+class TiedParameters:
     """Parameters that the same stages use, or a part of them; every part has a tie of its own.
 
     Attributes:
@@ -51,7 +51,7 @@ class Tie:
         return next(stage for stage, ranks in zip(self.stages, self.stage_ranks, strict=True) if rank in ranks)
 
 
-def ties_of(graph: Graph, stage_of: Mapping[str, int], ranks: Sequence[tuple[int, ...]]) -> tuple[Tie, ...]:
+def ties_of(graph: Graph, stage_of: Mapping[str, int], ranks: Sequence[tuple[int, ...]]) -> tuple[TiedParameters, ...]:
     """The parameters that several stages use; the same on all ranks.
 
     Args:
@@ -63,16 +63,16 @@ def ties_of(graph: Graph, stage_of: Mapping[str, int], ranks: Sequence[tuple[int
         for name in layer.parameters:
             stages[name].add(stage_of[layer.name])
     names: dict[tuple[int, ...], list[str]] = {}
-    for name, found in stages.items():
-        if len(found) > 1:
-            names.setdefault(tuple(sorted(found)), []).append(name)
+    for name, users in stages.items():
+        if len(users) > 1:
+            names.setdefault(tuple(sorted(users)), []).append(name)
     return tuple(
-        Tie(tuple(tied), together, tuple(tuple(sorted(ranks[stage])) for stage in together))
+        TiedParameters(tuple(tied), together, tuple(tuple(sorted(ranks[stage])) for stage in together))
         for together, tied in names.items()
     )
 
 
-def groups_of_ties(ties: Iterable[Tie]) -> tuple[tuple[int, ...], ...]:
+def groups_of_ties(ties: Iterable[TiedParameters]) -> tuple[tuple[int, ...], ...]:
     """The groups of ranks that sum over each other, for the transport."""
     return tuple(dict.fromkeys(tie.ranks for tie in ties if len(tie.ranks) > 1))
 
@@ -83,7 +83,7 @@ class Updates:
 
     Attributes:
         tied: names of the parameters that other stages use too; their gradients are summed over all these stages when
-            the step is finished (:mod:`runtime.optim.finishing`), not with the others.
+            the step is finished (:mod:`runtime.optim.gradient_sync`), not with the others.
         reduction: makes one gradient of those of the stage's ranks; None on a stage of one rank.
         optimizer: None where there is nothing to train.
         speaks_for: names of the parameters that this rank saves, or its part of them, for all ranks that have the same.
@@ -108,14 +108,14 @@ def updates_of(
     stage: int,
     parameters: Mapping[str, nn.Parameter],
     ranks: tuple[int, ...],
-    ties: Iterable[Tie],
+    ties: Iterable[TiedParameters],
     transport: Transport,
     make: MakeOptimizer,
     *,
     zero: int,
     deadline_s: float,
     parts: Parts | None = None,
-    places: Mapping[str, Places] = MappingProxyType({}),
+    places: Mapping[str, UsePlaces] = MappingProxyType({}),
     is_alone: bool = True,
 ) -> Updates:
     """The updates of ``stage``, which runs on ``ranks`` (by growing number).
@@ -152,7 +152,7 @@ def updates_of(
             shards = ShardedParameters(own, ranks.index(rank), len(ranks), scatter, gather)
         reduction = shards
     elif len(ranks) > 1:
-        sums = _Sums(transport, deadline_s)
+        sums = _GroupSums(transport, deadline_s)
         others = {own[name]: sums.over(part.group) for name, part in parts.items() if name in own}
         reduction = GradientBuckets(own.values(), sums.over(ranks), others=others)
     trained = {
@@ -174,17 +174,17 @@ def updates_of(
     )
 
 
-class _Sums:
+class _GroupSums:
     """What starts sums, one function for each group of ranks."""
 
     def __init__(self, transport: Transport, deadline_s: float) -> None:
         self._transport, self._deadline_s = transport, deadline_s
-        self._found: dict[tuple[int, ...], StartSum] = {}
+        self._start_sums: dict[tuple[int, ...], StartSum] = {}
 
     def over(self, ranks: tuple[int, ...]) -> StartSum | None:
         """None where a rank is alone."""
         if len(ranks) < 2:
             return None
-        if ranks not in self._found:
-            self._found[ranks] = partial(self._transport.start_sum, ranks=ranks, deadline_s=self._deadline_s)
-        return self._found[ranks]
+        if ranks not in self._start_sums:
+            self._start_sums[ranks] = partial(self._transport.start_sum, ranks=ranks, deadline_s=self._deadline_s)
+        return self._start_sums[ranks]

@@ -31,7 +31,7 @@ from runtime.optim.sharding import (
 )
 
 if TYPE_CHECKING:
-    from runtime.spatial import Part, Parts
+    from runtime.spatial import ParameterPart, Parts
 
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler] | LRScheduler
@@ -73,7 +73,9 @@ class StageOptimizer:
         *,
         is_alone: bool = True,
     ) -> None:
-        self.parts: Mapping[str, Part] = {name: part for name, part in (parts or {}).items() if part.is_divided}
+        self.parts: Mapping[str, ParameterPart] = {
+            name: part for name, part in (parts or {}).items() if part.is_divided
+        }
         self._followed = make if isinstance(make, Followed) else None
         begun = make if self._followed is None else partial(self._followed, parts=self.parts)
         self.optimizer = _made(begun, parameters)
@@ -174,8 +176,8 @@ def scheduler_maker_of(name: str, arguments: Mapping[str, Any]) -> MakeScheduler
     """
     cls = getattr(torch.optim.lr_scheduler, name, None)
     if not _is_schedule(cls):
-        known = [key for key, value in vars(torch.optim.lr_scheduler).items() if key[0] != "_" and _is_schedule(value)]
-        raise UnknownNameError(f"torch.optim.lr_scheduler has no schedule {name!r}", [f"known: {', '.join(known)}"])
+        names = [key for key, value in vars(torch.optim.lr_scheduler).items() if key[0] != "_" and _is_schedule(value)]
+        raise UnknownNameError(f"torch.optim.lr_scheduler has no schedule {name!r}", [f"known: {', '.join(names)}"])
 
     construct: Callable[..., LRScheduler] = cls
 
@@ -198,11 +200,11 @@ def _is_schedule(value: object) -> TypeGuard[type[LRScheduler]]:
 
 
 def _made(make: MakeOptimizer, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-    given: list[Any] = list(parameters.items()) if takes_names(make) else list(parameters.values())
+    listed: list[Any] = list(parameters.items()) if takes_names(make) else list(parameters.values())
     try:
-        optimizer = make(given)
+        optimizer = make(listed)
     except (ValueError, FactoryError) as error:
-        if _EMPTY not in f"{error} {error.__cause__}" or not given:
+        if _EMPTY not in f"{error} {error.__cause__}" or not listed:
             raise
         raise UsageError(
             "the optimiser's factory chooses none of the parameters that it is given",

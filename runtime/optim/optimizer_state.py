@@ -170,12 +170,12 @@ def _speaks(stage: StageOptimizer, name: str, speaks_for: Collection[str]) -> bo
 
 def _entries(source: StateSource) -> dict[str, list[str]]:
     """What is kept for each parameter."""
-    found: dict[str, list[str]] = {}
+    entries: dict[str, list[str]] = {}
     for key in (*source.tensors(), *source.numbers()):
         if key.startswith("optimizer/"):
             name, _, entry = key.removeprefix("optimizer/").rpartition("/")
-            found.setdefault(name, []).append(entry)
-    return found
+            entries.setdefault(name, []).append(entry)
+    return entries
 
 
 def _entry(stage: StageOptimizer, name: str, entry: str, source: StateSource) -> Any:
@@ -234,10 +234,10 @@ def _filled(fresh: Any, path: _Path, read: Callable[[_Path, int | None], Number]
     if path and path[-1] in _BY_GROUP and isinstance(fresh, list):
         return [_like(each, read(path, group)) if _is_leaf(each) else each for group, each in enumerate(fresh)]
     if isinstance(fresh, Mapping):
-        found: Any = copy.copy(fresh)
+        filled: Any = copy.copy(fresh)
         for key, each in fresh.items():
-            found[key] = _filled(each, (*path, str(key)), read)
-        return found
+            filled[key] = _filled(each, (*path, str(key)), read)
+        return filled
     if isinstance(fresh, list | tuple):
         return type(fresh)(_filled(each, (*path, str(key)), read) for key, each in enumerate(fresh))
     return fresh

@@ -27,11 +27,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from runtime.optim.sharding import Exchange, ParameterSlice, ShardedParameters, Shards, flat_gradients
+from runtime.optim.sharding import Exchange, ParameterSlice, ShardedBucket, ShardedParameters, flat_gradients
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class UsePlaces:
     """Where the operators that use a parameter stand in the graph's order.
 
     Attributes:
@@ -60,7 +60,7 @@ class PassShards(ShardedParameters):
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        places: Mapping[str, Places],
+        places: Mapping[str, UsePlaces],
         index: int,
         num_shards: int,
         reduce_scatter: Exchange,
@@ -153,7 +153,7 @@ class PassShards(ShardedParameters):
     @torch.no_grad()
     def values(self) -> dict[str, Tensor]:
         """Copies of whole parameters, by name; all ranks of the stage call this together."""
-        found: dict[str, Tensor] = {}
+        wholes: dict[str, Tensor] = {}
         for number, shards in enumerate(self._shards):
             flat = torch.empty_like(shards.flat)
             part = self._part(shards)
@@ -161,8 +161,8 @@ class PassShards(ShardedParameters):
             self._all_gather(flat, shards.counts)
             sizes = [parameter.numel() for parameter in shards.bucket]
             for parameter, value in zip(shards.bucket, torch.split(flat, sizes), strict=True):
-                found[self._names_of[parameter]] = value.view(parameter.shape)
-        return found
+                wholes[self._names_of[parameter]] = value.view(parameter.shape)
+        return wholes
 
     @torch.no_grad()
     def load(self, name: str, read: Callable[[ParameterSlice], Tensor]) -> None:
@@ -171,7 +171,7 @@ class PassShards(ShardedParameters):
         if part is not None:
             part.view.copy_(read(part))
 
-    def _events(self, places: Mapping[str, Places]) -> tuple[tuple[_Event, ...], tuple[_Event, ...]]:
+    def _events(self, places: Mapping[str, UsePlaces]) -> tuple[tuple[_Event, ...], tuple[_Event, ...]]:
         forward: list[_Event] = []
         backward: list[_Event] = []
         for number, shards in enumerate(self._shards):
@@ -193,7 +193,7 @@ class PassShards(ShardedParameters):
             self._next += 1
             does()
 
-    def _part(self, shards: Shards) -> slice:
+    def _part(self, shards: ShardedBucket) -> slice:
         first = sum(shards.counts[: self._index])
         return slice(first, first + shards.counts[self._index])
 
@@ -242,5 +242,5 @@ def _when(event: _Event) -> float:
     return event[0]
 
 
-def _split(shards: Shards) -> Iterable[Tensor]:
+def _split(shards: ShardedBucket) -> Iterable[Tensor]:
     return torch.split(shards.flat, [parameter.numel() for parameter in shards.bucket])

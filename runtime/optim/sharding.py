@@ -67,7 +67,7 @@ class ParameterSlice:
 
 
 @dataclass(slots=True)
-class Shards:
+class ShardedBucket:
     """One bucket.
 
     Attributes:
@@ -152,7 +152,7 @@ class ShardedParameters:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The whole gradients, by name, put together from all ranks, which all have to call this."""
-        found: dict[str, torch.Tensor] = {}
+        by_name: dict[str, torch.Tensor] = {}
         for shards in self._shards:
             whole = torch.zeros_like(shards.flat)
             for part, place in shards.slices.values():
@@ -161,8 +161,8 @@ class ShardedParameters:
             self._all_gather(whole, shards.counts)
             sizes = [parameter.numel() for parameter in shards.bucket]
             for parameter, gradient in zip(shards.bucket, torch.split(whole, sizes), strict=True):
-                found[self._names[parameter]] = gradient.view(parameter.shape)
-        return found
+                by_name[self._names[parameter]] = gradient.view(parameter.shape)
+        return by_name
 
     def reset(self) -> None:
         """Forget the slices' gradients."""
@@ -171,7 +171,7 @@ class ShardedParameters:
 
 
 @torch.no_grad()
-def _shards(bucket: Bucket, index: int, num_shards: int) -> Shards:
+def _shards(bucket: Bucket, index: int, num_shards: int) -> ShardedBucket:
     """Moves a bucket's parameters into one flat tensor and cuts it evenly; the first parts may be larger by one."""
     flat = torch.cat([parameter.reshape(-1) for parameter in bucket])
     each, rest = divmod(flat.numel(), num_shards)
@@ -189,7 +189,7 @@ def _shards(bucket: Bucket, index: int, num_shards: int) -> Shards:
             )
             slices[parameter] = (part, place)
         begin = end
-    shards = Shards(bucket, flat, counts, slices)
+    shards = ShardedBucket(bucket, flat, counts, slices)
     shards.move_to(flat)
     return shards
 
@@ -330,10 +330,12 @@ class GradientBuckets:
             start = (others or {}).get(parameter, start_sum)
             if start is not None:
                 by_group.setdefault(start, []).append(parameter)
-        found = [(bucket, start) for start, group in by_group.items() for bucket in in_buckets(group, bucket_bytes)]
-        found.sort(key=lambda each: -order[each[0][-1]])
-        self.buckets = tuple(bucket for bucket, _ in found)
-        self._start_sum = [start for _, start in found]
+        bucket_sums = [
+            (bucket, start) for start, group in by_group.items() for bucket in in_buckets(group, bucket_bytes)
+        ]
+        bucket_sums.sort(key=lambda each: -order[each[0][-1]])
+        self.buckets = tuple(bucket for bucket, _ in bucket_sums)
+        self._start_sum = [start for _, start in bucket_sums]
         self._bucket_of: dict[torch.Tensor, int] = {
             parameter: index for index, bucket in enumerate(self.buckets) for parameter in bucket
         }
@@ -411,10 +413,10 @@ class GradientBuckets:
 
 def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
     """The parameters from the last to the first, in buckets of one dtype and device (``planner.ir.program``)."""
-    found = list(parameters)
-    kinds = [(parameter.dtype, parameter.device) for parameter in found]
-    places = places_in_buckets([parameter.nbytes for parameter in found], kinds, bucket_bytes)
-    return tuple(tuple(found[place] for place in bucket) for bucket in places)
+    listed = list(parameters)
+    kinds = [(parameter.dtype, parameter.device) for parameter in listed]
+    places = places_in_buckets([parameter.nbytes for parameter in listed], kinds, bucket_bytes)
+    return tuple(tuple(listed[place] for place in bucket) for bucket in places)
 
 
 @torch.no_grad()

@@ -23,11 +23,11 @@ from torch import Tensor
 from planner.ir.box import Box, volume, whole
 from planner.ir.errors import UsageError
 from runtime.checkpoint.state import Number, RankState
-from runtime.pipeline.messages import assemble
+from runtime.pipeline.routing import assemble
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
-    from runtime.spatial.parameters import Part
+    from runtime.spatial.parameters import ParameterPart
 
 OPTIMIZER, GROUP, SCHEDULER = "optimizer/", "group/", "scheduler/"
 STATE, GROUPS, SCHEDULES, STEPS = "state", "param_groups", "scheduler", "num_steps"
@@ -37,7 +37,7 @@ _BYTES = torch.uint8
 
 def pieces_of(state: RankState, rank: int) -> dict[str, Tensor]:
     """What a rank contributes: tensors under labels that say of which whole they are, and its numbers."""
-    found = {}
+    pieces = {}
     for key in sorted(state.writes & state.tensors.keys()):
         if not key.startswith(OPTIMIZER):
             continue
@@ -48,10 +48,10 @@ def pieces_of(state: RankState, rank: int) -> dict[str, Tensor]:
         elif key in state.boxes:
             box, shape = state.boxes[key]
             label += [[[each.start, each.stop] for each in box], shape, shape]
-        found[json.dumps(label)] = state.tensors[key]
+        pieces[json.dumps(label)] = state.tensors[key]
     numbers = {key: state.numbers[key] for key in sorted(state.writes & state.numbers.keys())}
-    found[json.dumps([_NUMBERS, rank])] = torch.tensor(list(json.dumps(numbers).encode()), dtype=torch.uint8)
-    return found
+    pieces[json.dumps([_NUMBERS, rank])] = torch.tensor(list(json.dumps(numbers).encode()), dtype=torch.uint8)
+    return pieces
 
 
 def whole_of(pieces: Mapping[str, Tensor], num_steps: int) -> dict[str, Any]:
@@ -69,14 +69,14 @@ def whole_of(pieces: Mapping[str, Tensor], num_steps: int) -> dict[str, Any]:
             whole[tuple(slice(*each) for each in box)] = tensor
         else:
             tensors[key] = tensor
-    found: dict[str, dict[str, Any]] = {}
+    states: dict[str, dict[str, Any]] = {}
     kept: dict[str, Any] = {key: tensor.view(shapes.get(key, tensor.shape)) for key, tensor in tensors.items()}
     kept.update((key, number) for key, number in numbers.items() if key.startswith(OPTIMIZER))
     for key, value in sorted(kept.items()):
         name, _, entry = key.removeprefix(OPTIMIZER).rpartition("/")
-        found.setdefault(name, {})[entry] = value
+        states.setdefault(name, {})[entry] = value
     schedules = {key.removeprefix(SCHEDULER): each for key, each in numbers.items() if key.startswith(SCHEDULER)}
-    return {STATE: found, GROUPS: _groups(numbers), SCHEDULES: schedules, STEPS: num_steps}
+    return {STATE: states, GROUPS: _groups(numbers), SCHEDULES: schedules, STEPS: num_steps}
 
 
 def _groups(numbers: Mapping[str, Number]) -> list[dict[str, Any]]:
@@ -87,13 +87,13 @@ def _groups(numbers: Mapping[str, Number]) -> list[dict[str, Any]]:
             name, setting, *place = key.removeprefix(GROUP).split("/")
             own = settings.setdefault(name, {})
             own[setting] = (*own.get(setting, ()), number) if place else number  # ascending, as they were listed
-    found: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     for name, own in settings.items():
-        found.setdefault(repr(sorted(own.items())), {"params": [], **own})["params"].append(name)
-    return list(found.values())
+        groups.setdefault(repr(sorted(own.items())), {"params": [], **own})["params"].append(name)
+    return list(groups.values())
 
 
-class Given:
+class WholeState:
     """What :func:`whole_of` made, as :func:`runtime.optim.optimizer_state.load_state` reads it.
 
     Raises:
@@ -134,8 +134,8 @@ class Given:
 
     def read(self, key: str) -> Tensor:
         """A whole tensor."""
-        found: Tensor = _found(self._tensors, key)
-        return found.clone()
+        tensor: Tensor = _stored(self._tensors, key)
+        return tensor.clone()
 
     def read_slice(self, key: str, start: int, stop: int) -> Tensor:
         """Elements ``start`` to ``stop`` of a tensor, laid flat."""
@@ -147,11 +147,11 @@ class Given:
 
     def number(self, key: str) -> Number:
         """A number."""
-        found: Number = _found(self._numbers, key)
-        return found
+        scalar: Number = _stored(self._numbers, key)
+        return scalar
 
 
-def _found(kept: Mapping[str, Any], key: str) -> Any:
+def _stored(kept: Mapping[str, Any], key: str) -> Any:
     if key not in kept:
         raise UsageError(
             f"the state that is given has no {key}",
@@ -187,16 +187,16 @@ def united(own: Mapping[str, Tensor], transport: Transport, deadline_s: float) -
         for name, *_ in names:
             owner.setdefault(name, rank)
     mine = [_bytes_of(each) for name, each in own.items() if owner[name] == transport.rank]
-    found = {}
+    tensors = {}
     for rank, data in enumerate(gather(torch.cat([*mine, torch.zeros(0, dtype=_BYTES)]))):
         first = 0
         for name, dtype, shape in lists[rank]:
             if owner[name] == rank:
                 kind: torch.dtype = getattr(torch, dtype)
                 size = math.prod(shape) * kind.itemsize
-                found[name] = data[first : first + size].clone().view(kind).view(shape)
+                tensors[name] = data[first : first + size].clone().view(kind).view(shape)
                 first += size
-    return found
+    return tensors
 
 
 def _bytes_of(data: Tensor | bytes) -> Tensor:
@@ -206,7 +206,7 @@ def _bytes_of(data: Tensor | bytes) -> Tensor:
 
 
 @torch.no_grad()
-def gathered(tensor: Tensor, part: Part | None, transport: Transport, deadline_s: float) -> Tensor:
+def gathered(tensor: Tensor, part: ParameterPart | None, transport: Transport, deadline_s: float) -> Tensor:
     """The whole of what ``tensor`` is this rank's part of; without a part it is the whole.
 
     All ranks of the stage call this together, for the same tensors in the same order.
@@ -222,9 +222,9 @@ def gathered(tensor: Tensor, part: Part | None, transport: Transport, deadline_s
     if counts[own]:
         pieces[own].copy_(tensor.reshape(-1))
     transport.all_gather(flat, counts, ranks, deadline_s)
-    found = [
+    placed = [
         (box, piece.view([len(interval) for interval in box]))
         for (box, _), piece in zip(boxes, pieces, strict=True)
         if piece.numel()
     ]
-    return assemble(found, whole(part.shape), tensor.dtype, tensor.device)
+    return assemble(placed, whole(part.shape), tensor.dtype, tensor.device)

@@ -2,7 +2,7 @@
 
 What is computed and sent, and in which order, is the program's decision.  The executor adds two things: a stage is told
 before the last action that adds to its gradients, so that their sum can start behind it; and the step is finished
-(:mod:`runtime.optim.finishing`) before the first of the updates that end it.
+(:mod:`runtime.optim.gradient_sync`) before the first of the updates that end it.
 
 Errors of a step, told with where they happened: rank, device, stage, step, micro-batch and direction.
 """
@@ -33,11 +33,11 @@ from planner.ir.timeline import Span
 from runtime.memory import out_of_memory
 from runtime.monitor.activity import Activity
 from runtime.monitor.waits import BETWEEN, END, START, WORDS
-from runtime.pipeline.messages import CPU, Piece, add_up, assemble
 from runtime.pipeline.microbatches import Ahead, Batch
-from runtime.pipeline.p2p import BACKWARD, FORWARD, Post
-from runtime.pipeline.specialize import Binding, ends_step, last_gradients, last_updates
-from runtime.stage.local_stage import Resident
+from runtime.pipeline.p2p import BACKWARD, FORWARD, P2PMailbox
+from runtime.pipeline.routing import CPU, Piece, add_up, assemble
+from runtime.pipeline.specialize import Specialization, ends_step, last_gradients, last_updates
+from runtime.stage.local_stage import LocalStage
 from runtime.transport import Transport
 
 GRID_WIDTH = 4
@@ -48,7 +48,7 @@ NOTHING, SAVE, STOP, BAD = range(4)
 the step before, which has NaN or infinity on that rank."""
 
 
-Passes = Callable[[Resident, int, Mapping[str, Tensor]], dict[str, Tensor]]
+Passes = Callable[[LocalStage, int, Mapping[str, Tensor]], dict[str, Tensor]]
 """Runs a stage forward on the values of a micro-batch."""
 
 
@@ -57,7 +57,7 @@ class StopBeforeStepError(Exception):
 
 
 @dataclass(slots=True)
-class Asking:
+class Vote:
     """What the ranks ask of one another; it travels with the barrier that every step begins with, and costs nothing.
 
     Attributes:
@@ -94,8 +94,8 @@ class Context:
         """The error of an action, with the grid around it; what is not ours becomes a StageFailedError."""
         microbatch = "" if action.microbatch is None else f"micro-batch {action.microbatch}, "
         grid = format_grid(self.program.rows, (self.rank, action), GRID_WIDTH)
-        known = error if isinstance(error, HalopipeError) else out_of_memory(error) or _stage_failed(error)
-        return self.of(known, step, f"{microbatch}{WORDS[action.op]}", f", stage {action.stage}", grid)
+        typed = error if isinstance(error, HalopipeError) else out_of_memory(error) or _stage_failed(error)
+        return self.of(typed, step, f"{microbatch}{WORDS[action.op]}", f", stage {action.stage}", grid)
 
     def of(self, error: HalopipeError, step: int, doing: str, stage: str = "", grid: str = "") -> HalopipeError:
         """An error of the same kind that says where it happened and what the others do."""
@@ -133,7 +133,7 @@ class StepEnvironment:
         device: where stages compute.
         finish: called before the first update that ends a step.
         meter: counts the memory of the device; None: it is not counted.
-        asking: what ranks agree on when a step begins.
+        vote: what ranks agree on when a step begins.
     """
 
     transport: Transport
@@ -144,7 +144,7 @@ class StepEnvironment:
     device: torch.device = CPU
     finish: Callable[[], None] | None = None
     meter: MemoryMeter | None = None
-    asking: Asking = field(default_factory=Asking)
+    vote: Vote = field(default_factory=Vote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class RowTrace:
     peak_bytes: tuple[int, ...] = ()
 
 
-class Clock(Protocol):
+class ActionClock(Protocol):
     """When the actions of a row ended."""
 
     def mark(self) -> None:
@@ -179,11 +179,11 @@ class WallClock:
         self._marks: list[float] = []
 
     def mark(self) -> None:
-        """See :class:`Clock`."""
+        """See :class:`ActionClock`."""
         self._marks.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """See :class:`Clock`."""
+        """See :class:`ActionClock`."""
         return [mark - self._marks[0] for mark in self._marks]
 
 
@@ -199,16 +199,16 @@ class StreamClock:
         self._events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
-        """See :class:`Clock`."""
+        """See :class:`ActionClock`."""
         self._events.append(driver.recorded_event(self._device))
 
     def seconds(self) -> list[float]:
-        """See :class:`Clock`."""
+        """See :class:`ActionClock`."""
         self._events[-1].synchronize()
         return [self._events[0].elapsed_time(event) / 1e3 for event in self._events]
 
 
-def clock_of(device: torch.device) -> Clock:
+def clock_of(device: torch.device) -> ActionClock:
     """For what is computed there."""
     return StreamClock(device) if device.type == "cuda" else WallClock()
 
@@ -223,7 +223,7 @@ class _Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _PassWork:
     """What a forward or backward reads and gives, the same in every step.
 
     Attributes:
@@ -236,7 +236,7 @@ class _Work:
     stage: int
     microbatch: int
     version: int
-    resident: Resident
+    local_stage: LocalStage
     values: tuple[tuple[str, Box, torch.dtype], ...]
     routes: tuple[Route, ...]
     is_whole: bool
@@ -256,27 +256,36 @@ class Executor:
     """
 
     def __init__(
-        self, binding: Binding, environment: StepEnvironment, *, evaluates: bool = False, passes: Passes | None = None
+        self,
+        specialization: Specialization,
+        environment: StepEnvironment,
+        *,
+        evaluates: bool = False,
+        passes: Passes | None = None,
     ) -> None:
-        self._program, self._residents, self._plumbing = binding.program, binding.residents, binding.plumbing
+        self._program, self._local_stages, self._routing = (
+            specialization.program,
+            specialization.local_stages,
+            specialization.routing,
+        )
         self._environment, self._rank = environment, environment.transport.rank
         self._evaluates, self._passes = evaluates, passes
         self._device = environment.device
         self._moves_inputs = environment.device.type != "cpu"
         self.kept: tuple[str, ...] = ()
-        row = binding.program.rows[self._rank]
-        self._post = Post(
-            binding.plumbing,
+        row = specialization.program.rows[self._rank]
+        self._mailbox = P2PMailbox(
+            specialization.routing,
             row,
             environment.transport,
             deadline_s=environment.deadline_s,
-            lookahead=environment.lookahead or binding.program.receive_window(self._rank),
+            lookahead=environment.lookahead or specialization.program.receive_window(self._rank),
             device=environment.device,
-            joined=binding.program.joined(),
+            joined=specialization.program.joined(),
         )
         # All ranks finish a step together, also those that have nothing to update.
         self._finishes_at_end = not evaluates and not any(ends_step(action) for action in row)
-        self._last, self._final = last_gradients(row, binding.program.ranks), last_updates(row)
+        self._last, self._final = last_gradients(row, specialization.program.ranks), last_updates(row)
         self._tasks = self._made(row)
         self._batch: Batch | None = None
         self._ahead = Ahead(beside=environment.device.type != "cpu")
@@ -286,7 +295,7 @@ class Executor:
     @property
     def num_left(self) -> int:
         """Pieces and messages that nobody took; none after a step."""
-        return self._post.num_left
+        return self._mailbox.num_left
 
     def prepare(self, step: int, turn: int, batch: Batch) -> None:
         """Forget the last step, announce the first receives of this one and wait until every rank is there.
@@ -298,20 +307,20 @@ class Executor:
         Raises:
             StopBeforeStepError: a rank has asked for it.
         """
-        activity, asking = self._environment.activity, self._environment.asking
+        activity, vote = self._environment.activity, self._environment.vote
         self.enter(step, batch)
         self.announce(turn)
         try:
-            asking.agreed = self._environment.transport.barrier(self._environment.deadline_s, asking.word)
+            vote.agreed = self._environment.transport.barrier(self._environment.deadline_s, vote.word)
         except HalopipeError as error:
             raise self._environment.context.of(error, self._step, START) from error
-        if asking.agreed == STOP:
+        if vote.agreed == STOP:
             activity.begin(BETWEEN)
             raise StopBeforeStepError
 
     def announce(self, turn: int) -> None:
         """Announce the first receives of the next run; those of the last one have come."""
-        self._post.begin(turn)
+        self._mailbox.begin(turn)
 
     def enter(self, step: int, batch: Batch) -> None:
         """Forget the last step; what is run next is ``step``, on ``batch``."""
@@ -321,8 +330,8 @@ class Executor:
         self._step, self._batch = step, batch
         self._ahead.forget()
         self.outputs.clear()
-        for resident in self._residents.values():
-            resident.program.reset(step) if self._evaluates else resident.reset(step)
+        for local_stage in self._local_stages.values():
+            local_stage.program.reset(step) if self._evaluates else local_stage.reset(step)
 
     def run(self, *, flushes: bool = True) -> RowTrace:
         """Execute the row.
@@ -352,11 +361,11 @@ class Executor:
         activity.begin(END)
         try:
             if flushes:
-                self._post.flush()
+                self._mailbox.flush()
             ends_s = clock.seconds()
         except Exception as error:
-            known = error if isinstance(error, HalopipeError) else _stage_failed(error)
-            raise context.of(known, self._step, END) from error
+            typed = error if isinstance(error, HalopipeError) else _stage_failed(error)
+            raise context.of(typed, self._step, END) from error
         activity.begin(BETWEEN)
         self._batch = None
         if meter is not None:
@@ -364,65 +373,65 @@ class Executor:
         spans = map(Span, repeat(self._rank), [task.text for task in self._tasks], ends_s, ends_s[1:])
         return RowTrace(tuple(spans), tuple(peak_bytes))
 
-    def _forward(self, work: _Work) -> None:
-        stage, microbatch, resident = work.stage, work.microbatch, work.resident
-        pieces = self._post.take(FORWARD, stage, microbatch)
+    def _forward(self, work: _PassWork) -> None:
+        stage, microbatch, local_stage = work.stage, work.microbatch, work.local_stage
+        pieces = self._mailbox.take(FORWARD, stage, microbatch)
         batch = cast(Batch, self._batch)  # since prepare()
-        values = self._ahead.take(stage, microbatch) or resident.feed(batch, microbatch)
+        values = self._ahead.take(stage, microbatch) or local_stage.feed(batch, microbatch)
         if self._moves_inputs:
             values = {name: part.to(self._device, non_blocking=True) for name, part in values.items()}
         for value, box, dtype in work.values:
             values[value] = assemble(pieces.get(value, ()), box, dtype, self._device)
         if self._evaluates:
-            outputs = resident.evaluate(microbatch, values)
+            outputs = local_stage.evaluate(microbatch, values)
         elif self._passes is not None:
-            outputs = self._passes(resident, microbatch, values)
+            outputs = self._passes(local_stage, microbatch, values)
         else:
-            outputs = resident.forward(microbatch, values, work.version)
+            outputs = local_stage.forward(microbatch, values, work.version)
         if self.kept and (kept := self._judged(stage, microbatch, outputs)):
             self.outputs.setdefault(microbatch, {}).update(kept)
         for route in work.routes:
-            self._post.hand_out(FORWARD, route, outputs)
+            self._mailbox.hand_out(FORWARD, route, outputs)
 
     def _prepare(self, action: Action) -> None:
         stage, microbatch = action.stage, _microbatch(action)
         batch = cast(Batch, self._batch)  # since prepare()
-        self._ahead.make(stage, microbatch, partial(self._residents[stage].feed, batch, microbatch))
+        self._ahead.make(stage, microbatch, partial(self._local_stages[stage].feed, batch, microbatch))
 
     def _judged(self, stage: int, microbatch: int, outputs: Mapping[str, Tensor]) -> dict[str, Piece]:
         """What the loss is computed from, and where it lies; of copies on several ranks, those of the first."""
-        plumbing = self._plumbing
+        routing = self._routing
         return {
-            name: (plumbing.held(name, stage, microbatch), outputs[name])
+            name: (routing.held(name, stage, microbatch), outputs[name])
             for name in self.kept
-            if name in outputs and plumbing.speaks_for(name, stage, microbatch)
+            if name in outputs and routing.speaks_for(name, stage, microbatch)
         }
 
-    def _backward(self, work: _Work) -> None:
-        microbatch, program = work.microbatch, work.resident.program
-        pieces = self._post.take(BACKWARD, work.stage, microbatch)
+    def _backward(self, work: _PassWork) -> None:
+        microbatch, program = work.microbatch, work.local_stage.program
+        pieces = self._mailbox.take(BACKWARD, work.stage, microbatch)
         # Zeros where none came: a rank with an empty share must still take part in what its stage does together.
         gradients = {
             value: add_up(pieces.get(value, ()), box, dtype, self._device) for value, box, dtype in work.values
         }
         if work.is_last and work.is_whole:
-            work.resident.expect_last()
-        found = (program.backward if work.is_whole else program.backward_input)(microbatch, gradients)
+            work.local_stage.expect_last()
+        input_gradients = (program.backward if work.is_whole else program.backward_input)(microbatch, gradients)
         for route in work.routes:
-            self._post.hand_out(BACKWARD, route, found)
+            self._mailbox.hand_out(BACKWARD, route, input_gradients)
 
     def _backward_weight(self, action: Action) -> None:
         if action in self._last:
-            self._residents[action.stage].expect_last()
-        self._residents[action.stage].program.backward_weight(_microbatch(action))
+            self._local_stages[action.stage].expect_last()
+        self._local_stages[action.stage].program.backward_weight(_microbatch(action))
 
     def _reduce(self, action: Action) -> None:
-        self._residents[action.stage].reduce_gradients()
+        self._local_stages[action.stage].reduce_gradients()
 
     def _update(self, action: Action) -> None:
-        self._residents[action.stage].update()
+        self._local_stages[action.stage].update()
         if action not in self._final:
-            self._residents[action.stage].forget_gradients()
+            self._local_stages[action.stage].forget_gradients()
 
     def _finish_and_update(self, action: Action) -> None:
         if self._environment.finish is not None:
@@ -430,11 +439,11 @@ class Executor:
         self._update(action)
 
     def _made(self, row: Sequence[Action]) -> tuple[_Task, ...]:
-        first, post = next(filter(ends_step, row), None), self._post
+        first, mailbox = next(filter(ends_step, row), None), self._mailbox
 
         def handler(action: Action) -> Callable[[Executor], None]:
             if action.op in MESSAGE:
-                passes = post.handler(action)
+                passes = mailbox.handler(action)
                 return lambda _: passes()
             if action.op in _PASSES:
                 work, does_pass = self._work(action), _PASSES[action.op]
@@ -444,28 +453,28 @@ class Executor:
 
         return tuple(_Task(action, str(action), handler(action)) for action in row)
 
-    def _work(self, action: Action) -> _Work:
+    def _work(self, action: Action) -> _PassWork:
         stage, microbatch = action.stage, _microbatch(action)
-        plumbing, resident, stages = self._plumbing, self._residents[stage], self._program.stages
+        routing, local_stage, stages = self._routing, self._local_stages[stage], self._program.stages
         is_forward = action.op is Op.FORWARD
-        names = resident.received if is_forward else resident.handed_on
+        names = local_stage.received if is_forward else local_stage.handed_on
         if is_forward:
             routes = tuple((stage, edge.dst, microbatch) for edge in stages.out_of(stage))
         else:
             routes = tuple((edge.src, stage, microbatch) for edge in stages.into(stage))
-        return _Work(
+        return _PassWork(
             stage,
             microbatch,
             action.version,
-            resident,
-            tuple((name, plumbing.held(name, stage, microbatch), plumbing.dtype(name)) for name in names),
+            local_stage,
+            tuple((name, routing.held(name, stage, microbatch), routing.dtype(name)) for name in names),
             routes,
             action.op is Op.BACKWARD,
             action in self._last,
         )
 
 
-_PASSES: Mapping[Op, Callable[[Executor, _Work], None]] = {
+_PASSES: Mapping[Op, Callable[[Executor, _PassWork], None]] = {
     Op.FORWARD: Executor._forward,
     Op.BACKWARD: Executor._backward,
     Op.BACKWARD_INPUT: Executor._backward,

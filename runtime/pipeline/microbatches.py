@@ -25,7 +25,7 @@ from torch import Tensor
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import UsageError
 from planner.ir.graph import SAMPLE, TensorSpec
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 
 Inputs = Mapping[str, Tensor]
 """Graph inputs by name."""
@@ -47,19 +47,19 @@ class Ahead:
         if self._thread is not None:
             self._made[stage, microbatch] = self._thread.submit(work)
             return
-        found: Future[Inputs] = Future()
-        found.set_result(work())
-        self._made[stage, microbatch] = found
+        future: Future[Inputs] = Future()
+        future.set_result(work())
+        self._made[stage, microbatch] = future
 
     def take(self, stage: int, microbatch: int) -> dict[str, Tensor] | None:
         """What was made, once it is there; None if nobody asked for it.  An error of ``work`` is raised here."""
-        found = self._made.pop((stage, microbatch), None)
-        return None if found is None else dict(found.result())
+        future = self._made.pop((stage, microbatch), None)
+        return None if future is None else dict(future.result())
 
     def forget(self) -> None:
         """The micro-batches are another step's."""
-        for found in self._made.values():
-            found.cancel()
+        for future in self._made.values():
+            future.cancel()
         self._made.clear()
 
 
@@ -89,7 +89,7 @@ class Batch(Protocol):
 class Limit(Protocol):
     """What the numbers of an input are held to, see :mod:`runtime.stage.index_ranges`."""
 
-    def require(self, name: str, given: Tensor) -> None:
+    def require(self, name: str, tensor: Tensor) -> None:
         """Raises :class:`UsageError` where the input ``name`` is beyond it."""
 
 
@@ -118,7 +118,7 @@ class InputSpecs:
         if len(tensors) != len(self.specs):
             names = ", ".join(self.specs)
             raise UsageError(f"a step takes {len(self.specs)} tensors ({names}), it was given {len(tensors)}")
-        found: dict[int, str] = {}
+        by_rows: dict[int, str] = {}
         for tensor, (name, spec) in zip(tensors, self.specs.items(), strict=True):
             if tensor.ndim != len(spec.shape):
                 raise UsageError(f"{name} has shape {tuple(tensor.shape)}, the model takes {spec.shape}")
@@ -127,28 +127,28 @@ class InputSpecs:
                     each = max(1, wanted // self.captured)
                     if extent % each:
                         raise UsageError(f"{name} has {extent} rows, a sample has {each} of them")
-                    found.setdefault(extent * self.captured // wanted, name)
+                    by_rows.setdefault(extent * self.captured // wanted, name)
                 elif extent != wanted and (name, dim) not in self.free:
-                    expected = self.shape(name, spec.shape, self._of(found))
+                    expected = self.shape(name, spec.shape, self._of(by_rows))
                     raise UsageError(
                         f"{name} has shape {tuple(tensor.shape)}, the plan expects {expected}",
                         [f"dim {dim} ({spec.dims[dim]}) is {extent}, the model was captured with {wanted}"],
                         ["declare the dim as variable in the factory's example, and profile and plan again"],
                     )
-        if len(found) > 1:
-            said = ", ".join(f"{name} has {rows}" for rows, name in found.items())
-            raise UsageError("the tensors of a batch disagree on its samples", [said])
+        if len(by_rows) > 1:
+            counts = ", ".join(f"{name} has {rows}" for rows, name in by_rows.items())
+            raise UsageError("the tensors of a batch disagree on its samples", [counts])
         for tensor, name in zip(tensors, self.specs, strict=True):
             self.require_in_range(name, tensor)
-        return self._of(found)
+        return self._of(by_rows)
 
     def require_in_range(self, name: str, tensor: Tensor) -> None:
         """Raises :class:`UsageError` where an input on the host holds a class or row that there is not."""
         for each in self.ranges.get(name, ()) if tensor.device.type == "cpu" else ():
             each.require(name, tensor)
 
-    def _of(self, found: Mapping[int, str]) -> int:
-        return next(iter(found), self.captured)
+    def _of(self, by_rows: Mapping[int, str]) -> int:
+        return next(iter(by_rows), self.captured)
 
     def narrow(self, tensor: Tensor, name: str, start: int, count: int) -> Tensor:
         """Samples ``start`` to ``start + count`` of the input ``name``; whole if it has no samples."""
@@ -246,11 +246,11 @@ def filled(rows: int, planned: tuple[int, ...]) -> tuple[int, ...]:
                 *([f"halopipe plan PROFILE --global-batch {rows}"] if rows else []),
             ],
         )
-    found, left = [], rows
+    sizes, left = [], rows
     for size in planned:
-        found.append(min(size, left))
-        left -= found[-1]
-    return tuple(found)
+        sizes.append(min(size, left))
+        left -= sizes[-1]
+    return tuple(sizes)
 
 
 def part_in(batch: Batch, name: str, microbatch: int, box: Box, spec: TensorSpec) -> Tensor:

@@ -1,4 +1,4 @@
-"""The post of one rank: pieces of tensors between the stages of a program, over the transport or within the rank.
+"""The mailbox of one rank: pieces of tensors between the stages of a program, over the transport or within the rank.
 
 What a stage makes is cut into the pieces that others read.  Those for other ranks wait in the outbox for their send,
 those for stages of this rank go straight to where they are read.  Receives are announced ahead of their place in the
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from planner.ir.program import Leg, Route, sent_by, taken_by
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
-from runtime.pipeline.messages import MessageSlice, Piece, Plumbing
+from runtime.pipeline.routing import MessageSlice, Piece, Routing
 from runtime.transport import Key, Spec, Transport
 
 FORWARD, BACKWARD = "F", "B"
@@ -46,7 +46,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class P2PTransfer:
     """What one send or receive moves between this rank and others.
 
     Attributes:
@@ -66,7 +66,7 @@ class Traffic:
         return Key(turn, self.kind, self.src, self.dst, self.microbatch)
 
 
-class Post:
+class P2PMailbox:
     """Moves the pieces of one row.
 
     Args:
@@ -78,7 +78,7 @@ class Post:
 
     def __init__(
         self,
-        plumbing: Plumbing,
+        routing: Routing,
         row: Sequence[Action],
         transport: Transport,
         *,
@@ -91,7 +91,7 @@ class Post:
         self._behind: dict[Leg, list[Action]] = {}  # by the leg that a message is named after, what else is in it
         for (rank, send, other), before in self._joined.items():
             self._behind.setdefault((rank, before[0], other), []).append(send)
-        self._plumbing, self._transport = plumbing, transport
+        self._routing, self._transport = routing, transport
         self._deadline_s, self._lookahead, self._device = deadline_s, lookahead, device
         self._moves_device = device.type != "cpu"
         self._receives = tuple(self._moved(action) for action in row if action.op in RECEIVE)
@@ -118,7 +118,7 @@ class Post:
     def hand_out(self, kind: str, route: Route, tensors: Mapping[str, Tensor]) -> None:
         """Cuts what goes along ``route`` (a gradient goes from its destination to its source)."""
         forward = kind == FORWARD
-        wires = (self._plumbing.forward_out if forward else self._plumbing.backward_out)[route]
+        wires = (self._routing.forward_out if forward else self._routing.backward_out)[route]
         reader = route[1] if forward else route[0]
         for wire in wires:
             cut = tuple(
@@ -139,7 +139,7 @@ class Post:
             partial(self._receive, traffic) if action.op in RECEIVE else partial(self._send, traffic, action.blocking)
         )
 
-    def _send(self, traffic: Traffic, blocking: bool) -> None:
+    def _send(self, traffic: P2PTransfer, blocking: bool) -> None:
         """Sends what waits for it; where it blocks, until it has been taken."""
         key = traffic.key(self._turn)
         for parcel in traffic.parcels:
@@ -148,7 +148,7 @@ class Post:
         if blocking:
             self._transport.flush(self._deadline_s)
 
-    def _receive(self, traffic: Traffic) -> None:
+    def _receive(self, traffic: P2PTransfer) -> None:
         """Waits for its messages, and announces the next receive."""
         key = traffic.key(self._turn)
         for parcel in traffic.parcels:
@@ -179,7 +179,7 @@ class Post:
         for value, box, tensor in zip(wire.values, wire.boxes, tensors, strict=True):
             where.setdefault(value, []).append((box, tensor))
 
-    def _moved(self, action: Action) -> Traffic:
+    def _moved(self, action: Action) -> P2PTransfer:
         """What ``action`` moves, with what else travels in the same messages."""
         rank, sends = self._transport.rank, action.op in SEND
         kind, route, wires = self._wires(action)
@@ -196,18 +196,18 @@ class Post:
                 _, other, theirs = self._wires(send if sends else taken_by(send))
                 routes += [(other, each) for each in theirs if each.peer == wire.peer]
             parcels.append(Parcel(wire.peer, tuple(routes), tuple(spec for _, each in routes for spec in each.specs)))
-        return Traffic(kind, src, dst, route[2], tuple(parcels))
+        return P2PTransfer(kind, src, dst, route[2], tuple(parcels))
 
     def _wires(self, action: Action) -> tuple[str, Route, tuple[MessageSlice, ...]]:
         """The kind of what a send or receive moves, along which route, and its messages, those within the rank too."""
-        stage, peer, microbatch, plumbing = action.stage, action.peer or 0, action.microbatch or 0, self._plumbing
+        stage, peer, microbatch, routing = action.stage, action.peer or 0, action.microbatch or 0, self._routing
         match action.op:
             case Op.SEND_FORWARD:
-                kind, route, wires = FORWARD, (stage, peer, microbatch), plumbing.forward_out
+                kind, route, wires = FORWARD, (stage, peer, microbatch), routing.forward_out
             case Op.RECV_FORWARD:
-                kind, route, wires = FORWARD, (peer, stage, microbatch), plumbing.forward_in
+                kind, route, wires = FORWARD, (peer, stage, microbatch), routing.forward_in
             case Op.SEND_BACKWARD:
-                kind, route, wires = BACKWARD, (peer, stage, microbatch), plumbing.backward_out
+                kind, route, wires = BACKWARD, (peer, stage, microbatch), routing.backward_out
             case _:
-                kind, route, wires = BACKWARD, (stage, peer, microbatch), plumbing.backward_in
+                kind, route, wires = BACKWARD, (stage, peer, microbatch), routing.backward_in
         return kind, route, wires[route]

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from planner.ir.errors import StageFailedError
 from planner.ir.schedule import FORWARD_PASS, Action
 from runtime.pipeline.executor import Executor, RowTrace, StepEnvironment
+from runtime.pipeline.loss_weighting import LossWeighting
 from runtime.pipeline.microbatches import Batch
-from runtime.pipeline.sample_weights import Weighing
-from runtime.pipeline.specialize import Binder, Binding
-from runtime.stage.local_stage import Resident
+from runtime.pipeline.specialize import Specialization, Specializer
+from runtime.stage.local_stage import LocalStage
 
 if TYPE_CHECKING:
     from runtime.sparse.ahead import BatchPreparation
@@ -31,27 +31,32 @@ class Runner:
     """Runs the row of one rank.
 
     Args:
-        residents: the stages of this rank.
-        weighing: told of each batch that is run.
+        local_stages: the stages of this rank.
+        loss_weighting: told of each batch that is run.
         preparing: makes batches of clouds or seeds the graph's inputs; None: the model takes them as they are.
         heard: called when all ranks have begun a step, with what they agreed on.
     """
 
     def __init__(
         self,
-        binder: Binder,
-        residents: Mapping[int, Resident],
+        specializer: Specializer,
+        local_stages: Mapping[int, LocalStage],
         environment: StepEnvironment,
-        weighing: Weighing,
+        loss_weighting: LossWeighting,
         preparing: BatchPreparation[AnyBatch] | None,
         heard: Callable[[int], None],
     ) -> None:
-        self.binder, self.preparing = binder, preparing
-        self._residents, self._environment, self._weighing, self._heard = residents, environment, weighing, heard
-        self._executors: dict[tuple[Binding, bool], Executor] = {}
+        self.specializer, self.preparing = specializer, preparing
+        self._local_stages, self._environment, self._loss_weighting, self._heard = (
+            local_stages,
+            environment,
+            loss_weighting,
+            heard,
+        )
+        self._executors: dict[tuple[Specialization, bool], Executor] = {}
         self._turn = 0
 
-    def bound(self, batch: Batch, step: int) -> tuple[Batch, Binding, float, int]:
+    def bound(self, batch: Batch, step: int) -> tuple[Batch, Specialization, float, int]:
         """The batch as the graph's inputs, the plan bound to it; of finding sites of clouds seconds, and most bytes.
 
         Raises:
@@ -63,34 +68,34 @@ class Runner:
         if meter is not None:
             meter.take_peak()
         try:
-            found = batch if self.preparing is None else self.preparing.batch(batch)
-            binding = self.binder.bind(self._residents, found)
-            self.weigh(found, binding)
+            graph_batch = batch if self.preparing is None else self.preparing.batch(batch)
+            specialization = self.specializer.bind(self._local_stages, graph_batch)
+            self.weigh(graph_batch, specialization)
         except StageFailedError as error:
             if self.preparing is None:
                 raise
             raise self._environment.context.of(error, step, "finding sites") from error
         seconds = 0.0 if self.preparing is None else time.perf_counter() - start
-        return found, binding, seconds, 0 if meter is None else meter.take_peak()
+        return graph_batch, specialization, seconds, 0 if meter is None else meter.take_peak()
 
-    def stream_binding(self, batch: Batch, learns: bool) -> Binding:
+    def stream_binding(self, batch: Batch, learns: bool) -> Specialization:
         """The plan bound to a batch of a stream, with its backwards or without."""
-        binding = self.binder.bind(self._residents, batch)
-        return binding if learns else _forward_only(binding)
+        specialization = self.specializer.bind(self._local_stages, batch)
+        return specialization if learns else _forward_only(specialization)
 
-    def weigh(self, batch: Batch, binding: Binding) -> None:
+    def weigh(self, batch: Batch, specialization: Specialization) -> None:
         """The batch that is run next; another may have been bound after it."""
-        self._weighing.begin(batch, binding.residents)
+        self._loss_weighting.begin(batch, specialization.local_stages)
 
-    def executor(self, binding: Binding, *, evaluates: bool) -> Executor:
+    def executor(self, specialization: Specialization, *, evaluates: bool) -> Executor:
         """What runs the row at these sizes, in training or evaluation."""
-        if not binding.is_kept:
+        if not specialization.is_kept:
             self._executors.clear()
-        key = (binding, evaluates)
+        key = (specialization, evaluates)
         if key not in self._executors:
             if len(self._executors) >= _MOST_KEPT:
                 self._executors.pop(next(iter(self._executors)))
-            bound = _forward_only(binding) if evaluates else binding
+            bound = _forward_only(specialization) if evaluates else specialization
             self._executors[key] = Executor(bound, self._environment, evaluates=evaluates)
         return self._executors[key]
 
@@ -102,7 +107,7 @@ class Runner:
                 begin the next.
         """
         executor.prepare(step, self.next_turn(), batch)
-        self._heard(self._environment.asking.agreed)
+        self._heard(self._environment.vote.agreed)
         start = time.perf_counter()
         ran = executor.run()
         return ran, time.perf_counter() - start
@@ -113,10 +118,10 @@ class Runner:
         return self._turn
 
 
-def _forward_only(binding: Binding) -> Binding:
+def _forward_only(specialization: Specialization) -> Specialization:
     """The same, without what training adds; it ends if the whole did, since what is left waits for less."""
-    rows = tuple(tuple(_at_newest(a) for a in row if a.op in FORWARD_PASS) for row in binding.program.rows)
-    return replace(binding, program=replace(binding.program, rows=rows))
+    rows = tuple(tuple(_at_newest(a) for a in row if a.op in FORWARD_PASS) for row in specialization.program.rows)
+    return replace(specialization, program=replace(specialization.program, rows=rows))
 
 
 def _at_newest(action: Action) -> Action:

@@ -21,13 +21,13 @@ from planner.ir.schedule import ADDS_GRADIENTS, PER_STEP, Action, Edge, Op
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
 from planner.passes.versions import updates_of
-from runtime.pipeline.messages import Plumbing
+from runtime.pipeline.loss_weighting import LossWeighting
 from runtime.pipeline.microbatches import Batch, Shapes, part_in
-from runtime.pipeline.sample_weights import Weighing
+from runtime.pipeline.routing import Routing
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import NUM_SAMPLES
-from runtime.stage.local_stage import Feed, Resident, Share
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.local_stage import Feed, LocalStage, Share
+from runtime.stage.modes import MicrobatchShard
 from runtime.stage.sample_weights import is_factor
 
 if TYPE_CHECKING:
@@ -43,32 +43,32 @@ GraphAt = Callable[[Shapes], Graph]
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # one object for each combination of sizes
-class Binding:
+class Specialization:
     """The plan for one combination of sizes, on one rank.
 
     Attributes:
         rows: samples of each micro-batch; of token slices, too, those of whole micro-batches.
         program: with the messages of these sizes; actions of micro-batches without rows are left out.
-        plumbing: this rank's messages.
-        residents: the stages of this rank, with their shares.
+        routing: this rank's messages.
+        local_stages: the stages of this rank, with their shares.
         is_kept: whether another batch of the same sizes gets it as well.
     """
 
     rows: tuple[int, ...]
     program: Program
-    plumbing: Plumbing
-    residents: Mapping[int, Resident]
+    routing: Routing
+    local_stages: Mapping[int, LocalStage]
     is_kept: bool = True
 
 
-class Binder:
+class Specializer:
     """Makes bindings of a decision on ``rank``.
 
     Args:
         boundaries, program: of the decision at its planned sizes.
         model: asked for its inputs and sizes alone; it is not kept.
         graph_at: asked where an input's dims other than samples differ from the capture's.
-        weighing: knows the factors that stages read beside the graph's inputs.
+        loss_weighting: knows the factors that stages read beside the graph's inputs.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class Binder:
         program: Program,
         rank: int,
         graph_at: GraphAt | None,
-        weighing: Weighing,
+        loss_weighting: LossWeighting,
     ) -> None:
         self._decision, self._boundaries, self._rank, self._graph_at = decision, boundaries, rank, graph_at
-        self._weighing = weighing
+        self._loss_weighting = loss_weighting
         self._graph, self._sizes, self._fixed = model.graph, dict(model.sizes), model.fixed
         self._is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
         self._is_sparse = model.prepared is not None
@@ -95,16 +95,16 @@ class Binder:
         self._at: dict[object, Boundaries] = {}
         self._divisions: dict[object, Division] = {}
         self._numbers: dict[tuple[int, int, tuple[int, ...]], int | None] = {}
-        self._found: dict[object, Binding] = {}
+        self._bindings: dict[object, Specialization] = {}
 
     @property
     def takes_any(self) -> bool:
         """Whether a micro-batch may have any number of samples, not that of the capture alone."""
         return self._is_free
 
-    def require_possible(self, residents: Mapping[int, Resident]) -> None:
+    def require_possible(self, local_stages: Mapping[int, LocalStage]) -> None:
         """Raises :class:`UnsupportedModelError` unless the model can be run with the samples that are planned."""
-        for stage in residents:
+        for stage in local_stages:
             if stage in self._divided:
                 divisions = [self._division(self._boundaries, stage, n, ()) for n in self._decision.micro_batches]
                 self._require_possible(stage, {count for each in divisions for count in self._rows_in(each, stage)})
@@ -112,24 +112,24 @@ class Binder:
             layout, position = self._decision.layout_of(stage), self._position(stage)
             self._require_possible(stage, {layout.samples(n)[position] for n in self._decision.micro_batches})
 
-    def bind(self, residents: Mapping[int, Resident], batch: Batch) -> Binding:
+    def bind(self, local_stages: Mapping[int, LocalStage], batch: Batch) -> Specialization:
         """The binding to the sizes of ``batch``.
 
         Raises:
             UnsupportedModelError: the model cannot be run with so many samples.
         """
         if self._is_sparse:
-            return self._bound_to_sites(residents, cast("AnyBatch", batch))
+            return self._bound_to_sites(local_stages, cast("AnyBatch", batch))
         varying = enumerate(batch.rows) if self._sizes else ()
         key = (batch.rows, tuple(self._varying(batch.shapes(m)) if rows else () for m, rows in varying))
-        found = self._found.get(key)
-        if found is None:
-            if len(self._found) >= _MOST_KEPT:
-                self._found.pop(next(iter(self._found)))
-            found = self._found[key] = self._bound(residents, batch)
-        return found
+        specialization = self._bindings.get(key)
+        if specialization is None:
+            if len(self._bindings) >= _MOST_KEPT:
+                self._bindings.pop(next(iter(self._bindings)))
+            specialization = self._bindings[key] = self._bound(local_stages, batch)
+        return specialization
 
-    def _bound(self, residents: Mapping[int, Resident], batch: Batch) -> Binding:
+    def _bound(self, local_stages: Mapping[int, LocalStage], batch: Batch) -> Specialization:
         rows, slices = batch.rows, self._decision.num_slices
         of_whole = [
             self._boundaries_of(batch.shapes(m)) if count and self._sizes else self._boundaries
@@ -147,19 +147,19 @@ class Binder:
             if count
             for k in range(slices)
         }
-        return Binding(
+        return Specialization(
             rows,
             program,
-            Plumbing(boundaries, program, tuple(map(samples_in, sizes)), self._rank, divisions, slices),
+            Routing(boundaries, program, tuple(map(samples_in, sizes)), self._rank, divisions, slices),
             {
-                stage: self._divided_shares(stage, resident, batch, divisions)
+                stage: self._divided_shares(stage, local_stage, batch, divisions)
                 if stage in self._divided
-                else self._shared(stage, resident, batch)
-                for stage, resident in residents.items()
+                else self._shared(stage, local_stage, batch)
+                for stage, local_stage in local_stages.items()
             },
         )
 
-    def _bound_to_sites(self, residents: Mapping[int, Resident], batch: AnyBatch) -> Binding:
+    def _bound_to_sites(self, local_stages: Mapping[int, LocalStage], batch: AnyBatch) -> Specialization:
         """Of clouds and sampled graphs: no two batches have the same sites."""
         from runtime.sparse.share import boundaries_of_sites  # late: other networks do without
 
@@ -174,15 +174,15 @@ class Binder:
             for m, count in enumerate(batch.rows)
         ]
         program = self._program(batch.rows, boundaries)
-        return Binding(
+        return Specialization(
             batch.rows,
             program,
-            Plumbing(boundaries, program, batch.rows, self._rank),
+            Routing(boundaries, program, batch.rows, self._rank),
             {
                 stage: self._shared(
-                    stage, resident, batch, {m: share for (s, m), share in shares.items() if s == stage}
+                    stage, local_stage, batch, {m: share for (s, m), share in shares.items() if s == stage}
                 )
-                for stage, resident in residents.items()
+                for stage, local_stage in local_stages.items()
             },
             is_kept=False,
         )
@@ -197,8 +197,8 @@ class Binder:
 
     def _division(self, boundaries: Boundaries, stage: int, rows: int, sizes: tuple[int, ...]) -> Division:
         key = (id(boundaries), stage, rows, sizes)
-        found = self._divisions.get(key)
-        if found is None:
+        cached = self._divisions.get(key)
+        if cached is None:
             if len(self._divisions) >= _MOST_KEPT:
                 self._divisions.pop(next(iter(self._divisions)))
             named = dict(zip(self._sizes, sizes, strict=False))
@@ -207,8 +207,8 @@ class Binder:
                 division: Division = boundaries.axes.division(self._decision, stage, rows, named)
             else:
                 division = Division.of(boundaries.graph, self._decision, stage, rows, named, number)
-            found = self._divisions[key] = division
-        return found
+            cached = self._divisions[key] = division
+        return cached
 
     def _rows_in(self, division: Division, stage: int) -> set[int]:
         """Numbers of samples that this rank runs layers of the stage with."""
@@ -256,50 +256,50 @@ class Binder:
         )
 
     def _shared(
-        self, stage: int, resident: Resident, batch: Batch, sites: Mapping[int, AnyShare] | None = None
-    ) -> Resident:
+        self, stage: int, local_stage: LocalStage, batch: Batch, sites: Mapping[int, AnyShare] | None = None
+    ) -> LocalStage:
         layout, position = self._decision.layout_of(stage), self._position(stage)
         counts = [
             sites[m].shares if sites and m in sites else layout.samples(samples) for m, samples in enumerate(batch.rows)
         ]
         self._require_possible(stage, {count[position] for count, rows in zip(counts, batch.rows, strict=True) if rows})
         weights = list(self._weights(batch.rows))
-        names = [name for name in resident.program.inputs if name in self._graph.inputs]
+        names = [name for name in local_stage.program.inputs if name in self._graph.inputs]
         shares: list[Share] = []
         feeds: list[dict[str, Feed]] = []
         for m, count in enumerate(counts):
             start = sum(count[:position])
-            sizes = self._sizes_of(resident.program.sizes, batch.shapes(m)) if batch.rows[m] else ()
+            sizes = self._sizes_of(local_stage.program.sizes, batch.shapes(m)) if batch.rows[m] else ()
             share = (sites or {}).get(m)
             if share is not None:
-                sizes = tuple(share.sizes[word] for word in resident.program.sizes)
-            portion = MicrobatchSlice(m, count[position], start, batch.rows[m], sizes, sites=share)
-            shares.append(Share(portion, count[position] * weights[m]))
+                sizes = tuple(share.sizes[word] for word in local_stage.program.sizes)
+            microbatch_shard = MicrobatchShard(m, count[position], start, batch.rows[m], sizes, sites=share)
+            shares.append(Share(microbatch_shard, count[position] * weights[m]))
             feeds.append(
                 {name: partial(_feed, name=name, m=m, start=start, count=count[position]) for name in names}
                 if share is None
                 else {name: partial(_feed_of_sites, name=name, share=share) for name in names}
             )
-            feeds[-1].update(self._factors(stage, resident, m))
-        return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
+            feeds[-1].update(self._factors(stage, local_stage, m))
+        return replace(local_stage, shares=tuple(shares), feeds=tuple(feeds))
 
     def _divided_shares(
-        self, stage: int, resident: Resident, batch: Batch, divisions: Mapping[tuple[int, int], Division]
-    ) -> Resident:
+        self, stage: int, local_stage: LocalStage, batch: Batch, divisions: Mapping[tuple[int, int], Division]
+    ) -> LocalStage:
         """Every rank, or token slice, runs the whole micro-batch, as far as its layers' parts go."""
         slices = self._decision.num_slices
         weights = list(self._weights(batch.rows))
-        names = [name for name in resident.program.inputs if name in self._graph.inputs]
+        names = [name for name in local_stage.program.inputs if name in self._graph.inputs]
         shares: list[Share] = []
         feeds: list[dict[str, Feed]] = []
         for number in range(len(batch.rows) * slices):
             m, k = divmod(number, slices)
             rows, division = batch.rows[m], divisions.get((stage, number))
-            sizes = self._sizes_of(resident.program.sizes, batch.shapes(m)) if rows else ()
-            portion = MicrobatchSlice(number, rows, 0, rows, sizes, division, token_slice=k, whole=m)
+            sizes = self._sizes_of(local_stage.program.sizes, batch.shapes(m)) if rows else ()
+            microbatch_shard = MicrobatchShard(number, rows, 0, rows, sizes, division, token_slice=k, whole=m)
             position = k if slices > 1 else self._position(stage)
-            shares.append(Share(portion, rows * weights[m]))
-            feeds.append(self._factors(stage, resident, m))
+            shares.append(Share(microbatch_shard, rows * weights[m]))
+            feeds.append(self._factors(stage, local_stage, m))
             if division is None:
                 continue
             self._require_possible(stage, self._rows_in(division, stage))
@@ -307,11 +307,11 @@ class Binder:
                 box, shape = division.held(name)[position], batch.shapes(m)[name]
                 spec = replace(self._graph.inputs[name], shape=tuple(shape))
                 feeds[-1][name] = partial(part_in, name=name, microbatch=m, box=box, spec=spec)
-        return replace(resident, shares=tuple(shares), feeds=tuple(feeds))
+        return replace(local_stage, shares=tuple(shares), feeds=tuple(feeds))
 
-    def _factors(self, stage: int, resident: Resident, microbatch: int) -> dict[str, Feed]:
-        found = partial(self._weighing.factor, stage=stage, microbatch=microbatch)
-        return {name: partial(found, name=name) for name in filter(is_factor, resident.program.inputs)}
+    def _factors(self, stage: int, local_stage: LocalStage, microbatch: int) -> dict[str, Feed]:
+        factor = partial(self._loss_weighting.factor, stage=stage, microbatch=microbatch)
+        return {name: partial(factor, name=name) for name in filter(is_factor, local_stage.program.inputs)}
 
     def _position(self, stage: int) -> int:
         """This rank's among those of a stage, in the plan's order."""
@@ -351,16 +351,16 @@ def last_gradients(row: Sequence[Action], ranks: Sequence[tuple[int, ...]]) -> f
     What ranks sum over each other starts on all of them in one order, that of their reductions: no sum starts before
     the reduction of another stage on the same ranks that stands in between.
     """
-    found: set[Action] = set()
+    last_actions: set[Action] = set()
     latest: dict[int, Action] = {}
     for action in row:
         if action.op in ADDS_GRADIENTS:
             latest[action.stage] = action
         elif action.op in (Op.REDUCE_GRAD, Op.UPDATE) and action.stage in latest:
-            found.add(latest.pop(action.stage))
+            last_actions.add(latest.pop(action.stage))
         if action.op is Op.REDUCE_GRAD:
             latest = {s: last for s, last in latest.items() if set(ranks[s]) != set(ranks[action.stage])}
-    return frozenset(found)
+    return frozenset(last_actions)
 
 
 def ends_step(action: Action) -> bool:

@@ -30,14 +30,14 @@ from planner.ir.errors import NotFiniteError, UsageError
 from planner.ir.plan import Decision
 from planner.ir.program import Program
 from planner.ir.timeline import Span
-from runtime.optim.finishing import Finishing
+from runtime.optim.gradient_sync import GradientSync
 from runtime.pipeline.executor import Executor, StepEnvironment
-from runtime.pipeline.messages import Piece
+from runtime.pipeline.loss_weighting import inputs_counted
 from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
-from runtime.pipeline.sample_weights import inputs_counted
-from runtime.pipeline.specialize import Binding
+from runtime.pipeline.routing import Piece
+from runtime.pipeline.specialize import Specialization
 from runtime.stage.captured import CapturedModel, answers_of, attribute
-from runtime.stage.local_stage import Resident
+from runtime.stage.local_stage import LocalStage
 
 DEPTH = 2
 """Batches that a rank has announced and not run: one that it works on and one whose messages travel meanwhile."""
@@ -97,12 +97,12 @@ class Answered:
 class _Offered:
     number: int
     batch: Batch
-    binding: Binding
+    specialization: Specialization
     executor: Executor
     probes: bool
 
 
-class Stream:
+class RequestStream:
     """One rank's part of a stream; all ranks are offered the same batches in the same order.
 
     Args:
@@ -115,14 +115,14 @@ class Stream:
         self,
         setting: Setting,
         environment: StepEnvironment,
-        bind: Callable[[Batch, bool], Binding],
-        begin: Callable[[Batch, Binding, bool], None],
+        bind: Callable[[Batch, bool], Specialization],
+        begin: Callable[[Batch, Specialization, bool], None],
         next_turn: Callable[[], int],
     ) -> None:
         self.setting, self._environment = setting, environment
         self._bind, self._begin, self._next_turn = bind, begin, next_turn
-        self._passes = partial(Resident.answer, training=setting.training, frozen=setting.frozen)
-        self._executors: dict[tuple[Binding, int, bool], Executor] = {}
+        self._passes = partial(LocalStage.answer, training=setting.training, frozen=setting.frozen)
+        self._executors: dict[tuple[Specialization, int, bool], Executor] = {}
         self._offered: deque[_Offered] = deque()
         self._number = self._unflushed = 0
 
@@ -151,10 +151,10 @@ class Stream:
             probes: whether the batch leaves no trace: buffers are as before, and nothing is learnt of it.
         """
         learns = self.setting.learns and not probes
-        binding = self._bind(batch, learns)
-        executor = self._executor(binding, learns)
+        specialization = self._bind(batch, learns)
+        executor = self._executor(specialization, learns)
         executor.announce(self._next_turn())
-        self._offered.append(_Offered(self._number, batch, binding, executor, probes))
+        self._offered.append(_Offered(self._number, batch, specialization, executor, probes))
         self._number += 1
 
     def run(self) -> Answered:
@@ -165,22 +165,22 @@ class Stream:
             NotFiniteError: a loss or gradient of a stage that learns is NaN or infinite; it made no update of it.
         """
         one = self._offered.popleft()
-        residents = one.binding.residents
+        local_stages = one.specialization.local_stages
         learns = self.setting.learns and not one.probes
-        kept = _buffers(residents) if one.probes else {}
+        kept = _buffers(local_stages) if one.probes else {}
         one.executor.enter(one.number, one.batch)
-        self._begin(one.batch, one.binding, learns)
+        self._begin(one.batch, one.specialization, learns)
         self._unflushed += 1
         flushes = self._unflushed >= LEAD
         ran = one.executor.run(flushes=flushes)
         self._unflushed = 0 if flushes else self._unflushed
-        outputs = {m: _apart(found, residents) for m, found in one.executor.outputs.items()}
+        outputs = {m: _apart(pieces, local_stages) for m, pieces in one.executor.outputs.items()}
         with torch.no_grad():
             for tensor, value in kept.values():
                 tensor.copy_(value)
         if learns:
-            self._require_finite(one, residents)
-        losses = sum(resident.loss() for resident in residents.values())
+            self._require_finite(one, local_stages)
+        losses = sum(local_stage.loss() for local_stage in local_stages.values())
         return Answered(one.number, one.batch.rows, outputs, losses, ran.spans)
 
     def settle(self) -> None:
@@ -188,23 +188,23 @@ class Stream:
         self._environment.transport.flush(self._environment.deadline_s)
         self._unflushed = 0
 
-    def _require_finite(self, one: _Offered, residents: Mapping[int, Resident]) -> None:
-        for stage, resident in residents.items():
-            if resident.phase.is_spoilt:
+    def _require_finite(self, one: _Offered, local_stages: Mapping[int, LocalStage]) -> None:
+        for stage, local_stage in local_stages.items():
+            if local_stage.accumulation.is_spoilt:
                 raise NotFiniteError(
                     f"stage {stage} cannot learn from batch {one.number} of the stream",
                     ["its loss or a gradient is NaN or infinite; no update was made of it"],
                     ["a smaller learning rate", "look at the data of that batch"],
                 )
 
-    def _executor(self, binding: Binding, learns: bool) -> Executor:
+    def _executor(self, specialization: Specialization, learns: bool) -> Executor:
         """One that no batch is on its way in: those of like batches take turns."""
-        key = (binding, self._number % DEPTH, learns)
+        key = (specialization, self._number % DEPTH, learns)
         if key not in self._executors:
             if len(self._executors) >= _MOST_KEPT:
                 self._executors.pop(next(iter(self._executors)))
             passes = None if learns else self._passes
-            self._executors[key] = Executor(binding, self._environment, passes=passes)
+            self._executors[key] = Executor(specialization, self._environment, passes=passes)
             self._executors[key].kept = self.setting.answers
         return self._executors[key]
 
@@ -213,7 +213,7 @@ def setting_of(
     decision: Decision,
     model: CapturedModel,
     module: nn.Module,
-    residents: Mapping[int, Resident],
+    local_stages: Mapping[int, LocalStage],
     inputs: InputSpecs,
     *,
     takes_any: bool,
@@ -231,30 +231,30 @@ def setting_of(
         False,
         True,
         answers_of(model),
-        statistics_of(module, model, residents),
-        reads_of(decision, model, residents),
+        statistics_of(module, model, local_stages),
+        reads_of(decision, model, local_stages),
         inputs,
         decision.micro_batches,
         0 if takes_any else inputs.captured,
     )
 
 
-def reads_of(decision: Decision, model: CapturedModel, residents: Mapping[int, Resident]) -> tuple[str, ...]:
+def reads_of(decision: Decision, model: CapturedModel, local_stages: Mapping[int, LocalStage]) -> tuple[str, ...]:
     """The graph's inputs of which a rank with these stages needs the numbers."""
     counted = inputs_counted(model, decision)
-    read = {name for resident in residents.values() for name in resident.program.inputs}
-    read |= {name for stage in residents for name in counted.get(stage, ())}
+    read = {name for local_stage in local_stages.values() for name in local_stage.program.inputs}
+    read |= {name for stage in local_stages for name in counted.get(stage, ())}
     return tuple(name for name in model.graph.inputs if name in read)
 
 
-def statistics_of(module: nn.Module, model: CapturedModel, residents: Mapping[int, Resident]) -> frozenset[str]:
+def statistics_of(module: nn.Module, model: CapturedModel, local_stages: Mapping[int, LocalStage]) -> frozenset[str]:
     """The buffers of batch normalisation, which evaluation mode leaves as they are."""
     own = {id(each) for part in module.modules() if isinstance(part, BatchNormBase) for each in part.buffers()}
-    names = (name for resident in residents.values() for name in resident.buffers)
+    names = (name for local_stage in local_stages.values() for name in local_stage.buffers)
     return frozenset(name for name in names if id(attribute(model.graph_module, name)) in own)
 
 
-def require_local(program: Program, finishing: Finishing, is_versioned: bool) -> None:
+def require_local(program: Program, gradient_sync: GradientSync, is_versioned: bool) -> None:
     """Raises :class:`UsageError` unless each stage can update its weights without hearing of another."""
     crossing = [f"{edge.src} to {edge.dst}" for edge in program.stages.edges if edge.gradient]
     faults = []
@@ -264,7 +264,7 @@ def require_local(program: Program, finishing: Finishing, is_versioned: bool) ->
         faults.append(f"gradients cross between stages: {', '.join(crossing)}")
     if is_versioned:
         faults.append("its schedule keeps several versions of the weights")
-    if finishing.joins_ranks:
+    if gradient_sync.joins_ranks:
         faults.append("parameters that several stages share, or clipping, need all ranks before an update")
     if faults:
         raise UsageError(
@@ -274,18 +274,20 @@ def require_local(program: Program, finishing: Finishing, is_versioned: bool) ->
         )
 
 
-def _buffers(residents: Mapping[int, Resident]) -> dict[int, tuple[Tensor, Tensor]]:
+def _buffers(local_stages: Mapping[int, LocalStage]) -> dict[int, tuple[Tensor, Tensor]]:
     """What stages may write, with copies of its values."""
-    found = (tensor for resident in residents.values() for tensor in resident.buffers.values())
-    return {id(tensor): (tensor, tensor.detach().clone()) for tensor in found}
+    tensors = (tensor for local_stage in local_stages.values() for tensor in local_stage.buffers.values())
+    return {id(tensor): (tensor, tensor.detach().clone()) for tensor in tensors}
 
 
-def _apart(found: Mapping[str, Piece], residents: Mapping[int, Resident]) -> dict[str, Piece]:
-    """``found``, with copies of what lies in a buffer, which the next batch may write."""
+def _apart(pieces: Mapping[str, Piece], local_stages: Mapping[int, LocalStage]) -> dict[str, Piece]:
+    """``pieces``, with copies of what lies in a buffer, which the next batch may write."""
     held = {
-        tensor.untyped_storage().data_ptr() for resident in residents.values() for tensor in resident.buffers.values()
+        tensor.untyped_storage().data_ptr()
+        for local_stage in local_stages.values()
+        for tensor in local_stage.buffers.values()
     }
     return {
         name: (box, tensor.clone() if tensor.untyped_storage().data_ptr() in held else tensor)
-        for name, (box, tensor) in found.items()
+        for name, (box, tensor) in pieces.items()
     }

@@ -23,7 +23,7 @@ BatchOf = TypeVar("BatchOf", covariant=True)
 
 
 @dataclass(slots=True)
-class Clock:
+class PreparationClock:
     """Seconds of preparing.
 
     Attributes:
@@ -48,7 +48,7 @@ class BatchPreparation(Protocol[BatchOf]):
     """
 
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> PreparationClock: ...
 
     @property
     def looks_ahead(self) -> bool:
@@ -77,7 +77,7 @@ class Beside:
         gives_way: False: the thread stays as it is, wherever the system puts it.
     """
 
-    clock: Clock = field(default_factory=Clock)
+    clock: PreparationClock = field(default_factory=PreparationClock)
     core: int | None = None
     gives_way: bool = False
     _thread: list[ThreadPoolExecutor] = field(default_factory=list)
@@ -97,11 +97,11 @@ class Beside:
 
         return self._thread[0].submit(timed)
 
-    def result(self, found: Future[T]) -> T:
+    def result(self, future: Future[T]) -> T:
         """Once it is there; an error of the work is raised here."""
         start_s = time.perf_counter()
         try:
-            return found.result()
+            return future.result()
         finally:
             self.clock.waited_s += time.perf_counter() - start_s
 
@@ -110,19 +110,19 @@ class Beside:
 class Expected(Generic[B]):
     """Batches that were begun and not yet asked for: this step's, maybe, and the next one's."""
 
-    _found: list[tuple[Batch, B]] = field(default_factory=list)
+    _begun: list[tuple[Batch, B]] = field(default_factory=list)
 
     def add(self, raw: Batch, made: B) -> None:
         """What is made of ``raw``; of those before, the last stays."""
-        self._found[:] = [*self._found[-1:], (raw, made)]
+        self._begun[:] = [*self._begun[-1:], (raw, made)]
 
     def take(self, raw: Batch) -> B | None:
         """What was begun for ``raw``, which is then no longer kept."""
-        for place, (each, made) in enumerate(self._found):
+        for place, (each, made) in enumerate(self._begun):
             if each is raw:
-                del self._found[place]
+                del self._begun[place]
                 return made
         return None
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._begun)

@@ -33,8 +33,8 @@ from planner.ir.plan import Decision
 from planner.layers import MAPPED
 from planner.sites.arrangement import Arrangement, arrange, cut_places
 from planner.sites.keys import block_keys
-from planner.sites.partition import BlockWork, Level
-from planner.sites.prices import Pairs, Prices, network_work
+from planner.sites.partition import BlockWork, SiteLevel
+from planner.sites.prices import NeighbourPairs, SitePrices, network_work
 from runtime.pipeline.microbatches import Batch, Shapes
 
 
@@ -60,9 +60,9 @@ class ArrangedClouds:
         speeds: of the ranks of the stage that whole samples should suit best.
     """
 
-    def __init__(self, clouds: Clouds, names: Mapping[str, str], price: Prices, speeds: Sequence[float]) -> None:
+    def __init__(self, clouds: Clouds, names: Mapping[str, str], price: SitePrices, speeds: Sequence[float]) -> None:
         self.clouds = clouds
-        self._levels = {route: Level(*clouds.level(route)) for route in clouds.preparation.size_of}
+        self._levels = {route: SiteLevel(*clouds.level(route)) for route in clouds.preparation.size_of}
         self._arrangement: Arrangement = arrange(self._work(names, price), speeds)
         self._orders: dict[Route, tuple[Tensor, Tensor, Tensor]] = {}
         self._maps: dict[MapSpec, KernelMap] = {}
@@ -99,14 +99,14 @@ class ArrangedClouds:
 
     def map(self, spec: MapSpec) -> KernelMap:
         """See :class:`Clouds`."""
-        found = self._maps.get(spec)
-        if found is None:
+        arranged = self._maps.get(spec)
+        if arranged is None:
             (source, _, row_of_source), (target, _, row_of_target) = self._order(spec.source), self._order(spec.target)
             kernel_map = self.clouds.map(spec)
             neighbours = _renumbered(kernel_map.neighbours, target, row_of_source)
             reverse = _renumbered(kernel_map.reverse, source, row_of_target)
-            found = self._maps[spec] = KernelMap(neighbours, reverse)
-        return found
+            arranged = self._maps[spec] = KernelMap(neighbours, reverse)
+        return arranged
 
     def segments(self, route: Route) -> Segments:
         """See :class:`Clouds`."""
@@ -121,32 +121,32 @@ class ArrangedClouds:
         preparation = self.clouds.preparation
         if name in preparation.recipe.names:
             return preparation.recipe.tensor(self, name)
-        found = self.clouds.tensor(name)
-        return found[self._order(())[0]] if (name, 0) in preparation.varying[SITES] else found
+        rows = self.clouds.tensor(name)
+        return rows[self._order(())[0]] if (name, 0) in preparation.varying[SITES] else rows
 
-    def _work(self, names: Mapping[str, str], price: Prices) -> BlockWork:
-        words, recipe = self.clouds.preparation.size_of, self.clouds.preparation.recipe
+    def _work(self, names: Mapping[str, str], price: SitePrices) -> BlockWork:
+        size_of, recipe = self.clouds.preparation.size_of, self.clouds.preparation.recipe
         pairs = {}
         for name in price.pair:
-            found = recipe.passage(self.clouds, names[name])
-            if found is not None:
-                counts = found.kernel_map.pairs_of_inputs().numpy(), found.kernel_map.pairs_of_outputs().numpy()
-                pairs[name] = Pairs(words[found.source], words[found.target], *counts)
-        levels = {word: self._levels[route] for route, word in words.items()}
+            passage = recipe.passage(self.clouds, names[name])
+            if passage is not None:
+                counts = passage.kernel_map.pairs_of_inputs().numpy(), passage.kernel_map.pairs_of_outputs().numpy()
+                pairs[name] = NeighbourPairs(size_of[passage.source], size_of[passage.target], *counts)
+        levels = {word: self._levels[route] for route, word in size_of.items()}
         return network_work(levels, pairs, price)
 
     def _order(self, route: Route) -> tuple[Tensor, Tensor, Tensor]:
         """Of a site set: the sorted row of each row, its block's place, and the row of -1 and of each sorted row."""
-        found = self._orders.get(route)
-        if found is None:
+        cached = self._orders.get(route)
+        if cached is None:
             level = self._levels[route]
             blocks = torch.from_numpy(block_keys(level.samples, level.coordinates, level.stride))
             place = self._place_of(blocks)
             order = place.argsort(stable=True)
             rows = torch.full((len(order) + 1,), -1, dtype=torch.int32)
             rows[order + 1] = torch.arange(len(order), dtype=torch.int32)
-            found = self._orders[route] = order, place[order], rows
-        return found
+            cached = self._orders[route] = order, place[order], rows
+        return cached
 
     @cached_property
     def _place_of(self) -> Callable[[Tensor], Tensor]:
@@ -166,7 +166,7 @@ def _renumbered(half: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class InputPreparation:
     """How a model's inputs are prepared.
 
     Attributes:
@@ -183,7 +183,9 @@ class Prepared:
     looked_at: frozenset[str]
 
     @classmethod
-    def of(cls, graph: Graph, preparation: Preparation | SampledPreparation, raw: dict[str, TensorSpec]) -> Prepared:
+    def of(
+        cls, graph: Graph, preparation: Preparation | SampledPreparation, raw: dict[str, TensorSpec]
+    ) -> InputPreparation:
         """The graph's inputs are in the preparation's order."""
         looked_at = {name for layer in graph.layers if layer.kind not in MAPPED for name in layer.inputs}
         names = dict(zip(graph.inputs, preparation.names, strict=True))
@@ -211,7 +213,7 @@ class PreparedBatch:
             it away (:func:`runtime.sparse.share.share_of`), as it refers to the batch.
     """
 
-    def __init__(self, raw: Batch, prepared: Prepared, price: Prices, speeds: Sequence[float] = ()) -> None:
+    def __init__(self, raw: Batch, prepared: InputPreparation, price: SitePrices, speeds: Sequence[float] = ()) -> None:
         self.rows = raw.rows
         self.prepared = prepared
         self._raw, self._price, self._speeds = raw, price, tuple(speeds)
@@ -227,15 +229,15 @@ class PreparedBatch:
 
     def clouds(self, microbatch: int) -> Clouds | ArrangedClouds:
         """The clouds of a micro-batch, arranged if some stage shares out sites."""
-        found = self._clouds.get(microbatch)
-        if found is None:
+        cached = self._clouds.get(microbatch)
+        if cached is None:
             rows = self.rows[microbatch]
             tensors = [self._raw.part(name, microbatch, 0, rows) for name in self.prepared.raw]
             with telling(microbatch):
                 clouds = self.prepared.of_clouds.clouds(tensors)
-            found = ArrangedClouds(clouds, self.prepared.names, self._price, self._speeds) if self._speeds else clouds
-            self._clouds[microbatch] = found
-        return found
+            cached = ArrangedClouds(clouds, self.prepared.names, self._price, self._speeds) if self._speeds else clouds
+            self._clouds[microbatch] = cached
+        return cached
 
     def sizes(self, microbatch: int) -> dict[str, int]:
         """Sites of each site set of a micro-batch, by the name of the number."""
@@ -243,11 +245,11 @@ class PreparedBatch:
 
     def graph(self, microbatch: int) -> Graph:
         """The graph in the shapes of a micro-batch."""
-        found = self._graphs.get(microbatch)
-        if found is None:
+        cached = self._graphs.get(microbatch)
+        if cached is None:
             sizes = self.sizes(microbatch)
-            found = self._graphs[microbatch] = graph_of_sites(self.prepared.graph, self.rows[microbatch], sizes)
-        return found
+            cached = self._graphs[microbatch] = graph_of_sites(self.prepared.graph, self.rows[microbatch], sizes)
+        return cached
 
     def shapes(self, microbatch: int) -> Shapes:
         graph, sizes, rows = self.prepared.graph, self.sizes(microbatch), self.rows[microbatch]
@@ -255,18 +257,18 @@ class PreparedBatch:
 
     def whole(self, name: str, microbatch: int) -> Tensor:
         """A graph input of all samples."""
-        found = self._made.get((microbatch, name))
-        if found is None:
+        tensor = self._made.get((microbatch, name))
+        if tensor is None:
             with telling(microbatch):
-                found = self.clouds(microbatch).tensor(self.prepared.names[name])
+                tensor = self.clouds(microbatch).tensor(self.prepared.names[name])
             dtype = getattr(torch, self.prepared.graph.inputs[name].dtype)
-            found = self._made[microbatch, name] = found.to(dtype)
-        return found
+            tensor = self._made[microbatch, name] = tensor.to(dtype)
+        return tensor
 
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
-        found = self.whole(name, microbatch)
+        tensor = self.whole(name, microbatch)
         spec = self.prepared.graph.inputs[name]
-        return found if spec.has_sites else found[start : start + count]
+        return tensor if spec.has_sites else tensor[start : start + count]
 
 
 def site_speeds(decision: Decision, stage: int) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cuda_ops.sparse import operators
-from cuda_ops.sparse.local import Halo, LocalMap
+from cuda_ops.sparse.local import LocalMap, RowHalo
 from cuda_ops.sparse.registrations import in_its_dtype
 from runtime.spatial.exchange import PeerGroup
 from runtime.transport import Pending
@@ -168,27 +168,27 @@ class _Largest(torch.autograd.Function):
         return torch.where(who == wire.position, gradient, 0), None, None
 
 
-def _start(x: Tensor, halo: Halo, wire: PeerGroup) -> tuple[Tensor, Pending]:
+def _start(x: Tensor, halo: RowHalo, wire: PeerGroup) -> tuple[Tensor, Pending]:
     """Rows leave; what comes fills the returned tensor."""
     coming = x.new_empty(halo.num_received, *x.shape[1:])
     sent = {position: operators.pack_rows(x, rows) for position, rows in halo.sends.items()}
     return coming, wire.start(sent, _by_position(coming, halo))
 
 
-def _start_back(lent: Tensor, halo: Halo, wire: PeerGroup) -> tuple[dict[int, Tensor], Pending]:
+def _start_back(lent: Tensor, halo: RowHalo, wire: PeerGroup) -> tuple[dict[int, Tensor], Pending]:
     """Gradients of others' rows go back; those of own rows come."""
     coming = {position: lent.new_empty(len(rows), *lent.shape[1:]) for position, rows in halo.sends.items()}
     return coming, wire.start(_by_position(lent, halo), coming)
 
 
-def _added(dx: Tensor, halo: Halo, coming: dict[int, Tensor], pending: Pending) -> Tensor:
+def _added(dx: Tensor, halo: RowHalo, coming: dict[int, Tensor], pending: Pending) -> Tensor:
     pending.wait()
     for position in sorted(coming):
         dx = operators.unpack_add(dx, halo.sends[position], coming[position])
     return dx
 
 
-def _by_position(rows: Tensor, halo: Halo) -> dict[int, Tensor]:
+def _by_position(rows: Tensor, halo: RowHalo) -> dict[int, Tensor]:
     parts = torch.split(rows, [halo.receives[position] for position in sorted(halo.receives)])
     return dict(zip(sorted(halo.receives), parts, strict=False))
 
@@ -208,11 +208,11 @@ def _table(parts: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
 def _all_samples(own: Tensor, shares: tuple[int, ...], wire: PeerGroup) -> Tensor:
     """(samples, channels) of every rank's own samples."""
     me, ends = wire.position, list(accumulate(shares))
-    found = own.new_empty(ends[-1], *own.shape[1:])
-    parts = torch.split(found, list(shares))
+    samples = own.new_empty(ends[-1], *own.shape[1:])
+    parts = torch.split(samples, list(shares))
     own = own.contiguous()
     parts[me].copy_(own)
     others = [position for position in range(len(shares)) if position != me]
     sent = dict.fromkeys(others, own) if shares[me] else {}
     wire.start(sent, {position: parts[position] for position in others if shares[position]}).wait()
-    return found
+    return samples

@@ -14,16 +14,16 @@ from functools import partial
 
 from cuda_ops.sampling.preparation import SampledPreparation
 from planner.ir.plan import Decision
-from planner.sites.prices import Prices, prices
+from planner.sites.prices import SitePrices, prices
 from runtime.pipeline.microbatches import Batch
-from runtime.sparse.ahead import BatchPreparation, Beside, Clock, Expected
-from runtime.sparse.batch import Prepared, PreparedBatch, site_speeds
+from runtime.sparse.ahead import BatchPreparation, Beside, Expected, PreparationClock
+from runtime.sparse.batch import InputPreparation, PreparedBatch, site_speeds
 from runtime.sparse.sampled import SampledPreparing
 from runtime.sparse.share import AnyBatch, share_of
 
 
 def preparing(
-    decision: Decision, prepared: Prepared, core: int | None = None, *, gives_way: bool = False
+    decision: Decision, prepared: InputPreparation, core: int | None = None, *, gives_way: bool = False
 ) -> BatchPreparation[AnyBatch]:
     """What makes batches of clouds or seeds the graph's inputs.
 
@@ -48,22 +48,22 @@ class Preparing:
         aside: the thread that prepares what is expected.
     """
 
-    prepared: Prepared
-    price: Prices
+    prepared: InputPreparation
+    price: SitePrices
     speeds: tuple[float, ...]
     decision: Decision
     aside: Beside = field(default_factory=Beside)
     _expected: Expected[tuple[PreparedBatch, Future[None]]] = field(default_factory=Expected)
 
     @classmethod
-    def of(cls, decision: Decision, prepared: Prepared, aside: Beside | None = None) -> Preparing:
+    def of(cls, decision: Decision, prepared: InputPreparation, aside: Beside | None = None) -> Preparing:
         """For a plan of a model."""
-        found = [site_speeds(decision, stage) for stage in range(len(decision.stages))]
-        speeds = max(found, key=len, default=())
+        by_stage = [site_speeds(decision, stage) for stage in range(len(decision.stages))]
+        speeds = max(by_stage, key=len, default=())
         return cls(prepared, prices(prepared.graph), speeds, decision, aside or Beside())
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> PreparationClock:
         """What the thread and its waiters took."""
         return self.aside.clock
 
@@ -78,10 +78,10 @@ class Preparing:
         Raises:
             StageFailedError: clouds that were expected cannot be used.
         """
-        found = self._expected.take(raw)
-        if found is None:
+        expected = self._expected.take(raw)
+        if expected is None:
             return self._new(raw)
-        batch, is_made = found
+        batch, is_made = expected
         self.aside.result(is_made)
         return batch
 

@@ -16,7 +16,7 @@ from planner.ir.graph import MIXES_SAMPLES, Graph, Layer, is_sites
 from runtime.sparse.halo import SampleSums, shared_conv, with_halo
 from runtime.sparse.share import SiteShare
 from runtime.spatial.exchange import PeerGroup
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 
 _OPS = torch.ops.halopipe
 
@@ -34,19 +34,19 @@ class SharedSites:
         self._value_of_node = value_of_node
         self._now: SiteShare | None = None
 
-    def at(self, portion: MicrobatchSlice) -> None:
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
         """What is run next."""
-        self._now = cast("SiteShare | None", portion.sites)
+        self._now = cast("SiteShare | None", microbatch_shard.sites)
 
     def begin(self, microbatch: int) -> None:
         """A backward needs to be told nothing."""
 
     def rule(self, node: fx.Node) -> Callable[..., Any] | None:
         """See :data:`runtime.stage.cut.Rule`."""
-        found = self._forms.get(node.target)
-        if found is None:
+        entry = self._forms.get(node.target)
+        if entry is None:
             return None
-        form, place = found
+        form, place = entry
         return partial(form, self._value_of_node[arguments_of(node)[place].name])
 
     @property

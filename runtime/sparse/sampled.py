@@ -24,19 +24,19 @@ from torch import Tensor
 
 from cuda_ops.sampling.graph import GraphError
 from cuda_ops.sampling.preparation import SampledPreparation, draw_of
-from cuda_ops.sampling.sampler import Levels, joined
+from cuda_ops.sampling.sampler import SampledLevels, joined
 from planner.ir.errors import StageFailedError
 from planner.ir.graph import SAMPLE, Graph, graph_of_sites, spec_of_sites
 from planner.ir.plan import Decision
 from planner.sites.partition import balanced_cuts
 from runtime.pipeline.microbatches import Batch, Shapes
-from runtime.sparse.ahead import Beside, Clock, Expected
-from runtime.sparse.batch import Prepared, site_speeds
+from runtime.sparse.ahead import Beside, Expected, PreparationClock
+from runtime.sparse.batch import InputPreparation, site_speeds
 
 _FEATURES = "features"
 
 
-def shares_seeds(prepared: Prepared) -> bool:
+def shares_seeds(prepared: InputPreparation) -> bool:
     """Whether ranks of a stage share out seeds, rather than sites."""
     return isinstance(prepared.preparation, SampledPreparation)
 
@@ -59,7 +59,7 @@ class SampledPreparing:
         aside: the thread that samples.
     """
 
-    prepared: Prepared
+    prepared: InputPreparation
     preparation: SampledPreparation
     decision: Decision
     speeds: dict[int, tuple[float, ...]]
@@ -68,14 +68,20 @@ class SampledPreparing:
 
     @classmethod
     def of(
-        cls, decision: Decision, prepared: Prepared, preparation: SampledPreparation, aside: Beside | None = None
+        cls,
+        decision: Decision,
+        prepared: InputPreparation,
+        preparation: SampledPreparation,
+        aside: Beside | None = None,
     ) -> SampledPreparing:
         """For a plan (that its ranks can share seeds, :mod:`planner.layers.stage_rules` has seen to)."""
-        speeds = {stage: found for stage in range(len(decision.stages)) if (found := site_speeds(decision, stage))}
+        speeds = {
+            stage: of_stage for stage in range(len(decision.stages)) if (of_stage := site_speeds(decision, stage))
+        }
         return cls(prepared, preparation, decision, speeds, aside or Beside())
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> PreparationClock:
         """What the thread and its waiters took."""
         return self.aside.clock
 
@@ -102,9 +108,9 @@ class SampledBatch:
         self.raw, self.rows, self.prepared = raw, raw.rows, preparing.prepared
         self._preparing, self._preparation = preparing, preparing.preparation
         self._cuts: dict[tuple[int, tuple[float, ...]], tuple[int, ...]] = {}
-        self._pieces: dict[tuple[int, int], Future[Levels]] = {}
+        self._pieces: dict[tuple[int, int], Future[SampledLevels]] = {}
         self._features: dict[tuple[int, int], Future[Tensor]] = {}
-        self._joined: dict[tuple[int, int, int], Levels] = {}
+        self._joined: dict[tuple[int, int, int], SampledLevels] = {}
         self._sizes: dict[int, dict[str, int]] = {}
 
     def begin(self, rank: int) -> None:
@@ -126,19 +132,21 @@ class SampledBatch:
 
     def cuts(self, microbatch: int, speeds: tuple[float, ...]) -> tuple[int, ...]:
         """Where ranks of ``speeds`` cut the seeds of a micro-batch: by the edges that each is expected to need."""
-        found = self._cuts.get((microbatch, speeds))
-        if found is None:
+        seed_cuts = self._cuts.get((microbatch, speeds))
+        if seed_cuts is None:
             with telling(microbatch):
                 before = self._preparation.sampler.work_before(self._seeds(microbatch))
-            found = self._cuts[microbatch, speeds] = tuple(int(cut) for cut in balanced_cuts(before, speeds))
-        return found
+            seed_cuts = self._cuts[microbatch, speeds] = tuple(int(cut) for cut in balanced_cuts(before, speeds))
+        return seed_cuts
 
     def sizes(self, microbatch: int) -> dict[str, int]:
         """Rows of each level and edges of each layer of a micro-batch, by the name of the number."""
-        found = self._sizes.get(microbatch)
-        if found is None:
-            found = self._sizes[microbatch] = self._preparation.sizes(self.levels(microbatch, 0, self.rows[microbatch]))
-        return found
+        level_sizes = self._sizes.get(microbatch)
+        if level_sizes is None:
+            level_sizes = self._sizes[microbatch] = self._preparation.sizes(
+                self.levels(microbatch, 0, self.rows[microbatch])
+            )
+        return level_sizes
 
     def graph(self, microbatch: int) -> Graph:
         """The graph in the shapes of a micro-batch."""
@@ -155,8 +163,8 @@ class SampledBatch:
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
         if self._target(name) is not None:
             return self.interval(name, microbatch, start, start + count)
-        found = self.whole(name, microbatch)
-        return found if self.prepared.graph.inputs[name].has_sites else found[start : start + count]
+        tensor = self.whole(name, microbatch)
+        return tensor if self.prepared.graph.inputs[name].has_sites else tensor[start : start + count]
 
     def interval(self, name: str, microbatch: int, start: int, stop: int) -> Tensor:
         """A graph input of the seeds from one cut to another."""
@@ -173,16 +181,16 @@ class SampledBatch:
             return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(dtype)
         return self._preparation.tensor(self.levels(microbatch, start, stop), own).to(dtype)
 
-    def levels(self, microbatch: int, start: int, stop: int) -> Levels:
+    def levels(self, microbatch: int, start: int, stop: int) -> SampledLevels:
         """What was sampled for the seeds from one cut to another."""
         key = (microbatch, start, stop)
-        found = self._joined.get(key)
-        if found is None:
+        sampled = self._joined.get(key)
+        if sampled is None:
             futures = [self._piece(microbatch, piece) for piece in self._between(microbatch, start, stop)]
             with telling(microbatch):
-                found = joined([self._preparing.aside.result(each) for each in futures])
-            self._joined[key] = found
-        return found
+                sampled = joined([self._preparing.aside.result(each) for each in futures])
+            self._joined[key] = sampled
+        return sampled
 
     def _target(self, name: str) -> str | None:
         """The user's tensor that a graph input is; None: it is prepared."""
@@ -202,32 +210,32 @@ class SampledBatch:
         """The pieces from one cut to another, by where they begin; one without seeds where there are none."""
         return [first for first in self._points(microbatch)[:-1] if start <= first < stop] or [-1]
 
-    def _piece(self, microbatch: int, first: int) -> Future[Levels]:
-        found = self._pieces.get((microbatch, first))
-        if found is None:
+    def _piece(self, microbatch: int, first: int) -> Future[SampledLevels]:
+        future = self._pieces.get((microbatch, first))
+        if future is None:
             seeds, draw = self._seeds(microbatch, first), self._draws(microbatch)
             sampler = self._preparation.sampler
-            found = self._preparing.aside.begin(lambda: sampler.levels(seeds, draw_of(draw)))
-            self._pieces[microbatch, first] = found
-        return found
+            future = self._preparing.aside.begin(lambda: sampler.levels(seeds, draw_of(draw)))
+            self._pieces[microbatch, first] = future
+        return future
 
     def _features_of(self, microbatch: int, first: int) -> Future[Tensor]:
-        found = self._features.get((microbatch, first))
-        if found is None:
+        future = self._features.get((microbatch, first))
+        if future is None:
             piece, sampler = self._piece(microbatch, first), self._preparation.sampler
-            found = self._preparing.aside.begin(lambda: sampler.features(piece.result().nodes))
-            self._features[microbatch, first] = found
-        return found
+            future = self._preparing.aside.begin(lambda: sampler.features(piece.result().nodes))
+            self._features[microbatch, first] = future
+        return future
 
     def _seeds(self, microbatch: int, first: int | None = None) -> Any:
         """Seeds of a micro-batch, or of the piece that begins there."""
         rows = self.rows[microbatch]
-        found = self.raw.part(next(iter(self.prepared.raw)), microbatch, 0, rows).numpy()
+        seeds = self.raw.part(next(iter(self.prepared.raw)), microbatch, 0, rows).numpy()
         if first is None:
-            return found
+            return seeds
         if first < 0:
-            return found[:0]
-        return found[first : next(point for point in self._points(microbatch) if point > first)]
+            return seeds[:0]
+        return seeds[first : next(point for point in self._points(microbatch) if point > first)]
 
     def _draws(self, microbatch: int) -> Tensor:
         return self.raw.part(list(self.prepared.raw)[1], microbatch, 0, self.rows[microbatch])

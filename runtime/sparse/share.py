@@ -16,7 +16,7 @@ from planner.ir.graph import SAMPLE, is_sites
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision
 from planner.layers.boundary import Boundaries
-from runtime.pipeline.messages import CPU
+from runtime.pipeline.routing import CPU
 from runtime.sparse.batch import ArrangedClouds, PreparedBatch, site_speeds
 from runtime.sparse.sampled import SampledBatch, SampledShare
 
@@ -99,18 +99,18 @@ class SiteShare:
         return whole[start : start + self.shares[self._position]]
 
     def _at(self, make: Callable[[str], M], name: str, device: torch.device) -> M:
-        found: M | None = self._made.get((name, device))
-        if found is None:
-            found = make(name) if device == CPU else self._at(make, name, CPU).to(device)
-            self._made[name, device] = found
-        return found
+        made: M | None = self._made.get((name, device))
+        if made is None:
+            made = make(name) if device == CPU else self._at(make, name, CPU).to(device)
+            self._made[name, device] = made
+        return made
 
     def _map(self, name: str) -> LocalMap:
         prepared = self._batch.prepared
-        found = prepared.of_clouds.recipe.passage(self._clouds.clouds, prepared.names[name])
-        if found is None:
+        passage = prepared.of_clouds.recipe.passage(self._clouds.clouds, prepared.names[name])
+        if passage is None:
             raise KeyError(f"{name} is no half of a kernel map")
-        return local_map(found.kernel_map, self._owned(found.source), self._owned(found.target)).split()
+        return local_map(passage.kernel_map, self._owned(passage.source), self._owned(passage.target)).split()
 
     def _segments(self, name: str) -> Segments:
         prepared = self._batch.prepared
@@ -119,10 +119,10 @@ class SiteShare:
         return local_segments(samples, sum(self.shares))
 
     def _owned(self, route: Route) -> Owned:
-        found = self._of_sets.get(route)
-        if found is None:
-            found = self._of_sets[route] = self._clouds.owned(route, self._places, self._position)
-        return found
+        owned = self._of_sets.get(route)
+        if owned is None:
+            owned = self._of_sets[route] = self._clouds.owned(route, self._places, self._position)
+        return owned
 
 
 AnyShare = SiteShare | SampledShare
@@ -158,9 +158,9 @@ def boundaries_of_sites(
         share = shares.get((0, microbatch))
         points = share.points if isinstance(share, SampledShare) else ()
         return replace(planned, layouts=(Layout({SAMPLE: points}),)) if points else planned
-    found = Boundaries.of_decision(batch.graph(microbatch), decision)
+    boundaries = Boundaries.of_decision(batch.graph(microbatch), decision)
     layouts = tuple(
         Layout({**layout.cuts, **shares[stage, microbatch].cuts}) if (stage, microbatch) in shares else layout
-        for stage, layout in enumerate(found.layouts)
+        for stage, layout in enumerate(boundaries.layouts)
     )
-    return replace(found, layouts=layouts)
+    return replace(boundaries, layouts=layouts)

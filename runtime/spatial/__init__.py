@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from runtime.spatial.deferred import DeferredGradients
     from runtime.spatial.empties import connected
     from runtime.spatial.exchange import PeerGroup
-    from runtime.spatial.parameters import Part, Parts, groups_of_parameters, parts_of, sliced
+    from runtime.spatial.layer_shard import groups_in
+    from runtime.spatial.parameters import ParameterPart, Parts, groups_of_parameters, parts_of, sliced
     from runtime.spatial.slices import SlicePeers, of_micro_batches
-    from runtime.spatial.step import groups_in
 
 __all__ = [
     "CollectivePeerGroup",
@@ -28,7 +28,7 @@ __all__ = [
     "DeferredGradients",
     "DividedStage",
     "DrawnPlaces",
-    "Part",
+    "ParameterPart",
     "Parts",
     "PeerGroup",
     "SlicePeers",
@@ -52,13 +52,13 @@ _HOMES = {
     "DeferredGradients": "deferred",
     "DividedStage": "decompose",
     "DrawnPlaces": "decompose",
-    "Part": "parameters",
+    "ParameterPart": "parameters",
     "Parts": "parameters",
     "PeerGroup": "exchange",
     "SlicePeers": "slices",
     "compiled": "compiling.compiled",
     "connected": "empties",
-    "groups_in": "step",
+    "groups_in": "layer_shard",
     "groups_of_parameters": "parameters",
     "in_blocks": "blocks",
     "of_micro_batches": "slices",

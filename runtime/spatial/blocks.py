@@ -22,7 +22,7 @@ from planner.ir.box import Box, intersect, volume
 from planner.ir.graph import Graph, output_of, producer
 from planner.ir.plan import Block
 from planner.layers.division import BlockDivision, Division, ends_of
-from runtime.pipeline.messages import cuts_of, narrowed, slices
+from runtime.pipeline.routing import cuts_of, narrowed, slices
 from runtime.spatial.decompose import DividedStage
 from runtime.spatial.exchange import Exchange
 from runtime.stage.cut import StageFunction
@@ -65,12 +65,12 @@ def in_blocks(
         _Segment(make(frozenset(names), _handed_on(graph, names, outputs, number is not None)), number)
         for names, number in _stretches(layers, blocks)
     ]
-    kept, found = set(outputs), []
+    kept, with_last = set(outputs), []
     for segment in reversed(segments):
         read = [value for value in segment.function.inputs if value not in kept]
-        found.append(replace(segment, last=tuple(read)))
+        with_last.append(replace(segment, last=tuple(read)))
         kept.update(read)
-    run = _BlockedRun(tuple(reversed(found)), like, outputs, divided)
+    run = _BlockedRun(tuple(reversed(with_last)), like, outputs, divided)
     return replace(like, function=run, outputs=outputs, traced=None)
 
 
@@ -104,46 +104,46 @@ class _BlockedRun:
         self._sizes, self._inputs, self._attributes = like.sizes, like.inputs, tuple(like.attributes)
         self._exchanges: dict[tuple[int, int], tuple[Division, dict[str, Exchange]]] = {}
 
-    def __call__(self, num_samples: int, *given: object) -> tuple[Tensor, ...]:
+    def __call__(self, num_samples: int, *arguments: object) -> tuple[Tensor, ...]:
         names = (*self._sizes, *self._inputs, *self._attributes)
-        known = dict(zip(names, given, strict=True))
-        del given
+        by_name = dict(zip(names, arguments, strict=True))
+        del arguments
         division = self._divided.division
         if division is None:
             raise ValueError("a divided stage was not told what is run")
         for segment in self._segments:
             if segment.block is None:
-                made = _called(segment.function, num_samples, known)
+                made = _called(segment.function, num_samples, by_name)
             else:
-                made = self._in_tiles(segment, num_samples, known, division)
+                made = self._in_tiles(segment, num_samples, by_name, division)
             for value in segment.last:
-                del known[value]
-            known.update(made)
+                del by_name[value]
+            by_name.update(made)
             del made
-        return tuple(_tensor(known[value]) for value in self._outputs)
+        return tuple(_tensor(by_name[value]) for value in self._outputs)
 
     def _in_tiles(
-        self, segment: _Segment, num_samples: int, known: dict[str, object], division: Division
+        self, segment: _Segment, num_samples: int, by_name: dict[str, object], division: Division
     ) -> dict[str, Tensor]:
         block, position = division.blocks[segment.block or 0], self._divided.wire.position
         values = [name for name in segment.function.inputs if name in block.wanted]
-        pieces = self._fetched(segment, division, block, {name: _tensor(known[name]) for name in values})
-        found: dict[str, Tensor] = {}
+        pieces = self._fetched(segment, division, block, {name: _tensor(by_name[name]) for name in values})
+        outputs: dict[str, Tensor] = {}
         try:
             for tile in block.tiles:
                 self._divided.enter(tile)
                 inputs = {name: _covering(pieces[name], tile.held(name)[position]) for name in values}
-                made = _called(segment.function, num_samples, {**known, **inputs})
+                made = _called(segment.function, num_samples, {**by_name, **inputs})
                 del inputs
                 while made:  # what a tile made must be gone before the next one begins
-                    self._put(found, *made.popitem(), block, tile, division)
+                    self._put(outputs, *made.popitem(), block, tile, division)
         finally:
             self._divided.enter(division)
-        return found
+        return outputs
 
     def _put(
         self,
-        found: dict[str, Tensor],
+        outputs: dict[str, Tensor],
         value: str,
         tensor: Tensor,
         block: BlockDivision,
@@ -152,21 +152,21 @@ class _BlockedRun:
     ) -> None:
         """A tile's part of what is handed on; where tiles overlap they have computed the same."""
         if value in block.summed:
-            found[value] = found[value] + tensor if value in found else tensor
+            outputs[value] = outputs[value] + tensor if value in outputs else tensor
             return
         position = self._divided.wire.position
         made, owned = _made(tile, value)[position], division.owned(value)[position]
         part = intersect(made, owned)
-        if part == owned and value not in found:
-            found[value] = narrowed(tensor, cuts_of(owned, made))
+        if part == owned and value not in outputs:
+            outputs[value] = narrowed(tensor, cuts_of(owned, made))
             return
-        if value not in found:
-            found[value] = tensor.new_empty([len(interval) for interval in owned])
+        if value not in outputs:
+            outputs[value] = tensor.new_empty([len(interval) for interval in owned])
         if part is not None:
-            found[value][slices(part, owned)] = tensor[slices(part, made)]
+            outputs[value][slices(part, owned)] = tensor[slices(part, made)]
 
     def _fetched(
-        self, segment: _Segment, division: Division, block: BlockDivision, known: dict[str, Tensor]
+        self, segment: _Segment, division: Division, block: BlockDivision, by_name: dict[str, Tensor]
     ) -> dict[str, list[tuple[Box, Tensor]]]:
         """What this rank has of each value for all its tiles, and what it got of others: one exchange a value."""
         key = (id(division), segment.block or 0)
@@ -174,23 +174,23 @@ class _BlockedRun:
             if len(self._exchanges) >= _MOST_KEPT:
                 self._exchanges.pop(next(iter(self._exchanges)))
             wire, made = self._divided.wire, {}
-            for value in known:
+            for value in by_name:
                 held, wanted = division.held(value), block.wanted[value]
                 made[value] = wire.exchange(held, wanted, division.moves_to(value, wanted))
             self._exchanges[key] = division, made
         exchanges = self._exchanges[key][1]
-        arriving = {value: exchanges[value].start(x) for value, x in known.items()}
-        return {value: [(exchanges[value].held, x), *arriving[value].wait()] for value, x in known.items()}
+        arriving = {value: exchanges[value].start(x) for value, x in by_name.items()}
+        return {value: [(exchanges[value].held, x), *arriving[value].wait()] for value, x in by_name.items()}
 
 
 _MOST_KEPT = 64
 """Blocks of which exchanges are kept, for every size of micro-batch."""
 
 
-def _called(function: StageFunction, num_samples: int, known: dict[str, object]) -> dict[str, Tensor]:
+def _called(function: StageFunction, num_samples: int, by_name: dict[str, object]) -> dict[str, Tensor]:
     """The outputs by name."""
     names = (*function.sizes, *function.inputs, *function.attributes)
-    outputs = function.function(num_samples, *(known[name] for name in names))
+    outputs = function.function(num_samples, *(by_name[name] for name in names))
     return dict(zip(function.outputs, outputs, strict=True))
 
 
@@ -207,12 +207,12 @@ def _covering(pieces: list[tuple[Box, Tensor]], box: Box) -> Tensor:
     for place, tensor in pieces:
         if intersect(box, place) == box:
             return narrowed(tensor, cuts_of(box, place))
-    found = own.new_zeros([len(interval) for interval in box])
+    assembled = own.new_zeros([len(interval) for interval in box])
     for place, tensor in pieces:
         part = intersect(box, place)
         if part is not None:
-            found[slices(part, box)] = tensor[slices(part, place)]
-    return found
+            assembled[slices(part, box)] = tensor[slices(part, place)]
+    return assembled
 
 
 def _tensor(value: object) -> Tensor:

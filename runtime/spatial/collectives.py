@@ -9,42 +9,42 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from runtime.spatial.step import Step
-from runtime.transport.small_allgather import Rows, Table, Tell
+from runtime.spatial.layer_shard import LayerShard
+from runtime.transport.small_allgather import RowGather, RowTable, Tell
 
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def rows_of(step: Step) -> Tell:
-    """How the ranks of ``step.group`` tell each other rows."""
-    if "rows" not in step.memo:
-        key = step.key(len(step.layer.inputs))
-        step.memo["rows"] = Rows(step.wire.transport, step.group, step.wire.deadline_s, key)
-    found: Tell = step.memo["rows"]
-    return found
+def rows_of(shard: LayerShard) -> Tell:
+    """How the ranks of ``shard.group`` tell each other rows."""
+    if "rows" not in shard.memo:
+        key = shard.key(len(shard.layer.inputs))
+        shard.memo["rows"] = RowGather(shard.wire.transport, shard.group, shard.wire.deadline_s, key)
+    tell: Tell = shard.memo["rows"]
+    return tell
 
 
-def rows_among(step: Step, positions: tuple[int, ...]) -> Tell:
+def rows_among(shard: LayerShard, positions: tuple[int, ...]) -> Tell:
     """How some ranks of the stage, by position, tell each other rows; this one among them."""
-    if ("rows", positions) not in step.memo:
-        ranks = tuple(step.wire.ranks[position] for position in positions)
-        step.memo["rows", positions] = Rows(step.wire.transport, ranks, step.wire.deadline_s)
-    found: Tell = step.memo["rows", positions]
-    return found
+    if ("rows", positions) not in shard.memo:
+        ranks = tuple(shard.wire.ranks[position] for position in positions)
+        shard.memo["rows", positions] = RowGather(shard.wire.transport, ranks, shard.wire.deadline_s)
+    tell: Tell = shard.memo["rows", positions]
+    return tell
 
 
-def start_sum(step: Step, tensor: Tensor) -> Table:
-    """Start to tell the ranks of ``step.group`` a tensor, whose sum is that of the table's rows."""
-    return rows_of(step)([tensor.reshape(-1)], sum_dtype(tensor.dtype))
+def start_sum(shard: LayerShard, tensor: Tensor) -> RowTable:
+    """Start to tell the ranks of ``shard.group`` a tensor, whose sum is that of the table's rows."""
+    return rows_of(shard)([tensor.reshape(-1)], sum_dtype(tensor.dtype))
 
 
-def summed(step: Step, term: Tensor) -> Tensor:
-    """The sum over ``step.group`` of what each rank has, whole on each of them; differentiable.
+def summed(shard: LayerShard, term: Tensor) -> Tensor:
+    """The sum over ``shard.group`` of what each rank has, whole on each of them; differentiable.
 
     Backward adds up what flows back on the ranks, since each has the gradient of its own copy of the sum.
     """
-    apply: Callable[[Tensor, Step], Tensor] = _Summed.apply
-    return apply(term, step)
+    apply: Callable[[Tensor, LayerShard], Tensor] = _Summed.apply
+    return apply(term, shard)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -54,15 +54,15 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, term: Tensor, step: Step) -> Tensor:
-        ctx.step = step
-        return start_sum(step, term).wait().sum(0).view(term.shape).to(term.dtype)
+    def forward(ctx: Any, term: Tensor, shard: LayerShard) -> Tensor:
+        ctx.shard = shard
+        return start_sum(shard, term).wait().sum(0).view(term.shape).to(term.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        step: Step = ctx.step
-        table = start_sum(step, gradient)
-        if step.later is not None:
-            step.later.run()
+        shard: LayerShard = ctx.shard
+        table = start_sum(shard, gradient)
+        if shard.later is not None:
+            shard.later.run()
         return table.wait().sum(0).view(gradient.shape).to(gradient.dtype), None

@@ -24,7 +24,7 @@ from planner.ir.graph import TensorSpec
 from planner.layers.contraction import contraction_of
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import Arriving, Exchange
-from runtime.spatial.step import Step, shape_of
+from runtime.spatial.layer_shard import LayerShard, shape_of
 
 Run = Callable[[Tensor, Tensor], Tensor]
 """(x, weight) -> the outputs of the filters in ``weight`` and the places in ``x``, from the input channels in both,
@@ -62,11 +62,11 @@ class Sharing:
 
     def within_others(self, box: Box) -> tuple[slice, ...]:
         """Where a part that another rank keeps lies in these."""
-        found = [slice(a.start - o.start, a.stop - o.start) for a, o in zip(box, self.block, strict=True)]
-        place = found[self.along]
+        cuts = [slice(a.start - o.start, a.stop - o.start) for a, o in zip(box, self.block, strict=True)]
+        place = cuts[self.along]
         if place.start >= self.before:
-            found[self.along] = slice(place.start - self.own, place.stop - self.own)
-        return tuple(found)
+            cuts[self.along] = slice(place.start - self.own, place.stop - self.own)
+        return tuple(cuts)
 
     def split(self, x: Tensor, weight: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """(x, weight) of what others keep, and of the rank's own."""
@@ -78,20 +78,20 @@ class Sharing:
         return ((rest, weight), (own, weight)) if self.weight_filters is None else ((x, rest), (x, own))
 
 
-def sharing_of(step: Step) -> Sharing:
+def sharing_of(shard: LayerShard) -> Sharing:
     """How this rank shares the input channels of a layer with ``ways`` above 1."""
-    found = step.memo.get("sharing")
-    if isinstance(found, Sharing):
-        return found
-    division, me = step.division, step.position
+    cached = shard.memo.get("sharing")
+    if isinstance(cached, Sharing):
+        return cached
+    division, me = shard.division, shard.position
     extents = [max(box[dim].stop for box in division.weights[0]) for dim in range(len(division.weights[0][0]))]
     weight = TensorSpec(tuple(f"dim{dim}" for dim in range(len(extents))), tuple(extents), division.work.dtype)
     plan = contraction_of(division.layer, division.inputs, (weight,), division.layout, division.ways, division.own)
     gather = [Transfer(move.dst, move.src, move.box) for move in plan.transfers]
     own, block = division.own[me][plan.along], plan.made[me][plan.along]
     own = own if len(own) else Interval(block.start, block.start)
-    made = step.memo["sharing"] = Sharing(
-        Exchange.of(step.wire, division.own, plan.made, gather),
+    made = shard.memo["sharing"] = Sharing(
+        Exchange.of(shard.wire, division.own, plan.made, gather),
         plan.along,
         plan.dims.weight_filters if plan.along == plan.dims.filters else None,
         own.start - block.start,
@@ -101,28 +101,28 @@ def sharing_of(step: Step) -> Sharing:
     return made
 
 
-def contract(step: Step, x: Tensor, weight: Tensor, run: Run) -> Tensor:
+def contract(shard: LayerShard, x: Tensor, weight: Tensor, run: Run) -> Tensor:
     """The outputs that this rank keeps, summed over all input channels, without bias; differentiable.
 
     Args:
-        x: covers what this rank needs of the first input (``step.get(0, ...)``).
+        x: covers what this rank needs of the first input (``shard.get(0, ...)``).
         weight: this rank's part: all filters of its block, its input channels.
         run: called for what others keep, then for the rank's own; not for parts without elements.
     """
-    sharing = sharing_of(step)
+    sharing = sharing_of(shard)
     if sharing.exchange.is_local:
-        return _run(run, x, weight, shape_of(step.own))
+        return _run(run, x, weight, shape_of(shard.own))
     others, own = sharing.split(x, weight)
     theirs = _run(run, *others, sharing.others())
-    sums = _Sums(sharing)
-    send: Callable[[Tensor, _Sums], Tensor] = _Send.apply
-    keep: Callable[[Tensor, Tensor, _Sums], Tensor] = _Keep.apply
+    sums = _PartialSums(sharing)
+    send: Callable[[Tensor, _PartialSums], Tensor] = _SendPartialSums.apply
+    keep: Callable[[Tensor, Tensor, _PartialSums], Tensor] = _Keep.apply
     token = send(theirs, sums)
-    return keep(_run(run, *own, shape_of(step.own)), token, sums)
+    return keep(_run(run, *own, shape_of(shard.own)), token, sums)
 
 
 @dataclass(slots=True)
-class _Sums:
+class _PartialSums:
     """What one call has on its way: partial sums forward, gradients backward."""
 
     sharing: Sharing
@@ -130,11 +130,11 @@ class _Sums:
     returning: Arriving | None = field(default=None)
 
 
-class _Send(torch.autograd.Function):
+class _SendPartialSums(torch.autograd.Function):
     """Starts to send partial sums; backward waits for the gradients of what was sent."""
 
     @staticmethod
-    def forward(ctx: Any, theirs: Tensor, sums: _Sums) -> Tensor:
+    def forward(ctx: Any, theirs: Tensor, sums: _PartialSums) -> Tensor:
         sharing = sums.sharing
         pieces = [theirs[sharing.within_others(box)] for _, box in sharing.exchange.receives]
         sums.arriving = sharing.exchange.start_adjoint(pieces, theirs)
@@ -144,19 +144,19 @@ class _Send(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, token: Tensor) -> tuple[Tensor, None]:
-        sums: _Sums = ctx.sums
-        found = token.new_empty(ctx.shape)
+        sums: _PartialSums = ctx.sums
+        gradient = token.new_empty(ctx.shape)
         returning, sums.returning = sums.returning, None
         for box, piece in () if returning is None else returning.wait():
-            found[sums.sharing.within_others(box)] = piece
-        return found, None
+            gradient[sums.sharing.within_others(box)] = piece
+        return gradient, None
 
 
 class _Keep(torch.autograd.Function):
     """Adds the partial sums that came; backward starts to send the gradient to those that made them."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, token: Tensor, sums: _Sums) -> Tensor:
+    def forward(ctx: Any, own: Tensor, token: Tensor, sums: _PartialSums) -> Tensor:
         ctx.sums = sums
         arriving, sums.arriving = sums.arriving, None
         pieces = [piece for _, piece in (() if arriving is None else arriving.wait())]
@@ -165,7 +165,7 @@ class _Keep(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-        sums: _Sums = ctx.sums
+        sums: _PartialSums = ctx.sums
         if ctx.needs_input_grad[1]:
             sums.returning = sums.sharing.exchange.start(dy)
         return dy, dy.new_zeros(0), None

@@ -31,39 +31,39 @@ from planner.layers.division import Division
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import PeerGroup
+from runtime.spatial.layer_shard import LayerShard, NodeCall, evaluate, group_of
 from runtime.spatial.op_rules import form
 from runtime.spatial.slices import SlicePeers
-from runtime.spatial.step import Call, Step, evaluate, group_of
 from runtime.stage.captured import CapturedModel, main_nodes
 from runtime.stage.cut import NUM_SAMPLES, Rule
-from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.random.streams import Place
+from runtime.stage.modes import MicrobatchShard
+from runtime.stage.random.streams import DrawnPart
 
 _IN_PARTS = frozenset({"pointwise", "attention"})
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnPlaces:
-    """The places of one rank, see :class:`runtime.stage.random.streams.Places`.
+    """The places of one rank, see :class:`runtime.stage.random.streams.DrawnParts`.
 
     Attributes:
-        step: a layer of the stage as it is being run in training.
+        shard: a layer of the stage as it is being run in training.
         layers: of the stage, by name.
         placements: by layer.
     """
 
-    step: Callable[[str], Step]
+    shard: Callable[[str], LayerShard]
     layers: Mapping[str, Layer]
     placements: Mapping[str, Placement]
 
-    def place(self, layer: str, is_main: bool) -> Place:
+    def place(self, layer: str, is_main: bool) -> DrawnPart:
         """What is drawn in the micro-batch that is being run."""
-        step = self.step(layer)
+        shard = self.shard(layer)
         key = "place", is_main
-        if key not in step.memo:
-            step.memo[key] = place_of(step, is_main)
-        found: Place = step.memo[key]
-        return found
+        if key not in shard.memo:
+            shard.memo[key] = place_of(shard, is_main)
+        drawn: DrawnPart = shard.memo[key]
+        return drawn
 
     def parts_of_samples(self, layer: str) -> int:
         """Into how many parts the samples of a layer are cut."""
@@ -76,24 +76,24 @@ class DrawnPlaces:
         return all(_parts(cuts.get(dim, ())) == 1 for dim in dims)
 
 
-def place_of(step: Step, is_main: bool = True) -> Place:
+def place_of(shard: LayerShard, is_main: bool = True) -> DrawnPart:
     """Which numbers a rank draws of a layer."""
-    division = step.division
+    division = shard.division
     start, count, total = 0, division.samples, division.samples
     if SAMPLE in division.work.dims and total:
         dim = division.work.dims.index(SAMPLE)
         each = division.work.shape[dim] // total
-        start, count = step.done[dim].start // each, division.rows(step.position)
-    shape = step.layer.outputs[0].shape
-    if not is_main or step.layer.kind not in _IN_PARTS:
-        return Place(start, count, total)
-    if step.layer.kind == "pointwise":
-        return Place(start, count, total, step.done, shape)
-    index = step.input_of("key")
+        start, count = shard.done[dim].start // each, division.rows(shard.position)
+    shape = shard.layer.outputs[0].shape
+    if not is_main or shard.layer.kind not in _IN_PARTS:
+        return DrawnPart(start, count, total)
+    if shard.layer.kind == "pointwise":
+        return DrawnPart(start, count, total, shard.done, shape)
+    index = shard.input_of("key")
     if not isinstance(index, int):
-        raise TypeError(f"the keys of {step.layer.name} are no value")
-    weights: Box = (*step.done[:-1], step.exchange(index).wanted[-2])
-    return Place(start, count, total, weights, (*shape[:-1], step.division.inputs[index].shape[-2]))
+        raise TypeError(f"the keys of {shard.layer.name} are no value")
+    weights: Box = (*shard.done[:-1], shard.exchange(index).wanted[-2])
+    return DrawnPart(start, count, total, weights, (*shape[:-1], shard.division.inputs[index].shape[-2]))
 
 
 def _parts(points: tuple[int, ...]) -> int:
@@ -104,7 +104,7 @@ LOSS = "loss"
 """The kind of layers whose form gives this rank's share."""
 
 _MOST_KEPT = 1024
-"""Divisions whose steps are kept, those of tiles among them."""
+"""Divisions whose shards of layers are kept, those of tiles among them."""
 
 
 class DividedStage:
@@ -129,26 +129,26 @@ class DividedStage:
         self._loss = producer(model.graph.loss)
         self._read = frozenset(producer(value) for layer in model.graph.layers for value in layer.inputs)
         self._places = _places(self._layers)
-        self._now: dict[tuple[str, bool, int], Step] = {}
-        self._calls: dict[str, Call] = {}
-        self._kept: dict[int, tuple[Division, dict[tuple[str, bool, int], Step]]] = {}
+        self._now: dict[tuple[str, bool, int], LayerShard] = {}
+        self._calls: dict[str, NodeCall] = {}
+        self._kept: dict[int, tuple[Division, dict[tuple[str, bool, int], LayerShard]]] = {}
         self._division: Division | None = None
         self._position, self._slices = wire.position, wire if isinstance(wire, SlicePeers) else None
-        self._portions: dict[int, MicrobatchSlice] = {}
+        self._microbatch_shards: dict[int, MicrobatchShard] = {}
 
     @property
     def division(self) -> Division | None:
         """Of what is run now."""
         return self._division
 
-    def at(self, portion: MicrobatchSlice) -> None:
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
         """What is run next."""
-        division = portion.division
+        division = microbatch_shard.division
         if division is None:
             raise ValueError("a divided stage is run with a division")
         if self._slices is not None:
-            self._slices.at(portion.of, portion.token_slice)
-            self._portions[portion.microbatch] = portion
+            self._slices.at(microbatch_shard.of, microbatch_shard.token_slice)
+            self._microbatch_shards[microbatch_shard.microbatch] = microbatch_shard
         self._position = self.wire.position
         self.enter(division)
 
@@ -157,18 +157,18 @@ class DividedStage:
         if division is self._division:
             return
         self._division = division
-        found = self._kept.get(id(division))
-        if found is None:
+        entry = self._kept.get(id(division))
+        if entry is None:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.pop(next(iter(self._kept)))
-            found = self._kept[id(division)] = (division, {})
-        self._now = found[1]
+            entry = self._kept[id(division)] = (division, {})
+        self._now = entry[1]
 
     def begin(self, microbatch: int) -> None:
         """The backward of a micro-batch or slice."""
         if self._slices is not None:
-            portion = self._portions[microbatch]
-            self._slices.at(portion.of, portion.token_slice)
+            microbatch_shard = self._microbatch_shards[microbatch]
+            self._slices.at(microbatch_shard.of, microbatch_shard.token_slice)
 
     def finish(self) -> None:
         """A backward is over."""
@@ -181,7 +181,7 @@ class DividedStage:
         self.later.clear()
         if self._slices is not None:
             self._slices.clear()
-            self._portions.clear()
+            self._microbatch_shards.clear()
 
     def rule(self, inner: Rule, *, training: bool = True) -> Rule:
         """The rule that puts forms in place of operators; ``inner`` says what those are (draws, evaluation)."""
@@ -191,7 +191,7 @@ class DividedStage:
             function = inner(node)
             if layer is None or node.op != "call_function" or node.target is operator.getitem:
                 return function
-            call = Call.of(node, self._layers[layer], self._value_of_node)
+            call = NodeCall.of(node, self._layers[layer], self._value_of_node)
             target: Any = node.target
             if self._main.get(layer) == node.name:
                 return self._formed(call, layer, function or target, training)
@@ -201,20 +201,20 @@ class DividedStage:
 
         return rule
 
-    def step(self, layer: str, training: bool) -> Step:
+    def shard(self, layer: str, training: bool) -> LayerShard:
         """The layer at the sizes that are being run."""
-        found = self._now.get((layer, training, self._position))
-        if found is None:
-            found = self._now[layer, training, self._position] = self._made(layer, training)
-        return found
+        shard = self._now.get((layer, training, self._position))
+        if shard is None:
+            shard = self._now[layer, training, self._position] = self._made(layer, training)
+        return shard
 
-    def _made(self, layer: str, training: bool) -> Step:
+    def _made(self, layer: str, training: bool) -> LayerShard:
         division = self._division
         if division is None:
             raise ValueError("a divided stage was not told what is run")
         mine = division.layers[layer]
         call = self._calls[layer]
-        return Step(
+        return LayerShard(
             self.wire,
             division,
             mine,
@@ -227,20 +227,20 @@ class DividedStage:
             place=self._places[layer],
         )
 
-    def _integers(self, call: Call, rows: int, division: Division) -> dict[str, Any]:
+    def _integers(self, call: NodeCall, rows: int, division: Division) -> dict[str, Any]:
         sizes = {NUM_SAMPLES: rows, **dict(division.sizes)}
         return {name: evaluate(value, sizes) for name, value in call.integers.items()}
 
-    def _formed(self, call: Call, layer: str, function: Callable[..., Any], training: bool) -> Callable[..., Any]:
+    def _formed(self, call: NodeCall, layer: str, function: Callable[..., Any], training: bool) -> Callable[..., Any]:
         self._calls[layer] = call
         run, op = form(self._layers[layer].kind), call.operator(function)
 
         def formed(*args: Any, **kwargs: Any) -> Any:
-            step = self.step(layer, training)
+            shard = self.shard(layer, training)
             arguments = call.arguments(args, kwargs)
-            if step.integers:
-                arguments.update(step.integers)
-            return run(step, op, arguments)
+            if shard.integers:
+                arguments.update(shard.integers)
+            return run(shard, op, arguments)
 
         if layer != self._loss or self._layers[layer].kind == LOSS:
             return formed
@@ -248,16 +248,16 @@ class DividedStage:
         def counted_once(*args: Any, **kwargs: Any) -> Any:
             """All ranks have the same number; the first one counts it."""
             loss = formed(*args, **kwargs)
-            return loss if self.step(layer, training).is_first else connected(torch.zeros_like(loss), loss)
+            return loss if self.shard(layer, training).is_first else connected(torch.zeros_like(loss), loss)
 
         return counted_once
 
-    def _helper(self, call: Call, layer: str, function: Callable[..., Any], training: bool) -> Callable[..., Any]:
+    def _helper(self, call: NodeCall, layer: str, function: Callable[..., Any], training: bool) -> Callable[..., Any]:
         """An operator beside the main one, such as the zeros that a recurrent layer starts from."""
         op = call.operator(function)
 
         def helped(*args: Any, **kwargs: Any) -> Any:
-            rows = self.step(layer, training).division.rows(self.wire.position)
+            rows = self.shard(layer, training).division.rows(self.wire.position)
             division = self._division
             if division is None:
                 raise ValueError("a divided stage was not told what is run")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from planner.ir.errors import StageFailedError
-from runtime.spatial.step import Step, shape_of
+from runtime.spatial.layer_shard import LayerShard, shape_of
 
 
 def connected(result: Tensor, *tensors: Tensor) -> Tensor:
@@ -28,33 +28,33 @@ def connected(result: Tensor, *tensors: Tensor) -> Tensor:
     return connect(result, *loose)
 
 
-def connected_to_all(step: Step, result: Any, found: Mapping[str, Any]) -> Any:
+def connected_to_all(shard: LayerShard, result: Any, operands: Mapping[str, Any]) -> Any:
     """What an operator gave, a tensor or several, each hung on all that it hangs on where a rank's part is empty."""
-    tensors = tuple(tensors_in(found.values()))
+    tensors = tuple(tensors_in(operands.values()))
     if isinstance(result, Tensor):
-        return connected(result, *_read_by(step, 0, tensors))
+        return connected(result, *_read_by(shard, 0, tensors))
     return tuple(
-        connected(each, *_read_by(step, output, tensors)) if isinstance(each, Tensor) else each
+        connected(each, *_read_by(shard, output, tensors)) if isinstance(each, Tensor) else each
         for output, each in enumerate(result)
     )
 
 
-def empty_like_done(step: Step, found: Mapping[str, Any]) -> Any:
-    """The result of a layer on a rank whose part is empty: one tensor an output, hung on all tensors of ``found``.
+def empty_like_done(shard: LayerShard, operands: Mapping[str, Any]) -> Any:
+    """The result of a layer on a rank whose part is empty: one tensor an output, hung on all tensors of ``operands``.
 
     A layer with several outputs gives a tuple.
 
     Raises:
         StageFailedError: this rank's part of another output is not empty.
     """
-    tensors = tuple(tensors_in(found.values()))
+    tensors = tuple(tensors_in(operands.values()))
     device = tensors[0].device if tensors else torch.device("cpu")
     made = tuple(
         connected(
-            torch.empty(_shape(step, output), dtype=getattr(torch, spec.dtype), device=device),
-            *_read_by(step, output, tensors),
+            torch.empty(_shape(shard, output), dtype=getattr(torch, spec.dtype), device=device),
+            *_read_by(shard, output, tensors),
         )
-        for output, spec in enumerate(step.layer.outputs)
+        for output, spec in enumerate(shard.layer.outputs)
     )
     return made[0] if len(made) == 1 else made
 
@@ -68,19 +68,19 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value)
 
 
-def _read_by(step: Step, output: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _read_by(shard: LayerShard, output: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """What an output hangs on, on all ranks."""
-    name = str(step.layer.attributes.get("op", ""))
+    name = str(shard.layer.attributes.get("op", ""))
     if "broadcast_tensors" in name or "meshgrid" in name:
         return tensors[output : output + 1]
     return () if "detach" in name else tensors
 
 
-def _shape(step: Step, output: int) -> tuple[int, ...]:
-    box = step.division.held(output)[step.position] if output else step.done
+def _shape(shard: LayerShard, output: int) -> tuple[int, ...]:
+    box = shard.division.held(output)[shard.position] if output else shard.done
     if all(len(interval) for interval in box):
         raise StageFailedError(
-            f"layer {step.layer.name} makes nothing of its first output here, and all of output {output} in "
+            f"layer {shard.layer.name} makes nothing of its first output here, and all of output {output} in "
             f"{', '.join(map(str, box))}",
             ["cut it along dims that its outputs have in common"],
         )

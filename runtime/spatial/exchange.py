@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Transfer, intersect, volume
-from runtime.pipeline.messages import Cuts, cuts_of, narrowed
+from runtime.pipeline.routing import Cuts, cuts_of, narrowed
 from runtime.transport import Exchanging, Pending
 
 _MOST_KEPT = 64
@@ -73,7 +73,7 @@ class PeerGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mail:
+class _P2PMessage:
     """What goes to, or comes from, one rank in one message.
 
     Attributes:
@@ -103,53 +103,53 @@ class _Mail:
         """Room for what comes."""
         return like.new_empty(self.shape)
 
-    def unpack(self, came: Tensor) -> list[Tensor]:
-        """The pieces in ``came``."""
+    def unpack(self, buffer: Tensor) -> list[Tensor]:
+        """The pieces in ``buffer``."""
         if len(self.boxes) == 1:
-            return [came]
-        parts = torch.split(came, [volume(box) for box in self.boxes])
+            return [buffer]
+        parts = torch.split(buffer, [volume(box) for box in self.boxes])
         return [part.view([len(interval) for interval in box]) for part, box in zip(parts, self.boxes, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class P2PBatch:
     """All that goes to other ranks, or comes from them.
 
     Attributes:
         boxes: of each piece, in order.
-        mails: the messages, one a rank.
+        messages: the messages, one a rank.
         is_plain: whether they are the pieces, in this order.
     """
 
     boxes: tuple[Box, ...]
-    mails: tuple[_Mail, ...]
+    messages: tuple[_P2PMessage, ...]
     is_plain: bool
 
     @classmethod
-    def of(cls, entries: Sequence[tuple[int, Box]], held: Box | None) -> Way:
+    def of(cls, entries: Sequence[tuple[int, Box]], held: Box | None) -> P2PBatch:
         """Of pieces with the positions of the other ranks; ``held``: what they are cut out of, if they go."""
-        mails = _mails(entries, held)
-        is_plain = [entry for mail in mails for entry in mail.entries] == list(range(len(mails)))
-        return cls(tuple(box for _, box in entries), mails, is_plain)
+        messages = _messages(entries, held)
+        is_plain = [entry for message in messages for entry in message.entries] == list(range(len(messages)))
+        return cls(tuple(box for _, box in entries), messages, is_plain)
 
-    def pieces(self, came: Iterable[Tensor]) -> Pieces:
+    def pieces(self, buffers: Iterable[Tensor]) -> Pieces:
         """The pieces of messages."""
         if self.is_plain:
-            return tuple(zip(self.boxes, came, strict=True))
-        found: list[Tensor | None] = [None] * len(self.boxes)
-        for mail, message in zip(self.mails, came, strict=True):
-            for entry, piece in zip(mail.entries, mail.unpack(message), strict=True):
-                found[entry] = piece
-        return tuple((box, piece) for box, piece in zip(self.boxes, found, strict=True) if piece is not None)
+            return tuple(zip(self.boxes, buffers, strict=True))
+        by_entry: list[Tensor | None] = [None] * len(self.boxes)
+        for message, buffer in zip(self.messages, buffers, strict=True):
+            for entry, piece in zip(message.entries, message.unpack(buffer), strict=True):
+                by_entry[entry] = piece
+        return tuple((box, piece) for box, piece in zip(self.boxes, by_entry, strict=True) if piece is not None)
 
 
 class Arriving:
     """Pieces on their way."""
 
-    __slots__ = ("_came", "_pending", "_sent", "_way")
+    __slots__ = ("_batch", "_buffers", "_pending", "_sent")
 
-    def __init__(self, way: Way, came: Mapping[int, Tensor], pending: Pending | None, sent: object) -> None:
-        self._way, self._came, self._pending = way, came, pending
+    def __init__(self, batch: P2PBatch, buffers: Mapping[int, Tensor], pending: Pending | None, sent: object) -> None:
+        self._batch, self._buffers, self._pending = batch, buffers, pending
         self._sent = sent  # kept alive until the wait is over
 
     def wait(self) -> Pieces:
@@ -157,11 +157,11 @@ class Arriving:
         if self._pending is not None:
             self._pending.wait()
         self._sent = None
-        return self._way.pieces(self._came.values())
+        return self._batch.pieces(self._buffers.values())
 
 
-NOWAY = Way((), (), True)
-_NOTHING = Arriving(NOWAY, {}, None, None)
+NO_MESSAGES = P2PBatch((), (), True)
+_NOTHING = Arriving(NO_MESSAGES, {}, None, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,8 +186,8 @@ class Exchange:
     sends: tuple[tuple[int, Box], ...]
     is_local: bool
     key: int | None
-    incoming: Way = field(repr=False)
-    outgoing: Way = field(repr=False)
+    incoming: P2PBatch = field(repr=False)
+    outgoing: P2PBatch = field(repr=False)
     _laid: dict[int, _Laid] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -213,16 +213,16 @@ class Exchange:
             sends,
             not moves,
             key,
-            Way.of(receives, None),
-            Way.of(sends, held[me]),
+            P2PBatch.of(receives, None),
+            P2PBatch.of(sends, held[me]),
         )
 
     def start(self, x: Tensor) -> Arriving:
         """Send what others read of ``x``, which covers ``held``; the wait gives a piece for each of ``receives``."""
         if not self.receives and not self.sends:
             return _NOTHING
-        sent = {mail.position: mail.cut(x) for mail in self.outgoing.mails}
-        received = {mail.position: mail.empty(x) for mail in self.incoming.mails}
+        sent = {message.position: message.cut(x) for message in self.outgoing.messages}
+        received = {message.position: message.empty(x) for message in self.incoming.messages}
         return Arriving(self.incoming, received, self.wire.start(sent, received, self.key), sent)
 
     def start_adjoint(self, gradients: Sequence[Tensor], like: Tensor) -> Arriving:
@@ -234,19 +234,19 @@ class Exchange:
         """
         if not self.receives and not self.sends:
             return _NOTHING
-        sent = {mail.position: mail.pack([gradients[entry] for entry in mail.entries]) for mail in self.incoming.mails}
-        received = {mail.position: mail.empty(like) for mail in self.outgoing.mails}
+        sent = {m.position: m.pack([gradients[entry] for entry in m.entries]) for m in self.incoming.messages}
+        received = {message.position: message.empty(like) for message in self.outgoing.messages}
         pending = self.wire.start(sent, received, None if self.key is None else self.key | 1)
         return Arriving(self.outgoing, received, pending, sent)
 
     def laid(self, box: Box) -> _Laid:
         """How ``box`` is put together; worked out once for each that a form asks for, which keeps it."""
-        found = self._laid.get(id(box))
-        if found is None or found.box is not box:
+        cached = self._laid.get(id(box))
+        if cached is None or cached.box is not box:
             if len(self._laid) >= _MOST_KEPT:
                 self._laid.clear()
-            found = self._laid[id(box)] = _Laid.of(self, box)
-        return found
+            cached = self._laid[id(box)] = _Laid.of(self, box)
+        return cached
 
 
 class _Express:
@@ -277,16 +277,16 @@ class _Express:
         to, back = (exchange.incoming, exchange.outgoing) if is_adjoint else (exchange.outgoing, exchange.incoming)
         if not (to.is_plain and back.is_plain):
             return None
-        if max((prod(mail.shape) * like.itemsize for mail in (*to.mails, *back.mails)), default=0) > _KEPT_BYTES:
+        if max((prod(m.shape) * like.itemsize for m in (*to.messages, *back.messages)), default=0) > _KEPT_BYTES:
             return None
         example = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        sent = {wire.ranks[m.position]: narrowed(example, cut) for m, cut in zip(to.mails, cuts, strict=True)}
-        came = {wire.ranks[mail.position]: mail.empty(like) for mail in back.mails}
+        sent = {wire.ranks[m.position]: narrowed(example, cut) for m, cut in zip(to.messages, cuts, strict=True)}
+        received = {wire.ranks[message.position]: message.empty(like) for message in back.messages}
         key = None if exchange.key is None else exchange.key | is_adjoint
-        lanes = make(sent, came, wire.deadline_s, key)
+        lanes = make(sent, received, wire.deadline_s, key)
         if lanes is None:
             return None
-        return cls(wire, lanes, [each.nbytes for each in sent.values()], back.pieces(came.values()))
+        return cls(wire, lanes, [each.nbytes for each in sent.values()], back.pieces(received.values()))
 
     def start(self, whole: Tensor) -> _Express:
         """Sends the parts of ``whole``."""
@@ -353,12 +353,12 @@ class _Laid:
         if which != _ZEROS:
             return pieces[which][1]
         key = (extent, x.dtype, x.device)
-        found = self._zeros.get(key)
-        if found is None:
-            found = x.new_zeros((*self.shape[:dim], extent, *self.shape[dim + 1 :]))
-            if found.nbytes <= _KEPT_BYTES:
-                self._zeros[key] = found
-        return found
+        zeros = self._zeros.get(key)
+        if zeros is None:
+            zeros = x.new_zeros((*self.shape[:dim], extent, *self.shape[dim + 1 :]))
+            if zeros.nbytes <= _KEPT_BYTES:
+                self._zeros[key] = zeros
+        return zeros
 
     def express(self, exchange: Exchange, x: Tensor, *, is_adjoint: bool) -> _Express | None:
         """For tensors like ``x``, which covers what is held, or the box of an adjoint."""
@@ -379,18 +379,18 @@ def _row_of(exchange: Exchange, box: Box) -> tuple[int, tuple[tuple[int, int], .
     }
     if exchange.kept != (exchange.held,) or len(dims) != 1:
         return None
-    (dim,), found = dims, list[tuple[int, int]]()
+    (dim,), row = dims, list[tuple[int, int]]()
     place = box[dim].start
     for which, part in sorted(parts, key=lambda each: each[1][dim].start):
         if part[dim].start > place:
-            found.append((_ZEROS, part[dim].start - place))
+            row.append((_ZEROS, part[dim].start - place))
         elif part[dim].start < place:
             return None
-        found.append((which, len(part[dim])))
+        row.append((which, len(part[dim])))
         place = part[dim].stop
     if place < box[dim].stop:
-        found.append((_ZEROS, box[dim].stop - place))
-    return dim, tuple(found)
+        row.append((_ZEROS, box[dim].stop - place))
+    return dim, tuple(row)
 
 
 def redistribute(x: Tensor, exchange: Exchange, box: Box | None = None) -> Tensor:
@@ -453,12 +453,12 @@ def moved(x: Tensor, exchange: Exchange, box: Box) -> Tensor:
     arriving = exchange.start(x) if express is None else express.start(x)
     if laid.row is not None:
         return laid.in_a_row(x, arriving.wait(), *laid.row)
-    found = x.new_empty(laid.shape) if laid.is_covered else x.new_zeros(laid.shape)
+    tensor = x.new_empty(laid.shape) if laid.is_covered else x.new_zeros(laid.shape)
     for place, source in laid.kept:
-        narrowed(found, place).copy_(narrowed(x, source))
+        narrowed(tensor, place).copy_(narrowed(x, source))
     for place, (_, piece) in zip(laid.pieces, arriving.wait(), strict=True):
-        narrowed(found, place).copy_(piece)
-    return found
+        narrowed(tensor, place).copy_(piece)
+    return tensor
 
 
 def moved_back(gradient: Tensor, exchange: Exchange, box: Box) -> Tensor:
@@ -471,29 +471,29 @@ def moved_back(gradient: Tensor, exchange: Exchange, box: Box) -> Tensor:
     else:
         arriving = express.start(gradient)
     if laid.is_all_held:
-        found = narrowed(gradient, laid.kept[0][0]).clone(memory_format=torch.contiguous_format)
+        total = narrowed(gradient, laid.kept[0][0]).clone(memory_format=torch.contiguous_format)
     else:
-        found = gradient.new_zeros([len(interval) for interval in exchange.held])
+        total = gradient.new_zeros([len(interval) for interval in exchange.held])
         for place, source in laid.kept:
-            narrowed(found, source).copy_(narrowed(gradient, place))
-    came = arriving.wait()
+            narrowed(total, source).copy_(narrowed(gradient, place))
+    arrived = arriving.wait()
     is_sent = express is not None or (
-        len(came) == len(exchange.sends) and all(a[0] is b[1] for a, b in zip(came, exchange.sends, strict=True))
+        len(arrived) == len(exchange.sends) and all(a[0] is b[1] for a, b in zip(arrived, exchange.sends, strict=True))
     )
-    places = laid.sent if is_sent else [cuts_of(part, exchange.held) for part, _ in came]
-    for place, (_, piece) in zip(places, came, strict=True):
-        narrowed(found, place).add_(piece)
-    return found
+    places = laid.sent if is_sent else [cuts_of(part, exchange.held) for part, _ in arrived]
+    for place, (_, piece) in zip(places, arrived, strict=True):
+        narrowed(total, place).add_(piece)
+    return total
 
 
-def _mails(entries: Sequence[tuple[int, Box]], held: Box | None) -> tuple[_Mail, ...]:
+def _messages(entries: Sequence[tuple[int, Box]], held: Box | None) -> tuple[_P2PMessage, ...]:
     by_position: dict[int, list[int]] = {}
     for entry, (position, _) in enumerate(entries):
         by_position.setdefault(position, []).append(entry)
-    found = []
+    messages = []
     for position, members in sorted(by_position.items()):
         boxes = tuple(entries[entry][1] for entry in members)
         cuts = () if held is None else tuple(cuts_of(box, held) for box in boxes)
         shape = tuple(map(len, boxes[0])) if len(boxes) == 1 else (sum(volume(box) for box in boxes),)
-        found.append(_Mail(position, boxes, cuts, tuple(members), shape))
-    return tuple(found)
+        messages.append(_P2PMessage(position, boxes, cuts, tuple(members), shape))
+    return tuple(messages)

@@ -28,7 +28,7 @@ from planner.ir.plan import Decision
 from planner.layers import kind
 from planner.layers.division import Division, LayerDivision, divides
 from planner.layers.stage_rules import refused_parts, unlike_parts
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.stage.captured import CapturedModel, attribute, main_nodes
 
 _STATISTICS = "batch_norm"
@@ -58,7 +58,7 @@ def uses_of(model: CapturedModel, division: Division) -> dict[str, tuple[Use, ..
         for layer, reader in _readers(node, model) if node.op == "get_attr" else ():
             if layer in division.layers:
                 readers.setdefault(str(node.target), {}).setdefault(layer, []).append(reader)
-    found: dict[str, tuple[Use, ...]] = {}
+    by_name: dict[str, tuple[Use, ...]] = {}
     for name, by_layer in readers.items():
         tensor = attribute(model.graph_module, name)
         if not isinstance(tensor, Tensor):
@@ -67,8 +67,8 @@ def uses_of(model: CapturedModel, division: Division) -> dict[str, tuple[Use, ..
         for layer, nodes in by_layer.items():
             is_direct = _is_by_element([node for node in nodes if node is not mains[layer]], mains[layer])
             uses.append(Use(layer, _boxes(division.layers[layer], name, tensor, is_direct), is_direct))
-        found[name] = tuple(uses)
-    return found
+        by_name[name] = tuple(uses)
+    return by_name
 
 
 def _readers(attribute: fx.Node, model: CapturedModel) -> Iterator[tuple[str, fx.Node]]:
@@ -83,16 +83,16 @@ def _is_by_element(readers: list[fx.Node], main: fx.Node) -> bool:
 
     So does what makes an average over all batches of running statistics (:mod:`cuda_ops.dense.running_statistics`).
     """
-    found, waiting = set[fx.Node](), list(readers)
+    reached, waiting = set[fx.Node](), list(readers)
     while waiting:
         node = waiting.pop()
-        if node is not main and node not in found:
-            found.add(node)
+        if node is not main and node not in reached:
+            reached.add(node)
             waiting += node.users
-    read = {each for node in found for each in node.all_input_nodes if not _is_of_one_number(each)}
+    read = {each for node in reached for each in node.all_input_nodes if not _is_of_one_number(each)}
     made = {each for each in read if each.op != "get_attr"}
-    is_known = all(node.target is _COPY or torch.Tag.pointwise in getattr(node.target, "tags", ()) for node in found)
-    return is_known and made <= found and len({str(each.target) for each in read - made}) <= 1
+    is_known = all(node.target is _COPY or torch.Tag.pointwise in getattr(node.target, "tags", ()) for node in reached)
+    return is_known and made <= reached and len({str(each.target) for each in read - made}) <= 1
 
 
 def _is_of_one_number(node: fx.Node) -> bool:
@@ -123,7 +123,7 @@ Boxes = tuple[Box, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ParameterPart:
     """What one rank has of a parameter or buffer.
 
     Attributes:
@@ -139,7 +139,7 @@ class Part:
     position: int
 
     @classmethod
-    def of_whole(cls, tensor: Tensor, ranks: tuple[int, ...], rank: int) -> Part:
+    def of_whole(cls, tensor: Tensor, ranks: tuple[int, ...], rank: int) -> ParameterPart:
         """Every rank has all of it."""
         shape = tuple(tensor.shape)
         return cls(shape, (whole(shape),) * len(ranks), ranks, ranks.index(rank))
@@ -190,11 +190,11 @@ class Part:
         return tensor[slices(self.box, whole(self.shape))]
 
 
-Parts = Mapping[str, Part]
+Parts = Mapping[str, ParameterPart]
 """By the name of the parameter or buffer; those that are not named are whole on all ranks."""
 
 
-def parts_of(model: CapturedModel, decision: Decision, stage: int, rank: int) -> dict[str, Part]:
+def parts_of(model: CapturedModel, decision: Decision, stage: int, rank: int) -> dict[str, ParameterPart]:
     """What ``rank`` has of the parameters, buffers and constants that the layers of a divided ``stage`` read.
 
     Raises:
@@ -202,12 +202,12 @@ def parts_of(model: CapturedModel, decision: Decision, stage: int, rank: int) ->
     """
     ranks = decision.stages[stage].ranks
     division = Division.of(model.graph, decision, stage, max(decision.micro_batches))
-    found: dict[str, Part] = {}
+    parts: dict[str, ParameterPart] = {}
     for name, uses in uses_of(model, division).items():
         shape = tuple(attribute(model.graph_module, name).shape)
         boxes = _agreed(name, shape, uses, stage)
-        found[name] = Part(shape, boxes, ranks, ranks.index(rank))
-    return found
+        parts[name] = ParameterPart(shape, boxes, ranks, ranks.index(rank))
+    return parts
 
 
 @torch.no_grad()
@@ -221,15 +221,15 @@ def sliced(attributes: Mapping[str, Tensor], parts: Parts) -> dict[str, Tensor]:
 
 def groups_of_parameters(graph: Graph, decision: Decision) -> tuple[tuple[int, ...], ...]:
     """The groups of ranks that share a part of a parameter, for the transport; of divided stages alone."""
-    found: dict[tuple[int, ...], None] = {}
+    groups: dict[tuple[int, ...], None] = {}
     for stage, each in enumerate(decision.stages):
         if not divides(decision, stage, graph):
             continue
         division = Division.of(graph, decision, stage, max(decision.micro_batches))
         for layer in division.layers.values():
             for boxes in layer.weights:
-                found |= dict.fromkeys(group_at(boxes, each.ranks, position) for position in range(len(boxes)))
-    return tuple(group for group in found if len(group) > 1)
+                groups |= dict.fromkeys(group_at(boxes, each.ranks, position) for position in range(len(boxes)))
+    return tuple(group for group in groups if len(group) > 1)
 
 
 def group_at(boxes: Boxes, ranks: tuple[int, ...], position: int) -> tuple[int, ...]:
@@ -239,11 +239,11 @@ def group_at(boxes: Boxes, ranks: tuple[int, ...], position: int) -> tuple[int, 
     return tuple(sorted(rank for rank, box in zip(ranks, boxes, strict=True) if box == boxes[position]))
 
 
-def _sliced(tensor: Tensor, part: Part | None) -> Tensor:
+def _sliced(tensor: Tensor, part: ParameterPart | None) -> Tensor:
     if part is None or part.is_whole:
         return tensor
-    found = part.cut(tensor).clone(memory_format=torch.contiguous_format)
-    return nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
+    own = part.cut(tensor).clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(own, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else own
 
 
 def _agreed(name: str, shape: tuple[int, ...], uses: Iterable[Use], stage: int) -> Boxes:

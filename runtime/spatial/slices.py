@@ -22,8 +22,8 @@ from torch import Tensor
 from planner.ir.box import Box, Transfer, whole
 from planner.ir.errors import UnsupportedModelError
 from planner.layers.token_slices import TokenAxes
-from runtime.pipeline.messages import Piece, cuts_of, narrowed
-from runtime.spatial.exchange import NOWAY, Arriving, Exchange, PeerGroup, Pieces
+from runtime.pipeline.routing import Piece, cuts_of, narrowed
+from runtime.spatial.exchange import NO_MESSAGES, Arriving, Exchange, PeerGroup, Pieces
 from runtime.transport import Pending
 
 Name = tuple[int, int]
@@ -91,8 +91,8 @@ class SlicePeers(PeerGroup):
             plain.sends,
             plain.is_local,
             key,
-            NOWAY,
-            NOWAY,
+            NO_MESSAGES,
+            NO_MESSAGES,
             of_slices=tuple(held),
             position=self.position,
         )
@@ -101,10 +101,10 @@ class SlicePeers(PeerGroup):
         """Keep what a slice has for those behind it; returns what all slices so far have."""
         if not key & 2 and self.microbatch != self._evaluated:  # in evaluation no backward says when it may go
             self._evaluated = self.microbatch
-            self.values = {name: found for name, found in self.values.items() if name[1] & 2}
-        found = self.values.setdefault((self.microbatch, key), {})
-        found[position] = x.detach()
-        return found
+            self.values = {name: by_slice for name, by_slice in self.values.items() if name[1] & 2}
+        by_slice = self.values.setdefault((self.microbatch, key), {})
+        by_slice[position] = x.detach()
+        return by_slice
 
     def forget(self, microbatch: int) -> None:
         """All slices of a micro-batch have had their backward."""
@@ -125,7 +125,7 @@ class _There(Arriving):
     __slots__ = ("_pieces",)
 
     def __init__(self, pieces: Pieces) -> None:
-        super().__init__(NOWAY, {}, None, None)
+        super().__init__(NO_MESSAGES, {}, None, None)
         self._pieces = pieces
 
     def wait(self) -> Pieces:
@@ -178,10 +178,10 @@ def joined(axes: TokenAxes, value: str, pieces: Sequence[Piece], samples: int) -
     tensors = [tensor for _, tensor in pieces]
     if at.is_merged:
         tensors = [tensor.unflatten(at.dim, (samples, -1)) for tensor in tensors]  # type: ignore[no-untyped-call]
-    found = torch.cat(tensors, at.dim + at.is_merged)
+    merged = torch.cat(tensors, at.dim + at.is_merged)
     if at.is_merged:
-        found = found.flatten(at.dim, at.dim + 1)
-    return whole(tuple(found.shape)), found
+        merged = merged.flatten(at.dim, at.dim + 1)
+    return whole(tuple(merged.shape)), merged
 
 
 def of_micro_batches(
@@ -193,9 +193,9 @@ def of_micro_batches(
         outputs: by number of the slice, then by value.
         rows: samples of each micro-batch.
     """
-    found: dict[int, Mapping[str, Piece]] = {}
+    by_microbatch: dict[int, Mapping[str, Piece]] = {}
     for m in sorted({number // num_slices for number in outputs}):
         parts = [outputs[m * num_slices + k] for k in range(num_slices)]
         names = dict.fromkeys(name for part in parts for name in part)
-        found[m] = {name: joined(axes, name, [p[name] for p in parts if name in p], rows[m]) for name in names}
-    return found
+        by_microbatch[m] = {name: joined(axes, name, [p[name] for p in parts if name in p], rows[m]) for name in names}
+    return by_microbatch

@@ -25,13 +25,13 @@ from planner.ir.graph import SAMPLE, Graph, TensorSpec, producer
 from planner.ir.plan import Decision
 from planner.ir.program import Program
 from planner.layers.division import divides
-from runtime.pipeline.messages import CPU, dtype_of
+from runtime.pipeline.routing import CPU, dtype_of
 from runtime.spatial.parameters import parts_of
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import NUM_SAMPLES, StageFunction
 from runtime.stage.functions import StageCut, StageFunctions
-from runtime.stage.modes import Manner, MicrobatchSlice
-from runtime.stage.random.streams import Draw, Draws
+from runtime.stage.modes import MicrobatchShard, RunConfig
+from runtime.stage.random.streams import CounterRng, RandomNodes
 from runtime.stage.stage import StageProgram
 
 
@@ -51,8 +51,8 @@ class LoneStage:
     number: int
     samples: int
     functions: StageFunctions
-    draw: Draw
-    manner: Manner
+    rng: CounterRng
+    run_config: RunConfig
     received: frozenset[str]
     loss: str | None
     values: Mapping[str, Tensor]
@@ -67,16 +67,16 @@ class LoneStage:
                 _apart(self.functions.training),
                 self.received,
                 self.loss,
-                self.manner,
+                self.run_config,
                 current=self.functions.current,
                 variant=self.functions.variant,
-                draw=self.draw,
-                again=self.functions.again,
+                rng=self.rng,
+                span_recompute=self.functions.span_recompute,
             )
-            portion = MicrobatchSlice(0, self.samples, 0, self.samples, self.sizes)
+            microbatch_shard = MicrobatchShard(0, self.samples, 0, self.samples, self.sizes)
             start = _now(device)
-            program.forward(portion, self.values, 1.0)
-            if self.manner.trains:
+            program.forward(microbatch_shard, self.values, 1.0)
+            if self.run_config.trains:
                 program.backward(0, self.gradients)
             return _now(device) - start
 
@@ -96,7 +96,7 @@ def lone_stages(
         example: the graph's inputs, of the samples that it was captured with.
         device: where the stages compute.
     """
-    found: list[LoneStage] = []
+    stages: list[LoneStage] = []
     for stage, each in enumerate(decision.stages):
         if rank not in each.ranks:
             continue
@@ -105,10 +105,10 @@ def lone_stages(
             return (), f"stage {stage} is not timed alone: {reason}"
         try:
             if samples:
-                found.append(_lone_stage(decision, model, program, stage, samples, example, device))
+                stages.append(_lone_stage(decision, model, program, stage, samples, example, device))
         except UnsupportedModelError as error:  # of one rank with other samples; the run does without
             return (), f"stage {stage} is not timed alone: {error.title}"
-    return tuple(found), ""
+    return tuple(stages), ""
 
 
 def _hindrance(decision: Decision, model: CapturedModel, stage: int, rank: int, samples: int) -> str:
@@ -147,8 +147,8 @@ def _lone_stage(
     if producer(graph.loss) in layers:
         outputs[graph.loss] = None
     cut = StageCut(model, layers, tuple(outputs), device=device, recomputed=decision.stages[stage].recomputed)
-    draw, noise = Draw(0), torch.Generator().manual_seed(0)
-    functions = StageFunctions(cut, None, Draws(model).rule(draw), told=[draw])
+    rng, noise = CounterRng(0), torch.Generator().manual_seed(0)
+    functions = StageFunctions(cut, None, RandomNodes(model).rule(rng), contexts=[rng])
     function, specs = functions.training, graph.values()
     values = {
         name: _repeated(example[name], graph.inputs[name], samples, graph.samples)
@@ -163,8 +163,8 @@ def _lone_stage(
         stage,
         samples,
         functions,
-        draw,
-        Manner(program.trains, decision.stages[stage].recompute and program.trains, autocast=model.autocast),
+        rng,
+        RunConfig(program.trains, decision.stages[stage].recompute and program.trains, autocast=model.autocast),
         frozenset(name for name in function.inputs if name not in graph.inputs),
         graph.loss if graph.loss in function.outputs else None,
         {name: value.to(where) for name, value in values.items()},

@@ -22,14 +22,14 @@ from planner.layers.division import Division, divides
 from planner.layers.recomputed import span_faults
 from planner.layers.stage_rules import boxes_in, refused_slices, require_stages
 from runtime import spatial
-from runtime.optim.of_stage import Tie, Updates, groups_of_ties, ties_of, updates_of
+from runtime.optim.of_stage import TiedParameters, groups_of_ties, ties_of, updates_of
 from runtime.optim.sharding import GradientBuckets
 from runtime.stage.captured import CapturedModel, attribute
 from runtime.stage.cut import normalising_layers
 from runtime.stage.functions import StageCut, StageFunctions
-from runtime.stage.local_stage import Resident
-from runtime.stage.modes import Manner
-from runtime.stage.random.streams import Draw, Draws
+from runtime.stage.local_stage import LocalStage
+from runtime.stage.modes import RunConfig
+from runtime.stage.random.streams import CounterRng, RandomNodes
 from runtime.stage.sample_weights import is_factor, weighed_in
 from runtime.stage.stage import StageProgram
 from runtime.transport import Exchanging, Transport
@@ -38,7 +38,7 @@ from runtime.transport.base import exchange_key
 if TYPE_CHECKING:
     from runtime.sparse.rules import SharedSites
     from runtime.stage.sharded_passes import ShardedPasses
-    from runtime.transport.small_allgather import Rows
+    from runtime.transport.small_allgather import RowGather
 
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -52,14 +52,14 @@ def groups_of(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
     return tuple(groups | dict.fromkeys(groups_of_ties(ties_in(decision, graph))))
 
 
-def ties_in(decision: Decision, graph: Graph) -> tuple[Tie, ...]:
+def ties_in(decision: Decision, graph: Graph) -> tuple[TiedParameters, ...]:
     """The parameters that several stages use."""
     stage_of = {name: placement.stage for name, placement in decision.layers.items()}
-    found = ties_of(graph, stage_of, [stage.ranks for stage in decision.stages])
-    return tuple(part for tie in found for part in _in_parts(tie, decision, graph))
+    ties = ties_of(graph, stage_of, [stage.ranks for stage in decision.stages])
+    return tuple(part for tie in ties for part in _in_parts(tie, decision, graph))
 
 
-def _in_parts(tie: Tie, decision: Decision, graph: Graph) -> Iterator[Tie]:
+def _in_parts(tie: TiedParameters, decision: Decision, graph: Graph) -> Iterator[TiedParameters]:
     """A tie for the ranks of each part; stages that use other parts are refused elsewhere (``parts_of``)."""
     names: dict[tuple[tuple[int, ...], ...], list[str]] = {}
     for name in tie.names:
@@ -70,7 +70,7 @@ def _in_parts(tie: Tie, decision: Decision, graph: Graph) -> Iterator[Tie]:
                 for stage, of in zip(tie.stages, boxes, strict=True)
             )
             names.setdefault(ranks, []).append(name)
-    yield from (Tie(tuple(own), tie.stages, ranks) for ranks, own in names.items())
+    yield from (TiedParameters(tuple(own), tie.stages, ranks) for ranks, own in names.items())
 
 
 def check_layers(decision: Decision, graph: Graph) -> None:
@@ -80,12 +80,12 @@ def check_layers(decision: Decision, graph: Graph) -> None:
     faults += [f"layer {name} is not in the model" for name in decision.layers if name not in names]
     if faults:
         raise CorruptFileError("the plan's layers are not those of the model", faults[:20])
-    again = [fault for stage in range(len(decision.stages)) for fault in span_faults(decision, stage, graph)]
-    if again:
-        raise CorruptFileError("the plan's layers cannot be computed again so", again[:20])
+    wrong_spans = [fault for stage in range(len(decision.stages)) for fault in span_faults(decision, stage, graph)]
+    if wrong_spans:
+        raise CorruptFileError("the plan's layers cannot be computed again so", wrong_spans[:20])
 
 
-class Builder:
+class StageBuilder:
     """Builds the stages of one rank.
 
     Their shares of micro-batches are given them later (:mod:`runtime.pipeline.specialize`).
@@ -121,8 +121,8 @@ class Builder:
         self._decision, self._model, self._boundaries, self._stages = decision, model, boundaries, stages
         self._device = device
         self._transport, self._make_optimizer, self._deadline_s = transport, make_optimizer, deadline_s
-        self._draw = Draw(seed)
-        self._draws = Draws(model)
+        self._rng = CounterRng(seed)
+        self._draws = RandomNodes(model)
         self._node_places = {node.name: place for place, node in enumerate(model.graph_module.graph.nodes)}
         self._row = decision.rows()[transport.rank]
         self._compiler = compiler
@@ -138,7 +138,7 @@ class Builder:
         """Layers that draw random numbers by micro-batch, or take statistics of one."""
         return tuple(dict.fromkeys((*self._draws.layers, *normalising_layers(self._model))))
 
-    def residents(self) -> dict[int, Resident]:
+    def local_stages(self) -> dict[int, LocalStage]:
         """The stages that run on this rank.
 
         Raises:
@@ -153,7 +153,7 @@ class Builder:
             )
         require_micro_batches(self._decision, self._model.graph)
         rank, stages = self._transport.rank, self._decision.stages
-        return {index: self._resident(index) for index, stage in enumerate(stages) if rank in stage.ranks}
+        return {index: self._local_stage(index) for index, stage in enumerate(stages) if rank in stage.ranks}
 
     def _cut(self, stage: int, parts: spatial.Parts, passes: ShardedPasses | None) -> StageCut:
         graph, layers = self._model.graph, frozenset(self._decision.layers_of(stage))
@@ -164,18 +164,20 @@ class Builder:
         watched = (value for value in self._model.watched if producer(value) in layers)
         whole = {name: self._attribute(name) for name in parts}
         own, weighed = spatial.sliced(whole, parts) if parts else {}, weighed_in(self._model, layers)
-        again = self._decision.stages[stage].recomputed
-        return StageCut(self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed, passes, again)
+        recomputed = self._decision.stages[stage].recomputed
+        return StageCut(
+            self._model, layers, tuple(outputs), tuple(watched), own, self._device, weighed, passes, recomputed
+        )
 
-    def _resident(self, stage: int) -> Resident:
+    def _local_stage(self, stage: int) -> LocalStage:
         graph, decision, transport = self._model.graph, self._decision, self._transport
         ranks = tuple(sorted(decision.stages[stage].ranks))
         add = partial(transport.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
-        divided, manner, sites = self._divided(stage), self._manner(stage), self._sites(stage)
+        divided, run_config, sites = self._divided(stage), self._run_config(stage), self._sites(stage)
         is_shared = divided is not None and not decision.token_slices
         parts = spatial.parts_of(self._model, decision, stage, transport.rank) if is_shared else {}
-        passes = self._passes(stage, manner)
-        functions = self._functions(stage, ranks, parts, manner, divided, sites, passes)
+        passes = self._passes(stage, run_config)
+        functions = self._functions(stage, parts, run_config, divided, sites, passes)
         function = functions.training
         received = tuple(name for name in function.inputs if name not in graph.inputs and not is_factor(name))
         self._check_received(stage, received)
@@ -202,8 +204,23 @@ class Builder:
             passes.shards = updates.in_passes
         if divided is not None and isinstance(updates.reduction, GradientBuckets):
             divided.later.added, updates.reduction.put_off = updates.reduction.note, divided.later.targets
-        return Resident(
-            self._program(functions, manner, frozenset(received), loss, terms, updates, divided or sites or passes),
+        return LocalStage(
+            StageProgram(
+                function,
+                frozenset(received),
+                loss,
+                run_config,
+                terms=terms,
+                current=functions.current,
+                variant=functions.variant,
+                rng=self._rng,
+                divided=divided or sites or passes,
+                added=None if updates.reduction is None else updates.reduction.note,
+                slices=None
+                if updates.in_passes is None
+                else {name: part.view for name, part in updates.in_passes.slices.items()},
+                span_recompute=functions.span_recompute,
+            ),
             ranks,
             (),
             received,
@@ -218,24 +235,23 @@ class Builder:
     def _functions(
         self,
         stage: int,
-        ranks: tuple[int, ...],
         parts: spatial.Parts,
-        manner: Manner,
+        run_config: RunConfig,
         divided: spatial.DividedStage | None,
         sites: SharedSites | None,
         passes: ShardedPasses | None,
     ) -> StageFunctions:
-        collectives = self._collectives.get(stage)
+        ranks, collectives = tuple(sorted(self._decision.stages[stage].ranks)), self._collectives.get(stage)
         talks = self._transport if collectives is None else collectives
         functions = StageFunctions(
             self._cut(stage, parts, passes),
             partial(self._rows, stage, ranks, talks) if len(ranks) > 1 else None,
-            self._draws.rule(self._draw, max(len(ranks), self._decision.num_slices), self._places(divided)),
-            halves=bool(manner.split) and self._compiler is None,
+            self._draws.rule(self._rng, max(len(ranks), self._decision.num_slices), self._places(divided)),
+            halves=bool(run_config.split) and self._compiler is None,
             divided=divided,
             sites=sites,
             blocks=self._decision.stages[stage].blocks,
-            told=[each for each in (self._draw, divided or sites) if each is not None],
+            contexts=[each for each in (self._rng, divided or sites) if each is not None],
         )
         if self._compiler is not None:
             spatial.refuse_draws(stage, self._decision.layers_of(stage), self._draws.layers)
@@ -244,22 +260,25 @@ class Builder:
             functions.training = spatial.compiled(whole, size, self._compiler, collectives)
         return functions
 
-    def _rows(self, stage: int, ranks: tuple[int, ...], talks: Exchanging, node: str) -> Rows:
-        """How ``ranks`` tell each other about a node, under a key as divided stages have (``runtime.spatial.step``)."""
-        from runtime.transport.small_allgather import Rows  # late: a rank alone tells nobody
+    def _rows(self, stage: int, ranks: tuple[int, ...], talks: Exchanging, node: str) -> RowGather:
+        """How ``ranks`` tell each other about a node, under a key as divided stages have.
+
+        The key is that of ``runtime.spatial.layer_shard``.
+        """
+        from runtime.transport.small_allgather import RowGather  # late: a rank alone tells nobody
 
         place = self._node_places.get(node)  # of a graph inside the graph: none
-        return Rows(talks, ranks, self._deadline_s, None if place is None else exchange_key(stage, place))
+        return RowGather(talks, ranks, self._deadline_s, None if place is None else exchange_key(stage, place))
 
     def _places(self, divided: spatial.DividedStage | None) -> spatial.DrawnPlaces | None:
         """Where the parts lie that layers of a divided stage draw for."""
         if divided is None:
             return None
-        step = partial(divided.step, training=True)
+        shard = partial(divided.shard, training=True)
         layers, placements = self._model.graph.by_name(), self._decision.layers
         if self._boundaries.axes is not None:
             placements = {name: self._boundaries.axes.placement(name, self._decision.token_slices) for name in layers}
-        return spatial.DrawnPlaces(step, layers, placements)
+        return spatial.DrawnPlaces(shard, layers, placements)
 
     def _attribute(self, name: str) -> Tensor:
         return cast(Tensor, attribute(self._model.graph_module, name))
@@ -306,56 +325,29 @@ class Builder:
             spatial.PeerGroup(self._transport, ranks, self._deadline_s),
         )
 
-    def _passes(self, stage: int, manner: Manner) -> ShardedPasses | None:
+    def _passes(self, stage: int, run_config: RunConfig) -> ShardedPasses | None:
         """What follows the passes of a stage whose ranks have gradients or parameters in slices; None: they do not.
 
         Raises:
             UnsupportedModelError: nothing runs such a stage.
         """
         decision = self._decision
-        if decision.stages[stage].level < 2 or len(decision.stages[stage].ranks) < 2 or not manner.trains:
+        if decision.stages[stage].level < 2 or len(decision.stages[stage].ranks) < 2 or not run_config.trains:
             return None
         from runtime.stage.sharded_passes import ShardedPasses  # late: few plans divide so much
 
         wrong = {
-            "weight gradients are left for later (a split backward)": bool(manner.split),
-            f"schedule {decision.schedule} keeps versions of the weights": bool(manner.version_uses),
+            "weight gradients are left for later (a split backward)": bool(run_config.split),
+            f"schedule {decision.schedule} keeps versions of the weights": bool(run_config.version_uses),
             "stages are compiled (run without --compile)": self._compiler is not None,
         }
         if any(wrong.values()):
-            raise refused_slices(decision, stage, [words for words, is_so in wrong.items() if is_so])
+            raise refused_slices(decision, stage, [reason for reason, is_so in wrong.items() if is_so])
         return ShardedPasses(self._model, decision.layers_of(stage))
 
-    def _manner(self, stage: int) -> Manner:
+    def _run_config(self, stage: int) -> RunConfig:
         actions = [action for action in self._row if action.stage == stage]
-        return Manner.of(actions, self._decision.stages[stage].recompute, self._model.autocast)
-
-    def _program(
-        self,
-        functions: StageFunctions,
-        manner: Manner,
-        received: frozenset[str],
-        loss: str | None,
-        terms: Mapping[str, float],
-        updates: Updates,
-        divided: spatial.DividedStage | SharedSites | ShardedPasses | None,
-    ) -> StageProgram:
-        return StageProgram(
-            functions.training,
-            received,
-            loss,
-            manner,
-            terms=terms,
-            current=functions.current,
-            variant=functions.variant,
-            draw=self._draw,
-            divided=divided,
-            added=None if updates.reduction is None else updates.reduction.note,
-            slices=None
-            if updates.in_passes is None
-            else {name: part.view for name, part in updates.in_passes.slices.items()},
-            again=functions.again,
-        )
+        return RunConfig.of(actions, self._decision.stages[stage].recompute, self._model.autocast)
 
     def _check_received(self, stage: int, received: tuple[str, ...]) -> None:
         expected = {value for edge in self._stages.into(stage) for value in edge.values}

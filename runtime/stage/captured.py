@@ -20,7 +20,7 @@ from planner.ir.graph import Graph, Layer, TensorSpec, producer
 if TYPE_CHECKING:
     from cuda_ops.sampling.preparation import SampledPreparation
     from cuda_ops.sparse.preparation import Preparation
-    from runtime.sparse.batch import Prepared
+    from runtime.sparse.batch import InputPreparation
 
 
 _OF_CLASSES = ("aten.cross_entropy_loss.default", "aten.nll_loss.default", "aten.nll_loss_nd.default")
@@ -56,7 +56,7 @@ class CapturedModel:
     node_of_value: Mapping[str, str]
     autocast: torch.dtype | None = None
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    prepared: Prepared | None = None
+    prepared: InputPreparation | None = None
     evaluation: str = ""
     reductions: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class CapturedModel:
         return tuple(dict.fromkeys((*self.judged, *outputs)))
 
 
-class Captured(Protocol):
+class GraphCapture(Protocol):
     """What a capture has, and more."""
 
     @property
@@ -110,17 +110,17 @@ class Captured(Protocol):
 
 def attribute(module: fx.GraphModule, name: str) -> Any:
     """What a captured graph calls ``name``, with dots: a parameter, a buffer, a constant, or a graph inside."""
-    found: Any = module
-    return reduce(getattr, name.split("."), found)
+    root: Any = module
+    return reduce(getattr, name.split("."), root)
 
 
-def captured_model(captured: Captured) -> CapturedModel:
+def captured_model(captured: GraphCapture) -> CapturedModel:
     """What the runtime needs of a capture."""
     prepared = None
     if captured.preparation is not None:
-        from runtime.sparse.batch import Prepared  # late, as all of sparse networks: others do without
+        from runtime.sparse.batch import InputPreparation  # late, as all of sparse networks: others do without
 
-        prepared = Prepared.of(captured.graph, captured.preparation, dict(captured.raw))
+        prepared = InputPreparation.of(captured.graph, captured.preparation, dict(captured.raw))
     return CapturedModel(
         captured.graph,
         captured.graph_module,

@@ -31,7 +31,7 @@ from cuda_ops.dense.state_writes import (
 )
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
-from runtime.numerics.finite import Traced
+from runtime.numerics.finite import TracedFunction
 from runtime.stage.captured import CapturedModel, attribute
 
 _BROADCAST = torch.ops.aten.broadcast_tensors.default
@@ -74,7 +74,7 @@ class StageFunction:
     mutated: frozenset[str]
     sizes: tuple[str, ...] = ()
     idle: frozenset[str] = frozenset()
-    traced: Traced | None = field(default=None, compare=False, repr=False)
+    traced: TracedFunction | None = field(default=None, compare=False, repr=False)
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -101,7 +101,7 @@ def cut_stage(
     sizes: Collection[str] = (),
     *,
     late: bool = False,
-    given: Mapping[str, str] | None = None,
+    extra_inputs: Mapping[str, str] | None = None,
     enclose: Enclose | None = None,
 ) -> StageFunction:
     """The function of the stage that holds ``layers``.
@@ -113,15 +113,17 @@ def cut_stage(
         replace: asked for every node of the stage; None leaves all as they are.
         sizes: placeholders of the captured graph that are integers, beside ``NUM_SAMPLES``.
         late: compile the function when it is first called, rather than now.
-        given: by node, a further input of the stage; what ``replace`` puts in the node's place takes it before the
-            node's own arguments.
+        extra_inputs: by node, a further input of the stage; what ``replace`` puts in the node's place takes it
+            before the node's own arguments.
         enclose: makes the graph that is run of the stage's own; None: it is run as it is.
 
     Raises:
         UnsupportedModelError: the stage reads a node of another stage that is no value of the graph.
     """
     cut = _Cut(graph_module, frozenset(layers), layer_of_node, node_of_value, frozenset(sizes))
-    return cut.function(outputs, replace or _as_it_is, _compiled_late if late else _compiled, given or {}, enclose)
+    return cut.function(
+        outputs, replace or _as_it_is, _compiled_late if late else _compiled, extra_inputs or {}, enclose
+    )
 
 
 class _Cut:
@@ -146,7 +148,7 @@ class _Cut:
         outputs: tuple[str, ...],
         replace: Rule,
         compiled: Callable[[fx.Graph], Run],
-        given: Mapping[str, str],
+        extra_inputs: Mapping[str, str],
         enclose: Enclose | None,
     ) -> StageFunction:
         graph, copies = fx.Graph(), {}
@@ -156,7 +158,7 @@ class _Cut:
             copies.update(dict.fromkeys(nodes, number if name == NUM_SAMPLES else graph.placeholder(name)))
         for index, node in enumerate(values):
             copies[node] = graph.placeholder(f"value_{index}")
-        further = {node.name: graph.placeholder(f"given_{node.name}") for node in body if node.name in given}
+        further = {node.name: graph.placeholder(f"given_{node.name}") for node in body if node.name in extra_inputs}
         for index, nodes in enumerate(attributes.values()):
             copies.update(dict.fromkeys(nodes, graph.placeholder(f"state_{index}")))
         mutated, behind = set[str](), attributes_behind(self._module.graph)
@@ -189,22 +191,22 @@ class _Cut:
         state = {copy.name: behind[node] for node, copy in copies.items() if behind.get(node) in mutated}
         return StageFunction(
             compiled(graph if enclose is None else enclose(graph, layers, state)),
-            (*(self._value_of_node[node.name] for node in values), *(given[name] for name in further)),
+            (*(self._value_of_node[node.name] for node in values), *(extra_inputs[name] for name in further)),
             outputs,
             {name: self._attribute(name) for name in attributes},
             frozenset(mutated),
             tuple(name for name in sizes if name != NUM_SAMPLES),
-            traced=Traced(graph, layers, {copies[node].name: _operator(node) for node in body}),
+            traced=TracedFunction(graph, layers, {copies[node].name: _operator(node) for node in body}),
         )
 
     def _needed(self) -> tuple[list[fx.Node], list[fx.Node], dict[str, list[fx.Node]], dict[str, list[fx.Node]]]:
         """Nodes to copy, values, and attributes and sizes to be given."""
-        found: set[fx.Node] = set()
+        reached: set[fx.Node] = set()
         reading = [self._nodes[name] for name in self._own]
         while reading:
             node = reading.pop()
-            if node not in found:
-                found.add(node)
+            if node not in reached:
+                reached.add(node)
                 if self._is_copied(node):
                     reading += node.all_input_nodes
         body: list[fx.Node] = []
@@ -212,7 +214,7 @@ class _Cut:
         attributes: dict[str, list[fx.Node]] = {}
         sizes: dict[str, list[fx.Node]] = {}
         for node in self._module.graph.nodes:
-            if node not in found:
+            if node not in reached:
                 continue
             if self._is_copied(node):
                 body.append(node)
@@ -301,7 +303,7 @@ def _broadcast_to_themselves(
     Returns:
         By such a result the tensor that it is; and the operator, by which there is nothing to do.
     """
-    found: dict[fx.Node, fx.Node] = {}
+    same_as: dict[fx.Node, fx.Node] = {}
     for node in body:
         if node.target is not _BROADCAST or replace(node) is not None:
             continue
@@ -309,8 +311,8 @@ def _broadcast_to_themselves(
         shapes = {tuple(map(str, each.meta["val"].shape)) if "val" in each.meta else each for each in tensors}
         if len(shapes) == 1 and not any(user in wanted or replace(user) is not None for user in (node, *node.users)):
             results = {user: tensors[cast(int, user.args[1])] for user in node.users}
-            found |= {user: found.get(tensor, tensor) for user, tensor in results.items()} | {node: node}
-    return found
+            same_as |= {user: same_as.get(tensor, tensor) for user, tensor in results.items()} | {node: node}
+    return same_as
 
 
 def _as_it_is(node: fx.Node) -> None:

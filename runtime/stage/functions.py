@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from cuda_ops.dense.deferred_gradients import Current, deferred
+from cuda_ops.dense.deferred_gradients import CurrentQueue, deferred
 from cuda_ops.dense.recurrent import autocast
 from cuda_ops.dense.user_functions import is_user_function
 from cuda_ops.device.placing import move, tensors_of
@@ -31,12 +31,12 @@ from runtime import spatial
 from runtime.numerics.finite import Examiner
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Attribute, Rule, StageFunction, cut_stage
-from runtime.stage.modes import MicrobatchSlice, Mode, Told, cannot_evaluate, in_evaluation
+from runtime.stage.modes import MicrobatchContext, MicrobatchShard, Mode, cannot_evaluate, in_evaluation
 from runtime.stage.sample_weights import Weighed, weighing
 
 if TYPE_CHECKING:
     from runtime.sparse.rules import SharedSites
-    from runtime.stage.recomputed import Again
+    from runtime.stage.recomputed import SpanRecompute
     from runtime.stage.sharded_passes import ShardedPasses
     from runtime.transport.small_allgather import Tell
 
@@ -45,7 +45,7 @@ Variant = Callable[[Mode], StageFunction]
 """A stage in another mode, with the same inputs, outputs, sizes and attributes."""
 
 
-class Call(NamedTuple):
+class StageCall(NamedTuple):
     """All that it takes to run a stage on a micro-batch, and to run it again.
 
     Attributes:
@@ -53,7 +53,7 @@ class Call(NamedTuple):
         state: the attributes, in order.
     """
 
-    portion: MicrobatchSlice
+    microbatch_shard: MicrobatchShard
     values: tuple[Tensor, ...]
     state: tuple[Attribute, ...]
 
@@ -64,7 +64,7 @@ class StageCalls:
     Args:
         function: for training, on a share with rows.
         variant: None: there is only ``function``.
-        told: of what is run, before each run: what layers draw by, how they are divided.
+        contexts: of what is run, before each run: what layers draw by, how they are divided.
 
     Attributes:
         examiner: runs functions in their place, where it is to be known what each operator makes.
@@ -77,28 +77,28 @@ class StageCalls:
         function: StageFunction,
         autocast: torch.dtype | None = None,
         variant: Variant | None = None,
-        told: Sequence[Told] = (),
+        contexts: Sequence[MicrobatchContext] = (),
     ) -> None:
         self._functions: dict[tuple[bool, bool], StageFunction] = {(True, False): function}  # by Mode, which is dearer
-        self._autocast, self._variant, self._told = autocast, variant, tuple(told)
+        self._autocast, self._variant, self._contexts = autocast, variant, tuple(contexts)
 
-    def run(self, call: Call, training: bool = True) -> dict[str, Tensor]:
+    def run(self, call: StageCall, training: bool = True) -> dict[str, Tensor]:
         """The outputs by name."""
-        portion, values, state = call
-        is_empty = not portion.num_samples
+        microbatch_shard, values, state = call
+        is_empty = not microbatch_shard.num_samples
         function = self._functions.get((training, is_empty)) or self._function(training, is_empty)
-        for each in self._told:
-            each.at(portion)
+        for each in self._contexts:
+            each.at(microbatch_shard)
         if self._autocast is None:
-            outputs = self._outputs(function, portion, values, state)
+            outputs = self._outputs(function, microbatch_shard, values, state)
         else:
             tensors = (each for each in (*state, *values) if isinstance(each, Tensor))
             device = next((tensor.device.type for tensor in tensors), "cpu")
             with autocast(device, self._autocast):
-                outputs = self._outputs(function, portion, values, state)
+                outputs = self._outputs(function, microbatch_shard, values, state)
         return dict(zip(function.outputs, outputs, strict=True))
 
-    def run_without_gradients(self, call: Call, training: bool = True) -> dict[str, Tensor]:
+    def run_without_gradients(self, call: StageCall, training: bool = True) -> dict[str, Tensor]:
         """The outputs by name; nothing else is kept."""
         with torch.no_grad():
             return self.run(call, training)
@@ -106,20 +106,20 @@ class StageCalls:
     def _outputs(
         self,
         function: StageFunction,
-        portion: MicrobatchSlice,
+        microbatch_shard: MicrobatchShard,
         values: tuple[Tensor, ...],
         state: tuple[Attribute, ...],
     ) -> Sequence[Tensor]:
         if self.examiner is None or function.traced is None:
-            return function.function(portion.num_samples, *portion.sizes, *values, *state)
-        arguments = (portion.num_samples, *portion.sizes, *values, *state)
-        return self.examiner.run(function.traced, function, portion.microbatch, arguments)
+            return function.function(microbatch_shard.num_samples, *microbatch_shard.sizes, *values, *state)
+        arguments = (microbatch_shard.num_samples, *microbatch_shard.sizes, *values, *state)
+        return self.examiner.run(function.traced, function, microbatch_shard.microbatch, arguments)
 
     def _function(self, training: bool, is_empty: bool) -> StageFunction:
         variant = self._variant
-        found = self._functions[True, False] if variant is None else variant(Mode(training, is_empty))
-        self._functions[training, is_empty] = found
-        return found
+        function = self._functions[True, False] if variant is None else variant(Mode(training, is_empty))
+        self._functions[training, is_empty] = function
+        return function
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +148,18 @@ class StageCut:
     recomputed: Spans = ()
 
     def function(
-        self, rule: Rule, *, training: bool = True, late: bool = False, again: Again | None = None
+        self, rule: Rule, *, training: bool = True, late: bool = False, span_recompute: SpanRecompute | None = None
     ) -> StageFunction:
         """The stage, with nodes replaced by ``rule``; ``late``: compiled when it is first called.
 
         Args:
-            again: how spans run once more; None: there is no backward for which they would.
+            span_recompute: how spans run once more; None: there is no backward for which they would.
         """
         model = self.model
         maps = model.layer_of_node, model.node_of_value
         outputs = self.outputs if training else tuple(dict.fromkeys((*self.outputs, *self.watched)))
         by_node = {one.node: one for one in self.weighed}
-        found = cut_stage(
+        stage_function = cut_stage(
             model.graph_module,
             self.layers,
             *maps,
@@ -167,13 +167,15 @@ class StageCut:
             weighing(rule if self.passes is None else self.passes.rule(rule), by_node),
             model.sizes,
             late=late,
-            given={node: one.factor for node, one in by_node.items()},
-            enclose=again.enclosing(self.recomputed) if again and self.recomputed else None,
+            extra_inputs={node: one.factor for node, one in by_node.items()},
+            enclose=span_recompute.enclosing(self.recomputed) if span_recompute and self.recomputed else None,
         )
-        attributes = {name: self.own.get(name, tensor) for name, tensor in found.attributes.items()}
+        attributes = {name: self.own.get(name, tensor) for name, tensor in stage_function.attributes.items()}
         if self.device is not None:
             move(tensors_of(*attributes.values()), self.device)
-        return replace(found, attributes=attributes, idle=frozenset(attributes.keys() - model.graph.parameters.keys()))
+        return replace(
+            stage_function, attributes=attributes, idle=frozenset(attributes.keys() - model.graph.parameters.keys())
+        )
 
 
 class StageFunctions:
@@ -186,7 +188,7 @@ class StageFunctions:
         divided: how the ranks divide layers along any dims; None: they share out samples.
         sites: how they share out the sites of a sparse network as well.
         blocks: of a divided stage, layers that are run in blocks, which is in evaluation alone.
-        told: of what is run, before each run.
+        contexts: of what is run, before each run.
 
     Attributes:
         current: where operators that can be halved leave their weight gradients.
@@ -204,26 +206,28 @@ class StageFunctions:
         divided: spatial.DividedStage | None = None,
         sites: SharedSites | None = None,
         blocks: Sequence[Block] = (),
-        told: Sequence[Told] = (),
+        contexts: Sequence[MicrobatchContext] = (),
     ) -> None:
-        self.current = Current()
-        self.again: Again | None = None
+        self.current = CurrentQueue()
+        self.span_recompute: SpanRecompute | None = None
         if cut.recomputed:
-            from runtime.stage.recomputed import Again  # late: few stages compute spans again
+            from runtime.stage.recomputed import SpanRecompute  # late: few stages compute spans again
 
-            self.again = Again(told, self.current)
+            self.span_recompute = SpanRecompute(contexts, self.current)
         if divided is not None:
-            self.training = cut.function(divided.rule(draws), again=self.again)
+            self.training = cut.function(divided.rule(draws), span_recompute=self.span_recompute)
             evaluation = divided.rule(in_evaluation, training=False)
-            found = _attempt(cut, evaluation, False, self.again)
-            if blocks and isinstance(found, StageFunction):
+            evaluating = _attempt(cut, evaluation, False, self.span_recompute)
+            if blocks and isinstance(evaluating, StageFunction):
 
                 def part(layers: frozenset[str], outputs: tuple[str, ...]) -> StageFunction:
                     return replace(cut, layers=layers, outputs=outputs, watched=()).function(evaluation, late=True)
 
                 names = [layer.name for layer in cut.model.graph.layers if layer.name in cut.layers]
-                found = spatial.in_blocks(part, self.training, found.outputs, cut.model.graph, names, blocks, divided)
-            self._others = {Mode(False, False): found}
+                evaluating = spatial.in_blocks(
+                    part, self.training, evaluating.outputs, cut.model.graph, names, blocks, divided
+                )
+            self._others = {Mode(False, False): evaluating}
             return
         together: list[Rule] = []
         if tell_of is not None:
@@ -240,8 +244,8 @@ class StageFunctions:
         if tell_of is not None:
             rules[Mode(True, True)] = without_rows(first_of([*together, draws]))
             rules[Mode(False, True)] = without_rows(rules[Mode(False, False)])
-        self.training = cut.function(rules.pop(Mode()), again=self.again)
-        self._others = {mode: _attempt(cut, rule, mode.training, self.again) for mode, rule in rules.items()}
+        self.training = cut.function(rules.pop(Mode()), span_recompute=self.span_recompute)
+        self._others = {mode: _attempt(cut, rule, mode.training, self.span_recompute) for mode, rule in rules.items()}
 
     def variant(self, mode: Mode) -> StageFunction:
         """The function for ``mode``.
@@ -249,10 +253,10 @@ class StageFunctions:
         Raises:
             UnsupportedModelError: what the stage computes in that mode is not known.
         """
-        found = self._others[mode]
-        if isinstance(found, UnsupportedModelError):
-            raise found
-        return found
+        function = self._others[mode]
+        if isinstance(function, UnsupportedModelError):
+            raise function
+        return function
 
 
 def first_of(rules: Iterable[Rule]) -> Rule:
@@ -260,17 +264,19 @@ def first_of(rules: Iterable[Rule]) -> Rule:
     asked = tuple(rules)
 
     def rule(node: fx.Node) -> Callable[..., Any] | None:
-        return next((found for each in asked if (found := each(node)) is not None), None)
+        return next((form for each in asked if (form := each(node)) is not None), None)
 
     return rule
 
 
-def _attempt(cut: StageCut, rule: Rule, training: bool, again: Again | None) -> StageFunction | UnsupportedModelError:
+def _attempt(
+    cut: StageCut, rule: Rule, training: bool, span_recompute: SpanRecompute | None
+) -> StageFunction | UnsupportedModelError:
     """A function that may never be asked for, or why there is none."""
     if cut.model.evaluation and not training:
         return cannot_evaluate(cut.model.evaluation)
     try:
-        return cut.function(rule, training=training, late=True, again=again if training else None)
+        return cut.function(rule, training=training, late=True, span_recompute=span_recompute if training else None)
     except UnsupportedModelError as error:
         return error.with_traceback(None)  # whose frames hold the model
 
@@ -316,8 +322,8 @@ def _several(target: Callable[..., Any], results: list[Result], *args: Any) -> l
     """Of a user's Function, which nobody wrote for no rows; other inputs than those without rows get gradients of 0."""
     tensors = list(_tensors(args))
     if all(tensor.numel() for tensor in tensors):
-        found: list[Tensor] = target(*args)
-        return found
+        outputs: list[Tensor] = target(*args)
+        return outputs
     nothing = sum((tensor.sum() * 0 for tensor in tensors if tensor.requires_grad), start=torch.zeros(()))
     hung = nothing.nan_to_num()
     return [

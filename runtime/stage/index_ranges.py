@@ -54,9 +54,9 @@ class IndexRange:
     ignored: int | None = None
     cut: tuple[tuple[int, int, int], ...] = ()
 
-    def require(self, name: str, given: Tensor) -> None:
-        """Raises :class:`UsageError` where ``given``, the input ``name``, samples first, holds another number."""
-        read = given
+    def require(self, name: str, tensor: Tensor) -> None:
+        """Raises :class:`UsageError` where ``tensor``, the input ``name``, samples first, holds another number."""
+        read = tensor
         for dim, start, end in self.cut:
             read = read[(slice(None),) * dim + (slice(start, end),)]
         if not read.numel():
@@ -72,13 +72,13 @@ class IndexRange:
         first = tuple(int(each) for each in wrong.nonzero()[0])
         is_loss = self.ignored is not None
         allowed = f"0 ... {self.count - 1}"
-        found = int(read[first])
+        number = int(read[first])
         place = f"sample {first[0]}" + (f", at {', '.join(map(str, first[1:]))}" if len(first) > 1 else "")
         what = f"{self.count} classes" if is_loss else f"a table of {self.count} rows"
         raise UsageError(
-            f"{name} holds {found}, and layer {self.layer} has {what}: {allowed}",
+            f"{name} holds {number}, and layer {self.layer} has {what}: {allowed}",
             [
-                f"{place}, of the {len(given)} that are given" + (", behind what is sliced off" if self.cut else ""),
+                f"{place}, of the {len(tensor)} that are given" + (", behind what is sliced off" if self.cut else ""),
                 f"{int(wrong.sum())} of {read.numel()} numbers are out of range, between {least} and {most}",
                 *([f"{self.ignored} is ignored"] if is_loss else []),
             ],
@@ -91,7 +91,7 @@ class IndexRange:
 
 def index_ranges(model: CapturedModel) -> dict[str, tuple[IndexRange, ...]]:
     """By input of a step, what it may hold; those of sparse networks are not looked at."""
-    found: dict[str, list[IndexRange]] = {}
+    by_input: dict[str, list[IndexRange]] = {}
     if model.prepared is not None:
         return {}
     for node in model.graph_module.graph.nodes:
@@ -100,8 +100,8 @@ def index_ranges(model: CapturedModel) -> dict[str, tuple[IndexRange, ...]]:
             source = _source(index)
             if source is not None and not _is_float(source[0]):
                 name, cut = str(source[0].target), source[1]
-                found.setdefault(name, []).append(IndexRange(layer, count, ignored, cut))
-    return {name: tuple(dict.fromkeys(ranges)) for name, ranges in found.items()}
+                by_input.setdefault(name, []).append(IndexRange(layer, count, ignored, cut))
+    return {name: tuple(dict.fromkeys(ranges)) for name, ranges in by_input.items()}
 
 
 def _read_by(node: fx.Node) -> Iterator[tuple[Any, int, int | None]]:
@@ -131,10 +131,14 @@ def _source(index: Any) -> tuple[fx.Node, tuple[tuple[int, int, int], ...]] | No
         if node.target is not _ATEN.slice.Tensor:
             is_moved = is_moved or not _is_alike(node)
             continue
-        found = {"dim": 0, "start": None, "end": None, "step": 1, **arguments_of(node)}
-        dim, start, end = found["dim"], found["start"] or 0, _FAR if found["end"] is None else found["end"]
+        arguments = {"dim": 0, "start": None, "end": None, "step": 1, **arguments_of(node)}
+        dim, start, end = (
+            arguments["dim"],
+            arguments["start"] or 0,
+            _FAR if arguments["end"] is None else arguments["end"],
+        )
         is_known = isinstance(dim, int) and isinstance(start, int) and isinstance(end, int)
-        if is_moved or not is_known or dim < 0 or found["step"] != 1:
+        if is_moved or not is_known or dim < 0 or arguments["step"] != 1:
             return None
         if (start, end) != (0, _FAR):
             cut.append((dim, start, end))

@@ -14,7 +14,7 @@ from runtime.optim.of_stage import Updates
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.sharding import ShardedParameters
 from runtime.pipeline.microbatches import Batch
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 from runtime.stage.stage import StageProgram
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ class Share:
     """This rank's part of one micro-batch.
 
     Attributes:
-        portion: its rows.
+        microbatch_shard: its rows.
         loss_weight: those over all rows whose gradients make up the same update.
     """
 
-    portion: MicrobatchSlice
+    microbatch_shard: MicrobatchShard
     loss_weight: float
 
 
 @dataclass(slots=True)
-class Phase:
+class AccumulationStep:
     """Where a step stands among the ``count`` steps whose gradients make up one update.
 
     Attributes:
@@ -73,7 +73,7 @@ Feed = Callable[[Batch], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class LocalStage:
     """One stage on this rank.
 
     Attributes:
@@ -85,7 +85,7 @@ class Resident:
         parameters, buffers: by the user's names.
         updates: how the parameters are updated.
         add: sums a tensor over ``ranks``, in place.
-        phase: of the running step.
+        accumulation: of the running step.
     """
 
     program: StageProgram
@@ -98,7 +98,7 @@ class Resident:
     buffers: Mapping[str, torch.Tensor]
     updates: Updates
     add: Callable[[torch.Tensor], None]
-    phase: Phase = field(default_factory=Phase)
+    accumulation: AccumulationStep = field(default_factory=AccumulationStep)
 
     @property
     def optimizer(self) -> StageOptimizer | None:
@@ -118,51 +118,53 @@ class Resident:
     def forward(self, microbatch: int, values: Mapping[str, torch.Tensor], version: int = 0) -> dict[str, torch.Tensor]:
         """Run the stage forward on this rank's share, on ``version`` of its weights."""
         share = self.shares[microbatch]
-        return self.program.forward(share.portion, values, share.loss_weight / self.phase.count, version)
+        return self.program.forward(
+            share.microbatch_shard, values, share.loss_weight / self.accumulation.count, version
+        )
 
     def evaluate(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run the stage forward in evaluation mode on this rank's share."""
-        return self.program.evaluate(self.shares[microbatch].portion, values)
+        return self.program.evaluate(self.shares[microbatch].microbatch_shard, values)
 
     def answer(
         self, microbatch: int, values: Mapping[str, torch.Tensor], *, training: bool, frozen: frozenset[str]
     ) -> dict[str, torch.Tensor]:
         """Run the stage forward on this rank's share of a stream; see :meth:`StageProgram.answer`."""
-        return self.program.answer(self.shares[microbatch].portion, values, training=training, frozen=frozen)
+        return self.program.answer(self.shares[microbatch].microbatch_shard, values, training=training, frozen=frozen)
 
     def expect_last(self) -> None:
         """Call before the last action of the stage that adds to its gradients.
 
         From there on each sum of gradients starts as soon as they are complete.
         """
-        if self.phase.is_last and self.updates.reduction is not None:
+        if self.accumulation.is_last and self.updates.reduction is not None:
             self.updates.reduction.arm()
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over the stage's ranks; without effect until the last step before an update."""
-        if self.phase.is_last and self.updates.reduction is not None:
+        if self.accumulation.is_last and self.updates.reduction is not None:
             self.updates.reduction.reduce()
 
     def update(self) -> None:
         """One step of the optimiser and of its schedule; without effect until the last step before an update."""
-        if self.phase.checks and not self.phase.is_spoilt:
-            self.phase.is_spoilt = not self._agrees(self.is_finite())
-        if self.phase.is_last:
+        if self.accumulation.checks and not self.accumulation.is_spoilt:
+            self.accumulation.is_spoilt = not self._agrees(self.is_finite())
+        if self.accumulation.is_last:
             self.program.before_update()  # also without an optimiser: versions are counted
-            if self.optimizer is not None and not self.phase.is_spoilt:
+            if self.optimizer is not None and not self.accumulation.is_spoilt:
                 self.optimizer.step()
 
     def is_finite(self, *, gradients: bool = True) -> bool:
         """Whether the losses so far, and the ``gradients`` that this rank updates by, are numbers and finite."""
-        samples = [share.portion.num_samples for share in self.shares]
-        found = [loss for microbatch, loss in self.program.losses.items() if samples[microbatch]]
+        samples = [share.microbatch_shard.num_samples for share in self.shares]
+        tensors = [loss for microbatch, loss in self.program.losses.items() if samples[microbatch]]
         if gradients and self.optimizer is not None:
-            found += [each.grad for each in self.optimizer.tensors.values() if each.grad is not None]
-        return all_finite(found)
+            tensors += [each.grad for each in self.optimizer.tensors.values() if each.grad is not None]
+        return all_finite(tensors)
 
     def _agrees(self, finite: bool) -> bool:
         """Ranks that divide an optimiser step together or not at all."""
-        if not (self.phase.is_last and isinstance(self.updates.reduction, ShardedParameters)):
+        if not (self.accumulation.is_last and isinstance(self.updates.reduction, ShardedParameters)):
             return finite
         bad = torch.tensor([float(not finite)])
         self.add(bad)
@@ -171,7 +173,7 @@ class Resident:
     def reset(self, step: int = 0) -> None:
         """Forget the last step: its micro-batches, and its gradients unless this one, ``step``, adds to them."""
         self.program.reset(step)
-        if self.phase.is_first:
+        if self.accumulation.is_first:
             self.forget_gradients()
         if self.updates.reduction is not None:
             self.updates.reduction.reset()
@@ -186,15 +188,15 @@ class Resident:
     def gradients(self) -> dict[str, torch.Tensor]:
         """The last step's, by name; where ranks divide the optimiser, all of the stage have to call this together."""
         reduction = self.updates.reduction
-        found = reduction.gradients() if isinstance(reduction, ShardedParameters) else {}
+        reduced = reduction.gradients() if isinstance(reduction, ShardedParameters) else {}
         return {
             name: gradient
             for name, parameter in self.parameters.items()
-            if (gradient := found.get(name, parameter.grad)) is not None
+            if (gradient := reduced.get(name, parameter.grad)) is not None
         }
 
     def loss(self) -> float:
         """The sum of the last step's losses on this rank, each times its samples; an empty share has none."""
-        samples = (share.portion.num_samples for share in self.shares)
+        samples = (share.microbatch_shard.num_samples for share in self.shares)
         losses = self.program.losses
         return sum(losses[m].item() * count for m, count in enumerate(samples) if count and m in losses)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class RunConfig:
     """How a stage is run in a program.
 
     Attributes:
@@ -42,7 +42,7 @@ class Manner:
     autocast: torch.dtype | None = None
 
     @classmethod
-    def of(cls, actions: Iterable[Action], recompute: bool, autocast: torch.dtype | None) -> Manner:
+    def of(cls, actions: Iterable[Action], recompute: bool, autocast: torch.dtype | None) -> RunConfig:
         """What ``actions``, those of one stage on one rank, ask for."""
         split, uses = set(), Counter[int]()
         trains = updates_within = False
@@ -71,7 +71,7 @@ class Mode:
 
 
 @dataclass(frozen=True, slots=True)
-class MicrobatchSlice:
+class MicrobatchShard:
     """A rank's part of a micro-batch.
 
     Attributes:
@@ -103,10 +103,10 @@ class MicrobatchSlice:
         return self.microbatch if self.whole is None else self.whole
 
 
-class Told(Protocol):
+class MicrobatchContext(Protocol):
     """Something that must know what is run next."""
 
-    def at(self, portion: MicrobatchSlice) -> None:
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
         """A micro-batch, or a part of one."""
         ...
 

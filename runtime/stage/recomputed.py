@@ -23,43 +23,43 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from cuda_ops.dense.data_dependent import cut_out
-from cuda_ops.dense.deferred_gradients import Current, WeightGradients
+from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue
 from planner.ir.errors import UnsupportedModelError
 from planner.layers.recomputed import Spans, running_order
-from runtime.stage.modes import MicrobatchSlice, Told
+from runtime.stage.modes import MicrobatchContext, MicrobatchShard
 
 Run = Callable[..., tuple[Tensor, ...]]
 
 
-class Again:
+class SpanRecompute:
     """Runs parts of a stage once more as they ran: of that micro-batch, leaving weight gradients in the same place.
 
     Args:
-        told: of the micro-batch, before each run: what layers draw by, how they are divided.
+        contexts: of the micro-batch, before each run: what layers draw by, how they are divided.
         current: where operators that can be halved leave their weight gradients.
     """
 
-    def __init__(self, told: Sequence[Told], current: Current) -> None:
-        self._told, self._current = tuple(told), current
-        self._portion: MicrobatchSlice | None = None
+    def __init__(self, contexts: Sequence[MicrobatchContext], current: CurrentQueue) -> None:
+        self._contexts, self._current = tuple(contexts), current
+        self._microbatch_shard: MicrobatchShard | None = None
 
-    def at(self, portion: MicrobatchSlice) -> None:
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
         """What is run next."""
-        self._portion = portion
+        self._microbatch_shard = microbatch_shard
 
     def enclosing(self, spans: Spans) -> Callable[..., fx.Graph]:
         """Makes each of ``spans`` one call of a stage's graph that runs again by this, see :func:`enclosed`."""
-        return partial(enclosed, spans=spans, again=self)
+        return partial(enclosed, spans=spans, span_recompute=self)
 
     def as_now(self) -> AbstractContextManager[None]:
         """A context, to be entered later, in which a part runs as it would now."""
-        return self._as_of(self._portion, self._current.queue)
+        return self._as_of(self._microbatch_shard, self._current.queue)
 
     @contextmanager
-    def _as_of(self, portion: MicrobatchSlice | None, queue: WeightGradients | None) -> Iterator[None]:
-        if portion is not None:
-            for each in self._told:
-                each.at(portion)
+    def _as_of(self, microbatch_shard: MicrobatchShard | None, queue: WeightGradientQueue | None) -> Iterator[None]:
+        if microbatch_shard is not None:
+            for each in self._contexts:
+                each.at(microbatch_shard)
         before, self._current.queue = self._current.queue, queue
         try:
             yield
@@ -68,7 +68,7 @@ class Again:
 
 
 def enclosed(
-    graph: fx.Graph, layers: Mapping[str, str], state: Mapping[str, str], spans: Spans, again: Again
+    graph: fx.Graph, layers: Mapping[str, str], state: Mapping[str, str], spans: Spans, span_recompute: SpanRecompute
 ) -> fx.Graph:
     """A stage's graph with each span as one call.
 
@@ -91,15 +91,15 @@ def enclosed(
             [f"{len(spans)} spans, the first of {len(spans[0])} layers from {spans[0][0]}; a node lies between"],
             ["plan with --recompute always, or never"],
         ) from None
-    found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    outer, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for unit in units:
         if unit[0] in inside:
-            _enclose(unit, found, copies, state, again)
+            _enclose(unit, outer, copies, state, span_recompute)
         else:
-            copies[unit[0]] = found.node_copy(unit[0], copies.__getitem__)
+            copies[unit[0]] = outer.node_copy(unit[0], copies.__getitem__)
     (output,) = (node for node in graph.nodes if node.op == "output")
-    found.output(fx.map_arg(output.args[0], copies.__getitem__))
-    return found
+    outer.output(fx.map_arg(output.args[0], copies.__getitem__))
+    return outer
 
 
 def _members(nodes: Sequence[fx.Node], layers: Mapping[str, str], span: frozenset[str]) -> list[fx.Node]:
@@ -118,66 +118,72 @@ def _members(nodes: Sequence[fx.Node], layers: Mapping[str, str], span: frozense
 
 def _reads(nodes: Sequence[fx.Node], state: Mapping[str, str]) -> dict[fx.Node, list[fx.Node]]:
     """What must run before each node: what it reads, and of what reads or writes a buffer that is written the last."""
-    found = {node: list(node.all_input_nodes) for node in nodes}
+    before = {node: list(node.all_input_nodes) for node in nodes}
     last: dict[str, fx.Node] = {}
     for node in nodes:
         for name in {state[each.name] for each in node.all_input_nodes if each.name in state}:
             if name in last:
-                found[node].append(last[name])
+                before[node].append(last[name])
             last[name] = node
-    return found
+    return before
 
 
 def _enclose(
-    unit: Sequence[fx.Node], outer: fx.Graph, copies: dict[fx.Node, fx.Node], state: Mapping[str, str], again: Again
+    unit: Sequence[fx.Node],
+    outer: fx.Graph,
+    copies: dict[fx.Node, fx.Node],
+    state: Mapping[str, str],
+    span_recompute: SpanRecompute,
 ) -> None:
     """Adds to ``outer`` the call of a span, and its results to ``copies``."""
-    inner, inside, given, results = cut_out(unit)
+    inner, inside, inputs, results = cut_out(unit)
     inner.output(tuple(inside[node] for node in results))
-    written = {place: state[node.name] for place, node in enumerate(given) if node.name in state}
+    written = {place: state[node.name] for place, node in enumerate(inputs) if node.name in state}
     if len(set(written.values())) < len(written):
         raise UnsupportedModelError(
             f"layers that are computed again read the buffer {next(iter(written.values()))} twice, and it is written",
-            [f"{len(written)} of the {len(given)} values that they read are such buffers or views of them"],
+            [f"{len(written)} of the {len(inputs)} values that they read are such buffers or views of them"],
             ["plan with --recompute always, or never"],
         )
     run = fx.GraphModule(nn.Module(), inner, "Span").forward
-    call = outer.call_function(_named(run, frozenset(written), again), tuple(copies[node] for node in given))
+    call = outer.call_function(_named(run, frozenset(written), span_recompute), tuple(copies[node] for node in inputs))
     for index, node in enumerate(results):
         copies[node] = outer.call_function(getitem, (call, index))
 
 
-def _named(run: Run, written: frozenset[int], again: Again) -> Callable[..., Any]:
+def _named(run: Run, written: frozenset[int], span_recompute: SpanRecompute) -> Callable[..., Any]:
     """A span, as fx wants functions: with a name."""
 
-    def span(*given: Any) -> tuple[Tensor, ...]:
-        return _run_span(run, written, again, given)
+    def span(*inputs: Any) -> tuple[Tensor, ...]:
+        return _run_span(run, written, span_recompute, inputs)
 
     return span
 
 
-def _run_span(run: Run, written: frozenset[int], again: Again, given: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Runs a span; with gradients it keeps ``given`` alone.
+def _run_span(
+    run: Run, written: frozenset[int], span_recompute: SpanRecompute, inputs: Sequence[Any]
+) -> tuple[Tensor, ...]:
+    """Runs a span; with gradients it keeps ``inputs`` alone.
 
     Args:
         written: places of what it writes.
     """
     if not torch.is_grad_enabled():
-        return run(*given)
-    first = {place: given[place] for place in written}
+        return run(*inputs)
+    first = {place: inputs[place] for place in written}
     turns = [first, {place: tensor.detach().clone() for place, tensor in first.items()}]
 
     def function(*plain: Any) -> tuple[Tensor, ...]:
         own, rest = turns.pop(0), iter(plain)
-        return run(*(own[place] if place in written else next(rest) for place in range(len(given))))
+        return run(*(own[place] if place in written else next(rest) for place in range(len(inputs))))
 
-    plain = [each for place, each in enumerate(given) if place not in written]
+    plain = [each for place, each in enumerate(inputs) if place not in written]
     result: tuple[Tensor, ...] = checkpoint(
         function,
         *plain,
         use_reentrant=False,
         preserve_rng_state=False,  # layers draw by micro-batch, not from torch's own generator
-        context_fn=lambda: (nullcontext(), again.as_now()),
+        context_fn=lambda: (nullcontext(), span_recompute.as_now()),
         early_stop=False,  # an exchange that has begun must end
     )
     return result

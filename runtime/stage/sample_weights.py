@@ -141,11 +141,11 @@ class Counting:
         sources: the graph's inputs that are read.
     """
 
-    def __init__(self, model: CapturedModel, weighed: Sequence[Weighed], known: Sequence[Weighed] = ()) -> None:
+    def __init__(self, model: CapturedModel, weighed: Sequence[Weighed], earlier: Sequence[Weighed] = ()) -> None:
         self.weighed = tuple(weighed)
         nodes = {node.name: node for node in model.graph_module.graph.nodes}
         wanted = [_counted(nodes[one.node], one) for one in self.weighed]
-        before = {nodes[one.node]: one for one in known}
+        before = {nodes[one.node]: one for one in earlier}
         read = [argument for _, arguments in wanted for argument in arguments if isinstance(argument, fx.Node)]
         behind = _behind(read, before)
         self.needed = tuple(one for node, one in before.items() if node in behind)
@@ -188,11 +188,11 @@ class Counting:
             on_host = {name: value.cpu() for name, value in self._attributes.items()}
             self._run = fx.GraphModule(on_host, self._graph)
         sizes = {name: tensors[source].shape[dim] for name, (source, dim) in self._sizes.items()}
-        given = {NUM_SAMPLES: num_samples, **sizes, **tensors}
-        found = self._run(*(given[name] for name in self._places))
+        arguments = {NUM_SAMPLES: num_samples, **sizes, **tensors}
+        numbers = self._run(*(arguments[name] for name in self._places))
         return tuple(
             value * num_samples if one.reduction == WHOLE_MEAN else value
-            for one, value in zip(self.weighed, found, strict=True)
+            for one, value in zip(self.weighed, numbers, strict=True)
         )
 
 
@@ -209,21 +209,21 @@ def weights_of_parts(
     weighed = weighed_in(model, model.reductions)
     if not weighed or len(rows) == 1:
         return by_rows
-    found = {by_rows}
+    candidates = {by_rows}
     for one in weighed:
         if one.reduction == SUM:
-            found.add((1.0,) * len(rows))
+            candidates.add((1.0,) * len(rows))
         elif one.reduction == TERMS:
             (counting,) = countings(model, [one])
             counts = [float(counting.of(count, part)[0]) for count, part in zip(rows, parts, strict=True)]
-            found.add(tuple(count / sum(counts) if sum(counts) else 0.0 for count in counts))
+            candidates.add(tuple(count / sum(counts) if sum(counts) else 0.0 for count in counts))
         else:
             return None  # a part's own value has another meaning there
     is_the_loss = len(weighed) == 1 and weighed[0].layer == producer(model.graph.loss)
-    if is_the_loss and len(found) > 1:
-        found.discard(by_rows)
-    first = next(iter(found))
-    return first if all(map(partial(_are_alike, first), found)) else None
+    if is_the_loss and len(candidates) > 1:
+        candidates.discard(by_rows)
+    first = next(iter(candidates))
+    return first if all(map(partial(_are_alike, first), candidates)) else None
 
 
 def _are_alike(weights: Sequence[float], others: Sequence[float]) -> bool:
@@ -245,13 +245,13 @@ def countings(model: CapturedModel, weighed: Sequence[Weighed]) -> tuple[Countin
         if one.reduction != SUM:
             level_of(one)
     return tuple(
-        Counting(model, [one for one, found in level.items() if found == number], _below(level, number))
+        Counting(model, [one for one, depth in level.items() if depth == number], _below(level, number))
         for number in sorted(set(level.values()))
     )
 
 
 def _below(level: Mapping[Weighed, int], number: int) -> list[Weighed]:
-    return [one for one, found in level.items() if found < number and one.reduction != TERMS]
+    return [one for one, depth in level.items() if depth < number and one.reduction != TERMS]
 
 
 def _counted(node: fx.Node, one: Weighed) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
@@ -260,21 +260,21 @@ def _counted(node: fx.Node, one: Weighed) -> tuple[Callable[..., Tensor], tuple[
         return _float64, (node,)
     operator: Any = node.target
     schema = schema_of(operator).arguments
-    given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    given.update(zip((argument.name for argument in schema), node.args, strict=False))
-    given.update(node.kwargs)
-    return weight_of_targets, (None, given["target"], given["weight"], given["ignore_index"])
+    arguments = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    arguments.update(zip((argument.name for argument in schema), node.args, strict=False))
+    arguments.update(node.kwargs)
+    return weight_of_targets, (None, arguments["target"], arguments["weight"], arguments["ignore_index"])
 
 
 def _behind(nodes: list[fx.Node], ends: Collection[fx.Node]) -> set[fx.Node]:
     """What ``nodes`` are made of, as far back as ``ends``."""
-    found: set[fx.Node] = set()
+    behind: set[fx.Node] = set()
     while nodes:
         node = nodes.pop()
-        if node not in found:
-            found.add(node)
+        if node not in behind:
+            behind.add(node)
             nodes += () if node in ends else node.all_input_nodes
-    return found
+    return behind
 
 
 def _float64(value: Tensor) -> Tensor:

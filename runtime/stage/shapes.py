@@ -102,7 +102,7 @@ class _Sizes:
 def _sizes(model: CapturedModel, shapes: Mapping[str, tuple[int, ...]]) -> _Sizes:
     graph = model.graph
     is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
-    found: dict[str, tuple[int, str]] = {}
+    sizes: dict[str, tuple[int, str]] = {}
     for name, spec in graph.inputs.items():
         shape = tuple(shapes[name]) if name in shapes else ()
         if len(shape) != len(spec.shape):
@@ -112,15 +112,15 @@ def _sizes(model: CapturedModel, shapes: Mapping[str, tuple[int, ...]]) -> _Size
             if (word == SAMPLE and is_free) or word in model.sizes:
                 each = captured // graph.samples if word == SAMPLE else 1
                 place = f"dim {dim} of {name}"
-                size, first = found.setdefault(word, (extent // each, place))
+                size, first = sizes.setdefault(word, (extent // each, place))
                 if size * each != extent:
                     raise UnsupportedModelError(
                         f"{word} differs within a micro-batch", [f"{first} says {size}, {place} is {extent}"]
                     )
             elif extent != captured:
                 raise _fixed(name, dim, word, extent, captured, model.fixed)
-    rows = found.pop(SAMPLE, (graph.samples, ""))[0]
-    return _Sizes(rows, {word: size for word, (size, _) in found.items()})
+    rows = sizes.pop(SAMPLE, (graph.samples, ""))[0]
+    return _Sizes(rows, {word: size for word, (size, _) in sizes.items()})
 
 
 def _fixed(name: str, dim: int, word: str, extent: int, captured: int, line: str) -> UnsupportedModelError:
@@ -137,12 +137,12 @@ def _fixed(name: str, dim: int, word: str, extent: int, captured: int, line: str
 
 def _run(model: CapturedModel, sizes: _Sizes, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Tensor, ...]]:
     """By name of a node what it makes, without data; what picks one of several outputs stands for all of them."""
-    given: dict[str, int] = {NUM_SAMPLES: sizes.rows, **sizes.others}
+    numbers: dict[str, int] = {NUM_SAMPLES: sizes.rows, **sizes.others}
     values: dict[fx.Node, Any] = {}
     with FakeTensorMode(), torch.no_grad(), autocast("cpu", model.autocast):
         for node in model.graph_module.graph.nodes:
-            if node.op == "placeholder" and node.target in given:
-                values[node] = given[node.target]
+            if node.op == "placeholder" and node.target in numbers:
+                values[node] = numbers[node.target]
             elif node.op == "placeholder":
                 dtype = getattr(torch, model.graph.inputs[node.target].dtype)
                 values[node] = torch.empty(tuple(shapes[node.target]), dtype=dtype)
@@ -188,10 +188,10 @@ def _reshaped(model: CapturedModel, layer: Layer, tensors: Mapping[str, tuple[Te
     """``layer`` with the shapes that ``tensors`` have by node; dtypes are the capture's, which were found with data."""
     outputs = _at(layer.outputs, rows, model.graph.samples)
     names = (value_name(layer.name, index) for index in range(len(outputs)))
-    found = next((tensors[model.node_of_value[name]] for name in names if name in model.node_of_value), None)
-    if found is None:
+    made = next((tensors[model.node_of_value[name]] for name in names if name in model.node_of_value), None)
+    if made is None:
         return replace(layer, outputs=outputs)  # nobody reads them
-    specs = (replace(spec, shape=tuple(tensor.shape)) for spec, tensor in zip(outputs, found, strict=True))
+    specs = (replace(spec, shape=tuple(tensor.shape)) for spec, tensor in zip(outputs, made, strict=True))
     return replace(layer, outputs=tuple(specs))
 
 
@@ -213,7 +213,7 @@ class SampleDims:
         for node in model.graph_module.graph.nodes:
             mixed = model.layer_of_node.get(node.name) in interleaving
             mixed = mixed or any(each.name in self._interleaved for each in node.all_input_nodes)
-            if mixed and any(factor != 1 for _, factor in self._found(node)):
+            if mixed and any(factor != 1 for _, factor in self._dims(node)):
                 self._interleaved.add(node.name)
 
     def of(self, node: fx.Node, layer: str, num_ranks: int) -> int | None:
@@ -222,17 +222,17 @@ class SampleDims:
         Raises:
             UnsupportedModelError: the latter, and several ranks have the samples.
         """
-        found = self._found(node)
+        dims = self._dims(node)
         reason = ""
         if not self._symbols:
             reason = "the model was captured for one number of samples"
-        elif len(found) > 1 or any(factor is None for _, factor in found) or node.name in self._interleaved:
+        elif len(dims) > 1 or any(factor is None for _, factor in dims) or node.name in self._interleaved:
             reason = "a share of the samples is no interval of what it draws"
         if reason and num_ranks > 1:
             raise cannot_share(layer, reason)
-        return found[0][0] if found and not reason else None
+        return dims[0][0] if dims and not reason else None
 
-    def _found(self, node: fx.Node) -> list[tuple[int, Any]]:
+    def _dims(self, node: fx.Node) -> list[tuple[int, Any]]:
         """Dims that depend on the number of samples, and the factor that each is of it; None: it is no multiple."""
         value = node.meta.get("val")
         if isinstance(value, (tuple, list)):  # a recurrent layer: its output comes first

@@ -17,10 +17,10 @@ from torch import Tensor, fx
 
 from cuda_ops._torch import tree_leaves
 from cuda_ops.dense.state_writes import attributes_behind, writes_in_place, written
-from runtime.optim.pass_shards import PassShards, Places
+from runtime.optim.pass_shards import PassShards, UsePlaces
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Rule, without_gradient
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 
 
 class ShardedPasses:
@@ -56,7 +56,9 @@ class ShardedPasses:
             if node.name in self._place and writes_in_place(node) and written(node, behind)
         }
 
-    def places(self, model: CapturedModel, parameters: Collection[str], received: Collection[str]) -> dict[str, Places]:
+    def places(
+        self, model: CapturedModel, parameters: Collection[str], received: Collection[str]
+    ) -> dict[str, UsePlaces]:
         """The places of ``parameters`` of the stage, by name, in the order of their first use.
 
         Args:
@@ -77,12 +79,12 @@ class ShardedPasses:
             for name in dict.fromkeys(behind[each] for each in node.all_input_nodes if each in behind):
                 if name in parameters:
                     uses.setdefault(name, []).append((place, node in flows))
-        found = {}
+        by_name = {}
         for name, at in uses.items():
             every, back = [place for place, _ in at], [place for place, differs in at if differs]
-            found[name] = Places((every[0], every[-1]), (back[0], back[-1]))
+            by_name[name] = UsePlaces((every[0], every[-1]), (back[0], back[-1]))
         everywhere = (0, len(graph.nodes))
-        return found | {name: Places(everywhere, everywhere) for name in parameters if name not in found}
+        return by_name | {name: UsePlaces(everywhere, everywhere) for name in parameters if name not in by_name}
 
     def rule(self, replace: Rule) -> Rule:
         """``replace``, with every operator of the stage called so that passes are followed."""
@@ -108,7 +110,7 @@ class ShardedPasses:
 
         return found
 
-    def at(self, portion: MicrobatchSlice) -> None:
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
         """A pass forward is next."""
         if self.shards is not None:
             self.shards.begin_forward()

@@ -33,18 +33,18 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from cuda_ops._torch import run_backward
 from cuda_ops.dense.backward_halves import Gradients
-from cuda_ops.dense.deferred_gradients import Current, WeightGradients, accumulate
+from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue, accumulate
 from runtime.numerics.finite import Examiner
 from runtime.stage.cut import Attribute, StageFunction
-from runtime.stage.functions import Call, StageCalls, Variant
-from runtime.stage.modes import Manner, MicrobatchSlice, Told
-from runtime.stage.random.streams import Draw
+from runtime.stage.functions import StageCall, StageCalls, Variant
+from runtime.stage.modes import MicrobatchContext, MicrobatchShard, RunConfig
+from runtime.stage.random.streams import CounterRng
 
 Added = Callable[[Tensor], None]
 """Told of a parameter whose ``.grad`` is complete, as far as one micro-batch goes."""
 
 
-class LeftGradients(WeightGradients):
+class LeftGradients(WeightGradientQueue):
     """What one micro-batch leaves; tells of parameters one by one, so that their gradients can be sent at once.
 
     Args:
@@ -55,7 +55,7 @@ class LeftGradients(WeightGradients):
         super().__init__(self._add_and_tell)
         self._parameters, self._added = tuple(parameters), added
         self._parts: Counter[Tensor] = Counter()
-        self._told: set[Tensor] = set()
+        self._announced: set[Tensor] = set()
 
     def note(self, targets: tuple[Tensor | None, Tensor | None], compute: Callable[[], Gradients]) -> None:
         super().note(targets, compute)
@@ -79,12 +79,12 @@ class LeftGradients(WeightGradients):
         if self._added is None:
             return
         for parameter in parameters:
-            if parameter not in self._told:
-                self._told.add(parameter)
+            if parameter not in self._announced:
+                self._announced.add(parameter)
                 self._added(parameter)
 
 
-class Divided(Told, Protocol):
+class Divided(MicrobatchContext, Protocol):
     """How layers are divided along any dims."""
 
     def begin(self, microbatch: int) -> None:
@@ -121,7 +121,7 @@ class _Held:
         weights: what it runs on in place of the parameters, of which ``version``.
         seeds: gradients of the loss, and of what is added up to it, by name.
         left: what a backward for the input leaves; None where backward is whole.
-        again: with recompute, until forward has been run again.
+        rerun: with recompute, until forward has been run again.
         recorded: otherwise, until the backward for the input.
     """
 
@@ -129,7 +129,7 @@ class _Held:
     version: int
     seeds: dict[str, Tensor]
     left: LeftGradients | None = None
-    again: Call | None = None
+    rerun: StageCall | None = None
     recorded: _Recorded | None = None
 
 
@@ -144,11 +144,11 @@ class StageProgram:
             on all ranks but one where each has a copy of the whole term.
         current: where operators of ``function`` that can be halved leave their weight gradients; None: there are none.
         variant: the same stage in another mode.
-        draw: what layers draw by.
+        rng: what layers draw by.
         divided: how layers are divided along any dims; None: ranks share out samples.
         added: told of parameters whose ``.grad`` has been added to by other means than autograd's.
         slices: by name, what has gradients once a backward is over; None: the parameters.
-        again: how spans of layers run once more in the backward.
+        span_recompute: how spans of layers run once more in the backward.
 
     Attributes:
         losses: by micro-batch.
@@ -160,32 +160,32 @@ class StageProgram:
         function: StageFunction,
         received: frozenset[str],
         loss: str | None,
-        manner: Manner | None = None,
+        run_config: RunConfig | None = None,
         *,
         terms: Mapping[str, float] = MappingProxyType({}),
-        current: Current | None = None,
+        current: CurrentQueue | None = None,
         variant: Variant | None = None,
-        draw: Draw | None = None,
+        rng: CounterRng | None = None,
         divided: Divided | None = None,
         added: Added | None = None,
         slices: Mapping[str, Tensor] | None = None,
-        again: Told | None = None,
+        span_recompute: MicrobatchContext | None = None,
     ) -> None:
-        manner = manner or Manner()
-        self._function, self._loss, self._manner = function, loss, manner
+        run_config = run_config or RunConfig()
+        self._function, self._loss, self._run_config = function, loss, run_config
         self._inputs = function.inputs
         self._received_at = tuple((place, name) for place, name in enumerate(function.inputs) if name in received)
         self._graded: Mapping[str, Tensor] = function.parameters if slices is None else slices
-        given = terms if loss is None else {**terms, loss: 1.0}
-        self._seeded = {name: given[name] for name in function.outputs if name in given}
-        self._current, self._draw, self._divided, self._added = current or Current(), draw, divided, added
-        told = [each for each in (draw, divided, again) if each is not None]
-        self._calls = StageCalls(function, manner.autocast, variant, told)
+        seed_weights = terms if loss is None else {**terms, loss: 1.0}
+        self._seeded = {name: seed_weights[name] for name in function.outputs if name in seed_weights}
+        self._current, self._rng, self._divided, self._added = current or CurrentQueue(), rng, divided, added
+        contexts = [each for each in (rng, divided, span_recompute) if each is not None]
+        self._calls = StageCalls(function, run_config.autocast, variant, contexts)
         parameters = function.parameters
         self._state = tuple(function.attributes.values())
         self._trained = tuple(index for index, name in enumerate(function.attributes) if name in parameters)
         self._written = frozenset(index for index, name in enumerate(function.attributes) if name in function.mutated)
-        self.weights = Weights(tuple(parameters.values()), manner.version_uses, added)
+        self.weights = Weights(tuple(parameters.values()), run_config.version_uses, added)
         self._is_versioned = self.weights.is_versioned
         self._held: dict[int, _Held] = {}
         self._seeds: dict[float, Tensor] = {}
@@ -216,27 +216,27 @@ class StageProgram:
         return len(self._held)
 
     def forward(
-        self, portion: MicrobatchSlice, values: Mapping[str, Tensor], loss_weight: float, version: int = 0
+        self, microbatch_shard: MicrobatchShard, values: Mapping[str, Tensor], loss_weight: float, version: int = 0
     ) -> dict[str, Tensor]:
         """The outputs but the loss, detached; the loss goes to ``losses[microbatch]``.
 
         Args:
-            portion: this rank's rows of a micro-batch; there may be none.
+            microbatch_shard: this rank's rows of a micro-batch; there may be none.
             values: by name, this rank's share of each.
             loss_weight: what the loss counts for in the gradients: this rank's rows over all rows that the next update
                 counts.
             version: of the weights.
         """
-        microbatch, call = portion.microbatch, self._call(portion, values)
-        if not self._manner.trains:
+        microbatch, call = microbatch_shard.microbatch, self._call(microbatch_shard, values)
+        if not self._run_config.trains:
             return self._handed_out(microbatch, self._calls.run_without_gradients(call))
         held = _Held(self.weights.leaves(version), version, {})
-        if microbatch in self._manner.split:
+        if microbatch in self._run_config.split:
             held.left = LeftGradients(held.weights, None if self._is_versioned else self._added)
         if self._is_versioned:
-            call = Call(portion, call.values, self._with(held.weights))
-        if self._manner.recompute:
-            held.again = Call(portion, call.values, self._unwritten(call.state))
+            call = StageCall(microbatch_shard, call.values, self._with(held.weights))
+        if self._run_config.recompute:
+            held.rerun = StageCall(microbatch_shard, call.values, self._unwritten(call.state))
             outputs = self._calls.run_without_gradients(call)
         else:
             held.recorded, outputs = self._record(call, held.left)
@@ -250,9 +250,9 @@ class StageProgram:
         Args:
             gradients: of the outputs, by name; an output without one takes no part.
         """
-        found = self.backward_input(microbatch, gradients)
+        input_gradients = self.backward_input(microbatch, gradients)
         self.backward_weight(microbatch)
-        return found
+        return input_gradients
 
     def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The gradients of the received inputs; those of weights are left to :meth:`backward_weight` where they can be.
@@ -260,14 +260,14 @@ class StageProgram:
         What that one does not need is let go.
         """
         held = self._held[microbatch]
-        if held.again is not None:
-            held.recorded = self._record(held.again, held.left)[0]  # the outputs are needed no more
-            held.again = None
+        if held.rerun is not None:
+            held.recorded = self._record(held.rerun, held.left)[0]  # the outputs are needed no more
+            held.rerun = None
         if held.recorded is None:
             raise KeyError(f"micro-batch {microbatch} has had its backward for the input")
         recorded, held.recorded = held.recorded, None
-        given = {**gradients, **held.seeds}
-        seeds = {name: given[name] for name in recorded.roots if name in given}
+        output_gradients = {**gradients, **held.seeds}
+        seeds = {name: output_gradients[name] for name in recorded.roots if name in output_gradients}
         if self._divided is not None:
             self._divided.begin(microbatch)
         if seeds:
@@ -289,18 +289,18 @@ class StageProgram:
         if self._calls.examiner is not None:
             self._calls.examiner.backward(microbatch, self._graded)
 
-    def evaluate(self, portion: MicrobatchSlice, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def evaluate(self, microbatch_shard: MicrobatchShard, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As :meth:`forward`, in evaluation mode and on the newest weights; nothing is kept, no buffer is written.
 
         Raises:
             UnsupportedModelError: it is not known what the stage computes in evaluation mode.
         """
-        call = self._call(portion, values)
-        call = Call(portion, call.values, self._unwritten(call.state))
-        return self._handed_out(portion.microbatch, self._calls.run_without_gradients(call, training=False))
+        call = self._call(microbatch_shard, values)
+        call = StageCall(microbatch_shard, call.values, self._unwritten(call.state))
+        return self._handed_out(microbatch_shard.microbatch, self._calls.run_without_gradients(call, training=False))
 
     def answer(
-        self, portion: MicrobatchSlice, values: Mapping[str, Tensor], *, training: bool, frozen: frozenset[str]
+        self, microbatch_shard: MicrobatchShard, values: Mapping[str, Tensor], *, training: bool, frozen: frozenset[str]
     ) -> dict[str, Tensor]:
         """As :meth:`forward`, without gradients: nothing is kept, but buffers are written, which are state of a stream.
 
@@ -308,11 +308,11 @@ class StageProgram:
             training: whether it is run in the mode that the module was captured in, else in evaluation mode.
             frozen: names of buffers that evaluation mode leaves as they are: running statistics.
         """
-        call = self._call(portion, values)
+        call = self._call(microbatch_shard, values)
         if not training:
             places = (place for place, name in enumerate(self._function.attributes) if name in frozen)
-            call = Call(portion, call.values, _copied(call.state, self._written & frozenset(places)))
-        return self._handed_out(portion.microbatch, self._calls.run_without_gradients(call, training))
+            call = StageCall(microbatch_shard, call.values, _copied(call.state, self._written & frozenset(places)))
+        return self._handed_out(microbatch_shard.microbatch, self._calls.run_without_gradients(call, training))
 
     def before_update(self) -> None:
         """Call before the optimiser changes the parameters."""
@@ -320,8 +320,8 @@ class StageProgram:
 
     def reset(self, step: int = 0) -> None:
         """Forget the micro-batches of the last step; the next ones are of ``step``, counted from 0."""
-        if self._draw is not None:
-            self._draw.step = step
+        if self._rng is not None:
+            self._rng.step = step
         if self._divided is not None:
             self._divided.reset()
         self._held.clear()
@@ -330,15 +330,15 @@ class StageProgram:
             self.weights.reset()
 
     def _seed(self, loss: Tensor, weight: float) -> Tensor:
-        found = self._seeds.get(weight)
-        if found is None or found.dtype != loss.dtype:
-            found = self._seeds[weight] = torch.full_like(loss, weight, requires_grad=False)
-        return found
+        seed = self._seeds.get(weight)
+        if seed is None or seed.dtype != loss.dtype:
+            seed = self._seeds[weight] = torch.full_like(loss, weight, requires_grad=False)
+        return seed
 
-    def _call(self, portion: MicrobatchSlice, values: Mapping[str, Tensor]) -> Call:
-        return Call(portion, tuple([values[name] for name in self._inputs]), self._state)
+    def _call(self, microbatch_shard: MicrobatchShard, values: Mapping[str, Tensor]) -> StageCall:
+        return StageCall(microbatch_shard, tuple([values[name] for name in self._inputs]), self._state)
 
-    def _record(self, call: Call, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
+    def _record(self, call: StageCall, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
         """Runs with gradients."""
         values, leaves = list(call.values), {}
         for index, name in self._received_at:
@@ -346,7 +346,7 @@ class StageProgram:
                 values[index] = leaves[name] = values[index].detach().requires_grad_()
         self._current.queue = left
         try:
-            outputs = self._calls.run(Call(call.portion, tuple(values), call.state))
+            outputs = self._calls.run(StageCall(call.microbatch_shard, tuple(values), call.state))
         finally:
             self._current.queue = None
         roots = {

@@ -215,11 +215,11 @@ def check_member(rank: int, ranks: tuple[int, ...], declared: Iterable[tuple[int
     Raises:
         TransportError: it names the group and those that were declared.
     """
-    known = tuple(declared)
-    if ranks not in known or rank not in ranks:
+    groups = tuple(declared)
+    if ranks not in groups or rank not in ranks:
         raise TransportError(
             f"rank {rank} cannot sum over ranks {ranks}",
-            [f"groups with rank {rank}: {', '.join(str(group) for group in known if rank in group)}"],
+            [f"groups with rank {rank}: {', '.join(str(group) for group in groups if rank in group)}"],
             ["declare every group when the transport is made, in the same order on all ranks"],
         )
 
@@ -350,9 +350,9 @@ class Deadline:
         )
 
 
-def words(said: Words) -> str:
+def words(parts: Words) -> str:
     """As an error says it."""
-    return " ".join(map(str, said))
+    return " ".join(map(str, parts))
 
 
 def gone(what: str, rank: int, peer: str, cause: str) -> TransportError:
@@ -383,8 +383,8 @@ def join(
     timeout = timedelta(seconds=timeout_s)
     try:
         if store is None:
-            given = (-1 if rank is None else rank, -1 if world_size is None else world_size)
-            store, rank, world_size = next(rendezvous("env://", *given, timeout=timeout))
+            rank_and_size = (-1 if rank is None else rank, -1 if world_size is None else world_size)
+            store, rank, world_size = next(rendezvous("env://", *rank_and_size, timeout=timeout))
             # A restarted job finds the keys of its predecessor in torchrun's store: each attempt has its own.
             store = PrefixStore(f"halopipe/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         mine, size = cast(int, rank), cast(int, world_size)  # who gives a store gives these as well

@@ -34,7 +34,7 @@ from runtime.transport.base import (
     plain_like,
     put_back,
 )
-from runtime.transport.works import Ready, Standing, StreamWorks, Works
+from runtime.transport.works import PersistentReceives, PostedReceive, StreamWorks, Works
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _Ahead:
 
 
 @dataclass(frozen=True, slots=True)
-class _Circle:
+class _Subgroup:
     """One group on one of its two communicators, and what is done there now; ``None`` where the rank is alone."""
 
     ranks: tuple[int, ...]
@@ -73,8 +73,8 @@ class Exchanges:
     ) -> None:
         self.rank, self.world_size = (0, 1) if group is None else (group.rank(), group.size())
         self._works, self._device, self._batched = works, torch.device(device), batched
-        self._pairs = _Circle(tuple(range(self.world_size)), self.rank, group, ("exchange",))
-        self._standing = Standing(group, works)
+        self._pairs = _Subgroup(tuple(range(self.world_size)), self.rank, group, ("exchange",))
+        self._persistent = PersistentReceives(group, works)
 
     def start_exchange(
         self,
@@ -89,7 +89,7 @@ class Exchanges:
             return self._begin(sent, received, deadline_s, key)
         here = {rank: plain_like(tensor, self._device) for rank, tensor in received.items()}
         gone = {rank: self._here(tensor) for rank, tensor in sent.items()}  # to where the backend can send it
-        copies = [(received[rank], came) for rank, came in here.items()]
+        copies = [(received[rank], buffer) for rank, buffer in here.items()]
         return _Copied(self._begin(gone, here, deadline_s, key), copies)
 
     def _here(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -104,39 +104,39 @@ class Exchanges:
     ) -> Pending:
         """Starts an exchange of tensors of this rank's device; plain ones come, what is sent has any strides."""
         if key is not None and not self._batched and self._pairs.group is not None:
-            return self._standing.start(sent, received, deadline_s, key)
+            return self._persistent.start(sent, received, deadline_s, key)
         sent = {rank: tensor if is_plain(tensor) else plain(tensor, self._device) for rank, tensor in sent.items()}
-        return _Exchange(self._works, self._start_exchange(self._pairs, sent, received), deadline_s)
+        return _WorksExchange(self._works, self._start_exchange(self._pairs, sent, received), deadline_s)
 
     def _start_exchange(
-        self, circle: _Circle, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
+        self, subgroup: _Subgroup, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
     ) -> dict[dist.Work, Words]:
         """Receives, then sends, by position; with the peer of each."""
-        group = circle.group
+        group = subgroup.group
         works: dict[dist.Work, Words] = {}
         if group is None:
             return works
         moves = [(False, position, tensor) for position, tensor in received.items() if tensor.numel()]
         moves += [(True, position, tensor) for position, tensor in sent.items() if tensor.numel()]
         if self._batched and moves:
-            everybody = ("one of", ", ".join(f"rank {circle.ranks[position]}" for _, position, _ in moves))
-            return dict.fromkeys(self._start_batch(circle, moves, everybody), everybody)
+            everybody = ("one of", ", ".join(f"rank {subgroup.ranks[position]}" for _, position, _ in moves))
+            return dict.fromkeys(self._start_batch(subgroup, moves, everybody), everybody)
         for sends, position, tensor in moves:
-            peer = ("rank", circle.ranks[position])
+            peer = ("rank", subgroup.ranks[position])
             begin = partial(group.send if sends else group.recv, [tensor], position, _tag(tensor))
-            works[self._works.start(begin, circle.what, peer)] = peer
+            works[self._works.start(begin, subgroup.what, peer)] = peer
         return works
 
     def _start_batch(
-        self, circle: _Circle, moves: list[tuple[bool, int, torch.Tensor]], peers: Words
+        self, subgroup: _Subgroup, moves: list[tuple[bool, int, torch.Tensor]], peers: Words
     ) -> list[dist.Work]:
         operations = [
             dist.P2POp(
-                dist.isend if sends else dist.irecv, tensor, group=circle.group, tag=_tag(tensor), group_peer=position
+                dist.isend if sends else dist.irecv, tensor, group=subgroup.group, tag=_tag(tensor), group_peer=position
             )
             for sends, position, tensor in moves
         ]
-        return self._works.start(partial(dist.batch_isend_irecv, operations), circle.what, peers)
+        return self._works.start(partial(dist.batch_isend_irecv, operations), subgroup.what, peers)
 
 
 class GroupExchanges:
@@ -176,7 +176,7 @@ class GroupExchanges:
         return self._over[key]
 
 
-class Together(Exchanges):
+class GroupCollectives(Exchanges):
     """The part of a transport that does things in groups; all ranks of ``world`` make theirs together.
 
     Args:
@@ -209,7 +209,7 @@ class Together(Exchanges):
         self.name = self._backend = backend
         self._numbers, self._pair_bytes = numbers, pair_bytes
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
-        self._lines: dict[tuple[str, int, int], _Line] = {}
+        self._requests: dict[tuple[str, int, int], _PersistentRequest] = {}
         self._ahead = _Ahead()
 
     def name_among(self, ranks: Sequence[int]) -> str:
@@ -226,18 +226,20 @@ class Together(Exchanges):
     def reduce_scatter(
         self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
     ) -> None:
-        circle, pieces = self._circle("reduce-scatter", ranks), parts(flat, counts, ranks)
-        own = pieces[circle.position]
-        came = {p: plain_like(own, self._device) for p in circle.peers()}
-        self._exchange(circle, {p: self._here(pieces[p]) for p in circle.peers()}, came, deadline_s)
-        add_in_order(own, circle.position, list(came.values()))
+        subgroup, pieces = self._subgroup("reduce-scatter", ranks), parts(flat, counts, ranks)
+        own = pieces[subgroup.position]
+        terms = {p: plain_like(own, self._device) for p in subgroup.peers()}
+        self._exchange(subgroup, {p: self._here(pieces[p]) for p in subgroup.peers()}, terms, deadline_s)
+        add_in_order(own, subgroup.position, list(terms.values()))
 
     @torch.no_grad()
     def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
-        circle, pieces = self._circle("all-gather", ranks), parts(flat, counts, ranks)
+        subgroup, pieces = self._subgroup("all-gather", ranks), parts(flat, counts, ranks)
         buffers = [self._here(piece) for piece in pieces]
-        own = buffers[circle.position]
-        self._exchange(circle, dict.fromkeys(circle.peers(), own), {p: buffers[p] for p in circle.peers()}, deadline_s)
+        own = buffers[subgroup.position]
+        self._exchange(
+            subgroup, dict.fromkeys(subgroup.peers(), own), {p: buffers[p] for p in subgroup.peers()}, deadline_s
+        )
         for piece, buffer in zip(pieces, buffers, strict=True):
             put_back(buffer, piece)
 
@@ -246,69 +248,73 @@ class Together(Exchanges):
 
     @torch.no_grad()
     def _sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
-        circle = self._circle(kind, ranks)
+        subgroup = self._subgroup(kind, ranks)
         term = self._here(tensor)
         works: dict[dist.Work, Words] = {}
-        other, again = None, None
-        if circle.group is None or not term.numel():
+        other, repost = None, None
+        if subgroup.group is None or not term.numel():
             pass
         elif len(ranks) == 2 and term.nbytes <= self._pair_bytes:
-            line = self._line(circle, 1 - circle.position, term)
-            ready = line.receive(term)
-            other, again = ready.buffer, line.post_again
-            works = {ready.work: line.peer, line.send(term): line.peer}
+            request = self._request(subgroup, 1 - subgroup.position, term)
+            ready = request.receive(term)
+            other, repost = ready.buffer, request.post_again
+            works = {ready.work: request.peer, request.send(term): request.peer}
         else:
-            begin = partial(circle.group.allreduce, [term])
-            peers = ("one of", ", ".join(f"rank {ranks[position]}" for position in circle.peers()))
-            works = {self._works.start(begin, circle.what, peers): peers}
-        return _Sum(self._works, works, circle.what, tensor, term, other, again, deadline_s)
+            begin = partial(subgroup.group.allreduce, [term])
+            peers = ("one of", ", ".join(f"rank {ranks[position]}" for position in subgroup.peers()))
+            works = {self._works.start(begin, subgroup.what, peers): peers}
+        return _GroupSum(self._works, works, subgroup.what, tensor, term, other, repost, deadline_s)
 
-    def _circle(self, kind: str, ranks: tuple[int, ...]) -> _Circle:
+    def _subgroup(self, kind: str, ranks: tuple[int, ...]) -> _Subgroup:
         check_member(self.rank, ranks, self._numbers)
         number = self._counts[kind, ranks] = self._counts.get((kind, ranks), 0) + 1
         group = (self._started if kind == "started sum" else self._now).get(ranks)
-        return _Circle(ranks, ranks.index(self.rank), group, (f"{kind} over ranks {ranks}, number", number))
+        return _Subgroup(ranks, ranks.index(self.rank), group, (f"{kind} over ranks {ranks}, number", number))
 
     def _exchange(
         self,
-        circle: _Circle,
+        subgroup: _Subgroup,
         sent: Mapping[int, torch.Tensor],
         received: Mapping[int, torch.Tensor],
         deadline_s: float,
     ) -> None:
         """Small tensors come into receives that stood ready, and are copied."""
 
-        def lines_of(tensors: Mapping[int, torch.Tensor]) -> dict[int, _Line]:
-            small = {p: t for p, t in tensors.items() if circle.group is not None and 0 < t.nbytes <= self._pair_bytes}
-            return {position: self._line(circle, position, tensor) for position, tensor in small.items()}
+        def lines_of(tensors: Mapping[int, torch.Tensor]) -> dict[int, _PersistentRequest]:
+            small = {
+                p: t for p, t in tensors.items() if subgroup.group is not None and 0 < t.nbytes <= self._pair_bytes
+            }
+            return {position: self._request(subgroup, position, tensor) for position, tensor in small.items()}
 
         deadline, coming, going = Deadline(deadline_s), lines_of(received), lines_of(sent)
-        ready = {position: line.receive(received[position]) for position, line in coming.items()}
+        ready = {position: request.receive(received[position]) for position, request in coming.items()}
         works = self._start_exchange(
-            circle,
+            subgroup,
             {position: tensor for position, tensor in sent.items() if position not in going},
             {position: tensor for position, tensor in received.items() if position not in coming},
         )
         works |= {each.work: coming[position].peer for position, each in ready.items()}
-        works |= {line.send(sent[position]): line.peer for position, line in going.items()}
+        works |= {request.send(sent[position]): request.peer for position, request in going.items()}
         for work, peer in works.items():
-            self._works.wait(work, circle.what, peer, deadline)
+            self._works.wait(work, subgroup.what, peer, deadline)
         for position, each in ready.items():
             received[position].copy_(each.buffer)
             coming[position].post_again(each.buffer)
 
-    def _line(self, circle: _Circle, position: int, tensor: torch.Tensor) -> _Line:
+    def _request(self, subgroup: _Subgroup, position: int, tensor: torch.Tensor) -> _PersistentRequest:
         """Between this rank of a group and another, of tensors of this size."""
-        assert circle.group is not None  # there are two ranks
-        place = (circle.group.group_name, position, _tag(tensor))
-        if place not in self._lines:
-            self._lines[place] = _Line(self._works, circle, position, KEYED | _tag(tensor), self._ahead)
-        line = self._lines[place]
-        line.what = circle.what
-        return line
+        assert subgroup.group is not None  # there are two ranks
+        place = (subgroup.group.group_name, position, _tag(tensor))
+        if place not in self._requests:
+            self._requests[place] = _PersistentRequest(
+                self._works, subgroup, position, KEYED | _tag(tensor), self._ahead
+            )
+        request = self._requests[place]
+        request.what = subgroup.what
+        return request
 
 
-class _Line:
+class _PersistentRequest:
     """What one rank of a group sends this one again and again, in tensors of one size, and is sent.
 
     The receive of the next one is posted as soon as one was read: gloo then knows of it long before the data come
@@ -321,19 +327,19 @@ class _Line:
         what: is sent and received now.
     """
 
-    def __init__(self, works: Works, circle: _Circle, position: int, tag: int, ahead: _Ahead) -> None:
-        assert circle.group is not None  # there are two ranks
-        self._works, self._group, self._position, self._tag = works, circle.group, position, tag
-        self.what, self.peer = circle.what, ("rank", circle.ranks[position])
-        self._ahead, self._ready = ahead, deque[Ready]()
+    def __init__(self, works: Works, subgroup: _Subgroup, position: int, tag: int, ahead: _Ahead) -> None:
+        assert subgroup.group is not None  # there are two ranks
+        self._works, self._group, self._position, self._tag = works, subgroup.group, position, tag
+        self.what, self.peer = subgroup.what, ("rank", subgroup.ranks[position])
+        self._ahead, self._ready = ahead, deque[PostedReceive]()
 
-    def receive(self, like: torch.Tensor) -> Ready:
+    def receive(self, like: torch.Tensor) -> PostedReceive:
         """The next one's, in the shape of ``like``; it may have been posted for another shape of as many numbers."""
         if not self._ready:
             return self._post(plain_like(like, like.device))
         self._ahead.num_bytes -= like.nbytes
         ready = self._ready.popleft()
-        return Ready(ready.work, ready.buffer.view(like.shape))
+        return PostedReceive(ready.work, ready.buffer.view(like.shape))
 
     def send(self, tensor: torch.Tensor) -> dist.Work:
         """Start to send the next one."""
@@ -346,14 +352,14 @@ class _Line:
                 self._ready.append(self._post(buffer))
                 self._ahead.num_bytes += buffer.nbytes
 
-    def _post(self, buffer: torch.Tensor) -> Ready:
+    def _post(self, buffer: torch.Tensor) -> PostedReceive:
         begin = partial(self._group.recv, [buffer], self._position, self._tag)
-        return Ready(self._works.start(begin, self.what, self.peer), buffer)
+        return PostedReceive(self._works.start(begin, self.what, self.peer), buffer)
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
-    """A sum on its way: ``term`` is added up in place, or ``other`` comes, is added to it and given to ``again``."""
+class _GroupSum:
+    """A sum on its way: ``term`` is added up in place, or ``other`` comes, is added to it and given to ``repost``."""
 
     works: Works
     pending: dict[dist.Work, Words]
@@ -361,7 +367,7 @@ class _Sum:
     tensor: torch.Tensor
     term: torch.Tensor
     other: torch.Tensor | None
-    again: Callable[[torch.Tensor], None] | None
+    repost: Callable[[torch.Tensor], None] | None
     deadline_s: float
 
     @torch.no_grad()
@@ -371,8 +377,8 @@ class _Sum:
             self.works.wait(work, self.what, peer, deadline)
         if self.other is not None:
             self.term.add_(self.other)  # the addition of two numbers commutes: both ranks get the same bits
-            if self.again is not None:
-                self.again(self.other)
+            if self.repost is not None:
+                self.repost(self.other)
         put_back(self.term, self.tensor)
 
 
@@ -380,7 +386,7 @@ _EXCHANGE: Words = ("exchange",)
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchange:
+class _WorksExchange:
     """Tensors on their way."""
 
     works: Works
@@ -402,8 +408,8 @@ class _Copied:
 
     def wait(self) -> None:
         self.pending.wait()
-        for wanted, came in self.copies:
-            wanted.detach().copy_(came)
+        for wanted, buffer in self.copies:
+            wanted.detach().copy_(buffer)
 
 
 def _new_group(ranks: tuple[int, ...], backend: str) -> dist.ProcessGroup | None:

@@ -40,7 +40,7 @@ _STEP_SHIFT, _KIND_SHIFT = 24, 26
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # one object for equal specs, hence compared and hashed by identity
-class Layout:
+class FrameLayout:
     """Where the tensors of a message lie.
 
     Attributes:
@@ -67,18 +67,18 @@ class Layout:
         return min(len(self.specs), 255)
 
 
-def layout_of(specs: Sequence[Spec], alone_bytes: int | None = None) -> Layout:
+def layout_of(specs: Sequence[Spec], alone_bytes: int | None = None) -> FrameLayout:
     """The layout of a message with these tensors; those of ``alone_bytes`` and more travel alone, None: no tensor."""
     return _layout_of(specs if isinstance(specs, tuple) else tuple(specs), alone_bytes)
 
 
-def layout_for(tensors: Sequence[torch.Tensor], alone_bytes: int | None = None) -> Layout:
+def layout_for(tensors: Sequence[torch.Tensor], alone_bytes: int | None = None) -> FrameLayout:
     """The layout of a message with tensors like these."""
     return _layout_of(tuple([(tensor.shape, tensor.dtype) for tensor in tensors]), alone_bytes)
 
 
 @lru_cache(maxsize=4096)
-def _layout_of(specs: tuple[Spec, ...], alone_bytes: int | None) -> Layout:
+def _layout_of(specs: tuple[Spec, ...], alone_bytes: int | None) -> FrameLayout:
     specs = tuple((tuple(shape), dtype) for shape, dtype in specs)
     end = ALIGNMENT_BYTES
     alone: list[Spec] = []
@@ -96,7 +96,7 @@ def _layout_of(specs: tuple[Spec, ...], alone_bytes: int | None) -> Layout:
         spans.append((start, end))
     dtypes = bytes(_DTYPES.index(dtype) + 1 if dtype in _DTYPES else 255 for _, dtype in specs[:12])
     payload_bytes = end - ALIGNMENT_BYTES + alone_size
-    return Layout(
+    return FrameLayout(
         specs, tuple(alone), tuple(spans), end, payload_bytes, zlib.crc32(repr(specs).encode()), dtypes.ljust(12, b"\0")
     )
 
@@ -115,15 +115,15 @@ class Frame:
 
     __slots__ = ("_header", "layout", "message", "tensors")
 
-    def __init__(self, layout: Layout, message: torch.Tensor | None = None, spare_bytes: int = 0) -> None:
+    def __init__(self, layout: FrameLayout, message: torch.Tensor | None = None, spare_bytes: int = 0) -> None:
         self.layout = layout
         self.message = torch.empty(layout.total_bytes + spare_bytes, dtype=torch.uint8) if message is None else message
         self.tensors = views(self.message, layout)
         self._header = self.message.numpy().data[:HEADER_BYTES]
 
-    def write(self, key: Key, tensors: Iterable[torch.Tensor], number: int = 0, taken: int = 0) -> None:
+    def write(self, key: Key, tensors: Iterable[torch.Tensor], number: int = 0, acknowledged: int = 0) -> None:
         """Copy the tensors in, under the name ``key``; those that travel alone are left out."""
-        self._header[:] = header_of(key, self.layout, number, taken)
+        self._header[:] = header_of(key, self.layout, number, acknowledged)
         for slot, tensor in zip(self.tensors, tensors, strict=True):
             slot.copy_(tensor.detach() if tensor.requires_grad else tensor)
 
@@ -136,7 +136,7 @@ class Frame:
         return check(self._header, key, source, self.layout)
 
 
-def views(message: torch.Tensor, layout: Layout) -> list[torch.Tensor]:
+def views(message: torch.Tensor, layout: FrameLayout) -> list[torch.Tensor]:
     """The tensors inside a frame, in order."""
     return [
         message[span[0] : span[1]].view(dtype).view(shape)
@@ -151,7 +151,9 @@ def alone_buffer(spec: Spec, spare_bytes: int, device: str | torch.device = "cpu
     return torch.empty(num_bytes + min(num_bytes // 8, spare_bytes), dtype=torch.uint8, device=device)
 
 
-def whole(layout: Layout, inside: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def whole(
+    layout: FrameLayout, inside: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
     """All tensors of a message: those inside the frame, and those that came alone, from their buffers."""
     here, apart = iter(inside), iter(buffers)
     return tuple(
@@ -162,7 +164,7 @@ def whole(layout: Layout, inside: Iterable[torch.Tensor], buffers: Iterable[torc
     )
 
 
-def unpack(message: torch.Tensor, key: Key, source: int, layout: Layout) -> tuple[torch.Tensor, ...]:
+def unpack(message: torch.Tensor, key: Key, source: int, layout: FrameLayout) -> tuple[torch.Tensor, ...]:
     """The tensors of a frame in somebody else's buffer, which may be of any size.
 
     Raises:
@@ -172,17 +174,17 @@ def unpack(message: torch.Tensor, key: Key, source: int, layout: Layout) -> tupl
     return tuple(views(message, layout))
 
 
-def check(header: memoryview, key: Key, source: int, layout: Layout) -> tuple[int, int]:
-    """``number`` and ``taken`` in the header of a message from rank ``source``.
+def check(header: memoryview, key: Key, source: int, layout: FrameLayout) -> tuple[int, int]:
+    """``number`` and ``acknowledged`` in the header of a message from rank ``source``.
 
     Raises:
         TransportError: it is another message than ``key`` with this layout; the text names what differs.
     """
-    number, taken, _ = _STAMP.unpack_from(header, HEADER_BYTES - _STAMP.size)
-    expected = header_of(key, layout, number, taken)
+    number, acknowledged, _ = _STAMP.unpack_from(header, HEADER_BYTES - _STAMP.size)
+    expected = header_of(key, layout, number, acknowledged)
     if header != expected:
         raise another(header, expected, key, source)
-    return number, taken
+    return number, acknowledged
 
 
 def another(header: memoryview, expected: bytes, key: Key, source: int) -> TransportError:
@@ -217,29 +219,29 @@ def _numbered(kind: str, src_stage: int, dst_stage: int, microbatch: int) -> int
     return number | ord(kind) - ord("A") + 1 << _KIND_SHIFT
 
 
-def header_of(key: Key, layout: Layout, number: int, taken: int) -> bytes:
+def header_of(key: Key, layout: FrameLayout, number: int, acknowledged: int) -> bytes:
     """The header of a message."""
     step, kind, src_stage, dst_stage, microbatch = key
     ends, of_tensors = (src_stage, dst_stage, microbatch), (layout.checksum, layout.payload_bytes, layout.dtypes)
-    stamp = number, taken, ~(number ^ taken) & _STAMP_MASK
+    stamp = number, acknowledged, ~(number ^ acknowledged) & _STAMP_MASK
     return _HEADER.pack(_MAGIC, _VERSION, kind.encode(), layout.count, step, *ends, *of_tensors, *stamp)
 
 
-def _faults(key: Key, expected: tuple[Any, ...], came: tuple[Any, ...]) -> list[str]:
+def _faults(key: Key, expected: tuple[Any, ...], received: tuple[Any, ...]) -> list[str]:
     """One line for each part of the header that differs; nothing behind a wrong magic number can be trusted."""
-    if came[:2] != expected[:2]:
-        return [f"magic and version: expected {expected[:2]}, came {came[:2]}"]
-    kind, step, src_stage, dst_stage, microbatch = came[2], *came[4:8]
+    if received[:2] != expected[:2]:
+        return [f"magic and version: expected {expected[:2]}, came {received[:2]}"]
+    kind, step, src_stage, dst_stage, microbatch = received[2], *received[4:8]
     sender = Key(step, str(kind, "latin-1"), src_stage, dst_stage, microbatch)
     pairs = (
         ("key", key, sender),
-        ("number of tensors", expected[3], came[3]),
-        ("dtypes", _names(expected[10]), _names(came[10])),
-        ("payload bytes", expected[9], came[9]),
-        ("checksum of shapes and dtypes", f"{expected[8]:08x}", f"{came[8]:08x}"),
-        ("guard of the message's numbers", f"{expected[13]:08x}", f"{came[13]:08x}"),
+        ("number of tensors", expected[3], received[3]),
+        ("dtypes", _names(expected[10]), _names(received[10])),
+        ("payload bytes", expected[9], received[9]),
+        ("checksum of shapes and dtypes", f"{expected[8]:08x}", f"{received[8]:08x}"),
+        ("guard of the message's numbers", f"{expected[13]:08x}", f"{received[13]:08x}"),
     )
-    return [f"{what}: expected {wanted}, came {found}" for what, wanted, found in pairs if wanted != found]
+    return [f"{what}: expected {wanted}, came {actual}" for what, wanted, actual in pairs if wanted != actual]
 
 
 def _names(dtypes: bytes | int) -> str:

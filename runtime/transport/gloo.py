@@ -24,8 +24,8 @@ from planner.ir.cluster import PAIR_SUM_BYTES
 from planner.ir.errors import TransportError
 from planner.ir.program import ALONE_BYTES, SPARE_BYTES
 from runtime.transport.base import Deadline, Key, Spec, default_group, gone, join
-from runtime.transport.collectives import Together
-from runtime.transport.frame import Frame, Layout, alone_buffer, layout_for, layout_of, tag, whole
+from runtime.transport.collectives import GroupCollectives
+from runtime.transport.frame import Frame, FrameLayout, alone_buffer, layout_for, layout_of, tag, whole
 from runtime.transport.works import Barrier, Works
 
 _SPARE_LAYOUTS = 64
@@ -35,7 +35,7 @@ _MASK, _HALF = 0xFFFFFFFF, 1 << 31  # numbers of messages are counted in 32 bits
 
 
 @dataclass(slots=True)
-class _Receive:
+class _FrameReceive:
     """A message to come: ``works`` of its frame, then of each tensor in ``alone``."""
 
     frame: Frame
@@ -44,7 +44,7 @@ class _Receive:
 
 
 @dataclass(slots=True)
-class _Send:
+class _FrameSend:
     """A message on its way; it holds the buffers, which gloo only borrows.
 
     Attributes:
@@ -64,9 +64,9 @@ class Peer:
     def __init__(self, world: dist.ProcessGroup, works: Works, rank: int) -> None:
         self._send, self._recv = world.send, world.recv
         self._works, self._rank = works, rank
-        self._receives: dict[Key, _Receive] = {}
-        self._sends: deque[_Send] = deque()  # the last one is number _num_sent
-        self._spare_frames: dict[Layout, list[Frame]] = {}  # the next step sends the same messages again
+        self._receives: dict[Key, _FrameReceive] = {}
+        self._sends: deque[_FrameSend] = deque()  # the last one is number _num_sent
+        self._spare_frames: dict[FrameLayout, list[Frame]] = {}  # the next step sends the same messages again
         self._num_sent = self._num_taken = 0  # all its messages up to this number have come,
         self._early: set[int] = set()  # and those
 
@@ -82,7 +82,7 @@ class Peer:
             works = [self._recv([buffer], self._rank, number) for buffer in (frame.message, *alone)]
         except RuntimeError as error:
             raise self._gone("receive", key, error) from error
-        self._receives[key] = _Receive(frame, alone, works)
+        self._receives[key] = _FrameReceive(frame, alone, works)
 
     def receive(self, key: Key, deadline: Deadline) -> tuple[torch.Tensor, ...]:
         """See :class:`runtime.transport.base.Transport`."""
@@ -91,10 +91,10 @@ class Peer:
             raise TransportError(f"{key} from rank {self._rank} was not announced")
         frame_work, *works = posted.works
         self._works.wait(frame_work, ("receive", key), ("rank", self._rank), deadline)
-        number, taken = posted.frame.check(key, self._rank)
+        number, acknowledged = posted.frame.check(key, self._rank)
         for work in works:
             self._works.wait(work, ("receive", key), ("rank", self._rank), deadline)
-        self._note(number, taken)
+        self._note(number, acknowledged)
         return whole(posted.frame.layout, posted.frame.tensors, posted.alone)
 
     def send(self, key: Key, tensors: Sequence[torch.Tensor]) -> None:
@@ -109,7 +109,7 @@ class Peer:
             inside = [tensor for tensor, span in pairs if span is not None]
             alone = [tensor.detach().to("cpu").contiguous() for tensor, span in pairs if span is None]
         frame.write(key, inside, self._num_sent, self._num_taken)
-        sent = _Send(key, frame, alone, [times_written(tensor) for tensor in alone])
+        sent = _FrameSend(key, frame, alone, [times_written(tensor) for tensor in alone])
         number = tag(key)
         try:
             sent.works = [self._send([buffer], self._rank, number) for buffer in (frame.message, *alone)]
@@ -134,13 +134,13 @@ class Peer:
         self._sends.clear()
         self._spare_frames.clear()
 
-    def _note(self, number: int, taken: int) -> None:
-        """Message ``number`` has come, and told that ours up to ``taken`` had come before it was sent."""
+    def _note(self, number: int, acknowledged: int) -> None:
+        """Message ``number`` has come, and told that ours up to ``acknowledged`` had come before it was sent."""
         self._early.add(number)
         while (following := self._num_taken + 1 & _MASK) in self._early:
             self._early.remove(following)
             self._num_taken = following
-        while self._sends and (taken - self._num_sent + len(self._sends) - 1 & _MASK) < _HALF:
+        while self._sends and (acknowledged - self._num_sent + len(self._sends) - 1 & _MASK) < _HALF:
             self._release()
 
     def _release(self) -> None:
@@ -159,7 +159,7 @@ class Peer:
         return gone(f"{doing} {key}", self._works.rank, f"rank {self._rank}", str(error))
 
 
-class Messages:
+class FrameMessages:
     """The part of a transport that sends messages between two ranks, and knows when all ranks are there.
 
     Args:
@@ -189,7 +189,7 @@ class Messages:
     def num_buffers(self) -> tuple[int, int]:
         """How many announced messages, and how many sent ones, have their buffers now."""
         numbers = [peer.num_buffers() for peer in self._peers]
-        return sum(came for came, _ in numbers), sum(sent for _, sent in numbers)
+        return sum(received for received, _ in numbers), sum(sent for _, sent in numbers)
 
     def _flush(self, deadline: Deadline) -> None:
         for peer in self._peers:
@@ -228,7 +228,7 @@ def open_gloo(
     return transport
 
 
-class GlooTransport(Together, Messages):
+class GlooTransport(GroupCollectives, FrameMessages):
     """The transport of one process, see :class:`runtime.transport.base.Transport`; received tensors are on the CPU.
 
     Args:
@@ -239,8 +239,8 @@ class GlooTransport(Together, Messages):
     def __init__(self, groups: Iterable[Sequence[int]] = (), *, owns_group: bool = False) -> None:
         world = default_group()
         works = Works(world.rank())
-        Together.__init__(self, world, groups, works, pair_bytes=PAIR_SUM_BYTES)
-        Messages.__init__(self, world, works)
+        GroupCollectives.__init__(self, world, groups, works, pair_bytes=PAIR_SUM_BYTES)
+        FrameMessages.__init__(self, world, works)
         self._owns_group = owns_group
 
     def close(self) -> None:
@@ -251,4 +251,4 @@ class GlooTransport(Together, Messages):
 
     def _flush(self, deadline: Deadline) -> None:
         super()._flush(deadline)
-        self._standing.flush(deadline)
+        self._persistent.flush(deadline)

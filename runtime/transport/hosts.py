@@ -23,7 +23,7 @@ from cuda_ops.device.host import MPI_JOB
 from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, Transport, default_group, join
-from runtime.transport.segments import Address, Segments
+from runtime.transport.segments import Address, SharedSegments
 from runtime.transport.shared_memory import SPIN_S, SharedMemoryTransport
 
 if TYPE_CHECKING:
@@ -126,12 +126,12 @@ def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: boo
             if not fault:
                 neighbours[other] = address
     store.set(f"attached/{rank}", json.dumps({"ranks": [rank, *neighbours], "why": why}))
-    told = [json.loads(store.get(f"attached/{other}")) for other in range(size)]
+    attached = [json.loads(store.get(f"attached/{other}")) for other in range(size)]
     pairs = [*combinations(range(size), 2)]
-    near = frozenset(pair for pair in pairs if all(set(pair) <= set(told[each]["ranks"]) for each in pair))
+    near = frozenset(pair for pair in pairs if all(set(pair) <= set(attached[each]["ranks"]) for each in pair))
     apart = [pair for pair in pairs if pair not in near and hosts[pair[0]] == hosts[pair[1]]]
     if apart:
-        _say(apart, [each["why"] for each in told], required)
+        _say(apart, [each["why"] for each in attached], required)
     far_groups = [ranks for ranks in groups if len(ranks) == 1 or not near.issuperset(combinations(ranks, 2))]
     name = transport_text(SHARED_MEMORY if near else "", GLOO)  # of the world: the same on all ranks
     if segments is None or mine is None or not any(rank in pair for pair in near):
@@ -155,10 +155,10 @@ def _over_gloo(groups: Iterable[Sequence[int]]) -> GlooTransport:
     return GlooTransport(groups, owns_group=True)
 
 
-def _segments(rank: int, size: int) -> tuple[Segments | None, str]:
+def _segments(rank: int, size: int) -> tuple[SharedSegments | None, str]:
     """This rank's segment, or why there is none."""
     try:
-        return Segments(rank, size), ""
+        return SharedSegments(rank, size), ""
     except (CannotCompileError, OSError) as error:
         return None, str(error)
 

@@ -20,11 +20,11 @@ import torch
 from planner.ir.cluster import IN_PROCESS
 from planner.ir.errors import DeadlineError, TransportError
 from runtime.transport.base import Deadline, Key, Pending, Spec, check_member, declare, gone, parts
-from runtime.transport.frame import Frame, Layout, layout_for, layout_of, tag, unpack
+from runtime.transport.frame import Frame, FrameLayout, layout_for, layout_of, tag, unpack
 
 
 @dataclass(slots=True)
-class Message:
+class QueuedMessage:
     """One message; ``taken`` when its receiver has announced it."""
 
     key: Key
@@ -36,7 +36,7 @@ class Message:
 class Mailbox:
     """Messages of one tag from one rank to another, in the order sent; the first ``posted`` of them are taken."""
 
-    messages: deque[Message] = field(default_factory=deque)
+    messages: deque[QueuedMessage] = field(default_factory=deque)
     posted: int = 0
 
     def match(self) -> None:
@@ -75,7 +75,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wait:
+class _BlockedRank:
     what: str
     ready: Callable[[], bool]
     missing: Callable[[], Sequence[int]]
@@ -118,14 +118,14 @@ class Hub:
         self.meetings: dict[tuple[str, tuple[int, ...], int], Meeting] = {}
         self.parcels: dict[tuple[int, int, int], torch.Tensor] = {}
         self._closed: set[int] = set()
-        self._waiting: dict[int, _Wait] = {}
+        self._waiting: dict[int, _BlockedRank] = {}
         self._stall: tuple[str, ...] = ()
 
     def wait(
         self, rank: int, what: str, ready: Callable[[], bool], missing: Callable[[], Sequence[int]], deadline: Deadline
     ) -> None:
         """Wait, holding ``changed``, until ``ready()``; ``missing()`` says which ranks it depends on."""
-        self._waiting[rank] = _Wait(what, ready, missing)
+        self._waiting[rank] = _BlockedRank(what, ready, missing)
         try:
             self._look_for_stall()
             while not ready():
@@ -189,8 +189,8 @@ class InProcessTransport:
         self.world_size = hub.world_size
         self.name = IN_PROCESS
         self._hub = hub
-        self._layouts: dict[tuple[Key, int], Layout] = {}
-        self._sent: list[tuple[Message, int]] = []
+        self._layouts: dict[tuple[Key, int], FrameLayout] = {}
+        self._sent: list[tuple[QueuedMessage, int]] = []
         self._num_meetings: dict[tuple[str, tuple[int, ...]], int] = {}
         self._num_parcels: dict[tuple[int, int], int] = {}
 
@@ -291,13 +291,13 @@ class InProcessTransport:
         """How many announced messages, and how many sent ones, have their buffers now."""
         return len(self._layouts), len(self._sent)
 
-    def _packed(self, key: Key, tensors: Sequence[torch.Tensor]) -> Message:
+    def _packed(self, key: Key, tensors: Sequence[torch.Tensor]) -> QueuedMessage:
         """What is on its way, in memory of its own."""
         frame = Frame(layout_for(tensors))
         frame.write(key, tensors)
-        return Message(key, frame.message)
+        return QueuedMessage(key, frame.message)
 
-    def _unpacked(self, message: Message, key: Key, source: int, layout: Layout) -> tuple[torch.Tensor, ...]:
+    def _unpacked(self, message: QueuedMessage, key: Key, source: int, layout: FrameLayout) -> tuple[torch.Tensor, ...]:
         """What :meth:`_packed` made, for who announced ``key`` with ``layout``."""
         return unpack(message.buffer, key, source, layout)
 
@@ -306,7 +306,7 @@ class InProcessTransport:
         self._num_parcels[src, dst] = self._num_parcels.get((src, dst), 0) + 1
         return self._num_parcels[src, dst]
 
-    def _wait_until_taken(self, message: Message, destination: int, deadline: Deadline) -> None:
+    def _wait_until_taken(self, message: QueuedMessage, destination: int, deadline: Deadline) -> None:
         what = f"send {message.key}"
         self._hub.wait(self.rank, what, lambda: message.taken, lambda: (destination,), deadline)
 

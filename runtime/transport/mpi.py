@@ -36,8 +36,8 @@ from runtime.transport.base import (
     plain_like,
     put_back,
 )
-from runtime.transport.gloo import Messages
-from runtime.transport.mpi_requests import MpiWorks, Request, Steps, Wire, library, load_mpi, meet
+from runtime.transport.gloo import FrameMessages
+from runtime.transport.mpi_requests import MpiRequest, MpiRounds, MpiWire, MpiWorks, library, load_mpi, meet
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -88,7 +88,7 @@ def open_mpi(
     return transport
 
 
-class MpiTransport(Messages):
+class MpiTransport(FrameMessages):
     """The transport of one process, see :class:`runtime.transport.base.Transport`; received tensors are on the CPU.
 
     Args:
@@ -102,7 +102,7 @@ class MpiTransport(Messages):
     ) -> None:
         self.rank, self.world_size, self.name = ranks.rank, ranks.size, names.MPI
         self._numbers = declare(groups, self.world_size)
-        self._wire = Wire(mpi, ranks)
+        self._wire = MpiWire(mpi, ranks)
         self._works = MpiWorks(self._wire, is_crowded)
         super().__init__(cast("dist.ProcessGroup", self._wire), self._works)  # which has all that they ask of one
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -124,15 +124,15 @@ class MpiTransport(Messages):
         if key is not None and not 0 <= key < KEYED:
             raise ValueError(f"key {key} is not below {KEYED}")
         steps = self._exchange(sent, received, _UNKEYED if key is None else _KEYED | key)
-        return Steps(self._works, steps, ("exchange",), deadline_s)
+        return MpiRounds(self._works, steps, ("exchange",), deadline_s)
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         what, tag = self._begin("sum", ranks)
-        Steps(self._works, self._sum(tensor, ranks, tag), what, deadline_s).wait()
+        MpiRounds(self._works, self._sum(tensor, ranks, tag), what, deadline_s).wait()
 
     def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
         what, tag = self._begin("started sum", ranks)
-        steps = Steps(self._works, self._sum(tensor, ranks, tag), what, deadline_s)
+        steps = MpiRounds(self._works, self._sum(tensor, ranks, tag), what, deadline_s)
         self._works.run(steps)
         return steps
 
@@ -141,12 +141,12 @@ class MpiTransport(Messages):
     ) -> None:
         pieces = parts(flat.detach(), counts, ranks)
         what, tag = self._begin("reduce-scatter", ranks)
-        Steps(self._works, self._scatter(pieces, ranks, tag), what, deadline_s).wait()
+        MpiRounds(self._works, self._scatter(pieces, ranks, tag), what, deadline_s).wait()
 
     def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
         pieces = parts(flat.detach(), counts, ranks)
         what, tag = self._begin("all-gather", ranks)
-        Steps(self._works, self._gather(pieces, ranks, tag), what, deadline_s).wait()
+        MpiRounds(self._works, self._gather(pieces, ranks, tag), what, deadline_s).wait()
 
     def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         largest(self, tensor, ranks, deadline_s)
@@ -158,7 +158,7 @@ class MpiTransport(Messages):
         tag = self._numbers[ranks] << 14 | number % _NUMBERS << 2 | (kind == "started sum") << 1
         return (f"{kind} over ranks {ranks}, number", number), _TOGETHER | tag
 
-    def _sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], tag: int) -> Iterator[list[Request]]:
+    def _sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], tag: int) -> Iterator[list[MpiRequest]]:
         flat = flat_on_cpu(tensor)
         if flat.nbytes <= (PAIR_SUM_BYTES if len(ranks) == 2 else SUM_BYTES):
             yield from self._add(dict.fromkeys(ranks, flat), ranks, tag)
@@ -168,14 +168,14 @@ class MpiTransport(Messages):
             yield from self._gather(pieces, ranks, tag | 1)
         put_back(flat, tensor)
 
-    def _scatter(self, pieces: Sequence[torch.Tensor], ranks: tuple[int, ...], tag: int) -> Iterator[list[Request]]:
+    def _scatter(self, pieces: Sequence[torch.Tensor], ranks: tuple[int, ...], tag: int) -> Iterator[list[MpiRequest]]:
         yield from self._add(dict(zip(ranks, pieces, strict=True)), ranks, tag)
 
-    def _gather(self, pieces: Sequence[torch.Tensor], ranks: tuple[int, ...], tag: int) -> Iterator[list[Request]]:
+    def _gather(self, pieces: Sequence[torch.Tensor], ranks: tuple[int, ...], tag: int) -> Iterator[list[MpiRequest]]:
         received = {rank: piece for rank, piece in zip(ranks, pieces, strict=True) if rank != self.rank}
         yield from self._exchange(dict.fromkeys(received, pieces[ranks.index(self.rank)]), received, tag)
 
-    def _add(self, terms: Mapping[int, torch.Tensor], ranks: tuple[int, ...], tag: int) -> Iterator[list[Request]]:
+    def _add(self, terms: Mapping[int, torch.Tensor], ranks: tuple[int, ...], tag: int) -> Iterator[list[MpiRequest]]:
         """Each rank is sent its term; this rank's own becomes the sum of those that it is sent, and its own."""
         own = terms[self.rank]
         rows = {rank: plain_like(own) for rank in ranks if rank != self.rank}
@@ -184,7 +184,7 @@ class MpiTransport(Messages):
 
     def _exchange(
         self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], tag: int
-    ) -> Iterator[list[Request]]:
+    ) -> Iterator[list[MpiRequest]]:
         """Receives, then sends; what is not plain on the CPU, by way of what is."""
         copies, requests = [], []
         for rank, tensor in received.items():
@@ -198,5 +198,5 @@ class MpiTransport(Messages):
             if tensor.numel():
                 requests.append(self._wire.send([plain(tensor)], rank, tag))
         yield requests
-        for tensor, came in copies:
-            tensor.detach().copy_(came)
+        for tensor, buffer in copies:
+            tensor.detach().copy_(buffer)

@@ -120,7 +120,7 @@ def meet(world: MPI.Intracomm, timeout_s: float) -> None:
     _forget_segments()
 
 
-class Request:
+class MpiRequest:
     """A send or receive on its way, and the tensor that it is of.
 
     Attributes:
@@ -130,7 +130,7 @@ class Request:
     __slots__ = ("_is_exact", "_is_receive", "_request", "_tensor", "_wire", "peer")
 
     def __init__(
-        self, wire: Wire, request: MPI.Request, tensor: torch.Tensor, peer: int, is_receive: bool, is_exact: bool
+        self, wire: MpiWire, request: MPI.Request, tensor: torch.Tensor, peer: int, is_receive: bool, is_exact: bool
     ) -> None:
         self._wire, self._tensor, self.peer = wire, tensor, peer
         self._request: MPI.Request | None = request
@@ -154,8 +154,8 @@ class Request:
                 raise self._other_size("more") from error
             raise
         self._request = None
-        if self._is_exact and (came := status.Get_count(mpi.BYTE)) != self._tensor.nbytes:
-            raise self._other_size(f"{came} bytes")
+        if self._is_exact and (received_bytes := status.Get_count(mpi.BYTE)) != self._tensor.nbytes:
+            raise self._other_size(f"{received_bytes} bytes")
         return True
 
     def __del__(self) -> None:
@@ -165,15 +165,15 @@ class Request:
             if not self._request.Test():
                 _UNFINISHED.append((self._request, self._tensor))
 
-    def _other_size(self, came: str) -> TransportError:
+    def _other_size(self, size: str) -> TransportError:
         return TransportError(
-            f"rank {self.peer} sent {came}, rank {self._wire.rank()} expected {self._tensor.nbytes} bytes",
+            f"rank {self.peer} sent {size}, rank {self._wire.rank()} expected {self._tensor.nbytes} bytes",
             [f"for a tensor of shape {tuple(self._tensor.shape)} and {self._tensor.dtype}"],
             ["give all ranks the same plan"],
         )
 
 
-class Wire:
+class MpiWire:
     """Sends and receives under tags of 32 bits, on as many communicators as it takes for the tags that MPI allows.
 
     Its methods are named as those of torch's process groups, of which messages and barriers use no others.
@@ -207,17 +207,17 @@ class Wire:
         """How many ranks there are."""
         return self._size
 
-    def send(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> Request:
+    def send(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> MpiRequest:
         """Start to send a contiguous tensor of the CPU."""
         (tensor,) = tensors
         request = self._communicators[tag >> self._bits].Isend(self._buffer(tensor), rank, tag & self._mask)
-        return Request(self, request, tensor, rank, False, False)
+        return MpiRequest(self, request, tensor, rank, False, False)
 
-    def recv(self, tensors: Sequence[torch.Tensor], rank: int, tag: int, is_exact: bool = False) -> Request:
+    def recv(self, tensors: Sequence[torch.Tensor], rank: int, tag: int, is_exact: bool = False) -> MpiRequest:
         """Start to receive one; what is shorter is refused if ``is_exact``."""
         (tensor,) = tensors
         request = self._communicators[tag >> self._bits].Irecv(self._buffer(tensor), rank, tag & self._mask)
-        return Request(self, request, tensor, rank, True, is_exact)
+        return MpiRequest(self, request, tensor, rank, True, is_exact)
 
     def _buffer(self, tensor: torch.Tensor) -> list[Any]:
         num_bytes = tensor.nbytes
@@ -231,16 +231,16 @@ class MpiWorks(Works):
         is_crowded: whether a wait gives way to other processes each time it has asked, while it spins.
     """
 
-    def __init__(self, wire: Wire, is_crowded: bool) -> None:
+    def __init__(self, wire: MpiWire, is_crowded: bool) -> None:
         super().__init__(wire.rank())
-        self._running: list[Steps] = []
+        self._running: list[MpiRounds] = []
         self._wire, self._is_crowded = wire, is_crowded
         others = [rank for rank in range(wire.size()) if rank != self.rank]
         self._farewells = {rank: self._farewell(wire.recv, rank) for rank in others}
-        self._told = False
+        self._has_left = False
 
     def wait(self, work: dist.Work, what: Words, peer: Words, deadline: Deadline) -> None:
-        request = cast("Request", work)
+        request = cast("MpiRequest", work)
         self.until(request.test, what, lambda: (request.peer,), deadline)
 
     def until(
@@ -271,16 +271,16 @@ class MpiWorks(Works):
         except self._wire.mpi.Exception as error:
             raise gone(words(what), self.rank, _names(peers()), str(error)) from error
 
-    def run(self, steps: Steps) -> None:
+    def run(self, steps: MpiRounds) -> None:
         """Take the steps of something beside all waits of this rank."""
         self._go_on()
         self._running.append(steps)
 
     def leave(self) -> None:
         """Tell the others that nothing more comes from here."""
-        for rank in () if self._told else self._farewells:
+        for rank in () if self._has_left else self._farewells:
             self._farewell(self._wire.send, rank)
-        self._told = True
+        self._has_left = True
         self._running.clear()
 
     def _look(
@@ -307,20 +307,20 @@ class MpiWorks(Works):
         """What was started in the background takes its next step, where it can."""
         self._running = [steps for steps in self._running if not steps.go_on()]
 
-    def _farewell(self, start: Callable[..., Request], rank: int) -> Request:
+    def _farewell(self, start: Callable[..., MpiRequest], rank: int) -> MpiRequest:
         return start([torch.zeros(1, dtype=torch.uint8)], rank, _FAREWELL)
 
 
-class Steps:
+class MpiRounds:
     """Something that a group does: requests, then what is computed of what came, and so on.
 
     Args:
         steps: yields the requests of each step, and goes on when all of them are done.
     """
 
-    def __init__(self, works: MpiWorks, steps: Iterator[list[Request]], what: Words, deadline_s: float) -> None:
+    def __init__(self, works: MpiWorks, steps: Iterator[list[MpiRequest]], what: Words, deadline_s: float) -> None:
         self._works, self._steps, self._what, self._deadline_s = works, steps, what, deadline_s
-        self._waiting: list[Request] | None = next(steps, None)
+        self._waiting: list[MpiRequest] | None = next(steps, None)
 
     def go_on(self) -> bool:
         """Whether it is done."""

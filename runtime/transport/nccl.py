@@ -21,10 +21,10 @@ from planner.ir.errors import TransportError
 from planner.ir.program import ALONE_BYTES, SPARE_BYTES, Program
 from planner.ir.schedule import SEND, Op
 from runtime.transport.base import Deadline, Key, Spec, default_group, join
-from runtime.transport.collectives import Together
+from runtime.transport.collectives import GroupCollectives
 from runtime.transport.frame import (
     HEADER_BYTES,
-    Layout,
+    FrameLayout,
     alone_buffer,
     check,
     header_of,
@@ -53,28 +53,28 @@ class Channel:
 
 def channels_of(program: Program) -> tuple[Channel, ...]:
     """The channels over which the ranks of ``program`` send, in order."""
-    found = set()
+    channels = set()
     for rank, row in enumerate(program.rows):
         for action in row:
             if action.op in SEND and action.peer is not None:
                 forward = action.op is Op.SEND_FORWARD
                 for message in program.messages_of(rank, action):
                     other = message.dst if forward else message.src
-                    found.add(Channel("F" if forward else "B", action.stage, action.peer, rank, other))
-    return tuple(sorted(found))
+                    channels.add(Channel("F" if forward else "B", action.stage, action.peer, rank, other))
+    return tuple(sorted(channels))
 
 
 @dataclass(slots=True)
-class _Receive:
+class _ChannelReceive:
     """A message to come: its frame, then the tensors that travel alone."""
 
-    layout: Layout
+    layout: FrameLayout
     buffers: list[torch.Tensor]
     works: list[dist.Work]
 
 
 @dataclass(slots=True)
-class _Send:
+class _ChannelSend:
     """A message on its way, which holds the buffers."""
 
     key: Key
@@ -89,11 +89,11 @@ class _Unchecked:
 
     key: Key
     source: int
-    layout: Layout
+    layout: FrameLayout
     header: torch.Tensor
 
 
-class ChannelTransport(Together):
+class ChannelTransport(GroupCollectives):
     """The transport of one process, see :class:`runtime.transport.base.Transport`.
 
     It has limits of its own:
@@ -134,8 +134,8 @@ class ChannelTransport(Together):
         self._barrier = Barrier(world, Works(self.rank))
         self._host_kinds = frozenset(host_kinds)
         self._peers = [Peer(world, Works(self.rank), rank) for rank in range(self.world_size)]
-        self._receives: dict[tuple[Key, int], _Receive] = {}
-        self._sends: deque[_Send] = deque()
+        self._receives: dict[tuple[Key, int], _ChannelReceive] = {}
+        self._sends: deque[_ChannelSend] = deque()
         self._unchecked: list[_Unchecked] = []
         deadline = Deadline(timeout_s)
         self._begin_groups(deadline)
@@ -154,7 +154,7 @@ class ChannelTransport(Together):
         buffers += [alone_buffer(spec, SPARE_BYTES, self._device) for spec in layout.alone]
         begin = partial(_each, link.recv, buffers, _other(link))
         works = self._works.start(begin, ("receive", key), ("rank", source))
-        self._receives[key, source] = _Receive(layout, buffers, works)
+        self._receives[key, source] = _ChannelReceive(layout, buffers, works)
 
     def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
         if key.kind in self._host_kinds:
@@ -187,7 +187,7 @@ class ChannelTransport(Together):
                 next(inside).copy_(tensor.detach())
         begin = partial(_each, link.send, buffers, _other(link))
         works = self._works.start(begin, ("send", key), ("rank", destination))
-        self._sends.append(_Send(key, destination, buffers, works))
+        self._sends.append(_ChannelSend(key, destination, buffers, works))
 
     def flush(self, deadline_s: float) -> None:
         deadline = Deadline(deadline_s)
@@ -219,8 +219,8 @@ class ChannelTransport(Together):
 
     def num_buffers(self) -> tuple[int, int]:
         """How many announced messages, and how many sent ones, have their buffers now."""
-        came, sent = zip(*(peer.num_buffers() for peer in self._peers), strict=True)
-        return len(self._receives) + sum(came), len(self._sends) + sum(sent)
+        received, sent = zip(*(peer.num_buffers() for peer in self._peers), strict=True)
+        return len(self._receives) + sum(received), len(self._sends) + sum(sent)
 
     def _begin_groups(self, deadline: Deadline) -> None:
         """A first sum in each group, by all its ranks and in one order.
@@ -267,7 +267,7 @@ class ChannelTransport(Together):
             )
         return link
 
-    def _frame(self, key: Key, layout: Layout) -> torch.Tensor:
+    def _frame(self, key: Key, layout: FrameLayout) -> torch.Tensor:
         frame = torch.empty(layout.total_bytes, dtype=torch.uint8, device=self._device)
         header = torch.frombuffer(bytearray(header_of(key, layout, 0, 0)), dtype=torch.uint8)
         frame[:HEADER_BYTES].copy_(header)

@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from cuda_ops.device.compiling import CannotCompileError, Sources, compiled
+from cuda_ops.device.compiling import CannotCompileError, LibrarySources, compiled
 from cuda_ops.memory.counter import charge_address
 from planner.ir.errors import OutOfMemoryError
 from runtime.transport.base import Key, Spec, is_plain
-from runtime.transport.frame import HEADER_BYTES, Frame, Layout, header_of, layout_for, views
+from runtime.transport.frame import HEADER_BYTES, Frame, FrameLayout, header_of, layout_for, views
 
 HERE, LATE, GONE, OTHER, WRONG = range(5)
 """How a wait ends: it is here; the time is over; the peer has left; a watched channel had something else; it is here,
@@ -115,11 +115,11 @@ def library() -> tuple[Any, Any]:
         CannotCompileError: they cannot be had.
     """
     try:
-        path = str(compiled(dict(os.environ), Sources("shared_memory", Path(__file__).parent / "source")))
-        found = ctypes.CDLL(path, use_errno=True), ctypes.PyDLL(path, use_errno=True)
+        path = str(compiled(dict(os.environ), LibrarySources("shared_memory", Path(__file__).parent / "source")))
+        loaded = ctypes.CDLL(path, use_errno=True), ctypes.PyDLL(path, use_errno=True)
     except OSError as error:
         raise CannotCompileError(f"shared memory's library cannot be had: {error}") from error
-    return _Functions(found[0]), _Functions(found[1])
+    return _Functions(loaded[0]), _Functions(loaded[1])
 
 
 class _Functions:
@@ -153,12 +153,12 @@ class Address:
 
     @classmethod
     def of_text(cls, text: str) -> Address:
-        """What was told."""
-        found = json.loads(text)
-        return cls(**{**found, "cores": tuple(found["cores"])})
+        """The address that :meth:`text` wrote."""
+        fields = json.loads(text)
+        return cls(**{**fields, "cores": tuple(fields["cores"])})
 
 
-class Place(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes of this process that follow one another: what is sent, or where what comes goes.
 
     Attributes:
@@ -170,7 +170,7 @@ class Place(NamedTuple):
     guard: int
 
 
-class Segments:
+class SharedSegments:
     """The segment of ``rank``, and those of the peers that it has attached.
 
     A block is an offset into its owner's segment.  Its data begins at a multiple of 64 bytes.
@@ -187,10 +187,10 @@ class Segments:
         self._context = self._calls.open(rank, world_size, _machine_bytes(), self._token)
         if not self._context:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self._offset, self._seen, self._view = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_void_p()
+        self._offset, self._last_counts, self._view = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_void_p()
         self._memory: dict[int, torch.Tensor] = {rank: self._all_of(rank)}
         self._kept: dict[tuple[int, int, Spec], torch.Tensor] = {}
-        self._frames: dict[tuple[int, Layout], Frame] = {}
+        self._frames: dict[tuple[int, FrameLayout], Frame] = {}
         self._charge: int | None = None
         self.count_memory()
 
@@ -220,7 +220,7 @@ class Segments:
             raise self._is_full(num_bytes)
         return offset
 
-    def put(self, place: Place, rank: int, channel: int) -> None:
+    def put(self, place: ByteRange, rank: int, channel: int) -> None:
         """Announces a copy of what lies at ``place`` to one rank.
 
         Raises:
@@ -253,7 +253,7 @@ class Segments:
         if not calls.put_rows(self._context, rank, channel, address, *rows, guard):
             raise self._is_full(num_bytes)
 
-    def fetch(self, place: Place, rank: int, channel: int, limit_s: float, spin_s: float, watches: bool) -> int:
+    def fetch(self, place: ByteRange, rank: int, channel: int, limit_s: float, spin_s: float, watches: bool) -> int:
         """How the wait for a block ended that is copied to ``place``.
 
         Args:
@@ -271,7 +271,7 @@ class Segments:
             int(limit_s * 1e9),
             int(spin_s * 1e9),
             self._offset,
-            self._seen if watches else None,
+            self._last_counts if watches else None,
         )
         return ended
 
@@ -286,15 +286,15 @@ class Segments:
     def tensor(self, owner: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A block's data for a moment, by its owner or while it has a reader; not to be handed on."""
         place = (owner, offset, (shape, dtype))
-        found = self._kept.get(place)
-        if found is None:
+        view = self._kept.get(place)
+        if view is None:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
             num_bytes = dtype.itemsize
             for size in shape:
                 num_bytes *= size
-            found = self._kept[place] = self._memory[owner][offset : offset + num_bytes].view(dtype).view(shape)
-        return found
+            view = self._kept[place] = self._memory[owner][offset : offset + num_bytes].view(dtype).view(shape)
+        return view
 
     def send(self, rank: int, channel: int, key: Key, tensors: Sequence[torch.Tensor]) -> bool:
         """Announces a message to one rank: a frame of copies of the tensors, on any device and of any strides.
@@ -326,7 +326,7 @@ class Segments:
         return True
 
     def receive(
-        self, rank: int, channel: int, header: bytes, layout: Layout, limit_s: float, spin_s: float, watches: bool
+        self, rank: int, channel: int, header: bytes, layout: FrameLayout, limit_s: float, spin_s: float, watches: bool
     ) -> int:
         """How the wait for a message that begins with ``header`` ended; where it is here, :meth:`taken` gives it.
 
@@ -343,20 +343,20 @@ class Segments:
             int(limit_s * 1e9),
             int(spin_s * 1e9),
             self._offset,
-            self._seen if watches else None,
+            self._last_counts if watches else None,
             self._view,
             self._charge,
         )
         return ended
 
-    def taken(self, layout: Layout) -> tuple[torch.Tensor, ...]:
+    def taken(self, layout: FrameLayout) -> tuple[torch.Tensor, ...]:
         """The tensors of the message that was received last, where its sender wrote them.
 
         Its block goes back when the last of them, and of their views, is gone; until then it counts as memory of this
         rank's tensors, where somebody counts.
         """
-        came: torch.Tensor = from_dlpack(_new_capsule(self._view, b"dltensor", None))
-        return (came,) if _shape_of(layout).start else tuple(views(came, layout))
+        message: torch.Tensor = from_dlpack(_new_capsule(self._view, b"dltensor", None))
+        return (message,) if _shape_of(layout).start else tuple(views(message, layout))
 
     def header(self, owner: int, offset: int) -> memoryview:
         """What a message begins with."""
@@ -371,25 +371,25 @@ class Segments:
         self._calls.announce(self._context, rank, channel, offset)
 
     def poll(self, rank: int, channel: int) -> bool:
-        """Whether ``rank`` has announced another block on ``channel``: then :attr:`came` is where it lies."""
+        """Whether ``rank`` has announced another block on ``channel``: then :attr:`block_offset` is where it lies."""
         return bool(self._calls.poll(self._context, rank, channel, self._offset))
 
     @property
-    def came(self) -> int:
+    def block_offset(self) -> int:
         """The block that was waited for last."""
         return self._offset.value
 
     def wait(self, rank: int, channel: int, limit_s: float, spin_s: float, watches: bool) -> int:
-        """How the wait for the next announcement ended; where it is here, :attr:`came` is its block.
+        """How the wait for the next announcement ended; where it is here, :attr:`block_offset` is its block.
 
         Args:
             limit_s: ``NOW_S``: only what is there already counts.
             spin_s: so long it looks before it sleeps.
             watches: whether something on a watched channel ends the wait as well.
         """
-        seen = self._seen if watches else None
+        last_counts = self._last_counts if watches else None
         limit_ns, spin_ns = int(limit_s * 1e9), int(spin_s * 1e9)
-        ended: int = self._waits.wait(self._context, rank, channel, limit_ns, spin_ns, self._offset, seen)
+        ended: int = self._waits.wait(self._context, rank, channel, limit_ns, spin_ns, self._offset, last_counts)
         return ended
 
     def num_taken(self, rank: int) -> int:
@@ -399,8 +399,10 @@ class Segments:
 
     def wait_taken(self, rank: int, count: int, limit_s: float, spin_s: float, watches: bool) -> int:
         """How the wait until ``rank`` has taken ``count`` messages ended."""
-        seen = self._seen if watches else None
-        ended: int = self._waits.wait_taken(self._context, rank, count, int(limit_s * 1e9), int(spin_s * 1e9), seen)
+        last_counts = self._last_counts if watches else None
+        ended: int = self._waits.wait_taken(
+            self._context, rank, count, int(limit_s * 1e9), int(spin_s * 1e9), last_counts
+        )
         return ended
 
     def has_left(self, rank: int) -> bool:
@@ -453,7 +455,7 @@ _CODES = {torch.bool: 6, torch.uint8: 1, torch.bfloat16: 4, torch.complex64: 5, 
 
 
 @functools.lru_cache(maxsize=_MOST_KEPT)
-def _shape_of(layout: Layout) -> _Shape:
+def _shape_of(layout: FrameLayout) -> _Shape:
     """A message of one tensor is that tensor; one of several is bytes, of which views are made."""
     (shape, dtype), *others = layout.specs or (((), torch.uint8),)
     if others or not layout.specs or len(shape) > _MOST_DIMS or dtype not in _CODES:

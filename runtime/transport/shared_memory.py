@@ -44,8 +44,8 @@ from runtime.transport.base import (
     without_gradients,
     words,
 )
-from runtime.transport.frame import Layout, another, header_of, layout_of, tag
-from runtime.transport.segments import GONE, HERE, LATE, NOW_S, WATCHED, WRONG, Place, Rows, Segments, rows_of
+from runtime.transport.frame import FrameLayout, another, header_of, layout_of, tag
+from runtime.transport.segments import GONE, HERE, LATE, NOW_S, WATCHED, WRONG, ByteRange, Rows, SharedSegments, rows_of
 
 SPIN_S = 10e-3
 """So long a wait looks before it sleeps, where every rank has a core of its own."""
@@ -74,7 +74,7 @@ class SharedMemoryTransport:
 
     def __init__(
         self,
-        segments: Segments,
+        segments: SharedSegments,
         world_size: int,
         groups: Iterable[Sequence[int]] = (),
         *,
@@ -86,7 +86,7 @@ class SharedMemoryTransport:
         self.name = SHARED_MEMORY
         self.spin_s, self._in_parts, self._owns_group = spin_s, in_parts, owns_group
         self._numbers = declare(groups, world_size)
-        self._announced: list[dict[Key, Layout]] = [{} for _ in range(world_size)]
+        self._announced: list[dict[Key, FrameLayout]] = [{} for _ in range(world_size)]
         self._sent: list[deque[Key]] = [deque() for _ in range(world_size)]
         self._num_sent = [0] * world_size
         self._counts: dict[object, int] = {}
@@ -112,7 +112,7 @@ class SharedMemoryTransport:
         if (ended := look(NOW_S, 0.0, False)) == LATE:
             ended = self._wait(look, source, ("receive", key), Deadline(deadline_s))
         if ended == WRONG:
-            raise another(segments.header(source, segments.came), header, key, source)
+            raise another(segments.header(source, segments.block_offset), header, key, source)
         return segments.taken(layout)
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
@@ -145,7 +145,7 @@ class SharedMemoryTransport:
         for rank, tensor in sent.items():
             if tensor.numel():
                 self.put(tensor, (rank,), self.exchange_channel(True, rank, key), _EXCHANGING)
-        return _Exchange(self, _receives(received), deadline_s, key)
+        return _BlockExchange(self, _receives(received), deadline_s, key)
 
     def lanes(self, sent: ByRank, received: ByRank, deadline_s: float, key: int | None) -> Lanes | None:
         """What does :meth:`start_exchange` again and again; None where it cannot be worked out before.
@@ -224,7 +224,7 @@ class SharedMemoryTransport:
             raise self._gone(what, rank)
         if not self.segments.poll(rank, channel):
             self._wait(partial(self.segments.wait, rank, channel), rank, what, deadline)
-        return self.segments.came
+        return self.segments.block_offset
 
     def put(self, tensor: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words) -> None:
         """Copies ``tensor`` into one block and announces it to ``ranks``."""
@@ -246,29 +246,29 @@ class SharedMemoryTransport:
         """Waits for a block of the size and dtype of ``tensor``, which becomes what lies there."""
         place = _place(tensor)
         if place is None:
-            _, offset, came = self._look_at(tensor, rank, channel, what, deadline)
-            tensor.detach().copy_(came)
+            _, offset, block = self._look_at(tensor, rank, channel, what, deadline)
+            tensor.detach().copy_(block)
             self.segments.let_go(rank, offset)
             return
         if self.fetch_now(tensor, place, rank, channel, what):
             return
         if self._wait(partial(self.segments.fetch, place, rank, channel), rank, what, deadline) == WRONG:
-            raise self._unlike(tensor, rank, self.segments.came, what)
+            raise self._unlike(tensor, rank, self.segments.block_offset, what)
 
-    def fetch_now(self, tensor: torch.Tensor, place: Place, rank: int, channel: int, what: Words) -> bool:
+    def fetch_now(self, tensor: torch.Tensor, place: ByteRange, rank: int, channel: int, what: Words) -> bool:
         """As :meth:`fetch`, if that takes no wait, of a tensor that lies at ``place``."""
         if self._why_unusable:
             raise self._gone(what, rank)
         ended = self.segments.fetch(place, rank, channel, NOW_S, 0.0, False)
         if ended == WRONG:
-            raise self._unlike(tensor, rank, self.segments.came, what)
+            raise self._unlike(tensor, rank, self.segments.block_offset, what)
         return ended == HERE
 
     def add_to(self, own: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words, deadline: Deadline) -> None:
         """Adds a block of each other rank to this rank's term, in the order of ``ranks``."""
-        came = [self._look_at(own, rank, channel, what, deadline) for rank in self.others_of(ranks)]
-        add_in_order(own, ranks.index(self.rank), [term for _, _, term in came])
-        for rank, offset, _ in came:
+        blocks = [self._look_at(own, rank, channel, what, deadline) for rank in self.others_of(ranks)]
+        add_in_order(own, ranks.index(self.rank), [term for _, _, term in blocks])
+        for rank, offset, _ in blocks:
             self.segments.let_go(rank, offset)
 
     def advance(self) -> None:
@@ -289,7 +289,7 @@ class SharedMemoryTransport:
             self._unfinished.append(SumInParts(self, tensor, ranks, place, what, deadline_s))
             return self._unfinished[-1]
         self.put(tensor, self.others_of(ranks), _GROUP | place, what)
-        return _Sum(self, tensor, ranks, _GROUP | place, what, deadline_s)
+        return _BlockSum(self, tensor, ranks, _GROUP | place, what, deadline_s)
 
     def _meeting(self, kind: str, ranks: tuple[int, ...]) -> tuple[int, Words]:
         """Which of a group's channels the next thing of this kind has, and how errors call it."""
@@ -356,10 +356,10 @@ class SharedMemoryTransport:
         return gone(words(what), self.rank, f"rank {rank}", why)
 
 
-_Receive = tuple[int, torch.Tensor, Place | None]  # from which rank, and where it belongs
+_Receive = tuple[int, torch.Tensor, ByteRange | None]  # from which rank, and where it belongs
 
 
-class _Exchange:
+class _BlockExchange:
     """Tensors on their way."""
 
     __slots__ = ("_coming", "_deadline_s", "_transport")
@@ -403,11 +403,11 @@ class Lanes:
         for rank, offset, rows, guard in self._sends:
             channel = transport.exchange_channel(True, rank, key)
             transport.segments.put_rows(address + offset, rows, rank, channel, guard)
-        return _Exchange(transport, self._receives, self._deadline_s, key)
+        return _BlockExchange(transport, self._receives, self._deadline_s, key)
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
+class _BlockSum:
     """A sum of which every rank adds all: its term lies in a block, and so do those of the others."""
 
     transport: SharedMemoryTransport
@@ -442,7 +442,7 @@ class SumInParts:
         self._flat = flat_on_cpu(tensor)
         self._pieces = dict(zip(ranks, torch.tensor_split(self._flat, len(ranks)), strict=True))
         self._others = transport.others_of(ranks)
-        self._came: dict[int, int] = {}
+        self._offsets: dict[int, int] = {}
         self._is_added = False
         for rank in self._others:
             transport.put(self._pieces[rank], (rank,), self._channel, what)
@@ -451,18 +451,18 @@ class SumInParts:
         """Whether all terms of this rank's part are here."""
         segments = self._transport.segments
         for rank in self._others:
-            if rank not in self._came and segments.poll(rank, self._channel):
-                self._came[rank] = segments.came
-        return len(self._came) == len(self._others)
+            if rank not in self._offsets and segments.poll(rank, self._channel):
+                self._offsets[rank] = segments.block_offset
+        return len(self._offsets) == len(self._others)
 
     @without_gradients
     def add(self) -> None:
         """Of all terms this rank's part, which it shows to the others."""
         segments, rank = self._transport.segments, self._transport.rank
         own = self._pieces[rank]
-        terms = [segments.tensor(other, self._came[other], own.shape, own.dtype) for other in self._others]
+        terms = [segments.tensor(other, self._offsets[other], own.shape, own.dtype) for other in self._others]
         add_in_order(own, self._ranks.index(rank), terms)
-        for other, offset in self._came.items():
+        for other, offset in self._offsets.items():
             segments.let_go(other, offset)
         self._transport.put(own, self._others, self._results, self._what)
         self._is_added = True
@@ -474,8 +474,8 @@ class SumInParts:
         if not self._is_added:
             self._transport.leave_alone(self)
             for rank in self._others:
-                if rank not in self._came:
-                    self._came[rank] = self._transport.next_block(rank, self._channel, self._what, deadline)
+                if rank not in self._offsets:
+                    self._offsets[rank] = self._transport.next_block(rank, self._channel, self._what, deadline)
             self.add()
         for rank in self._others:
             self._transport.fetch(self._pieces[rank], rank, self._results, self._what, deadline)
@@ -491,8 +491,8 @@ def _receives(received: ByRank) -> list[_Receive]:
     return [(rank, tensor, _place(tensor)) for rank, tensor in received.items() if tensor.numel()]
 
 
-def _place(tensor: torch.Tensor) -> Place | None:
-    return Place(tensor.data_ptr(), tensor.nbytes, _guard(tensor)) if is_plain(tensor) else None
+def _place(tensor: torch.Tensor) -> ByteRange | None:
+    return ByteRange(tensor.data_ptr(), tensor.nbytes, _guard(tensor)) if is_plain(tensor) else None
 
 
 def _guard(tensor: torch.Tensor) -> int:

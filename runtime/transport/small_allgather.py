@@ -18,7 +18,7 @@ from torch import Tensor
 from runtime.transport import Exchanging, Pending
 
 
-class Table(Protocol):
+class RowTable(Protocol):
     """The rows of all ranks, on their way."""
 
     def wait(self) -> Tensor:
@@ -29,13 +29,13 @@ class Table(Protocol):
 class Tell(Protocol):
     """Tells the other ranks of a group what this one has; all call it in the same order, with as many numbers."""
 
-    def __call__(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Table:
+    def __call__(self, parts: Sequence[Tensor], dtype: torch.dtype) -> RowTable:
         """Start to exchange the row that ``parts``, of one dim each and without gradients, make up."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PendingRows:
     """A table, and what its wait waits for."""
 
     table: Tensor
@@ -48,7 +48,7 @@ class Told:
         return self.table
 
 
-class Rows:
+class RowGather:
     """The ranks of one group, telling each other rows.
 
     Args:
@@ -65,7 +65,7 @@ class Rows:
         self._num_ranks, self._index = len(ranks), ranks.index(transport.rank)
         self._others = tuple((at, rank) for at, rank in enumerate(ranks) if rank != transport.rank)
 
-    def __call__(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Table:
+    def __call__(self, parts: Sequence[Tensor], dtype: torch.dtype) -> RowTable:
         """See :class:`Tell`."""
         count = sum(part.numel() for part in parts)
         table = torch.empty(self._num_ranks, count, dtype=dtype, device=parts[0].device)
@@ -73,9 +73,9 @@ class Rows:
         own = rows[self._index]
         torch.cat(tuple(parts), out=own)
         if not self._others:
-            return Told(table)
+            return PendingRows(table)
         sent = {rank: own for _, rank in self._others}
         received = {rank: rows[at] for at, rank in self._others}
         number = self._kinds.setdefault((count, dtype), len(self._kinds))
         key = self._key | number if self._key is not None and number < 2 else None
-        return Told(table, self._transport.start_exchange(sent, received, self._deadline_s, key))
+        return PendingRows(table, self._transport.start_exchange(sent, received, self._deadline_s, key))

@@ -106,7 +106,7 @@ _WHAT = ("barrier",)
 
 
 @dataclass(slots=True)
-class Ready:
+class PostedReceive:
     """A posted receive and its buffer."""
 
     work: dist.Work
@@ -123,7 +123,7 @@ class Barrier:
         self._world, self._works = world, works
         self._others = [rank for rank in range(world.size()) if rank != world.rank()]
         self._num_done = 0
-        self._coming: dict[int, Ready] = {}
+        self._coming: dict[int, PostedReceive] = {}
 
     def wait(self, deadline: Deadline, word: int = 0) -> int:
         """Until every rank is here; the largest word of all, see :meth:`runtime.transport.base.Transport.barrier`.
@@ -132,25 +132,25 @@ class Barrier:
             DeadlineError, TransportError: they name a rank that is not.
         """
         token, number = torch.full((1,), word, dtype=torch.uint8), self._number()
-        came, self._coming = {rank: self._coming.get(rank) or self._posted(rank) for rank in self._others}, {}
+        receives, self._coming = {rank: self._coming.get(rank) or self._posted(rank) for rank in self._others}, {}
         begin, start = self._world.send, self._works.start
-        told = {r: start(partial(begin, [token], r, number), _WHAT, ("rank", r)) for r in self._others}
-        for works in ({rank: ready.work for rank, ready in came.items()}, told):
+        sends = {r: start(partial(begin, [token], r, number), _WHAT, ("rank", r)) for r in self._others}
+        for works in ({rank: ready.work for rank, ready in receives.items()}, sends):
             for rank, work in works.items():
                 self._works.wait(work, _WHAT, ("rank", rank), deadline)
         self._num_done += 1
         with suppress(TransportError):  # who has left by now was here: the next one, if there is any, will say so
             for rank in self._others:
                 self._coming[rank] = self._posted(rank)
-        return max([word, *(int(ready.buffer.item()) for ready in came.values())])
+        return max([word, *(int(ready.buffer.item()) for ready in receives.values())])
 
     def _number(self) -> int:
         return _CODE | self._num_done % (1 << 26)
 
-    def _posted(self, rank: int) -> Ready:
+    def _posted(self, rank: int) -> PostedReceive:
         buffer = torch.empty(1, dtype=torch.uint8)
         begin = partial(self._world.recv, [buffer], rank, self._number())
-        return Ready(self._works.start(begin, _WHAT, ("rank", rank)), buffer)
+        return PostedReceive(self._works.start(begin, _WHAT, ("rank", rank)), buffer)
 
 
 MOST_STANDING = 4096
@@ -168,12 +168,12 @@ _Start = Callable[[list[torch.Tensor], int, int], dist.Work]
 """Starts a send or a receive: the tensors, the other rank and the tag."""
 
 
-class Standing:
+class PersistentReceives:
     """The standing receives of one rank, on a communicator of pairs of ranks; None where the rank is alone."""
 
     def __init__(self, group: dist.ProcessGroup | None, works: Works) -> None:
         self._group, self._works = group, works
-        self._ready: dict[_Place, Ready] = {}
+        self._ready: dict[_Place, PostedReceive] = {}
         self._sent: dict[int, list[_Sent]] = {}
 
     def start(
@@ -184,7 +184,7 @@ class Standing:
             raise ValueError(f"key {key} is not below {KEYED}")
         for work, rank, _ in self._sent.pop(key, ()):  # which has long been taken
             self.wait(work, rank, Deadline(deadline_s))
-        came = []
+        receives = []
         for rank, tensor in received.items():
             if tensor.numel():
                 place = (rank, key, tuple(tensor.shape), tensor.dtype)
@@ -192,9 +192,9 @@ class Standing:
                 if ready is None:
                     stands = tensor.nbytes <= STANDING_BYTES
                     ready = self._posted(place, torch.empty_like(tensor) if stands else tensor)
-                came.append((place, ready, tensor))
+                receives.append((place, ready, tensor))
         sends = [self._send(tensor, rank, key) for rank, tensor in sent.items() if tensor.numel()]
-        return _Coming(self, key, came, sends, deadline_s)
+        return _KeyedReceives(self, key, receives, sends, deadline_s)
 
     def post_again(self, place: _Place, buffer: torch.Tensor) -> None:
         """Let the next receive stand ready in ``buffer``, if there are not too many."""
@@ -220,8 +220,8 @@ class Standing:
         """Until a receive or send is done."""
         self._works.wait(work, _RECEIVING, ("rank", rank), deadline)
 
-    def _posted(self, place: _Place, buffer: torch.Tensor) -> Ready:
-        return Ready(self._begin(self._pairs().recv, buffer, place[0], place[1]), buffer)
+    def _posted(self, place: _Place, buffer: torch.Tensor) -> PostedReceive:
+        return PostedReceive(self._begin(self._pairs().recv, buffer, place[0], place[1]), buffer)
 
     def _send(self, tensor: torch.Tensor, rank: int, key: int) -> _Sent:
         if tensor.nbytes <= STANDING_BYTES:  # the caller may write to it before this send is waited for
@@ -243,21 +243,21 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Coming:
+class _KeyedReceives:
     """Tensors on their way: where each receive stands, and the tensor that it is for."""
 
-    standing: Standing
+    persistent: PersistentReceives
     key: int
-    came: list[tuple[_Place, Ready, torch.Tensor]]
+    receives: list[tuple[_Place, PostedReceive, torch.Tensor]]
     sends: list[_Sent]
     deadline_s: float
 
     def wait(self) -> None:
         deadline = Deadline(self.deadline_s)
-        for place, ready, tensor in self.came:
-            self.standing.wait(ready.work, place[0], deadline)
+        for place, ready, tensor in self.receives:
+            self.persistent.wait(ready.work, place[0], deadline)
             if ready.buffer is not tensor:
                 with torch.no_grad():
                     tensor.copy_(ready.buffer)
-                self.standing.post_again(place, ready.buffer)
-        self.standing.keep(self.key, self.sends, self.deadline_s)
+                self.persistent.post_again(place, ready.buffer)
+        self.persistent.keep(self.key, self.sends, self.deadline_s)

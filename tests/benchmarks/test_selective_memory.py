@@ -14,14 +14,14 @@ from benchmarks.devices.metered import steps_within
 from benchmarks.memory import cluster_of, profile_of
 from cuda_ops.memory import available
 from halopipe.run_spec.options import GLOO
-from planner.check.recompute import reckon
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, Profile
-from planner.layers.boundary import Boundaries
 from planner.layers.recomputed import cores_among
+from tests.oracles.evaluation import evaluate
 
 pytestmark = pytest.mark.skipif(bool(available()), reason="no compiler for the counting allocator")
 
@@ -61,8 +61,10 @@ def test_what_selective_recomputation_holds_is_predicted_within_three_per_cent(
     spans = [cores_among(profile.graph, plain.layers_of(number)) for number in range(len(plain.stages))]
     stages = tuple(replace(each, recomputed=own) for each, own in zip(plain.stages, spans, strict=True))
     again, book = replace(plain, stages=stages), PriceBook(problem.profile)
-    said, before = ([rank.peak_bytes for rank in forecast(book, each, 0.0).memories] for each in (again, plain))
+    said, before = (
+        [rank.peak_bytes for rank in forecast(Pricing(book), each, 0.0).memories] for each in (again, plain)
+    )
     assert said == pytest.approx(counted(case_of(problem, plan, again, pads=False).plan), rel=0.03)
     assert max(said) < 0.9 * max(before), "the scores are most of what is held"
-    found = reckon(book, again, Boundaries.of_decision(profile.graph, again).program(again))
+    found = evaluate(book, again)
     assert list(found.peak_bytes) == pytest.approx(said, abs=8)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.graph import capture
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
 
 TIME, CLASSES, SAMPLES = 7, 5, 4
@@ -31,7 +31,7 @@ def lengths_of(out: Tensor) -> Tensor:
 def model_of(loss: object) -> LoadedModel:
     torch.manual_seed(0)
     targets = torch.randint(1, CLASSES, (SAMPLES, 3)), torch.tensor([3, 1, 2, 3])
-    return LoadedModel(Recogniser(), (torch.randn(SAMPLES, TIME, 3),), targets, Loss(loss))
+    return LoadedModel(Recogniser(), (torch.randn(SAMPLES, TIME, 3),), targets, TrainedLoss(loss))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

@@ -53,9 +53,9 @@ _AFTER, _ONCE = "once the step is over", "once for each size of a batch"
 ALLOWED: Mapping[tuple[str, str], str] = {
     ("runtime/stage/local_stage.py:<genexpr>", READ): f"losses are read {_AFTER}",
     ("runtime/numerics/finite.py:all_finite", READ): "NaN is looked for before each update, one number a stage",
-    ("runtime/optim/finishing.py:_norm", READ): "so is the norm that gradients are clipped by",
-    ("runtime/optim/finishing.py:_norm", MADE): "ranks put their norms together on the host",
-    ("runtime/pipeline/sample_weights.py:_counted", MADE): "what losses count is found of the batch, on the host",
+    ("runtime/optim/gradient_sync.py:_norm", READ): "so is the norm that gradients are clipped by",
+    ("runtime/optim/gradient_sync.py:_norm", MADE): "ranks put their norms together on the host",
+    ("runtime/pipeline/loss_weighting.py:_counted", MADE): "what losses count is found of the batch, on the host",
     ("runtime/stage/sample_weights.py", MADE): "the same",
     ("runtime/stage/sample_weights.py", COPY): "weights of classes come to the host once, for that",
     ("runtime/spatial/op_rules/data_movement.py:_read_alike", READ): f"which rows the card's own resize reads: {_ONCE}",

@@ -11,7 +11,7 @@ import torch
 
 from planner.check.structure import require_possible
 from planner.ir.plan import Decision
-from profiler.capture.graph import Captured, placed
+from profiler.capture.graph import CapturedModule, placed
 from profiler.source.model import LoadedModel, named_buffers, named_parameters
 from runtime.checkpoint.state import RankState
 from runtime.engine import Engine
@@ -19,7 +19,7 @@ from runtime.numerics.compare import Sketch, Tolerance, sketches, tensor_differe
 from runtime.numerics.finite import OnNan
 from runtime.numerics.single_device import serial_step
 from runtime.stage.captured import captured_model
-from runtime.stage.random.streams import Draw
+from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers
 from runtime.transport import InProcessTransport
 from tests.devices.card import DEVICE, OURS, ROOT, Card, Crossings, card
@@ -29,7 +29,7 @@ from tests.runtime.training import sharded
 from tests.zoo.entries import DATA, PIPELINE, SPATIAL, SPLIT, Entry
 from tests.zoo.judging import batch_of, decision_of, space_of
 
-Network = tuple[LoadedModel, Captured]
+Network = tuple[LoadedModel, CapturedModule]
 Sketches = Mapping[str, Mapping[str, Sketch]]
 """Of gradients and of parameters and buffers, by name."""
 
@@ -45,12 +45,12 @@ PLANS = (PIPELINE, SPLIT, DATA, SPATIAL, RECOMPUTED, BY_HOST, OPTIMISER, GRADIEN
 _LEVELS = {OPTIMISER: 1, GRADIENTS: 2, PARAMETERS: 3}
 
 
-def plans_of(captured: Captured) -> tuple[str, ...]:
+def plans_of(captured: CapturedModule) -> tuple[str, ...]:
     """Those that the network has dims for."""
     return tuple(plan for plan in PLANS if plan != SPATIAL or space_of(captured.graph))
 
 
-def decided(entry: Entry, plan: str, captured: Captured) -> Decision:
+def decided(entry: Entry, plan: str, captured: CapturedModule) -> Decision:
     """The decision of a plan.
 
     Raises:
@@ -113,7 +113,7 @@ def by_one_device(network: Network, decision: Decision) -> Sketches:
                 torch.optim.SGD(list(dict.fromkeys(parameters.values())), lr=0.05),  # tied ones have two names
                 *(tuple(tensor.to(DEVICE) for tensor in tensors) for tensors in batch),
                 decision.micro_batches,
-                answers=Answers(captured_model(captured), Draw(SEED)),
+                answers=Answers(captured_model(captured), CounterRng(SEED)),
             )
             gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
             return {

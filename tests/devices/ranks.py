@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from planner.ir.plan import Decision
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
 from runtime.transport import InProcessTransport, Key
-from runtime.transport.frame import Layout
-from runtime.transport.inprocess import Message
+from runtime.transport.frame import FrameLayout
+from runtime.transport.inprocess import QueuedMessage
 from tests.devices.card import DEVICE, Card, Crossings, card
 from tests.runtime.ranks import on_ranks
 
@@ -27,17 +27,17 @@ _DEADLINE_S = 60.0
 
 
 @dataclass(slots=True)
-class _Parcel(Message):
+class _Parcel(QueuedMessage):
     tensors: tuple[Tensor, ...] = ()
 
 
 class CardTransport(InProcessTransport):
     """Messages go from card to card, as over NCCL."""
 
-    def _packed(self, key: Key, tensors: Sequence[Tensor]) -> Message:
+    def _packed(self, key: Key, tensors: Sequence[Tensor]) -> QueuedMessage:
         return _Parcel(key, torch.empty(0), tensors=tuple(each.detach().clone() for each in tensors))
 
-    def _unpacked(self, message: Message, key: Key, source: int, layout: Layout) -> tuple[Tensor, ...]:
+    def _unpacked(self, message: QueuedMessage, key: Key, source: int, layout: FrameLayout) -> tuple[Tensor, ...]:
         assert isinstance(message, _Parcel)
         assert message.key == key
         assert tuple((tuple(each.shape), each.dtype) for each in message.tensors) == layout.specs, key
@@ -46,7 +46,7 @@ class CardTransport(InProcessTransport):
 
 def on_card(
     decision: Decision,
-    network: tuple[LoadedModel, Captured],
+    network: tuple[LoadedModel, CapturedModule],
     work: Callable[[Engine, Card, InProcessTransport], T],
     crossings: Crossings,
     *,
@@ -79,7 +79,7 @@ def on_card(
         return on_ranks(decision.num_ranks, run, groups, rendezvous=True, transport=transport)
 
 
-def hosted(made: Card, network: tuple[LoadedModel, Captured]) -> tuple[LoadedModel, Captured]:
+def hosted(made: Card, network: tuple[LoadedModel, CapturedModule]) -> tuple[LoadedModel, CapturedModule]:
     """A copy of a network whose parameters, buffers and constants can be moved to the card."""
     model, captured = network
     held = [*captured.graph_module.parameters(), *captured.graph_module.buffers()]

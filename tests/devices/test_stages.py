@@ -9,14 +9,14 @@ from torch import Tensor, fx, nn
 from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.device.placing import on_device
 from planner.layers.boundary import Boundaries
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.stage.alone import lone_stages
 from runtime.stage.captured import captured_model
 from runtime.stage.cut import StageFunction
-from runtime.stage.functions import Call, StageCalls
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.functions import StageCall, StageCalls
+from runtime.stage.modes import MicrobatchShard
 from runtime.stage.sample_weights import weight_of_targets
 from tests.captures import capture
 from tests.devices.card import COPY, DEVICE, Crossings, card
@@ -31,7 +31,7 @@ WITH_GRAPHS = "names:written"
 WITH_AUTOCAST = "wrapped:autocast_inside"
 
 
-def network(name: str) -> tuple[LoadedModel, Captured]:
+def network(name: str) -> tuple[LoadedModel, CapturedModule]:
     model = load_model(source_of(ALL[name]), SEED)
     return model, capture(model)
 
@@ -77,7 +77,7 @@ def test_a_stage_under_autocast_may_begin_with_a_graph() -> None:
     function = StageFunction(
         lambda samples, called: (called(torch.ones(2)),), (), ("y",), {"inner": inner}, frozenset()
     )
-    call = Call(MicrobatchSlice(0, 1, 0, 1), (), (inner,))
+    call = StageCall(MicrobatchShard(0, 1, 0, 1), (), (inner,))
     assert StageCalls(function, torch.bfloat16, None, []).run(call)["y"].shape == (2,)
 
 

@@ -13,7 +13,7 @@ from planner.ir.errors import MissingFileError
 from planner.ir.plan import Plan, Prediction
 from planner.ir.timeline import TimelineFile
 
-TINY = demo.Network(
+TINY = demo.DemoNetwork(
     "profiler.models.resnet:resnet18",
     (8, 3, 16, 16),
     {"num_classes": 10, "width": 16, "depths": [1]},
@@ -27,7 +27,7 @@ SMALL = pytest.param(demo.SMALL, marks=pytest.mark.exhaustive("eight processes t
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("network", [TINY, SMALL], ids=["tiny", "small"])
 def test_the_quick_demonstration_goes_from_profile_to_a_loss_that_falls(
-    network: demo.Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: demo.DemoNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it, a run of the best rival included: ten seconds of processes that profile and train."""
     monkeypatch.setattr(demo, "SMALL", network)

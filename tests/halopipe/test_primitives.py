@@ -24,7 +24,7 @@ from halopipe.primitives import (
 )
 from planner.ir.box import whole
 from planner.ir.errors import UsageError
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.transport import InProcessTransport
 from tests.forks import forked
 from tests.halopipe.launch.test_torchrun import free_port

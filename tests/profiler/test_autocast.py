@@ -15,11 +15,11 @@ from torch import Tensor, fx, nn
 from cuda_ops.dense.recurrent import RECURRENT_SHAPES, autocast
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.profile import ModelSource, Optimizer
-from profiler import Captured, LoadedModel
+from profiler import CapturedModule, LoadedModel
 from profiler.capture.graph import capture
 from profiler.capture.verify_capture import _own_result
 from profiler.measure.timing import SegmentedPass, segments
-from profiler.measure.worker import Job, measure_model
+from profiler.measure.worker import MeasuringJob, measure_model
 from tests.profiler.capture.test_graph import loaded
 from tests.profiler.test_models import TINY
 from tests.profiler.varying_models import model_of
@@ -36,7 +36,7 @@ def _one_thread_and_a_seed() -> None:
 
 
 @functools.cache
-def captured(factory: Callable[..., Any]) -> tuple[Captured, LoadedModel]:
+def captured(factory: Callable[..., Any]) -> tuple[CapturedModule, LoadedModel]:
     plain = loaded(factory, 2)
     model = LoadedModel(plain.module, plain.inputs, plain.targets, plain.loss_fn, autocast=torch.bfloat16)
     return capture(model), model
@@ -56,7 +56,7 @@ class Watched(fx.Interpreter):
         return value
 
 
-def dtypes_of(graph: Captured, *tensors: Tensor) -> dict[str, str]:
+def dtypes_of(graph: CapturedModule, *tensors: Tensor) -> dict[str, str]:
     watched = Watched(graph.graph_module)
     with autocast("cpu", torch.bfloat16):
         watched.run(tensors[0].shape[0], *tensors)
@@ -122,7 +122,7 @@ def test_a_model_is_measured_in_mixed_precision() -> None:
     measured = {}
     for lowered in ("", "bfloat16"):
         source = ModelSource("profiler.models.gpt:gpt", arguments, (4, 32), autocast=lowered)
-        costs = measure_model(lambda report: None, Job(source, Optimizer(), (4,), quick=True))
+        costs = measure_model(lambda report: None, MeasuringJob(source, Optimizer(), (4,), quick=True))
         measured[lowered] = {each.layer: each for each in costs.measurements}
         assert costs.iteration_s["4"] > 0
         assert all(each.forward_s > 0 for each in costs.measurements if each.layer.endswith("query"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.ir.profile import Measurement, ParameterCost, PreparationCost
-from profiler.measure.partial_results import Done, ModelCosts, Rest, SizeCosts
+from profiler.measure.partial_results import FinishedMeasurements, ModelCosts, Rest, SizeCosts
 from profiler.merge import merged, merged_parameters, merged_preparations, merged_seconds, process_of, process_spread
 
 RAW = (1.0, 1.1, 0.9, 1.0)
@@ -21,7 +21,7 @@ def measurement(layer: str, seconds: float, part: tuple[int, ...] = (), samples:
 
 
 def costs(*sizes: tuple[int, float], rest: Rest | None = None) -> ModelCosts:
-    done = Done(tuple(SizeCosts(n, (measurement("a", s, samples=n),), 4 * s) for n, s in sizes))
+    done = FinishedMeasurements(tuple(SizeCosts(n, (measurement("a", s, samples=n),), 4 * s) for n, s in sizes))
     return ModelCosts(done, rest or Rest({}, 1.0, 1.0, 0.001))
 
 

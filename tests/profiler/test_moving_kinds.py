@@ -16,7 +16,7 @@ from planner.ir.graph import Graph, Layer
 from profiler import LoadedModel, mean_of_squares
 from profiler.capture.graph import capture
 from profiler.capture.kinds import NO_RULES, Rules
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 
 IMAGE = (2, 4, 6, 9)
 NAMES = ("sample", "channel", "height", "width")
@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 
 def graph_of(function, *targets: Tensor, loss=None, rules: Rules = NO_RULES, shape=IMAGE, **parts: nn.Module) -> Graph:
-    loss_fn = Loss(loss, True) if loss else Loss(mean_of_squares)
+    loss_fn = TrainedLoss(loss, True) if loss else TrainedLoss(mean_of_squares)
     return capture(LoadedModel(Net(function, **parts), (torch.randn(shape),), targets, loss_fn), rules).graph
 
 
@@ -247,7 +247,7 @@ def test_a_user_says_that_an_operator_is_elementwise() -> None:
     assert (layer.kind, layer.attributes["op"]) == ("opaque", "halopipe_tests.doubled.default")
     rules = Rules(elementwise=frozenset({"halopipe_tests::doubled"}))
     assert graph_of(lambda m, x: doubled(x), rules=rules).layers[0].kind == "pointwise"
-    model = LoadedModel(Net(lambda m, x: doubled(x)), (torch.randn(IMAGE),), (), Loss(mean_of_squares))
+    model = LoadedModel(Net(lambda m, x: doubled(x)), (torch.randn(IMAGE),), (), TrainedLoss(mean_of_squares))
     said = dataclasses.replace(model, elementwise=rules.elementwise)
     assert [capture(each).graph.layers[0].kind for each in (model, said)] == ["opaque", "pointwise"]
 

@@ -26,9 +26,9 @@ from planner.ir.profile import ModelSource, Optimizer, Profile
 from profiler import ProfileProgress, profile
 from profiler.links import cpu, messages
 from profiler.links.cpu import num_measurements
-from profiler.measure.noise import RunDelay, canary_s, is_contended
+from profiler.measure.noise import RunDelay, is_contended, reference_kernel_s
 from profiler.measure.partial_results import ModelCosts
-from profiler.measure.worker import Job, measure_model
+from profiler.measure.worker import MeasuringJob, measure_model
 from tests.profiler.measure.test_progress import never_falls
 
 TINY = ModelSource(
@@ -106,7 +106,7 @@ def test_progress_grows_to_its_end_in_both_parts(measured: tuple[Profile, list[P
 
 
 def measured_here(source: ModelSource, sizes: tuple[int, ...] = (), optimizer: str = "SGD") -> ModelCosts:
-    return measure_model(lambda _: None, Job(source, Optimizer(optimizer, {"lr": 0.1}), sizes, quick=True))
+    return measure_model(lambda _: None, MeasuringJob(source, Optimizer(optimizer, {"lr": 0.1}), sizes, quick=True))
 
 
 def test_a_size_at_which_the_model_fails_is_left_out() -> None:
@@ -139,7 +139,7 @@ def test_a_profile_is_contended_if_it_waited_or_the_canary_changed() -> None:
     assert not is_contended(0.005, 1.0, 1.04)
     assert is_contended(0.02, 1.0, 1.0)
     assert is_contended(0.0, 1.0, 0.9)
-    assert canary_s() > 0
+    assert reference_kernel_s() > 0
     assert RunDelay().share() >= 0
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from profiler import LoadedModel, mean_of_squares
 from profiler.models.gnmt import gnmt
 from profiler.models.gpt import gpt
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 
 Sizes = dict[str, int]
 
@@ -57,7 +57,7 @@ def model_of(
     function: Callable[..., Any], *inputs: Tensor, varying: dict[str, tuple[tuple[str, int], ...]], **parts: Any
 ) -> LoadedModel:
     """A model without targets."""
-    return LoadedModel(Function(function, **parts), inputs, (), Loss(mean_of_squares), varying)
+    return LoadedModel(Function(function, **parts), inputs, (), TrainedLoss(mean_of_squares), varying)
 
 
 def _tokens(samples: int, sizes: Sizes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -73,13 +73,13 @@ def _translation(samples: int, sizes: Sizes) -> tuple[tuple[Tensor, ...], tuple[
 
 def _gpt(sizes: Sizes) -> LoadedModel:
     module, _, loss = gpt(input_shape=(2, sizes["time"]), vocabulary=17, width=8, layers=2, heads=2, context=12)
-    return LoadedModel(module, (), (), Loss(loss, True), {"time": (("inputs", 1), ("targets", 1))})
+    return LoadedModel(module, (), (), TrainedLoss(loss, True), {"time": (("inputs", 1), ("targets", 1))})
 
 
 def _gnmt(sizes: Sizes) -> LoadedModel:
     module, _, loss = gnmt(input_shape=(2, sizes["time"]), vocabulary=17, width=8, layers=2)
     varying = {"source_time": (("inputs", 1),), "time": (("inputs_2", 1), ("targets", 1))}
-    return LoadedModel(module, (), (), Loss(loss, True), varying)
+    return LoadedModel(module, (), (), TrainedLoss(loss, True), varying)
 
 
 def _pointnet(sizes: Sizes) -> LoadedModel:
@@ -92,7 +92,7 @@ def _pointnet(sizes: Sizes) -> LoadedModel:
 
     parts = {"points": nn.Conv1d(3, 8, 1), "cloud": nn.Linear(8, 4), "head": nn.Conv1d(12, 5, 1)}
     varying = {"points": (("inputs", 1), ("targets", 1))}
-    return LoadedModel(Function(forward, **parts), (), (), Loss(functional.cross_entropy, True), varying)
+    return LoadedModel(Function(forward, **parts), (), (), TrainedLoss(functional.cross_entropy, True), varying)
 
 
 def _clouds(samples: int, sizes: Sizes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -112,7 +112,7 @@ def _convnet(sizes: Sizes) -> LoadedModel:
         nn.Linear(6, 5),
     )
     varying = {"height": (("inputs", 2),), "width": (("inputs", 3),)}
-    return LoadedModel(module, (), (), Loss(functional.cross_entropy, True), varying)
+    return LoadedModel(module, (), (), TrainedLoss(functional.cross_entropy, True), varying)
 
 
 def _images(samples: int, sizes: Sizes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

@@ -1,6 +1,6 @@
 """The ranks, as threads, of programs on networks of trivial arithmetic.
 
-Post, plumbing, executor, stages, reductions and optimisers are the runtime's own; only the captured graph is missing.
+Mailbox, routing, executor, stages, reductions and optimisers are the runtime's own; only the captured graph is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.function import FunctionCtx
 
-from cuda_ops.dense.deferred_gradients import Current, deferred
+from cuda_ops.dense.deferred_gradients import CurrentQueue, deferred
 from planner.ir.graph import Layer
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
@@ -24,11 +24,11 @@ from runtime.optim.of_stage import Updates
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.sharding import GradientBuckets, ShardedParameters
 from runtime.pipeline.executor import Context, Executor, StepEnvironment
-from runtime.pipeline.messages import Plumbing
-from runtime.pipeline.specialize import Binding
+from runtime.pipeline.routing import Routing
+from runtime.pipeline.specialize import Specialization
 from runtime.stage.cut import StageFunction
-from runtime.stage.local_stage import Resident, Share
-from runtime.stage.modes import Manner, MicrobatchSlice
+from runtime.stage.local_stage import LocalStage, Share
+from runtime.stage.modes import MicrobatchShard, RunConfig
 from runtime.stage.stage import StageProgram
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.arithmetic import RATE, MicroBatch, Outcome, Weights, run_layers
@@ -105,34 +105,34 @@ class _Rank:
     def run(self, batch: Sequence[MicroBatch]) -> Outcome:
         boundaries, program = self.boundaries, self.program
         rows = tuple(len(each["y"]) for each in batch)
-        residents = {s: self._resident(s, rows) for s, ranks in enumerate(boundaries.ranks) if self.rank in ranks}
-        plumbing = Plumbing([boundaries] * len(rows), program, rows, self.rank)
+        local_stages = {s: self._local_stage(s, rows) for s, ranks in enumerate(boundaries.ranks) if self.rank in ranks}
+        routing = Routing([boundaries] * len(rows), program, rows, self.rank)
         context = Context(program, self.rank, "a thread", str)
         around = StepEnvironment(self.transport, context, DEADLINE_S, Activity(), self.options.lookahead)
-        executor = Executor(Binding(rows, program, plumbing, residents), around)
+        executor = Executor(Specialization(rows, program, routing, local_stages), around)
         losses = []
         for step in range(self.options.steps):
             executor.prepare(step, step, batch)
             executor.run()
             assert executor.num_left == 0
             assert self.transport.num_buffers() == (0, 0)
-            assert not any(resident.program.num_held for resident in residents.values())
-            losses.append(sum(resident.loss() for resident in residents.values()) / sum(rows))
+            assert not any(local_stage.program.num_held for local_stage in local_stages.values())
+            losses.append(sum(local_stage.loss() for local_stage in local_stages.values()) / sum(rows))
         weights = {
             name: parameter.detach()
-            for resident in residents.values()
-            for name, parameter in resident.parameters.items()
+            for local_stage in local_stages.values()
+            for name, parameter in local_stage.parameters.items()
         }
         return Outcome(tuple(losses), weights)
 
-    def _resident(self, stage: int, rows: tuple[int, ...]) -> Resident:
+    def _local_stage(self, stage: int, rows: tuple[int, ...]) -> LocalStage:
         boundaries, graph, ranks = self.boundaries, self.boundaries.graph, self.boundaries.ranks[stage]
         mine = [layer for layer in graph.layers if boundaries.stage_of[layer.name] == stage]
         made = {layer.name for layer in mine}
         read = dict.fromkeys(value for layer in mine for value in layer.inputs if value not in made)
         sent = dict.fromkeys(value for edge in self.program.stages.out_of(stage) for value in edge.values)
         outputs = tuple(sent | dict.fromkeys(made & {graph.loss}))
-        current = Current()
+        current = CurrentQueue()
         parameters = {name: nn.Parameter(self.start[name].clone()) for name in self.start if name in made}
         function = StageFunction(
             _function(mine, tuple(read), outputs, tuple(parameters), current, self._mean(ranks)),
@@ -148,7 +148,7 @@ class _Rank:
             function,
             frozenset(received),
             graph.loss if graph.loss in outputs else None,
-            Manner.of(actions, stage in self.options.recompute, None),
+            RunConfig.of(actions, stage in self.options.recompute, None),
             current=current,
             added=None if updates.reduction is None else updates.reduction.note,
         )
@@ -157,12 +157,14 @@ class _Rank:
             counts = boundaries.layouts[stage].samples(rows[m])
             position = ranks.index(self.rank)
             first, count = sum(counts[:position]), counts[position]
-            shares.append(Share(MicrobatchSlice(m, count, first, rows[m]), weight * count))
+            shares.append(Share(MicrobatchShard(m, count, first, rows[m]), weight * count))
             own = slice(first, first + count)
             feeds.append({name: partial(_fed, m=m, name=name, own=own) for name in read if name in graph.inputs})
         add = partial(self.transport.all_reduce, ranks=ranks, deadline_s=DEADLINE_S)
         handed_on = tuple(name for name in outputs if name != graph.loss)
-        return Resident(program, ranks, tuple(shares), received, handed_on, tuple(feeds), parameters, {}, updates, add)
+        return LocalStage(
+            program, ranks, tuple(shares), received, handed_on, tuple(feeds), parameters, {}, updates, add
+        )
 
     def _mean(self, ranks: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
         add = partial(self.transport.all_reduce, ranks=ranks, deadline_s=DEADLINE_S)
@@ -200,7 +202,7 @@ def _function(
     read: tuple[str, ...],
     outputs: tuple[str, ...],
     weights: tuple[str, ...],
-    current: Current,
+    current: CurrentQueue,
     mean: Callable[[Tensor], Tensor],
 ) -> Callable[..., tuple[Tensor, ...]]:
     linear = _deferred_linear(current)
@@ -214,7 +216,7 @@ def _function(
     return run
 
 
-def _deferred_linear(current: Current) -> Callable[[Tensor, Tensor], Tensor]:
+def _deferred_linear(current: CurrentQueue) -> Callable[[Tensor, Tensor], Tensor]:
     graph = fx.Graph()
     x = graph.placeholder("x")
     node = graph.call_function(LINEAR, (x, graph.create_node("get_attr", "weight")))

@@ -18,7 +18,7 @@ from profiler.models.example import Example, indices, normal
 from profiler.source.source import load_model
 from runtime.numerics.single_device import LossOf, serial_step
 from runtime.stage.captured import captured_model
-from runtime.stage.random.streams import Draw
+from runtime.stage.random.streams import CounterRng
 from tests.captures import capture
 from tests.runtime.engines import Network, Tensors, drawing_loss
 from tests.runtime.plans import Trained, batch_of, decide, folded, sgd, split_backward
@@ -144,12 +144,12 @@ def trained_alone(
     given: Network,
     batches: Sequence[tuple[Tensors, Tensors]],
     micro_batches: Sequence[tuple[int, ...]],
-    loss_with: Callable[[Network, Draw], LossOf] | None = None,
+    loss_with: Callable[[Network, CounterRng], LossOf] | None = None,
     seed: int = 0,
 ) -> Trained:
     """One device, each batch in micro-batches of its own."""
     model, captured = copy.deepcopy(given)
-    draw = Draw(seed)
+    draw = CounterRng(seed)
     loss_of = model.loss if loss_with is None else loss_with((model, captured), draw)
     optimizer, losses = sgd(model.module.parameters()), []
     for step, (batch, rows) in enumerate(zip(batches, micro_batches, strict=True)):
@@ -177,5 +177,5 @@ def order_of(plan: str) -> tuple[int, ...]:
     return TURNED if PLANS[plan].get("schedule") == "turned" else (0, 1, 2)
 
 
-def dropping(given: Network, draw: Draw) -> LossOf:
+def dropping(given: Network, draw: CounterRng) -> LossOf:
     return drawing_loss(captured_model(given[1]), draw)

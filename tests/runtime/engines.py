@@ -11,21 +11,21 @@ from torch import Tensor
 
 from cuda_ops.dense.recurrent import autocast
 from planner.ir.plan import Decision
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
-from runtime.engine import Engine, Evaluation
+from runtime.engine import Engine, EvaluationResult
 from runtime.numerics.single_device import LossOf
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import cut_stage
-from runtime.stage.random.streams import Draw, Draws
+from runtime.stage.random.streams import CounterRng, RandomNodes
 from runtime.transport import InProcessTransport
 from tests.captures import capture
 from tests.runtime.plans import Trained, batch_of, engine_of, model_of
 from tests.runtime.ranks import on_ranks
 
 T = TypeVar("T")
-Network = tuple[LoadedModel, Captured]
+Network = tuple[LoadedModel, CapturedModule]
 Tensors = tuple[Tensor, ...]
 
 
@@ -94,12 +94,12 @@ def evaluated(network: Network, decision: Decision, inputs: Tensors, targets: Te
     return loss, torch.cat(rows)
 
 
-def _output(evaluation: Evaluation, microbatch: int) -> Tensor:
+def _output(evaluation: EvaluationResult, microbatch: int) -> Tensor:
     """The first value that the loss reads; others may be the targets as it takes them."""
     return next(iter(evaluation.outputs[microbatch].values()))[1]
 
 
-def drawing_loss(model: CapturedModel, draw: Draw) -> LossOf:
+def drawing_loss(model: CapturedModel, draw: CounterRng) -> LossOf:
     """The loss by the captured graph, whose random numbers are those that a plan draws."""
     whole = cut_stage(
         model.graph_module,
@@ -107,7 +107,7 @@ def drawing_loss(model: CapturedModel, draw: Draw) -> LossOf:
         model.layer_of_node,
         model.node_of_value,
         (model.graph.loss,),
-        Draws(model).rule(draw),
+        RandomNodes(model).rule(draw),
         model.sizes,
     )
     state = tuple(whole.attributes.values())

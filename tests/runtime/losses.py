@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
 from tests.captures import capture
 from tests.runtime.engines import Network
@@ -124,7 +124,7 @@ def network_with(module: nn.Module, loss_fn: Callable[..., Tensor]) -> Network:
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.5)
     x = torch.randn(SAMPLES, 4, dtype=torch.float64)
-    model = LoadedModel(module.double(), (x,), targets(), Loss(loss_fn))
+    model = LoadedModel(module.double(), (x,), targets(), TrainedLoss(loss_fn))
     return model, capture(model)
 
 

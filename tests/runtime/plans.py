@@ -19,7 +19,7 @@ from planner.ir.schedule import Action, Op, Pipeline, Schedule
 from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
 from planner.schedules import schedule as schedule_named
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.engine import Engine, StepResult
@@ -202,7 +202,7 @@ def run_ranks(
     results: dict[int, list[StepResult]] = {rank: [] for rank in ranks}
     found = [] if errors is None else errors
 
-    def run(rank: int, twin: LoadedModel, captured: Captured) -> None:
+    def run(rank: int, twin: LoadedModel, captured: CapturedModule) -> None:
         end = transport(hub, rank)
         try:
             engines[rank] = engine_of(decision, twin, captured, end, **options)
@@ -230,7 +230,7 @@ def run_ranks(
 
 
 def engine_of(
-    decision: Decision, model: LoadedModel, captured: Captured, transport: object, **options: object
+    decision: Decision, model: LoadedModel, captured: CapturedModule, transport: object, **options: object
 ) -> Engine:
     """The engine of one rank."""
     return Engine(

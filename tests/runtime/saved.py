@@ -7,7 +7,7 @@ from torch import Tensor
 
 from planner.ir.box import Box, volume, whole
 from runtime.checkpoint.state import Number, RankState
-from runtime.pipeline.messages import assemble, slices
+from runtime.pipeline.routing import assemble, slices
 
 
 class Saved:

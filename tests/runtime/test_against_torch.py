@@ -35,7 +35,7 @@ from planner.export.torch_pipelining import TorchPipeline, is_loss, split_points
 from planner.ir.plan import Decision
 from planner.ir.schedule import Pipeline, Schedule
 from planner.schedules import positions, schedule
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from tests.captures import capture
 from tests.planner.factories import plan_of
@@ -60,7 +60,7 @@ TELLING = {"aten.add.Tensor", "aten.flatten.using_ints", "aten.max_pool2d.defaul
 
 
 @cache
-def network() -> tuple[LoadedModel, Captured]:
+def network() -> tuple[LoadedModel, CapturedModule]:
     model = model_of("gpt:gpt", (8, 6), vocabulary=17, width=8, layers=2, heads=2)
     return model, capture(model)
 

@@ -15,7 +15,7 @@ from planner.ir.profile import ModelSource
 from planner.ir.schedule import SEND, Pipeline, Schedule
 from planner.layers.boundary import Boundaries
 from planner.schedules import schedule
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.memory import storage_bytes
@@ -177,7 +177,7 @@ def test_what_a_step_received_is_not_kept() -> None:
     for engine in engines:
         (executor,) = engine._runner._executors.values()
         assert executor.num_left == 0
-        assert all(resident.program.num_held == 0 for resident in engine._residents.values())
+        assert all(local_stage.program.num_held == 0 for local_stage in engine._local_stages.values())
 
 
 def test_a_whole_step_without_the_loss_on_a_rank_gives_none() -> None:
@@ -189,7 +189,7 @@ def test_a_whole_step_without_the_loss_on_a_rank_gives_none() -> None:
     assert all(a.stop_s <= b.start_s for a, b in zip(results[0][0].spans, results[0][0].spans[1:], strict=False))
 
 
-def alone(captured: Captured, model: LoadedModel, decision: object) -> object:
+def alone(captured: CapturedModule, model: LoadedModel, decision: object) -> object:
     return engine_of(decision, model, captured, InProcessTransport(Hub(1, [(0,)]), 0))
 
 

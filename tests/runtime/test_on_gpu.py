@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from planner.ir.plan import Decision
 from planner.layers.recomputed import cores_among
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.numerics.single_device import serial_step
@@ -29,7 +29,7 @@ STEPS = 2
 
 
 @cache
-def network() -> tuple[LoadedModel, LoadedModel, Captured]:
+def network() -> tuple[LoadedModel, LoadedModel, CapturedModule]:
     """On the CPU, for its batches, and on the GPU."""
     here = model_of("gpt:gpt", (4, 6), vocabulary=17, width=8, layers=2, heads=2)
     there = replace(

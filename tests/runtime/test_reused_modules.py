@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
 from tests.captures import capture
 from tests.runtime.cases import trained_alone
@@ -88,7 +88,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 def network(name: str) -> Network:
     torch.manual_seed(0)
     inputs = torch.randn(8, 4, dtype=torch.float64), torch.randn(8, 4, dtype=torch.float64)
-    loss = Loss(functional.cross_entropy, unpacked=True)
+    loss = TrainedLoss(functional.cross_entropy, unpacked=True)
     model = LoadedModel(NETWORKS[name]().double(), inputs, (torch.arange(8) % 3,), loss)
     return model, capture(model)
 

@@ -12,7 +12,7 @@ import torch
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
 from profiler.capture.graph import capture
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
 from tests.runtime import user_code
 from tests.runtime.divided import divided
@@ -51,7 +51,7 @@ def one_thread() -> None:
 def network(name: Name) -> Network:
     torch.manual_seed(0)
     module, (x, y), loss = user_code.made(*name)
-    model = LoadedModel(module.double(), (x.double(),), (y.double(),), Loss(loss, unpacked=True))
+    model = LoadedModel(module.double(), (x.double(),), (y.double(),), TrainedLoss(loss, unpacked=True))
     return model, capture(model)
 
 

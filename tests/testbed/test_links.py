@@ -12,12 +12,12 @@ from benchmarks.devices.testbed import RATES, Testbed
 from benchmarks.links.__main__ import answer_of
 from planner.ir.cluster import ACROSS_HOSTS
 from profiler.links.cpu import LinkCosts
-from profiler.links.messages import Effort
+from profiler.links.messages import LinkEffort
 
 pytestmark = pytest.mark.testbed
 Build = Callable[..., Testbed]
 
-LEAST = Effort(rounds=1, most=3, each_s=1e-3, longest_s=1e-3, stream_s=0.2, bends=False)
+LEAST = LinkEffort(rounds=1, most=3, each_s=1e-3, longest_s=1e-3, stream_s=0.2, bends=False)
 
 
 @pytest.mark.exhaustive("hosts of the testbed")

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cuda_ops.dense.evaluation import is_random
 from runtime.stage.captured import CapturedModel
 from runtime.stage.random import layers
-from runtime.stage.random.streams import Draw, Draws
+from runtime.stage.random.streams import CounterRng, RandomNodes
 
 _ATEN = torch.ops.aten
 _RECURRENT = (_ATEN.lstm.input, _ATEN.gru.input, _ATEN.rnn_tanh.input, _ATEN.rnn_relu.input)
@@ -31,9 +31,9 @@ class Replayed(TorchDispatchMode):
     It sees operators below autograd: dropout is a ``bernoulli_`` there, be it a module's, a function's or an LSTM's.
     """
 
-    def __init__(self, model: CapturedModel, draw: Draw) -> None:
+    def __init__(self, model: CapturedModel, draw: CounterRng) -> None:
         super().__init__()
-        rule = Draws(model).rule(draw)
+        rule = RandomNodes(model).rule(draw)
         nodes = [node for node in model.graph_module.graph.nodes if is_random(node)]
         self._draws = [each for node in nodes for each in _draws_of(node, rule(node))]
         self._next = 0

@@ -29,7 +29,7 @@ from planner.ir.layout import cut_points
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
 from planner.layers.sized import SPACE
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.source.model import LoadedModel
 from profiler.source.parts import cast_module
 from profiler.source.source import load_model
@@ -37,8 +37,8 @@ from runtime.engine import Engine
 from runtime.monitor.failure import blame
 from runtime.stage.builder import check_layers, groups_of
 from runtime.stage.captured import captured_model
-from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.random.streams import Draw
+from runtime.stage.modes import MicrobatchShard
+from runtime.stage.random.streams import CounterRng
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.divided import divided
 from tests.runtime.plans import decide
@@ -126,7 +126,7 @@ def _through_a_file(entry: Entry, graph: Graph) -> Iterator[Verdict]:
             yield Verdict("capture", WRONG, "another graph is read than was written")
 
 
-def _under(entry: Entry, plan: str, model: LoadedModel, captured: Captured) -> Verdict:
+def _under(entry: Entry, plan: str, model: LoadedModel, captured: CapturedModule) -> Verdict:
     try:
         decision = decision_of(entry, plan, captured)
         require_possible(decision, captured.graph)
@@ -150,7 +150,7 @@ def _under(entry: Entry, plan: str, model: LoadedModel, captured: Captured) -> V
     return Verdict(plan, WRONG, "; ".join(differences)) if differences else Verdict(plan, EQUAL)
 
 
-def decision_of(entry: Entry, plan: str, captured: Captured) -> Decision:
+def decision_of(entry: Entry, plan: str, captured: CapturedModule) -> Decision:
     """The decision of one of the plans for a network."""
     graph, micro_batches = captured.graph, entry.micro_batches_of(plan)
     if not captured.polymorphic:
@@ -181,7 +181,7 @@ class Ranks:
     def __init__(
         self,
         decision: Decision,
-        network: tuple[LoadedModel, Captured],
+        network: tuple[LoadedModel, CapturedModule],
         source: ModelSource,
         transport: Callable[[Hub, int], InProcessTransport] = InProcessTransport,
     ) -> None:
@@ -223,22 +223,23 @@ class Ranks:
             thread.join()
         if errors:
             raise min(errors, key=lambda error: (blame(error), not isinstance(error, HalopipeError)))
-        return _together([found[rank] for rank in sorted(found)])
+        return together([found[rank] for rank in sorted(found)])
 
-    def _copy(self) -> tuple[LoadedModel, Captured]:
+    def _copy(self) -> tuple[LoadedModel, CapturedModule]:
         try:
             return copy.deepcopy(self._network)
         except RuntimeError:  # older hooks leave tensors on modules that cannot be copied; ranks make their own anyway
             model = load_model(self._source, SEED)
             return model, capture(model)
 
-    def _engine(self, model: LoadedModel, captured: Captured, end: InProcessTransport) -> Engine:
+    def _engine(self, model: LoadedModel, captured: CapturedModule, end: InProcessTransport) -> Engine:
         return Engine(
             self._decision, captured_model(captured), model.module, end, _optimizer, seed=SEED, deadline_s=20.0
         )
 
 
-def _together(of_ranks: list[tuple[list[float | None], dict[str, Tensor], dict[str, Tensor]]]) -> Trained:
+def together(of_ranks: list[tuple[list[float | None], dict[str, Tensor], dict[str, Tensor]]]) -> Trained:
+    """Of all ranks one result; what ranks share must be the same on each of them."""
     gradients: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
     for _, *more in of_ranks:
@@ -254,7 +255,7 @@ def _together(of_ranks: list[tuple[list[float | None], dict[str, Tensor], dict[s
 
 
 def alone(
-    entry: Entry, model: LoadedModel, captured: Captured, batches: Sequence[Batch], micro_batches: tuple[int, ...]
+    entry: Entry, model: LoadedModel, captured: CapturedModule, batches: Sequence[Batch], micro_batches: tuple[int, ...]
 ) -> Trained:
     """The same steps by a fresh module of the user's, called as the user would call it.
 
@@ -271,13 +272,13 @@ def alone(
     modules = {"": module, **({"loss_fn.": loss_fn} if isinstance(loss_fn, nn.Module) else {})}
     parameters = {p + name: each for p, owner in modules.items() for name, each in owner.named_parameters()}
     optimizer = _optimizer([each for each in parameters.values() if each.requires_grad])
-    draw = Draw(SEED)
+    draw = CounterRng(SEED)
     losses = []
     for draw.step, (inputs, targets) in enumerate(batches):
         optimizer.zero_grad(set_to_none=True)
         total, first, rows = 0.0, 0, sum(micro_batches)
         for microbatch, count in enumerate(micro_batches):
-            draw.at(MicrobatchSlice(microbatch, count, 0, count))
+            draw.at(MicrobatchShard(microbatch, count, 0, count))
             here, there = (_rows(tensors, first, count, rows) for tensors in (inputs, targets))
             with _draws(entry, captured, draw):
                 loss = loss_fn(model.call.output(module, tuple(here)), model.call.aims(tuple(there)))
@@ -292,7 +293,7 @@ def alone(
     return Trained(tuple(losses), gradients, state)
 
 
-def _draws(entry: Entry, captured: Captured, draw: Draw) -> AbstractContextManager[object]:
+def _draws(entry: Entry, captured: CapturedModule, draw: CounterRng) -> AbstractContextManager[object]:
     return Replayed(captured_model(captured), draw) if entry.draws else nullcontext()
 
 

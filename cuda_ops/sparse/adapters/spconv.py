@@ -17,7 +17,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from cuda_ops.sparse.adapters import weights
-from cuda_ops.sparse.adapters.weights import Layout
+from cuda_ops.sparse.adapters.weights import WeightLayout
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.nn import Conv3d, SparseTensor
 
@@ -55,7 +55,7 @@ def to_spconv(x: SparseTensor, spatial_shape: Sequence[int] | None = None, *, or
         raise SparseInputError(
             "coordinates outside of the spatial shape",
             where="to_spconv",
-            found=f"{lowest} to {extent}",
+            actual=f"{lowest} to {extent}",
             expected=f"0 to {shape}",
             remedy="move the cloud or give a larger spatial_shape",
         )
@@ -81,8 +81,8 @@ def to_spconv_state_dict(module: nn.Module, *, order: Order = "zyx") -> dict[str
     return weights.dump(module, _layout(order))
 
 
-def _layout(order: Order) -> Layout:
-    return Layout("spconv", _rename, partial(_to_ours, order=order), partial(_to_theirs, order=order))
+def _layout(order: Order) -> WeightLayout:
+    return WeightLayout("spconv", _rename, partial(_to_ours, order=order), partial(_to_theirs, order=order))
 
 
 def _rename(module: nn.Module, name: str) -> str:
@@ -98,7 +98,7 @@ def _to_ours(value: Tensor, convolution: Conv3d, name: str, *, order: Order) -> 
         raise SparseInputError(
             "shape of a weight",
             where="state dict of spconv",
-            found=list(value.shape),
+            actual=list(value.shape),
             expected=list(shape),
             remedy="save it with spconv 2.2 or later, whose weight is (out, z, y, x, in), from the same network",
         )

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from cuda_ops.sparse.adapters import weights
-from cuda_ops.sparse.adapters.weights import Layout
+from cuda_ops.sparse.adapters.weights import WeightLayout
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Triple
 from cuda_ops.sparse.nn import Conv3d, SparseTensor
@@ -61,11 +61,11 @@ def _reordered(value: Tensor, convolution: Conv3d, name: str, slow_to_fast: Trip
         raise SparseInputError(
             "an even kernel size above 2",
             where="state dict of torchsparse",
-            found=convolution.kernel_size,
+            actual=convolution.kernel_size,
             expected="odd sizes and 2",
             remedy="its offsets start below the site in torchsparse and at it here; use an odd size",
         )
     return weights.turned(value, slow_to_fast) if convolution.kernel_volume % 2 else value
 
 
-_LAYOUT = Layout("torchsparse", lambda _, name: name, _to_ours, _to_theirs)
+_LAYOUT = WeightLayout("torchsparse", lambda _, name: name, _to_ours, _to_theirs)

@@ -1,7 +1,7 @@
 """State dicts of other libraries: which of their entries is which of ours, and in what order its numbers lie.
 
 A convolution's kernel is ours as (offsets, in, out), x slowest and z fastest, odd sizes centred and even ones from
-their site on (:mod:`cuda_ops.sparse.keys`). Each library is a :class:`Layout`.
+their site on (:mod:`cuda_ops.sparse.keys`). Each library is a :class:`WeightLayout`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class WeightLayout:
     """How a library keeps what a module of ours keeps.
 
     Attributes:
@@ -34,7 +34,7 @@ class Layout:
     to_theirs: Callable[[Tensor, Conv3d, str], Tensor]
 
 
-def load(module: nn.Module, state: Mapping[str, Tensor], layout: Layout, *, strict: bool = True) -> None:
+def load(module: nn.Module, state: Mapping[str, Tensor], layout: WeightLayout, *, strict: bool = True) -> None:
     """Loads a state dict of the library into ``module``.
 
     Raises:
@@ -56,21 +56,21 @@ def load(module: nn.Module, state: Mapping[str, Tensor], layout: Layout, *, stri
             raise SparseInputError(
                 f"shape of {named[name]}",
                 where=f"state dict of {layout.library}",
-                found=list(value.shape),
+                actual=list(value.shape),
                 expected=f"{list(expected[name].shape)}, of {name} here",
                 remedy="build the network with the channels and kernels of the checkpoint",
             )
     module.load_state_dict(converted, strict=False)
 
 
-def dump(module: nn.Module, layout: Layout) -> dict[str, Tensor]:
+def dump(module: nn.Module, layout: WeightLayout) -> dict[str, Tensor]:
     """The state dict of ``module`` as the library keeps it."""
     state, owners = module.state_dict(), _owners(module)
-    found = {}
+    exported = {}
     for ours, theirs in _entries(module, layout):
         owner, name = owners[ours]
-        found[theirs] = layout.to_theirs(state[ours], owner, name) if isinstance(owner, Conv3d) else state[ours]
-    return found
+        exported[theirs] = layout.to_theirs(state[ours], owner, name) if isinstance(owner, Conv3d) else state[ours]
+    return exported
 
 
 def turned(kernel: Tensor, sizes: Triple) -> Tensor:
@@ -79,14 +79,14 @@ def turned(kernel: Tensor, sizes: Triple) -> Tensor:
     return kernel.reshape(*sizes, *channels).permute(2, 1, 0, 3, 4).reshape(-1, *channels).contiguous()
 
 
-def _entries(module: nn.Module, layout: Layout) -> list[tuple[str, str]]:
+def _entries(module: nn.Module, layout: WeightLayout) -> list[tuple[str, str]]:
     """(our name, the library's) of every entry of the state dict."""
     owners = _owners(module)
-    found = []
+    pairs = []
     for ours in module.state_dict():
         owner, name = owners[ours]
-        found.append((ours, ours.removesuffix(name) + layout.rename(owner, name)))
-    return found
+        pairs.append((ours, ours.removesuffix(name) + layout.rename(owner, name)))
+    return pairs
 
 
 def _owners(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
@@ -95,13 +95,13 @@ def _owners(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     return {name: (modules[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in module.state_dict()}
 
 
-def _require_same_names(expected: set[str], found: set[str], library: str) -> None:
-    missing, unknown = sorted(expected - found), sorted(found - expected)
+def _require_same_names(expected: set[str], actual: set[str], library: str) -> None:
+    missing, unknown = sorted(expected - actual), sorted(actual - expected)
     if missing or unknown:
         raise SparseInputError(
             "names of a state dict",
             where=f"state dict of {library}",
-            found=f"{len(unknown)} unknown: {', '.join(unknown[:3]) or 'none'}",
+            actual=f"{len(unknown)} unknown: {', '.join(unknown[:3]) or 'none'}",
             expected=f"{len(missing)} missing: {', '.join(missing[:3]) or 'none'}",
             remedy="build the network of the checkpoint, or give strict=False to load what is common",
         )

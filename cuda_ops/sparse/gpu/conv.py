@@ -47,9 +47,9 @@ def convolve(
     steps = tl.cdiv(in_channels, STEP)
     bits = tl.arange(0, 32)
     for first in range(0, num_offsets, 31):
-        known = (bits < 31) & (first + bits < num_offsets)
+        valid = (bits < 31) & (first + bits < num_offsets)
         at = (first + bits).to(tl.int64)[:, None] * num_rows + rows[None, :]
-        present = tl.load(neighbours + at, mask=known[:, None] & exists[None, :], other=-1) >= 0
+        present = tl.load(neighbours + at, mask=valid[:, None] & exists[None, :], other=-1) >= 0
         some = tl.max(present.to(tl.int32), 1)
         offsets = tl.sum(some << bits, 0)
         for step in range(tl.sum(some, 0) * steps):
@@ -92,12 +92,12 @@ def device_name(tensor: torch.Tensor) -> str:
     return f"sm_{major}{minor}"
 
 
-def blocks(found: Configuration, in_channels: int, out_channels: int) -> dict[str, int]:
+def blocks(tile: Configuration, in_channels: int, out_channels: int) -> dict[str, int]:
     """The tile's sizes, not larger than the channels there are."""
     return {
-        "ROWS": found.rows,
-        "COLUMNS": block_of(out_channels, 16, found.columns),
-        "STEP": block_of(in_channels, 16, found.step),
+        "ROWS": tile.rows,
+        "COLUMNS": block_of(out_channels, 16, tile.columns),
+        "STEP": block_of(in_channels, 16, tile.step),
     }
 
 
@@ -114,26 +114,26 @@ def sparse_conv(
 
         return reference.sparse_conv(x, weight, neighbours, reverse)
     channels = max(weight.shape[1:])
-    found = configuration(CONVOLUTION, 8 * x.element_size(), channels, device_name(x))
-    return convolved(found, arrangements, x, weight, neighbours)
+    tile = configuration(CONVOLUTION, 8 * x.element_size(), channels, device_name(x))
+    return convolved(tile, arrangements, x, weight, neighbours)
 
 
 def convolved(
-    found: Configuration, arrangements: Arrangements, x: torch.Tensor, weight: torch.Tensor, neighbours: torch.Tensor
+    tile: Configuration, arrangements: Arrangements, x: torch.Tensor, weight: torch.Tensor, neighbours: torch.Tensor
 ) -> torch.Tensor:
     """`sparse_conv` with a given configuration."""
     num_offsets, num_rows = neighbours.shape
     in_channels, out_channels = weight.shape[1:]
     y = x.new_empty((num_rows, out_channels))
     x, neighbours = x if x.stride(-1) == 1 else x.contiguous(), neighbours.contiguous()
-    order = arrangements.grouped(neighbours) if found.grouped else None
-    sizes = blocks(found, in_channels, out_channels)
+    order = arrangements.grouped(neighbours) if tile.grouped else None
+    sizes = blocks(tile, in_channels, out_channels)
     grid = (triton.cdiv(num_rows, sizes["ROWS"]), triton.cdiv(out_channels, sizes["COLUMNS"]))
     launch(
         convolve, grid, x,
         x, weight, neighbours, neighbours if order is None else order, y,
         num_rows, num_offsets, in_channels, out_channels, x.stride(0), *weight.stride(),
-        **sizes, ORDERED=order is not None, PRECISION=precision(), num_warps=found.warps, num_stages=found.stages,
+        **sizes, ORDERED=order is not None, PRECISION=precision(), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return y
 
@@ -202,12 +202,12 @@ def sparse_conv_weight(
 
         return reference.sparse_conv_weight(x, dy, neighbours)
     channels = max(x.shape[1], dy.shape[1])
-    found = configuration(WEIGHT, 8 * x.element_size(), channels, device_name(x))
-    return weight_gradient(found, arrangements, x, dy, neighbours)
+    tile = configuration(WEIGHT, 8 * x.element_size(), channels, device_name(x))
+    return weight_gradient(tile, arrangements, x, dy, neighbours)
 
 
 def weight_gradient(
-    found: Configuration, arrangements: Arrangements, x: torch.Tensor, dy: torch.Tensor, neighbours: torch.Tensor
+    tile: Configuration, arrangements: Arrangements, x: torch.Tensor, dy: torch.Tensor, neighbours: torch.Tensor
 ) -> torch.Tensor:
     """`sparse_conv_weight` with a given configuration."""
     num_offsets, num_rows = neighbours.shape
@@ -217,7 +217,7 @@ def weight_gradient(
     x = x if x.stride(-1) == 1 else x.contiguous()
     dy = dy if dy.stride(-1) == 1 else dy.contiguous()
     pairs = arrangements.pairs(neighbours)
-    sizes = blocks(found, in_channels, out_channels)
+    sizes = blocks(tile, in_channels, out_channels)
     tiles = triton.cdiv(in_channels, sizes["STEP"]) * triton.cdiv(out_channels, sizes["COLUMNS"])
     shares = max(1, min(PROGRAMS // (num_offsets * tiles), triton.cdiv(num_rows, LEAST_ROWS)))
     workspace = x.new_empty((shares, num_offsets, in_channels, out_channels), dtype=torch.float32)
@@ -225,7 +225,7 @@ def weight_gradient(
         products, (num_offsets, shares, tiles), x,
         x, dy, pairs.inputs, pairs.outputs, pairs.counts, workspace,
         num_rows, num_offsets, in_channels, out_channels, x.stride(0), dy.stride(0),
-        **sizes, PRECISION=precision(), num_warps=found.warps, num_stages=found.stages,
+        **sizes, PRECISION=precision(), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     dw = x.new_empty((num_offsets, in_channels, out_channels))
     grid = (triton.cdiv(dw.numel(), ELEMENTS),)

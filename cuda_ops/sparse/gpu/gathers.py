@@ -227,25 +227,25 @@ def move_box(
 
 def pack_boxes(x: torch.Tensor, boxes: Sequence[int]) -> torch.Tensor:
     """The elements of boxes of x one box after another, 1-D; boxes are flat: start, stop a dim, box by box."""
-    found = list(parts(x, boxes))
-    if not fits(x, found):
+    pieces = list(parts(x, boxes))
+    if not fits(x, pieces):
         from cuda_ops.sparse import reference
 
         return reference.pack_boxes(x, boxes)
-    buffer = x.new_empty(sum(part.numel() for part in found))
-    _move(found, buffer, PACK)
+    buffer = x.new_empty(sum(part.numel() for part in pieces))
+    _move(pieces, buffer, PACK)
     return buffer
 
 
 def unpack_boxes(buffer: torch.Tensor, x: torch.Tensor, boxes: Sequence[int], add: bool) -> torch.Tensor:
     """A copy of x with the elements of buffer put into its boxes, or added to them."""
     filled = x.clone(memory_format=torch.contiguous_format)
-    found = list(parts(filled, boxes))
-    if not fits(x, found):
+    pieces = list(parts(filled, boxes))
+    if not fits(x, pieces):
         from cuda_ops.sparse import reference
 
         return reference.unpack_boxes(buffer, x, boxes, add)
-    _move(found, buffer.contiguous(), ADD if add else PUT)
+    _move(pieces, buffer.contiguous(), ADD if add else PUT)
     return filled
 
 
@@ -256,14 +256,14 @@ def parts(x: torch.Tensor, boxes: Sequence[int]) -> Iterator[torch.Tensor]:
         yield x[tuple(slice(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True))]
 
 
-def fits(x: torch.Tensor, found: Sequence[torch.Tensor]) -> bool:
+def fits(x: torch.Tensor, pieces: Sequence[torch.Tensor]) -> bool:
     """Whether the kernel counts so many dims and elements."""
-    return 0 < x.ndim <= DIMS and all(part.numel() <= MOST for part in found)
+    return 0 < x.ndim <= DIMS and all(part.numel() <= MOST for part in pieces)
 
 
-def _move(found: Sequence[torch.Tensor], buffer: torch.Tensor, mode: int) -> None:
+def _move(pieces: Sequence[torch.Tensor], buffer: torch.Tensor, mode: int) -> None:
     first = 0
-    for part in found:
+    for part in pieces:
         padding = DIMS - part.ndim
         extents, strides = (*[1] * padding, *part.shape), (*[0] * padding, *part.stride())
         size = math.prod(extents)

@@ -20,7 +20,7 @@ OPTIONS = {"enable_fp_fusion": True}
 ACCUMULATORS = {torch.float64: tl.float64}
 
 
-class Kernel(Protocol):
+class TritonKernel(Protocol):
     """A function that Triton compiles."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
@@ -34,10 +34,10 @@ class Jit(Protocol):
     """The decorator ``triton.jit``; ``do_not_specialize`` names arguments."""
 
     @overload
-    def __call__(self, function: Callable[..., Any], /) -> Kernel: ...
+    def __call__(self, function: Callable[..., Any], /) -> TritonKernel: ...
 
     @overload
-    def __call__(self, *, do_not_specialize: Sequence[str]) -> Callable[[Callable[..., Any]], Kernel]: ...
+    def __call__(self, *, do_not_specialize: Sequence[str]) -> Callable[[Callable[..., Any]], TritonKernel]: ...
 
 
 jit: Jit = triton.jit  # Triton has no types
@@ -53,7 +53,7 @@ def on_device(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
-def launch(kernel: Kernel, grid: Sequence[int], like: torch.Tensor, *arguments: Any, **options: Any) -> None:
+def launch(kernel: TritonKernel, grid: Sequence[int], like: torch.Tensor, *arguments: Any, **options: Any) -> None:
     """Run ``kernel`` over ``grid``; an empty grid is no launch."""
     if min(grid) > 0:
         with on_device(like):

@@ -25,12 +25,12 @@ def read_through(
     """The coordinate that is read through an offset, and whether there is such a one."""
     if TRANSPOSED:
         moved = coordinate - offset
-        found = moved // stride
-        there = found * stride == moved  # the remainder is 0 however a division rounds
+        source = moved // stride
+        there = source * stride == moved  # the remainder is 0 however a division rounds
     else:
-        found = coordinate * stride + offset
-        there = found == found
-    return found, there & (found >= LOWEST) & (found <= HIGHEST)
+        source = coordinate * stride + offset
+        there = source == source
+    return source, there & (source >= LOWEST) & (source <= HIGHEST)
 
 
 @jit(do_not_specialize=["num_outputs", "num_inputs", "rounds"])

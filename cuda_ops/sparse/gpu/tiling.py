@@ -101,7 +101,7 @@ def chosen(table: Sequence[Configuration], op: str, bits: int, channels: int, de
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class OffsetPairs:
     """The pairs of every offset.
 
     Attributes:
@@ -120,7 +120,7 @@ class Arrangements:
 
     def __init__(self) -> None:
         self._grouped: MutableMapping[torch.Tensor, dict[int, torch.Tensor]] = WeakTensorKeyDictionary()
-        self._pairs: MutableMapping[torch.Tensor, dict[int, tuple[int, Pairs]]] = WeakTensorKeyDictionary()
+        self._pairs: MutableMapping[torch.Tensor, dict[int, tuple[int, OffsetPairs]]] = WeakTensorKeyDictionary()
 
     def grouped(self, neighbours: torch.Tensor) -> torch.Tensor | None:
         """The output rows in groups, int32 [M]; None: as they are."""
@@ -131,7 +131,7 @@ class Arrangements:
             kept[stream] = grouped(neighbours)
         return kept[stream]
 
-    def pairs(self, neighbours: torch.Tensor) -> Pairs:
+    def pairs(self, neighbours: torch.Tensor) -> OffsetPairs:
         """The pairs of a map."""
         if capturing(neighbours):
             return pairs(neighbours)
@@ -161,7 +161,7 @@ def grouped(neighbours: torch.Tensor) -> torch.Tensor:
     return torch.argsort(sets, stable=True).to(torch.int32)
 
 
-def pairs(neighbours: torch.Tensor) -> Pairs:
+def pairs(neighbours: torch.Tensor) -> OffsetPairs:
     """The pairs of every offset, in the order of output rows."""
     num_offsets, num_rows = neighbours.shape
     present = neighbours >= 0
@@ -172,4 +172,4 @@ def pairs(neighbours: torch.Tensor) -> Pairs:
     rows = torch.arange(num_rows, dtype=torch.int32, device=neighbours.device)
     both[1].scatter_(1, places, rows.expand(num_offsets, num_rows))
     inputs, outputs = both[:, :, :num_rows].contiguous()
-    return Pairs(inputs, outputs, present.sum(1, dtype=torch.int32))
+    return OffsetPairs(inputs, outputs, present.sum(1, dtype=torch.int32))

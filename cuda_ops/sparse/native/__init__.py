@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cuda_ops.device.compiling import CannotCompileError, Sources, compiled
+from cuda_ops.device.compiling import CannotCompileError, LibrarySources, compiled
 
 if TYPE_CHECKING:
     from cuda_ops.sparse.native.functions import NativeOperators
@@ -22,7 +22,7 @@ __all__ = ["load"]
 
 _LOGGER = logging.getLogger(__name__)
 
-SOURCES = Sources(
+SOURCES = LibrarySources(
     "sparse",
     Path(__file__).parent / "source",
     # Units of loops that are to be unrolled and vectorized; the others are faster with -O2, maps by two thirds.

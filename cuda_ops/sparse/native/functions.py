@@ -52,8 +52,8 @@ class Library:
         """Every parameter of every function is a pointer or an int64."""
         function = getattr(self._loaded, name)
         function.argtypes, function.restype = (ctypes.c_int64,) * count, ctypes.c_int64
-        found: Callable[..., int] = function
-        return found
+        prototype: Callable[..., int] = function
+        return prototype
 
 
 def _address(tensor: Tensor) -> int:
@@ -64,8 +64,8 @@ def _address(tensor: Tensor) -> int:
 
 def _parallel_for() -> int:
     """The address of torch's loop over threads, found among what torch's own module is linked with."""
-    found = ctypes.CDLL(library_path()).torch_parallel_for
-    return ctypes.cast(found, ctypes.c_void_p).value or 0
+    symbol = ctypes.CDLL(library_path()).torch_parallel_for
+    return ctypes.cast(symbol, ctypes.c_void_p).value or 0
 
 
 Triple = Sequence[int]

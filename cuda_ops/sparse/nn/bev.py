@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import Bound, Grid, KernelMap, MapSpec, Route, Step, Triple
+from cuda_ops.sparse.geometry import Bound, Grid, KernelMap, MapSpec, Route, RouteStep, Triple
 from cuda_ops.sparse.keys import HIGHEST, LOWEST
 from cuda_ops.sparse.nn.functional import on_grid
 from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, require_same_sites, triple
@@ -40,14 +40,14 @@ def spcrop(
         raise SparseInputError(
             "bounds of a crop",
             where="SparseCrop",
-            found=f"from {lowest} on and below {above}",
+            actual=f"from {lowest} on and below {above}",
             expected="room for a site along each axis",
             remedy="give coords_min below coords_max",
         )
     x, y, z = (_bound(*pair) for pair in zip(lowest, above, strict=True))
     if x is y is z is None:
         return input
-    route = (*input.route, Step("cropped", bounds=(x, y, z)))
+    route = (*input.route, RouteStep("cropped", bounds=(x, y, z)))
     return _gathered(input, route)
 
 
@@ -67,7 +67,7 @@ def generative_add(a: SparseTensor, b: SparseTensor) -> SparseTensor:
         return SparseTensor(summed, coords, a.stride, num_samples=max(a.num_samples, b.num_samples))
     if a.route == b.route:
         return a.with_feats(a.feats + b.feats)
-    route = (*a.route, Step("joined", other=b.route))
+    route = (*a.route, RouteStep("joined", other=b.route))
     return _gathered(a, route) + _gathered(b, route)
 
 
@@ -106,9 +106,9 @@ class ToBEVReduction(nn.Module):
     def forward(self, input: SparseTensor) -> SparseTensor:
         """See the class."""
         bound = _whole_column(input, self.dim) if self.extent is None else (0, self.extent)
-        route, found = _columns(input, self.dim, bound)
-        sums = torch.ops.halopipe.sparse_sum_pool(input.feats, found.neighbours, found.reverse)
-        return input.with_feats(sums / _counts(found), route)
+        route, kernel_map = _columns(input, self.dim, bound)
+        sums = torch.ops.halopipe.sparse_sum_pool(input.feats, kernel_map.neighbours, kernel_map.reverse)
+        return input.with_feats(sums / _counts(kernel_map), route)
 
     def extra_repr(self) -> str:
         """The axis."""
@@ -139,7 +139,7 @@ class ToBEVConvolution(nn.Module):
             raise SparseInputError(
                 "channels, kernels and stride",
                 where=type(self).__name__,
-                found=(in_channels, out_channels, n_kernels, stride),
+                actual=(in_channels, out_channels, n_kernels, stride),
                 expected="at least 1, and a stride of 1",
                 remedy="put a strided layer behind: Conv3d or AvgPool3d",
             )
@@ -157,9 +157,9 @@ class ToBEVConvolution(nn.Module):
     def forward(self, input: SparseTensor) -> SparseTensor:
         """See the class."""
         require_channels(input.feats, self.in_channels, type(self).__name__)
-        route, found = _columns(input, self.dim, (0, self.n_kernels))
-        feats = torch.ops.halopipe.sparse_conv(input.feats, self.kernel, found.neighbours, found.reverse)
-        return input.with_feats(feats if self.bias is None else feats + self.bias * _counts(found), route)
+        route, kernel_map = _columns(input, self.dim, (0, self.n_kernels))
+        feats = torch.ops.halopipe.sparse_conv(input.feats, self.kernel, kernel_map.neighbours, kernel_map.reverse)
+        return input.with_feats(feats if self.bias is None else feats + self.bias * _counts(kernel_map), route)
 
     def extra_repr(self) -> str:
         """Channels and heights."""
@@ -245,20 +245,20 @@ class ToBEVHeightCompression(nn.Module):
 
 def _gathered(x: SparseTensor, route: Route) -> SparseTensor:
     """The features of ``x`` at the sites of another set of the same stride; 0 where ``x`` has no site."""
-    found = x.geometry.map(MapSpec(x.route, route, (1, 1, 1)))
-    return x.with_feats(torch.ops.halopipe.sparse_sum_pool(x.feats, found.neighbours, found.reverse), route)
+    kernel_map = x.geometry.map(MapSpec(x.route, route, (1, 1, 1)))
+    return x.with_feats(torch.ops.halopipe.sparse_sum_pool(x.feats, kernel_map.neighbours, kernel_map.reverse), route)
 
 
 def _columns(x: SparseTensor, axis: int, bound: tuple[int, int]) -> tuple[Route, KernelMap]:
     """The site set of the columns of ``x``, and the map that has a column's sites, lowest first, as its offsets."""
     nowhere: tuple[Bound, Bound, Bound] = (None, None, None)
-    route = (*x.route, Step("flattened", bounds=(*nowhere[:axis], bound, *nowhere[axis + 1 :])))  # type: ignore[arg-type]  # of three
+    route = (*x.route, RouteStep("flattened", bounds=(*nowhere[:axis], bound, *nowhere[axis + 1 :])))  # type: ignore[arg-type]  # of three
     return route, x.geometry.map(MapSpec(x.route, route, _replaced((1, 1, 1), axis, bound[1] - bound[0])))
 
 
-def _counts(found: KernelMap) -> Tensor:
+def _counts(kernel_map: KernelMap) -> Tensor:
     """(outputs, 1): the inputs that each reads."""
-    return (found.neighbours >= 0).sum(0).clamp(min=1).unsqueeze(1)
+    return (kernel_map.neighbours >= 0).sum(0).clamp(min=1).unsqueeze(1)
 
 
 def _whole_column(x: SparseTensor, axis: int) -> tuple[int, int]:
@@ -268,7 +268,7 @@ def _whole_column(x: SparseTensor, axis: int) -> tuple[int, int]:
         raise SparseInputError(
             error.what,
             where="ToBEVReduction",
-            found="no extent",
+            actual="no extent",
             expected="the length of the longest column",
             remedy="give ToBEVReduction the number of sites of its columns, extent=...",
         ) from error
@@ -281,7 +281,7 @@ def _origin(x: SparseTensor, offset: Triple, where: str) -> Triple:
         raise SparseInputError(
             "offset of the map",
             where=where,
-            found=offset,
+            actual=offset,
             expected=f"multiples of the stride {x.stride}",
             remedy="let the map begin where a cell begins",
         )
@@ -302,7 +302,7 @@ def _corner(values: Sequence[int] | None, default: int, name: str) -> Triple:
     numbers = (default,) * _AXES if values is None else tuple(values)
     if len(numbers) != _AXES or not all(isinstance(each, int) for each in numbers):
         raise SparseInputError(
-            name, where="a corner", found=values, expected="three whole numbers", remedy="give x, y and z"
+            name, where="a corner", actual=values, expected="three whole numbers", remedy="give x, y and z"
         )
     x, y, z = numbers
     return x, y, z
@@ -315,6 +315,6 @@ def _shape(shape: Sequence[int] | Tensor, where: str) -> Triple:
 def _axis(dim: int, where: str) -> int:
     if dim not in range(_AXES):
         raise SparseInputError(
-            "dim", where=where, found=dim, expected="0, 1 or 2", remedy="count x, y and z from 0, without the batch"
+            "dim", where=where, actual=dim, expected="0, 1 or 2", remedy="count x, y and z from 0, without the batch"
         )
     return dim

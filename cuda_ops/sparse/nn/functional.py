@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from cuda_ops._torch import check
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Route, Segments, Step, Triple, stride_of
+from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Route, RouteStep, Segments, Triple, stride_of
 from cuda_ops.sparse.nn.tensor import SparseTensor, require_channels, triple, volume
 
 Size = int | Sequence[int]
@@ -62,9 +62,9 @@ def conv3d(
         feats = input.feats @ (weight[0] if weight.ndim == 3 else weight)
         route = input.route
     else:
-        route, found = conv_map(input, kernel, strides, dilations, transposed, generative)
+        route, kernel_map = conv_map(input, kernel, strides, dilations, transposed, generative)
         offsets = weight if weight.ndim == 3 else weight.unsqueeze(0)
-        feats = torch.ops.halopipe.sparse_conv(input.feats, offsets, found.neighbours, found.reverse)
+        feats = torch.ops.halopipe.sparse_conv(input.feats, offsets, kernel_map.neighbours, kernel_map.reverse)
     return input.with_feats(feats if bias is None else feats + bias, route)
 
 
@@ -77,11 +77,11 @@ def conv_map(
             raise SparseInputError(
                 "a generative convolution that is not transposed",
                 where="conv3d",
-                found="transposed=False",
+                actual="transposed=False",
                 expected="transposed=True",
                 remedy="strided convolutions make new sites by themselves",
             )
-        route = (*x.route, Step("generated", kernel, stride, dilation))
+        route = (*x.route, RouteStep("generated", kernel, stride, dilation))
         return route, x.geometry.map(MapSpec(x.route, route, kernel, stride, dilation, True))
     if not transposed:
         return window_map(x, kernel, stride, dilation)
@@ -94,22 +94,22 @@ def conv_map(
 
 def window_map(x: SparseTensor, kernel: Triple, stride: Triple, dilation: Triple) -> tuple[Route, KernelMap]:
     """Where a convolution or a pooling leads from ``x``, and by which map: the same sites where nothing is strided."""
-    route = x.route if stride == _ONES else (*x.route, Step("strided", kernel, stride, dilation))
+    route = x.route if stride == _ONES else (*x.route, RouteStep("strided", kernel, stride, dilation))
     return route, x.geometry.map(MapSpec(x.route, route, kernel, stride, dilation))
 
 
 def max_pool3d(input: SparseTensor, kernel_size: Size, stride: Size | None = None, dilation: Size = 1) -> SparseTensor:
     """The largest of the sites in each window that are there; ``stride`` None: the kernel's."""
-    route, found = _pool_map(input, kernel_size, stride, dilation, "max_pool3d")
-    feats, _ = torch.ops.halopipe.sparse_max_pool(input.feats, found.neighbours, found.reverse)
+    route, kernel_map = _pool_map(input, kernel_size, stride, dilation, "max_pool3d")
+    feats, _ = torch.ops.halopipe.sparse_max_pool(input.feats, kernel_map.neighbours, kernel_map.reverse)
     return input.with_feats(feats, route)
 
 
 def avg_pool3d(input: SparseTensor, kernel_size: Size, stride: Size | None = None, dilation: Size = 1) -> SparseTensor:
     """The mean of the sites in each window that are there; ``stride`` None: the kernel's."""
-    route, found = _pool_map(input, kernel_size, stride, dilation, "avg_pool3d")
-    sums = torch.ops.halopipe.sparse_sum_pool(input.feats, found.neighbours, found.reverse)
-    count = (found.neighbours >= 0).sum(0).clamp(min=1)
+    route, kernel_map = _pool_map(input, kernel_size, stride, dilation, "avg_pool3d")
+    sums = torch.ops.halopipe.sparse_sum_pool(input.feats, kernel_map.neighbours, kernel_map.reverse)
+    count = (kernel_map.neighbours >= 0).sum(0).clamp(min=1)
     return input.with_feats(sums / count.unsqueeze(1), route)
 
 
@@ -178,7 +178,7 @@ def batch_norm(
             raise SparseInputError(
                 "batch normalisation of one site in training",
                 where="batch_norm",
-                found=1,
+                actual=1,
                 expected="at least 2 sites",
                 remedy="give larger clouds or fewer strided layers, or call eval()",
             )
@@ -212,10 +212,10 @@ def to_dense(input: SparseTensor, shape: Sequence[int], origin: Sequence[int] = 
 def on_grid(input: SparseTensor, grid: Grid) -> Tensor:
     """(samples, channels, x, y, z): the features of a tensor on a grid over its sites, those of one cell summed."""
     segments, cells = input.segments, input.geometry.cells(grid)
-    found: Tensor = torch.ops.halopipe.segment_grid(
+    sums: Tensor = torch.ops.halopipe.segment_grid(
         input.feats, cells, segments.starts, segments.lengths, grid.num_cells
     )
-    return found.view(*found.shape[:2], *grid.shape)
+    return sums.view(*sums.shape[:2], *grid.shape)
 
 
 def sample_mean(values: Tensor, segments: Segments, weights: Tensor | None = None) -> Tensor:
@@ -244,7 +244,7 @@ def site_cross_entropy(logits: Tensor, targets: Tensor, segments: Segments, igno
         raise SparseInputError(
             "shape of targets",
             where="site_cross_entropy",
-            found=list(targets.shape),
+            actual=list(targets.shape),
             expected=f"[{logits.shape[0]}], one per site",
             remedy="bring targets into the order of the sites: targets[x.order]",
         )
@@ -266,7 +266,7 @@ def _require_weight(weight: Tensor, kernel: Triple) -> None:
         raise SparseInputError(
             "shape of the weight",
             where="conv3d",
-            found=list(weight.shape),
+            actual=list(weight.shape),
             expected=f"[{volume(kernel)}, in, out] for a kernel of {kernel}",
             remedy="give one matrix of channels per offset of the kernel",
         )
@@ -275,11 +275,11 @@ def _require_weight(weight: Tensor, kernel: Triple) -> None:
 def _require_step_back(x: SparseTensor, stride: Triple) -> None:
     last = x.route[-1] if x.route else None
     if last is None or last.kind != "strided" or last.stride != stride:
-        came = "no strided layer" if last is None else f"a {last.kind} layer of stride {last.stride}"
+        last_layer = "no strided layer" if last is None else f"a {last.kind} layer of stride {last.stride}"
         raise SparseInputError(
             f"a transposed convolution of stride {stride} at stride {stride_of(x.route)} has no step to undo",
             where="conv3d",
-            found=f"{came} that led here",
+            actual=f"{last_layer} that led here",
             expected=f"a strided layer of stride {stride}",
             remedy="match the strides of the way down, or make new sites with generative=True",
         )

@@ -111,7 +111,7 @@ def _require_channels(in_channels: int, out_channels: int) -> None:
         raise SparseInputError(
             "number of channels",
             where="Conv3d",
-            found=(in_channels, out_channels),
+            actual=(in_channels, out_channels),
             expected="at least 1 in and 1 out",
             remedy="give the channels of the features that come in and go out",
         )
@@ -122,7 +122,7 @@ def _require_transposed(transposed: bool, generative: bool) -> None:
         raise SparseInputError(
             "a generative convolution that is not transposed",
             where="Conv3d",
-            found="transposed=False",
+            actual="transposed=False",
             expected="transposed=True",
             remedy="strided convolutions make new sites by themselves",
         )
@@ -132,14 +132,14 @@ def _require_padding(padding: Size | None, kernel: Triple, stride: Triple, dilat
     """Refuse what would move the kernel; at stride 1 torchsparse centres an odd one whatever it is given."""
     if padding is None:
         return
-    given = (padding,) * 3 if isinstance(padding, int) else tuple(padding)
+    paddings = (padding,) * 3 if isinstance(padding, int) else tuple(padding)
     built_in = tuple((n - 1) // 2 * d if n % 2 else 0 for n, d in zip(kernel, dilation, strict=True))
     free = tuple(n % 2 == 1 and s == 1 for n, s in zip(kernel, stride, strict=True))
-    if len(given) != 3 or any(not ok and a != b for ok, a, b in zip(free, given, built_in, strict=True)):
+    if len(paddings) != 3 or any(not ok and a != b for ok, a, b in zip(free, paddings, built_in, strict=True)):
         raise SparseInputError(
             "padding",
             where="Conv3d",
-            found=padding,
+            actual=padding,
             expected=f"{built_in} for a kernel of {kernel}",
             remedy="leave padding out: odd kernels are centred and even ones start at their site",
         )
@@ -290,7 +290,7 @@ class GroupNorm(nn.Module):
             raise SparseInputError(
                 "channels in equal groups",
                 where=type(self).__name__,
-                found=f"{num_channels} channels in {num_groups} groups",
+                actual=f"{num_channels} channels in {num_groups} groups",
                 expected="a multiple",
                 remedy="choose a number of groups that divides the channels",
             )

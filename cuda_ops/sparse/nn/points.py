@@ -150,14 +150,14 @@ def devoxelise(input: SparseTensor, points: Tensor, *, mode: Literal["trilinear"
 def rows_of(input: SparseTensor, batch: Tensor, places: Tensor) -> Tensor:
     """int32 (points,): the row of the site at ``places`` (points, 3), in units of the tensor's stride, or -1."""
     keys = pack(input.coords)
-    found = torch.full(batch.shape, -1, dtype=torch.int32, device=places.device)
+    rows = torch.full(batch.shape, -1, dtype=torch.int32, device=places.device)
     if not len(keys):
-        return found
+        return rows
     whole = places.to(torch.int64)
     there = in_range(whole).all(1)
     asked = pack(torch.cat((batch.to(torch.int64).unsqueeze(1), torch.where(there.unsqueeze(1), whole, 0)), 1))
     row = torch.searchsorted(keys, asked).clamp(max=len(keys) - 1)
-    return torch.where(there & (keys[row] == asked), row.to(torch.int32), found)
+    return torch.where(there & (keys[row] == asked), row.to(torch.int32), rows)
 
 
 def sphash(coords: Tensor, offsets: Tensor | None = None) -> Tensor:
@@ -173,8 +173,8 @@ def sphash(coords: Tensor, offsets: Tensor | None = None) -> Tensor:
     places = coords[:, 1:].to(torch.int64) + offsets.to(torch.int64).unsqueeze(1)
     there = in_range(places).all(2)
     batch = coords[:, :1].to(torch.int64).expand(len(offsets), -1, -1)
-    found = pack(torch.cat((batch, torch.where(there.unsqueeze(2), places, 0)), 2))
-    return torch.where(there, found, -1)
+    keys = pack(torch.cat((batch, torch.where(there.unsqueeze(2), places, 0)), 2))
+    return torch.where(there, keys, -1)
 
 
 def sphashquery(queries: Tensor, references: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ def spvoxelize(feats: Tensor, indices: Tensor, counts: Tensor) -> Tensor:
         raise SparseInputError(
             "voxels of points",
             where="spvoxelize",
-            found=f"{list(indices.shape)}, up to {int(indices.max()) if indices.numel() else -1}",
+            actual=f"{list(indices.shape)}, up to {int(indices.max()) if indices.numel() else -1}",
             expected=f"[{len(feats)}], below {len(counts)}",
             remedy="give the voxel of each point (sphashquery), and one count a voxel (spcount)",
         )
@@ -229,7 +229,7 @@ def calc_ti_weights(coords: Tensor, idx_query: Tensor, scale: float = 1) -> Tens
         raise SparseInputError(
             "shape of the points' voxels",
             where="calc_ti_weights",
-            found=f"{list(idx_query.shape)} for points {list(coords.shape)}",
+            actual=f"{list(idx_query.shape)} for points {list(coords.shape)}",
             expected="[points, 8] for points [points, 3]",
             remedy="give x, y and z of each point, and its eight corners in a row (transpose those of torchsparse 1.4)",
         )
@@ -266,7 +266,7 @@ def _require_points(points: Tensor, rows: int, where: str) -> None:
         raise SparseInputError(
             "shape of points",
             where=where,
-            found=list(points.shape),
+            actual=list(points.shape),
             expected=f"[{rows}, 4]",
             remedy="give batch, x, y, z per point, batch first, and one row of features each",
         )
@@ -278,7 +278,7 @@ def _require_points(points: Tensor, rows: int, where: str) -> None:
             raise SparseInputError(
                 "batch index out of range",
                 where=where,
-                found=least if least < 0 else most,
+                actual=least if least < 0 else most,
                 expected=f"0..{MAX_BATCHES - 1}",
                 remedy="the batch index is the first column; split batches of more than 512 samples",
             )

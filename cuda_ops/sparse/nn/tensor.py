@@ -219,7 +219,7 @@ def cat(tensors: Sequence[SparseTensor]) -> SparseTensor:
     """
     if not tensors:
         raise SparseInputError(
-            "no tensors", where="cat", found=0, expected="at least 1", remedy="give the tensors to join in one list"
+            "no tensors", where="cat", actual=0, expected="at least 1", remedy="give the tensors to join in one list"
         )
     first = tensors[0]
     for other in tensors[1:]:
@@ -235,7 +235,7 @@ def require_same_sites(one: SparseTensor, other: SparseTensor, where: str) -> No
         raise SparseInputError(
             "tensors of different strides",
             where=where,
-            found=other.stride,
+            actual=other.stride,
             expected=one.stride,
             remedy="bring them to one stride by a strided or a transposed convolution",
         )
@@ -243,7 +243,7 @@ def require_same_sites(one: SparseTensor, other: SparseTensor, where: str) -> No
         raise SparseInputError(
             "tensors on different sites",
             where=where,
-            found=f"{len(other)} sites by {_path(other.route)}",
+            actual=f"{len(other)} sites by {_path(other.route)}",
             expected=f"{len(one)} sites by {_path(one.route)}",
             remedy="reach one stride by layers of the same kernel, stride and dilation",
         )
@@ -277,7 +277,7 @@ def triple(value: int | Sequence[int], name: str, where: str) -> Triple:
         raise SparseInputError(
             name,
             where=where,
-            found=value,
+            actual=value,
             expected="one whole number of at least 1, or three",
             remedy="give x, y and z",
         )
@@ -304,7 +304,7 @@ def require_channels(feats: Tensor, channels: int, where: str) -> None:
         raise SparseInputError(
             "number of channels",
             where=where,
-            found=feats.shape[1],
+            actual=feats.shape[1],
             expected=channels,
             remedy="give the layer the channels of its input as in_channels",
         )
@@ -317,7 +317,7 @@ def require_finite(feats: Tensor, where: str) -> None:
         raise SparseInputError(
             "features that are NaN or infinite",
             where=where,
-            found=f"{int(bad)} of {feats.numel()}",
+            actual=f"{int(bad)} of {feats.numel()}",
             expected=0,
             remedy="drop those points before they are voxelised",
         )
@@ -345,5 +345,5 @@ def require_rows(feats: Tensor, rows: int, where: str) -> None:
         _refuse("rows of features", feats.shape[0], f"{rows}, one per coordinate", "give one row per site", where)
 
 
-def _refuse(what: str, found: object, expected: object, remedy: str, where: str = "SparseTensor") -> NoReturn:
-    raise SparseInputError(what, where=where, found=found, expected=expected, remedy=remedy)
+def _refuse(what: str, actual: object, expected: object, remedy: str, where: str = "SparseTensor") -> NoReturn:
+    raise SparseInputError(what, where=where, actual=actual, expected=expected, remedy=remedy)

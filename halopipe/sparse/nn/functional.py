@@ -81,12 +81,12 @@ def set_downsample_mode(downsample_mode: str) -> None:
     _require("downsample mode", downsample_mode, ("spconv",), same)
 
 
-def _require(name: str, found: object, known: tuple[object, ...], remedy: str = "delete the line") -> None:
-    if found not in known:
+def _require(name: str, setting: object, supported: tuple[object, ...], remedy: str = "delete the line") -> None:
+    if setting not in supported:
         raise SparseInputError(
             name,
             where="torchsparse's settings",
-            found=found,
-            expected=" or ".join(map(str, known)),
+            actual=setting,
+            expected=" or ".join(map(str, supported)),
             remedy=remedy,
         )

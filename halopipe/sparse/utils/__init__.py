@@ -15,7 +15,7 @@ def make_ntuple(x: int | Sequence[int], ndim: int) -> tuple[int, ...]:
     Raises:
         ValueError: another number of them.
     """
-    found = (x,) * ndim if isinstance(x, int) else tuple(int(each) for each in x)
-    if len(found) != ndim:
-        raise ValueError(f"{x} is {len(found)} numbers, not {ndim}; give one, or {ndim}")
-    return found
+    numbers = (x,) * ndim if isinstance(x, int) else tuple(int(each) for each in x)
+    if len(numbers) != ndim:
+        raise ValueError(f"{x} is {len(numbers)} numbers, not {ndim}; give one, or {ndim}")
+    return numbers

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from planner.baselines.pipedream.format import LayerGraph, Node
+from planner.baselines.pipedream.format import LayerGraph, LayerNode
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec
@@ -51,8 +51,8 @@ def as_profile(
     kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
     missing = [] if isinstance(graph, LayerGraph) else [kind for kind in kinds if kind not in graph]
     if samples < 1 or missing:
-        found = f"{samples} samples" + "".join(f", no file for {kind}" for kind in missing)
-        raise UsageError("a profile needs samples, and a file for every kind of device", [found])
+        shown = f"{samples} samples" + "".join(f", no file for {kind}" for kind in missing)
+        raise UsageError("a profile needs samples, and a file for every kind of device", [shown])
     by_kind = {kind: graph if isinstance(graph, LayerGraph) else graph[kind] for kind in kinds}
     first = by_kind[kinds[0]]
     order = first.in_order()
@@ -68,10 +68,10 @@ def as_profile(
         measurements={
             kind: tuple(
                 measurement
-                for layer, node in _timed(found, order, layers)
+                for layer, node in _timed(of_kind, order, layers)
                 for measurement in _measurements(layer, node, samples, factors.get(kind, 1.0))
             )
-            for kind, found in by_kind.items()
+            for kind, of_kind in by_kind.items()
         },
         parameters={
             kind: {layer.name: ParameterCost(0.0, 0.0) for layer in layers.layers if layer.parameters} for kind in kinds
@@ -82,13 +82,13 @@ def as_profile(
 
 def _names(graph: LayerGraph, order: tuple[int, ...]) -> dict[int, str]:
     """A name for each layer and input: the file's, without what our own names use ``:`` for; each once."""
-    taken = {TARGET, JOIN, LOSS, INPUT}
+    used = {TARGET, JOIN, LOSS, INPUT}
     names: dict[int, str] = {}
     for index in [*order, *(k for k in range(len(graph.nodes)) if k not in set(order))]:
         wanted = graph.nodes[index].name.replace(":", "_")
-        name = next(n for n in (wanted, *(f"{wanted}_{k}" for k in range(2, len(taken) + 3))) if n not in taken)
+        name = next(n for n in (wanted, *(f"{wanted}_{k}" for k in range(2, len(used) + 3))) if n not in used)
         names[index] = name
-        taken.add(name)
+        used.add(name)
     return names
 
 
@@ -100,11 +100,11 @@ def _graph(graph: LayerGraph, order: tuple[int, ...], names: Mapping[int, str], 
             reads[dst].append(src)
     inputs = {
         names[src]: _tensor(graph.nodes[src].activation_bytes, samples)
-        for found in reads.values()
-        for src in found
+        for sources in reads.values()
+        for src in sources
         if src not in kept
     }
-    if not inputs or any(not found for found in reads.values()):
+    if not inputs or any(not sources for sources in reads.values()):
         inputs[INPUT] = _tensor(0.0, samples)
     layers = [
         Layer(
@@ -117,7 +117,7 @@ def _graph(graph: LayerGraph, order: tuple[int, ...], names: Mapping[int, str], 
         )
         for index in order
     ]
-    read = {src for found in reads.values() for src in found}
+    read = {src for sources in reads.values() for src in sources}
     last = [names[index] for index in order if index not in read]
     if len(last) > 1:
         layers.append(Layer(JOIN, "opaque", tuple(last), (_tensor(0.0, samples),), attributes={"op": JOIN}))
@@ -136,27 +136,27 @@ def _tensor(num_bytes: float, samples: int) -> TensorSpec:
     return TensorSpec((SAMPLE, "feature"), (samples, features), DTYPE)
 
 
-def _parameters(node: Node) -> int:
+def _parameters(node: LayerNode) -> int:
     return math.ceil(node.parameter_bytes / BYTES_PER_ELEMENT[DTYPE])
 
 
-def _timed(graph: LayerGraph, order: tuple[int, ...], layers: Graph) -> list[tuple[Layer, Node]]:
-    nothing = Node("", "", 0.0, 0.0, 0.0, 0.0)
+def _timed(graph: LayerGraph, order: tuple[int, ...], layers: Graph) -> list[tuple[Layer, LayerNode]]:
+    nothing = LayerNode("", "", 0.0, 0.0, 0.0, 0.0)
     nodes = [graph.nodes[index] for index in order]
     return [(layer, nodes[k] if k < len(nodes) else nothing) for k, layer in enumerate(layers.layers)]
 
 
-def _measurements(layer: Layer, node: Node, samples: int, speed: float) -> list[Measurement]:
-    found = []
+def _measurements(layer: Layer, node: LayerNode, samples: int, speed: float) -> list[Measurement]:
+    measurements = []
     for rows in _sizes(samples):
         share = rows / samples
         forward, backward = node.forward_s * share / speed, node.backward_s * share / speed
         weight = backward / 2 if layer.parameters else 0.0
         saved = round(node.activation_bytes * share)
-        found.append(
+        measurements.append(
             Measurement(layer.name, rows, forward, backward, backward - weight, weight, saved, 0, 1, evidence=DATASHEET)
         )
-    return found
+    return measurements
 
 
 def _sizes(samples: int) -> list[int]:
@@ -167,12 +167,12 @@ def _sizes(samples: int) -> list[int]:
 def _require_one_network(by_kind: Mapping[str, LayerGraph]) -> None:
     kinds = list(by_kind)
     first = by_kind[kinds[0]]
-    for found in by_kind.values():
-        same = [node.name for node in found.nodes] == [node.name for node in first.nodes]
-        if not same or set(found.edges) != set(first.edges):
+    for other in by_kind.values():
+        same = [node.name for node in other.nodes] == [node.name for node in first.nodes]
+        if not same or set(other.edges) != set(first.edges):
             raise FormatError(
-                f"{found.source} is not a profile of the same network as {first.source}",
-                [f"{graph.source}: {len(graph.nodes)} layers, {len(graph.edges)} edges" for graph in (found, first)],
+                f"{other.source} is not a profile of the same network as {first.source}",
+                [f"{graph.source}: {len(graph.nodes)} layers, {len(graph.edges)} edges" for graph in (other, first)],
                 ["give profiles of one network, measured on each kind of device"],
             )
 

@@ -43,8 +43,8 @@ class Ideals:
     def of(cls, successors: Sequence[Iterable[int]], weights: Sequence[Sequence[float]] | None = None) -> Ideals:
         """From successors alone; without ``weights`` every node weighs 1."""
         needs = [0] * len(successors)
-        for node, found in enumerate(successors):
-            for after in found:
+        for node, next_nodes in enumerate(successors):
+            for after in next_nodes:
                 needs[after] |= 1 << node
         each = weights if weights is not None else [(1.0,)] * len(successors)
         return cls(tuple(tuple(sorted(set(s))) for s in successors), tuple(needs), tuple(tuple(w) for w in each))
@@ -105,7 +105,7 @@ class Lattice:
 
 def lattice_of(ideals: Ideals, most: int) -> Lattice | None:
     """All ideals, or None if there are more than ``most``."""
-    found = [0]
+    bit_sets = [0]
     below: list[int] = []
     above: list[int] = []
     level: dict[int, tuple[int, int]] = {0: (0, ideals.addable(0))}
@@ -118,20 +118,20 @@ def lattice_of(ideals: Ideals, most: int) -> Lattice | None:
                 low = rest & -rest
                 rest ^= low
                 grown = bits | low
-                known = grown_level.get(grown)
-                if known is None:
+                entry = grown_level.get(grown)
+                if entry is None:
                     then = addable ^ low
                     for after in successors[low.bit_length() - 1]:
                         if not needs[after] & ~grown:
                             then |= 1 << after
-                    known = grown_level[grown] = (len(found), then)
-                    found.append(grown)
+                    entry = grown_level[grown] = (len(bit_sets), then)
+                    bit_sets.append(grown)
                 below.append(index)
-                above.append(known[0])
-        if len(found) > most:
+                above.append(entry[0])
+        if len(bit_sets) > most:
             return None
         level = grown_level
-    return Lattice(tuple(found), np.array(below, dtype=np.intp), np.array(above, dtype=np.intp))
+    return Lattice(tuple(bit_sets), np.array(below, dtype=np.intp), np.array(above, dtype=np.intp))
 
 
 def chain_of(order: Sequence[int]) -> Lattice:
@@ -160,7 +160,7 @@ def bits_of(bits: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Contraction:
+class MergedNodes:
     """Nodes merged into blocks.
 
     Attributes:
@@ -174,7 +174,7 @@ class Contraction:
     successors: tuple[tuple[int, ...], ...]
 
 
-def contract(num_nodes: int, edges: Iterable[tuple[int, int]], together: Iterable[Sequence[int]]) -> Contraction:
+def contract(num_nodes: int, edges: Iterable[tuple[int, int]], together: Iterable[Sequence[int]]) -> MergedNodes:
     """Merges the nodes of each class in ``together``, and then all that lie on a common cycle.
 
     Blocks come in an order that is topological, else by their first node.
@@ -199,7 +199,7 @@ def contract(num_nodes: int, edges: Iterable[tuple[int, int]], together: Iterabl
     return _in_order(keys, {(keys[src], keys[dst]) for src, dst in pairs if keys[src] != keys[dst]})
 
 
-def _in_order(keys: Sequence[int], edges: Iterable[tuple[int, int]]) -> Contraction:
+def _in_order(keys: Sequence[int], edges: Iterable[tuple[int, int]]) -> MergedNodes:
     """Blocks (named by their first node) in topological order, of those that are ready always the one named first."""
     after: dict[int, list[int]] = {key: [] for key in sorted(set(keys))}
     missing = dict.fromkeys(after, 0)
@@ -221,7 +221,7 @@ def _in_order(keys: Sequence[int], edges: Iterable[tuple[int, int]]) -> Contract
     for node, block in enumerate(block_of):
         blocks[block].append(node)
     successors = tuple(tuple(sorted(number[dst] for dst in after[key])) for key in number)
-    return Contraction(block_of, tuple(map(tuple, blocks)), successors)
+    return MergedNodes(block_of, tuple(map(tuple, blocks)), successors)
 
 
 def _components(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
@@ -232,18 +232,18 @@ def _components(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
         forward[src].append(dst)
         backward[dst].append(src)
     finished: list[int] = []
-    seen = [False] * num_nodes
+    visited = [False] * num_nodes
     for start in range(num_nodes):
-        stack = [(start, iter(forward[start]))] if not seen[start] else []
-        seen[start] = True
+        stack = [(start, iter(forward[start]))] if not visited[start] else []
+        visited[start] = True
         while stack:
             node, rest = stack[-1]
-            following = next((dst for dst in rest if not seen[dst]), None)
+            following = next((dst for dst in rest if not visited[dst]), None)
             if following is None:
                 finished.append(node)
                 stack.pop()
             else:
-                seen[following] = True
+                visited[following] = True
                 stack.append((following, iter(forward[following])))
     label = [-1] * num_nodes
     for start in reversed(finished):

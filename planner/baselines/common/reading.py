@@ -62,10 +62,10 @@ class Item:
         value = self._need(key)
         if isinstance(value, str):
             value = {"true": 1, "false": 0}.get(value.strip().lower(), value)
-        found = _number(value)
-        if found not in (0.0, 1.0):
+        number = _number(value)
+        if number not in (0.0, 1.0):
             raise self._wrong(key, "true or false, or 1 or 0")
-        return bool(found)
+        return bool(number)
 
     def text(self, key: str, default: str | None = None) -> str:
         """Text; a number becomes its digits."""
@@ -104,8 +104,8 @@ class Item:
 
     def _need(self, key: str) -> object:
         if not self.has(key):
-            known = ", ".join(sorted(self.fields)[:12]) or "nothing"
-            raise self.fault(f"{key!r} is missing", [f"found: {known}"], [f"add {key!r}"])
+            present = ", ".join(sorted(self.fields)[:12]) or "nothing"
+            raise self.fault(f"{key!r} is missing", [f"found: {present}"], [f"add {key!r}"])
         return self.fields[key]
 
     def _wrong(self, key: str, needed: str) -> FormatError:
@@ -141,8 +141,8 @@ def whole_number(value: object) -> int | None:
     """A whole number, however it is written; None if it is none."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    found = None if isinstance(value, bool) else _number(value)
-    return int(found) if found is not None and found.is_integer() else None
+    number = None if isinstance(value, bool) else _number(value)
+    return int(number) if number is not None and number.is_integer() else None
 
 
 def numbered_nodes(top: Item) -> tuple[Sequence[Item], dict[int, int]]:
@@ -151,15 +151,15 @@ def numbered_nodes(top: Item) -> tuple[Sequence[Item], dict[int, int]]:
     Raises:
         FormatError: there is none, or two have the same number.
     """
-    found = top.items("nodes")
-    if not found:
+    nodes = top.items("nodes")
+    if not nodes:
         raise top.fault("no nodes", ["'nodes' is empty"])
     index: dict[int, int] = {}
-    for position, item in enumerate(found):
+    for position, item in enumerate(nodes):
         number = item.whole("id")
         if index.setdefault(number, position) != position:
             raise item.fault(f"id {number} appears twice", [f"also nodes[{index[number]}]"], ["give each node its id"])
-    return found, index
+    return nodes, index
 
 
 def edges_of(top: Item, index: Mapping[int, int]) -> Iterator[tuple[Item, int, int]]:
@@ -185,8 +185,8 @@ def require_no_cycle(at: Item, names: Sequence[str], edges: Sequence[tuple[int, 
     """Raises :class:`FormatError` if the edges make a cycle."""
     left = [names[node] for node in on_or_behind_cycles(len(names), edges)]
     if left:
-        words = f"{len(left)} nodes lie on or behind it, such as {', '.join(left[:3])}"
-        raise at.fault("the edges make a cycle", [words], ["remove an edge of the cycle"])
+        shown = f"{len(left)} nodes lie on or behind it, such as {', '.join(left[:3])}"
+        raise at.fault("the edges make a cycle", [shown], ["remove an edge of the cycle"])
 
 
 def on_or_behind_cycles(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:

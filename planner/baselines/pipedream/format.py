@@ -50,7 +50,7 @@ _MS = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class LayerNode:
     """A layer, measured at one mini-batch.
 
     Attributes:
@@ -79,7 +79,7 @@ class LayerGraph:
     """
 
     source: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[LayerNode, ...]
     edges: tuple[tuple[int, int], ...]
 
     def kept(self) -> tuple[int, ...]:
@@ -143,15 +143,15 @@ def parse(text: str, source: str = "graph.txt") -> LayerGraph:
 
 
 def _parse(file: FileText) -> LayerGraph:
-    nodes: list[Node] = []
+    nodes: list[LayerNode] = []
     numbers: dict[str, int] = {}
     node_lines: list[int] = []
-    found: list[tuple[int, str, str]] = []
+    edge_lines: list[tuple[int, str, str]] = []
     for number, line in file.lines():
         parts = [part.strip() for part in line.split(_SEPARATOR)]
         costs = next((k for k in reversed(range(len(parts))) if f"{_FIELDS[0]}=" in parts[k].replace(" ", "")), None)
         if costs is None and len(parts) == 2:
-            found.append((number, parts[0], parts[1]))
+            edge_lines.append((number, parts[0], parts[1]))
             continue
         if costs is None or costs < 2 or not parts[0]:
             raise file.fault(number, "neither a layer nor an edge", f"found: {_shown(line)}", _EXPECTED)
@@ -164,11 +164,11 @@ def _parse(file: FileText) -> LayerGraph:
     if not nodes:
         raise FormatError(f"{file.source}: no layers", ["the file has no line with costs"], [_EXPECTED])
     edges: dict[tuple[int, int], int] = {}
-    for number, src, dst in found:
+    for number, src, dst in edge_lines:
         for name in (src, dst):
             if name not in numbers:
-                known = f"{len(nodes)} layers, such as {nodes[0].name!r}"
-                raise file.fault(number, f"an edge of {name!r}, which is no layer", f"found: {src} -- {dst}", known)
+                available = f"{len(nodes)} layers, such as {nodes[0].name!r}"
+                raise file.fault(number, f"an edge of {name!r}, which is no layer", f"found: {src} -- {dst}", available)
         edges.setdefault((numbers[src], numbers[dst]), number)
     _require_no_cycle(file, nodes, edges)
     return LayerGraph(file.source, tuple(nodes), tuple(edges))
@@ -180,7 +180,7 @@ _EXPECTED = (
 )
 
 
-def _node(file: FileText, number: int, name: str, description: str, costs: str) -> Node:
+def _node(file: FileText, number: int, name: str, description: str, costs: str) -> LayerNode:
     fields: dict[str, str] = {}
     position = 0
     for match in _FIELD.finditer(costs):
@@ -194,12 +194,12 @@ def _node(file: FileText, number: int, name: str, description: str, costs: str) 
     if missing:
         raise file.fault(number, f"layer {name!r} has no {', '.join(missing)}", f"found: {', '.join(fields)}")
     forward_ms, backward_ms, activation, parameters = (_number(file, number, name, f, fields[f]) for f in _FIELDS)
-    return Node(name, description, forward_ms * _MS, backward_ms * _MS, activation, parameters)
+    return LayerNode(name, description, forward_ms * _MS, backward_ms * _MS, activation, parameters)
 
 
 def _number(file: FileText, number: int, name: str, field: str, text: str) -> float:
-    words = text.strip("[] ").replace("[", "").replace("]", "")
-    listed = [word.strip() for word in re.split(r"[;,]", words)] if text.startswith("[") else [words]
+    unwrapped = text.strip("[] ").replace("[", "").replace("]", "")
+    listed = [word.strip() for word in re.split(r"[;,]", unwrapped)] if text.startswith("[") else [unwrapped]
     try:
         values = [float(word) for word in listed if word or not text.startswith("[")]
     except ValueError:
@@ -209,7 +209,7 @@ def _number(file: FileText, number: int, name: str, field: str, text: str) -> fl
     return math.fsum(values)
 
 
-def _require_no_cycle(file: FileText, nodes: Sequence[Node], edges: Mapping[tuple[int, int], int]) -> None:
+def _require_no_cycle(file: FileText, nodes: Sequence[LayerNode], edges: Mapping[tuple[int, int], int]) -> None:
     left = set(on_or_behind_cycles(len(nodes), edges))
     if left:
         (src, dst), number = next((edge, line) for edge, line in edges.items() if set(edge) <= left)
@@ -245,7 +245,7 @@ class States:
         before: ``[k, j]``, whether state k is strictly inside state j.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[LayerNode, ...]
     done: tuple[int, ...]
     compute_s: Floats
     activation_bytes: Floats
@@ -266,7 +266,7 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class _Dag:
-    nodes: tuple[Node, ...]
+    nodes: tuple[LayerNode, ...]
     successors: tuple[tuple[int, ...], ...]
     ancestors: tuple[int, ...]
     """Bits of all layers that a layer needs, itself not among them."""
@@ -321,24 +321,24 @@ def _dag(graph: LayerGraph) -> _Dag:
 def _walk(graph: LayerGraph, dag: _Dag, every_ideal: bool) -> set[int]:
     needs = [bits | 1 << layer for layer, bits in enumerate(dag.ancestors)]
     starts = list(dag.sources) if every_ideal else _starts(dag)
-    found = {needs[starts[0]]} if not every_ideal else {needs[start] for start in starts}
-    queue = list(found)
+    reached = {needs[starts[0]]} if not every_ideal else {needs[start] for start in starts}
+    queue = list(reached)
     while queue:
         check_time()
         done = queue.pop()
         nexts = {after for layer in bits_of(done) for after in dag.successors[layer] if not done >> after & 1}
         for layer in (*nexts, *(start for start in starts if not done >> start & 1)):
             grown = done | needs[layer]
-            if grown not in found:
-                found.add(grown)
+            if grown not in reached:
+                reached.add(grown)
                 queue.append(grown)
-        if len(found) > MAX_STATES:
+        if len(reached) > MAX_STATES:
             raise UsageError(
                 f"{graph.source}: too many states",
                 [f"more than {MAX_STATES} antichains in {len(dag.nodes)} layers"],
                 ["merge parallel branches of the network into single layers"],
             )
-    return found
+    return reached
 
 
 def _starts(dag: _Dag) -> list[int]:
@@ -367,19 +367,19 @@ def _met_from(dag: _Dag, source: int) -> int:
 
 def _crossing(dag: _Dag, done: Sequence[int]) -> Floats:
     """By state, the bytes of the augmented antichain."""
-    readers = [sum(1 << after for after in found) for found in dag.successors]
+    readers = [sum(1 << after for after in followers) for followers in dag.successors]
     augmented = []
     for layer, needed in enumerate(dag.ancestors):
         own = needed | 1 << layer
         augmented.append(sum((1 << k for k in bits_of(needed) if readers[k] & ~own), 1 << layer))
-    found = np.empty(len(done))
+    crossing_bytes = np.empty(len(done))
     for state, bits in enumerate(done):
         crossing = 0
         for layer in bits_of(bits):
             if not readers[layer] & bits:
                 crossing |= augmented[layer]
-        found[state] = sum(dag.nodes[layer].activation_bytes for layer in bits_of(crossing))
-    return found
+        crossing_bytes[state] = sum(dag.nodes[layer].activation_bytes for layer in bits_of(crossing))
+    return crossing_bytes
 
 
 def _inside(member: Floats) -> Bools:
@@ -387,5 +387,5 @@ def _inside(member: Floats) -> Bools:
     small = member.astype(np.float32)  # counts up to 2^24 are exact, and twice as quick
     common = small @ small.T
     size = small.sum(axis=1)
-    found: Bools = (common == size[:, None]) & (size[:, None] < size[None, :])
-    return found
+    inside: Bools = (common == size[:, None]) & (size[:, None] < size[None, :])
+    return inside

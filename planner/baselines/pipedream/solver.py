@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from math import inf
 
 from planner.baselines.common.answer import (
-    Answer,
     Json,
     Placed,
+    RivalAnswer,
     Trial,
     bandwidth_bytes_per_s,
     candidates,
@@ -29,13 +29,13 @@ from planner.baselines.common.answer import (
     slowest_kind,
     stages_in,
 )
-from planner.baselines.common.problem import Network, network, searchable
+from planner.baselines.common.problem import PricedNetwork, network, searchable
 from planner.baselines.pipedream import planner as pipedream
-from planner.baselines.pipedream.planner import Options
+from planner.baselines.pipedream.planner import PipeDreamOptions
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.feasibility import micro_batch_sizes, mixing_layers
 from planner.solvers.progress import Progress
 
@@ -63,12 +63,12 @@ def solve_hierarchical(problem: Problem, progress: Progress | None = None) -> Pl
 def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
     """Every micro-batch size."""
     levels, bandwidths = [len(problem.ranks)], [bandwidth_bytes_per_s(problem, problem.ranks)]
-    for size, found, answer in answers(problem, book, levels, bandwidths, trial):
+    for size, net, answer in answers(problem, book, levels, bandwidths, trial):
         used = 0
         stages: list[Placed] = []
         for stage in stages_in(answer):
             count = count_in(stage)
-            stages.append((found.layers(names_in(stage)), problem.ranks[used : used + count]))
+            stages.append((net.layers(names_in(stage)), problem.ranks[used : used + count]))
             used += count
         yield from candidates(problem, book, stages, size, trial)
 
@@ -79,7 +79,7 @@ def hierarchical_pipelines(problem: Problem, book: PriceBook, trial: Trial) -> I
     levels = 1 if len(hosts) == 1 else 2
     machines = [len(hosts[0]), len(hosts)][:levels]
     bandwidths = [bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks)][:levels]
-    for size, found, answer in answers(problem, book, machines, bandwidths, trial):
+    for size, net, answer in answers(problem, book, machines, bandwidths, trial):
         upper: list[dict[str, Json]] = stages_in(answer)
         if levels == 1:
             upper = [{"machines": 1, "each": list[Json](upper)}]
@@ -87,34 +87,34 @@ def hierarchical_pipelines(problem: Problem, book: PriceBook, trial: Trial) -> I
         used = 0
         for stage in upper:
             count = count_in(stage)
-            stages += _on_hosts(found, stage["each"], hosts[used : used + count])
+            stages += _on_hosts(net, stage["each"], hosts[used : used + count])
             used += count
         yield from candidates(problem, book, stages, size, trial)
 
 
 def answers(
     problem: Problem, book: PriceBook, machines: Sequence[int], bandwidths: Sequence[float], trial: Trial
-) -> Iterator[tuple[int, Network, Answer]]:
+) -> Iterator[tuple[int, PricedNetwork, RivalAnswer]]:
     """PipeDream's answer for every micro-batch size on levels of machines, without and with memory."""
     straight = bool(mixing_layers(problem.profile.graph))
     least = min(problem.memory_limit_bytes(rank) for rank in problem.ranks)
     for size in micro_batch_sizes(problem, book):
         fine = network(problem, book, slowest_kind(problem, book, size), size)
-        found = searchable(fine, max(machines))
-        everything = sum(node.activation_bytes + node.parameter_bytes for node in found.graph.nodes)
+        net = searchable(fine, max(machines))
+        everything = sum(node.activation_bytes + node.parameter_bytes for node in net.graph.nodes)
         binds = everything * max(machines) > least  # else no stage can stash too much
         for memory_bytes in (inf, float(least)) if binds else (inf,):
-            options = Options(straight=straight, memory_bytes=memory_bytes)
-            answer = pipedream.solve(found.graph, machines, bandwidths, options)
+            options = PipeDreamOptions(straight=straight, memory_bytes=memory_bytes)
+            answer = pipedream.solve(net.graph, machines, bandwidths, options)
             if trial.has_plan(size, answer, "its count of memory"):
-                yield size, found, answer
+                yield size, net, answer
 
 
-def _on_hosts(found: Network, stages: Json, hosts: tuple[tuple[int, ...], ...]) -> Iterator[Placed]:
+def _on_hosts(net: PricedNetwork, stages: Json, hosts: tuple[tuple[int, ...], ...]) -> Iterator[Placed]:
     """The same stages on every one of ``hosts``, in the order of its devices."""
     used = 0
     for stage in stages if isinstance(stages, list) else []:
         if isinstance(stage, dict):
             count = count_in(stage)
-            yield found.layers(names_in(stage)), tuple(rank for ranks in hosts for rank in ranks[used : used + count])
+            yield net.layers(names_in(stage)), tuple(rank for ranks in hosts for rank in ranks[used : used + count])
             used += count

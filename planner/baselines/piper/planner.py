@@ -45,10 +45,18 @@ from math import ceil, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Answer, Json, infeasible
+from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Json, RivalAnswer, infeasible
 from planner.baselines.common.ideals import Bools, Ideals, Lattice, bits_of, chain_of, lattice_of
-from planner.baselines.piper.format import Floats, Instance, Machine, Option, Room, least_work
-from planner.baselines.piper.stages import Pairs, PlainPairs, Stage, StageCosts, are_alike, choose_options, value_of
+from planner.baselines.piper.format import Floats, Machine, PiperInstance, PiperOption, Room, least_work
+from planner.baselines.piper.stages import (
+    IdealCosts,
+    IdealPairs,
+    PiperStage,
+    PlainPairs,
+    are_alike,
+    choose_options,
+    value_of,
+)
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.solvers.budget import part_of_current
 
@@ -66,7 +74,7 @@ _ANY_TIME = 1e300
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
+class LatticeStages:
     """Stages in order, as differences of the lattice's ideals."""
 
     lattice: Lattice
@@ -79,8 +87,8 @@ class Cuts:
 
 
 def search(
-    instance: Instance, machine: Machine, high: float, out_of_time: Callable[[], bool], fractional: bool = False
-) -> tuple[Cuts | None, float]:
+    instance: PiperInstance, machine: Machine, high: float, out_of_time: Callable[[], bool], fractional: bool = False
+) -> tuple[LatticeStages | None, float]:
     """The best plan, None if none is better than ``high``, and the bound that is proved.
 
     Args:
@@ -95,49 +103,50 @@ def search(
     if lattice is not None and len(lattice.bits) > _FEW * len(chain.bits):
         lattices = [chain, lattice]
     degrees = sorted({t for node in instance.nodes for t in node.options if t <= machine.devices})
-    best: Cuts | None = None
+    best: LatticeStages | None = None
     try:
         for each in lattices if degrees else []:
             kept = _kept(each, Room.of(instance, machine, each, high, degrees).hopeful)
-            best, high = _on_lattice(instance, machine, kept, degrees, best, high, out_of_time, fractional)
+
+            def sweep(of: Sequence[int], below: float, lattice: Lattice = kept) -> Sweep:
+                return Sweep(instance, machine, lattice, tuple(of), out_of_time, below, fractional)
+
+            best, high = _on_lattice(sweep, degrees, best, high)
     except TimeoutError:
         return best, min(high, _work_bound(instance, machine))
     return best, high if lattice is not None else min(high, _work_bound(instance, machine))
 
 
 def _on_lattice(
-    instance: Instance,
-    machine: Machine,
-    lattice: Lattice,
-    degrees: Sequence[int],
-    best: Cuts | None,
-    high: float,
-    out_of_time: Callable[[], bool],
-    fractional: bool,
-) -> tuple[Cuts | None, float]:
-    """A better plan than ``best`` whose stages end in ideals of ``lattice``, and its value; else both as they are."""
+    sweep: Callable[[Sequence[int], float], Sweep], degrees: Sequence[int], best: LatticeStages | None, high: float
+) -> tuple[LatticeStages | None, float]:
+    """A better plan than ``best`` whose stages end in ideals of one lattice, and its value; else both as they are.
 
-    def sweep(of: Sequence[int]) -> Sweep:
-        return Sweep(instance, machine, lattice, tuple(of), out_of_time, high, fractional)
-
+    Args:
+        sweep: over the stages of some tensor degrees that take less than a time.
+    """
     for degree in degrees:
-        found = sweep([degree]).smallest()
-        if found:
-            best = Cuts(lattice, found)
+        of_degree = sweep([degree], high)
+        cuts = of_degree.smallest()
+        if cuts:
+            best = LatticeStages(of_degree.lattice, cuts)
             high = best.value
-    return _halve(sweep(degrees), best, _work_bound(instance, machine), high) if len(degrees) > 1 else (best, high)
+    if len(degrees) < 2:
+        return best, high
+    of_all = sweep(degrees, high)
+    return _halve(of_all, best, _work_bound(of_all.instance, of_all.machine), high)
 
 
-def _halve(sweep: Sweep, best: Cuts | None, low: float, high: float) -> tuple[Cuts | None, float]:
+def _halve(sweep: Sweep, best: LatticeStages | None, low: float, high: float) -> tuple[LatticeStages | None, float]:
     """Better stages than ``best``, between a bound and what is known, by asking what is possible in less time."""
     step = 0
     while low < high * (1 - SAME):
         just_below = step % 4 == 0
         limit = _ANY_TIME if high == inf else high * (1 - SAME) if just_below else (low + high) / 2
-        found, least = sweep.fewest(limit)
+        cuts, least = sweep.fewest(limit)
         step += 1
-        if found:
-            best = Cuts(sweep.lattice, found)
+        if cuts:
+            best = LatticeStages(sweep.lattice, cuts)
             high = best.value
         else:
             low = min(high, least)
@@ -150,7 +159,7 @@ def _kept(lattice: Lattice, kept: Bools) -> Lattice:
     return Lattice(tuple(bits for bits, keep in zip(lattice.bits, kept, strict=True) if keep), nothing, nothing)
 
 
-def _work_bound(instance: Instance, machine: Machine) -> float:
+def _work_bound(instance: PiperInstance, machine: Machine) -> float:
     """All work over all devices."""
     return sum(least_work(instance)) / machine.devices
 
@@ -185,7 +194,7 @@ class Sweep:
         replicas: data degrees that may be used, ascending.
     """
 
-    instance: Instance
+    instance: PiperInstance
     machine: Machine
     lattice: Lattice
     degrees: tuple[int, ...]
@@ -194,15 +203,15 @@ class Sweep:
     fractional: bool = False
     room: Room = field(init=False)
     replicas: tuple[int, ...] = field(init=False)
-    _costs: tuple[StageCosts, ...] = field(init=False, default=())
-    _tables: tuple[Pairs, ...] = field(init=False, default=())
+    _costs: tuple[IdealCosts, ...] = field(init=False, default=())
+    _tables: tuple[IdealPairs, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         self.room = Room.of(self.instance, self.machine, self.lattice, self.below, self.degrees)
         largest = int(self.room.most.max())
         self.replicas = self.machine.replicas(self.instance.micro_batches, largest)
         if are_alike(self.instance):
-            self._costs = tuple(StageCosts.of(self.instance, self.machine, self.lattice, d) for d in self.degrees)
+            self._costs = tuple(IdealCosts.of(self.instance, self.machine, self.lattice, d) for d in self.degrees)
 
     def smallest(self) -> tuple[Cut, ...] | None:
         """Stages of the smallest largest time, in order; None if there are none below ``below``.
@@ -213,8 +222,8 @@ class Sweep:
             TimeoutError: there was no time.
         """
 
-        def slower(behind: Floats, taken: Floats, devices: int) -> Floats:
-            return np.maximum(behind, taken)
+        def slower(behind: Floats, times: Floats, devices: int) -> Floats:
+            return np.maximum(behind, times)
 
         states = self._states(slower)
         return self._cuts(states, slower) if states[-1, -1] < self.below else None
@@ -227,10 +236,10 @@ class Sweep:
         """
         least = inf
 
-        def used(behind: Floats, taken: Floats, devices: int) -> Floats:
+        def used(behind: Floats, times: Floats, devices: int) -> Floats:
             nonlocal least
-            within = taken <= limit
-            least = min(least, float(np.min(taken, where=~within, initial=inf)))
+            within = times <= limit
+            least = min(least, float(np.min(times, where=~within, initial=inf)))
             return np.where(within, behind + devices, inf)
 
         states = self._states(used)
@@ -247,9 +256,9 @@ class Sweep:
                 kept = np.flatnonzero(pairs.fastest(d) < self.below)
                 if d > most or not len(kept):
                     continue
-                taken = pairs.times(kept, d, -(-np.arange(d, most + 1) // d))
+                times = pairs.times(kept, d, -(-np.arange(d, most + 1) // d))
                 behind = states[pairs.below[kept], : most + 1 - d]
-                states_here = combine(behind, taken, d * pairs.degree).min(axis=0)
+                states_here = combine(behind, times, d * pairs.degree).min(axis=0)
                 np.minimum(row[d : most + 1], states_here, out=row[d : most + 1])
             np.minimum.accumulate(row, out=row)
         return states
@@ -264,23 +273,23 @@ class Sweep:
                 if d > s:
                     continue
                 every = np.arange(len(pairs.below))
-                taken = pairs.times(every, d, np.array([-(-s // d)]))
-                found = combine(states[pairs.below, s - d][:, None], taken, d * pairs.degree)[:, 0]
-                if len(found) and found.min() <= states[at, s]:
-                    best = int(found.argmin())
-                    cuts.append(Cut(int(pairs.below[best]), at, d, pairs.degree, float(taken[best, 0])))
+                times = pairs.times(every, d, np.array([-(-s // d)]))
+                values = combine(states[pairs.below, s - d][:, None], times, d * pairs.degree)[:, 0]
+                if len(values) and values.min() <= states[at, s]:
+                    best = int(values.argmin())
+                    cuts.append(Cut(int(pairs.below[best]), at, d, pairs.degree, float(times[best, 0])))
                     break
             at, s = cuts[-1].below, s - cuts[-1].replicas
         return tuple(cuts)
 
-    def _ways(self, above: int, alone: bool = False) -> Iterator[tuple[Pairs | PlainPairs, int]]:
+    def _ways(self, above: int, alone: bool = False) -> Iterator[tuple[IdealPairs | PlainPairs, int]]:
         """The stages that begin in an ideal, by tensor degree and data degree; ``alone``: not the next ones too."""
         for pairs in self._pairs(above, alone):
             for d in self.replicas:
                 if d * pairs.degree <= self.machine.devices and len(pairs.below):
                     yield pairs, d
 
-    def _pairs(self, above: int, alone: bool) -> list[Pairs | PlainPairs]:
+    def _pairs(self, above: int, alone: bool) -> list[IdealPairs | PlainPairs]:
         if not self._costs:
             return [PlainPairs.of(self.instance, self.machine, self.lattice, d, above) for d in self.degrees]
         if not self._tables or above not in self._tables[0].ends:
@@ -291,7 +300,7 @@ class Sweep:
         return [table.of(above) for table in self._tables]
 
 
-def equal_stages(instance: Instance, machine: Machine) -> tuple[Stage, ...] | None:
+def equal_stages(instance: PiperInstance, machine: Machine) -> tuple[PiperStage, ...] | None:
     """The best equi-partition, stages in order; None if none fits."""
     order = depth_first(instance)
     best: tuple[float, int, int, int, int] = (inf, 0, 0, 0, 0)
@@ -299,8 +308,8 @@ def equal_stages(instance: Instance, machine: Machine) -> tuple[Stage, ...] | No
         options = [node.options[degree][choice] for node in instance.nodes]
         for num_stages in range(1, min(machine.devices // degree, instance.micro_batches) + 1):
             most = min(machine.devices // degree, instance.micro_batches) // num_stages
-            for taken, replicas in _times(instance, machine, options, _stage_of(order, num_stages), most):
-                best = min(best, (taken, choice, num_stages, replicas, degree), key=lambda each: each[0])
+            for time, replicas in _times(instance, machine, options, _stage_of(order, num_stages), most):
+                best = min(best, (time, choice, num_stages, replicas, degree), key=lambda each: each[0])
     value, choice, num_stages, replicas, degree = best
     if value == inf:
         return None
@@ -308,16 +317,16 @@ def equal_stages(instance: Instance, machine: Machine) -> tuple[Stage, ...] | No
     for first, last in pairwise(_bounds(len(order), num_stages)):
         nodes = tuple(sorted(order[first:last]))
         picked = tuple(len(instance.nodes[node].options[degree]) - 1 if choice else 0 for node in nodes)
-        stages.append(Stage(nodes, replicas, degree, picked))
+        stages.append(PiperStage(nodes, replicas, degree, picked))
     return tuple(stages)
 
 
-def _common_degrees(instance: Instance) -> list[int]:
+def _common_degrees(instance: PiperInstance) -> list[int]:
     """Tensor degrees that every layer has options of."""
     return sorted(set.intersection(*(set(node.options) for node in instance.nodes)))
 
 
-def depth_first(instance: Instance) -> tuple[int, ...]:
+def depth_first(instance: PiperInstance) -> tuple[int, ...]:
     """The public code's topological order: of the layers that are ready, one that became so last."""
     readers: list[list[int]] = [[] for _ in instance.nodes]
     missing = [0] * len(instance.nodes)
@@ -349,7 +358,7 @@ def _stage_of(order: Sequence[int], num_stages: int) -> NDArray[np.intp]:
 
 
 def _times(
-    instance: Instance, machine: Machine, options: Sequence[Option], stage_of: NDArray[np.intp], most: int
+    instance: PiperInstance, machine: Machine, options: Sequence[PiperOption], stage_of: NDArray[np.intp], most: int
 ) -> list[tuple[float, int]]:
     """(time per micro-batch, data degree up to ``most``) of every plan of these stages that fits."""
     num_stages = int(stage_of.max()) + 1
@@ -368,18 +377,18 @@ def _times(
             moved[stage_of[src]] += 2 * (size + options[src].sync_backward_bytes[dst])
     time = by_stage([option.time_per_sample for option in options])
     parameter_bytes = by_stage([option.parameter_bytes for option in options])
-    found = []
+    plans = []
     for d in machine.replicas(instance.micro_batches, most):
         moved_bytes = moved + 4 * (d - 1) * parameter_bytes / instance.micro_batches
-        found.append((float((time + moved_bytes / machine.bandwidth_bytes_per_s).max()) / d, d))
-    return found
+        plans.append((float((time + moved_bytes / machine.bandwidth_bytes_per_s).max()) / d, d))
+    return plans
 
 
 VARIANTS = ("piper", "equal", "released")
 
 
 def solve(
-    instance: Instance,
+    instance: PiperInstance,
     *,
     devices: int | None = None,
     memory_bytes: float | None = None,
@@ -387,7 +396,7 @@ def solve(
     variant: str = "piper",
     most_replicas: int = sys.maxsize,
     time_limit_s: float = 60.0,
-) -> Answer:
+) -> RivalAnswer:
     """The smallest time per micro-batch, in the unit of the file.
 
     Args:
@@ -407,8 +416,8 @@ def solve(
         most_replicas,
     )
     if min(machine.devices, most_replicas) < 1 or machine.memory_bytes < 0 or not machine.bandwidth_bytes_per_s > 0:
-        words = f"{machine.devices} devices, {machine.memory_bytes:g} bytes, {machine.bandwidth_bytes_per_s:g} bytes/s"
-        raise UsageError("nothing to plan for", [words], ["give at least one device, and a bandwidth above 0"])
+        shown = f"{machine.devices} devices, {machine.memory_bytes:g} bytes, {machine.bandwidth_bytes_per_s:g} bytes/s"
+        raise UsageError("nothing to plan for", [shown], ["give at least one device, and a bandwidth above 0"])
     if variant not in VARIANTS:
         raise UnknownNameError(f"no variant {variant!r}", [f"known: {', '.join(VARIANTS)}"])
     out_of_time = part_of_current(time_limit_s).ends
@@ -417,22 +426,22 @@ def solve(
         return _answer(instance, machine, equal, value_of(instance, machine, equal) if equal else inf)
     start = value_of(instance, machine, equal) if equal else inf
     cuts, bound = search(instance, machine, start, out_of_time)
-    found = _stages(instance, machine, cuts) if cuts else equal
-    if variant == "released" and found:
-        known = value_of(instance, machine, found)
-        bound = min(bound, search(instance, machine, known, out_of_time, fractional=True)[1])
-    return _answer(instance, machine, found, bound)
+    stages = _stages(instance, machine, cuts) if cuts else equal
+    if variant == "released" and stages:
+        upper = value_of(instance, machine, stages)
+        bound = min(bound, search(instance, machine, upper, out_of_time, fractional=True)[1])
+    return _answer(instance, machine, stages, bound)
 
 
-def _stages(instance: Instance, machine: Machine, found: Cuts) -> tuple[Stage, ...]:
+def _stages(instance: PiperInstance, machine: Machine, cuts: LatticeStages) -> tuple[PiperStage, ...]:
     """With the options of each layer.
 
     A rule of thumb may do better for more micro-batches in flight than there are: that choice is then taken.
     """
     stages = []
-    behind = sum(cut.replicas for cut in found.cuts)
-    for cut in found.cuts:
-        nodes = tuple(bits_of(found.lattice.bits[cut.above] & ~found.lattice.bits[cut.below]))
+    behind = sum(cut.replicas for cut in cuts.cuts)
+    for cut in cuts.cuts:
+        nodes = tuple(bits_of(cuts.lattice.bits[cut.above] & ~cuts.lattice.bits[cut.below]))
         in_flight = ceil(behind / cut.replicas)
         behind -= cut.replicas
         while True:
@@ -442,20 +451,22 @@ def _stages(instance: Instance, machine: Machine, found: Cuts) -> tuple[Stage, .
             in_flight += 1
         if chosen is None:
             raise ArithmeticError(f"the options of {len(nodes)} layers do not take {cut.time} as found before")
-        stages.append(Stage(nodes, cut.replicas, cut.degree, chosen[0]))
+        stages.append(PiperStage(nodes, cut.replicas, cut.degree, chosen[0]))
     return tuple(stages)
 
 
-def _answer(instance: Instance, machine: Machine, stages: Sequence[Stage] | None, bound: float) -> Answer:
+def _answer(
+    instance: PiperInstance, machine: Machine, stages: Sequence[PiperStage] | None, bound: float
+) -> RivalAnswer:
     """With the value summed afresh."""
     if stages is None:
-        return infeasible() if bound == inf else Answer(inf, bound, TIME_LIMIT)
+        return infeasible() if bound == inf else RivalAnswer(inf, bound, TIME_LIMIT)
     value = value_of(instance, machine, stages)
     proved = value <= bound * (1 + 2 * SAME)
-    return Answer(value, value if proved else bound, OPTIMAL if proved else TIME_LIMIT, _plan(instance, stages))
+    return RivalAnswer(value, value if proved else bound, OPTIMAL if proved else TIME_LIMIT, _plan(instance, stages))
 
 
-def _plan(instance: Instance, stages: Sequence[Stage]) -> Mapping[str, Json]:
+def _plan(instance: PiperInstance, stages: Sequence[PiperStage]) -> Mapping[str, Json]:
     """Stages in order, with the ids of their layers, and the layers of each that do not take their first option."""
     listed: list[Json] = []
     for stage in stages:

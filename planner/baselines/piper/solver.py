@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from planner.baselines.common.answer import (
-    Answer,
     Placed,
+    RivalAnswer,
     Trial,
     bandwidth_bytes_per_s,
     candidates,
@@ -26,13 +26,14 @@ from planner.baselines.common.answer import (
     slowest_kind,
     stages_in,
 )
-from planner.baselines.common.problem import Held, Network, held, network, searchable
+from planner.baselines.common.problem import NodeBytes, PricedNetwork, held, network, searchable
 from planner.baselines.piper import planner as piper
-from planner.baselines.piper.format import Instance, Node, Option
+from planner.baselines.piper.format import PiperInstance, PiperNode, PiperOption
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, Problem
-from planner.solvers.candidates.candidate import Candidate, Recomputes, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.feasibility import mixing_layers
 from planner.solvers.progress import Progress
 
@@ -72,66 +73,66 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial, variant: str = "p
     least = float(min(problem.memory_limit_bytes(rank) for rank in problem.ranks))
     for size, limit_s in trial.sizes(problem, book):
         kind = slowest_kind(problem, book, size)
-        found = searchable(network(problem, book, kind, size), len(problem.ranks))
-        memory = held(book, found, kind, size)
+        net = searchable(network(problem, book, kind, size), len(problem.ranks))
+        memory = held(book, net, kind, size)
         rules = [(problem, least), (problem, inf)]
         if problem.recompute == AUTO:
             rules.append((replace(problem, recompute=ALWAYS), least))
         most = 1 if together else min(micro_batches(problem, size))
-        seen: list[Chosen] = []
+        offered: list[PiperStages] = []
         for asked, memory_bytes in rules:
-            made, part_s = instance(asked, found, memory, size), limit_s / len(rules)
+            made, part_s = instance(asked, net, memory, size), limit_s / len(rules)
             answer = piper.solve(
                 made, memory_bytes=memory_bytes, variant=variant, most_replicas=most, time_limit_s=part_s
             )
-            chosen = _chosen(asked, found, answer)
-            if trial.has_plan(size, answer, "its count of memory") and chosen not in seen:
-                seen.append(chosen)
+            chosen = _chosen(asked, net, answer)
+            if trial.has_plan(size, answer, "its count of memory") and chosen not in offered:
+                offered.append(chosen)
                 for candidate in candidates(problem, book, chosen.stages, size, trial):
                     yield replace(candidate, recompute=chosen.recompute) if any(chosen.recompute) else candidate
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class PiperStages:
     """Stages, and whether each computes its activations again."""
 
     stages: tuple[Placed, ...]
     recompute: tuple[Recomputes, ...]
 
 
-def _chosen(problem: Problem, found: Network, answer: Answer) -> Chosen:
+def _chosen(problem: Problem, net: PricedNetwork, answer: RivalAnswer) -> PiperStages:
     used = 0
     stages: list[Placed] = []
     recompute: list[Recomputes] = []
     for stage in stages_in(answer):
         count, nodes, options = stage["data_degree"], stage["nodes"], stage["options"]
         if isinstance(count, int) and isinstance(nodes, list):
-            stages.append((found.layers([f"n{node}" for node in nodes]), problem.ranks[used : used + count]))
+            stages.append((net.layers([f"n{node}" for node in nodes]), problem.ranks[used : used + count]))
             recompute.append(Recomputes(problem.recompute == ALWAYS or bool(options)))
             used += count
-    return Chosen(tuple(stages), tuple(recompute))
+    return PiperStages(tuple(stages), tuple(recompute))
 
 
-def instance(problem: Problem, found: Network, memory: Held, size: int) -> Instance:
+def instance(problem: Problem, net: PricedNetwork, memory: NodeBytes, size: int) -> PiperInstance:
     """The network in the planner's own form, with the options that the problem allows."""
-    graph = found.graph
+    graph = net.graph
     nodes = []
     for k, node in enumerate(graph.nodes):
         reads = {src: 0.0 for src, dst in graph.edges if dst == k}
         readers = {dst: 0.0 for src, dst in graph.edges if src == k}
         once = node.forward_s + node.backward_s
         always, saved, inputs = memory.always[k], memory.saved[k], memory.inputs[k]
-        plain = Option("vanilla", once, node.parameter_bytes, saved, always, reads, readers)
-        again = replace(
+        plain = PiperOption("vanilla", once, node.parameter_bytes, saved, always, reads, readers)
+        recomputed = replace(
             plain,
             name=_AGAIN,
             time_per_sample=once + node.forward_s,
             bytes_per_in_flight=inputs,
             fixed_bytes=always + saved - inputs,
         )
-        options = {AUTO: (plain, again), ALWAYS: (again,)}.get(problem.recompute, (plain,))
-        nodes.append(Node(k, node.name, {1: options}))
+        options = {AUTO: (plain, recomputed), ALWAYS: (recomputed,)}.get(problem.recompute, (plain,))
+        nodes.append(PiperNode(k, node.name, {1: options}))
     edges = tuple((src, dst, graph.nodes[src].activation_bytes) for src, dst in graph.edges)
     bandwidth = bandwidth_bytes_per_s(problem, problem.ranks)
     batches = len(micro_batches(problem, size))
-    return Instance(graph.source, len(problem.ranks), inf, bandwidth, batches, tuple(nodes), edges)
+    return PiperInstance(graph.source, len(problem.ranks), inf, bandwidth, batches, tuple(nodes), edges)

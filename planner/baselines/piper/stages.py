@@ -27,7 +27,7 @@ from math import ceil, inf
 import numpy as np
 
 from planner.baselines.common.ideals import Ints, Lattice, bits_of
-from planner.baselines.piper.format import Floats, Instance, Machine, Option, Room, devices_for
+from planner.baselines.piper.format import Floats, Machine, PiperInstance, PiperOption, Room, devices_for
 
 _ENOUGH_BYTES = 1e-6
 
@@ -36,7 +36,7 @@ _CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class IdealPairs:
     """Stages that may be formed, J minus I, with what they cost at one tensor degree.
 
     Attributes:
@@ -58,7 +58,7 @@ class Pairs:
     parameter_bytes: Floats
     extra: Floats
 
-    def of(self, above: int) -> Pairs:
+    def of(self, above: int) -> IdealPairs:
         """The pairs of one J."""
         first, last = np.searchsorted(self.above, [above, above + 1])
         part = slice(int(first), int(last))
@@ -80,12 +80,12 @@ class Pairs:
 
     def times(self, kept: Ints, replicas: int, in_flight: Ints) -> Floats:
         """``[pair, n]``: time of the stages ``kept`` with ``in_flight[n]`` micro-batches in flight."""
-        found: Floats = self.fastest(replicas)[kept][:, None] + self.extra[kept[:, None], in_flight] / replicas
-        return found
+        seconds: Floats = self.fastest(replicas)[kept][:, None] + self.extra[kept[:, None], in_flight] / replicas
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
-class StageCosts:
+class IdealCosts:
     """Costs of stages at one tensor degree, by ideal.
 
     Attributes:
@@ -109,7 +109,7 @@ class StageCosts:
     _divided_cost: Floats
 
     @classmethod
-    def of(cls, instance: Instance, machine: Machine, lattice: Lattice, degree: int) -> StageCosts:
+    def of(cls, instance: PiperInstance, machine: Machine, lattice: Lattice, degree: int) -> IdealCosts:
         """The sums over every ideal of ``lattice``; see :func:`are_alike`."""
         inside = lattice.members(len(instance.nodes)).astype(np.float64)
         choices = [fast_and_other(node.options.get(degree, ())) for node in instance.nodes]
@@ -138,23 +138,23 @@ class StageCosts:
             _divided_cost=into + out,
         )
 
-    def pairs(self, room: Room, first: int, most_cells: float = inf, fractional: bool = False) -> Pairs:
+    def pairs(self, room: Room, first: int, most_cells: float = inf, fractional: bool = False) -> IdealPairs:
         """The stages that end in ideal ``first``, the next one, and so on until there are ``most_cells`` numbers.
 
         Args:
-            room: what stages must leave for others; ``Pairs.extra`` is infinite beyond.
+            room: what stages must leave for others; ``IdealPairs.extra`` is infinite beyond.
             fractional: switch the last layer in part only.
         """
-        found: list[tuple[Ints, Ints, Floats]] = []
+        chunks: list[tuple[Ints, Ints, Floats]] = []
         count, last, most = 0, first, int(room.most.max())
         while last < len(self.inside) and count * (most + 1) < most_cells:
-            found.append(self._stages(room, last, min(last + _CHUNK, len(self.inside))))
-            count += len(found[-1][0])
+            chunks.append(self._stages(room, last, min(last + _CHUNK, len(self.inside))))
+            count += len(chunks[-1][0])
             last += _CHUNK
-        below, above, crossing = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        below, above, crossing = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
         time = self.time[above] - self.time[below]
         in_flight = room.in_flight(below, above, np.maximum(1, devices_for(time, room.below)), self.degree)
-        return Pairs(
+        return IdealPairs(
             self.micro_batches,
             self.machine,
             self.degree,
@@ -164,7 +164,7 @@ class StageCosts:
             time,
             crossing_bytes=crossing,
             parameter_bytes=self.parameter_bytes[above] - self.parameter_bytes[below],
-            extra=self._extra(below, above, *in_flight, most, fractional),
+            extra=self._extra(below, above, in_flight, most, fractional),
         )
 
     def _stages(self, room: Room, first: int, last: int) -> tuple[Ints, Ints, Floats]:
@@ -182,9 +182,9 @@ class StageCosts:
         crossing = self._incoming[block][above] + self._outgoing[below] - shared[above, below]
         return below, above + first, crossing
 
-    def _extra(self, below: Ints, above: Ints, fewest: Ints, largest: Ints, most: int, fractional: bool) -> Floats:
-        """See ``Pairs.extra``; each pair is asked for ``fewest`` to ``largest`` in flight."""
-        extra = np.full((len(below), most + 1), inf)
+    def _extra(self, below: Ints, above: Ints, in_flight: tuple[Ints, Ints], most: int, fractional: bool) -> Floats:
+        """See ``IdealPairs.extra``; ``in_flight``: the fewest and the most that each pair is asked for."""
+        extra, (fewest, largest) = np.full((len(below), most + 1), inf), in_flight
         a, b = (self.fast[above] - self.fast[below]).T
         left = np.arange(len(below))
         for y in range(1, most + 1):
@@ -194,9 +194,9 @@ class StageCosts:
             extra[asked[need <= 0], y] = 0.0
             tight, need = asked[need > 0], need[need > 0]
             if len(tight):
-                found = self._switched(y, need, below[tight], above[tight], fractional)
-                extra[tight, y] = found
-                largest[tight[found == inf]] = y  # more in flight fit even less
+                switched = self._switched(y, need, below[tight], above[tight], fractional)
+                extra[tight, y] = switched
+                largest[tight[switched == inf]] = y  # more in flight fit even less
         # A choice for more in flight also serves for fewer, and the rule of thumb may find a better one there.
         reversed_columns = extra[:, ::-1]
         np.minimum.accumulate(reversed_columns, axis=1, out=reversed_columns)
@@ -218,15 +218,15 @@ class StageCosts:
             done = savings[above, middle] - savings[below, middle] >= need - _ENOUGH_BYTES
             low, high = np.where(done, low, middle + 1), np.where(done, middle, high)
         high = np.minimum(high, len(order))
-        found = times[above, high] - times[below, high]
+        extra = times[above, high] - times[below, high]
         if fractional and len(order):
             last = np.maximum(high - 1, 0)
             over = savings[above, high] - savings[below, high] - need
-            found -= np.maximum(over, 0.0) * time[order[last]] / saved[order[last]]
-        return np.where(enough, found, inf)
+            extra -= np.maximum(over, 0.0) * time[order[last]] / saved[order[last]]
+        return np.where(enough, extra, inf)
 
 
-def are_alike(instance: Instance) -> bool:
+def are_alike(instance: PiperInstance) -> bool:
     """Whether layers have at most two options of a degree, which differ in time and memory alone."""
     for node in instance.nodes:
         for options in node.options.values():
@@ -241,7 +241,7 @@ def are_alike(instance: Instance) -> bool:
     return True
 
 
-def fast_and_other(options: Sequence[Option]) -> tuple[Option | None, Option | None]:
+def fast_and_other(options: Sequence[PiperOption]) -> tuple[PiperOption | None, PiperOption | None]:
     """The fastest option, and the other one if there is one."""
     if not options:
         return None, None
@@ -249,13 +249,13 @@ def fast_and_other(options: Sequence[Option]) -> tuple[Option | None, Option | N
     return fast, next((option for option in options if option is not fast), None)
 
 
-def _row(fast: Option | None) -> tuple[float, ...]:
+def _row(fast: PiperOption | None) -> tuple[float, ...]:
     if fast is None:
         return (0.0, 0.0, 0.0, 0.0, 1.0)
     return (fast.time_per_sample, fast.parameter_bytes, fast.bytes_per_in_flight, fast.fixed_bytes, 0.0)
 
 
-def _difference(fast: Option, other: Option) -> tuple[float, float, float]:
+def _difference(fast: PiperOption, other: PiperOption) -> tuple[float, float, float]:
     return (
         other.time_per_sample - fast.time_per_sample,
         other.bytes_per_in_flight - fast.bytes_per_in_flight,
@@ -263,7 +263,7 @@ def _difference(fast: Option, other: Option) -> tuple[float, float, float]:
     )
 
 
-def _edge_bytes(instance: Instance, fast: Sequence[Option | None]) -> tuple[Floats, Floats]:
+def _edge_bytes(instance: PiperInstance, fast: Sequence[PiperOption | None]) -> tuple[Floats, Floats]:
     """By edge, what it costs a stage that it leads into, and one that it leads out of."""
     into, out = [], []
     for src, dst, size in instance.edges:
@@ -274,7 +274,7 @@ def _edge_bytes(instance: Instance, fast: Sequence[Option | None]) -> tuple[Floa
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PiperStage:
     """A stage of a plan.
 
     Attributes:
@@ -290,7 +290,7 @@ class Stage:
     options: tuple[int, ...]
 
 
-def value_of(instance: Instance, machine: Machine, stages: Sequence[Stage]) -> float:
+def value_of(instance: PiperInstance, machine: Machine, stages: Sequence[PiperStage]) -> float:
     """Time per micro-batch of a plan; infinite if it does not fit the devices or their memory, or is no plan."""
     done = [node for stage in stages for node in stage.nodes]
     at = {node: number for number, stage in enumerate(stages) for node in stage.nodes}
@@ -317,7 +317,7 @@ def value_of(instance: Instance, machine: Machine, stages: Sequence[Stage]) -> f
 
 
 def choose_options(
-    instance: Instance, machine: Machine, nodes: Iterable[int], degree: int, replicas: int, in_flight: int
+    instance: PiperInstance, machine: Machine, nodes: Iterable[int], degree: int, replicas: int, in_flight: int
 ) -> tuple[tuple[int, ...], float] | None:
     """Options of a stage's layers by the public code's rule, and their time; None if none fit.
 
@@ -354,16 +354,16 @@ def choose_options(
 
 @dataclass(frozen=True, slots=True)
 class PlainPairs:
-    """As :class:`planner.baselines.piper.stages.Pairs`, each stage by itself: slow, and for any options."""
+    """As :class:`planner.baselines.piper.stages.IdealPairs`, each stage by itself: slow, and for any options."""
 
-    instance: Instance
+    instance: PiperInstance
     machine: Machine
     degree: int
     below: Ints
     sets: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, instance: Instance, machine: Machine, lattice: Lattice, degree: int, above: int) -> PlainPairs:
+    def of(cls, instance: PiperInstance, machine: Machine, lattice: Lattice, degree: int, above: int) -> PlainPairs:
         """The stages that end in one ideal."""
         usable = sum(1 << node for node, each in enumerate(instance.nodes) if degree in each.options)
         bits = lattice.bits[above]
@@ -383,18 +383,18 @@ class PlainPairs:
         """``[pair, n]``: time of the stages ``kept`` with ``in_flight[n]`` micro-batches in flight."""
         table = np.full((len(kept), len(in_flight)), inf)
         for row, index in enumerate(kept.tolist()):
-            known = {y: self._one(self.sets[index], replicas, y) for y in set(in_flight.tolist())}
-            table[row] = [known[y] for y in in_flight.tolist()]
+            by_depth = {y: self._one(self.sets[index], replicas, y) for y in set(in_flight.tolist())}
+            table[row] = [by_depth[y] for y in in_flight.tolist()]
         return table
 
     def _one(self, nodes: tuple[int, ...], replicas: int, in_flight: int | None) -> float:
         machine = self.machine if in_flight else self.machine.with_endless_memory()
-        found = choose_options(self.instance, machine, nodes, self.degree, replicas, in_flight or 1)
-        return inf if found is None else found[1]
+        choice = choose_options(self.instance, machine, nodes, self.degree, replicas, in_flight or 1)
+        return inf if choice is None else choice[1]
 
 
 def _time(
-    instance: Instance, machine: Machine, inside: frozenset[int], node: int, option: Option, replicas: int
+    instance: PiperInstance, machine: Machine, inside: frozenset[int], node: int, option: PiperOption, replicas: int
 ) -> float:
     """What a layer adds to its stage's time per micro-batch."""
     moved_bytes = 0.0

@@ -47,9 +47,24 @@ from numpy.typing import NDArray
 
 from planner.baselines.common.ideals import Bools, Ints, Lattice, bits_of, chain_of
 from planner.baselines.tarnawski.format import Blocks, Floats
-from planner.solvers.budget import check_time
+from planner.solvers.budget import Budget, check_time
 
 Singles = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TarnawskiDevices:
+    """What there is to place on.
+
+    Attributes:
+        memory_bytes: of each accelerator.
+        budget: when it is over, the best so far is the answer.
+    """
+
+    accelerators: int
+    cpus: int
+    memory_bytes: float
+    budget: Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +147,15 @@ class Loads:
     def _nested(self, rows: Ints, columns: Ints) -> Bools:
         with np.errstate(invalid="ignore"):  # small products are computed on lanes beyond the numbers, too
             outside = self._inside[rows] @ (1 - self._inside[columns].T)  # counts below 2^24 are exact
-        found: Bools = outside == 0
-        return found
+        nested: Bools = outside == 0
+        return nested
 
 
 MOST_IN_TABLE = 3000
 """Ideals of which a table of all pairs is made."""
 
 
-def direct(loads: Loads, accelerators: int, cpus: int) -> Chain | None:
+def direct(loads: Loads, accelerators: int, cpus: int) -> DeviceChain | None:
     """The best chain, from a table of all pairs; None if there is none."""
     every = np.arange(len(loads.lattice.bits))
     tables = (loads.accelerator(every, every), loads.cpu(every, every) if cpus else None)
@@ -170,19 +185,19 @@ def direct(loads: Loads, accelerators: int, cpus: int) -> Chain | None:
                 stages += [(loads.lattice.bits[at] & ~loads.lattice.bits[source], kind)] if source != at else []
                 used, at = before, source
                 break
-    return Chain(largest, tuple(reversed(stages)))
+    return DeviceChain(largest, tuple(reversed(stages)))
 
 
-def along(blocks: Blocks, memory_bytes: float, accelerators: int, cpus: int, chain: Chain) -> Chain:
+def along(blocks: Blocks, memory_bytes: float, accelerators: int, cpus: int, chain: DeviceChain) -> DeviceChain:
     """The best chain in an order of all blocks that ``chain`` follows: its stages' borders move."""
     order = [block for inside, _ in chain.stages for block in bits_of(inside)]
     if len(order) > MOST_IN_TABLE:
         return chain
-    found = direct(Loads.of(blocks, chain_of(order), memory_bytes), accelerators, cpus)
-    if found is None:
+    improved = direct(Loads.of(blocks, chain_of(order), memory_bytes), accelerators, cpus)
+    if improved is None:
         return chain
-    value = value_of(blocks, found.stages)
-    return Chain(value, found.stages) if value < chain.value else chain
+    value = value_of(blocks, improved.stages)
+    return DeviceChain(value, improved.stages) if value < chain.value else chain
 
 
 def lower_bound(blocks: Blocks, accelerators: int, cpus: int) -> float:
@@ -208,31 +223,26 @@ def lower_bound(blocks: Blocks, accelerators: int, cpus: int) -> float:
 
 
 def search(
-    blocks: Blocks,
-    loads: Loads,
-    accelerators: int,
-    cpus: int,
-    known: Chain | None,
-    bound: float,
-    out_of_time: Callable[[], bool],
-) -> tuple[Chain | None, float]:
+    blocks: Blocks, loads: Loads, devices: TarnawskiDevices, start: DeviceChain | None, bound: float
+) -> tuple[DeviceChain | None, float]:
     """The best chain and the bound that is proved; equal (within ``SAME``) unless time ran out.
 
     Args:
-        known: a chain to improve on.
+        start: a chain to improve on.
         bound: proved before.
     """
     anything = float(blocks.accelerator_ms.sum() + blocks.cpu_ms.sum()) + 2 * sum(cost for _, cost in blocks.values)
-    best, low = known, bound
+    accelerators, cpus = devices.accelerators, devices.cpus
+    best, low = start, bound
     high = best.value if best else anything * (1 + SAME)
     step = 0
     try:
         while best is None or low < high * (1 - SAME):
             limit = high if best is None else high * (1 - SAME) if step % 3 == 0 else (low + high) / 2
-            found = Walk(blocks, loads, accelerators, cpus, limit, out_of_time).chain()
+            chain = Walk(blocks, loads, accelerators, cpus, limit, devices.budget.ends).chain()
             step += 1
-            if found is not None:
-                best = along(blocks, loads.memory_bytes, accelerators, cpus, found)
+            if chain is not None:
+                best = along(blocks, loads.memory_bytes, accelerators, cpus, chain)
                 high = min(high, best.value)
             elif best is None:
                 return None, inf
@@ -253,7 +263,7 @@ _ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class DeviceChain:
     """A pipeline.
 
     Attributes:
@@ -294,7 +304,7 @@ class Walk:
         better = gain[lattice.above] >= gain[lattice.below]
         self._below, self._above = lattice.below[better], lattice.above[better]
 
-    def chain(self) -> Chain | None:
+    def chain(self) -> DeviceChain | None:
         """The chain found; None if there is none.
 
         Raises:
@@ -319,11 +329,11 @@ class Walk:
         """The ideals to go on from: reached with these devices, not with fewer, and not dominated."""
         fewer = [self.settled[used] for used in ((c - 1, a), (c, a - 1)) if used in self.settled]
         settled = np.logical_or.reduce(fewer) if fewer else np.zeros_like(self.fresh[c, a])
-        known = settled.copy()
+        earlier = settled.copy()
         settled |= self.fresh[c, a]
         dominated = self._dominated(settled)
         self.settled[c, a] = settled | dominated
-        return np.flatnonzero(self.fresh[c, a] & ~known & ~dominated)
+        return np.flatnonzero(self.fresh[c, a] & ~earlier & ~dominated)
 
     def _dominated(self, settled: Bools) -> Bools:
         """Ideals below a settled one, step by step of those that help."""
@@ -331,26 +341,26 @@ class Walk:
         reached = settled.copy()
         while True:
             check_time()
-            found = np.zeros_like(settled)
-            found[self._below[reached[self._above]]] = True
-            if not (found & ~dominated).any():
+            lower = np.zeros_like(settled)
+            lower[self._below[reached[self._above]]] = True
+            if not (lower & ~dominated).any():
                 return dominated
-            dominated |= found
-            reached |= found
+            dominated |= lower
+            reached |= lower
 
     def _expand(self, front: Ints, used: tuple[int, int], then: tuple[int, int], kind: str) -> None:
         loads = self.loads
         sums = loads.accelerator_ms if kind == ACCELERATOR else loads.cpu_ms
-        known = self.settled[used] | self.fresh[then] | ~self._hopeful(*then)
+        excluded = self.settled[used] | self.fresh[then] | ~self._hopeful(*then)
         if (then[0] - 1, then[1]) in self.settled:
-            known = known | self.settled[then[0] - 1, then[1]]
+            excluded = excluded | self.settled[then[0] - 1, then[1]]
         order = front[np.argsort(-sums[front], kind="stable")]
         table = loads.accelerator if kind == ACCELERATOR else loads.cpu
         while len(order):
             if self.out_of_time():
                 raise TimeoutError
             rows, order = order[:_ROWS], order[_ROWS:]
-            columns = np.flatnonzero(~known & (sums >= sums[rows[-1]]) & (sums <= sums[rows[0]] + self.limit))
+            columns = np.flatnonzero(~excluded & (sums >= sums[rows[-1]]) & (sums <= sums[rows[0]] + self.limit))
             if not len(columns):
                 continue
             within = table(rows, columns) <= self.limit
@@ -359,8 +369,8 @@ class Walk:
             for target, source in zip(columns[hit].tolist(), sources.tolist(), strict=True):
                 self.parents[then[0], then[1], target] = (source, kind)
             self.fresh[then][columns[hit]] = True
-            known[columns[hit]] = True
-            known |= self._dominated(self.fresh[then])
+            excluded[columns[hit]] = True
+            excluded |= self._dominated(self.fresh[then])
 
     def _hopeful(self, c: int, a: int) -> Bools:
         """Ideals behind which what is left may still fit the devices left."""
@@ -369,15 +379,15 @@ class Walk:
         left = loads.accelerator_ms[-1] - loads.accelerator_ms
         room = (self.accelerators - a) * self.limit
         if c < self.cpus:
-            found: Bools = left <= (room + self._left_to_cpus[self.cpus - c]) * slack
-            return found
+            hopeful: Bools = left <= (room + self._left_to_cpus[self.cpus - c]) * slack
+            return hopeful
         bytes_left = loads.size_bytes[-1] - loads.size_bytes
-        found = left + loads.cut_ms <= room * slack
-        found &= bytes_left <= (self.accelerators - a) * loads.memory_bytes * slack
-        found &= loads.num_cpu_only == loads.num_cpu_only[-1]
-        return found
+        hopeful = left + loads.cut_ms <= room * slack
+        hopeful &= bytes_left <= (self.accelerators - a) * loads.memory_bytes * slack
+        hopeful &= loads.num_cpu_only == loads.num_cpu_only[-1]
+        return hopeful
 
-    def _found(self, c: int, a: int, at: int) -> Chain:
+    def _found(self, c: int, a: int, at: int) -> DeviceChain:
         stages: list[tuple[int, str]] = []
         bits = self.loads.lattice.bits
         while at:
@@ -387,7 +397,7 @@ class Walk:
             stages.append((bits[at] & ~bits[source], kind))
             c, a = (c, a - 1) if kind == ACCELERATOR else (c - 1, a)
             at = source
-        return Chain(value_of(self.blocks, stages), tuple(reversed(stages)))
+        return DeviceChain(value_of(self.blocks, stages), tuple(reversed(stages)))
 
 
 def most_left_to_cpus(blocks: Blocks, cpu_ms: float) -> float:
@@ -395,16 +405,16 @@ def most_left_to_cpus(blocks: Blocks, cpu_ms: float) -> float:
     if not cpu_ms:
         return 0.0
     free = blocks.cpu_ms == 0
-    taken = float(blocks.accelerator_ms[free].sum())
+    moved_ms = float(blocks.accelerator_ms[free].sum())
     costs, gains = blocks.cpu_ms[~free], blocks.accelerator_ms[~free]
     order = np.argsort(-gains / costs)
     spent = np.cumsum(costs[order])
     full = int(np.searchsorted(spent, cpu_ms, side="right"))
-    taken += float(gains[order][:full].sum())
+    moved_ms += float(gains[order][:full].sum())
     if full < len(order):
         rest = cpu_ms - (float(spent[full - 1]) if full else 0.0)
-        taken += float(gains[order[full]]) * rest / float(costs[order[full]])
-    return taken
+        moved_ms += float(gains[order[full]]) * rest / float(costs[order[full]])
+    return moved_ms
 
 
 def value_of(blocks: Blocks, stages: Sequence[tuple[int, str]]) -> float:

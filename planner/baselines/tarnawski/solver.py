@@ -13,21 +13,21 @@ from collections.abc import Iterator
 from math import inf
 
 from planner.baselines.common.answer import (
-    Answer,
     Placed,
+    RivalAnswer,
     Trial,
     bandwidth_bytes_per_s,
     candidates,
     rival_plan,
     slowest_kind,
 )
-from planner.baselines.common.problem import Held, Network, held, network, searchable
+from planner.baselines.common.problem import NodeBytes, PricedNetwork, held, network, searchable
 from planner.baselines.tarnawski import planner as tarnawski
-from planner.baselines.tarnawski.format import Instance, Node
+from planner.baselines.tarnawski.format import TarnawskiInstance, TarnawskiNode
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.progress import Progress
 
 _MS = 1e3
@@ -46,42 +46,44 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
     """Every micro-batch size, with few and with many micro-batches in flight, and as if memory were enough."""
     for size, limit_s in trial.sizes(problem, book):
         kind = slowest_kind(problem, book, size)
-        found = searchable(network(problem, book, kind, size), len(problem.ranks))
-        memory = held(book, found, kind, size)
-        seen: set[tuple[Placed, ...]] = set()
+        net = searchable(network(problem, book, kind, size), len(problem.ranks))
+        memory = held(book, net, kind, size)
+        offered: set[tuple[Placed, ...]] = set()
         for in_flight, memory_bytes in ((1, None), (len(problem.ranks), None), (1, inf)):
-            made = instance(problem, found, memory, in_flight)
+            made = instance(problem, net, memory, in_flight)
             answer = tarnawski.solve(made, memory_bytes=memory_bytes, time_limit_s=limit_s / 3)
-            stages = _stages(problem, found, answer)
-            if trial.has_plan(size, answer, "its count of memory") and stages not in seen:
-                seen.add(stages)
+            stages = _stages(problem, net, answer)
+            if trial.has_plan(size, answer, "its count of memory") and stages not in offered:
+                offered.add(stages)
                 yield from candidates(problem, book, stages, size, trial)
 
 
-def instance(problem: Problem, found: Network, memory: Held, in_flight: int) -> Instance:
+def instance(problem: Problem, net: PricedNetwork, memory: NodeBytes, in_flight: int) -> TarnawskiInstance:
     """The network in the planner's own form: node ``k`` forward, then node ``k`` backward."""
-    nodes, count = found.graph.nodes, len(found.graph.nodes)
+    nodes, count = net.graph.nodes, len(net.graph.nodes)
     bandwidth = bandwidth_bytes_per_s(problem, problem.ranks)
     reads = [0.0] * count
-    for src, dst in found.graph.edges:
+    for src, dst in net.graph.edges:
         reads[dst] += nodes[src].activation_bytes
     sizes = [always + in_flight * saved for always, saved in zip(memory.always, memory.saved, strict=True)]
     forward = [
-        Node(k, node.name, node.forward_s * _MS, 0.0, node.activation_bytes / bandwidth * _MS, sizes[k], True, False, k)
+        TarnawskiNode(
+            k, node.name, node.forward_s * _MS, 0.0, node.activation_bytes / bandwidth * _MS, sizes[k], True, False, k
+        )
         for k, node in enumerate(nodes)
     ]
     backward = [
-        Node(count + k, node.name, node.backward_s * _MS, 0.0, reads[k] / bandwidth * _MS, 0.0, True, True, k)
+        TarnawskiNode(count + k, node.name, node.backward_s * _MS, 0.0, reads[k] / bandwidth * _MS, 0.0, True, True, k)
         for k, node in enumerate(nodes)
     ]
-    edges = [*found.graph.edges, *((count + dst, count + src) for src, dst in found.graph.edges)]
+    edges = [*net.graph.edges, *((count + dst, count + src) for src, dst in net.graph.edges)]
     edges += [(k, count + k) for k in range(count)]
     devices = min(len(problem.ranks), problem.max_stages or len(problem.ranks))
     least = min(problem.memory_limit_bytes(rank) for rank in problem.ranks)
-    return Instance(found.graph.source, devices, 0, float(least), (*forward, *backward), tuple(edges))
+    return TarnawskiInstance(net.graph.source, devices, 0, float(least), (*forward, *backward), tuple(edges))
 
 
-def _stages(problem: Problem, found: Network, answer: Answer) -> tuple[Placed, ...]:
+def _stages(problem: Problem, net: PricedNetwork, answer: RivalAnswer) -> tuple[Placed, ...]:
     """Each device's layers; ranks in the problem's order."""
     devices = answer.plan.get("devices", [])
     listed = [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
@@ -89,5 +91,5 @@ def _stages(problem: Problem, found: Network, answer: Answer) -> tuple[Placed, .
     for rank, device in zip(problem.ranks, listed, strict=False):
         nodes = device["nodes"]
         names = [f"n{k}" for k in nodes if isinstance(k, int)] if isinstance(nodes, list) else []
-        stages.append((found.layers([name for name in names if name in found.members]), (rank,)))
+        stages.append((net.layers([name for name in names if name in net.members]), (rank,)))
     return tuple(stages)

@@ -6,7 +6,7 @@
 
 Forward and backward have two factors, for stages of one rank and for those whose ranks share layers.  The profile
 takes the smaller of the two, so that whoever reads it without knowing the stage has a lower bound (which is what the
-searches want of it); the rest, :class:`Excess`, is put on where a stage is priced.
+searches want of it); the rest, :class:`StepResidual`, is put on where a stage is priced.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Factors:
 
 
 @dataclass(frozen=True, slots=True)
-class Excess:
+class StepResidual:
     """By how much stages cost more than the corrected profile says; at least 1."""
 
     factors: Factors
@@ -113,11 +113,11 @@ def corrected_cluster(profile: Profile) -> Cluster:
 def _measured(
     measurements: Mapping[str, tuple[Measurement, ...]], factors: Factors
 ) -> dict[str, tuple[Measurement, ...]]:
-    found = {}
+    corrected = {}
     for kind, those in measurements.items():
         forward, backward = factors.least(FORWARD, kind), factors.least(BACKWARD, kind)
-        found[kind] = those if forward == backward == 1 else tuple(_times(one, forward, backward) for one in those)
-    return found
+        corrected[kind] = those if forward == backward == 1 else tuple(_times(one, forward, backward) for one in those)
+    return corrected
 
 
 def _times(one: Measurement, forward: float, backward: float) -> Measurement:

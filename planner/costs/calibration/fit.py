@@ -70,8 +70,8 @@ _NORMAL_IQR, _NORMAL_MAD = 1.349, 1.4826
 
 def in_force(profile: Profile) -> Profile:
     """The profile with the corrections that count; none where it has changed since they were found."""
-    found = profile.calibration
-    return profile if not found.profile or found.profile == fingerprint(profile.bare) else profile.bare
+    calibration = profile.calibration
+    return profile if not calibration.profile or calibration.profile == fingerprint(profile.bare) else profile.bare
 
 
 def with_observation(
@@ -82,14 +82,14 @@ def with_observation(
     Args:
         machine: how fast the machine was; None: as it was before, as far as that is known.
     """
-    known = in_force(profile).calibration
+    current = in_force(profile).calibration
     if machine is None:
-        machine = machine_of(known.corrections)
-    numbers = [number for number, one in enumerate(known.observations) if one.plan == observation.plan]
+        machine = machine_of(current.corrections)
+    numbers = [number for number, one in enumerate(current.observations) if one.plan == observation.plan]
     dropped = numbers[: max(0, len(numbers) + 1 - RUNS_KEPT)]
-    observations = (*(one for number, one in enumerate(known.observations) if number not in dropped), observation)
-    found = (*machine, *corrections_from(observations), *ranges_from(observations))
-    return replace(profile, calibration=Calibration(fingerprint(profile.bare), observations, found))
+    observations = (*(one for number, one in enumerate(current.observations) if number not in dropped), observation)
+    corrections = (*machine, *corrections_from(observations), *ranges_from(observations))
+    return replace(profile, calibration=Calibration(fingerprint(profile.bare), observations, corrections))
 
 
 def machine_of(corrections: Iterable[Correction]) -> tuple[Correction, ...]:
@@ -103,14 +103,14 @@ def ranges_from(observations: Sequence[Observation]) -> tuple[Correction, ...]:
     by_kind: dict[str, list[float]] = {}
     for plan, (before, after) in zip(_by_plan(observations), _errors(observations, wanted or _all), strict=False):
         by_kind.setdefault(plan[0].kind, []).append(before if wanted is None else after)
-    found, states = [], [0.0, *(math.log(one.machine) for one in observations if one.machine > 0)]
+    ranges, states = [], [0.0, *(math.log(one.machine) for one in observations if one.machine > 0)]
     moved = sum((b - a) ** 2 for a, b in pairwise(states)) / (NUM_MODEL + len(observations))
     for kind, errors in sorted(by_kind.items()):
         if kind in MODEL:
             assumed = NUM_MODEL * MODEL[kind] ** 2
             variance = (assumed + sum(e * e for e in errors)) / (NUM_MODEL + len(errors)) + moved
-            found.append(Correction(CostClass(STEP_RANGE, kind), math.exp(math.sqrt(variance)), len(errors)))
-    return tuple(found)
+            ranges.append(Correction(CostClass(STEP_RANGE, kind), math.exp(math.sqrt(variance)), len(errors)))
+    return tuple(ranges)
 
 
 def corrections_from(observations: Sequence[Observation]) -> tuple[Correction, ...]:
@@ -133,10 +133,10 @@ def on_other_machines(profile: Profile, of: Profile) -> Profile:
 def corrected_step_s(observation: Observation, factors: Factors) -> float:
     """The predicted step of an observed plan under ``factors``: the larger of its two tangents."""
     plain_s, corrected_s = observation.predicted_s, observation.explained_s
-    for seen in observation.seen:
-        factor = factors(seen.of.what, seen.of.where, seen.of.shared)
-        plain_s += (factor - 1) * seen.step_s
-        corrected_s += (factor - clipped(seen.ratio)) * seen.corrected_step_s
+    for observed in observation.seen:
+        factor = factors(observed.of.what, observed.of.where, observed.of.shared)
+        plain_s += (factor - 1) * observed.step_s
+        corrected_s += (factor - clipped(observed.ratio)) * observed.corrected_step_s
     return max(plain_s, corrected_s, observation.predicted_s * RANGE[0])
 
 
@@ -174,11 +174,11 @@ def _of_devices(of: CostClass) -> bool:
 
 def _by_plan(observations: Iterable[Observation]) -> list[list[Observation]]:
     """The runs of each plan, as far as they can be held against a prediction."""
-    found: dict[str, list[Observation]] = {}
+    runs: dict[str, list[Observation]] = {}
     for one in observations:
         if one.predicted_s > 0 and one.measured_s > 0:
-            found.setdefault(one.plan, []).append(one)
-    return list(found.values())
+            runs.setdefault(one.plan, []).append(one)
+    return list(runs.values())
 
 
 def _corrections(plans: Iterable[Sequence[Observation]], wanted: Wanted) -> tuple[Correction, ...]:
@@ -188,12 +188,12 @@ def _corrections(plans: Iterable[Sequence[Observation]], wanted: Wanted) -> tupl
         of_plan: dict[CostClass, list[float]] = {}
         for run in runs:
             noise = (run.spread / _NORMAL_IQR) ** 2 / max(1, run.num_steps)
-            for seen in run.seen:
-                if wanted(seen.of) and seen.predicted_s > 0 and seen.measured_s > 0:
-                    of_plan.setdefault(seen.of, []).append(math.log(seen.measured_s / seen.predicted_s))
-                    noises.setdefault(seen.of, []).append(noise)
-        for of, found in of_plan.items():
-            ratios.setdefault(of, []).append(found)
+            for observed in run.seen:
+                if wanted(observed.of) and observed.predicted_s > 0 and observed.measured_s > 0:
+                    of_plan.setdefault(observed.of, []).append(math.log(observed.measured_s / observed.predicted_s))
+                    noises.setdefault(observed.of, []).append(noise)
+        for of, of_class in of_plan.items():
+            ratios.setdefault(of, []).append(of_class)
     corrections = []
     for of, plan_logs in ratios.items():
         num_repeats = sum(map(len, plan_logs)) - len(plan_logs)
@@ -223,7 +223,7 @@ def _errors(observations: Sequence[Observation], wanted: Wanted) -> list[tuple[f
     """By plan, or by run where there is but one plan."""
     plans = _by_plan(observations)
     parts = [[run] for run in plans[0]] if len(plans) == 1 else plans
-    found = []
+    errors = []
     for left_out in parts:
         others = [part for part in parts if part is not left_out] or parts
         others = [[run for part in others for run in part]] if len(plans) == 1 else others
@@ -235,5 +235,5 @@ def _errors(observations: Sequence[Observation], wanted: Wanted) -> list[tuple[f
             )
             for run in left_out
         ]
-        found.append((fmean(before for before, _ in of_runs), fmean(after for _, after in of_runs)))
-    return found
+        errors.append((fmean(before for before, _ in of_runs), fmean(after for _, after in of_runs)))
+    return errors

@@ -66,9 +66,9 @@ def least_collective_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -
     A group that no island or host can hold uses the links between them.  0 where links are stated pair by pair.
     """
     size, most = np.asarray(num_bytes, dtype=np.float64), len(cluster.devices)
-    found = np.full((most + 2, len(size)), np.inf)
+    by_count = np.full((most + 2, len(size)), np.inf)
     if cluster.pairs:
-        return np.zeros_like(found)
+        return np.zeros_like(by_count)
     largest = _largest_groups(cluster)
     for link, is_spread in product(cluster.links, (False, True)):
         tables = _tables_of(cluster, operation, link, is_spread)
@@ -79,8 +79,8 @@ def least_collective_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -
                 by_ring = _ring_s(links, count, size) * _efficiency(tables, links, count, size)
                 measured = (read_points(table.points, size) for table in tables if table.num_ranks == count)
                 seconds = np.minimum.reduce([by_ring, *measured])
-            found[count] = np.minimum(found[count], seconds)
-    least: Array = np.minimum.accumulate(found[::-1])[::-1]
+            by_count[count] = np.minimum(by_count[count], seconds)
+    least: Array = np.minimum.accumulate(by_count[::-1])[::-1]
     return np.where((size > 0) & np.isfinite(least), least, 0.0)
 
 
@@ -98,12 +98,12 @@ def _counts(tables: Sequence[Collective], link: Link, most: int) -> Iterator[int
     Beyond what was measured a ring takes longer the more ranks it has, if no byte of a small message is cheaper than
     one of a large one; where that is not so, all sizes.
     """
-    known = max([MANY_DEVICES, *(table.num_ranks for table in tables)])
+    measured_up_to = max([MANY_DEVICES, *(table.num_ranks for table in tables)])
     each = [seconds / num_bytes for num_bytes, seconds in link.points]
     beyond = [*each, *([1 / link.bandwidth_bytes_per_s] if each else [])]
     grows = all(a >= b for a, b in pairwise(beyond))
     for count in range(2, most + 1):
-        if count <= known or not grows or count & (count - 1) == 0:
+        if count <= measured_up_to or not grows or count & (count - 1) == 0:
             yield count
 
 
@@ -136,11 +136,13 @@ def memory_factor(cluster: Cluster, ranks: tuple[int, ...]) -> float:
     straight between the numbers of ranks that were measured, 1 where none was.
     """
     most = max(Counter(cluster.devices[rank].host for rank in ranks).values(), default=1)
-    found = sorted((table.num_ranks, table.points[-1][1]) for table in cluster.collectives if table.operation == MEMORY)
-    if most < 2 or len(found) < 2 or found[0][0] != 1:
+    points = sorted(
+        (table.num_ranks, table.points[-1][1]) for table in cluster.collectives if table.operation == MEMORY
+    )
+    if most < 2 or len(points) < 2 or points[0][0] != 1:
         return 1.0
-    seconds = np.interp(most, [number for number, _ in found], [seconds for _, seconds in found])
-    return max(1.0, float(seconds) / found[0][1])
+    seconds = np.interp(most, [number for number, _ in points], [seconds for _, seconds in points])
+    return max(1.0, float(seconds) / points[0][1])
 
 
 def collective_evidence(cluster: Cluster, operation: str, ranks: tuple[int, ...], num_bytes: float) -> Evidence:
@@ -174,8 +176,8 @@ def _links(cluster: Cluster, ranks: tuple[int, ...], pairs: Iterable[tuple[int, 
     name = cluster.group_link_class(ranks)
     if not cluster.pairs:
         return (cluster.links[name],)
-    found = [cluster.link(src, dst) for src, dst in pairs if cluster.link_class(src, dst) == name]
-    return tuple(link for position, link in enumerate(found) if link not in found[:position])
+    links = [cluster.link(src, dst) for src, dst in pairs if cluster.link_class(src, dst) == name]
+    return tuple(link for position, link in enumerate(links) if link not in links[:position])
 
 
 def _ring_s(links: tuple[Link, ...], count: int, size: Array) -> Array:
@@ -190,11 +192,11 @@ def _efficiency(tables: Sequence[Collective], links: tuple[Link, ...], count: in
     if below is None and above is None:
         return np.ones_like(size)
     ends = [end for end in (below, above) if end is not None]
-    found = [_against_ring(end, links, count, size) for end in ends]
-    if len(found) == 1 or ends[0].num_ranks == ends[1].num_ranks:
-        return found[0]
+    ratios = [_against_ring(end, links, count, size) for end in ends]
+    if len(ratios) == 1 or ends[0].num_ranks == ends[1].num_ranks:
+        return ratios[0]
     share = (count - ends[0].num_ranks) / (ends[1].num_ranks - ends[0].num_ranks)
-    return found[0] + (found[1] - found[0]) * share
+    return ratios[0] + (ratios[1] - ratios[0]) * share
 
 
 def _against_ring(table: Collective, links: tuple[Link, ...], count: int, size: Array) -> Array:
@@ -208,11 +210,11 @@ def _tables(cluster: Cluster, operation: str, ranks: tuple[int, ...]) -> list[Co
 
 
 def _tables_of(cluster: Cluster, operation: str, link: str, is_spread: bool) -> list[Collective]:
-    found = [t for t in cluster.collectives if (t.operation, t.link) == (operation, link) and t.points]
-    if not found and operation == STATISTICS:
+    tables = [t for t in cluster.collectives if (t.operation, t.link) == (operation, link) and t.points]
+    if not tables and operation == STATISTICS:
         return _tables_of(cluster, ALL_REDUCE, link, is_spread)
-    alike = [table for table in found if (table.num_hosts in (0, table.num_ranks)) == is_spread]
-    return alike or found
+    alike = [table for table in tables if (table.num_hosts in (0, table.num_ranks)) == is_spread]
+    return alike or tables
 
 
 def _fits(cluster: Cluster, table: Collective, ranks: tuple[int, ...]) -> bool:

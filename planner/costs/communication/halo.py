@@ -60,11 +60,11 @@ def halo_of_dy(maker: Shards, output: int, of_maker: int, reader: Shards, of_rea
     reached[..., 1] = np.minimum(reached[..., 1], shape)
     if (reached[..., 1] <= reached[..., 0]).any():
         return None
-    found: Counts = moved(own[None], own[None], reached[None])[0, 0]
-    src, dst = np.nonzero(found)
+    counts: Counts = moved(own[None], own[None], reached[None])[0, 0]
+    src, dst = np.nonzero(counts)
     if (_shared(own[src, :leading], reached[dst, :leading]) != own[dst, :leading]).any():
         return None
-    return found
+    return counts
 
 
 def _reached(reader: Shards, place: int, held: Boxes) -> Boxes:
@@ -130,8 +130,8 @@ def halo_rows(measured: Sequence[SiteHalo], graph: Graph, rows: int, parts: int,
     cut = parts / samples
     points = sorted((halo.parts / halo.samples, float(halo.rows)) for halo in measured)
     at = np.array([point[0] for point in points])
-    found = np.maximum(np.array([point[1] for point in points]), 1e-9)
-    inside = float(np.exp(np.interp(np.log(cut), np.log(at), np.log(found))))
+    rows_at = np.maximum(np.array([point[1] for point in points]), 1e-9)
+    inside = float(np.exp(np.interp(np.log(cut), np.log(at), np.log(rows_at))))
     rows_of_others = inside * float(min(1.0, at[-1] / cut) ** (2 / 3))
     return rows_of_others if rows_of_others >= _LEAST_ROWS else 0.0
 

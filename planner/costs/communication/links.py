@@ -42,11 +42,20 @@ from planner.costs.communication.collectives import (
 from planner.costs.layers.confidence import weakest
 from planner.ir.cluster import ALL_REDUCE, SHARED_MEMORY, Cluster, Evidence, Link, transport_text
 
-__all__ = ["Network", "Points", "collective_s", "fastest", "read_points", "transfer_s", "transport_of", "without_pairs"]
+__all__ = [
+    "NetworkPrices",
+    "Points",
+    "collective_s",
+    "fastest",
+    "read_points",
+    "transfer_s",
+    "transport_of",
+    "without_pairs",
+]
 
 
 @dataclass(slots=True, eq=False)
-class Network:
+class NetworkPrices:
     """The cluster's prices, each looked up once, and how well they are known."""
 
     cluster: Cluster
@@ -69,17 +78,17 @@ class Network:
         """What each host's network card carries at most, out and in, host after host as their devices come."""
         if not self._cards:
             hosts = dict.fromkeys(device.host for device in self.cluster.devices)
-            found = map(self.cluster.nic_bytes_per_s, hosts)
-            self._cards += [capacity for each in found for capacity in (inf if each is None else each,) * 2]
+            capacities = map(self.cluster.nic_bytes_per_s, hosts)
+            self._cards += [capacity for each in capacities for capacity in (inf if each is None else each,) * 2]
         return tuple(self._cards)
 
     def transfer_s(self, src: int, dst: int, num_bytes: int) -> float:
         """Seconds of a message between two ranks."""
         name = self._name(src, dst)
-        found = self._transfers.get((name, num_bytes))
-        if found is None:
-            found = self._transfers[name, num_bytes] = float(transfer_s(self.cluster.link(src, dst), num_bytes))
-        return found
+        seconds = self._transfers.get((name, num_bytes))
+        if seconds is None:
+            seconds = self._transfers[name, num_bytes] = float(transfer_s(self.cluster.link(src, dst), num_bytes))
+        return seconds
 
     def sending_s(self, src: int, dst: int, num_bytes: int) -> float:
         """How long the call that sends a message keeps its rank; part of :meth:`transfer_s`, not beside it."""
@@ -92,28 +101,28 @@ class Network:
 
     def classes(self, ranks: tuple[int, ...]) -> tuple[tuple[Link, ...], NDArray[np.int64]]:
         """The links between ``ranks``, each once, and for each pair which of them it is (-1: a rank itself)."""
-        found = self._classes.get(ranks)
-        if found is None:
+        indexed = self._classes.get(ranks)
+        if indexed is None:
             by_name = {self._name(a, b): self.cluster.link(a, b) for a in ranks for b in ranks if a != b}
             names = sorted(by_name)
             numbers = np.array([[-1 if a == b else names.index(self._name(a, b)) for b in ranks] for a in ranks])
-            found = self._classes[ranks] = (tuple(by_name[name] for name in names), numbers)
-        return found
+            indexed = self._classes[ranks] = (tuple(by_name[name] for name in names), numbers)
+        return indexed
 
     def all_reduce_s(self, ranks: tuple[int, ...], num_bytes: int) -> float:
         """Seconds of an all-reduce of ``num_bytes`` over ``ranks``, once all are there."""
         key = (self.cluster.group_link_class(ranks), ranks, num_bytes)
-        found = self._collectives.get(key)
-        if found is None:
-            found = self._collectives[key] = float(collective_s(self.cluster, ALL_REDUCE, ranks, num_bytes))
-        return found
+        seconds = self._collectives.get(key)
+        if seconds is None:
+            seconds = self._collectives[key] = float(collective_s(self.cluster, ALL_REDUCE, ranks, num_bytes))
+        return seconds
 
     def least_sums_s(self, sizes: tuple[float, ...]) -> NDArray[np.float64]:
         """``[n, sizes]``: what an all-reduce takes at least over n ranks or more (:func:`least_collective_s`)."""
-        found = self._least.get(sizes)
-        if found is None:
-            found = self._least[sizes] = least_collective_s(self.cluster, ALL_REDUCE, sizes)
-        return found
+        bounds_s = self._least.get(sizes)
+        if bounds_s is None:
+            bounds_s = self._least[sizes] = least_collective_s(self.cluster, ALL_REDUCE, sizes)
+        return bounds_s
 
     def around_s(self, operation: str, num_bytes: float) -> float:
         """What a rank computes around an exchange of ``num_bytes``, as of :func:`call_s`."""
@@ -122,26 +131,26 @@ class Network:
     def moving_s(self, ranks: tuple[int, ...], num_bytes: int) -> float:
         """What an all-reduce takes from the core of the rank that loses most, as a ring's messages do."""
         key = ("moving", ranks, num_bytes)
-        found = self._collectives.get(key)
-        if found is None:
+        seconds = self._collectives.get(key)
+        if seconds is None:
             moved = round(2 * (len(ranks) - 1) / len(ranks) * num_bytes)
-            found = max(
+            seconds = max(
                 self.cluster.devices[rank].core_share
                 * (self.core_s(rank, after, moved)[0] + self.core_s(ahead, rank, moved)[1])
                 for ahead, rank, after in self._ring(ranks)
             )
-            self._collectives[key] = found
-        return found
+            self._collectives[key] = seconds
+        return seconds
 
     def _ring(self, ranks: tuple[int, ...]) -> Sequence[tuple[int, int, int]]:
         """(rank before, rank, rank after) in a ring, one of each that lose the same of their cores."""
-        found = self._rings.get(ranks)
-        if found is None:
+        ring = self._rings.get(ranks)
+        if ring is None:
             members, devices = sorted(ranks), self.cluster.devices
             places = zip((members[-1], *members), members, (*members[1:], members[0]), strict=False)
             alike = {(devices[b].core_share, self._name(a, b), self._name(b, c)): (a, b, c) for a, b, c in places}
-            found = self._rings[ranks] = tuple(alike.values())
-        return found
+            ring = self._rings[ranks] = tuple(alike.values())
+        return ring
 
     def duplex(self, src: int, dst: int) -> bool:
         """Whether both directions between two ranks run at once."""
@@ -163,13 +172,13 @@ class Network:
     def _delays_s(self, src: int, dst: int, num_bytes: int) -> tuple[float, float, float]:
         """(sending, sender's core, receiver's core)."""
         name = self._name(src, dst)
-        found = self._delays.get((name, num_bytes))
-        if found is None:
+        delays_s = self._delays.get((name, num_bytes))
+        if delays_s is None:
             link = self.cluster.link(src, dst)
             tables = (link.sending, link.sender_core, link.receiver_core)
             sending_s, sender_s, receiver_s = (float(read_delays(table, num_bytes)) for table in tables)
-            found = self._delays[name, num_bytes] = (sending_s, sender_s, receiver_s)
-        return found
+            delays_s = self._delays[name, num_bytes] = (sending_s, sender_s, receiver_s)
+        return delays_s
 
     def _name(self, src: int, dst: int) -> str:
         """One name for all pairs of ranks that cost the same."""
@@ -191,8 +200,8 @@ def transport_of(cluster: Cluster, ranks: Sequence[int]) -> str:
     by_host: dict[str, list[int]] = {}
     for rank in ranks:
         by_host.setdefault(cluster.devices[rank].host, []).append(rank)
-    within = [ends for found in by_host.values() for ends in pairwise(found)]
-    between = list(pairwise(found[0] for found in by_host.values()))
+    within = [ends for members in by_host.values() for ends in pairwise(members)]
+    between = list(pairwise(members[0] for members in by_host.values()))
     names = [{cluster.link(*ends).transport for ends in each} for each in (within, between)]
     if any(len(each) > 1 or "" in each for each in names):
         return ""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import call_s, transfer_s
 from planner.costs.communication.halo import halo_of_dy
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.costs.shards.boxes import Boxes, Counts, moved
 from planner.costs.shards.option import Shards
 from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster
@@ -31,7 +31,7 @@ _ROUNDING = 1e-9  # ways that differ by less are equally cheap
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Crossing:
+class Resharding:
     """What moves from a layer to another, ``[options of the maker, options of the reader]``.
 
     Attributes:
@@ -55,8 +55,8 @@ class Crossing:
 
 
 def crossing(
-    maker: Shards, reader: Shards, values: tuple[tuple[int, int], ...], ranks: tuple[int, ...], network: Network
-) -> Crossing:
+    maker: Shards, reader: Shards, values: tuple[tuple[int, int], ...], ranks: tuple[int, ...], network: NetworkPrices
+) -> Resharding:
     """What moves for ``values``: pairs (output of the maker, input of the reader)."""
     shape = (len(maker.options), len(reader.options))
     total = _Total(shape, len(ranks))
@@ -88,22 +88,22 @@ def crossing(
         element = BYTES_PER_ELEMENT[maker.sized.layer.outputs[values[0][0]].dtype]
         of_dy = BYTES_PER_ELEMENT[reader.sized.layer.outputs[0].dtype]
         for k, l in np.argwhere(is_halo & (total.moved > 0)):
-            found = halo_of_dy(maker, values[0][0], k, reader, l)
-            if found is not None and found.sum() < total.moved[k, l] / element:
-                total.seconds[1, k, l] = exchange_s(found * of_dy, ranks, network)
-                total.standing[1, k, l] = _standing(found * of_dy)
+            dy_counts = halo_of_dy(maker, values[0][0], k, reader, l)
+            if dy_counts is not None and dy_counts.sum() < total.moved[k, l] / element:
+                total.seconds[1, k, l] = exchange_s(dy_counts * of_dy, ranks, network)
+                total.standing[1, k, l] = _standing(dy_counts * of_dy)
     seconds, standing = total.seconds, total.standing.sum(axis=0)
-    return Crossing(seconds[0], seconds[1], total.received, standing, total.moved, is_halo, total.ways)
+    return Resharding(seconds[0], seconds[1], total.received, standing, total.moved, is_halo, total.ways)
 
 
-def scattered_s(shards: Shards, ranks: tuple[int, ...], network: Network) -> Array:
+def scattered_s(shards: Shards, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
     """``[options]``: partial sums of a contraction whose input no layer of the group makes; 0 where none is shared."""
     nothing = np.zeros((len(ranks), len(ranks)))
     shared = [ways[0].scattered if ways and ways[0].ways > 1 else nothing for ways in shards.contractions]
     return exchange_s(np.array(shared) * BYTES_PER_ELEMENT[shards.sized.layer.outputs[0].dtype], ranks, network)
 
 
-def exchange_s(part: Counts, ranks: tuple[int, ...], network: Network) -> Array:
+def exchange_s(part: Counts, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
     """Seconds until all messages have arrived, ``[...]``.
 
     A rank's messages follow one another; it receives while it sends where the link is duplex.
@@ -128,8 +128,8 @@ def exchange_s(part: Counts, ranks: tuple[int, ...], network: Network) -> Array:
         np.bincount(choice * num_ranks + rank, seconds, count).reshape(*shape, num_ranks) for rank in (src, dst)
     )
     busy = np.maximum(sent, received) if duplex else sent + received
-    found: Array = busy.max(axis=-1)
-    return found
+    slowest: Array = busy.max(axis=-1)
+    return slowest
 
 
 class _Total:
@@ -186,16 +186,16 @@ def _contractions(reader: Shards) -> tuple[NDArray[np.int64], Boxes, Counts, NDA
 
 def _cheapest(seconds: Array, number: NDArray[np.int64], shape: tuple[int, int]) -> NDArray[np.intp]:
     """The cheapest way (by position in the flat list) for each pair of options; of equal ones the first."""
-    found = np.zeros(shape, dtype=np.intp)
+    cheapest = np.zeros(shape, dtype=np.intp)
     for k in range(shape[1]):
         rows = np.flatnonzero(number == k)
         least = seconds[:, rows].min(axis=1, keepdims=True)
-        found[:, k] = rows[np.argmax(seconds[:, rows] <= least * (1 + _ROUNDING), axis=1)]
-    return found
+        cheapest[:, k] = rows[np.argmax(seconds[:, rows] <= least * (1 + _ROUNDING), axis=1)]
+    return cheapest
 
 
 def exposed(
-    crossing: Crossing, kind: str, forward_s: Array, backward_s: Array, cluster: Cluster
+    crossing: Resharding, kind: str, forward_s: Array, backward_s: Array, cluster: Cluster
 ) -> tuple[Array, Array]:
     """Seconds that ranks wait for a crossing, forward and backward, ``[options of the maker, options of the reader]``.
 

@@ -30,8 +30,8 @@ def weakest(evidences: Iterable[Evidence]) -> Evidence:
 
 
 def _strength(evidence: Evidence) -> int:
-    known = evidence in _FROM_STRONG_TO_WEAK
-    return _FROM_STRONG_TO_WEAK.index(evidence) if known else len(_FROM_STRONG_TO_WEAK) - 1
+    is_ranked = evidence in _FROM_STRONG_TO_WEAK
+    return _FROM_STRONG_TO_WEAK.index(evidence) if is_ranked else len(_FROM_STRONG_TO_WEAK) - 1
 
 
 Range = tuple[float, float]
@@ -67,7 +67,7 @@ Ranges = tuple[tuple[str, float, float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Noise:
+class CostNoise:
     """What is known of how one action's cost varies.
 
     Attributes:
@@ -95,10 +95,10 @@ class Noise:
         )
 
 
-QUIET = Noise(np.ones(1), np.zeros((1, 1)), 0.0, 0.0, 0.0, ())
+QUIET = CostNoise(np.ones(1), np.zeros((1, 1)), 0.0, 0.0, 0.0, ())
 
 
-class Measured:
+class MeasuredNoise:
     """A profile's measurements by kind of device and layer."""
 
     def __init__(self, profile: Profile) -> None:
@@ -112,12 +112,12 @@ class Measured:
             by_layer = self._by_layer[kind] = {}
             for each in self.profile.measurements.get(kind, ()):
                 by_layer.setdefault(each.layer, []).append(each)
-        found = {}
+        by_index = {}
         for index in layers:
             of_layer = by_layer.get(self.profile.graph.layers[index].name)
             if of_layer:
-                found[index] = min(of_layer, key=lambda each: (abs(log(each.samples / samples)), each.samples))
-        return found
+                by_index[index] = min(of_layer, key=lambda each: (abs(log(each.samples / samples)), each.samples))
+        return by_index
 
     def num_processes(self, kind: str, length: int) -> int:
         """The processes that made ``length`` runs, as many each; 1 if that is not known."""
@@ -127,28 +127,28 @@ class Measured:
 
     def noise(
         self, kind: str, nearest: Mapping[int, Measurement], weights: Mapping[int, float], ranges: Ranges
-    ) -> Noise:
+    ) -> CostNoise:
         """Of an action whose layers were measured as ``nearest`` says, by index.
 
         Args:
             kind: of device.
             weights: seconds of each of them.
-            ranges: of the action, see :class:`Noise`.
+            ranges: of the action, see :class:`CostNoise`.
         """
         total_s = sum(weights.values())
         if total_s <= 0:
             return QUIET
-        length = max((len(found.raw_s) for found in nearest.values()), default=0)
-        known = [index for index, found in nearest.items() if length and len(found.raw_s) == length]
-        spread = sum(weights[index] * nearest[index].spread for index in nearest if index not in known) / total_s
-        sums = np.sum([nearest[index].raw_s for index in known], axis=0) if known else np.zeros(1)
+        length = max((len(measurement.raw_s) for measurement in nearest.values()), default=0)
+        with_runs = [index for index, measurement in nearest.items() if length and len(measurement.raw_s) == length]
+        spread = sum(weights[index] * nearest[index].spread for index in nearest if index not in with_runs) / total_s
+        sums = np.sum([nearest[index].raw_s for index in with_runs], axis=0) if with_runs else np.zeros(1)
         if np.median(sums) <= 0:
             return replace(QUIET, spread=spread / _QUARTILES, ranges=ranges)
         runs = (sums / np.median(sums)).reshape(self.num_processes(kind, length), -1)
         levels = np.median(runs, axis=1)
         passes = runs - levels[:, None]
-        measured = sum(weights[index] for index in known) / total_s
-        return Noise(levels, passes, _drift(passes), measured, spread / _QUARTILES, ranges)
+        measured = sum(weights[index] for index in with_runs) / total_s
+        return CostNoise(levels, passes, _drift(passes), measured, spread / _QUARTILES, ranges)
 
 
 def _drift(passes: NDArray[np.float64]) -> float:
@@ -159,5 +159,5 @@ def _drift(passes: NDArray[np.float64]) -> float:
     variance = float(np.mean(passes**2))
     if variance <= 0 or passes.shape[1] < _FEW:
         return 0.0
-    found = float(np.mean(passes[:, 1:] * passes[:, :-1])) / variance
-    return min(1.0, found) if found > 2 / sqrt(passes.size) else 0.0
+    correlation = float(np.mean(passes[:, 1:] * passes[:, :-1])) / variance
+    return min(1.0, correlation) if correlation > 2 / sqrt(passes.size) else 0.0

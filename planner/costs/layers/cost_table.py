@@ -1,6 +1,6 @@
 """Costs of all layers at one size: running sums, so that any stretch is one subtraction, and what has no sum.
 
-How far off such costs may be where they were read between measured sizes: :class:`HeldBack`.
+How far off such costs may be where they were read between measured sizes: :class:`HeldBackRanges`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planner.costs.layers.interpolation import (
     measured_alike,
     neighbours,
 )
-from planner.costs.layers.regression import Families, Features, family_names
+from planner.costs.layers.regression import FamilyModels, Features, family_names
 from planner.costs.layers.roofline import under_a_roof
 from planner.costs.layers.shards import MeasuredParts
 from planner.ir.cluster import INTERPOLATED, Evidence
@@ -79,8 +79,8 @@ class CostTables:
     _deferring: dict[str, Flags] = field(init=False, default_factory=dict, repr=False)
     _alike: dict[str, tuple[MeasuredAlike, ...]] = field(init=False, default_factory=dict, repr=False)
     _features: list[Features] = field(init=False, default_factory=list, repr=False)
-    _families: dict[str, Families] = field(init=False, default_factory=dict, repr=False)
-    _held_back: dict[str, HeldBack] = field(init=False, default_factory=dict, repr=False)
+    _families: dict[str, FamilyModels] = field(init=False, default_factory=dict, repr=False)
+    _held_back: dict[str, HeldBackRanges] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.graph = graph_table(self.profile.graph)
@@ -92,20 +92,20 @@ class CostTables:
         Raises:
             MissingMeasurementError: nothing was measured on that kind, or nothing says what a layer costs at that size.
         """
-        found = self._sizes.get((kind, samples))
-        if found is None:
-            found = self._sizes[kind, samples] = self._size_table(kind, samples)
-        return found
+        table = self._sizes.get((kind, samples))
+        if table is None:
+            table = self._sizes[kind, samples] = self._size_table(kind, samples)
+        return table
 
     def columns(self, kind: str, samples: float) -> Array:
         """``[6, layers]``: forward, backward, its halves, saved bytes and workspace of each; raises as :meth:`at`."""
-        found = self._columns.get((kind, samples))
-        if found is None:
+        stacked = self._columns.get((kind, samples))
+        if stacked is None:
             table = self.at(kind, samples)
             sums = (table.forward_s, table.backward_s, table.backward_input_s, table.backward_weight_s)
             rows = [np.diff(running) for running in (*sums, table.saved_bytes)]
-            found = self._columns[kind, samples] = np.maximum(np.array([*rows, table.workspace_bytes]), 0.0)
-        return found
+            stacked = self._columns[kind, samples] = np.maximum(np.array([*rows, table.workspace_bytes]), 0.0)
+        return stacked
 
     def parameters(self, kind: str) -> ParameterTable:
         """What parameters cost on a device of ``kind``.
@@ -113,37 +113,37 @@ class CostTables:
         Raises:
             MissingMeasurementError: a layer that brings parameters has no cost.
         """
-        found = self._parameters.get(kind)
-        if found is None:
-            found = self._parameters[kind] = parameter_table(self.profile, kind, self.graph)
-        return found
+        table = self._parameters.get(kind)
+        if table is None:
+            table = self._parameters[kind] = parameter_table(self.profile, kind, self.graph)
+        return table
 
     def left_bytes(self, kind: str, samples: float, runs: Iterable[Run]) -> float:
         """What the layers of ``runs`` keep between a backward for the input and the one for the weights.
 
         A layer whose weight gradient is left for later keeps its inputs and the gradient of its outputs.
         """
-        found = self._left.get(kind)
-        if found is None:
-            found = self._left[kind] = _left(self.profile.graph, self.deferring(kind))
-        fixed, each = found
+        deferred = self._left.get(kind)
+        if deferred is None:
+            deferred = self._left[kind] = _left(self.profile.graph, self.deferring(kind))
+        fixed, each = deferred
         return span(fixed, runs) + samples * span(each, runs)
 
     def deferring(self, kind: str) -> Flags:
         """By layer, whether its weight gradients can be left for later: others make theirs with those of inputs."""
-        found = self._deferring.get(kind)
-        if found is None:
+        flags = self._deferring.get(kind)
+        if flags is None:
             later = {m.layer for m in self.profile.measurements.get(kind, ()) if m.backward_weight_s > 0}
-            found = np.array([layer.name in later for layer in self.profile.graph.layers], dtype=bool)
-            self._deferring[kind] = found
-        return found
+            flags = np.array([layer.name in later for layer in self.profile.graph.layers], dtype=bool)
+            self._deferring[kind] = flags
+        return flags
 
     def largest_measured(self, kind: str) -> int:
         """The most samples at which every layer was measured on ``kind``."""
-        found = self._largest.get(kind)
-        if found is None:
-            found = self._largest[kind] = min(measured[-1].samples for measured in self._by_layer(kind) if measured)
-        return found
+        largest = self._largest.get(kind)
+        if largest is None:
+            largest = self._largest[kind] = min(measured[-1].samples for measured in self._by_layer(kind) if measured)
+        return largest
 
     def layer(self, kind: str, index: int, samples: float) -> LayerCost:
         """Layer number ``index`` on a device of ``kind``, with the range that such figures kept to.
@@ -155,14 +155,14 @@ class CostTables:
         low, high = self._range(kind, index, samples, cost)
         return LayerCost(cost.values, cost.evidence, low, high)
 
-    def families(self, kind: str) -> Families:
+    def families(self, kind: str) -> FamilyModels:
         """Models of what was measured on ``kind``."""
-        found = self._families.get(kind)
-        if found is None:
+        models = self._families.get(kind)
+        if models is None:
             if not self._features:
                 self._features.append(Features(self.profile.graph))
-            found = self._families[kind] = Families(self.profile, kind, self._features[0])
-        return found
+            models = self._families[kind] = FamilyModels(self.profile, kind, self._features[0])
+        return models
 
     def overhead_s(self, kind: str) -> float:
         """What a receive costs beside waiting: by so much the action is longer that waited for it."""
@@ -217,16 +217,16 @@ class CostTables:
             return cost.low, cost.high
         held_back = self._held_back.get(kind)
         if held_back is None:
-            held_back = self._held_back[kind] = HeldBack(self.profile.graph, self._by_layer(kind))
+            held_back = self._held_back[kind] = HeldBackRanges(self.profile.graph, self._by_layer(kind))
         low, high = held_back.range(index, line.low.key, line.inside)
         least, most = (1.0, 1.0) if cost.evidence == INTERPOLATED else _own_range(line.low, cost.evidence)
         return min(low, least), max(high, most)
 
     def _by_layer(self, kind: str) -> tuple[Sequence[Measurement], ...]:
-        found = self._measured.get(kind)
-        if found is None:
-            found = self._measured[kind] = _by_layer(self.profile, kind)
-        return found
+        by_layer = self._measured.get(kind)
+        if by_layer is None:
+            by_layer = self._measured[kind] = _by_layer(self.profile, kind)
+        return by_layer
 
 
 def _own_range(measured: Measurement | None, evidence: Evidence) -> Range:
@@ -253,14 +253,14 @@ def _by_layer(profile: Profile, kind: str) -> tuple[Sequence[Measurement], ...]:
     for measurement in profile.measurements.get(kind, ()):
         if measurement.layer in collected:
             collected[measurement.layer].append(measurement)
-    missing = [name for name, found in collected.items() if not found]
+    missing = [name for name, measured in collected.items() if not measured]
     if len(missing) == len(collected):
         raise MissingMeasurementError(
             f"{len(missing)} of {len(collected)} layers were not measured on {kind}",
             [f"such as {', '.join(missing[:3])}"],
             ["profile the model again on every kind of device"],
         )
-    return tuple(sorted(found, key=lambda m: m.samples) for found in collected.values())
+    return tuple(sorted(measured, key=lambda m: m.samples) for measured in collected.values())
 
 
 Array = NDArray[np.float64]
@@ -378,19 +378,19 @@ def parameter_table(profile: Profile, kind: str, graph: GraphTable) -> Parameter
             [f"{len(missing)} layers with parameters have no cost"],
             ["profile the model again on every kind of device"],
         )
-    found = [costs.get(layer.name) for layer in profile.graph.layers]
-    accumulate = np.array([cost.accumulate_s if cost else 0.0 for cost in found])
-    update = np.array([cost.update_s if cost else 0.0 for cost in found])
+    layer_costs = [costs.get(layer.name) for layer in profile.graph.layers]
+    accumulate = np.array([cost.accumulate_s if cost else 0.0 for cost in layer_costs])
+    update = np.array([cost.update_s if cost else 0.0 for cost in layer_costs])
     return ParameterTable(running(accumulate), running(update))
 
 
 def graph_table(graph: Graph) -> GraphTable:
     """The graph's own table."""
-    seen: set[str] = set()
+    counted: set[str] = set()
     parameters = []
     for layer in graph.layers:
-        new = set(layer.parameters) - seen
-        seen |= new
+        new = set(layer.parameters) - counted
+        counted |= new
         parameters.append(float(sum(graph.parameters[name].num_bytes for name in new)))
     norms = [_norm(layer) for layer in graph.layers]
     buffers = np.array([float(layer.buffer_bytes) for layer in graph.layers])
@@ -428,7 +428,7 @@ _Name = tuple[object, ...]
 
 
 @dataclass(slots=True, eq=False)
-class HeldBack:
+class HeldBackRanges:
     """Ranges of interpolated figures on one kind of device, by family, between measured sizes or beyond them.
 
     A family of few measurements has the range of all.  Nothing is computed before the first question.
@@ -447,11 +447,11 @@ class HeldBack:
         if not self._ratios:
             self._hold_back()
         name = family_names(self.graph, self.graph.layers[index], key)[0]
-        found = self._ranges.get((name, inside))
-        if found is None:
+        bounds = self._ranges.get((name, inside))
+        if bounds is None:
             of_all = range_of(self._ratios.get(((), inside), ()), INTERPOLATED_RANGE)
-            found = self._ranges[name, inside] = range_of(self._ratios.get((name, inside), ()), of_all)
-        return found
+            bounds = self._ranges[name, inside] = range_of(self._ratios.get((name, inside), ()), of_all)
+        return bounds
 
     def _hold_back(self) -> None:
         self._ratios[(), True] = []

@@ -49,7 +49,7 @@ class LayerCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbours:
+class SizeNeighbours:
     """Two measurements to draw a line through.
 
     Attributes:
@@ -81,8 +81,8 @@ def layer_cost(
     line = neighbours(measured, samples)
     if line is not None:
         return _read(line, samples)
-    for known in otherwise():
-        return known
+    for fallback in otherwise():
+        return fallback
     layer = measured[0].layer if measured else "a layer"
     raise MissingMeasurementError(
         f"the profile does not say what {layer} costs at {samples} samples",
@@ -97,20 +97,20 @@ def hit(measured: Sequence[Measurement], samples: float) -> Measurement | None:
     return measured[position] if position < len(measured) and measured[position].samples == samples else None
 
 
-def neighbours(measured: Sequence[Measurement], samples: float) -> Neighbours | None:
+def neighbours(measured: Sequence[Measurement], samples: float) -> SizeNeighbours | None:
     """The two measurements to draw a line through: around ``samples``, or the nearest two of a neighbour's key."""
     position = bisect_left(measured, samples, key=_size)
     below, above = measured[:position], measured[position:]
     if below and above and below[-1].key == above[0].key:
-        return Neighbours(below[-1], above[0], True)
+        return SizeNeighbours(below[-1], above[0], True)
     if below:
         alike = [m for m in below if m.key == below[-1].key]
         if len(alike) > 1:
-            return Neighbours(alike[-2], alike[-1], False)
+            return SizeNeighbours(alike[-2], alike[-1], False)
     if above:
         alike = [m for m in above if m.key == above[0].key]
         if len(alike) > 1:
-            return Neighbours(alike[0], alike[1], False)
+            return SizeNeighbours(alike[0], alike[1], False)
     return None
 
 
@@ -119,7 +119,7 @@ def values_of(measurement: Measurement) -> tuple[float, ...]:
     return tuple(float(getattr(measurement, name)) for name in QUANTITIES)
 
 
-def _read(line: Neighbours, samples: float) -> LayerCost:
+def _read(line: SizeNeighbours, samples: float) -> LayerCost:
     low, high = line.low, line.high
     values = read_line(low.samples, np.array(values_of(low)), high.samples, np.array(values_of(high)), samples)
     return LayerCost(tuple(values.tolist()), weakest((INTERPOLATED, low.evidence, high.evidence)))
@@ -189,12 +189,13 @@ def measured_alike(by_layer: Sequence[Sequence[Measurement]]) -> tuple[MeasuredA
     """The measurements as arrays; nothing if layers differ in sizes or change their back end, or have one size."""
     sizes = tuple(m.samples for m in by_layer[0]) if by_layer else ()
     uniform = len(sizes) > 1 and all(
-        tuple(m.samples for m in found) == sizes and len({m.key for m in found}) == 1 for found in by_layer
+        tuple(m.samples for m in of_layer) == sizes and len({m.key for m in of_layer}) == 1 for of_layer in by_layer
     )
     if not uniform or len(set(sizes)) < len(sizes):
         return ()
     values = np.array(
-        [[[float(getattr(m, name)) for name in QUANTITIES] for m in found] for found in by_layer], dtype=np.float64
+        [[[float(getattr(m, name)) for name in QUANTITIES] for m in of_layer] for of_layer in by_layer],
+        dtype=np.float64,
     )
-    evidence = tuple(tuple(found[k].evidence for found in by_layer) for k in range(len(sizes)))
+    evidence = tuple(tuple(of_layer[k].evidence for of_layer in by_layer) for k in range(len(sizes)))
     return (MeasuredAlike(by_layer[0], values.transpose(1, 0, 2), evidence),)

@@ -61,7 +61,7 @@ _NEAR = 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Model:
+class FittedModel:
     """A model of some rows.
 
     Attributes:
@@ -81,7 +81,7 @@ class _Anchors:
 
     Attributes:
         logs: ``[rows, 2]``.
-        models: of each row; its numbers in ``Families``; -1 for none.
+        models: of each row; its numbers in ``FamilyModels``; -1 for none.
         ratios: ``[rows, quantities]``: measured over model.
     """
 
@@ -93,7 +93,7 @@ class _Anchors:
 
 
 @dataclass(slots=True, eq=False)
-class Families:
+class FamilyModels:
     """Models of all families on one kind of device; nothing is computed before the first question."""
 
     profile: Profile
@@ -105,7 +105,7 @@ class Families:
     _evidence: list[Evidence] = field(init=False, repr=False)
     _rows_of: dict[Name, list[int]] = field(init=False, repr=False)
     _names: list[tuple[Name, ...]] = field(init=False, repr=False)
-    _models: list[Model] = field(init=False, default_factory=list, repr=False)
+    _models: list[FittedModel] = field(init=False, default_factory=list, repr=False)
     _number: dict[Name, int] = field(init=False, default_factory=dict, repr=False)
     _anchors: dict[int, _Anchors] = field(init=False, default_factory=dict, repr=False)
     _ranges: dict[tuple[int, bool], Range] = field(init=False, default_factory=dict, repr=False)
@@ -113,20 +113,20 @@ class Families:
     def __post_init__(self) -> None:
         graph = self.profile.graph
         index = {layer.name: number for number, layer in enumerate(graph.layers)}
-        found = [
+        measurements = [
             m
             for measured in (self.profile.measurements, self.profile.parts)
             for m in measured.get(self.device_kind, ())
             if m.layer in index and m.samples > 0 and not m.before
         ]
-        by_size = {samples: self.features.whole(samples) for samples in {m.samples for m in found}}
-        points = [self._point(m, index[m.layer], by_size[m.samples]) for m in found]
+        by_size = {samples: self.features.whole(samples) for samples in {m.samples for m in measurements}}
+        points = [self._point(m, index[m.layer], by_size[m.samples]) for m in measurements]
         self._points = np.array(points, dtype=np.float64).reshape(-1, 4)
-        values = [[float(getattr(m, name)) for name in QUANTITIES] for m in found]
+        values = [[float(getattr(m, name)) for name in QUANTITIES] for m in measurements]
         self._values = np.array(values, dtype=np.float64).reshape(-1, len(QUANTITIES))
-        self._layers = np.array([index[m.layer] for m in found], dtype=np.int64)
-        self._evidence = [m.evidence for m in found]
-        self._names = [family_names(graph, graph.layers[index[m.layer]], m.key) for m in found]
+        self._layers = np.array([index[m.layer] for m in measurements], dtype=np.int64)
+        self._evidence = [m.evidence for m in measurements]
+        self._names = [family_names(graph, graph.layers[index[m.layer]], m.key) for m in measurements]
         self._rows_of = {}
         for row, names in enumerate(self._names):
             for name in names:
@@ -142,10 +142,10 @@ class Families:
     def values(self, index: int, points: Array) -> tuple[Array, Rows]:
         """``[points, quantities]`` of layer number ``index``, and which model says each; -1 where none does."""
         anchors = self._anchors_of(index)
-        found = np.zeros((len(points), len(QUANTITIES)))
+        predicted = np.zeros((len(points), len(QUANTITIES)))
         chosen: Rows = np.full(len(points), -1, dtype=np.int64)
         if not len(anchors.rows):
-            return found, chosen
+            return predicted, chosen
         distance = ((_logs(points)[:, None] - anchors.logs[None]) ** 2).sum(axis=-1)
         chosen = anchors.models[distance.round(9).argmin(axis=1)]  # of equally near ones the first
         for number in np.unique(chosen).tolist():
@@ -159,8 +159,8 @@ class Families:
                 base = base * (weights @ anchors.ratios[of_model]) / weights.sum(axis=1, keepdims=True)
             else:
                 base = np.where(self._models[number].mostly_zero, 0.0, base)
-            found[asked] = base
-        return found, chosen
+            predicted[asked] = base
+        return predicted, chosen
 
     def answers(self, index: int, samples: int, part: tuple[int, ...]) -> bool:
         """Whether a model says what the part of layer number ``index`` costs."""
@@ -177,17 +177,17 @@ class Families:
         A layer with measurements of its own is held to them, which those that are held back are as well.
         """
         key = (model, self._anchors_of(index).own)
-        found = self._ranges.get(key)
-        if found is None:
-            found = self._ranges[key] = range_of(self._held_back(*key), FAMILY_RANGE)
-        return found
+        factors = self._ranges.get(key)
+        if factors is None:
+            factors = self._ranges[key] = range_of(self._held_back(*key), FAMILY_RANGE)
+        return factors
 
     def _point(self, m: Measurement, index: int, whole: Array) -> Sequence[float]:
         return self.features.part(index, m.samples, m.part) if m.part else whole[index]
 
     def _anchors_of(self, index: int) -> _Anchors:
-        found = self._anchors.get(index)
-        if found is None:
+        anchors = self._anchors.get(index)
+        if anchors is None:
             rows = np.flatnonzero(self._layers == index)
             own = bool(len(rows))
             if not own:
@@ -198,8 +198,8 @@ class Families:
             for k, number in enumerate(models.tolist()):
                 if number >= 0:
                     ratios[k] = _ratio(self._values[rows[k]], self._points[rows[k]] @ self._models[number].coefficients)
-            found = self._anchors[index] = _Anchors(rows, _logs(self._points[rows]), models, ratios, own)
-        return found
+            anchors = self._anchors[index] = _Anchors(rows, _logs(self._points[rows]), models, ratios, own)
+        return anchors
 
     def _model(self, names: tuple[Name, ...]) -> int:
         """The number of the model of the first of ``names`` with shapes enough."""
@@ -250,15 +250,15 @@ def fitted(points: Array, measured: Array) -> Array:
     ridge = np.sqrt(len(rows)) * np.diag(_RIDGE)
     target = np.concatenate((np.ones(len(rows)), np.zeros(points.shape[1])))
     coefficients, _ = nnls(np.concatenate((rows / scale, ridge)), target)
-    found: Array = coefficients / scale
-    return found
+    unscaled: Array = coefficients / scale
+    return unscaled
 
 
-def _fitted(rows: Rows, points: Array, values: Array) -> Model:
+def _fitted(rows: Rows, points: Array, values: Array) -> FittedModel:
     coefficients = np.stack([fitted(points, values[:, q]) for q in range(len(QUANTITIES))], axis=1)
     mostly_zero = np.array([not column.any() for column in coefficients.T])
     coefficients[BYTES, mostly_zero] = 1.0
-    return Model(rows, coefficients, mostly_zero)
+    return FittedModel(rows, coefficients, mostly_zero)
 
 
 def family_names(graph: Graph, layer: Layer, key: str) -> tuple[Name, ...]:
@@ -269,13 +269,13 @@ def family_names(graph: Graph, layer: Layer, key: str) -> tuple[Name, ...]:
 
 
 def _ratio(measured: Array, model: Array) -> Array:
-    found: Array = measured / np.where(model > 0, model, 1.0)
-    return np.where(model > 0, found, 1.0)
+    ratio: Array = measured / np.where(model > 0, model, 1.0)
+    return np.where(model > 0, ratio, 1.0)
 
 
 def _logs(points: Array) -> Array:
-    found: Array = np.log(points[:, FLOPS : BYTES + 1] + 1.0)
-    return found
+    logs: Array = np.log(points[:, FLOPS : BYTES + 1] + 1.0)
+    return logs
 
 
 Array = NDArray[np.float64]
@@ -310,8 +310,8 @@ class Features:
             each = (twice - once) / captured
             self._line = once - each * captured, each
         fixed, each = self._line
-        found: Array = fixed + each * samples
-        return found
+        features: Array = fixed + each * samples
+        return features
 
     def part(self, index: int, samples: int, part: tuple[int, ...]) -> Point:
         """Of a part of layer number ``index``: extents of its work, without its samples."""
@@ -320,10 +320,10 @@ class Features:
             layer = self.graph.layers[index]
             sized = self._sized[index, samples] = SizedLayer.of(self.graph, layer, self._values, samples, False)
         key = (sized.signature, part)
-        found = self._parts.get(key)
-        if found is None:
-            found = self._parts[key] = self._part(sized, float(self.whole(samples)[index, FLOPS]), part)
-        return found
+        point = self._parts.get(key)
+        if point is None:
+            point = self._parts[key] = self._part(sized, float(self.whole(samples)[index, FLOPS]), part)
+        return point
 
     def _whole(self, layer: Layer, samples: int) -> Point:
         captured = self.graph.samples

@@ -39,7 +39,7 @@ _ADDS, _READS_AND_WRITES = 3, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LayerWork:
     """What a pass of a layer does: floating-point operations and bytes moved, and of these the parameters'."""
 
     flops: int
@@ -59,8 +59,8 @@ def on_cluster(profile: Profile, cluster: Cluster, measured_on: Mapping[str, Dev
     """
     if not profile.measurements:
         raise MissingMeasurementError("the profile has no measurements", [], ["measure it: halopipe profile MODEL"])
-    given = measured_on or {}
-    own = {device.kind: device for device in profile.cluster.devices if _is_known(device)} | dict(given)
+    stated = measured_on or {}
+    own = {device.kind: device for device in profile.cluster.devices if _is_known(device)} | dict(stated)
     source = next((kind for kind in profile.measurements if kind in own), next(iter(profile.measurements)))
     here = own.get(source)
     wanted = {device.kind: device for device in cluster.devices}
@@ -95,12 +95,12 @@ def _memories(device: DeviceSpec, two: bool) -> dict[str, DeviceSpec]:
     return {device.kind: replace(device, on_chip_bytes=max(1, device.on_chip_bytes)), off_chip(device.kind): plain}
 
 
-def work_of(graph: Graph, layer: Layer, samples: int) -> Work:
+def work_of(graph: Graph, layer: Layer, samples: int) -> LayerWork:
     """What a forward pass of ``layer`` does for ``samples`` samples."""
     return _work(graph, graph.values(), layer, samples)
 
 
-def roof_s(work: Work, device: DeviceSpec, dtype: str, layer: str) -> float:
+def roof_s(work: LayerWork, device: DeviceSpec, dtype: str, layer: str) -> float:
     """The least time in which ``device`` can do ``work``, its parameters on chip where it has such a memory.
 
     Raises:
@@ -110,10 +110,10 @@ def roof_s(work: Work, device: DeviceSpec, dtype: str, layer: str) -> float:
     if work.flops:
         peak = device.peak_flop_per_s.get(dtype)
         if not peak:
-            known = ", ".join(device.peak_flop_per_s) or "nothing"
+            dtypes = ", ".join(device.peak_flop_per_s) or "nothing"
             raise MissingMeasurementError(
                 f"nothing says how fast {device.kind} computes in {dtype}",
-                [f"needed for {layer}; known: {known}"],
+                [f"needed for {layer}; known: {dtypes}"],
                 [f"give it in cluster.yaml: peak: {{{dtype}: 10TFLOP/s}}"],
             )
         seconds = work.flops / peak
@@ -150,7 +150,7 @@ def under_a_roof(
 
     def roof(size: float) -> tuple[float, float]:
         _, flops, num_bytes, _ = features.whole(size)[index].tolist()
-        return roof_s(Work(round(flops), round(num_bytes), parameter_bytes), device, dtype, layer.name), num_bytes
+        return roof_s(LayerWork(round(flops), round(num_bytes), parameter_bytes), device, dtype, layer.name), num_bytes
 
     seconds, num_bytes = roof(samples)
     low, high = DATASHEET_RANGE
@@ -167,17 +167,17 @@ def _as_kinds(devices: Sequence[DeviceSpec], kind: str) -> Iterator[DeviceSpec]:
     """The devices that have costs of this kind, reading their parameters as it says."""
     two = any(device.on_chip_bytes for device in devices if kind in (device.kind, off_chip(device.kind)))
     for device in devices:
-        found = _memories(device, two).get(kind)
-        if found is not None:
-            yield found
+        spec = _memories(device, two).get(kind)
+        if spec is not None:
+            yield spec
 
 
 def _is_known(device: DeviceSpec) -> bool:
     return bool(device.peak_flop_per_s) and bool(device.memory_bytes_per_s)
 
 
-def _works(profile: Profile) -> dict[tuple[str, int], Work]:
-    sizes = {m.samples for found in profile.measurements.values() for m in found}
+def _works(profile: Profile) -> dict[tuple[str, int], LayerWork]:
+    sizes = {m.samples for measured in profile.measurements.values() for m in measured}
     values = profile.graph.values()
     return {(x.name, n): _work(profile.graph, values, x, n) for x in profile.graph.layers for n in sizes}
 
@@ -185,11 +185,11 @@ def _works(profile: Profile) -> dict[tuple[str, int], Work]:
 def _measurements(
     profile: Profile,
     source: str,
-    works: Mapping[tuple[str, int], Work],
+    works: Mapping[tuple[str, int], LayerWork],
     here: DeviceSpec | None,
     there: DeviceSpec,
 ) -> tuple[Measurement, ...]:
-    found = []
+    converted = []
     for m in profile.measurements[source]:
         work = works.get((m.layer, m.samples))
         if work is None:  # a layer that the graph does not have
@@ -202,7 +202,7 @@ def _measurements(
             base = roof_s(work, here, profile.model.dtype, m.layer)
             seconds = tuple(measured * (roof / base if base else 1.0) for measured in _passes(m))
         forward_s, backward_s, backward_input_s, backward_weight_s = seconds
-        found.append(
+        converted.append(
             replace(
                 m,
                 forward_s=forward_s,
@@ -214,7 +214,7 @@ def _measurements(
                 evidence=DATASHEET,
             )
         )
-    return tuple(found)
+    return tuple(converted)
 
 
 def _passes(m: Measurement) -> tuple[float, float, float, float]:
@@ -224,27 +224,27 @@ def _passes(m: Measurement) -> tuple[float, float, float, float]:
 def _parameters(profile: Profile, source: str, here: DeviceSpec | None, there: DeviceSpec) -> dict[str, ParameterCost]:
     layers = profile.graph.by_name()
     state = profile.optimizer.state_bytes_per_parameter_byte
-    found = {}
+    converted = {}
     for name, cost in profile.parameters.get(source, {}).items():
         if name not in layers:
             continue
         num_bytes = _num_bytes([profile.graph.parameters[each] for each in layers[name].parameters])
         sizes = _ADDS * num_bytes, round((_READS_AND_WRITES + 2 * state) * num_bytes)
-        add, update = (Work(0, size, size) for size in sizes)
+        add, update = (LayerWork(0, size, size) for size in sizes)
         add_s, update_s = (roof_s(work, there, "", name) for work in (add, update))
         if here is not None:
             bases = [roof_s(work, here, "", name) for work in (add, update)]
             add_s = cost.accumulate_s * (add_s / bases[0] if bases[0] else 1.0)
             update_s = cost.update_s * (update_s / bases[1] if bases[1] else 1.0)
-        found[name] = ParameterCost(add_s, update_s)
-    return found
+        converted[name] = ParameterCost(add_s, update_s)
+    return converted
 
 
 def _num_bytes(specs: Sequence[TensorSpec]) -> int:
     return sum(spec.num_bytes for spec in specs)
 
 
-def _work(graph: Graph, values: Mapping[str, TensorSpec], layer: Layer, samples: int) -> Work:
+def _work(graph: Graph, values: Mapping[str, TensorSpec], layer: Layer, samples: int) -> LayerWork:
     sized, inputs, parameters = graph.layer_at(layer, samples, values)
     flops = kind_named(layer.kind).forward_flops(sized, inputs)
-    return Work(flops, _num_bytes((*inputs, *sized.outputs, *parameters)), _num_bytes(parameters))
+    return LayerWork(flops, _num_bytes((*inputs, *sized.outputs, *parameters)), _num_bytes(parameters))

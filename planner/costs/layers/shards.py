@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.interpolation import LayerCost, layer_cost, values_of
-from planner.costs.layers.regression import Families
+from planner.costs.layers.regression import FamilyModels
 from planner.costs.shards.boxes import boxes_of
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts
 from planner.costs.shards.option import Shards
@@ -61,16 +61,16 @@ def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_
     values, mixing = graph.values(), frozenset(check_samples_apart(graph))
     axes = axes_of(graph, allow)
     tokens = TokenAxes.of(graph) if TIME_DIMS in allow else None
-    found: dict[PartShape, None] = {}
+    shapes: dict[PartShape, None] = {}
     for layers in alike_layers(graph, values, mixing):
         names = tuple(layer.name for layer in layers)
         for size in sizes:
             sized = SizedLayer.of(graph, layers[0], values, size, names[0] in mixing)
-            found.update((PartShape(names, samples, part), None) for samples, part in _parts(sized, axes, num_ranks))
+            shapes.update((PartShape(names, samples, part), None) for samples, part in _parts(sized, axes, num_ranks))
             if tokens is not None:
-                found.update((PartShape(names, size, part, before), None) for part, before in _slices(sized, tokens))
+                shapes.update((PartShape(names, size, part, before), None) for part, before in _slices(sized, tokens))
     order = {layer.name: index for index, layer in enumerate(graph.layers)}
-    return tuple(sorted(found, key=lambda shape: (shape.samples, order[shape.layers[0]])))
+    return tuple(sorted(shapes, key=lambda shape: (shape.samples, order[shape.layers[0]])))
 
 
 def part_of(sized: SizedLayer, extents: Sequence[int]) -> tuple[int, ...]:
@@ -103,12 +103,12 @@ def _slices(sized: SizedLayer, axes: TokenAxes) -> Iterator[tuple[tuple[int, ...
 
 def alike_layers(graph: Graph, values: Mapping[str, TensorSpec], mixing: frozenset[str]) -> list[list[Layer]]:
     """Layers that compute the same: of equal shapes and attributes, and with gradients for the same inputs."""
-    found: dict[object, list[Layer]] = {}
+    alike: dict[object, list[Layer]] = {}
     for layer in graph.layers:
         sized = SizedLayer.of(graph, layer, values, graph.samples, layer.name in mixing)
-        given = tuple(name in graph.inputs for name in layer.inputs)
-        found.setdefault((sized.signature, given), []).append(layer)
-    return list(found.values())
+        are_inputs = tuple(name in graph.inputs for name in layer.inputs)
+        alike.setdefault((sized.signature, are_inputs), []).append(layer)
+    return list(alike.values())
 
 
 def _parts(sized: SizedLayer, axes: tuple[str, ...], num_ranks: int) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -152,7 +152,7 @@ class MeasuredParts:
     """
 
     profile: Profile
-    families: Callable[[str], Families] | None = None
+    families: Callable[[str], FamilyModels] | None = None
     _parts: dict[tuple[str, str], list[Measurement]] = field(init=False, default_factory=dict, repr=False)
     _behind: dict[tuple[str, str], list[Measurement]] = field(init=False, default_factory=dict, repr=False)
     _whole: dict[tuple[str, str, int], Measurement] = field(init=False, default_factory=dict, repr=False)
@@ -187,10 +187,10 @@ class MeasuredParts:
         if part == whole or not samples or not prod(part) or not self.knows(kind, layer):
             return ()
         key = (kind, layer, samples, part)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._read(kind, layer, samples, part, whole)
-        return found
+        costs = self._known.get(key)
+        if costs is None:
+            costs = self._known[key] = self._read(kind, layer, samples, part, whole)
+        return costs
 
     def put_in(self, costs: Array, layer: str, kinds: Sequence[str], shards: Shards) -> None:
         """Puts what parts of ``layer`` were measured to cost, or are read to, in place of shares of the whole.
@@ -205,11 +205,11 @@ class MeasuredParts:
         for kind in dict.fromkeys(kinds):
             places = _places(shards, [member for member, other in enumerate(kinds) if other == kind], whole)
             shares = {asked: costs[:4, options[0], members[0]] for asked, (options, members) in places.items()}
-            found = self._by_family(kind, layer, shares, whole, _over_sites(shards))
+            modelled = self._by_family(kind, layer, shares, whole, _over_sites(shards))
             for (samples, part), (options, members) in places.items():
-                for known in self.cost(kind, layer, samples, part, whole):
-                    costs[:, options, members] = np.array(known.values)[:, None]
-                seconds = found.get((samples, part))
+                for measured in self.cost(kind, layer, samples, part, whole):
+                    costs[:, options, members] = np.array(measured.values)[:, None]
+                seconds = modelled.get((samples, part))
                 if seconds is not None:
                     costs[:4, options, members] = seconds[:, None]
 
@@ -219,29 +219,30 @@ class MeasuredParts:
         box = shards.work[option, member]
         part = part_of(shards.sized, (box[:, 1] - box[:, 0]).tolist())
         samples = int(shards.samples[option, member])
-        if self._is_modelled(kind, layer, samples, part, whole, _over_sites(shards)):
+        if self._is_modelled(kind, layer, (samples, part), whole, _over_sites(shards)):
             families = self.families(kind) if self.families is not None else None
             if families is not None and families.answers(self._index[layer], samples, part):
                 return (families.evidence(self._index[layer]),)
         return tuple(c.evidence for c in self.cost(kind, layer, samples, part, whole))
 
-    def estimate(self, kind: str, layer: str, samples: int, part: Part, whole: Part, share: Array) -> Array:
+    def estimate(self, kind: str, layer: str, asked: _Asked, whole: Part, share: Array) -> Array:
         """What one part costs, in the order of ``QUANTITIES``; ``share`` is its share of the whole layer's cost."""
-        asked, found = (samples, part), share.copy()
-        for known in self.cost(kind, layer, samples, part, whole):
-            found[:] = known.values
+        estimated = share.copy()
+        for measured in self.cost(kind, layer, *asked, whole):
+            estimated[:] = measured.values
         for seconds in self._by_family(kind, layer, {asked: share[:4]}, whole, over_sites=False).values():
-            found[:4] = seconds
-        return found
+            estimated[:4] = seconds
+        return estimated
 
     def behind(self, kind: str, layer: str, samples: int) -> tuple[Measurement, ...]:
         """Parts of ``layer`` that were measured behind others, at the number of samples nearest in proportion."""
-        known = self._behind.get((kind, layer), ())
-        near = min(known, key=lambda one: abs(log(max(1, one.samples) / max(1, samples))), default=None)
-        return () if near is None else tuple(one for one in known if one.samples == near.samples)
+        parts = self._behind.get((kind, layer), ())
+        near = min(parts, key=lambda one: abs(log(max(1, one.samples) / max(1, samples))), default=None)
+        return () if near is None else tuple(one for one in parts if one.samples == near.samples)
 
-    def _is_modelled(self, kind: str, layer: str, samples: int, part: Part, whole: Part, over_sites: bool) -> bool:
+    def _is_modelled(self, kind: str, layer: str, asked: _Asked, whole: Part, over_sites: bool) -> bool:
         """Whether a family is asked: of parts, but those of sites, without measurements of their own to go by."""
+        samples, part = asked
         if self.families is None or over_sites or part == whole or not samples or not prod(part):
             return False
         return not self._of_own_extents(kind, layer, samples, part)
@@ -250,7 +251,7 @@ class MeasuredParts:
         self, kind: str, layer: str, shares: Mapping[_Asked, Array], whole: Part, over_sites: bool
     ) -> dict[_Asked, Array]:
         """Seconds of those that the layer's family says, of parts whose ``shares`` of the whole are given."""
-        wanted = [asked for asked in shares if self._is_modelled(kind, layer, *asked, whole, over_sites)]
+        wanted = [asked for asked in shares if self._is_modelled(kind, layer, asked, whole, over_sites)]
         fresh = [asked for asked in wanted if (kind, layer, *asked) not in self._modelled]
         if fresh and self.families is not None:
             families, index = self.families(kind), self._index[layer]
@@ -259,17 +260,17 @@ class MeasuredParts:
             for asked, seconds, model in zip(fresh, values[:, :4], models.tolist(), strict=True):
                 least = self._least(kind, layer, *asked, shares[asked])
                 self._modelled[kind, layer, *asked] = _no_less(seconds, least) if model >= 0 else np.zeros(0)
-        found = {asked: self._modelled[kind, layer, *asked] for asked in wanted}
-        return {asked: seconds for asked, seconds in found.items() if len(seconds)}
+        modelled = {asked: self._modelled[kind, layer, *asked] for asked in wanted}
+        return {asked: seconds for asked, seconds in modelled.items() if len(seconds)}
 
     def _least(self, kind: str, layer: str, samples: int, part: Part, share: Array) -> Array:
         """By total: the least that is known to do as much of the layer at ``samples`` samples."""
-        known = [share]
+        candidates = [share]
         for one in self._parts.get((kind, layer), ()):
             if one.samples == samples:
-                known.append(np.array(values_of(one)[:4]) * (prod(part) / prod(one.part)))
-        found: Array = (np.array(known) @ _TOTALS.T).min(axis=0)
-        return found
+                candidates.append(np.array(values_of(one)[:4]) * (prod(part) / prod(one.part)))
+        least: Array = (np.array(candidates) @ _TOTALS.T).min(axis=0)
+        return least
 
     def _of_own_extents(self, kind: str, layer: str, samples: int, part: Part) -> tuple[LayerCost, ...]:
         """Measured at these extents, at these samples or at others to read between."""
@@ -309,15 +310,15 @@ def _places(shards: Shards, members: list[int], whole: Part) -> dict[_Asked, tup
     """Where (options, members) so many samples of a part are done; whole ones and empty ones are left out."""
     work = shards.work[:, members]
     extents = work[..., 1] - work[..., 0]
-    found: dict[_Asked, tuple[list[int], list[int]]] = {}
+    by_part: dict[_Asked, tuple[list[int], list[int]]] = {}
     for option, (row, samples) in enumerate(zip(extents.tolist(), shards.samples[:, members].tolist(), strict=True)):
         for member, extent, number in zip(members, row, samples, strict=True):
             asked = number, part_of(shards.sized, extent)
             if number and asked[1] != whole and prod(asked[1]):
-                options, places = found.setdefault(asked, ([], []))
+                options, places = by_part.setdefault(asked, ([], []))
                 options.append(option)
                 places.append(member)
-    return found
+    return by_part
 
 
 def _no_less(seconds: Array, least: Array) -> Array:

@@ -84,10 +84,10 @@ class SlicePrices:
         Raises:
             MissingMeasurementError: the profile says nothing about so many samples.
         """
-        found = self._tables.get((kind, size))
-        if found is None:
-            found = self._tables[kind, size] = self._made(kind, size)
-        return found
+        slice_table = self._tables.get((kind, size))
+        if slice_table is None:
+            slice_table = self._tables[kind, size] = self._made(kind, size)
+        return slice_table
 
     def _made(self, kind: str, size: TokenSlice) -> SliceTable:
         tokens, length = self.axes.num_tokens, size.stop - size.start
@@ -122,24 +122,24 @@ class SlicePrices:
                 own[:SAVED] *= 1 + 2 * before / length
             else:
                 own[:SAVED] += fit @ np.array([1.0, length, before, length * before])
-        found: Array = np.divide(own, whole, out=np.full_like(own, length / self.axes.num_tokens), where=whole > 0)
-        return found
+        ratio: Array = np.divide(own, whole, out=np.full_like(own, length / self.axes.num_tokens), where=whole > 0)
+        return ratio
 
     def _of_first(self, kind: str, layer: Layer, samples: int, length: int, whole: Array) -> Array:
         """``[6]``: of the first ``length`` tokens, of a layer whose whole costs are given."""
         key = (kind, layer.name, samples, length)
-        found = self._own.get(key)
-        if found is None:
+        costs = self._own.get(key)
+        if costs is None:
             work, share = self.axes.works[layer.name], whole * (length / self.axes.num_tokens)
-            found = share
+            costs = share
             if not work.is_merged:
                 graph = self.tables.profile.graph
                 sized = SizedLayer.of(graph, layer, graph.values(), samples, mixes_samples=False)
                 extents = [length if dim == work.dim else extent for dim, extent in enumerate(sized.work.shape)]
                 part, of_all = part_of(sized, extents), part_of(sized, sized.work.shape)
-                found = self.tables.parts.estimate(kind, layer.name, samples, part, of_all, share)
-            self._own[key] = found
-        return found
+                costs = self.tables.parts.estimate(kind, layer.name, (samples, part), of_all, share)
+            self._own[key] = costs
+        return costs
 
     def _fit(self, kind: str, layer: Layer, samples: int) -> Array | None:
         """``[4, 4]``: a0 to a3 of F, B, I and W; None where too few slices were measured behind other tokens."""
@@ -177,13 +177,13 @@ def _read_bytes(division: SlicedDivision, name: str, position: int) -> tuple[flo
 
 def _least_squares(rows: Array, rises: Array) -> Array:
     """``[quantities, coefficients]``, none below 0: those that would be are left out, the most negative first."""
-    found = np.zeros((rises.shape[1], rows.shape[1]))
+    coefficients = np.zeros((rises.shape[1], rows.shape[1]))
     for quantity in range(rises.shape[1]):
         left = list(range(rows.shape[1]))
         while left:
             fit, *_ = np.linalg.lstsq(rows[:, left], rises[:, quantity], rcond=None)
             if (fit >= 0).all():
-                found[quantity, left] = fit
+                coefficients[quantity, left] = fit
                 break
             left.pop(int(np.argmin(fit * rows[:, left].max(axis=0))))
-    return found
+    return coefficients

@@ -60,11 +60,11 @@ def breakdown(
             joined[span.action].append(span.start_s)
         if not ("PREP" in span.action and beside and beside[span.rank]):
             rows[span.rank].append((span, exchanged_s[number] if exchanged_s else 0.0))
-    found = [_of_rank(row, timeline.step_s, sends, joined) for row in rows]
-    more_s = [min(each.idle_s, own_s) for each, own_s in zip(found, left_s or [0.0] * num_ranks, strict=True)]
+    parts = [_of_rank(row, timeline.step_s, sends, joined) for row in rows]
+    more_s = [min(each.idle_s, own_s) for each, own_s in zip(parts, left_s or [0.0] * num_ranks, strict=True)]
     return tuple(
         replace(each, compute_s=each.compute_s + own_s, idle_s=each.idle_s - own_s)
-        for each, own_s in zip(found, more_s, strict=True)
+        for each, own_s in zip(parts, more_s, strict=True)
     )
 
 

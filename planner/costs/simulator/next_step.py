@@ -59,7 +59,7 @@ def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, 
     if not costs.is_prepared or not compiled.num_prepared:
         return ()
     cores = spare_cores(costs.book.profile.cluster, len(compiled.grid))
-    book, found = costs.book, list[NextStep]()
+    book, steps = costs.book, list[NextStep]()
     for rank, row in enumerate(compiled.grid):
         has_core, own_s, turns_s = cores[rank] is not None, 0.0, 0.0
         for action in row:
@@ -67,20 +67,20 @@ def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, 
                 made_s, layers = costs.prepare_s(rank, action), costs.stages[action.stage]
                 own_s += made_s
                 turns_s += book.preparations.turns_s(book.kind(rank), layers_of(layers.runs), made_s, has_core)
-        found.append(NextStep(own_s, has_core, turns_s))
-    on_core = {core: sum(each.seconds for each, at in zip(found, cores, strict=True) if at == core) for core in cores}
+        steps.append(NextStep(own_s, has_core, turns_s))
+    on_core = {core: sum(each.seconds for each, at in zip(steps, cores, strict=True) if at == core) for core in cores}
     return tuple(
-        replace(each, seconds=on_core[core]) if each.has_core else each for each, core in zip(found, cores, strict=True)
+        replace(each, seconds=on_core[core]) if each.has_core else each for each, core in zip(steps, cores, strict=True)
     )
 
 
-def with_next_step(compiled: CompiledProgram, trace: Trace, found: Sequence[NextStep]) -> Trace:
-    """The trace, with what is left of ``found`` behind its rows."""
-    if not found:
+def with_next_step(compiled: CompiledProgram, trace: Trace, next_step: Sequence[NextStep]) -> Trace:
+    """The trace, with what is left of ``next_step`` behind its rows."""
+    if not next_step:
         return trace
     left_s = [
         float(each.left_s(_waited_s(compiled, trace, rank), trace.stops[rank][-1])) if trace.stops[rank] else 0.0
-        for rank, each in enumerate(found)
+        for rank, each in enumerate(next_step)
     ]
     return replace(trace, left_s=left_s)
 

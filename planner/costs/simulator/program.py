@@ -179,10 +179,10 @@ class _Numbered(Generic[T]):
 
     def number(self, key: tuple[object, ...], value: T) -> int:
         """The key's place, a new one at the end if it is new."""
-        found = self._index.setdefault(key, len(self.values))
-        if found == len(self.values):
+        place = self._index.setdefault(key, len(self.values))
+        if place == len(self.values):
             self.values.append(value)
-        return found
+        return place
 
 
 class _Numbers:
@@ -212,8 +212,8 @@ class _Numbers:
         if op in MESSAGE:
             slot = self.actions.number((rank, op in SEND), ActionSlot(rank, action, False))
             others = self.numbering.peers(rank, number)
-            found = tuple(self._message(rank, other, action) for other in others)
-            return (SEND_STEP if op in SEND else RECEIVE_STEP), slot, found
+            messages = tuple(self._message(rank, other, action) for other in others)
+            return (SEND_STEP if op in SEND else RECEIVE_STEP), slot, messages
         adds = op in ADDS_GRADIENTS
         accumulates = adds and (rank, stage) in self._with_gradients
         if adds:
@@ -243,8 +243,8 @@ class _Numbers:
                 stage, microbatch = action.stage, action.microbatch or 0
                 key = (rank, stage, self.micro_batches[microbatch])
                 slot = self.activations.number(key, ActivationSlot(rank, stage, microbatch))
-                found = signs.get(action.op, (-1,)) if stage in trained else (1, -1)
-                yield from ((index, slot, sign) for sign in found)
+                own_signs = signs.get(action.op, (-1,)) if stage in trained else (1, -1)
+                yield from ((index, slot, sign) for sign in own_signs)
 
     def _message(self, rank: int, other: int, action: Action) -> int:
         """The number of the message that ``action`` sends to, or receives from, the rank ``other``."""

@@ -66,17 +66,17 @@ class Symmetry:
         """What is of ranks of the first slice, for all ranks; of ranks without a stage as it is."""
         return tuple(by_rank[self.stands_for.get(rank, rank)] for rank in range(len(by_rank)))
 
-    def timeline(self, seen: Timeline) -> Timeline:
+    def timeline(self, first_slice: Timeline) -> Timeline:
         """That of the first slice's ranks, for all ranks."""
         spans, memory = dict[int, list[Span]](), dict[int, list[MemorySample]]()
-        for span in seen.spans:
+        for span in first_slice.spans:
             spans.setdefault(span.rank, []).append(span)
-        for sample in seen.memory:
+        for sample in first_slice.memory:
             memory.setdefault(sample.rank, []).append(sample)
         ranks = sorted({*self.stands_for, *memory})
         return Timeline(
-            seen.source,
-            seen.step_s,
+            first_slice.source,
+            first_slice.step_s,
             tuple(
                 Span(rank, span.action, span.start_s, span.stop_s)
                 for rank in ranks
@@ -118,9 +118,9 @@ def slices(
     most = 1 if cluster.pairs else gcd(*map(len, groups))
     for count in range(most, 1, -1):
         if most % count == 0 and all(_repeats(own, count) for of_stage in samples for own in of_stage):
-            found = _on_hosts(cluster, [tuple(_blocks(ranks, count)) for ranks in groups])
-            if found is not None:
-                return found
+            symmetry = _on_hosts(cluster, [tuple(_blocks(ranks, count)) for ranks in groups])
+            if symmetry is not None:
+                return symmetry
     return None
 
 

@@ -26,6 +26,7 @@ from math import prod
 
 import numpy as np
 
+from planner.costs.candidate import Candidate
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.layers.shards import part_of
 from planner.costs.memory.lifetimes import What
@@ -34,7 +35,7 @@ from planner.costs.shards.option import Option
 from planner.costs.shards.tiles import box_bytes, transient_bytes
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import Box, intersect, volume, whole
-from planner.ir.constraints import Ways
+from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, output_of, producer, value_name
 from planner.ir.plan import Block, status_of
@@ -47,7 +48,7 @@ from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget
-from planner.solvers.candidates.candidate import Candidate, group_shares, micro_batches, pools
+from planner.solvers.candidates.candidate import group_shares, micro_batches, pools
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -91,9 +92,9 @@ def with_blocks(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outco
                 if within.is_over and best is not None:
                     break
                 num += 1
-                found = _Parting(evaluator, ranks, cuts, size).best()
-                if found is not None:
-                    best = better(best, found)
+                evaluation = _Parting(evaluator, ranks, cuts, size).best()
+                if evaluation is not None:
+                    best = better(best, evaluation)
     outcome = replace(outcome, bound_s=min(bounds))
     if best is not None:
         outcome = replace(outcome, status=status_of(outcome.status, best.step_s, min(bounds), problem.gap))
@@ -105,8 +106,8 @@ def with_blocks(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outco
 
 def _groups(problem: Problem) -> list[tuple[int, ...]]:
     """One rank of each pool, each pool, all ranks."""
-    found = [group for pool in pools(problem) for group in (pool.ranks[:1], pool.ranks)]
-    return list(dict.fromkeys((*found, problem.ranks)))
+    groups = [group for pool in pools(problem) for group in (pool.ranks[:1], pool.ranks)]
+    return list(dict.fromkeys((*groups, problem.ranks)))
 
 
 def _grids(count: int, dims: Sequence[str]) -> Iterator[Grid]:
@@ -115,12 +116,12 @@ def _grids(count: int, dims: Sequence[str]) -> Iterator[Grid]:
 
 
 def _space_of(problem: Problem) -> list[str]:
-    found = {dim for layer in problem.profile.graph.layers for spec in layer.outputs for dim in spec.dims}
-    return [dim for dim in SPACE if dim in found]
+    dims = {dim for layer in problem.profile.graph.layers for spec in layer.outputs for dim in spec.dims}
+    return [dim for dim in SPACE if dim in dims]
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _BlockPart:
     """A block from layer ``first`` on, in ``tiles``; what it takes and holds."""
 
     first: int
@@ -145,19 +146,19 @@ class _Parting:
         if not self._options or not self._is_allowed():
             return None
         limit = min(problem.memory_limit_bytes(rank) for rank in self.ranks)
-        free, found = float(limit), None
+        free, evaluation = float(limit), None
         for _ in range(_ATTEMPTS):
             parts = self._parts(free)
             if parts is None:
                 return None
             try:
-                found = self._evaluated(parts)
+                evaluation = self._evaluated(parts)
             except MissingMeasurementError:
                 return None
-            if found is None or found.fits:
-                return found
-            over = max(found.memories[rank].peak_bytes - problem.memory_limit_bytes(rank) for rank in self.ranks)
-            held = (found.memories[rank].held for rank in self.ranks)
+            if evaluation is None or evaluation.fits:
+                return evaluation
+            over = max(evaluation.memories[rank].peak_bytes - problem.memory_limit_bytes(rank) for rank in self.ranks)
+            held = (evaluation.memories[rank].held for rank in self.ranks)
             values = max(one[What.ACTIVATIONS] + one[What.WORKSPACE] for one in held)
             free = min(free * 0.98, max(values, 1) - over)
             if free <= 0:
@@ -183,7 +184,7 @@ class _Parting:
 
     def _is_allowed(self) -> bool:
         constraints = Constraints.of(self.evaluator.problem)
-        ways = [Ways.of(dict(option.cuts)) for option in self._options]
+        ways = [CutDegrees.of(dict(option.cuts)) for option in self._options]
         return all(constraints.allows_layer(index, way) for index, way in enumerate(ways))
 
     @cached_property
@@ -197,13 +198,13 @@ class _Parting:
     def _ends(self) -> list[int]:
         """Where blocks may begin and end."""
         layers, faulty = self.graph.layers, set().union(*self.faults.values())
-        found = {0, len(layers)}
+        ends = {0, len(layers)}
         for index, layer in enumerate(layers):
             if layer.kind not in _STAY:
-                found.add(index)
+                ends.add(index)
             if layer.name in faulty:
-                found.update((index, index + 1))
-        return sorted(found)
+                ends.update((index, index + 1))
+        return sorted(ends)
 
     @cached_property
     def faults(self) -> dict[str, set[str]]:
@@ -218,7 +219,7 @@ class _Parting:
         """The blocks of least time within ``free`` bytes of values; None if nothing fits."""
         ends = self._ends
         least: dict[int, float] = {0: 0.0}
-        came: dict[int, _Part] = {}
+        last_part: dict[int, _BlockPart] = {}
         for stop in ends[1:]:
             for first in ends:
                 if first >= stop or first not in least:
@@ -228,15 +229,15 @@ class _Parting:
                     continue
                 total = least[first] + part.seconds
                 if total < least.get(stop, float("inf")) * (1 - 1e-9):
-                    least[stop], came[stop] = total, part
-        if ends[-1] not in came:
+                    least[stop], last_part[stop] = total, part
+        if ends[-1] not in last_part:
             return None
-        found, stop = [], ends[-1]
+        stretches, stop = [], ends[-1]
         while stop:
-            part = came[stop]
-            found.append((part.first, stop, part.tiles))
+            part = last_part[stop]
+            stretches.append((part.first, stop, part.tiles))
             stop = part.first
-        return found[::-1]
+        return stretches[::-1]
 
     def part_s(self, index: int, extents: tuple[int, ...]) -> float:
         """Seconds of a part of a layer: as measured, modelled, or its share of the whole."""
@@ -245,8 +246,8 @@ class _Parting:
             sized, whole = self.prices.sized(index), book.tables.columns(device, self.size)[:, index]
             share = whole * (prod(extents) / max(1, prod(sized.work.shape)))
             name, part, all_of_it = sized.layer.name, part_of(sized, extents), part_of(sized, sized.work.shape)
-            found = self.prices.parts.estimate(device, name, self.size, part, all_of_it, share)
-            self._seconds[index, extents] = float(found[0])
+            estimate = self.prices.parts.estimate(device, name, (self.size, part), all_of_it, share)
+            self._seconds[index, extents] = float(estimate[0])
         return self._seconds[index, extents]
 
     def _stretch(self, first: int, stop: int) -> _Stretch:
@@ -292,13 +293,13 @@ class _Stretch:
         self._kept_bytes = self._kept()
         self._known: dict[tuple[tuple[str, int], ...], tuple[float, float]] = {}
 
-    def cheapest(self, free: float) -> _Part | None:
+    def cheapest(self, free: float) -> _BlockPart | None:
         """The fewest tiles that fit, or the next finer ones, whichever takes less time."""
         if not self._is_open or (self._is_alone and len(self._names) > 1) or self._kept_bytes > free:
             return None
         whole_s, whole_bytes = self._cost(self._untiled)
         if whole_bytes <= free:
-            return _Part(self._first, self._untiled, whole_s)
+            return _BlockPart(self._first, self._untiled, whole_s)
         levels = self._levels
         if not levels or self._kept_bytes + self._all_ends > free:
             return None
@@ -311,11 +312,11 @@ class _Stretch:
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if fitting(middle) else (middle + 1, high)
-        found = [each for level in (low, low + 1) if level < len(levels) for each in fitting(level)]
-        if not found:
+        costs_that_fit = [each for level in (low, low + 1) if level < len(levels) for each in fitting(level)]
+        if not costs_that_fit:
             return None
-        seconds, grid = min(found, key=lambda each: each[0])
-        return _Part(self._first, grid, seconds)
+        seconds, grid = min(costs_that_fit, key=lambda each: each[0])
+        return _BlockPart(self._first, grid, seconds)
 
     @property
     def may_be_block(self) -> bool:
@@ -353,7 +354,7 @@ class _Stretch:
     def _levels(self) -> list[list[Grid]]:
         """Grids of 2, 4, 8, ... tiles: strips along the first dim, and what is nearest to squares."""
         most = {dim: self._most(dim) for dim in self._dims}
-        found: list[list[Grid]] = []
+        levels: list[list[Grid]] = []
         count = 2
         while not self._is_alone and count <= min(MOST_TILES, prod(most.values()) if most else 1):
             grids = [grid for grid in _grids(count, self._dims) if all(grid[dim] <= most[dim] for dim in grid)]
@@ -363,9 +364,9 @@ class _Stretch:
                 grids, key=lambda grid: sum(most[dim] / grid[dim] for dim in grid) - grid[self._dims[0]] * 1e-9
             )
             strips = [grid for grid in grids if grid[self._dims[0]] == count]
-            found.append([squarest, *(grid for grid in strips if grid != squarest)])
+            levels.append([squarest, *(grid for grid in strips if grid != squarest)])
             count *= 2
-        return found
+        return levels
 
     @cached_property
     def _all_ends(self) -> int:
@@ -373,13 +374,13 @@ class _Stretch:
 
     def _most(self, dim: str) -> int:
         """The rows of the smallest end that has the dim."""
-        found = []
+        lengths = []
         for value in self._reader.ends:
             each = self._parting.plain[producer(value)]
             spec = each.work if value in self._reader.summed else each.layer.outputs[0]
             if dim in spec.dims:
-                found.append(len(each.own[self._member][spec.dims.index(dim)]))
-        return max(1, min(found, default=1))
+                lengths.append(len(each.own[self._member][spec.dims.index(dim)]))
+        return max(1, min(lengths, default=1))
 
     def _cost(self, grid: Grid) -> tuple[float, float]:
         """(seconds, bytes of values), of the rank and the tile in the middle."""
@@ -412,7 +413,7 @@ class _Stretch:
         """Seconds and bytes of what a rank gets of others."""
         if len(self._parting.ranks) == 1:
             return 0.0, 0
-        done, found, total = self._done, 0, 0
+        done, missing_bytes, total = self._done, 0, 0
         for each in self._reader.layers:
             box = done.get(each.layer.name)
             if box is None:
@@ -425,13 +426,16 @@ class _Stretch:
                 shared, inside = intersect(part, own), intersect(part, whole(spec.shape))
                 missing = (volume(inside) if inside else 0) - (volume(shared) if shared else 0)
                 size = BYTES_PER_ELEMENT[spec.dtype]
-                found, total = found + max(0, missing) * size, total + (volume(part) * size if missing > 0 else 0)
-        if not found:
+                missing_bytes, total = (
+                    missing_bytes + max(0, missing) * size,
+                    total + (volume(part) * size if missing > 0 else 0),
+                )
+        if not missing_bytes:
             return 0.0, 0
         moving = np.zeros((len(self._parting.ranks),) * 2)
-        moving[self._member - 1, self._member] = moving[self._member, self._member - 1] = found
+        moving[self._member - 1, self._member] = moving[self._member, self._member - 1] = missing_bytes
         seconds = float(exchange_s(moving, self._parting.ranks, self._parting.prices.book.network))
-        return seconds, found + total
+        return seconds, missing_bytes + total
 
     def _kept(self) -> int:
         """What earlier blocks handed on and is read from here on, or judged by."""

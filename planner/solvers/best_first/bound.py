@@ -20,10 +20,11 @@ from planner.costs.layers.shards import MeasuredParts, part_of
 from planner.costs.stages.stage_bound import Stage
 from planner.costs.stages.stage_sums import least_backward_s
 from planner.ir.errors import MissingMeasurementError
-from planner.solvers.best_first.device_groups import Counts, Devices, Option
+from planner.ir.lazy import Memo
+from planner.solvers.best_first.device_groups import Counts, DeviceStates, GroupOption
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.message_bound import Links
-from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.best_first.message_bound import Handovers
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.layouts.stage import NONE, WHOLE
@@ -55,13 +56,13 @@ class Labels:
 class GroupChoice:
     """A group that may come first, with what is left for the others."""
 
-    group: Group
-    option: Option
+    group: PricedGroup
+    option: GroupOption
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuation:
-    """The best that may follow a group, by row of ``Columns``.
+    """The best that may follow a group, by row of ``HandoverColumns``.
 
     Attributes:
         trip, end, total, free: from the end of the F before it to the start of the B before it (``total``: to the end
@@ -74,6 +75,11 @@ class Continuation:
     free: Array
 
 
+def rounds_of(num_microbatches: int, window: Numbers) -> Array:
+    """How often a micro-batch has to go there and back, one after another, if a stage holds so many: ceil(M / W)."""
+    return np.asarray(-(-num_microbatches // np.maximum(window, 1)))
+
+
 @dataclass(slots=True, eq=False)
 class Suffixes:
     """The DP's tables for one way to cut the batch; filled as they are asked for.
@@ -83,13 +89,13 @@ class Suffixes:
         budget: for the tables; building them raises OutOfTimeError when it is over.
     """
 
-    prices: Prices
-    devices: Devices
-    links: Links
+    prices: GroupPrices
+    devices: DeviceStates
+    links: Handovers
     upper_s: float = float("inf")
     budget: Budget | None = None
     _capacity: _Capacity = field(init=False, repr=False)
-    _known: dict[Counts, tuple[tuple[GroupChoice, ...], Array]] = field(init=False, default_factory=dict, repr=False)
+    _labelled: Memo[Counts, tuple[tuple[GroupChoice, ...], Array]] = field(init=False, repr=False)
     _timely: dict[int, Flags] = field(init=False, default_factory=dict, repr=False)
     _continuations: dict[tuple[Counts, Counts, Counts], Continuation] = field(
         init=False, default_factory=dict, repr=False
@@ -97,6 +103,7 @@ class Suffixes:
 
     def __post_init__(self) -> None:
         self._capacity = _Capacity.of(self.prices, self.devices)
+        self._labelled = Memo(self._labels)
 
     def choices(self, state: Counts) -> tuple[GroupChoice, ...]:
         """The groups that may come first, those with recompute apart."""
@@ -108,18 +115,18 @@ class Suffixes:
 
     def of(self, state: Counts) -> tuple[tuple[GroupChoice, ...], Array]:
         """The choices with the devices ``state``, and their labels by (sort of label, choice, first slot)."""
-        found = self._known.get(state)
-        if found is None:
-            choices = self.choices(state)
-            firsts = self._capacity.window(state, self.upper_s)
-            labels = np.full((len(SORTS), len(choices), self.prices.cuts.num_slots), np.inf)
-            for number, choice in enumerate(choices):
-                if self.budget is not None:
-                    self.budget.require()
-                if len(firsts):
-                    self._fill(labels[:, number], choice, firsts)
-            found = self._known[state] = (choices, labels)
-        return found
+        return self._labelled[state]
+
+    def _labels(self, state: Counts) -> tuple[tuple[GroupChoice, ...], Array]:
+        choices = self.choices(state)
+        firsts = self._capacity.window(state, self.upper_s)
+        labels = np.full((len(SORTS), len(choices), self.prices.cuts.num_slots), np.inf)
+        for number, choice in enumerate(choices):
+            if self.budget is not None:
+                self.budget.require()
+            if len(firsts):
+                self._fill(labels[:, number], choice, firsts)
+        return choices, labels
 
     def root_s(self) -> float:
         """What every pipeline takes at least."""
@@ -140,18 +147,18 @@ class Suffixes:
         window = np.minimum(stage.window, most)
         fits = cuts.inside[first, last] & (window >= least)
         fits &= is_end if not may_follow else True
-        rounds = -(-count // np.maximum(window, 1))
+        rounds = rounds_of(count, window)
         trip = stage.head + stage.back
         end = np.maximum(stage.work, rounds * trip)
         total = np.maximum(end, stage.all_work) + stage.tail
         free = total
         if may_follow and not is_end.all():
             behind = self._continuation(choice)
-            found = [
+            by_sort = [
                 self._followed(choice, stage, rounds, behind, cuts.column[sort, first, last])
                 for sort in range(len(cuts.column))
             ]
-            followed = np.minimum.reduce(found)
+            followed = np.minimum.reduce(by_sort)
             fits &= is_end | np.isfinite(followed[2])
             trip, end, total, free = (
                 np.where(is_end, alone, other) for alone, other in zip((trip, end, total, free), followed, strict=True)
@@ -182,17 +189,17 @@ class Suffixes:
         rows, columns = np.nonzero(self._in_time(choice.group)[np.ix_(firsts, lasts)])
         return firsts[rows], lasts[columns]
 
-    def _in_time(self, group: Group) -> Flags:
+    def _in_time(self, group: PricedGroup) -> Flags:
         """By first and last cut, whether the group does the layers between in less than the upper bound."""
         key = id(group.prices)
-        found = self._timely.get(key)
-        if found is None:
-            found = self.prices.cuts.inside
+        in_time = self._timely.get(key)
+        if in_time is None:
+            in_time = self.prices.cuts.inside
             if np.isfinite(self.upper_s):
-                every = np.arange(len(found))
-                found = found & (group.largest_work_s(every[:, None], every[None, :]) <= self.upper_s)
-            self._timely[key] = found
-        return found
+                every = np.arange(len(in_time))
+                in_time = in_time & (group.largest_work_s(every[:, None], every[None, :]) <= self.upper_s)
+            self._timely[key] = in_time
+        return in_time
 
     def _fill(self, labels: Array, choice: GroupChoice, firsts: Numbers) -> None:
         """Writes the choice's labels: (sort of label, slot)."""
@@ -202,13 +209,13 @@ class Suffixes:
             return
         if self.budget is not None:
             self.budget.spend(_NUMBERS_OF_A_STAGE * NUMBER_S * len(first))
-        _, found = self.stages(choice, first, last)
-        possible = found.free <= self.upper_s
+        _, own_labels = self.stages(choice, first, last)
+        possible = own_labels.free <= self.upper_s
         first, last = first[possible], last[possible]
         if not len(first):
             return
         slots = cuts.slots[first, cuts.content[first, last]]
-        stacked = np.stack([found.trip, found.end, found.total, found.free])[:, possible]
+        stacked = np.stack([own_labels.trip, own_labels.end, own_labels.total, own_labels.free])[:, possible]
         if cuts.slots.shape[1] > 1:
             order = np.argsort(slots, kind="stable")
             slots, stacked = slots[order], stacked[:, order]
@@ -217,10 +224,10 @@ class Suffixes:
 
     def _continuation(self, choice: GroupChoice) -> Continuation:
         key = (choice.option.left, choice.option.renamed, choice.group.shares)
-        found = self._continuations.get(key)
-        if found is None:
-            found = self._continuations[key] = self._best_after(choice)
-        return found
+        continuation = self._continuations.get(key)
+        if continuation is None:
+            continuation = self._continuations[key] = self._best_after(choice)
+        return continuation
 
     def _best_after(self, choice: GroupChoice) -> Continuation:
         slots = self.prices.cuts.columns.slot
@@ -242,7 +249,7 @@ class Suffixes:
             np.minimum(best[3], free, out=best[3])
         return Continuation(*best)
 
-    def _renamed(self, choice: GroupChoice) -> Group:
+    def _renamed(self, choice: GroupChoice) -> PricedGroup:
         """The group with its hosts called as in what is left."""
         versions = self.prices.versions(choice.option.renamed)
         return next(group for group in versions if group.version == choice.group.version)
@@ -263,15 +270,15 @@ class _Capacity:
     all_unused: Counts
 
     @classmethod
-    def of(cls, prices: Prices, devices: Devices) -> _Capacity:
+    def of(cls, prices: GroupPrices, devices: DeviceStates) -> _Capacity:
         """Read off the prices."""
         kinds = list(dict.fromkeys(pool.kind for pool in prices.pools))
         least = prices.capacity_s()
         usable = [bool(np.isfinite(seconds).all()) for seconds in least]
         reference = least[usable.index(True)] if any(usable) else np.zeros(least.shape[1])
         speeds = {}
-        for kind, seconds, known in zip(kinds, least, usable, strict=True):
-            if not known:
+        for kind, seconds, is_usable in zip(kinds, least, usable, strict=True):
+            if not is_usable:
                 speeds[kind] = np.inf
                 continue
             ratio = np.divide(reference, seconds, out=np.zeros_like(reference), where=reference > 0)
@@ -285,11 +292,11 @@ class _Capacity:
             return np.arange(len(self.weight) - 1)
         used = np.array(self.all_unused) - np.array(state)
         before = self._done(used, upper_s) >= self.weight
-        found = before & self.fits_after(state, upper_s)
-        found[-1] = False
+        starts = before & self.fits_after(state, upper_s)
+        starts[-1] = False
         if not used.any():
-            found[1:] = False
-        return np.flatnonzero(found)
+            starts[1:] = False
+        return np.flatnonzero(starts)
 
     def fits_after(self, state: Counts, upper_s: float) -> Flags:
         """By cut, whether the devices ``state`` can do all layers behind it in time."""
@@ -346,8 +353,8 @@ def _least_of_parts(evaluator: Evaluator, size: int, backward: str, kind: str) -
         whole = part_of(sized, sized.work.shape)
         share = math.prod(part) / max(1, math.prod(whole))
         for samples in (count for count in sizes if count <= size):
-            for known in parts.cost(kind, name, samples, part, whole):
-                forward_s, whole_s, input_s, weight_s = known.values[:4]
+            for estimate in parts.cost(kind, name, samples, part, whole):
+                forward_s, whole_s, input_s, weight_s = estimate.values[:4]
                 back_s = float(least_backward_s(whole_s, input_s, weight_s, backward != WHOLE))
                 seconds = forward_s + (0.0 if backward == NONE else back_s)
                 least[index[name]] = min(least[index[name]], seconds / (samples * share))

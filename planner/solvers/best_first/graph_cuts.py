@@ -33,11 +33,11 @@ MANY_PAIRS = 400_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns:
+class HandoverColumns:
     """What a stage certainly hands to the one that starts at its end; a row for each different way to get there.
 
     Attributes:
-        slot: the sort of the stage behind, see ``Cuts.slots``.
+        slot: the sort of the stage behind, see ``GraphCuts.slots``.
         linked: it certainly reads from the stage before; has_gradient: and a gradient comes back.
         forward_bytes, backward_bytes: per sample, at least.
     """
@@ -50,7 +50,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class LayerValue:
     """What a layer makes for others: layers by index, bytes per sample that each reader reads."""
 
     maker: int
@@ -70,7 +70,7 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cuts:
+class GraphCuts:
     """All cuts, the empty ideal first and the whole network last, by growing number of layers.
 
     Stages that start at one cut are of several sorts, by what they read of what was made before.
@@ -94,9 +94,9 @@ class Cuts:
     inside: Flags
     content: Numbers
     slots: Numbers
-    columns: Columns
+    columns: HandoverColumns
     column: Numbers
-    values: tuple[Value, ...]
+    values: tuple[LayerValue, ...]
     depth: Array
     edges: Array
     num_left_out: int
@@ -119,7 +119,7 @@ class Cuts:
     def handed(self, chain: tuple[int, ...]) -> tuple[Handed, ...]:
         """What the stages between the cuts of ``chain`` hand to one another."""
         stage_of = self.stage_of(chain)
-        found: dict[tuple[int, int], list[float]] = {}
+        by_pair: dict[tuple[int, int], list[float]] = {}
         for value in self.values:
             source = stage_of[value.maker]
             most: dict[int, float] = {}
@@ -127,11 +127,11 @@ class Cuts:
                 if stage_of[reader] != source:
                     most[stage_of[reader]] = max(most.get(stage_of[reader], 0.0), num_bytes)
             for destination, num_bytes in most.items():
-                total = found.setdefault((source, destination), [0.0, 0.0, 0.0])
+                total = by_pair.setdefault((source, destination), [0.0, 0.0, 0.0])
                 total[0] += num_bytes
                 total[1] += num_bytes * value.has_gradient
                 total[2] += value.has_gradient
-        return tuple(Handed(*pair, there, back, count > 0) for pair, (there, back, count) in sorted(found.items()))
+        return tuple(Handed(*pair, there, back, count > 0) for pair, (there, back, count) in sorted(by_pair.items()))
 
     def disorder(self, first: int | Numbers, cut: int, lasts: Numbers) -> Flags:
         """Elementwise, which stages from ``cut`` to ``lasts`` should come before the one from ``first`` to ``cut``.
@@ -161,7 +161,7 @@ class Cuts:
         return tuple((len(chain) - 1 - counted).astype(np.int64).tolist())
 
 
-def cuts_of(book: PriceBook, most: int = MANY_IDEALS, parts_ties: bool = True, parts_free: bool = False) -> Cuts:
+def cuts_of(book: PriceBook, most: int = MANY_IDEALS, parts_ties: bool = True, parts_free: bool = False) -> GraphCuts:
     """The places to cut that are worth trying.
 
     Args:
@@ -172,16 +172,16 @@ def cuts_of(book: PriceBook, most: int = MANY_IDEALS, parts_ties: bool = True, p
     reads = _reads(graph)
     blocks = _blocks(len(graph.layers), {} if parts_free else _followers(graph, _free_layers(book)))
     ties = [] if parts_ties else [sum(1 << layer for layer in layers) for layers in graph.tied_layers().values()]
-    found = _all_ideals(reads, blocks, most)
-    complete = found is not None
-    if found is None:
-        found = [(1 << count) - 1 for count in range(len(graph.layers) + 1)]
+    ideals = _all_ideals(reads, blocks, most)
+    complete = ideals is not None
+    if ideals is None:
+        ideals = [(1 << count) - 1 for count in range(len(graph.layers) + 1)]
     whole = [block for block in blocks + ties if block.bit_count() > 1]
-    kept = [ideal for ideal in found if _may_cut(ideal, whole)]
-    return _cuts(graph, reads, kept, len(found) - len(kept), complete)
+    kept = [ideal for ideal in ideals if _may_cut(ideal, whole)]
+    return _cuts(graph, reads, kept, len(ideals) - len(kept), complete)
 
 
-def thinned(cuts: Cuts, graph: Graph, most: int, weights: Array) -> Cuts:
+def thinned(cuts: GraphCuts, graph: Graph, most: int, weights: Array) -> GraphCuts:
     """A chain of at most ``most`` cuts, spread evenly by ``weights`` of the layers, for a first quick look."""
     weight = cuts.sums(weights)
     chain, wanted = [0], 1
@@ -197,7 +197,7 @@ def _packed(member: Array) -> int:
     return int.from_bytes(np.packbits(member.astype(bool), bitorder="little").tobytes(), "little")
 
 
-def _cuts(graph: Graph, reads: list[int], kept: list[int], num_left_out: int, complete: bool) -> Cuts:
+def _cuts(graph: Graph, reads: list[int], kept: list[int], num_left_out: int, complete: bool) -> GraphCuts:
     kept = sorted(kept, key=lambda ideal: (ideal.bit_count(), ideal))
     count = len(graph.layers)
     members = np.zeros((len(kept), count))
@@ -215,7 +215,7 @@ def _cuts(graph: Graph, reads: list[int], kept: list[int], num_left_out: int, co
     depth = _largest_between(members, _depths(reads), complete)
     edges = _edges(members, reads) if complete else np.zeros((0, 0))
     values = _values(graph, read)
-    cuts = Cuts(members, inside, content, slots, columns, column, values, depth, edges, num_left_out, complete)
+    cuts = GraphCuts(members, inside, content, slots, columns, column, values, depth, edges, num_left_out, complete)
     if complete:
         _forbid_disorder(cuts)
     return cuts
@@ -225,7 +225,7 @@ def _reads(graph: Graph) -> list[int]:
     """By layer, the layers it reads from, as a bit set."""
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
     made_by = [{index[producer(v)] for v in layer.inputs if producer(v) in index} for layer in graph.layers]
-    return [sum(1 << position for position in found) for found in made_by]
+    return [sum(1 << position for position in makers) for makers in made_by]
 
 
 def _all_ideals(reads: list[int], blocks: list[int], most: int) -> list[int] | None:
@@ -233,27 +233,27 @@ def _all_ideals(reads: list[int], blocks: list[int], most: int) -> list[int] | N
     if len(blocks) > most:
         return None
     needs = {block: _union(reads[layer] for layer in bits_of(block)) & ~block for block in blocks}
-    found = {0}
+    ideals = {0}
     pending = [0]
     for ideal in pending:
         for block, needed in needs.items():
             if ideal & block or needed & ~ideal:
                 continue
             grown = ideal | block
-            if grown not in found:
-                if len(found) > most:
+            if grown not in ideals:
+                if len(ideals) > most:
                     return None
-                found.add(grown)
+                ideals.add(grown)
                 pending.append(grown)
     return pending
 
 
 def _union(sets: Iterable[int]) -> int:
     """The union of bit sets."""
-    found = 0
+    union = 0
     for one in sets:
-        found |= one
-    return found
+        union |= one
+    return union
 
 
 def _blocks(count: int, stays: Mapping[int, int]) -> list[int]:
@@ -281,17 +281,17 @@ def _read_bytes(graph: Graph) -> list[dict[str, float]]:
     ]
 
 
-def _values(graph: Graph, read: list[dict[str, float]]) -> tuple[Value, ...]:
+def _values(graph: Graph, read: list[dict[str, float]]) -> tuple[LayerValue, ...]:
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
     specs = graph.values()
     readers: dict[str, list[tuple[int, float]]] = {}
-    for layer, found in enumerate(read):
-        for value, num_bytes in found.items():
+    for layer, read_by_layer in enumerate(read):
+        for value, num_bytes in read_by_layer.items():
             readers.setdefault(value, []).append((layer, num_bytes))
     silent = without_gradient(graph)
     return tuple(
-        Value(index[producer(value)], tuple(found), specs[value].is_float and value not in silent)
-        for value, found in readers.items()
+        LayerValue(index[producer(value)], tuple(read_by_layer), specs[value].is_float and value not in silent)
+        for value, read_by_layer in readers.items()
     )
 
 
@@ -311,7 +311,7 @@ def _contents(
     content = np.zeros((count, count), dtype=np.int64)
     slots = np.full((count, most), -1, dtype=np.int64)
     held: dict[tuple[int, int], list[int]] = {}
-    sizes = np.array([sum(found.values()) for found in read])
+    sizes = np.array([sum(by_value.values()) for by_value in read])
     for cut in range(count - 1):
         ends = np.flatnonzero(inside[cut])
         outside = np.flatnonzero(members[cut] == 0).tolist()
@@ -335,7 +335,7 @@ def _contents(
     return content, slots[:, : 1 + int(np.flatnonzero(used.any(axis=0)).max())], held
 
 
-def _forbid_disorder(cuts: Cuts) -> None:
+def _forbid_disorder(cuts: GraphCuts) -> None:
     """Takes those sorts of stages out of ``column`` that should all come before the stage before; see ``disorder``."""
     for cut in range(1, cuts.last):
         lasts = np.flatnonzero(cuts.inside[cut])
@@ -347,10 +347,10 @@ def _forbid_disorder(cuts: Cuts) -> None:
 
 
 def _depths(reads: list[int]) -> Array:
-    found = np.zeros(len(reads))
+    depths = np.zeros(len(reads))
     for layer, needed in enumerate(reads):
-        found[layer] = 1 + max((found[maker] for maker in bits_of(needed)), default=0.0)
-    return found
+        depths[layer] = 1 + max((depths[maker] for maker in bits_of(needed)), default=0.0)
+    return depths
 
 
 def _edges(members: Array, reads: list[int]) -> Array:
@@ -366,7 +366,7 @@ def _columns(
     slots: Numbers,
     held: Mapping[tuple[int, int], list[int]],
     read: list[dict[str, float]],
-) -> tuple[Columns, Numbers]:
+) -> tuple[HandoverColumns, Numbers]:
     values, silent = graph.values(), without_gradient(graph)
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
     count, num_sorts = len(members), slots.shape[1]
@@ -385,12 +385,12 @@ def _columns(
         answered = {v: values[v].is_float and v not in silent for v in crossing}
         facts = np.array([(1.0, float(answered[v]), needed[v], needed[v] * answered[v]) for v in crossing])
         made_before = members[:cut, [index[producer(value)] for value in crossing]] > 0
-        which, found = _distinct(made_before)
-        rows += [np.concatenate(([slots[cut, sort]], (~flags) @ facts.reshape(-1, 4))) for flags in found]
+        which, patterns = _distinct(made_before)
+        rows += [np.concatenate(([slots[cut, sort]], (~flags) @ facts.reshape(-1, 4))) for flags in patterns]
         column[sort, :cut, cut] = total + which
-        total += len(found)
+        total += len(patterns)
     table = np.array(rows) if rows else np.zeros((1, 5))
-    columns = Columns(
+    columns = HandoverColumns(
         table[:, 0].astype(np.int64), table[:, 1] > 0, table[:, 2] > 0, table[:, 3].copy(), table[:, 4].copy()
     )
     return columns, column
@@ -399,27 +399,27 @@ def _columns(
 def _distinct(flags: Flags) -> tuple[Numbers, Flags]:
     """The distinct rows, and which of them each row is."""
     which = np.zeros(len(flags), dtype=np.int64)
-    found = np.zeros((1, 0), dtype=bool)
+    distinct = np.zeros((1, 0), dtype=bool)
     for column in flags.T:
         pairs, which = np.unique(2 * which + column, return_inverse=True)
-        found = np.column_stack([found[pairs // 2], pairs % 2 > 0])
-    return which.reshape(-1), found
+        distinct = np.column_stack([distinct[pairs // 2], pairs % 2 > 0])
+    return which.reshape(-1), distinct
 
 
 def _largest_between(members: Array, by_layer: Array, complete: bool) -> Array:
     """The largest value of the layers between two ideals; of a chain of ideals if ``complete`` is false."""
     count = len(members)
-    found = np.zeros((count, count))
+    largest = np.zeros((count, count))
     if complete:
         for layer in np.argsort(by_layer, kind="stable"):
             if by_layer[layer] > 0:
                 has = members[:, layer] > 0
-                found[np.ix_(~has, has)] = by_layer[layer]
-        return found
+                largest[np.ix_(~has, has)] = by_layer[layer]
+        return largest
     of_piece = [float(by_layer[members[cut + 1] > members[cut]].max(initial=0.0)) for cut in range(count - 1)]
     for cut in range(count - 1):
-        found[cut, cut + 1 :] = np.maximum.accumulate(of_piece[cut:])
-    return found
+        largest[cut, cut + 1 :] = np.maximum.accumulate(of_piece[cut:])
+    return largest
 
 
 def _followers(graph: Graph, free: Sequence[bool]) -> dict[int, int]:
@@ -434,8 +434,8 @@ def _followers(graph: Graph, free: Sequence[bool]) -> dict[int, int]:
     readers: dict[int, list[int]] = {}
     made_by: dict[int, set[str]] = {}
     sources = [dict.fromkeys(value for value in layer.inputs if producer(value) in index) for layer in graph.layers]
-    for position, found in enumerate(sources):
-        for value in found:
+    for position, source in enumerate(sources):
+        for value in source:
             readers.setdefault(index[producer(value)], []).append(position)
             made_by.setdefault(index[producer(value)], set()).add(value)
     behind = _behind(readers, len(graph.layers))
@@ -459,17 +459,17 @@ def _followers(graph: Graph, free: Sequence[bool]) -> dict[int, int]:
 
 def _behind(readers: Mapping[int, list[int]], count: int) -> list[int]:
     """By layer, all that depend on it, as a bit set."""
-    found = [0] * count
+    followers = [0] * count
     for layer in range(count - 1, -1, -1):
         for reader in readers.get(layer, ()):
-            found[layer] |= found[reader] | 1 << reader
-    return found
+            followers[layer] |= followers[reader] | 1 << reader
+    return followers
 
 
 def _free_layers(book: PriceBook) -> list[bool]:
     measured: dict[str, bool] = {layer.name: not layer.parameters for layer in book.profile.graph.layers}
-    for found in book.profile.measurements.values():
-        for m in found:
+    for measurements in book.profile.measurements.values():
+        for m in measurements:
             costs = (m.forward_s, m.backward_s, m.backward_input_s, m.backward_weight_s, m.saved_bytes)
             if any(costs) or m.workspace_bytes:
                 measured[m.layer] = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import permutations, product
 
 from planner.solvers.best_first.device_groups import Counts
-from planner.solvers.best_first.priced_groups import Prices
+from planner.solvers.best_first.priced_groups import GroupPrices
 from planner.solvers.candidates.candidate import Pool
 
 _STAGES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32)
@@ -33,7 +33,7 @@ class Shape:
         return sum(count for _, count, _ in self.segments)
 
 
-def shapes(prices: Prices) -> Iterator[Shape]:
+def shapes(prices: GroupPrices) -> Iterator[Shape]:
     """Every hybrid of the pools."""
     kinds = prices.devices_by_kind()
     most = min(prices.cuts.last, prices.freedom.max_stages or prices.cuts.last)
@@ -86,7 +86,7 @@ def placed(shape: Shape, pools: Sequence[Pool]) -> tuple[Counts, ...] | None:
     if shape.beside > 1:
         return _placed_beside(shape, pools)
     left = [len(pool.ranks) for pool in pools]
-    found: list[Counts] = []
+    by_stage: list[Counts] = []
     for kinds, stages, sizes in shape.segments:
         for _ in range(stages):
             counts = [0] * len(pools)
@@ -94,14 +94,14 @@ def placed(shape: Shape, pools: Sequence[Pool]) -> tuple[Counts, ...] | None:
                 members = [number for number, pool in enumerate(pools) if pool.kind == kind]
                 whole = [number for number in members if left[number] >= size]
                 for number in whole[:1] or members:
-                    taken = min(left[number], size)
-                    counts[number] += taken
-                    left[number] -= taken
-                    size -= taken
+                    count = min(left[number], size)
+                    counts[number] += count
+                    left[number] -= count
+                    size -= count
                 if size:
                     return None
-            found.append(tuple(counts))
-    return tuple(found)
+            by_stage.append(tuple(counts))
+    return tuple(by_stage)
 
 
 def _placed_beside(shape: Shape, pools: Sequence[Pool]) -> tuple[Counts, ...] | None:
@@ -109,7 +109,7 @@ def _placed_beside(shape: Shape, pools: Sequence[Pool]) -> tuple[Counts, ...] | 
     members = [number for number, pool in enumerate(pools) if pool.kind in kinds]
     each = min(len(pools[number].ranks) for number in members) // shape.beside
     hosts = -(-size // each)
-    found: list[Counts] = []
+    by_stage: list[Counts] = []
     for stage in range(stages):
         own = members[stage // shape.beside * hosts :][:hosts]
         counts, left = [0] * len(pools), size
@@ -118,5 +118,5 @@ def _placed_beside(shape: Shape, pools: Sequence[Pool]) -> tuple[Counts, ...] | 
             left -= counts[number]
         if left:
             return None
-        found.append(tuple(counts))
-    return tuple(found)
+        by_stage.append(tuple(counts))
+    return tuple(by_stage)

@@ -37,6 +37,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from planner.costs.candidate import Candidate
 from planner.costs.communication.collectives import collective_s
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
@@ -48,10 +49,9 @@ from planner.solvers.best_first.device_groups import ranks_apart
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.hybrid_shapes import Shape, placed, shapes
 from planner.solvers.best_first.leaf_bound import CAPS, Leaves
-from planner.solvers.best_first.message_bound import Handover, Links
-from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.best_first.message_bound import HandoverBound, Handovers
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
 MOST_ROUGH = 36
@@ -79,8 +79,8 @@ class Hybrid:
     """
 
     step_s: float
-    prices: Prices
-    groups: tuple[Group, ...]
+    prices: GroupPrices
+    groups: tuple[PricedGroup, ...]
     cuts: tuple[int, ...]
     schedule: str
     windows: tuple[int, ...] = ()
@@ -99,7 +99,7 @@ class Hybrid:
         )
 
 
-def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluation]:
+def hybrids(evaluator: Evaluator, spaces: Sequence[GroupPrices]) -> Iterator[Evaluation]:
     """The most promising hybrids that fit, simulated.
 
     Args:
@@ -124,17 +124,17 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluati
             continue
         actions += count
         try:
-            found = evaluator.evaluate(candidate, best_s)
+            evaluation = evaluator.evaluate(candidate, best_s)
         except (MissingMeasurementError, IllegalProgramError):
             continue
-        if np.isfinite(found.step_s):
-            longer_s[id(hybrid.groups), hybrid.cuts] = found.step_s - hybrid.step_s
-        if found.fits and found.memories:
-            best_s = min(best_s, found.step_s)
-            yield found
+        if np.isfinite(evaluation.step_s):
+            longer_s[id(hybrid.groups), hybrid.cuts] = evaluation.step_s - hybrid.step_s
+        if evaluation.fits and evaluation.memories:
+            best_s = min(best_s, evaluation.step_s)
+            yield evaluation
 
 
-def _balanced_hybrids(spaces: Sequence[Prices], budget: Budget) -> list[Hybrid]:
+def _balanced_hybrids(spaces: Sequence[GroupPrices], budget: Budget) -> list[Hybrid]:
     """The roughly best, balanced, under each schedule; the most promising first."""
     rough: list[tuple[float, int, Shape, _Space]] = []
     for prices in spaces:
@@ -153,15 +153,15 @@ def _balanced_hybrids(spaces: Sequence[Prices], budget: Budget) -> list[Hybrid]:
         num_plans += bool(of_plan)
         balanced += of_plan
     balanced.sort(key=lambda one: one[0].step_s)
-    turns, best_s, found = 0, float("inf"), []
+    turns, best_s, bounded = 0, float("inf"), []
     for hybrid, space in balanced:
         turns += 2 * len(hybrid.groups) * len(hybrid.prices.micro_batches)
         if turns <= MOST_TURNS and hybrid.step_s < best_s:
             budget.spend(2 * len(hybrid.groups) * len(hybrid.prices.micro_batches) * CALL_S)
             hybrid = space.simulated(hybrid)
             best_s = min(best_s, hybrid.step_s)
-        found.append(hybrid)
-    return sorted(found, key=lambda one: one.step_s)
+        bounded.append(hybrid)
+    return sorted(bounded, key=lambda one: one.step_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,11 +169,11 @@ class _Boundary:
     """What goes from a group to the next.
 
     Attributes:
-        link: hand-overs, by row of ``Columns``.
+        link: hand-overs, by row of ``HandoverColumns``.
         cards: by (host, sending side?), seconds for each byte of a sample: of outputs, of gradients.
     """
 
-    link: Handover
+    link: HandoverBound
     cards: Mapping[tuple[str, bool], tuple[float, float]]
 
 
@@ -185,8 +185,8 @@ class _Space:
         chain: cuts that follow one another, at most ``MOST_CUTS``; places are numbers of these.
     """
 
-    prices: Prices
-    links: Links = field(init=False)
+    prices: GroupPrices
+    links: Handovers = field(init=False)
     chain: Numbers = field(init=False)
     _sample_s: float = field(init=False, default=0.0, repr=False)  # its outputs and gradients on a network card
     _trips: dict[tuple[str, int, bool], float] = field(init=False, default_factory=dict, repr=False)
@@ -194,7 +194,7 @@ class _Space:
     _boundaries: dict[object, _Boundary] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.links, cuts = Links(self.prices), self.prices.cuts
+        self.links, cuts = Handovers(self.prices), self.prices.cuts
         weight = cuts.sums(self.prices.capacity_s().min(axis=0))
         if not (np.isfinite(weight).all() and weight[-1] > 0):
             weight = np.arange(len(weight), dtype=np.float64)
@@ -267,7 +267,7 @@ class _Space:
             if len(groups) == len(versions):
                 yield from self._scheduled(groups)
 
-    def _scheduled(self, groups: tuple[Group, ...]) -> Iterator[Hybrid]:
+    def _scheduled(self, groups: tuple[PricedGroup, ...]) -> Iterator[Hybrid]:
         """The groups as a pipeline under every schedule: the best cuts where least is kept, and where most is."""
         num_stages, count = len(groups), len(self.prices.micro_batches)
         kept = {
@@ -275,7 +275,7 @@ class _Space:
             for schedule, windows in reversed(list(self._windows(num_stages)))
         }
         stages = [self._table(group) for group in groups]
-        known = set[tuple[int, ...]]()
+        yielded = set[tuple[int, ...]]()
         for order in (sorted(kept, key=sum), sorted(kept, key=sum, reverse=True)):  # as memory allows least, and most
             places = self._cut(groups, stages, order[0])
             for windows in order:
@@ -286,8 +286,8 @@ class _Space:
                 if places is None or not np.isfinite(step_s):
                     continue
                 cuts = tuple(self.chain[places[0]].tolist())
-                if (*cuts, *windows) not in known:
-                    known.add((*cuts, *windows))
+                if (*cuts, *windows) not in yielded:
+                    yielded.add((*cuts, *windows))
                     yield Hybrid(float(step_s), self.prices, groups, cuts, *kept[windows])
 
     def _windows(self, num_stages: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -297,17 +297,17 @@ class _Space:
             for cap in CAPS if traits(name).windowed else (0,):
                 yield name, tuple(min(count, cap * (num_stages - 1 - s) + 1) for s in range(num_stages)) if cap else ()
 
-    def _table(self, group: Group) -> Stage:
+    def _table(self, group: PricedGroup) -> Stage:
         """The group's stages by first and last place."""
         key = (id(group.prices), group.size > 1, id(group.allowed))
-        found = self._tables.get(key)
-        if found is None:
+        table = self._tables.get(key)
+        if table is None:
             stage = group.stage(self.chain[:, None], self.chain[None, :])
             possible = self.prices.cuts.inside[self.chain[:, None], self.chain[None, :]]
-            found = self._tables[key] = replace(stage, window=np.where(possible, stage.window, 0))
-        return found
+            table = self._tables[key] = replace(stage, window=np.where(possible, stage.window, 0))
+        return table
 
-    def _cut(self, groups: tuple[Group, ...], stages: Sequence[Stage], kept: tuple[int, ...]) -> Numbers | None:
+    def _cut(self, groups: tuple[PricedGroup, ...], stages: Sequence[Stage], kept: tuple[int, ...]) -> Numbers | None:
         """The places of the cuts, as one row; None if it does not fit."""
         work = [np.where(s.window >= least, s.all_work + s.tail, np.inf) for s, least in zip(stages, kept, strict=True)]
         places = balanced_places(work)
@@ -325,7 +325,7 @@ class _Space:
         return now
 
     def _closed_s(
-        self, groups: tuple[Group, ...], tables: Sequence[Stage], places: Numbers, kept: tuple[int, ...]
+        self, groups: tuple[PricedGroup, ...], tables: Sequence[Stage], places: Numbers, kept: tuple[int, ...]
     ) -> Array:
         """The step by the closed form, by row of ``places``; infinite where memory does not allow ``kept``."""
         cuts, count, num_stages = self.prices.cuts, len(self.prices.micro_batches), len(groups)
@@ -335,16 +335,16 @@ class _Space:
         load: dict[tuple[str, bool], Array] = {}
         for s in range(num_stages - 1):
             column = cuts.column[cuts.content[at[:, s + 1], at[:, s + 2]], at[:, s], at[:, s + 1]]
-            boundary, known = self._boundary(groups[s], groups[s + 1]), column >= 0
-            returns = known & cuts.columns.has_gradient[column] & self.prices.freedom.trains
-            there[s] = np.where(known, boundary.link.there[column], 0.0)
+            boundary, is_handed = self._boundary(groups[s], groups[s + 1]), column >= 0
+            returns = is_handed & cuts.columns.has_gradient[column] & self.prices.freedom.trains
+            there[s] = np.where(is_handed, boundary.link.there[column], 0.0)
             back[s] = np.where(returns, boundary.link.back_all[column], 0.0)
             for card, (outputs, gradients) in boundary.cards.items():
-                out_s = np.where(known, outputs * cuts.columns.forward_bytes[column], 0.0)
+                out_s = np.where(is_handed, outputs * cuts.columns.forward_bytes[column], 0.0)
                 in_s = np.where(returns, gradients * cuts.columns.backward_bytes[column], 0.0)
                 there[s], back[s] = np.maximum(there[s], out_s), np.maximum(back[s], in_s)
                 load[card] = load.get(card, zero) + out_s + in_s
-        found, on_card = zero, np.maximum.reduce([zero, *load.values()])
+        step_s, on_card = zero, np.maximum.reduce([zero, *load.values()])
         heads, backs = (
             [getattr(t, name)[end] for t, end in zip(tables, ends, strict=True)] for name in ("head", "back")
         )
@@ -356,34 +356,34 @@ class _Space:
             trip = heads[s] + there[s] + trip + back[s] + backs[s]
             trips = -(-count // kept[s]) if kept[s] else 1  # answers alone keep nothing, and wait for nothing
             busy = np.maximum(table.all_work[end], trips * trip)
-            found = np.maximum(found, starts[s] + busy + np.maximum(table.tail[end], upstream[s]))
-            found = np.where(table.window[end] >= kept[s], found, np.inf)
+            step_s = np.maximum(step_s, starts[s] + busy + np.maximum(table.tail[end], upstream[s]))
+            step_s = np.where(table.window[end] >= kept[s], step_s, np.inf)
             if s in beside:
-                found = np.maximum(found, starts[s] + busy + sum(sums[first] for first in range(beside[s], s + 1)))
-        return np.asarray(np.maximum(found, trip + (count - 1) * on_card))
+                step_s = np.maximum(step_s, starts[s] + busy + sum(sums[first] for first in range(beside[s], s + 1)))
+        return np.asarray(np.maximum(step_s, trip + (count - 1) * on_card))
 
-    def _beside(self, groups: tuple[Group, ...]) -> dict[int, int]:
+    def _beside(self, groups: tuple[PricedGroup, ...]) -> dict[int, int]:
         """Of stages that follow one another on the same hosts, several of them: the first, by the last."""
         hosts = [{host for host, _, _ in self._by_host(group)} for group in groups]
-        found: dict[int, int] = {}
+        first_by_last: dict[int, int] = {}
         for s in range(1, len(groups)):
             if len(hosts[s]) > 1 and hosts[s] == hosts[s - 1]:
-                found[s] = found.pop(s - 1, s - 1)
-        return found
+                first_by_last[s] = first_by_last.pop(s - 1, s - 1)
+        return first_by_last
 
-    def _sums_s(self, groups: tuple[Group, ...], at: Numbers) -> list[Array]:
+    def _sums_s(self, groups: tuple[PricedGroup, ...], at: Numbers) -> list[Array]:
         """The sums of gradients, by stage."""
-        cluster, found = self.prices.book.profile.cluster, []
+        cluster, sums_s = self.prices.book.profile.cluster, []
         for s, group in enumerate(groups):
             own = group.prices.parameter_bytes
             num_bytes = np.maximum(own[at[:, s + 1]] - own[at[:, s]], 0) * self.prices.freedom.trains
-            found.append(collective_s(cluster, ALL_REDUCE, group.ranks, num_bytes))
-        return found
+            sums_s.append(collective_s(cluster, ALL_REDUCE, group.ranks, num_bytes))
+        return sums_s
 
-    def _boundary(self, source: Group, destination: Group) -> _Boundary:
+    def _boundary(self, source: PricedGroup, destination: PricedGroup) -> _Boundary:
         key = (source.counts, source.shares, destination.counts, destination.shares)
-        found = self._boundaries.get(key)
-        if found is None:
+        boundary = self._boundaries.get(key)
+        if boundary is None:
             cluster = self.prices.book.profile.cluster
             cards: dict[tuple[str, bool], tuple[float, float]] = {}
             theirs = self._by_host(destination)
@@ -396,19 +396,19 @@ class _Space:
                             of_outputs = (name == host) == sends
                             there, back = cards.get((name, sends), (0.0, 0.0))
                             cards[name, sends] = there + seconds * of_outputs, back + seconds * (not of_outputs)
-            found = self._boundaries[key] = _Boundary(self.links.between(source, destination), cards)
-        return found
+            boundary = self._boundaries[key] = _Boundary(self.links.between(source, destination), cards)
+        return boundary
 
-    def _by_host(self, group: Group) -> list[tuple[str, float, float]]:
+    def _by_host(self, group: PricedGroup) -> list[tuple[str, float, float]]:
         """(host, first and last sample of a full micro-batch) of each run of members."""
-        found: list[tuple[str, float, float]] = []
+        runs: list[tuple[str, float, float]] = []
         at = 0.0
         for number, samples in zip(group.orders[0], group.samples[self.prices.micro_batches[0]], strict=True):
             host = self.prices.book.profile.cluster.devices[self.prices.pools[number].ranks[0]].host
-            begin = found.pop()[1] if found and found[-1][0] == host else at
+            begin = runs.pop()[1] if runs and runs[-1][0] == host else at
             at += samples
-            found.append((host, begin, at))
-        return found
+            runs.append((host, begin, at))
+        return runs
 
     def simulated(self, hybrid: Hybrid) -> Hybrid:
         """The same with what ``leaf_bound`` says of it, if that is more."""

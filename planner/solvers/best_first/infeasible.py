@@ -13,26 +13,26 @@ from itertools import chain
 
 import numpy as np
 
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
+from planner.costs.sentences import size_text
 from planner.ir.constraints import format_rule
 from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
-from planner.ir.plan import PROVEN
+from planner.ir.lazy import Memo
 from planner.ir.problem import ALWAYS, AUTO, MICRO, NEVER, SELECTIVE, THROUGHPUT, Problem
 from planner.layers.stage_rules import why_gradients_stay_whole
 from planner.schedules import positions, traits
 from planner.solvers.best_first.bound import GroupChoice
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.prefixes import Frontier, Prefix
-from planner.solvers.best_first.search import BestFirstSearch
+from planner.solvers.best_first.prefixes import Frontier, PipelinePrefix
 from planner.solvers.best_first.virtual_pipelines import Family
-from planner.solvers.best_first.warm_start import Start, all_families, spaces
+from planner.solvers.best_first.warm_start import all_families, first_fit, spaces
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import infeasible, size_text
+from planner.solvers.candidates.explain import infeasible
 from planner.solvers.candidates.feasibility import mixing_text, sees_whole_batch
 
 _QUICKLY_S = 5.0
@@ -77,16 +77,16 @@ def leanest(evaluator: Evaluator) -> Evaluation | None:
                 candidate = replace(candidate, windows=(1,) * candidate.num_stages)
             if best is not None and not evaluator.has_time_for(candidate):
                 continue
-            found = evaluator.evaluate(candidate)
-            if best is None or evaluator.excess(found) < evaluator.excess(best):
-                best = found
+            evaluation = evaluator.evaluate(candidate)
+            if best is None or evaluator.excess(evaluation) < evaluator.excess(best):
+                best = evaluation
     for candidate in leanest_virtual(evaluator):
         if best is not None and not evaluator.has_time_for(candidate):
             break
         with contextlib.suppress(MissingMeasurementError, IllegalProgramError):
-            found = evaluator.evaluate(candidate)
-            if best is None or evaluator.excess(found) < evaluator.excess(best):
-                best = found
+            evaluation = evaluator.evaluate(candidate)
+            if best is None or evaluator.excess(evaluation) < evaluator.excess(best):
+                best = evaluation
     return best
 
 
@@ -110,12 +110,12 @@ def why_no_families(evaluator: Evaluator) -> list[str]:
     """Why there is no pipeline of several stages a position, by schedule; empty if that is not the reason."""
     reasons: dict[str, None] = {}
     for each in all_families(evaluator):
-        name, prices, known = each.schedule, each.stage_prices.prices, traits(each.schedule)
+        name, prices, own_traits = each.schedule, each.stage_prices.prices, traits(each.schedule)
         problem, cuts = prices.problem, prices.cuts
         most = min(cuts.last, problem.max_stages or cuts.last)
-        ways = known.stages_per_position or 1
+        ways = own_traits.stages_per_position or 1
         fewest = min((len(positions(name, len(groups), ways)) for groups in each.sequences), default=0)
-        mixing = mixing_text(problem.profile.graph) if known.bidirectional else ""
+        mixing = mixing_text(problem.profile.graph) if own_traits.bidirectional else ""
         if mixing:
             reasons[f"{name}: every stage is on two devices, which share its samples, and {mixing}"] = None
         elif not each.sequences:
@@ -138,36 +138,31 @@ class Leanest:
 
     frontier: Frontier
     schedule: str
-    _suffixes: dict[tuple[Counts, int], tuple[Array, Numbers, Numbers]] = field(
-        init=False, default_factory=dict, repr=False
-    )
+    _suffixes: Memo[tuple[Counts, int], tuple[Array, Numbers, Numbers]] = field(init=False, repr=False)
 
-    def prefix(self) -> Prefix | None:
+    def __post_init__(self) -> None:
+        self._suffixes = Memo(lambda key: self._solve(*key))
+
+    def prefix(self) -> PipelinePrefix | None:
         """The complete pipeline whose fullest rank is least full."""
         suffixes = self.frontier.suffixes
         state = suffixes.devices.all_unused
         most = min(sum(state), suffixes.prices.freedom.max_stages or sum(state), suffixes.prices.cuts.last)
-        count = min(range(1, most + 1), key=lambda count: self._suffix(state, count)[0][0])
+        count = min(range(1, most + 1), key=lambda count: self._suffixes[state, count][0][0])
         choices: list[GroupChoice] = []
         cuts = [0]
         for downstream in range(count, 0, -1):
-            fullness, number, last = self._suffix(state, downstream)
+            fullness, number, last = self._suffixes[state, downstream]
             if not np.isfinite(fullness[cuts[-1]]):
                 return None
             choice = suffixes.choices(state)[number[cuts[-1]]]
             choices.append(choice)
             state = choice.option.left
             cuts.append(int(last[cuts[-1]]))
-        return Prefix(tuple(choices), (), tuple(cuts), state, 0.0, 0.0, 0, 0.0)
-
-    def _suffix(self, state: Counts, downstream: int) -> tuple[Array, Numbers, Numbers]:
-        """By first cut: the fullest rank's share of its limit, number of the first choice, where its stage ends."""
-        found = self._suffixes.get((state, downstream))
-        if found is None:
-            found = self._suffixes[state, downstream] = self._solve(state, downstream)
-        return found
+        return PipelinePrefix(tuple(choices), (), tuple(cuts), state, 0.0, 0.0, 0, 0.0)
 
     def _solve(self, state: Counts, downstream: int) -> tuple[Array, Numbers, Numbers]:
+        """By first cut: the fullest rank's share of its limit, number of the first choice, where its stage ends."""
         prices = self.frontier.suffixes.prices
         count = len(prices.cuts.members)
         batches = len(prices.micro_batches)
@@ -178,7 +173,7 @@ class Leanest:
         for number, option in enumerate(self.frontier.suffixes.choices(state)):
             fullness = option.group.fullness(first, last, kept)
             if downstream > 1:
-                fullness = np.maximum(fullness, self._suffix(option.option.left, downstream - 1)[0][None, :])
+                fullness = np.maximum(fullness, self._suffixes[option.option.left, downstream - 1][0][None, :])
             else:
                 fullness = np.where(last == prices.cuts.last, fullness, np.inf)
             ends, values = fullness.argmin(axis=1), fullness.min(axis=1)
@@ -198,7 +193,7 @@ def _would_fit(evaluator: Evaluator) -> Iterator[str]:
         "--batch-statistics micro": replace(problem, batch_statistics=MICRO) if sees_whole_batch(problem) else None,
         "without --max-stages": replace(problem, max_stages=0) if problem.max_stages else None,
     }
-    restrictions = {words: other for words, other in relaxed.items() if other is not None}
+    restrictions = {option: other for option, other in relaxed.items() if other is not None}
     if len(restrictions) > 1:
         free = replace(problem, batch_statistics=MICRO, micro_batch_sizes=(), schedules=(), num_ranks=0, max_stages=0)
         restrictions["without all these restrictions"] = free
@@ -209,29 +204,23 @@ def _would_fit(evaluator: Evaluator) -> Iterator[str]:
         "--shard auto --zero 3": replace(problem, shard=ALWAYS, zero=3) if may_divide and problem.zero < 3 else None,
         f"--global-batch {batch}": replace(problem, global_batch=batch, micro_batch_sizes=()) if batch else None,
     }
-    for group in (restrictions, {words: other for words, other in means.items() if other is not None}):
-        for words, other in group.items():
+    for group in (restrictions, {option: other for option, other in means.items() if other is not None}):
+        for option, other in group.items():
             within = evaluator.budget.part(_QUICKLY_S / len(group))
             with contextlib.suppress(HalopipeError):  # it has no plan at all, or is no problem
-                found = None if within.is_over else any_fit(other, within)
-                if found is not None:
-                    yield f"{words}: {_shown(found)}"
+                evaluation = None if within.is_over else first_fit(other, within)[1].best
+                if evaluation is not None:
+                    yield f"{option}: {_shown(evaluation)}"
                     if group is restrictions:
                         break
 
 
-def _shown(found: Evaluation) -> str:
-    candidate = found.candidate
+def _shown(evaluation: Evaluation) -> str:
+    candidate = evaluation.candidate
     return (
         f"{candidate.num_stages} stages, micro-batch {candidate.micro_batches[0]}, "
-        f"{candidate.schedule} fits ({size_text(found.peak_bytes)})"
+        f"{candidate.schedule} fits ({size_text(evaluation.peak_bytes)})"
     )
-
-
-def any_fit(problem: Problem, within: Budget) -> Evaluation | None:
-    """Some plan that fits, if one is found within the budget."""
-    evaluator = Evaluator(replace(problem, time_limit_s=within.limit_s), PriceBook(problem.profile), within=within)
-    return BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items).best
 
 
 _PRECISION = 1e-3
@@ -253,22 +242,20 @@ def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     within = budget.part(_SHARE_OF_WORK * budget.limit_s)
     while most - least > max(1, _PRECISION * most) and not within.is_over:
         middle = (least + most) // 2
-        found, nothing_fits = _fitting(asked, middle, within)
-        if found is not None:
-            most = found.peak_bytes
+        evaluation, nothing_fits = _fitting(asked, middle, within)
+        if evaluation is not None:
+            most = evaluation.peak_bytes
         elif nothing_fits:
             least = middle
         else:
             break
-    said = (
+    certainty = (
         f"memory: no plan holds less than {size_text(least)}" if least else "memory: no lower bound was found in time"
     )
-    return replace(asked, memory_bytes=most, time_limit_s=problem.time_limit_s * (1 - _SHARE_OF_WORK)), (said,)
+    return replace(asked, memory_bytes=most, time_limit_s=problem.time_limit_s * (1 - _SHARE_OF_WORK)), (certainty,)
 
 
 def _fitting(problem: Problem, memory_bytes: int, within: Budget) -> tuple[Evaluation | None, bool]:
     """A plan under the limit, the leanest that comes soon; and whether there is certainly none."""
-    limited = replace(problem, memory_bytes=memory_bytes, time_limit_s=within.left_s)
-    evaluator = Evaluator(limited, PriceBook(problem.profile), within=within)
-    outcome = BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items)
-    return outcome.best, outcome.best is None and outcome.status == PROVEN
+    _, outcome = first_fit(replace(problem, memory_bytes=memory_bytes), within)
+    return outcome.best, outcome.refutes

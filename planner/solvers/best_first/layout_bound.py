@@ -21,7 +21,7 @@ from planner.costs.layers.cost_table import Array, running
 from planner.costs.shards.option import Option
 from planner.costs.stages.gradient_overlap import least_exposed_s, least_reduction_s
 from planner.costs.stages.layouts import LayoutPrices
-from planner.ir.constraints import Ways
+from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import samples_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
@@ -74,10 +74,10 @@ class GroupTable:
         part = self.graph.part(range(first, last)) if self.graph is not None else None
         if part is None or not (order := order_of(part)).is_narrow:
             return {}
-        found = eliminate(part, order)
-        if not found.cost < self.by_samples_s[first, last]:
+        least = eliminate(part, order)
+        if not least.cost < self.by_samples_s[first, last]:
             return {}
-        return {first + k: self.options[first + k][choice] for k, choice in enumerate(found.assignment)}
+        return {first + k: self.options[first + k][choice] for k, choice in enumerate(least.assignment)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +123,7 @@ class TableMaker:
             least = self._by_samples(ranks)
         except MissingMeasurementError:
             least = np.full((4, count + 1, count + 1), np.inf)
-        least = np.where(self._allowed(ranks, Ways(sample=len(ranks))), least, np.inf)
+        least = np.where(self._allowed(ranks, CutDegrees(sample=len(ranks))), least, np.inf)
         plain_s = least[0]
         options: tuple[Options, ...] = ()
         graph, is_restricted = None, False
@@ -153,7 +153,7 @@ class TableMaker:
         step_s, once_s, forward_s, back_s = least
         return GroupTable(ranks, shares, step_s, once_s, forward_s, back_s, plain_s, options, graph, is_restricted)
 
-    def _allowed(self, ranks: tuple[int, ...], ways: Ways | None) -> Flags:
+    def _allowed(self, ranks: tuple[int, ...], ways: CutDegrees | None) -> Flags:
         """``[first, last]``: the stages on a group like ``ranks`` that side constraints allow.
 
         Args:
@@ -166,13 +166,8 @@ class TableMaker:
 
     def _options(self, prices: LayoutPrices) -> tuple[Options, ...]:
         recompute = ALWAYS if self.problem.recompute == ALWAYS else NEVER
-        found = options_of(prices, Question(tuple(range(len(prices.layers))), recompute=recompute))
-        if not self.constraints.rules:
-            return found
-        return tuple(
-            tuple(option for option in each if self.constraints.allows_layer(index, Ways.of(dict(option.cuts))))
-            for index, each in enumerate(found)
-        )
+        layers = tuple(range(len(prices.layers)))
+        return allowed_options(self.constraints, layers, options_of(prices, Question(layers, recompute=recompute)))
 
     def _graph(self, prices: LayoutPrices, options: tuple[Options, ...]) -> LabelledGraph:
         """A step of all layers: full micro-batches, then the rest of the batch at its own price."""
@@ -208,7 +203,7 @@ class TableMaker:
             return np.full((4, count + 1, count + 1), np.inf)
         exchanged = self._exchanged(ranks)
         least = samples_of(shares, self.rest) if self.rest else (0,) * len(ranks)
-        found: Array = np.max(
+        slowest: Array = np.max(
             [
                 self._member(book.kind(rank), samples, rest, exchanged, len(ranks) > 1)
                 for rank, samples, rest in zip(ranks, shares, least, strict=True)
@@ -217,11 +212,11 @@ class TableMaker:
         )
         if len(ranks) > 1:
             if self.backward != NONE:
-                found[0] += self._reduction_s(ranks, shares, least)
+                slowest[0] += self._reduction_s(ranks, shares, least)
             mixing = mixing_layers(problem.profile.graph)
             mixes = _between(running(np.array([layer.name in mixing for layer in problem.profile.graph.layers], float)))
-            found[:, mixes > 0] = np.inf
-        return found
+            slowest[:, mixes > 0] = np.inf
+        return slowest
 
     def _reduction_s(self, ranks: tuple[int, ...], shares: tuple[int, ...], rest: tuple[int, ...]) -> Array:
         """The least that stages cut along samples alone wait for the sum of their gradients."""
@@ -238,8 +233,8 @@ class TableMaker:
         """Exchanges of statistics of one F and B, and of F alone."""
         if len(ranks) < 2:
             return np.zeros((1, 1)), np.zeros((1, 1))
-        again, trains = self.problem.recompute == ALWAYS, self.backward != NONE
-        forward, backward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size, again, trains)
+        recomputes, trains = self.problem.recompute == ALWAYS, self.backward != NONE
+        forward, backward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size, recomputes, trains)
         of_forward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size, False, False)[0]
         return _between(forward) + (_between(backward) if trains else 0.0), _between(of_forward)
 
@@ -249,8 +244,8 @@ class TableMaker:
         whole_s, once_s, forward_s = self._passes(kind, samples, shared)
         step_s = self.num_full * (whole_s + both) + (self._passes(kind, rest, shared)[0] + both if rest else 0.0)
         if self.backward != NONE:
-            again, updates = self.num_full - (not self.rest), _between(book.tables.parameters(kind).update_s)
-            step_s = step_s + again * _between(book.accumulate_s(kind, shared)) + updates
+            num_additions, updates = self.num_full - (not self.rest), _between(book.tables.parameters(kind).update_s)
+            step_s = step_s + num_additions * _between(book.accumulate_s(kind, shared)) + updates
         return np.stack([step_s, once_s + both, forward_s + of_forward, once_s - forward_s + both - of_forward])
 
     def _passes(self, kind: str, samples: int, shared: bool) -> tuple[Array, Array, Array]:
@@ -261,6 +256,18 @@ class TableMaker:
             return forward_s, forward_s, forward_s
         whole_s, back_s = (of(self.backward == LEAST) for of in (sums.whole_back_s, sums.path_back_s))
         return forward_s + _between(whole_s), forward_s + _between(back_s), forward_s
+
+
+def allowed_options(
+    constraints: Constraints, layers: tuple[int, ...], options: tuple[Options, ...]
+) -> tuple[Options, ...]:
+    """The options of ``layers`` that side constraints allow."""
+    if not constraints.rules:
+        return options
+    return tuple(
+        tuple(option for option in each if constraints.allows_layer(index, CutDegrees.of(dict(option.cuts))))
+        for index, each in zip(layers, options, strict=True)
+    )
 
 
 def _less(graph: LabelledGraph, part: LabelledGraph) -> LabelledGraph:
@@ -277,5 +284,5 @@ def _less(graph: LabelledGraph, part: LabelledGraph) -> LabelledGraph:
 
 def _between(sums: Array) -> Array:
     """``[first, last]`` of a running sum."""
-    found: Array = sums[None, :] - sums[:, None]
-    return found
+    differences: Array = sums[None, :] - sums[:, None]
+    return differences

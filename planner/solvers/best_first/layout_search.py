@@ -25,9 +25,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from planner.costs.candidate import Candidate
 from planner.costs.memory.lifetimes import What
+from planner.costs.pricing import program_of
 from planner.costs.shards.option import Option
-from planner.ir.constraints import Ways
 from planner.ir.errors import HalopipeError, MissingMeasurementError
 from planner.ir.plan import PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
@@ -37,19 +38,11 @@ from planner.passes import in_flight
 from planner.schedules import traits
 from planner.solvers.best_first.block_search import runs_in_blocks
 from planner.solvers.best_first.bound import least_work_s
-from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
-from planner.solvers.best_first.layout_chains import Chain, Chains, links_of
+from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, allowed_options
+from planner.solvers.best_first.layout_chains import Chains, LayoutChain, links_of
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget, OutOfTimeError
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Pool,
-    ends_of_hosts,
-    micro_batches,
-    pools,
-    program_of,
-    with_options,
-)
+from planner.solvers.candidates.candidate import Pool, ends_of_hosts, micro_batches, pools, with_options
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -67,7 +60,6 @@ from planner.solvers.layouts.stage import (
     LEAST,
     NONE,
     WHOLE,
-    Options,
     Question,
     best_layouts,
     most_options,
@@ -97,26 +89,26 @@ def with_layouts(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outc
     """``outcome`` of the search over samples, continued over layouts; as it is where samples alone may be cut."""
     if not beyond_samples(evaluator.problem):
         return outcome
-    return _Search(evaluator, outcome, within).run()
+    return _LayoutSearch(evaluator, outcome, within).run()
 
 
 def left_out(problem: Problem) -> tuple[Rejected, ...]:
     """What the search over layouts does not look at; nothing where samples alone may be cut."""
     if not beyond_samples(problem):
         return ()
-    found = []
+    rejected = []
     if SPATIAL_DIMS in problem.allow and not problem.halo_depth and not runs_in_blocks(problem):
-        found.append(Rejected("rows computed twice to save halos", "not asked for (--halo-depth)"))
+        rejected.append(Rejected("rows computed twice to save halos", "not asked for (--halo-depth)"))
     graph = problem.profile.graph
-    found += uncut(graph.tied_layers(), graph, "where layers are cut along more than samples: they share parameters")
+    rejected += uncut(graph.tied_layers(), graph, "where layers are cut along more than samples: they share parameters")
     if len(pools(problem)) > 1:
         why = "all ranks together are looked at, else groups within a host and kind"
-        found.append(Rejected("layers cut along space or channels over ranks of several pools", why))
-    return tuple(found)
+        rejected.append(Rejected("layers cut along space or channels over ranks of several pools", why))
+    return tuple(rejected)
 
 
 @dataclass(slots=True, eq=False)
-class _Search:
+class _LayoutSearch:
     """The search's state.
 
     Attributes:
@@ -184,8 +176,12 @@ class _Search:
 
     def _refine(self) -> None:
         """The best pipelines of the search over samples, with the best layouts of their stages."""
-        known = [found for found in (self.outcome.best, *self.outcome.by_num_stages.values()) if found is not None]
-        for candidate in dict.fromkeys(found.candidate for found in known):
+        incumbents = [
+            incumbent
+            for incumbent in (self.outcome.best, *self.outcome.by_num_stages.values())
+            if incumbent is not None
+        ]
+        for candidate in dict.fromkeys(incumbent.candidate for incumbent in incumbents):
             if self._is_late():
                 return
             self._take(self.plans.refined(candidate))
@@ -223,7 +219,7 @@ class _Search:
         table = maker.table(ranks)
         if table is None:
             return _FAR
-        chain = Chain(float(table.step_s[0, last]), ((0, last, ranks, table),))
+        chain = LayoutChain(float(table.step_s[0, last]), ((0, last, ranks, table),))
         if chain.bound_s < self.upper_s:
             self._simulate(maker, chain)
         return self._unless_restricted(chain.bound_s, [table])
@@ -276,16 +272,16 @@ class _Search:
             raise OutOfTimeError
         return self.upper_s
 
-    def _simulate(self, maker: TableMaker, chain: Chain) -> None:
+    def _simulate(self, maker: TableMaker, chain: LayoutChain) -> None:
         self.num_candidates += 1
-        for found in self.plans.of_chain(maker.size, chain) if chain.stages else ():
-            self._take(found)
+        for evaluation in self.plans.of_chain(maker.size, chain) if chain.stages else ():
+            self._take(evaluation)
 
-    def _take(self, found: Evaluation | None) -> None:
-        if found is not None and found.fits:
-            self.best = better(self.best, found)
-            stages = found.candidate.num_stages
-            self.by_num_stages[stages] = better(self.by_num_stages.get(stages), found)
+    def _take(self, evaluation: Evaluation | None) -> None:
+        if evaluation is not None and evaluation.fits:
+            self.best = better(self.best, evaluation)
+            stages = evaluation.candidate.num_stages
+            self.by_num_stages[stages] = better(self.by_num_stages.get(stages), evaluation)
 
     def _is_late(self) -> bool:
         late = self.budget.is_over
@@ -293,7 +289,7 @@ class _Search:
         return late
 
     def _outcome(self, bound_s: float, stopped: bool) -> Outcome:
-        found = replace(
+        outcome = replace(
             self.outcome,
             best=self.best,
             bound_s=bound_s,
@@ -302,13 +298,13 @@ class _Search:
         )
         if self.is_restricted:
             why = "there are too many for the time and the memory of this search; those of few axes were"
-            found = replace(found, rejected=(Rejected("some layouts of layers", why),))
+            outcome = replace(outcome, rejected=(Rejected("some layouts of layers", why),))
         if stopped or self.outcome.status == STOPPED:
-            return replace(found, status=STOPPED)
+            return replace(outcome, status=STOPPED)
         if self.best is None:
-            return replace(found, status=PROVEN)
+            return replace(outcome, status=PROVEN)
         ended = TIME_LIMIT if self.is_cut_short else self.outcome.status
-        return replace(found, status=status_of(ended, self.best.step_s, bound_s, self.evaluator.problem.gap))
+        return replace(outcome, status=status_of(ended, self.best.step_s, bound_s, self.evaluator.problem.gap))
 
 
 def _ranks_of_few_hosts(problem: Problem) -> int:
@@ -340,10 +336,10 @@ class LayoutPlans:
     @property
     def backward(self) -> str:
         """Which backward passes the schedules that may be used have (``Question.backward``)."""
-        known = [traits(name) for name in schedule_names(self.evaluator.problem)]
-        if not all(one.trains for one in known):
+        open_traits = [traits(name) for name in schedule_names(self.evaluator.problem)]
+        if not all(one.trains for one in open_traits):
             return NONE
-        return LEAST if any(one.splits_backward for one in known) else WHOLE
+        return LEAST if any(one.splits_backward for one in open_traits) else WHOLE
 
     def refined(self, candidate: Candidate) -> Evaluation | None:
         """The pipeline with the best layouts for each of its stages, or for some; None if none of these fits."""
@@ -356,12 +352,12 @@ class LayoutPlans:
         choices += list(by_stage.values())
         best: Evaluation | None = None
         for options in choices:
-            found = self._evaluated(candidate, options, best.step_s if best is not None else float("inf"))
-            if found is not None and found.fits and (best is None or found.step_s < best.step_s):
-                best = found
+            evaluation = self._evaluated(candidate, options, best.step_s if best is not None else float("inf"))
+            if evaluation is not None and evaluation.fits and (best is None or evaluation.step_s < best.step_s):
+                best = evaluation
         return best
 
-    def of_chain(self, size: int, chain: Chain) -> Iterator[Evaluation]:
+    def of_chain(self, size: int, chain: LayoutChain) -> Iterator[Evaluation]:
         """The chain under every schedule that has a stage on each position, recomputing or not."""
         problem = self.evaluator.problem
         last = chain.stages[-1][1]
@@ -373,20 +369,20 @@ class LayoutPlans:
         for schedule in schedule_names(problem):
             if traits(schedule).stages_per_position > 1:
                 continue
-            for again in recompute_choices(problem):
+            for recomputes in recompute_choices(problem):
                 plain = Candidate.chain(bounds, groups, shares, batches, schedule)
-                candidate = replace(plain, recompute=(again,) * len(groups) if again else ())
-                found = self._evaluated(candidate, options)
-                if found is not None and not found.fits:
-                    found = self._fitted(candidate, found)
-                if found is not None:
-                    yield found
+                candidate = replace(plain, recompute=(recomputes,) * len(groups) if recomputes else ())
+                evaluation = self._evaluated(candidate, options)
+                if evaluation is not None and not evaluation.fits:
+                    evaluation = self._fitted(candidate, evaluation)
+                if evaluation is not None:
+                    yield evaluation
 
     def _evaluated(self, candidate: Candidate, options: Layouts, known_s: float = float("inf")) -> Evaluation | None:
         """What the simulator says (``Evaluator.evaluate``); None if it is no plan that is allowed."""
-        found = with_options(self.evaluator.layouts, candidate, options)
+        laid_out = with_options(self.evaluator.layouts, candidate, options)
         try:
-            return self.evaluator.evaluate(found, known_s) if self._is_allowed(found) else None
+            return self.evaluator.evaluate(laid_out, known_s) if self._is_allowed(laid_out) else None
         except MissingMeasurementError:
             return None
 
@@ -401,7 +397,7 @@ class LayoutPlans:
             if own and not gives_all_work(self.evaluator.layouts, group, own, sizes):
                 return False
             if not own and len(group) > 1:
-                shares = [self.evaluator.samples(candidate.shares[stage], rows) for rows in sizes]
+                shares = [self.evaluator.pricing.samples(candidate.shares[stage], rows) for rows in sizes]
                 if min(map(min, shares)) < 1 or any(graph.layers[index].name in mixing for index in layers):
                     return False
         return not candidate.options or joins_all_ranks(graph, candidate)
@@ -418,10 +414,10 @@ class LayoutPlans:
                 if len(group) == 1:
                     continue
                 limit = tuple(max(0, problem.memory_limit_bytes(rank) - beside[rank]) for rank in group)
-                found = self._best(candidate, stage, limit)
-                if not found:
+                layouts = self._best(candidate, stage, limit)
+                if not layouts:
                     return None
-                options.update(found)
+                options.update(layouts)
             evaluated = self._evaluated(candidate, options) if options else None
             if evaluated is None or evaluated.fits:
                 return evaluated
@@ -451,22 +447,15 @@ class LayoutPlans:
             recomputed=frozenset(cores) if candidate.recomputes_cores(stage) else frozenset(),
         )
         most = most_options(prices, self.options_work_s)
-        options = simplest(self._options(layers, options_of(prices, question)), most) if most else ()
+        options = (
+            simplest(allowed_options(self.constraints, layers, options_of(prices, question)), most) if most else ()
+        )
         if not options or not all(options):
             return {}
         try:
             return dict(best_layouts(prices, question, self.budget.part(_FITTING_S), options).chosen)
         except OutOfTimeError:
             return {}
-
-    def _options(self, layers: tuple[int, ...], options: tuple[Options, ...]) -> tuple[Options, ...]:
-        """Those that side constraints allow."""
-        if not self.constraints.rules:
-            return options
-        return tuple(
-            tuple(option for option in each if self.constraints.allows_layer(index, Ways.of(dict(option.cuts))))
-            for index, each in zip(layers, options, strict=True)
-        )
 
 
 def _joined(parts: Iterable[Layouts]) -> Layouts:

@@ -18,11 +18,12 @@ from math import comb
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
-from planner.ir.schedule import Edge, Op, Pipeline, StageGraph
+from planner.ir.schedule import Edge, Op, Pipeline, StageGraph, Traits
+from planner.passes.events import in_order
+from planner.schedules import max_in_flight, traits
 from planner.schedules import schedule as schedule_named
-from planner.schedules import traits
 from planner.solvers.best_first.graph_cuts import Handed, Numbers
-from planner.solvers.best_first.prefixes import Expansion, Frontier, Prefix
+from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
 
 CAPS = (1, 2, 3, 4, 6)
 """Windows that a windowed schedule tries: so many times the stages downstream, as far as memory allows."""
@@ -42,7 +43,7 @@ class Leaf:
     windows: tuple[int, ...]
 
     @property
-    def prefix(self) -> Prefix:
+    def prefix(self) -> PipelinePrefix:
         """The pipeline."""
         return self.leaves.prefix(self.number)
 
@@ -77,10 +78,10 @@ class Leaves:
     windows: Numbers
 
     @classmethod
-    def of(cls, frontier: Frontier, found: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
+    def of(cls, frontier: Frontier, children: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
         """The complete children (by position) of prefixes."""
         alike: dict[tuple[int, Edges], list[tuple[Expansion, Numbers, tuple[Array, ...]]]] = {}
-        for expansion, positions in found:
+        for expansion, positions in children:
             chain = (*expansion.parent.cuts, frontier.suffixes.prices.cuts.last)
             handed = frontier.suffixes.prices.cuts.handed(chain)
             trains = frontier.suffixes.prices.freedom.trains
@@ -99,7 +100,7 @@ class Leaves:
     def __len__(self) -> int:
         return len(self.bound)
 
-    def prefix(self, number: int) -> Prefix:
+    def prefix(self, number: int) -> PipelinePrefix:
         """The pipeline number ``number``."""
         for expansion, positions in self.expansions:
             if number < len(positions):
@@ -132,13 +133,9 @@ class Leaves:
         num_stages = len(self.heads)
         if not all((s, s + 1, True) in self.edges for s in range(num_stages - 1)):
             return set()
-        depth = range(num_stages, 0, -1)
-        known = {
-            "1f1b": list(depth),
-            "1f1b-so": [2 * d - 1 for d in depth],
-            "gpipe": [num_microbatches for _ in depth],
-        }
-        return {tuple(min(w, num_microbatches) for w in known[name]) for name in schedules if name in known}
+        chain = Pipeline(StageGraph.chain(num_stages, num_microbatches))
+        fixed = (max_in_flight(name, chain) for name in schedules if not _has_own_messages(traits(name)))
+        return {windows for windows in fixed if windows is not None}
 
     def _bound(self, schedule: str, windows: tuple[int, ...], num_microbatches: int, numbers: Numbers) -> Array:
         num_stages = len(self.heads)
@@ -178,13 +175,13 @@ class Leaves:
             yield (), every
             return
         held = np.minimum.accumulate(self.windows, axis=0)  # no stage can have more in flight than the one before
-        seen: dict[tuple[int, ...], list[int]] = {}
+        allowing_by_windows: dict[tuple[int, ...], list[int]] = {}
         for most in np.unique(held, axis=1).T:
             numbers = np.flatnonzero((held == most[:, None]).all(axis=0))
             for windows in windows_to_try(tuple(most.tolist()), num_microbatches):
-                seen.setdefault(windows, []).extend(numbers.tolist())
-        for windows, found in seen.items():
-            yield windows, np.unique(found)
+                allowing_by_windows.setdefault(windows, []).extend(numbers.tolist())
+        for windows, allowing in allowing_by_windows.items():
+            yield windows, np.unique(allowing)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -197,11 +194,11 @@ def windows_to_try(most: tuple[int, ...], num_microbatches: int) -> tuple[tuple[
     if comb(num_microbatches + num_stages - 1, num_stages) <= FEW_WINDOWS:
         every = product(*(range(1, window + 1) for window in most))
         return tuple(windows for windows in every if all(a >= b for a, b in pairwise(windows)))
-    found: dict[tuple[int, ...], None] = {}
+    tried: dict[tuple[int, ...], None] = {}
     for cap in CAPS:
         capped = [min(window, cap * (num_stages - 1 - s) + 1) for s, window in enumerate(most)]
-        found[tuple(capped)] = None
-    return tuple(found)
+        tried[tuple(capped)] = None
+    return tuple(tried)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -210,29 +207,19 @@ def _order(
 ) -> tuple[tuple[bool, int, int], ...] | None:
     """(forward?, stage, micro-batch) in an order in which all can run; None if backwards are split."""
     graph = StageGraph(num_stages, num_microbatches, tuple(Edge(s, t, (), gradient) for s, t, gradient in edges))
-    rows = schedule_named(schedule)(Pipeline(graph, windows=windows)).rows
+    pipeline = Pipeline(graph, windows=windows)
+    rows = schedule_named(schedule)(pipeline).rows
     if any(action.op not in (Op.FORWARD, Op.BACKWARD) for row in rows for action in row):
         return None
-    needs = {
-        True: [[s for s, t, _ in edges if t == stage] for stage in range(num_stages)],
-        False: [[t for s, t, gradient in edges if s == stage and gradient] for stage in range(num_stages)],
-    }
-    steps = [[(action.op is Op.FORWARD, action.microbatch or 0) for action in row] for row in rows]
-    position = [0] * num_stages
-    done: set[tuple[bool, int, int]] = set()
-    found: list[tuple[bool, int, int]] = []
-    while True:
-        before = len(found)
-        for stage, row in enumerate(steps):
-            while position[stage] < len(row):
-                forward, microbatch = row[position[stage]]
-                if any((forward, source, microbatch) not in done for source in needs[forward][stage]):
-                    break
-                done.add((forward, stage, microbatch))
-                found.append((forward, stage, microbatch))
-                position[stage] += 1
-        if len(found) == before:
-            return tuple(found) if len(done) == sum(map(len, rows)) else None
+    order = in_order(rows, pipeline)
+    if order is None:
+        return None
+    return tuple((action.op is Op.FORWARD, action.stage, action.microbatch or 0) for action in order)
+
+
+def _has_own_messages(own: Traits) -> bool:
+    """Whether messages travel otherwise than under windowed 1F1B, so that the same order is another plan."""
+    return own.blocking or bool(own.streams)
 
 
 def _arrays(

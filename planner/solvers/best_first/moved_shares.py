@@ -1,8 +1,8 @@
 """Samples moved between unlike members of a plan's stages, until it fits, and while its step gets shorter.
 
-The shares that a search looks at where there are many are the best for a stage by itself (``Prices.versions``), as far
-as a bound of memory allows them.  Exactly, a member may hold less; and beside other stages, and with what messages and
-sums of gradients take, their neighbours may be better.
+The shares that a search looks at where there are many are the best for a stage by itself (``GroupPrices.versions``), as
+far as a bound of memory allows them. Exactly, a member may hold less; and beside other stages, and with what messages
+and sums of gradients take, their neighbours may be better.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
 
+from planner.costs.candidate import Candidate
 from planner.costs.shards.device_mesh import proportional
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, all_shares, has_own_options
+from planner.solvers.candidates.candidate import all_shares
 from planner.solvers.candidates.choose import ROUNDING
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import usable
@@ -22,7 +23,7 @@ from planner.solvers.candidates.feasibility import usable
 _MOST_MOVES = 12
 
 
-def made_to_fit(evaluator: Evaluator, candidate: Candidate, found: Evaluation) -> Evaluation:
+def made_to_fit(evaluator: Evaluator, candidate: Candidate, evaluation: Evaluation) -> Evaluation:
     """The candidate's evaluation, or that of one with fewer samples where memory is too small, if that may be.
 
     Members of one kind and memory size get no more than so much of what is too much as fits in proportion; the others
@@ -30,7 +31,7 @@ def made_to_fit(evaluator: Evaluator, candidate: Candidate, found: Evaluation) -
     """
     devices, full = evaluator.problem.profile.cluster.devices, set[int]()
     for _ in range(_MOST_MOVES):
-        rank = found.excess_rank
+        rank = evaluation.excess_rank
         if rank is None:
             break
         stage = next(stage for stage, ranks in enumerate(candidate.groups) if rank in ranks)
@@ -39,7 +40,7 @@ def made_to_fit(evaluator: Evaluator, candidate: Candidate, found: Evaluation) -
             break
         kinds = [(devices[member].kind, devices[member].memory_bytes) for member in ranks]
         mine, own = kinds[ranks.index(rank)], shares[ranks.index(rank)]
-        most = min(own - 1, int(own / evaluator.excess(found)))
+        most = min(own - 1, int(own / evaluator.excess(evaluation)))
         full |= {member for member, kind in zip(ranks, kinds, strict=True) if kind == mine}
         left = [min(share, most) if kind == mine else share for share, kind in zip(shares, kinds, strict=True)]
         takers = [n for n, member in enumerate(ranks) if member not in full]
@@ -52,8 +53,8 @@ def made_to_fit(evaluator: Evaluator, candidate: Candidate, found: Evaluation) -
         tried = _evaluated(evaluator, candidate)
         if tried is None:
             break
-        found = tried
-    return found
+        evaluation = tried
+    return evaluation
 
 
 def with_moved_shares(evaluator: Evaluator, best: Evaluation) -> Evaluation:
@@ -67,10 +68,10 @@ def with_moved_shares(evaluator: Evaluator, best: Evaluation) -> Evaluation:
 
 def _better(evaluator: Evaluator, best: Evaluation) -> Iterator[Evaluation]:
     for candidate in _neighbours(evaluator.problem, best.candidate):
-        found = _evaluated(evaluator, candidate, best.step_s)
-        shorter = found is not None and found.fits and found.step_s < best.step_s * (1 - ROUNDING)
-        if found is not None and shorter and not evaluator.unmet(found.candidate):
-            yield found
+        evaluation = _evaluated(evaluator, candidate, best.step_s)
+        shorter = evaluation is not None and evaluation.fits and evaluation.step_s < best.step_s * (1 - ROUNDING)
+        if evaluation is not None and shorter and not evaluator.unmet(evaluation.candidate):
+            yield evaluation
 
 
 def _evaluated(evaluator: Evaluator, candidate: Candidate, known_s: float = float("inf")) -> Evaluation | None:
@@ -93,7 +94,7 @@ def _evaluated(evaluator: Evaluator, candidate: Candidate, known_s: float = floa
 def _is_open(problem: Problem, candidate: Candidate, stage: int) -> bool:
     """Whether the stage has shares of samples, of which not all are looked at."""
     size = max(candidate.micro_batches)
-    if sum(candidate.shares[stage]) != size or has_own_options(candidate, stage):
+    if sum(candidate.shares[stage]) != size or candidate.has_own_options(stage):
         return False
     return not all_shares(problem, candidate.groups[stage], size)
 

@@ -10,6 +10,7 @@ from itertools import chain
 
 import numpy as np
 
+from planner.costs.candidate import Recomputes, again_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.shared_bound import SharedBound
@@ -21,16 +22,9 @@ from planner.ir.problem import Problem
 from planner.layers import throughout_sites
 from planner.layers.recomputed import cores_by_index
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
-from planner.solvers.best_first.graph_cuts import Cuts, Flags, Numbers
+from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
 from planner.solvers.best_first.search_space import Freedom
-from planner.solvers.candidates.candidate import (
-    Pool,
-    Recomputes,
-    again_of,
-    all_shares,
-    group_shares,
-    site_shares,
-)
+from planner.solvers.candidates.candidate import Pool, all_shares, group_shares, site_shares
 from planner.solvers.candidates.feasibility import usable
 
 _ROUNDING = 1e-9
@@ -39,11 +33,11 @@ _FEW_SHARES, _SOME_CUTS = 3, 12
 """Of too many ways to share: those that are looked at, the most frequent ones of stages between some cuts."""
 
 Version = tuple[Recomputes, bool, tuple[int, ...]]
-"""A way to run a stage on given devices, see :class:`Group`."""
+"""A way to run a stage on given devices, see :class:`PricedGroup`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class PricedGroup:
     """Devices as one stage, for one way to cut the batch.
 
     Attributes:
@@ -65,7 +59,7 @@ class Group:
     samples: Mapping[int, tuple[float, ...]]
     version: Version
     prices: StageBound
-    owner: Prices
+    owner: GroupPrices
     allowed: Flags | None
     any_shares: SharedBound | None = None
 
@@ -86,13 +80,13 @@ class Group:
 
     def stage(self, first: Numbers, last: Numbers) -> Stage:
         """Bounds of stages between ``first`` and ``last``, arrays that broadcast."""
-        found = (self.any_shares or self.prices).stage(first, last, len(self.owner.micro_batches))
-        window = found.window
+        priced = (self.any_shares or self.prices).stage(first, last, len(self.owner.micro_batches))
+        window = priced.window
         if self.size > 1:
             window = np.where(self.owner.mixing[last] - self.owner.mixing[first] > 0, 0, window)
         if self.allowed is not None:
             window = np.where(self.allowed[first, last], window, 0)
-        return found if window is found.window else replace(found, window=window)
+        return priced if window is priced.window else replace(priced, window=window)
 
     def largest_work_s(self, first: Numbers, last: Numbers) -> Array:
         """What the slowest member computes in a step, at least."""
@@ -106,12 +100,12 @@ class Group:
             possible = possible & (owner.mixing[last] - owner.mixing[first] <= 0)
         if self.allowed is not None:
             possible = possible & self.allowed[first, last]
-        found = np.zeros(possible.shape) if memory is None else memory.fullness(first, last, kept)
-        return np.where(possible, found, np.inf)
+        fullest = np.zeros(possible.shape) if memory is None else memory.fullness(first, last, kept)
+        return np.where(possible, fullest, np.inf)
 
 
 @dataclass(slots=True, eq=False)
-class Prices:
+class GroupPrices:
     """The groups of one way to cut the batch, each priced once.
 
     Attributes:
@@ -122,14 +116,14 @@ class Prices:
     problem: Problem
     book: PriceBook
     pools: tuple[Pool, ...]
-    cuts: Cuts
+    cuts: GraphCuts
     micro_batches: tuple[int, ...]
     freedom: Freedom
     mixing: Array = field(init=False)
     throughout: Flags = field(init=False)
     _times: dict[tuple[str, Recomputes], MemberTimes] = field(init=False, default_factory=dict, repr=False)
     _capacity: Array | None = field(init=False, default=None, repr=False)
-    _versions: dict[Counts, tuple[Group, ...]] = field(init=False, default_factory=dict, repr=False)
+    _versions: dict[Counts, tuple[PricedGroup, ...]] = field(init=False, default_factory=dict, repr=False)
     _prices: dict[object, StageBound] = field(init=False, default_factory=dict, repr=False)
     _bounds: StageBounds = field(init=False, repr=False)
     _cores: tuple[int, ...] = field(init=False, repr=False)
@@ -146,21 +140,21 @@ class Prices:
         others = self.cuts.sums(np.array([layer.name not in along for layer in layers], dtype=np.float64))
         self.throughout = self.cuts.inside & (others[None, :] - others[:, None] < 0.5)
 
-    def versions(self, counts: Counts) -> tuple[Group, ...]:
+    def versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
         """The devices ``counts`` as a stage, in every way that is allowed; none if they cannot be priced.
 
         Without and with recompute, with every share of the samples that is looked at, and where a stage may lie along
         sites alone also with these in other parts than whole samples.
         """
-        found = self._versions.get(counts)
-        if found is None:
+        groups = self._versions.get(counts)
+        if groups is None:
             ranks, size = self.first_ranks(counts), self.micro_batches[0]
             ways = [(False, shares) for shares in self._shares(ranks)]
             if len(ranks) > 1 and self.throughout.any():
                 ways.append((True, site_shares(self.problem, self.book, ranks, size)))
-            made = (self._made(counts, (again, *way)) for way in ways for again in self.freedom.recompute)
-            found = self._versions[counts] = tuple(group for group in made if group is not None)
-        return found
+            made = (self._made(counts, (recompute, *way)) for way in ways for recompute in self.freedom.recompute)
+            groups = self._versions[counts] = tuple(group for group in made if group is not None)
+        return groups
 
     def first_ranks(self, counts: Counts) -> tuple[int, ...]:
         """The ranks of a group with the devices ``counts``, where none is used yet."""
@@ -181,11 +175,11 @@ class Prices:
         every = all_shares(self.problem, ranks, self.micro_batches[0])
         if every or len(ranks) > self.micro_batches[0]:
             return every
-        found = Counter[tuple[int, ...]]()
+        frequency = Counter[tuple[int, ...]]()
         with suppress(MissingMeasurementError):
-            for again in self.freedom.recompute:
-                found.update(self._least_largest(self.times(ranks, again)))
-        return tuple(shares for shares, _ in found.most_common(_FEW_SHARES)) or (
+            for recompute in self.freedom.recompute:
+                frequency.update(self._least_largest(self.times(ranks, recompute)))
+        return tuple(shares for shares, _ in frequency.most_common(_FEW_SHARES)) or (
             group_shares(self.problem, self.book, ranks, self.micro_batches[0]),
         )
 
@@ -203,7 +197,7 @@ class Prices:
         Raises:
             MissingMeasurementError: a layer's cost at one of these numbers is not known.
         """
-        again, size = again_of(recompute, self._cores), self.micro_batches[0]
+        recomputed, size = again_of(recompute, self._cores), self.micro_batches[0]
         devices = self.problem.profile.cluster.devices
         limits = [self.problem.memory_limit_bytes(rank) + devices[rank].on_chip_bytes for rank in ranks]
         sorts = Counter(zip(map(self.book.kind, ranks), limits, strict=True))
@@ -211,10 +205,10 @@ class Prices:
         for kind, limit in sorts:
             top = size if self.problem.micro_batch_sizes else min(size, self.book.tables.largest_measured(kind))
             if (kind, recompute) not in self._times:
-                self._times[kind, recompute] = self._bounds.member_times(kind, top, again)
+                self._times[kind, recompute] = self._bounds.member_times(kind, top, recomputed)
             members.append(self._times[kind, recompute])
             zero = self.problem.zero_over(len(ranks))
-            most.append(self._bounds.most_samples((kind, limit), top, again, len(ranks) if zero else 1, zero))
+            most.append(self._bounds.most_samples((kind, limit), top, recomputed, len(ranks) if zero else 1, zero))
         return GroupTimes(tuple(members), tuple(sorts.values()), size, tuple(most))
 
     def devices_by_kind(self) -> dict[str, int]:
@@ -258,13 +252,13 @@ class Prices:
         sizes = range(1, len(self.problem.ranks) + 1)
         return sorted({n for rows in set(self.micro_batches) for m in sizes for n in (rows // m, -(-rows // m)) if n})
 
-    def _made(self, counts: Counts, version: Version) -> Group | None:
+    def _made(self, counts: Counts, version: Version) -> PricedGroup | None:
         try:
             return self._make(counts, version)
         except MissingMeasurementError:
             return None
 
-    def _make(self, counts: Counts, version: Version) -> Group | None:
+    def _make(self, counts: Counts, version: Version) -> PricedGroup | None:
         recompute, by_parts, shares = version
         orders = member_orders(self.pools, counts)
         members = orders[0]
@@ -279,17 +273,17 @@ class Prices:
             alike_members = [
                 (*kind, samples) for kind, samples in zip(kinds, zip(full, last, strict=True), strict=True)
             ]
-            again, zero = again_of(recompute, self._cores), self.problem.zero_over(len(ranks))
-            self._prices[alike] = self._bounds.of(ranks, alike_members, again, zero)
+            recomputed, zero = again_of(recompute, self._cores), self.problem.zero_over(len(ranks))
+            self._prices[alike] = self._bounds.of(ranks, alike_members, recomputed, zero)
         allowed = self.freedom.allowed(self.cuts, ranks, recompute)
         if by_parts:
             allowed = self.throughout if allowed is None else self.throughout & allowed
         if self.problem.rate_per_s:
             in_time = self._in_time(self._prices[alike])
             allowed = in_time if allowed is None else in_time & allowed
-        known = orders_known(self.pools, counts)
+        all_orders = orders_known(self.pools, counts)
         samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
-        return Group(counts, ranks, orders, known, samples, version, self._prices[alike], self, allowed)
+        return PricedGroup(counts, ranks, orders, all_orders, samples, version, self._prices[alike], self, allowed)
 
     def _in_time(self, prices: StageBound) -> Flags:
         """By first and last cut, whether a stage's work leaves room for the samples a second that are asked for."""
@@ -297,8 +291,8 @@ class Prices:
         first, last = np.arange(count)[:, None], np.arange(count)[None, :]
         period_s = sum(self.micro_batches) / self.problem.rate_per_s
         work = prices.stage(first, last, len(self.micro_batches)).work
-        found: Flags = work <= period_s * (1 + _ROUNDING)
-        return found
+        in_time: Flags = work <= period_s * (1 + _ROUNDING)
+        return in_time
 
     def _samples_of(self, shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
         """Of each member: whole samples, or its part of the sites."""

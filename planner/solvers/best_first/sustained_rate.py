@@ -3,7 +3,7 @@
 Given       forward passes alone, as in :mod:`planner.solvers.best_first.solver`; a batch enters every T seconds
 Choose      the pipeline                                                                            as there
 Minimise    the latency of a batch that meets no other: the step                                    ``LATENCY``
-Subject to  sum of the forwards of a stage <= T on each of its ranks           ``priced_groups.Prices._in_time``
+Subject to  sum of the forwards of a stage <= T on each of its ranks           ``priced_groups.GroupPrices._in_time``
             the period of the simulated stream <= T             ``candidates.evaluate.Evaluator.sustained_per_s``
 
 The first constraint is what prunes prefixes; the second, which counts messages and waiting as well, decides.  The
@@ -15,15 +15,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.costs.cost_model import PriceBook
 from planner.ir.errors import InfeasibleError
-from planner.ir.plan import PROVEN
 from planner.ir.problem import LATENCY, THROUGHPUT, Problem
 from planner.schedules import traits
-from planner.solvers.best_first.search import BestFirstSearch
-from planner.solvers.best_first.warm_start import Start
+from planner.solvers.best_first.warm_start import first_fit
 from planner.solvers.budget import Budget, part_of_current
-from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
 _PRECISION = 1e-3
 _SHARE_OF_WORK = 0.5  # the rest is for the plan of least latency at that rate
@@ -48,15 +44,15 @@ def highest_rate(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     budget = part_of_current(problem.time_limit_s)
     within = budget.part(_SHARE_OF_WORK * budget.limit_s)
     best_per_s, refused_per_s = 0.0, float("inf")
-    found, _ = _sustaining(asked, 0.0, budget)
-    if found is None:
+    reached_per_s, _ = _sustaining(asked, 0.0, budget)
+    if reached_per_s is None:
         return asked, ()
-    best_per_s = found
+    best_per_s = reached_per_s
     while refused_per_s > best_per_s * (1 + _PRECISION) and not within.is_over:
         wanted = best_per_s * _FASTER if refused_per_s == float("inf") else (best_per_s + refused_per_s) / 2
-        found, is_certain = _sustaining(asked, wanted, within)
-        if found is not None:
-            best_per_s = found
+        reached_per_s, is_certain = _sustaining(asked, wanted, within)
+        if reached_per_s is not None:
+            best_per_s = reached_per_s
         elif is_certain:
             refused_per_s = wanted
         else:
@@ -97,9 +93,6 @@ def too_fast(problem: Problem, best_per_s: float, sure: str = "") -> InfeasibleE
 
 def _sustaining(problem: Problem, rate_per_s: float, within: Budget) -> tuple[float | None, bool]:
     """What a plan sustains that keeps the rate, the first that comes; and whether there is certainly none."""
-    limited = replace(problem, rate_per_s=rate_per_s, time_limit_s=within.left_s)
-    evaluator = Evaluator(limited, PriceBook(problem.profile), within=within)
-    outcome = BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items)
-    best: Evaluation | None = outcome.best
-    found = None if best is None else evaluator.sustained_per_s(best.candidate)
-    return found, best is None and outcome.status == PROVEN
+    evaluator, outcome = first_fit(replace(problem, rate_per_s=rate_per_s), within)
+    best = outcome.best
+    return None if best is None else evaluator.sustained_per_s(best.candidate), outcome.refutes

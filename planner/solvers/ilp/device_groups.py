@@ -50,7 +50,7 @@ class DeviceClass:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StageGroup:
     """Devices that share the samples of a stage, or, of one that lies along sites alone, its sites.
 
     Attributes:
@@ -79,7 +79,7 @@ class Group:
 
 def device_classes(problem: Problem, constraints: Constraints) -> tuple[DeviceClass, ...]:
     """The pools, split where a rule tells their devices apart."""
-    found: list[DeviceClass] = []
+    classes: list[DeviceClass] = []
     all_pools = pools(problem)
     split = [{constraints.device_class(rank) for rank in pool.ranks} for pool in all_pools]
     earlier: dict[int, int] = {}
@@ -93,19 +93,19 @@ def device_classes(problem: Problem, constraints: Constraints) -> tuple[DeviceCl
                 last[told_apart] = number
     first: list[int] = []
     for number, pool in enumerate(all_pools):
-        first.append(len(found))
+        first.append(len(classes))
         twin = first[earlier[number]] if number in earlier else -1
         for signature in sorted(split[number], reverse=True):
             ranks = tuple(rank for rank in pool.ranks if constraints.device_class(rank) == signature)
-            found.append(DeviceClass(pool.kind, pool.groups, pool.memory_limit_bytes, ranks, twin))
-    return tuple(found)
+            classes.append(DeviceClass(pool.kind, pool.groups, pool.memory_limit_bytes, ranks, twin))
+    return tuple(classes)
 
 
 def groups(
     problem: Problem, book: PriceBook, classes: tuple[DeviceClass, ...], micro_batches: tuple[int, ...]
-) -> tuple[Group, ...]:
+) -> tuple[StageGroup, ...]:
     """Every group that gets a sample of every micro-batch, or some of its sites, and whose sizes were measured."""
-    found = []
+    usable_groups = []
     of_sites = (False, True) if throughout_sites(problem.profile.graph) else (False,)
     for takes, by_parts in product(_takes(classes), of_sites):
         count = sum(takes)
@@ -119,16 +119,16 @@ def groups(
         for shares in shared or ((site_shares if by_parts else group_shares)(problem, book, ranks, micro_batches[0]),):
             try:
                 if usable(problem, book, ranks, shares, micro_batches):
-                    found.append(Group(takes, tuple(classes[k] for k in members), ranks, shares, by_parts))
+                    usable_groups.append(StageGroup(takes, tuple(classes[k] for k in members), ranks, shares, by_parts))
             except MissingMeasurementError:
                 continue
-    return tuple(found)
+    return tuple(usable_groups)
 
 
-def assign(classes: tuple[DeviceClass, ...], chosen: tuple[Group, ...]) -> tuple[tuple[int, ...], ...]:
+def assign(classes: tuple[DeviceClass, ...], chosen: tuple[StageGroup, ...]) -> tuple[tuple[int, ...], ...]:
     """Ranks for groups that run at once, the first ones of each class first."""
-    given = [0] * len(classes)
-    return tuple(_first(classes, _members(classes, group.takes), given) for group in chosen)
+    num_assigned = [0] * len(classes)
+    return tuple(_first(classes, _members(classes, group.takes), num_assigned) for group in chosen)
 
 
 def _members(classes: tuple[DeviceClass, ...], takes: tuple[int, ...]) -> tuple[int, ...]:
@@ -144,13 +144,13 @@ def _members(classes: tuple[DeviceClass, ...], takes: tuple[int, ...]) -> tuple[
     return tuple(k for k in order for _ in range(takes[k]))
 
 
-def _first(classes: tuple[DeviceClass, ...], members: tuple[int, ...], given: list[int]) -> tuple[int, ...]:
-    """The next ranks of the members' classes, counted in ``given``."""
-    found = []
+def _first(classes: tuple[DeviceClass, ...], members: tuple[int, ...], num_assigned: list[int]) -> tuple[int, ...]:
+    """The next ranks of the members' classes, counted in ``num_assigned``."""
+    ranks = []
     for k in members:
-        found.append(classes[k].ranks[given[k]])
-        given[k] += 1
-    return tuple(found)
+        ranks.append(classes[k].ranks[num_assigned[k]])
+        num_assigned[k] += 1
+    return tuple(ranks)
 
 
 def _takes(classes: tuple[DeviceClass, ...]) -> Iterator[tuple[int, ...]]:
@@ -169,7 +169,7 @@ def _takes(classes: tuple[DeviceClass, ...]) -> Iterator[tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Crossing:
+class CutTraffic:
     """Matrices over pairs of cuts: a stage from cut ``a`` to cut ``b``, and the stage that starts at ``b``.
 
     Attributes:
@@ -183,12 +183,12 @@ class Crossing:
     backward_bytes: Array
 
     @classmethod
-    def of(cls, graph: Graph, cuts: tuple[int, ...]) -> Crossing:
+    def of(cls, graph: Graph, cuts: tuple[int, ...]) -> CutTraffic:
         """Between stages that start and end at ``cuts``, positions in the list of layers with both ends."""
         made_at = {layer.name: position for position, layer in enumerate(graph.layers)}
         values, silent = graph.values(), without_gradient(graph)
         shape = (len(cuts), len(cuts))
-        found = cls(np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool), np.zeros(shape), np.zeros(shape))
+        crossing = cls(np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool), np.zeros(shape), np.zeros(shape))
         for b in range(1, len(cuts) - 1):
             needed: dict[str, float] = {}
             for layer in graph.layers[cuts[b] : cuts[b + 1]]:
@@ -197,12 +197,12 @@ class Crossing:
                         needed[value] = max(needed.get(value, 0.0), num_bytes)
             for value, num_bytes in needed.items():
                 holders = slice(int(np.searchsorted(cuts, made_at[producer(value)], side="right")))
-                found.linked[holders, b] = True
-                found.forward_bytes[holders, b] += num_bytes
+                crossing.linked[holders, b] = True
+                crossing.forward_bytes[holders, b] += num_bytes
                 if values[value].is_float and value not in silent:
-                    found.linked_back[holders, b] = True
-                    found.backward_bytes[holders, b] += num_bytes
-        return found
+                    crossing.linked_back[holders, b] = True
+                    crossing.backward_bytes[holders, b] += num_bytes
+        return crossing
 
     def least(self, bytes_per_sample: Array) -> Array:
         """By cut: the least that a linked stage hands over there; stages that start later hand over less."""
@@ -210,7 +210,7 @@ class Crossing:
 
 
 @dataclass(slots=True, eq=False)
-class Messages:
+class LeastMessages:
     """What messages between groups take at least, by (first cut, last cut) of the stage before.
 
     An F waits for all its pieces and a B for all its gradients: the slowest of those to (or from) one member behind,
@@ -221,7 +221,7 @@ class Messages:
     """
 
     cluster: Cluster
-    crossing: Crossing
+    crossing: CutTraffic
     micro_batches: tuple[int, ...]
     overhead_s: Mapping[str, float]
     _links: Mapping[str, Link] = field(init=False, repr=False)
@@ -232,27 +232,27 @@ class Messages:
     def __post_init__(self) -> None:
         self._links = least_links(self.cluster)
 
-    def there_s(self, source: Group, destination: Group) -> Array:
+    def there_s(self, source: StageGroup, destination: StageGroup) -> Array:
         """From the end of an F of the stage (a, b) to the start of the F behind it."""
         return self._message_s(source, destination, True)
 
-    def back_s(self, source: Group, destination: Group) -> Array:
+    def back_s(self, source: StageGroup, destination: StageGroup) -> Array:
         """From the end of a B of the stage behind to the start of the B of the stage (a, b)."""
         return self._message_s(source, destination, False)
 
-    def wires_s(self, source: Group, destination: Group) -> tuple[Array, Array]:
+    def wires_s(self, source: StageGroup, destination: StageGroup) -> tuple[Array, Array]:
         """What all messages of full micro-batches take longer, on one wire, than the first there and the last back.
 
         One way, beside which the last F and B behind still have to be done; and both ways, which share a wire where the
         link is not duplex, and beside which nothing more is certain, not even what the stage behind pays to receive.
         """
         own = self._pieces(source, destination, self.micro_batches[0])
-        found = self._waits.get(own)
-        if found is None:
+        waits_s = self._waits.get(own)
+        if waits_s is None:
             one_way, both = zip(*(self._waits_s(member) for member in own), strict=True)
-            found = self._waits[own] = (np.minimum.reduce(one_way), np.minimum.reduce(both))
+            waits_s = self._waits[own] = (np.minimum.reduce(one_way), np.minimum.reduce(both))
         overhead_s = min(self.overhead_s.get(member.kind, 0.0) for member in destination.classes)
-        return found[0], np.maximum(found[1] - overhead_s, 0.0)
+        return waits_s[0], np.maximum(waits_s[1] - overhead_s, 0.0)
 
     def _waits_s(self, own: frozenset[Piece]) -> tuple[Array, Array]:
         """The same for one member behind."""
@@ -265,21 +265,21 @@ class Messages:
                 both = np.maximum(both, count * (there + back) - first - last)
         return (count - 1) * np.maximum(first, last), both
 
-    def _message_s(self, source: Group, destination: Group, forward: bool) -> Array:
+    def _message_s(self, source: StageGroup, destination: StageGroup, forward: bool) -> Array:
         own = frozenset[frozenset[Piece]]().union(
             *(self._pieces(source, destination, rows) for rows in set(self.micro_batches))
         )
         receiver = destination if forward else source
         overhead_s = min(self.overhead_s.get(member.kind, 0.0) for member in receiver.classes)
-        found = self._known.get((own, forward))
-        if found is None:
+        seconds = self._known.get((own, forward))
+        if seconds is None:
             slowest = [
                 np.maximum.reduce([self._travel_s(piece, forward) for piece in sorted(member)]) for member in own
             ]
-            found = self._known[own, forward] = np.asarray(np.minimum.reduce(slowest))
-        return found + overhead_s * (self._bytes(forward) > 0)
+            seconds = self._known[own, forward] = np.asarray(np.minimum.reduce(slowest))
+        return seconds + overhead_s * (self._bytes(forward) > 0)
 
-    def _pieces(self, source: Group, destination: Group, rows: int) -> frozenset[frozenset[Piece]]:
+    def _pieces(self, source: StageGroup, destination: StageGroup, rows: int) -> frozenset[frozenset[Piece]]:
         """What each member behind waits for, of a micro-batch of ``rows``; like members once."""
         mine, theirs = list(dict.fromkeys(source.classes)), list(dict.fromkeys(destination.classes))
         between = tuple(
@@ -292,12 +292,12 @@ class Messages:
 
     def _travel_s(self, piece: Piece, forward: bool) -> Array:
         link, samples = piece
-        found = self._travels.get((link, samples, forward))
-        if found is None:
-            found = self._travels[link, samples, forward] = transfer_s(
+        seconds = self._travels.get((link, samples, forward))
+        if seconds is None:
+            seconds = self._travels[link, samples, forward] = transfer_s(
                 self._links[link], self._bytes(forward) * samples
             )
-        return found
+        return seconds
 
     def _bytes(self, forward: bool) -> Array:
         return self.crossing.forward_bytes if forward else self.crossing.backward_bytes

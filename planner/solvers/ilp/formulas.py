@@ -53,7 +53,7 @@ import numpy as np
 import pulp
 
 from planner.costs.layers.cost_table import Array, Flags
-from planner.solvers.ilp.spans import Instance
+from planner.solvers.ilp.spans import SpanInstance
 
 OPTIMAL, TIME_LIMIT, INFEASIBLE = "optimal", "time limit", "infeasible"
 
@@ -79,16 +79,16 @@ class Solution:
 
 
 @dataclass(slots=True, eq=False)
-class Program:
+class SpanProgram:
     """The program of an instance; solutions that were seen can be excluded, to get the next best."""
 
-    instance: Instance
+    instance: SpanInstance
     upper_s: float
-    _model: Model = field(init=False, repr=False)
+    _model: PulpModel = field(init=False, repr=False)
     _excluded: list[frozenset[int]] = field(init=False, default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        self._model = Model.of(self.instance, self.upper_s)
+        self._model = PulpModel.of(self.instance, self.upper_s)
         self.limit(self.upper_s)
         for family in (
             path,
@@ -116,12 +116,12 @@ class Program:
         bound = float(problem.solverModel.getInfo().mip_dual_bound)
         bound_s = max(0.0, bound * self._model.unit_s * (1 - _TOLERANCE)) if np.isfinite(bound) else 0.0
         optimal, feasible = pulp.constants.LpSolutionOptimal, pulp.constants.LpSolutionIntegerFeasible
-        found = self._rounded() if problem.sol_status in (optimal, feasible) else ()
-        if not found:
+        chain = self._rounded() if problem.sol_status in (optimal, feasible) else ()
+        if not chain:
             return Solution(TIME_LIMIT, float("inf"), bound_s)
-        value_s = objective_s(self.instance, found)
+        value_s = objective_s(self.instance, chain)
         proved = problem.sol_status == optimal and status == highspy.HighsModelStatus.kOptimal
-        return Solution(OPTIMAL if proved else TIME_LIMIT, value_s, min(bound_s, value_s), found)
+        return Solution(OPTIMAL if proved else TIME_LIMIT, value_s, min(bound_s, value_s), chain)
 
     def limit(self, upper_s: float) -> None:
         """From now on only solutions of at most ``upper_s`` are looked for."""
@@ -146,7 +146,7 @@ _SCALE = 100.0
 
 
 @dataclass(slots=True, eq=False)
-class Model:
+class PulpModel:
     """A PuLP problem over an instance.
 
     Attributes:
@@ -156,7 +156,7 @@ class Model:
         handovers: y[h] = 1 if hand-over h happens; whole where z are.
     """
 
-    instance: Instance
+    instance: SpanInstance
     unit_s: float
     problem: Any = field(init=False, repr=False)
     step: Any = field(init=False, repr=False)
@@ -164,7 +164,7 @@ class Model:
     handovers: list[Any] = field(init=False, repr=False)
 
     @classmethod
-    def of(cls, instance: Instance, upper_s: float) -> Model:
+    def of(cls, instance: SpanInstance, upper_s: float) -> PulpModel:
         """Scaled for solutions of at most ``upper_s``."""
         longest_s = float((instance.spans.work_s + instance.spans.last_s).max(initial=0.0))
         return cls(instance, (upper_s if np.isfinite(upper_s) else longest_s or 1.0) / _SCALE)
@@ -190,9 +190,9 @@ class Model:
 
     def running(self, name: str, before: Any, more: Any) -> Any:
         """A variable that is ``before + more``."""
-        found = self.variable(name)
-        self.add(found == before + more, f"is_{name}")
-        return found
+        total = self.variable(name)
+        self.add(total == before + more, f"is_{name}")
+        return total
 
     def scaled(self, seconds: float) -> float:
         """Seconds in the unit of the rows."""
@@ -207,22 +207,22 @@ class Model:
         return pulp.lpSum(variables[int(v)] for v in which)
 
 
-def path(model: Model) -> None:
+def path(model: PulpModel) -> None:
     """A stage starts at the first cut; where one ends, its group hands over to that of the next."""
     spans, handovers = model.instance.spans, model.instance.handovers
     starts, ends = _by(spans.first, spans.group), _by(spans.last, spans.group)
-    given, taken = _by(handovers.cut, handovers.source), _by(handovers.cut, handovers.destination)
+    sources, destinations = _by(handovers.cut, handovers.source), _by(handovers.cut, handovers.destination)
     model.add(model.number(model.stages, np.flatnonzero(spans.first == 0)) == 1, "start")
     for cut in range(1, model.instance.end):
         for group in range(len(model.instance.groups)):
-            for name, stages, over in (("end", ends, given), ("begin", starts, taken)):
+            for name, stages, over in (("end", ends, sources), ("begin", starts, destinations)):
                 here, there = stages.get((cut, group), []), over.get((cut, group), [])
                 if here or there:
                     row = model.number(model.stages, here) == model.number(model.handovers, there)
                     model.add(row, f"{name}{cut}_{group}")
 
 
-def resources(model: Model) -> None:
+def resources(model: PulpModel) -> None:
     """No more devices of a class, nor time on them, than there is; like hosts in order; a limit on stages.
 
     Time on devices follows from the rest; while z are fractions it says more.
@@ -231,17 +231,17 @@ def resources(model: Model) -> None:
     counts = np.array([group.takes for group in instance.groups])[spans.group]
     used = [pulp.lpSum(int(count[v]) * model.stages[v] for v in np.flatnonzero(count)) for count in counts.T]
     across = any(len({member.groups for member in group.classes}) > 1 for group in instance.groups)
-    for number, found in enumerate(instance.classes):
-        model.add(used[number] <= len(found.ranks), f"devices{number}")
-        if found.twin >= 0 and not across:  # else the order of a stage's hosts tells them apart
-            model.add(used[number] <= used[found.twin], f"twin{number}")
+    for number, device_class in enumerate(instance.classes):
+        model.add(used[number] <= len(device_class.ranks), f"devices{number}")
+        if device_class.twin >= 0 and not across:  # else the order of a stage's hosts tells them apart
+            model.add(used[number] <= used[device_class.twin], f"twin{number}")
         work_s = counts[:, number] * (spans.work_s + spans.last_s)
         busy = model.seconds(work_s, model.stages, np.flatnonzero(work_s))
-        model.add(busy <= len(found.ranks) * model.step, f"capacity{number}")
+        model.add(busy <= len(device_class.ranks) * model.step, f"capacity{number}")
     model.add(pulp.lpSum(model.stages) <= instance.most_stages, "stages")
 
 
-def depths(model: Model) -> None:
+def depths(model: PulpModel) -> None:
     """A stage that starts at a cut has at most ``depth`` stages downstream, if all of them surely wait in a row."""
     spans, most = model.instance.spans, model.instance.most_stages
     broken = ~spans.linked & (spans.last < model.instance.end)
@@ -255,7 +255,7 @@ def depths(model: Model) -> None:
             model.add(downstream + missing <= most, f"depth{cut}")
 
 
-def stage_numbers(model: Model) -> None:
+def stage_numbers(model: PulpModel) -> None:
     """The number of a layer's stage is how many stages start before its end, less one."""
     instance, most = model.instance, model.instance.most_stages
     for rule, (number, fixed, layers) in enumerate(instance.stage_rules):
@@ -272,13 +272,13 @@ def stage_numbers(model: Model) -> None:
 
 def _by(cut: Iterable[int], group: Iterable[int]) -> dict[tuple[int, int], list[int]]:
     """Indices by (cut, group)."""
-    found: dict[tuple[int, int], list[int]] = {}
+    indices: dict[tuple[int, int], list[int]] = {}
     for index, key in enumerate(zip(map(int, cut), map(int, group), strict=True)):
-        found.setdefault(key, []).append(index)
-    return found
+        indices.setdefault(key, []).append(index)
+    return indices
 
 
-def round_trips(model: Model) -> None:
+def round_trips(model: PulpModel) -> None:
     """The rows of stages and messages behind round trips; the first stage's reduction and update come after all."""
     spans = model.instance.spans
     before = _Passing.of(model, "A", spans.round_s, model.instance.handovers.round_s, spans.linked_back)
@@ -286,7 +286,7 @@ def round_trips(model: Model) -> None:
     _wires(before)
 
 
-def forwards(model: Model) -> None:
+def forwards(model: PulpModel) -> None:
     """The rows of stages, each with its own reduction and update, behind forwards."""
     spans = model.instance.spans
     before = _Passing.of(model, "B", spans.there_s, model.instance.handovers.there_s, spans.linked)
@@ -304,7 +304,7 @@ class _Passing:
         enough: more than any row without a break comes to, in the unit of rows: with a break a row says nothing.
     """
 
-    model: Model
+    model: PulpModel
     name: str
     passed: tuple[Any, ...]
     breaks: tuple[Any, ...]
@@ -312,7 +312,7 @@ class _Passing:
     enough: float
 
     @classmethod
-    def of(cls, model: Model, name: str, passing: Array, message: Array, linked: Flags) -> _Passing:
+    def of(cls, model: PulpModel, name: str, passing: Array, message: Array, linked: Flags) -> _Passing:
         """The chain of what passes through spans and hand-overs."""
         spans, handovers = model.instance.spans, model.instance.handovers
         broken = ~linked & (spans.last < model.instance.end)
@@ -372,7 +372,7 @@ def _wires(before: _Passing) -> None:
                 before.bound(cut, model.seconds(seconds, model.handovers, over) + more, spans.last_s, name)
 
 
-def _longest_s(model: Model) -> float:
+def _longest_s(model: PulpModel) -> float:
     spans, handovers = model.instance.spans, model.instance.handovers
     passing, messages = np.zeros(len(model.instance.cuts)), np.zeros(len(model.instance.cuts))
     np.maximum.at(passing, spans.last, spans.round_s)
@@ -382,7 +382,7 @@ def _longest_s(model: Model) -> float:
     return float(passing.sum() + messages.sum() + ending + spans.last_s.max(initial=0.0))
 
 
-def order(instance: Instance, chosen: Sequence[int]) -> tuple[int, ...]:
+def order(instance: SpanInstance, chosen: Sequence[int]) -> tuple[int, ...]:
     """Spans, by index, in the order of the pipeline; empty if they are none from the first cut to the last."""
     spans = instance.spans
     ordered = tuple(sorted(chosen, key=lambda v: int(spans.first[v])))
@@ -391,7 +391,7 @@ def order(instance: Instance, chosen: Sequence[int]) -> tuple[int, ...]:
     return ordered if cuts == starts else ()
 
 
-def objective_s(instance: Instance, chain: Sequence[int]) -> float:
+def objective_s(instance: SpanInstance, chain: Sequence[int]) -> float:
     """Max over stages of what passes through the ones before it, and all its own work; the same of wires.
 
         round trip: sum of (F + B + both messages) before t + turn_t + reduction and update of stage 0
@@ -416,27 +416,27 @@ def objective_s(instance: Instance, chain: Sequence[int]) -> float:
     return best
 
 
-def _message(instance: Instance, source: int, destination: int) -> tuple[float, float, float, float]:
+def _message(instance: SpanInstance, source: int, destination: int) -> tuple[float, float, float, float]:
     handovers, spans = instance.handovers, instance.spans
     match = (
         (handovers.cut == spans.last[source])
         & (handovers.source == spans.group[source])
         & (handovers.destination == spans.group[destination])
     )
-    found = next(iter(np.flatnonzero(match)), None)
-    if found is None:  # it was pruned
+    row = next(iter(np.flatnonzero(match)), None)
+    if row is None:  # it was pruned
         return (float("inf"),) * 4
     columns = (handovers.there_s, handovers.round_s, handovers.wire_s, handovers.shared_s)
-    there_s, round_s, wire_s, shared_s = (float(seconds[found]) for seconds in columns)
+    there_s, round_s, wire_s, shared_s = (float(seconds[row]) for seconds in columns)
     return there_s, round_s, wire_s, shared_s
 
 
-def cuts_of(instance: Instance, chain: Sequence[int]) -> tuple[int, ...]:
+def cuts_of(instance: SpanInstance, chain: Sequence[int]) -> tuple[int, ...]:
     """Positions in the list of layers, both ends included."""
     return (*(instance.cuts[int(instance.spans.first[v])] for v in chain), instance.cuts[-1])
 
 
-def follows(instance: Instance, chain: Sequence[int]) -> bool:
+def follows(instance: SpanInstance, chain: Sequence[int]) -> bool:
     """Whether the numbers of the stages are what the rules want."""
     bounds = cuts_of(instance, chain)
     number = {layer: stage for stage, (a, b) in enumerate(pairwise(bounds)) for layer in range(a, b)}

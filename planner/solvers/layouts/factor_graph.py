@@ -83,10 +83,10 @@ class LabelledGraph:
     def memory(self, assignment: Sequence[int]) -> Array:
         """What an assignment takes of each resource, workspace included."""
         total = np.zeros(len(self.budget))
-        for taken, k in zip(self.node_memory, assignment, strict=True):
-            total += taken[k]
-        for (u, v), taken in self.edge_memory.items():
-            total += taken[assignment[u], assignment[v]]
+        for usage, k in zip(self.node_memory, assignment, strict=True):
+            total += usage[k]
+        for (u, v), usage in self.edge_memory.items():
+            total += usage[assignment[u], assignment[v]]
         if not self.workspace:
             return total
         most: Array = np.max([needs[k] for needs, k in zip(self.workspace, assignment, strict=True)], axis=0)
@@ -98,10 +98,10 @@ class LabelledGraph:
 
     def priced(self, prices: Array) -> LabelledGraph:
         """The unlimited graph that costs cost + memory at ``prices`` (``[resources]``), workspace apart."""
-        nodes = tuple(cost + taken @ prices for cost, taken in zip(self.node_cost, self.node_memory, strict=True))
+        nodes = tuple(cost + usage @ prices for cost, usage in zip(self.node_cost, self.node_memory, strict=True))
         edges = dict(self.edge_cost)
-        for edge, taken in self.edge_memory.items():
-            extra = taken @ prices
+        for edge, usage in self.edge_memory.items():
+            extra = usage @ prices
             edges[edge] = edges[edge] + extra if edge in edges else extra
         return LabelledGraph(nodes, edges)
 
@@ -110,8 +110,8 @@ class LabelledGraph:
         return LabelledGraph(
             tuple(cost[options] for cost, options in zip(self.node_cost, kept, strict=True)),
             {(u, v): cost[np.ix_(kept[u], kept[v])] for (u, v), cost in self.edge_cost.items()},
-            tuple(taken[options] for taken, options in zip(self.node_memory, kept, strict=False)),
-            {(u, v): taken[np.ix_(kept[u], kept[v])] for (u, v), taken in self.edge_memory.items()},
+            tuple(usage[options] for usage, options in zip(self.node_memory, kept, strict=False)),
+            {(u, v): usage[np.ix_(kept[u], kept[v])] for (u, v), usage in self.edge_memory.items()},
             self.budget,
             tuple(needs[options] for needs, options in zip(self.workspace, kept, strict=False)),
         )
@@ -120,7 +120,7 @@ class LabelledGraph:
         """The graph without resources that another one limits at least as much (like ranks of a symmetric group)."""
         if not self.is_limited:
             return self
-        held = (*self.node_memory, *(taken.reshape(-1, len(self.budget)) for taken in self.edge_memory.values()))
+        held = (*self.node_memory, *(usage.reshape(-1, len(self.budget)) for usage in self.edge_memory.values()))
         rows = np.concatenate([*held, *self.workspace])
         kept: list[int] = []
         for resource in sorted(range(len(self.budget)), key=lambda r: -float(rows[:, r].sum())):
@@ -131,8 +131,8 @@ class LabelledGraph:
         return LabelledGraph(
             self.node_cost,
             self.edge_cost,
-            tuple(taken[:, kept] for taken in self.node_memory),
-            {edge: taken[..., kept] for edge, taken in self.edge_memory.items()},
+            tuple(usage[:, kept] for usage in self.node_memory),
+            {edge: usage[..., kept] for edge, usage in self.edge_memory.items()},
             self.budget[kept],
             tuple(needs[:, kept] for needs in self.workspace),
         )

@@ -28,7 +28,7 @@ import numpy as np
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
 from planner.solvers.layouts.factor_graph import ROUNDING, Array, Assignment, Kept, LabelledGraph
 from planner.solvers.layouts.milp import solve_integer
-from planner.solvers.layouts.variable_elimination import Elimination, Order, eliminate, order_of
+from planner.solvers.layouts.variable_elimination import Elimination, EliminationOrder, eliminate, order_of
 
 PROVEN, WITHIN_GAP, TIME_LIMIT, INFEASIBLE = "proven", "within gap", "time limit", "infeasible"
 
@@ -45,7 +45,7 @@ _PASSES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CertifiedAssignment:
     """The best assignment found and its certificate.
 
     Attributes:
@@ -61,13 +61,13 @@ class Answer:
     status: str
 
 
-def minimise(graph: LabelledGraph, within: Budget | None = None, gap: float = 0.0) -> Answer:
+def minimise(graph: LabelledGraph, within: Budget | None = None, gap: float = 0.0) -> CertifiedAssignment:
     """The cheapest assignment of ``graph`` that fits, within ``gap`` of the bound.
 
     Args:
         within: 60 seconds by default.
     """
-    search = _Search(graph, within or part_of_current(60.0), gap)
+    search = _AssignmentSearch(graph, within or part_of_current(60.0), gap)
     order = order_of(graph)
     if not order.is_narrow:
         search.bound = sum(float(table.min()) for table in (*graph.node_cost, *graph.edge_cost.values()))
@@ -82,14 +82,14 @@ def minimise(graph: LabelledGraph, within: Budget | None = None, gap: float = 0.
         return search.answer()
     search.graph = graph.without_slack_resources()
     search.bound, marginals, met = lagrangian(search.graph, order, free, search.budget)
-    for found in met:
-        search.offer(found)
+    for assignment in met:
+        search.offer(assignment)
     search.solve_cores(marginals)
     return search.answer()
 
 
 @dataclass(slots=True, eq=False)
-class _Search:
+class _AssignmentSearch:
     """The best answer so far and what is known of all others.
 
     Attributes:
@@ -111,11 +111,11 @@ class _Search:
             return bool(np.isposinf(self.bound))
         return self.cost <= self.bound + abs(self.bound) * self.gap + ROUNDING * abs(self.cost)
 
-    def offer(self, found: Assignment) -> None:
-        """Takes ``found`` if it fits and costs less."""
-        cost = self.graph.cost(found)
-        if cost < self.cost and self.graph.fits(found):
-            self.best, self.cost = found, cost
+    def offer(self, assignment: Assignment) -> None:
+        """Takes ``assignment`` if it fits and costs less."""
+        cost = self.graph.cost(assignment)
+        if cost < self.cost and self.graph.fits(assignment):
+            self.best, self.cost = assignment, cost
 
     def solve_cores(self, marginals: tuple[Array, ...]) -> None:
         """Solves cores of more and more options, until the best is proven or time is up."""
@@ -139,13 +139,13 @@ class _Search:
         self.bound = max(self.bound, min(part.bound, beyond, self.cost))
         return True
 
-    def answer(self) -> Answer:
+    def answer(self) -> CertifiedAssignment:
         """What is known."""
         if self.best is None:
-            return Answer(None, self.cost, self.bound, INFEASIBLE if self.is_done else TIME_LIMIT)
+            return CertifiedAssignment(None, self.cost, self.bound, INFEASIBLE if self.is_done else TIME_LIMIT)
         exact = self.cost <= self.bound + ROUNDING * abs(self.cost)
         status = PROVEN if exact else WITHIN_GAP if self.is_done else TIME_LIMIT
-        return Answer(self.best, self.cost, min(self.bound, self.cost), status)
+        return CertifiedAssignment(self.best, self.cost, min(self.bound, self.cost), status)
 
 
 def _level(graph: LabelledGraph, marginals: tuple[Array, ...], most_pairs: int) -> float:
@@ -165,7 +165,7 @@ def _num_pairs(graph: LabelledGraph, options: Sequence[int]) -> int:
 
 
 def lagrangian(
-    graph: LabelledGraph, order: Order, free: Elimination, within: Budget
+    graph: LabelledGraph, order: EliminationOrder, free: Elimination, within: Budget
 ) -> tuple[float, tuple[Array, ...], tuple[Assignment, ...]]:
     """A bound of what fits, infinity if nothing does; by node a bound of what takes each option; assignments met.
 
@@ -187,7 +187,7 @@ def lagrangian(
     tables = (*graph.node_cost, *graph.edge_cost.values())
     dearest = sum(float(np.max(table, initial=0.0, where=np.isfinite(table))) for table in tables)
     limits = [(0.0, 1e4 * max(dearest, abs(free.cost)))] * len(unit) + [(None, None)]
-    best, found, prices = free.cost, free, np.zeros(len(unit))
+    best, at_best, prices = free.cost, free, np.zeros(len(unit))
     met: dict[Assignment, tuple[float, Array]] = {}
     asked = free
     for _ in range(_ROUNDS):
@@ -203,9 +203,13 @@ def lagrangian(
         asked = eliminate(graph.priced(now), order)
         value = asked.cost - float(now @ graph.budget)
         if value > best:
-            best, found, prices = value, asked, now
+            best, at_best, prices = value, asked, now
         if best > dearest * (1 + 1e-6):
             return float("inf"), tuple(np.full(count, np.inf) for count in graph.num_options), ()
         if -highest.fun <= best + ROUNDING * dearest:
             break
-    return best, tuple(each - float(prices @ graph.budget) for each in found.min_marginals()), (*met, asked.assignment)
+    return (
+        best,
+        tuple(each - float(prices @ graph.budget) for each in at_best.min_marginals()),
+        (*met, asked.assignment),
+    )

@@ -36,7 +36,7 @@ from planner.ir.problem import ALWAYS, NEVER
 from planner.layers.sized import REPLICA
 from planner.solvers.budget import MOST_BYTES, Budget
 from planner.solvers.layouts.factor_graph import Array, LabelledGraph
-from planner.solvers.layouts.solve import Answer, minimise
+from planner.solvers.layouts.solve import CertifiedAssignment, minimise
 
 WHOLE, LEAST, INPUT, NONE = "whole", "least", "input", "none"
 
@@ -84,7 +84,7 @@ class StageLayouts:
 
     chosen: Mapping[int, Option]
     cost: StageCost | None
-    answer: Answer
+    answer: CertifiedAssignment
 
 
 def best_layouts(
@@ -111,13 +111,13 @@ def best_layouts(
 
 def options_of(prices: LayoutPrices, question: Question) -> tuple[Options, ...]:
     """The options of each layer asked about, recompute included."""
-    found = []
+    options = []
     for index in question.layers:
         plain = prices.options(index)
-        again = tuple(replace(option, recompute=True) for option in plain)
-        known = {NEVER: again if index in question.recomputed else plain, ALWAYS: again}
-        found.append(known.get(question.recompute, (*plain, *again)))
-    return tuple(found)
+        repeated = tuple(replace(option, recompute=True) for option in plain)
+        by_rule = {NEVER: repeated if index in question.recomputed else plain, ALWAYS: repeated}
+        options.append(by_rule.get(question.recompute, (*plain, *repeated)))
+    return tuple(options)
 
 
 _GRID_S, _OPTION_S, _PAIR_S = 3e-6, 3e-5, 5e-8
@@ -230,7 +230,7 @@ def rivals(prices: LayoutPrices, chosen: Mapping[int, Option], index: int, quest
     )
     limit = np.array(question.memory_limit_bytes)
     ways = _ways(prices, chosen, index, options)
-    found = [
+    priced = [
         Rival(
             option=replace(option, ways=ways[k]),
             compute_s=float(compute[k]),
@@ -244,7 +244,7 @@ def rivals(prices: LayoutPrices, chosen: Mapping[int, Option], index: int, quest
         )
         for k, option in enumerate(options)
     ]
-    return tuple(sorted(found, key=lambda rival: (rival.total_s, not rival.is_chosen)))
+    return tuple(sorted(priced, key=lambda rival: (rival.total_s, not rival.is_chosen)))
 
 
 def labelled_graph(
@@ -266,7 +266,7 @@ def labelled_graph(
         priced.add(signatures[index])
         tables.append(prices.layer(index, each))
     place = [_places(each, base) for each, base in zip(options, plain, strict=True)]
-    again = [np.array([option.recompute for option in each]) for each in options]
+    recomputed = [np.array([option.recompute for option in each]) for each in options]
     repeats = 0.0 if question.backward == NONE else question.micro_batches
     number = {index: node for node, index in enumerate(question.layers)}
     crossings = {}
@@ -282,17 +282,18 @@ def labelled_graph(
         pairs = np.ix_(place[u], place[v])
         forward, backward = prices.exposed_s(question.layers[v], crossing, tables[v])
         edge_cost[u, v] = _edge_cost(question, forward, backward)[pairs]
-        edge_cost[u, v] += repeats * again[v] * forward[pairs]
+        edge_cost[u, v] += repeats * recomputed[v] * forward[pairs]
         if is_limited:
             outputs = prices.output_bytes(question.layers[u], tables[u].shards)[place[u]]
             received = crossing.received_bytes[pairs]
-            edge_memory[u, v] = _edge_memory(question, received, outputs, again[u], again[v])
+            edge_memory[u, v] = _edge_memory(question, received, outputs, recomputed[u], recomputed[v])
     nodes = tuple(
         _node_cost(question, table, prices.apart_s(index, table.shards, question.layers), at, flag)
-        for index, table, at, flag in zip(question.layers, tables, place, again, strict=True)
+        for index, table, at, flag in zip(question.layers, tables, place, recomputed, strict=True)
     )
     memory = tuple(
-        _node_memory(prices, question, table, at, flag) for table, at, flag in zip(tables, place, again, strict=True)
+        _node_memory(prices, question, table, at, flag)
+        for table, at, flag in zip(tables, place, recomputed, strict=True)
     )
     limit = np.array(question.memory_limit_bytes, dtype=np.float64)
     return LabelledGraph(
@@ -305,14 +306,14 @@ def labelled_graph(
     )
 
 
-def _node_cost(question: Question, table: LayerTable, apart_s: Array, at: Places, again: Flags) -> Array:
-    """Of options that stand ``at`` a place among those of ``table``, computed ``again`` or not."""
+def _node_cost(question: Question, table: LayerTable, apart_s: Array, at: Places, recompute: Flags) -> Array:
+    """Of options that stand ``at`` a place among those of ``table``, recomputed or not."""
     kept, repeated = (np.sum(_parts(question, table, apart_s, times), axis=0) for times in (False, True))
-    found: Array = np.where(again, repeated[at], kept[at])
-    return found
+    cost: Array = np.where(recompute, repeated[at], kept[at])
+    return cost
 
 
-def _parts(question: Question, table: LayerTable, apart_s: Array, again: bool) -> tuple[Array, Array, Array, Array]:
+def _parts(question: Question, table: LayerTable, apart_s: Array, recompute: bool) -> tuple[Array, Array, Array, Array]:
     """(compute, sums within the layer, sum of gradients, update and additions) of a step, by option."""
     slowest, sums_s = table.seconds.max(axis=-1), table.statistics_s[0] + apart_s
     nothing = np.zeros_like(sums_s)
@@ -321,8 +322,8 @@ def _parts(question: Question, table: LayerTable, apart_s: Array, again: bool) -
     halves = slowest[BACKWARD_INPUT], slowest[BACKWARD_WEIGHT]
     splits = question.backward != WHOLE
     backward_s = least_backward_s(slowest[BACKWARD], halves[0], (question.backward != INPUT) * halves[1], splits)
-    compute_s = question.micro_batches * ((1 + again) * slowest[FORWARD] + backward_s)
-    sums_s = question.micro_batches * ((1 + again) * sums_s + table.statistics_s[1] + apart_s)
+    compute_s = question.micro_batches * ((1 + recompute) * slowest[FORWARD] + backward_s)
+    sums_s = question.micro_batches * ((1 + recompute) * sums_s + table.statistics_s[1] + apart_s)
     if not question.once_a_step:
         return compute_s, sums_s, nothing, nothing
     more = max(0.0, question.micro_batches - 1)
@@ -330,24 +331,24 @@ def _parts(question: Question, table: LayerTable, apart_s: Array, again: bool) -
 
 
 def _edge_cost(question: Question, forward: Array, backward: Array) -> Array:
-    found: Array = question.micro_batches * (forward if question.backward == NONE else forward + backward)
-    return found
+    cost: Array = question.micro_batches * (forward if question.backward == NONE else forward + backward)
+    return cost
 
 
-def _node_memory(prices: LayoutPrices, question: Question, table: LayerTable, at: Places, again: Flags) -> Array:
+def _node_memory(prices: LayoutPrices, question: Question, table: LayerTable, at: Places, recompute: Flags) -> Array:
     """``[options, ranks]``."""
     resident = table.parameter_bytes * (2.0 + _state(prices))
-    held = np.where(again, 1.0, float(question.in_flight))[:, None] * table.saved_bytes[at]
-    found: Array = resident[at] + held
-    return found
+    held = np.where(recompute, 1.0, float(question.in_flight))[:, None] * table.saved_bytes[at]
+    total: Array = resident[at] + held
+    return total
 
 
 def _edge_memory(question: Question, received: Array, outputs: Array, maker: Flags, reader: Flags) -> Array:
     """``[options of the maker, options of the reader, ranks]``."""
     held = np.where(reader, 1.0, float(question.in_flight))[None, :, None] * received
     boundary = (~maker[:, None] & reader[None, :])[..., None] * outputs[:, None, :]
-    found: Array = held + question.in_flight * boundary
-    return found
+    total: Array = held + question.in_flight * boundary
+    return total
 
 
 def _state(prices: LayoutPrices) -> float:
@@ -366,25 +367,25 @@ def _places(options: Options, plain: Options) -> Places:
 
 def _candidates(prices: LayoutPrices, index: int, own: Option) -> Options:
     """The chosen option, then all others that the profile knows enough about."""
-    found = [own]
+    candidates = [own]
     for option in prices.options(index):
-        again = replace(option, recompute=own.recompute)
-        if (again.cuts, again.margin) == (own.cuts, own.margin):
+        other = replace(option, recompute=own.recompute)
+        if (other.cuts, other.margin) == (own.cuts, own.margin):
             continue
         try:
             prices.layer(index, (option,))
         except MissingMeasurementError:
             continue
-        found.append(again)
-    return tuple(found)
+        candidates.append(other)
+    return tuple(candidates)
 
 
 def _ways(prices: LayoutPrices, chosen: Mapping[int, Option], index: int, options: Options) -> list[int]:
     """How many ranks share the input channels under each option."""
-    found = [option.ways or 1 for option in options]
+    degrees = [option.ways or 1 for option in options]
     for maker, reader in prices.edges(tuple(sorted(chosen))):
         if reader == index:
             plain = tuple(replace(option, recompute=False) for option in options)
             ways = prices.crossing(maker, index, (replace(chosen[maker], recompute=False),), plain).ways[0]
-            found = [max(before, int(now)) for before, now in zip(found, ways, strict=True)]
-    return found
+            degrees = [max(before, int(now)) for before, now in zip(degrees, ways, strict=True)]
+    return degrees

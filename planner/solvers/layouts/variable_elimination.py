@@ -46,7 +46,7 @@ Scope = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class EliminationOrder:
     """In which order nodes are eliminated.
 
     Attributes:
@@ -77,7 +77,7 @@ class Elimination:
         tables: by node in the order, the summed table over its scope; its minimum over the last axis was passed on.
     """
 
-    order: Order
+    order: EliminationOrder
     cost: float
     assignment: Assignment
     tables: tuple[Array, ...]
@@ -87,19 +87,19 @@ class Elimination:
         if np.isinf(self.cost):
             return tuple(np.full(options, np.inf) for options in self._num_options())
         beliefs = _calibrated(self.order, self.tables)
-        found: dict[int, Array] = {}
+        marginals: dict[int, Array] = {}
         for scope, belief in zip(self.order.scopes, beliefs, strict=True):
-            found[scope[-1]] = belief.min(axis=tuple(range(len(scope) - 1)))
+            marginals[scope[-1]] = belief.min(axis=tuple(range(len(scope) - 1)))
         # Components meet nowhere: the least of each other component is added.
-        least = {node: float(marginal.min()) for node, marginal in found.items()}
-        return tuple(found[node] + (self.cost - least[node]) for node in range(len(found)))
+        least = {node: float(marginal.min()) for node, marginal in marginals.items()}
+        return tuple(marginals[node] + (self.cost - least[node]) for node in range(len(marginals)))
 
     def _num_options(self) -> list[int]:
         last = {scope[-1]: table.shape[-1] for scope, table in zip(self.order.scopes, self.tables, strict=True)}
         return [last[node] for node in range(len(last))]
 
 
-def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge]) -> Order:
+def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge]) -> EliminationOrder:
     """The order that eliminates the node with the smallest table first (ties: the first node)."""
     neighbours: list[set[int]] = [set() for _ in num_options]
     for u, v in edges:
@@ -128,15 +128,15 @@ def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge]) -> Or
         for other in around:
             sizes[other] = size(other)
             heapq.heappush(waiting, (sizes[other], other))
-    return Order(tuple(scopes), largest, total)
+    return EliminationOrder(tuple(scopes), largest, total)
 
 
-def order_of(graph: LabelledGraph) -> Order:
+def order_of(graph: LabelledGraph) -> EliminationOrder:
     """The elimination order of ``graph``."""
     return elimination_order(graph.num_options, graph.edges)
 
 
-def eliminate(graph: LabelledGraph, order: Order | None = None) -> Elimination:
+def eliminate(graph: LabelledGraph, order: EliminationOrder | None = None) -> Elimination:
     """The least cost of ``graph``, budgets ignored; infinity (and option 0 everywhere) if all is forbidden.
 
     Raises:
@@ -229,7 +229,7 @@ def _aligned(nodes: Scope, cost: Array, place: Mapping[int, int]) -> Array:
     return cost.transpose(by_place).reshape(shape)
 
 
-def _read_back(order: Order, tables: list[Array]) -> Assignment:
+def _read_back(order: EliminationOrder, tables: list[Array]) -> Assignment:
     chosen: dict[int, int] = {}
     for scope, table in zip(reversed(order.scopes), reversed(tables), strict=True):
         row = table[tuple(chosen[node] for node in scope[:-1])]
@@ -237,7 +237,7 @@ def _read_back(order: Order, tables: list[Array]) -> Assignment:
     return tuple(chosen[node] for node in range(len(chosen)))
 
 
-def _calibrated(order: Order, tables: tuple[Array, ...]) -> list[Array]:
+def _calibrated(order: EliminationOrder, tables: tuple[Array, ...]) -> list[Array]:
     """Each table with what the rest of its component adds: entries are least costs of assignments that agree."""
     position = {scope[-1]: index for index, scope in enumerate(order.scopes)}
     beliefs = list(tables)
@@ -252,8 +252,8 @@ def _calibrated(order: Order, tables: tuple[Array, ...]) -> list[Array]:
         least = beliefs[parent].min(axis=dropped) if dropped else beliefs[parent]
         passed = tables[index].min(axis=-1)
         place = {node: axis for axis, node in enumerate(scope[:-1])}
-        seen = _aligned(kept, least, place)
+        outside = _aligned(kept, least, place)
         with np.errstate(invalid="ignore"):
-            rest = np.where(np.isinf(passed), np.inf, seen - passed)
+            rest = np.where(np.isinf(passed), np.inf, outside - passed)
         beliefs[index] = tables[index] + rest[..., None]
     return beliefs

@@ -36,7 +36,7 @@ from torch.autograd.function import once_differentiable
 
 from cuda_ops._torch import functional_collectives
 from planner.ir.box import Box, Transfer
-from runtime.spatial.exchange import NOWAY, Arriving, Exchange, PeerGroup
+from runtime.spatial.exchange import NO_MESSAGES, Arriving, Exchange, PeerGroup
 from runtime.transport.base import Pending, check_member, gone, parts
 
 _all_to_all, _all_reduce, _wait = functional_collectives()
@@ -61,7 +61,7 @@ class Collectives:
     def __init__(self, rank: int, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
         self.rank, self.ranks = rank, next(iter(groups))
         self._names = {ranks: group.group_name for ranks, group in groups.items()}
-        self.order = Order()
+        self.order = CollectiveOrder()
 
     def all_to_all(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> Pending:
         """Start to send tensors to ranks and to fill those that come from ranks; all of the stage take part.
@@ -87,7 +87,7 @@ class Collectives:
         name = self._name(ranks)
         with torch.no_grad():
             term = torch.cat([tensor.reshape(-1), *self.order.ties(tensor)])
-            return _Coming(self, "sum", _all_reduce(term, "sum", name), ((tensor, 0),))
+            return _PendingCollective(self, "sum", _all_reduce(term, "sum", name), ((tensor, 0),))
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
         self.start_sum(tensor, ranks, deadline_s).wait()
@@ -102,12 +102,12 @@ class Collectives:
         pieces = dict(zip(ranks, parts(flat, counts, ranks), strict=True))
         own = pieces[self.rank]
         sent = {rank: piece for rank, piece in pieces.items() if rank != self.rank}
-        came = {rank: own if rank == self.rank else torch.empty_like(own) for rank in ranks}
-        others = {rank: term for rank, term in came.items() if rank != self.rank}
+        terms = {rank: own if rank == self.rank else torch.empty_like(own) for rank in ranks}
+        others = {rank: term for rank, term in terms.items() if rank != self.rank}
         self._start(ranks, sent, others, "scattered sum").wait()
-        total = came[ranks[0]].clone()
+        total = terms[ranks[0]].clone()
         for rank in ranks[1:]:
-            total += came[rank]
+            total += terms[rank]
         own.copy_(total)
 
     @torch.no_grad()
@@ -120,12 +120,12 @@ class Collectives:
         flat += self.order.ties(flat[0])
         packed = torch.cat(flat) if len(flat) > 1 else flat[0].contiguous()
         sizes = [[each[rank].numel() if rank in each else 0 for rank in ranks] for each in (received, sent)]
-        came = _all_to_all(packed, *sizes, self._name(ranks))
+        arriving = _all_to_all(packed, *sizes, self._name(ranks))
         offsets = [sum(sizes[0][:position]) for position in range(len(ranks))]
         places = tuple(
             (received[rank], offset) for rank, offset in zip(ranks, offsets, strict=True) if rank in received
         )
-        return _Coming(self, what, came, places)
+        return _PendingCollective(self, what, arriving, places)
 
     def _nothing(self, received: Mapping[int, Tensor]) -> Tensor:
         like = next(iter(received.values()), None)
@@ -184,7 +184,7 @@ class CollectiveExchange(Exchange):
         return not self.receives and not self.sends
 
     def _silent(self) -> Arriving:
-        return Arriving(NOWAY, {}, None if self.is_local else self.wire.start({}, {}), None)
+        return Arriving(NO_MESSAGES, {}, None if self.is_local else self.wire.start({}, {}), None)
 
 
 def open_collectives(
@@ -198,7 +198,7 @@ def open_collectives(
         timeout_s: the longest wait.
     """
     rank, subsets = dist.get_rank(), [tuple(sorted(group)) for group in groups]
-    found = {}
+    by_stage = {}
     for stage, ranks in stages.items():
         everybody = tuple(sorted(ranks))
         within = [group for group in subsets if set(group) <= set(everybody) and len(group) > 1]
@@ -207,28 +207,28 @@ def open_collectives(
             for members in dict.fromkeys((everybody, *within))
         }
         if rank in everybody:
-            found[stage] = Collectives(rank, {ranks: group for ranks, group in made.items() if rank in ranks})
-    return found
+            by_stage[stage] = Collectives(rank, {ranks: group for ranks, group in made.items() if rank in ranks})
+    return by_stage
 
 
 @dataclass(frozen=True, slots=True)
-class _Coming:
-    """A collective on its way; ``places``: what is filled, and where in ``came`` that begins."""
+class _PendingCollective:
+    """A collective on its way; ``places``: what is filled, and where in ``arriving`` that begins."""
 
     end: Collectives
     what: str
-    came: Tensor
+    arriving: Tensor
     places: tuple[tuple[Tensor, int], ...]
 
     @torch.no_grad()
     def wait(self) -> None:
         try:
-            came = _wait(self.came)
+            flat = _wait(self.arriving)
         except RuntimeError as error:
             raise gone(self.what, self.end.rank, f"one of the ranks {self.end.ranks}", str(error)) from error
-        self.end.order.note(came)
+        self.end.order.note(flat)
         for tensor, offset in self.places:
-            tensor.copy_(came[offset : offset + tensor.numel()].view(tensor.shape))
+            tensor.copy_(flat[offset : offset + tensor.numel()].view(tensor.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class _Arrived:
         """There is nobody to wait for."""
 
 
-class Order:
+class CollectiveOrder:
     """The ties of one rank's collectives while a compiler watches; otherwise without effect."""
 
     __slots__ = ("_is_watched", "_origin", "_results")
@@ -281,20 +281,22 @@ class Order:
 
     def tied(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """``tensors``, of which the smallest depends on all that was waited for."""
-        found = list(tensors)
-        there = [(tensor.numel(), place, tensor) for place, tensor in enumerate(found) if tensor is not None]
+        linked = list(tensors)
+        there = [(tensor.numel(), place, tensor) for place, tensor in enumerate(linked) if tensor is not None]
         if there and self._results:
             _, place, smallest = min(there, key=lambda each: each[:2])
             ties = [result.to(smallest.dtype) for result in self._results]
-            found[place] = torch.cat([smallest.reshape(-1), *ties]).view(smallest.shape)
-        return found
+            linked[place] = torch.cat([smallest.reshape(-1), *ties]).view(smallest.shape)
+        return linked
 
 
 def _nothing_of(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1)[:0]
 
 
-def _put(tensors: list[Tensor], places: list[int], function: type[torch.autograd.Function], order: Order) -> None:
+def _put(
+    tensors: list[Tensor], places: list[int], function: type[torch.autograd.Function], order: CollectiveOrder
+) -> None:
     """Replaces some of ``tensors`` by what ``function`` makes of them together."""
     if places:
         apply: Callable[..., tuple[Tensor, ...]] = function.apply
@@ -307,7 +309,7 @@ class _Enter(torch.autograd.Function):
     """The inputs; backward comes when all their gradients are there."""
 
     @staticmethod
-    def forward(ctx: Any, order: Order, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, order: CollectiveOrder, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.order = order
         ctx.set_materialize_grads(False)
         return tuple(tensor.view_as(tensor) for tensor in tensors)
@@ -315,16 +317,16 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        found = ctx.order.tied(gradients)
+        tied = ctx.order.tied(gradients)
         ctx.order.end()
-        return None, *found
+        return None, *tied
 
 
 class _Leave(torch.autograd.Function):
     """The outputs; backward comes before everything else's."""
 
     @staticmethod
-    def forward(ctx: Any, order: Order, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, order: CollectiveOrder, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         ctx.order = order
         ctx.set_materialize_grads(False)
         tied = order.tied(tensors)

@@ -24,7 +24,7 @@ from torch import Tensor
 from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.dense.user_functions import is_user_function
 from planner.ir.errors import UnsupportedModelError
-from runtime.spatial.compiling.collective import Collectives, Order
+from runtime.spatial.compiling.collective import CollectiveOrder, Collectives
 from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Run, StageFunction
 
@@ -51,7 +51,7 @@ def compiled(
         backend: as torch.compile's.
         collectives: by which the stage moves its data; None: it is on one rank.
     """
-    order = Order() if collectives is None else collectives.order
+    order = CollectiveOrder() if collectives is None else collectives.order
     return replace(function, function=_BySize(function.function, 1 + len(function.sizes), key, backend, order))
 
 
@@ -59,13 +59,13 @@ def refuse_draws(stage: int, layers: Iterable[str], drawing: Collection[str]) ->
     """Raises :class:`UnsupportedModelError` if one of the stage's layers draws random numbers.
 
     Args:
-        drawing: the layers of the model that do, as :class:`runtime.stage.random.streams.Draws` finds them.
+        drawing: the layers of the model that do, as :class:`runtime.stage.random.streams.RandomNodes` finds them.
     """
-    found = [layer for layer in layers if layer in drawing]
-    if found:
+    drawn = [layer for layer in layers if layer in drawing]
+    if drawn:
         raise UnsupportedModelError(
             f"stage {stage} cannot be compiled: its random numbers would be the same in every step",
-            [f"layers that draw: {', '.join(found)}"],
+            [f"layers that draw: {', '.join(drawn)}"],
             ["put them on a stage of their own", "run without compiling"],
         )
 
@@ -73,11 +73,11 @@ def refuse_draws(stage: int, layers: Iterable[str], drawing: Collection[str]) ->
 def refuse_user_code(stage: int, model: CapturedModel, layers: Collection[str]) -> None:
     """Raises :class:`UnsupportedModelError` where a stage runs code that torch.compile is not to look into."""
     nodes = [node for node in model.graph_module.graph.nodes if is_user_function(node) or is_unit(node)]
-    found = [layer for node in nodes if (layer := model.layer_of_node.get(node.name)) in layers]
-    if found:
+    refused = [layer for node in nodes if (layer := model.layer_of_node.get(node.name)) in layers]
+    if refused:
         raise UnsupportedModelError(
             f"stage {stage} cannot be compiled: it runs autograd Functions of the user's, or shapes follow from data",
-            [f"layers: {', '.join(map(str, found))}"],
+            [f"layers: {', '.join(map(str, refused))}"],
             ["put them on a stage of their own", "run without compiling"],
         )
 
@@ -89,23 +89,23 @@ class _BySize:
         num_integers: int,
         key: Callable[[], Hashable],
         backend: Compiler,
-        order: Order,
+        order: CollectiveOrder,
     ) -> None:
         self._run, self._num_integers, self._key, self._backend, self._order = run, num_integers, key, backend, order
-        self._found: dict[Hashable, Run | None] = {}
+        self._runs: dict[Hashable, Run | None] = {}
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         self._order.end()  # a run that failed may have left it watched
         integers, tensors = arguments[: self._num_integers], arguments[self._num_integers :]
         key = (self._key(), integers)
-        if key not in self._found:
-            if len(self._found) >= _MOST_KEPT:
-                self._found.pop(next(iter(self._found)))
-            self._found[key] = None
+        if key not in self._runs:
+            if len(self._runs) >= _MOST_KEPT:
+                self._runs.pop(next(iter(self._runs)))
+            self._runs[key] = None
             return self._run(*arguments)
-        run = self._found[key]
+        run = self._runs[key]
         if run is None:
-            run = self._found[key] = self._compiled(integers)
+            run = self._runs[key] = self._compiled(integers)
         return run(*tensors)
 
     def _compiled(self, integers: tuple[int, ...]) -> Run:

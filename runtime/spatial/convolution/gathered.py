@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import Box, Interval
-from runtime.pipeline.messages import Cuts, narrowed
+from runtime.pipeline.routing import Cuts, narrowed
 from runtime.spatial.contraction import contract, sharing_of
 from runtime.spatial.convolution.overlapped import LocalConv, Put, halo_conv
-from runtime.spatial.convolution.terms import Call, Segment, Window, main_term, segments, spread
+from runtime.spatial.convolution.terms import ConvWindow, FilterSegment, TermCall, main_term, segments, spread
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import Exchange, redistribute
-from runtime.spatial.step import Step
+from runtime.spatial.layer_shard import LayerShard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +41,7 @@ class GatheredConv:
     box: Box
     shape: tuple[int, ...]
     filters: Cuts
-    parts: tuple[tuple[Segment, LocalConv], ...]
+    parts: tuple[tuple[FilterSegment, LocalConv], ...]
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
         """The outputs; differentiable."""
@@ -53,11 +53,11 @@ class GatheredConv:
             if put is None and local.main.is_operator(x, weight):
                 return torch.convolution(x, weight, bias, *local.main.term.options)
             return halo_conv(x, weight, bias, local, put)
-        found = []
+        outputs = []
         for segment, local in self.parts:
             mine = None if bias is None else narrowed(bias, segment.bias)
-            found.append(halo_conv(narrowed(x, segment.source), narrowed(weight, segment.weight), mine, local))
-        return torch.cat(found, 1) if len(found) > 1 else found[0]
+            outputs.append(halo_conv(narrowed(x, segment.source), narrowed(weight, segment.weight), mine, local))
+        return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
 
     def _without_input(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = x.new_zeros(self.shape)
@@ -69,7 +69,7 @@ class GatheredConv:
 
 
 def gathered_conv(
-    window: Window, outputs: Box, needed: Box, exchange: Exchange, channels: tuple[int, int]
+    window: ConvWindow, outputs: Box, needed: Box, exchange: Exchange, channels: tuple[int, int]
 ) -> GatheredConv:
     """The form for ``outputs``, which may be empty.
 
@@ -84,17 +84,17 @@ def gathered_conv(
     box = wanted if window.transposed else box_with_zeros(window, outputs, needed, exchange)
     parts = []
     for segment in segments(window, outputs[1], box[1], channels):
-        of_part = Window(*_numbers(window), segment.groups, window.transposed)
+        of_part = ConvWindow(*_numbers(window), segment.groups, window.transposed)
         its_outputs = (outputs[0], segment.outputs, *outputs[2:])
         term = main_term(of_part, box, its_outputs)
         if term is not None and all(map(len, box)):
-            parts.append((segment, LocalConv(Call(term, tuple(map(len, its_outputs))))))
+            parts.append((segment, LocalConv(TermCall(term, tuple(map(len, its_outputs))))))
     has_all = window.transposed and window.groups > 1 and shape[1] < channels[1]
     filters = ((0, outputs[1].start, shape[1]),) if has_all else ()
     return GatheredConv(exchange, box, shape, filters, tuple(parts))
 
 
-def box_with_zeros(window: Window, outputs: Box, needed: Box, exchange: Exchange) -> Box:
+def box_with_zeros(window: ConvWindow, outputs: Box, needed: Box, exchange: Exchange) -> Box:
     """What is wanted, and along dims where equal zeros on both sides would not do, the zeros that are read."""
     wanted = exchange.wanted
     if not all(map(len, wanted)):
@@ -104,14 +104,14 @@ def box_with_zeros(window: Window, outputs: Box, needed: Box, exchange: Exchange
     box: list[Interval] = list(wanted)
     for dim in range(2, len(box)):
         kernel, stride, padding, dilation = ((numbers[dim - 2],) for numbers in _numbers(window))
-        alone = Window(kernel, stride, padding, dilation)
+        alone = ConvWindow(kernel, stride, padding, dilation)
         term = main_term(alone, (*wanted[:2], wanted[dim]), (*outputs[:2], outputs[dim]))
         if term is None or not term.is_whole:
             box[dim] = needed[dim]
     return tuple(box)
 
 
-def _numbers(window: Window) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _numbers(window: ConvWindow) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     return window.kernel, window.stride, window.padding, window.dilation
 
 
@@ -124,15 +124,17 @@ class SharedConv:
         box: of the input that is put together.
     """
 
-    window: Window
+    window: ConvWindow
     exchange: Exchange
     outputs: Box
     box: Box
     locals: dict[int, LocalConv | None] = field(default_factory=dict)
 
-    def __call__(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None) -> Tensor:
+    def __call__(
+        self, shard: LayerShard, x: Tensor, weight: Tensor, bias: Tensor | None, put: Put | None = None
+    ) -> Tensor:
         """The outputs that this rank keeps; differentiable."""
-        y = contract(step, redistribute(x, self.exchange, self.box), weight, self._partial_sums)
+        y = contract(shard, redistribute(x, self.exchange, self.box), weight, self._partial_sums)
         return y if bias is None else y + bias.view(-1, *[1] * (y.ndim - 2))
 
     def _partial_sums(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -148,12 +150,12 @@ class SharedConv:
     def _local(self, filters: int) -> LocalConv | None:
         outputs = (self.outputs[0], Interval(0, filters), *self.outputs[2:])
         term = main_term(self.window, self.box, outputs) if all(map(len, self.box)) else None
-        return None if term is None else LocalConv(Call(term, tuple(map(len, outputs))))
+        return None if term is None else LocalConv(TermCall(term, tuple(map(len, outputs))))
 
 
-def shared_conv(step: Step, window: Window) -> partial[Tensor]:
+def shared_conv(shard: LayerShard, window: ConvWindow) -> partial[Tensor]:
     """The form of a step with ``ways`` above 1."""
-    exchange, outputs = step.exchange(0), sharing_of(step).block
+    exchange, outputs = shard.exchange(0), sharing_of(shard).block
     is_made = all(map(len, outputs)) and not window.transposed
-    box = box_with_zeros(window, outputs, step.needed(0), exchange) if is_made else exchange.wanted
-    return partial(SharedConv(window, exchange, outputs, box), step)
+    box = box_with_zeros(window, outputs, shard.needed(0), exchange) if is_made else exchange.wanted
+    return partial(SharedConv(window, exchange, outputs, box), shard)

@@ -17,26 +17,26 @@ from cuda_ops.dense.conv_kernels import NATIVE, kernel_for
 from planner.ir.box import Box, Interval
 from planner.layers import kind
 from planner.layers.backward_halo import backward_halo
-from runtime.pipeline.messages import Cuts, narrowed
+from runtime.pipeline.routing import Cuts, narrowed
 from runtime.spatial.convolution.gathered import gathered_conv, shared_conv
 from runtime.spatial.convolution.overlapped import (
+    ConvPart,
+    ConvTerms,
     LocalConv,
-    Part,
     Put,
     ReturnedHalo,
-    Terms,
     halo_conv,
     linear_conv,
     linear_terms,
     num_multiplications,
     pays,
 )
-from runtime.spatial.convolution.terms import Call, Window, piece_term
+from runtime.spatial.convolution.terms import ConvWindow, TermCall, piece_term
 from runtime.spatial.exchange import Exchange
-from runtime.spatial.step import Step
+from runtime.spatial.layer_shard import LayerShard
 
 Mode = Literal["linear", "blocking"]
-FormOf = Callable[["Part", "Exchange"], "LocalForm | None"]
+FormOf = Callable[["ConvPart", "Exchange"], "LocalForm | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class LocalForm(Protocol):
 
 
 def local_form(
-    part: Part, exchange: Exchange, settings: HaloSettings = LINEAR, returned: Exchange | None = None
+    part: ConvPart, exchange: Exchange, settings: HaloSettings = LINEAR, returned: Exchange | None = None
 ) -> LocalForm:
     """The form for one rank; ranks of a stage may differ in theirs, since all of them exchange the same messages.
 
@@ -100,7 +100,9 @@ def local_form(
     return gathered_conv(part.window, part.outputs, part.needed, exchange, part.channels)
 
 
-def overlapped(part: Part, held: Box, wanted: Box, received: Sequence[Box], settings: HaloSettings) -> Terms | None:
+def overlapped(
+    part: ConvPart, held: Box, wanted: Box, received: Sequence[Box], settings: HaloSettings
+) -> ConvTerms | None:
     """The terms of the overlapped form; None where it cannot be, does not pay or is not wanted."""
     terms = linear_terms(part, held, wanted, received) if settings.mode == "linear" else None
     if terms is None or not pays(part, terms, wanted, settings.most_extra):
@@ -113,12 +115,12 @@ def _run(local: LocalConv, x: Tensor, weight: Tensor, bias: Tensor | None, put: 
     return halo_conv(x, weight, bias, local, put)
 
 
-def _returned(part: Part, exchange: Exchange, returned: Exchange) -> ReturnedHalo:
+def _returned(part: ConvPart, exchange: Exchange, returned: Exchange) -> ReturnedHalo:
     """Dx is made of dy by the transposed convolution, and the other way round."""
     window = replace(part.local, transposed=not part.window.transposed)
     shape = tuple(map(len, exchange.held))
-    found = [piece_term(window, box, exchange.held) for _, box in returned.receives]
-    return ReturnedHalo(returned, tuple(None if term is None else Call(term, shape) for term in found))
+    terms = [piece_term(window, box, exchange.held) for _, box in returned.receives]
+    return ReturnedHalo(returned, tuple(None if term is None else TermCall(term, shape) for term in terms))
 
 
 Operator = Callable[..., Any]
@@ -126,7 +128,7 @@ _BATCH = Interval(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class PreparedConv:
     """What a convolution's form needs of its step, for tensors of one dtype on one device.
 
     Attributes:
@@ -144,99 +146,101 @@ class Ready:
 
 
 def convolve(
-    step: Step, op: Operator, arguments: dict[str, Any], transposed: bool, settings: HaloSettings = LINEAR
+    shard: LayerShard, op: Operator, arguments: dict[str, Any], transposed: bool, settings: HaloSettings = LINEAR
 ) -> Tensor:
     """The outputs that this rank does, from the input as it is held."""
     x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
     key = ("convolution", settings, x.dtype, x.device.type)
-    ready = step.memo.get(key)
+    ready = shard.memo.get(key)
     if ready is None:
-        ready = step.memo[key] = _ready(step, x, weight, bias, transposed, settings)
+        ready = shard.memo[key] = _ready(shard, x, weight, bias, transposed, settings)
     if ready.form is None:
         y: Tensor = op(**arguments)
         return y
-    weight, bias = _of_filters(step, "weight", weight, ready.weight), _of_filters(step, "bias", bias, ready.bias)
+    weight, bias = _of_filters(shard, "weight", weight, ready.weight), _of_filters(shard, "bias", bias, ready.bias)
     device = x.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         x, weight, bias = _cast(x, dtype), _cast(weight, dtype), _cast(bias, dtype)
         with torch.autocast(device, enabled=False):
-            return _convolved(step, ready, x, weight, bias)
-    return _convolved(step, ready, x, weight, bias)
+            return _convolved(shard, ready, x, weight, bias)
+    return _convolved(shard, ready, x, weight, bias)
 
 
-def _convolved(step: Step, ready: Ready, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _convolved(shard: LayerShard, ready: PreparedConv, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     form = ready.form
     if form is None:
         raise ValueError("the operator itself was to be called")
     if ready.is_batch:
-        return form(x, weight, bias, _put(step, weight, bias) if ready.may_wait else None)
-    found = form(step.get(0, x).unsqueeze(0), weight, bias)
-    return found.squeeze(0)
+        return form(x, weight, bias, _put(shard, weight, bias) if ready.may_wait else None)
+    output = form(shard.get(0, x).unsqueeze(0), weight, bias)
+    return output.squeeze(0)
 
 
 def _ready(
-    step: Step, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, settings: HaloSettings
-) -> Ready:
-    window = _window(step, transposed)
-    exchange, outputs, needed = step.exchange(0), step.done, step.needed(0)
+    shard: LayerShard, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, settings: HaloSettings
+) -> PreparedConv:
+    window = _window(shard, transposed)
+    exchange, outputs, needed = shard.exchange(0), shard.done, shard.needed(0)
     channel = len(outputs) - len(window.kernel) - 1
     is_batch = channel == 1
     if not is_batch:
-        exchange, outputs, needed = _alone(step, exchange), (_BATCH, *outputs), (_BATCH, *needed)
-    channels = (step.division.inputs[0].shape[channel], step.layer.outputs[0].shape[channel])
-    may_wait = _may_wait(step)
-    if _is_operator(step, window, x, weight) and not may_wait:
-        return Ready(None, is_batch, (), ())
-    if step.division.ways > 1:
-        return Ready(shared_conv(step, window), is_batch, (), ())
-    returned = _exchange_of_dy(step, window, channels, settings) if is_batch else None
-    form = local_form(Part(window, outputs, needed, channels), exchange, settings, returned)
+        exchange, outputs, needed = _alone(shard, exchange), (_BATCH, *outputs), (_BATCH, *needed)
+    channels = (shard.division.inputs[0].shape[channel], shard.layer.outputs[0].shape[channel])
+    may_wait = _may_wait(shard)
+    if _is_operator(shard, window, x, weight) and not may_wait:
+        return PreparedConv(None, is_batch, (), ())
+    if shard.division.ways > 1:
+        return PreparedConv(shared_conv(shard, window), is_batch, (), ())
+    returned = _exchange_of_dy(shard, window, channels, settings) if is_batch else None
+    form = local_form(ConvPart(window, outputs, needed, channels), exchange, settings, returned)
     filters = (outputs[1].start, len(outputs[1]))
     is_all = len(outputs[1]) == channels[1] or (transposed and window.groups > 1)
     of_weight = 1 if transposed else 0
     cuts = () if is_all else ((of_weight, *filters),), () if is_all else ((0, *filters),)
-    return Ready(form, is_batch, *cuts, may_wait)
+    return PreparedConv(form, is_batch, *cuts, may_wait)
 
 
-def _may_wait(step: Step) -> bool:
+def _may_wait(shard: LayerShard) -> bool:
     """Whether something waits for statistics meanwhile, and no other layer adds to the gradients of the parameters."""
-    others = [each.layer for name, each in step.whole.layers.items() if name != step.layer.name]
-    is_tied = any(name in other.parameters for name in step.layer.parameters for other in others)
+    others = [each.layer for name, each in shard.whole.layers.items() if name != shard.layer.name]
+    is_tied = any(name in other.parameters for name in shard.layer.parameters for other in others)
     return not is_tied and any(kind(other.kind).REDUCTION == "statistics" for other in others)
 
 
-def _exchange_of_dy(step: Step, window: Window, channels: tuple[int, int], settings: HaloSettings) -> Exchange | None:
+def _exchange_of_dy(
+    shard: LayerShard, window: ConvWindow, channels: tuple[int, int], settings: HaloSettings
+) -> Exchange | None:
     """The exchange of dy, where its halo moves backward; the same answer on all ranks."""
-    division, name = step.division, step.layer.name
-    held, wanted = step.whole.held(step.layer.inputs[0]), step.whole.wanted(name, 0)
-    moves = step.whole.moves(name, 0)
+    division, name = shard.division, shard.layer.name
+    held, wanted = shard.whole.held(shard.layer.inputs[0]), shard.whole.wanted(name, 0)
+    moves = shard.whole.moves(name, 0)
     halo = None if settings.backward == "dx" else backward_halo(division, held, moves)
     if halo is None or not (halo.is_dy or settings.backward == "dy"):
         return None
     for position in range(len(held)):
-        part = Part(window, division.done[position], division.needed[0][position], channels)
+        part = ConvPart(window, division.done[position], division.needed[0][position], channels)
         received = [move.box for move in moves if move.dst == position]
         if overlapped(part, held[position], wanted[position], received, settings) is None:
             return None
-    key = step.key(0)  # the adjoint of the input's exchange does not run
-    return Exchange.of(step.wire, division.own, halo.reached, halo.moves, None if key is None else key | 1)
+    key = shard.key(0)  # the adjoint of the input's exchange does not run
+    return Exchange.of(shard.wire, division.own, halo.reached, halo.moves, None if key is None else key | 1)
 
 
-def _window(step: Step, transposed: bool) -> Window:
-    of: Mapping[str, Any] = step.layer.attributes
-    return Window(of["kernel"], of["stride"], of["padding"], of["dilation"], of.get("groups", 1), transposed)
+def _window(shard: LayerShard, transposed: bool) -> ConvWindow:
+    of: Mapping[str, Any] = shard.layer.attributes
+    return ConvWindow(of["kernel"], of["stride"], of["padding"], of["dilation"], of.get("groups", 1), transposed)
 
 
-def _is_operator(step: Step, window: Window, x: Tensor, weight: Tensor) -> bool:
+def _is_operator(shard: LayerShard, window: ConvWindow, x: Tensor, weight: Tensor) -> bool:
     """Whether the operator with its own arguments computes this part: what is cut, if anything, are the samples."""
-    exchange, data, output = step.exchange(0), step.division.inputs[0], step.layer.outputs[0]
+    exchange, data, output = shard.exchange(0), shard.division.inputs[0], shard.layer.outputs[0]
     channel = len(output.shape) - len(window.kernel) - 1
-    if step.division.ways > 1 or not exchange.is_local or exchange.held != exchange.wanted or step.is_empty:
+    if shard.division.ways > 1 or not exchange.is_local or exchange.held != exchange.wanted or shard.is_empty:
         return False
-    if not _is_whole(step.done, output.shape, channel) or not _is_whole(exchange.held, data.shape, channel):
+    if not _is_whole(shard.done, output.shape, channel) or not _is_whole(exchange.held, data.shape, channel):
         return False
-    if any(step.input_of(name) is not None for name in ("weight", "bias")):
+    if any(shard.input_of(name) is not None for name in ("weight", "bias")):
         return False
     if x.device.type != "cpu" or window.transposed or x.ndim != len(window.kernel) + 2:
         return True
@@ -248,27 +252,27 @@ def _is_whole(box: Box, shape: tuple[int, ...], first: int) -> bool:
     return all(part == Interval(0, extent) for part, extent in list(zip(box, shape, strict=True))[first:])
 
 
-def _alone(step: Step, exchange: Exchange) -> Exchange:
+def _alone(shard: LayerShard, exchange: Exchange) -> Exchange:
     """Of an input without samples that was fetched already, with a dim for them."""
     box = (_BATCH, *exchange.wanted)
-    boxes = [box] * len(step.wire.ranks)
-    return Exchange.of(step.wire, boxes, boxes, ())
+    boxes = [box] * len(shard.wire.ranks)
+    return Exchange.of(shard.wire, boxes, boxes, ())
 
 
-def _of_filters(step: Step, name: str, tensor: Tensor | None, cuts: Cuts) -> Any:
+def _of_filters(shard: LayerShard, name: str, tensor: Tensor | None, cuts: Cuts) -> Any:
     """A parameter is this rank's part already; a weight that is computed comes whole."""
-    index = step.input_of(name)
+    index = shard.input_of(name)
     if tensor is None or not isinstance(index, int):
         return tensor
-    return narrowed(step.get(index, tensor), cuts)
+    return narrowed(shard.get(index, tensor), cuts)
 
 
-def _put(step: Step, weight: Tensor, bias: Tensor | None) -> Put | None:
+def _put(shard: LayerShard, weight: Tensor, bias: Tensor | None) -> Put | None:
     """Where gradients of parameters may wait; None where they are not this layer's own leaves."""
-    if step.later is None or not torch.is_grad_enabled():
+    if shard.later is None or not torch.is_grad_enabled():
         return None
     is_own = weight.is_leaf and (bias is None or bias.is_leaf)
-    return step.later.put_gradients if is_own else None
+    return shard.later.put_gradients if is_own else None
 
 
 def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Any:

@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import Box
-from runtime.pipeline.messages import Cuts, cuts_of
-from runtime.spatial.convolution.terms import LEADING, Call, Term, Window, main_term, piece_term
+from runtime.pipeline.routing import Cuts, cuts_of
+from runtime.spatial.convolution.terms import LEADING, ConvWindow, Term, TermCall, main_term, piece_term
 from runtime.spatial.exchange import Arriving, Exchange, Pieces
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ConvPart:
     """What a rank does of a convolution.
 
     Attributes:
@@ -41,7 +41,7 @@ class Part:
         channels: of the whole input and of the whole output.
     """
 
-    window: Window
+    window: ConvWindow
     outputs: Box
     needed: Box
     channels: tuple[int, int]
@@ -56,14 +56,14 @@ class Part:
         return not self.window.transposed and filters.start % each == 0 and filters.stop % each == 0
 
     @property
-    def local(self) -> Window:
+    def local(self) -> ConvWindow:
         """The window with the groups that this rank has, where they are whole."""
         groups = self.window.groups * len(self.outputs[1]) // self.channels[1] if self.window.groups > 1 else 1
         return replace(self.window, groups=groups)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ConvTerms:
     """What a part is the sum of.
 
     Attributes:
@@ -79,7 +79,7 @@ class Terms:
         return self.main.multiplications + sum(term.multiplications for term in self.pieces if term is not None)
 
 
-def linear_terms(part: Part, held: Box, wanted: Box, received: Sequence[Box]) -> Terms | None:
+def linear_terms(part: ConvPart, held: Box, wanted: Box, received: Sequence[Box]) -> ConvTerms | None:
     """The terms; None where it is no such sum: what comes has other samples or channels, or nothing is held."""
     outputs = part.outputs
     if not all(map(len, outputs)) or not all(map(len, held)) or not part.is_of_whole_groups:
@@ -88,16 +88,16 @@ def linear_terms(part: Part, held: Box, wanted: Box, received: Sequence[Box]) ->
         return None
     window = part.local
     main = main_term(window, held, outputs)
-    return None if main is None else Terms(main, tuple(piece_term(window, box, outputs) for box in received))
+    return None if main is None else ConvTerms(main, tuple(piece_term(window, box, outputs) for box in received))
 
 
-def pays(part: Part, terms: Terms, wanted: Box, most_extra: float) -> bool:
+def pays(part: ConvPart, terms: ConvTerms, wanted: Box, most_extra: float) -> bool:
     """Whether zeros beside what is held add at most this share of multiplications."""
     made = wanted if part.window.transposed else part.outputs
     return terms.multiplications <= (1 + most_extra) * prod(map(len, made[LEADING:])) * prod(part.window.kernel)
 
 
-def num_multiplications(part: Part, terms: Terms, held: Box) -> int:
+def num_multiplications(part: ConvPart, terms: ConvTerms, held: Box) -> int:
     """Of the term of what is held."""
     samples, filters = part.outputs[:LEADING]
     return terms.main.multiplications * len(samples) * len(filters) * len(held[1]) // part.local.groups
@@ -113,7 +113,7 @@ class ReturnedHalo:
     """
 
     exchange: Exchange
-    pieces: tuple[Call | None, ...]
+    pieces: tuple[TermCall | None, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -128,9 +128,9 @@ class LocalConv:
         returned: in place of sending gradients of what came; all ranks of the stage do so, or none.
     """
 
-    main: Call
+    main: TermCall
     exchange: Exchange | None = None
-    pieces: tuple[Call | None, ...] = ()
+    pieces: tuple[TermCall | None, ...] = ()
     places: tuple[Cuts, ...] = ()
     returned: ReturnedHalo | None = None
 
@@ -194,7 +194,7 @@ Put = Callable[[tuple[Tensor | None, ...], Callable[[], tuple[Tensor | None, ...
 
 
 def linear_conv(
-    terms: Terms, shape: tuple[int, ...], exchange: Exchange, returned: ReturnedHalo | None = None
+    terms: ConvTerms, shape: tuple[int, ...], exchange: Exchange, returned: ReturnedHalo | None = None
 ) -> LocalConv:
     """The overlapped form.
 
@@ -204,9 +204,9 @@ def linear_conv(
         exchange: of the input.
     """
     return LocalConv(
-        Call(terms.main, shape),
+        TermCall(terms.main, shape),
         exchange,
-        tuple(None if term is None else Call(term, shape) for term in terms.pieces),
+        tuple(None if term is None else TermCall(term, shape) for term in terms.pieces),
         tuple(cuts_of(box, exchange.held) for _, box in exchange.sends),
         returned,
     )

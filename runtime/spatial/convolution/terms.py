@@ -32,13 +32,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-from cuda_ops.dense.conv_kernels import NATIVE, Gradients, Kernel, Mask, Options, kernel_for
+from cuda_ops.dense.conv_kernels import NATIVE, ConvKernel, Gradients, Mask, Options, kernel_for
 from planner.ir.box import Box, Interval
-from runtime.pipeline.messages import Cuts, narrowed
+from runtime.pipeline.routing import Cuts, narrowed
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class FilterSegment:
     """Filters that one call of the operator makes.
 
     Attributes:
@@ -58,7 +58,9 @@ class Segment:
         return not (self.source or self.weight or self.bias)
 
 
-def segments(window: Window, filters: Interval, read: Interval, channels: tuple[int, int]) -> tuple[Segment, ...]:
+def segments(
+    window: ConvWindow, filters: Interval, read: Interval, channels: tuple[int, int]
+) -> tuple[FilterSegment, ...]:
     """The calls that make ``filters``, in order.
 
     Args:
@@ -68,9 +70,9 @@ def segments(window: Window, filters: Interval, read: Interval, channels: tuple[
         channels: of the whole input and of the whole output.
     """
     if window.groups == 1:
-        return (Segment(1, filters),)
+        return (FilterSegment(1, filters),)
     inputs_each, outputs_each = channels[0] // window.groups, channels[1] // window.groups
-    found, start = [], filters.start
+    calls, start = [], filters.start
     while start < filters.stop:
         group, offset = divmod(start, outputs_each)
         whole = 0 if offset else (filters.stop - start) // outputs_each
@@ -85,9 +87,9 @@ def segments(window: Window, filters: Interval, read: Interval, channels: tuple[
             bias = _cuts(((0, (start, len(its)), channels[1]),))
         else:
             weight = bias = _cuts(((0, (start - filters.start, len(its)), len(filters)),))
-        found.append(Segment(number, its, _cuts(((1, source, len(read)),)), weight, bias))
+        calls.append(FilterSegment(number, its, _cuts(((1, source, len(read)),)), weight, bias))
         start = stop
-    return tuple(found)
+    return tuple(calls)
 
 
 def _cuts(parts: tuple[tuple[int, tuple[int, int], int], ...]) -> Cuts:
@@ -99,7 +101,7 @@ LEADING = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ConvWindow:
     """What a convolution does along its dims of space.
 
     Attributes:
@@ -159,7 +161,7 @@ class _Along:
     rows_pad: tuple[int, int] = (0, 0)
 
 
-def reads(window: Window, outputs: Box) -> tuple[Interval, ...]:
+def reads(window: ConvWindow, outputs: Box) -> tuple[Interval, ...]:
     """What ``outputs`` of a convolution, not a transposed one, read along each dim of space, outside the tensor too."""
     numbers = zip(outputs[LEADING:], window.kernel, window.stride, window.padding, window.dilation, strict=True)
     return tuple(
@@ -168,7 +170,7 @@ def reads(window: Window, outputs: Box) -> tuple[Interval, ...]:
     )
 
 
-def main_term(window: Window, part: Box, outputs: Box) -> Term | None:
+def main_term(window: ConvWindow, part: Box, outputs: Box) -> Term | None:
     """What ``part`` contributes, with all taps and to all of ``outputs``; None if it reaches none of them.
 
     Args:
@@ -177,46 +179,45 @@ def main_term(window: Window, part: Box, outputs: Box) -> Term | None:
     return _term(window, part, outputs, is_main=True)
 
 
-def piece_term(window: Window, piece: Box, outputs: Box) -> Term | None:
+def piece_term(window: ConvWindow, piece: Box, outputs: Box) -> Term | None:
     """What a thin ``piece`` contributes to those of ``outputs`` that see it; None if it reaches none of them."""
     return _term(window, piece, outputs, is_main=False)
 
 
-def _term(window: Window, part: Box, outputs: Box, is_main: bool) -> Term | None:
+def _term(window: ConvWindow, part: Box, outputs: Box, is_main: bool) -> Term | None:
     along = _transposed_along if window.transposed else _along
-    found = []
+    by_dim = []
     numbers = zip(window.kernel, window.stride, window.padding, window.dilation, strict=True)
     for source, wanted, each in zip(part[LEADING:], outputs[LEADING:], numbers, strict=True):
-        one = along(source, wanted, *each, is_main)
+        one = along(source, wanted, each, is_main)
         if one is None:
             return None
-        found.append(one)
+        by_dim.append(one)
     options: Options = (
         window.stride,
-        tuple(one.padding for one in found),
+        tuple(one.padding for one in by_dim),
         window.dilation,
         window.transposed,
-        tuple(one.output_padding for one in found),
+        tuple(one.output_padding for one in by_dim),
         window.groups,
     )
     return Term(
         options,
-        _cuts_of_space([one.source for one in found]),
-        _pads([one.pad for one in found]),
-        _cuts_of_space([one.taps for one in found]),
-        _cuts_of_space([one.rows for one in found]),
-        _cuts_of_space([one.place for one in found]),
-        prod(one.multiplications for one in found),
-        _pads([one.source_pad for one in found]),
-        _pads([one.rows_pad for one in found]),
+        _cuts_of_space([one.source for one in by_dim]),
+        _pads([one.pad for one in by_dim]),
+        _cuts_of_space([one.taps for one in by_dim]),
+        _cuts_of_space([one.rows for one in by_dim]),
+        _cuts_of_space([one.place for one in by_dim]),
+        prod(one.multiplications for one in by_dim),
+        _pads([one.source_pad for one in by_dim]),
+        _pads([one.rows_pad for one in by_dim]),
     )
 
 
-def _along(
-    part: Interval, outputs: Interval, kernel: int, stride: int, padding: int, dilation: int, is_main: bool
-) -> _Along | None:
+def _along(part: Interval, outputs: Interval, numbers: tuple[int, int, int, int], is_main: bool) -> _Along | None:
+    kernel, stride, padding, dilation = numbers
     first, last, start, stop = outputs.start, outputs.stop, 0, kernel
-    hits = _hits(part, outputs, kernel, stride, padding, dilation)
+    hits = _hits(part, outputs, *numbers)
     if not hits:
         return None
     if not is_main:
@@ -239,7 +240,7 @@ def _along(
         else:
             margin = min(left, max(0, right))
             pad = (left - margin, max(0, right) - margin)
-    found = _Along(
+    return _Along(
         margin,
         computed * (stop - start),
         _unless((skip_left, len(part) - skip_left - skip_right), len(part)),
@@ -250,27 +251,27 @@ def _along(
         source_pad=(skip_left, skip_right),
         rows_pad=(0, 0) if rows is None else (rows[0], computed - rows[0] - count),
     )
-    return found
 
 
 def _hits(
     wide: Interval, narrow: Interval, kernel: int, stride: int, padding: int, dilation: int
 ) -> list[tuple[int, int, int]]:
     """(tap, first, last) of the taps that reach from ``narrow``, whose elements are a stride apart, into ``wide``."""
-    found = []
+    hits = []
     for tap in range(kernel):
         shift = padding - dilation * tap
         low = max(narrow.start, -((-wide.start - shift) // stride))
         high = min(narrow.stop - 1, (wide.stop - 1 + shift) // stride)
         if low <= high:
-            found.append((tap, low, high))
-    return found
+            hits.append((tap, low, high))
+    return hits
 
 
 def _transposed_along(
-    part: Interval, outputs: Interval, kernel: int, stride: int, padding: int, dilation: int, is_main: bool
+    part: Interval, outputs: Interval, numbers: tuple[int, int, int, int], is_main: bool
 ) -> _Along | None:
-    hits = _hits(outputs, part, kernel, stride, padding, dilation)
+    kernel, stride, padding, dilation = numbers
+    hits = _hits(outputs, part, *numbers)
     if not hits:
         return None
     start, stop = (0, kernel) if is_main else (hits[0][0], hits[-1][0] + 1)
@@ -318,7 +319,7 @@ _pad = torch.constant_pad_nd
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class TermCall:
     """A term, and the kernel that runs it; the kernel is chosen by the first tensors.
 
     These are called for every piece of every layer, where a microsecond counts: hence loops in place of ``narrowed``.
@@ -329,7 +330,7 @@ class Call:
 
     term: Term
     shape: tuple[int, ...]
-    kernel: Kernel | None = None
+    kernel: ConvKernel | None = None
 
     def is_operator(self, x: Tensor, weight: Tensor) -> bool:
         """Whether it is torch's own convolution of the whole part, which torch differentiates faster than we do."""
@@ -359,12 +360,12 @@ class Call:
         for cut in term.taps:
             weight = weight.narrow(*cut)
         kernel = self.kernel or self._choose(x, weight)
-        found = kernel.forward(x, weight, None, term.options)
+        contribution = kernel.forward(x, weight, None, term.options)
         for cut in term.rows:
-            found = found.narrow(*cut)
+            contribution = contribution.narrow(*cut)
         for cut in term.place:
             y = y.narrow(*cut)
-        y.add_(found)
+        y.add_(contribution)
 
     def gradients(self, dy: Tensor, x: Tensor, weight: Tensor, mask: Mask) -> Gradients:
         """Gradients of the part, of the taps that touch it, and of the bias, from that of the outputs."""
@@ -379,14 +380,14 @@ class Call:
         for cut in term.taps:
             weight = weight.narrow(*cut)
         kernel = self.kernel or self._choose(x, weight)
-        dx, dweight, found = kernel.backward(dy, x, weight, term.options, mask)
+        dx, dweight, own_dbias = kernel.backward(dy, x, weight, term.options, mask)
         if dx is not None and term.pad:
             dx = _pad(dx, [-number for number in term.pad])
         if dx is not None and term.source_pad:
             dx = _pad(dx, term.source_pad)
-        return dx, dweight, found if dbias is None else dbias
+        return dx, dweight, own_dbias if dbias is None else dbias
 
-    def _choose(self, x: Tensor, taps: Tensor) -> Kernel:
+    def _choose(self, x: Tensor, taps: Tensor) -> ConvKernel:
         self.kernel = kernel_for(x, taps, self.term.options)
         return self.kernel
 

@@ -3,15 +3,15 @@
 The list of them is ``_RULES``, by the names of ``planner.layers``; a module is loaded once a plan has a kind of its
 family.  A rule has
 
-    rule(step, op, arguments) -> result
+    rule(shard, op, arguments) -> result
 
-    step        the layer on this rank (:class:`runtime.spatial.step.Step`)
+    shard       the layer on this rank (:class:`runtime.spatial.layer_shard.LayerShard`)
     op          ``op(**arguments)`` calls the operator
     arguments   by the names of the operator's schema, defaults filled in.  A tensor that is a value of the graph covers
                 what this rank holds of it; parameters and buffers are this rank's part; integers that depend on the
                 number of samples are those of the part that this rank does.
 
-and gives what covers ``step.done``.  It stays connected to its inputs in autograd also where that is empty, since
+and gives what covers ``shard.done``.  It stays connected to its inputs in autograd also where that is empty, since
 exchanges must run backward on all ranks, in the same order.  Kinds without a rule of their own read all that they need
 and call their operator on it (``generic.run_on_reads``).  By what they ask of a rank:
 
@@ -28,11 +28,11 @@ import importlib
 from collections.abc import Callable
 from typing import Any, cast
 
-from runtime.spatial.step import Step
+from runtime.spatial.layer_shard import LayerShard
 
 __all__ = ["OpRule", "form"]
 
-OpRule = Callable[[Step, Callable[..., Any], dict[str, Any]], Any]
+OpRule = Callable[[LayerShard, Callable[..., Any], dict[str, Any]], Any]
 """What runs a layer's operator on this rank's part."""
 
 _ANY_KIND = "generic.run_on_reads"

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from planner.ir.box import Interval
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.collectives import sum_dtype, summed
 from runtime.spatial.convolution.layer import convolve
 from runtime.spatial.empties import connected, empty_like_done
+from runtime.spatial.layer_shard import LayerShard, gathered, global_places, shape_of
 from runtime.spatial.op_rules.generic import operator_of
-from runtime.spatial.step import Step, gathered, global_places, shape_of
 
 _AVERAGE_POOLS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 _MAX_POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
@@ -30,17 +30,17 @@ _FIRST_SPACE_DIM = 2
 """Of a global pool's input; dims from here on are space."""
 
 
-def run_conv(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_conv(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The outputs that this rank does: halos are exchanged while what is held is convolved."""
-    return convolve(step, op, arguments, transposed=False)
+    return convolve(shard, op, arguments, transposed=False)
 
 
-def run_transposed_conv(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_transposed_conv(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The outputs that this rank does: as a convolution, with what inputs reach in place of what outputs read."""
-    return convolve(step, op, arguments, transposed=True)
+    return convolve(shard, op, arguments, transposed=True)
 
 
-def run_pool(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The windows of this rank's part: padding lies at the tensor's own edges only, averages divide as one device does.
 
         kernel 3, stride 2, padding 1:      . 0 1 2 3 4 5 6 7 .
@@ -50,17 +50,17 @@ def run_pool(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> A
     What reaches outside is padding.  Where the operator can pad by itself, it does so on both sides, and results beyond
     the part are cut off; else padding is put in front.
     """
-    found = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, found)
-    way = step.memo.get("way")
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    way = shard.memo.get("way")
     if way is None:
-        way = step.memo["way"] = _PoolCall.of(step, arguments)
-    return way.averages(op, found) if "avg" in operator_of(step) else way.maxima(op, found)
+        way = shard.memo["way"] = _PoolCall.of(shard, arguments)
+    return way.averages(op, operands) if "avg" in operator_of(shard) else way.maxima(op, operands)
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _PoolWindow:
     """A pooling window along one dim, and the part that is done of it.
 
     Attributes:
@@ -103,12 +103,12 @@ class _Window:
 
     def divisors(self, counts_padding: bool) -> list[int]:
         """Per output, how many rows one device counts (``at::native::avg_pool2d``)."""
-        found = []
+        counts = []
         for output in range(self.outputs.start, self.outputs.stop):
             start = output * self.stride - self.padding
             stop = min(start + self.kernel, self.extent + self.padding)
-            found.append(stop - start if counts_padding else min(stop, self.extent) - max(start, 0))
-        return found
+            counts.append(stop - start if counts_padding else min(stop, self.extent) - max(start, 0))
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +121,14 @@ class _PoolCall:
         factor: by what averages over whole windows are multiplied; None: by 1.
     """
 
-    windows: tuple[_Window, ...]
+    windows: tuple[_PoolWindow, ...]
     settings: dict[str, Any]
     front: tuple[int, ...]
     factor: Tensor | None
 
     @classmethod
-    def of(cls, step: Step, arguments: dict[str, Any]) -> _PoolCall:
-        windows, is_average = _windows(step), "avg" in operator_of(step)
+    def of(cls, shard: LayerShard, arguments: dict[str, Any]) -> _PoolCall:
+        windows, is_average = _windows(shard), "avg" in operator_of(shard)
         rounds_up = bool(arguments["ceil_mode"]) or any(window.right and not window.left for window in windows)
         rounds_up = rounds_up and not is_average
         settings: dict[str, Any] = {
@@ -148,9 +148,9 @@ class _PoolCall:
         settings["count_include_pad"] = True
         return cls(windows, settings, front, _average_factor(windows, arguments))
 
-    def maxima(self, op: Callable[..., Any], found: dict[str, Any]) -> Any:
-        x = found["self"]
-        result = op(**{**found, **self.settings, "self": self._padded(x, _lowest(x))})
+    def maxima(self, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
+        x = operands["self"]
+        result = op(**{**operands, **self.settings, "self": self._padded(x, _lowest(x))})
         if isinstance(result, Tensor):
             return self._cut(result)
         values, places = result
@@ -161,8 +161,8 @@ class _PoolCall:
         extents = [window.extent for window in self.windows]
         return self._cut(values), global_places(self._cut(places), local, starts, extents)
 
-    def averages(self, op: Callable[..., Any], found: dict[str, Any]) -> Tensor:
-        result = self._cut(op(**{**found, **self.settings, "self": self._padded(found["self"], 0)}))
+    def averages(self, op: Callable[..., Any], operands: dict[str, Any]) -> Tensor:
+        result = self._cut(op(**{**operands, **self.settings, "self": self._padded(operands["self"], 0)}))
         if self.factor is None:
             return result
         return result * self.factor.to(result)
@@ -177,16 +177,16 @@ class _PoolCall:
         return result
 
 
-def _windows(step: Step) -> tuple[_Window, ...]:
-    attributes: Any = step.layer.attributes
+def _windows(shard: LayerShard) -> tuple[_PoolWindow, ...]:
+    attributes: Any = shard.layer.attributes
     numbers = [attributes[name] for name in ("kernel", "stride", "padding", "dilation")]
     count = len(numbers[0])
-    shape, available = step.division.inputs[0].shape, step.exchange(0).wanted
+    shape, available = shard.division.inputs[0].shape, shard.exchange(0).wanted
     return tuple(
-        _Window(kernel, stride, padding, dilation, outputs, extent, rows)
+        _PoolWindow(kernel, stride, padding, dilation, outputs, extent, rows)
         for kernel, stride, padding, dilation, outputs, extent, rows in zip(
             *numbers,
-            step.done[-count:],
+            shard.done[-count:],
             shape[-count:],
             available[-count:],
             strict=True,
@@ -194,7 +194,7 @@ def _windows(step: Step) -> tuple[_Window, ...]:
     )
 
 
-def _average_factor(windows: tuple[_Window, ...], arguments: dict[str, Any]) -> Tensor | None:
+def _average_factor(windows: tuple[_PoolWindow, ...], arguments: dict[str, Any]) -> Tensor | None:
     """What an average over whole windows, padding included, is short of."""
     if arguments.get("divisor_override"):
         return None
@@ -211,23 +211,23 @@ def _lowest(x: Tensor) -> float:
     return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
 
 
-def run_adaptive_pool(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_adaptive_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The bins of this rank's part: they are those of the whole tensor, whichever rank makes them.
 
     Output o of n pools inputs floor(o i / n) ... ceil((o + 1) i / n) - 1.  Where n divides i, bins are windows that
     follow one another.  Else dims are pooled one after the other: an average as a product with a matrix, a maximum as
     that of rows picked (of equal numbers the first, as torch does, whose gradient goes there).
     """
-    found = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, found)
-    bins, x = _bins(step), found["self"]
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    bins, x = _bins(shard), operands["self"]
     if all(each.is_whole for each in bins):
-        return op(**found)
-    if "avg" in operator_of(step):
+        return op(**operands)
+    if "avg" in operator_of(shard):
         return _bin_averages(x, bins)
     values, places = _bin_maxima(x, bins)
-    return (values, places) if len(step.layer.outputs) > 1 else values
+    return (values, places) if len(shard.layer.outputs) > 1 else values
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,27 +315,27 @@ def _bin_widths(bins: Sequence[_Bins]) -> list[int] | None:
     return None if None in widths else [width for width in widths if width is not None]
 
 
-def _bins(step: Step) -> tuple[_Bins, ...]:
-    if "bins" not in step.memo:
-        name = operator_of(step)
+def _bins(shard: LayerShard) -> tuple[_Bins, ...]:
+    if "bins" not in shard.memo:
+        name = operator_of(shard)
         space = int(name[name.index("pool") + 4])
-        inputs, outputs = step.division.inputs[0].shape, step.layer.outputs[0].shape
+        inputs, outputs = shard.division.inputs[0].shape, shard.layer.outputs[0].shape
         numbers = zip(
-            inputs[-space:], outputs[-space:], step.done[-space:], step.exchange(0).wanted[-space:], strict=True
+            inputs[-space:], outputs[-space:], shard.done[-space:], shard.exchange(0).wanted[-space:], strict=True
         )
-        step.memo["bins"] = tuple(_Bins(*each) for each in numbers)
-    bins: tuple[_Bins, ...] = step.memo["bins"]
+        shard.memo["bins"] = tuple(_Bins(*each) for each in numbers)
+    bins: tuple[_Bins, ...] = shard.memo["bins"]
     return bins
 
 
-def run_global_pool(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
+def run_global_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
     """The mean over all of space: each rank adds up its own part, and all get the sum of what they found."""
-    x = gathered(step, arguments)["self"]
+    x = gathered(shard, arguments)["self"]
     dtype = arguments.get("dtype") or x.dtype
-    shape = shape_of(step.division.owned(0)[step.position])
-    if step.is_first:
-        own = x if step.own == step.done else x[slices(step.own, step.done)]
+    shape = shape_of(shard.division.owned(0)[shard.position])
+    if shard.is_first:
+        own = x if shard.own == shard.done else x[slices(shard.own, shard.done)]
         total = own.sum(list(range(_FIRST_SPACE_DIM, x.ndim)), dtype=sum_dtype(dtype)).view(shape)
     else:
         total = connected(torch.zeros(shape, dtype=sum_dtype(dtype), device=x.device), x)
-    return (summed(step, total) / prod(step.division.work.shape[_FIRST_SPACE_DIM:])).to(dtype)
+    return (summed(shard, total) / prod(shard.division.work.shape[_FIRST_SPACE_DIM:])).to(dtype)

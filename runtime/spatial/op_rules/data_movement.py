@@ -17,8 +17,8 @@ from planner.ir.box import Box, Interval, whole
 from planner.ir.graph import SAMPLE
 from planner.layers.data_movement import regrouped
 from runtime.spatial.empties import connected, connected_to_all, empty_like_done
+from runtime.spatial.layer_shard import LayerShard, gathered, picked, shape_of, within
 from runtime.spatial.op_rules.generic import operator_of, run_whole_samples, whole_samples
-from runtime.spatial.step import Step, gathered, picked, shape_of, within
 
 _PERMUTATIONS = frozenset({"movedim", "permute", "swapaxes", "swapdims", "t", "transpose"})
 """Operators that put dims in another order; they take no sizes."""
@@ -27,58 +27,58 @@ _CUBIC_A = -0.75
 """Of Keys' cubic kernel (1981, "Cubic convolution interpolation for digital image processing")."""
 
 
-def run_reshape(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_reshape(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Views, permutations and expansion: the same elements, by the operator with the sizes of this rank's part.
 
         [2, 8, 4, 4] -> flatten(2) -> [2, 8, 16]        a rank with channels [0, 3) makes [2, 3, 16] of [2, 3, 4, 4]
 
     What is read may be more than the part, along dims that do not stay apart; then the part is cut from what it makes.
     """
-    if not step.layer.inputs or len(step.layer.outputs) > 1:
-        return run_whole_samples(step, op, arguments)
-    found = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, found)
-    name = operator_of(step)
-    made = _view_of_reads(step)
+    if not shard.layer.inputs or len(shard.layer.outputs) > 1:
+        return run_whole_samples(shard, op, arguments)
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    name = operator_of(shard)
+    made = _view_of_reads(shard)
     if name in _PERMUTATIONS:
-        return within(op(**found), made, step.done)
-    x = next(value for argument, value in found.items() if step.input_of(argument) == 0)
-    result = within((x.expand if name == "expand" else x.reshape)(shape_of(made)), made, step.done)
-    return connected_to_all(step, result, found) if len(step.layer.inputs) > 1 else result  # view_as has a model
+        return within(op(**operands), made, shard.done)
+    x = next(value for argument, value in operands.items() if shard.input_of(argument) == 0)
+    result = within((x.expand if name == "expand" else x.reshape)(shape_of(made)), made, shard.done)
+    return connected_to_all(shard, result, operands) if len(shard.layer.inputs) > 1 else result  # view_as has a model
 
 
-def _view_of_reads(step: Step) -> Box:
+def _view_of_reads(shard: LayerShard) -> Box:
     """What all that is read makes: the part along dims that stay apart, everything along others."""
-    spec, kept = step.layer.outputs[0], step.layer.attributes.get("kept")
+    spec, kept = shard.layer.outputs[0], shard.layer.attributes.get("kept")
     if not isinstance(kept, tuple):
-        return whole_samples(spec, step.done)
-    runs = regrouped(step.layer, step.division.inputs[0], step.done)[1]
+        return whole_samples(spec, shard.done)
+    runs = regrouped(shard.layer, shard.division.inputs[0], shard.done)[1]
     return tuple(
         interval if dim >= 0 or name == SAMPLE else runs.get(at, total)
         for at, (dim, name, interval, total) in enumerate(
-            zip(kept, spec.dims, step.done, whole(spec.shape), strict=True)
+            zip(kept, spec.dims, shard.done, whole(spec.shape), strict=True)
         )
     )
 
 
-def run_slice(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_slice(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Slices and division into parts: what the part reads is what it makes, but for a stride and dims that are dropped.
 
     Of several outputs each takes its own part from what is read, which holds the parts of all.
     """
-    found = gathered(step, arguments)
-    covered = step.exchange(0).wanted
+    operands = gathered(shard, arguments)
+    covered = shard.exchange(0).wanted
     if not all(len(interval) for interval in covered):
-        nothing = empty_like_done(step, found)
-        return [nothing] if isinstance(nothing, Tensor) and _gives_list(step) else nothing
-    attributes: Any = step.layer.attributes
-    x = next(value for name, value in found.items() if step.input_of(name) == 0)
+        nothing = empty_like_done(shard, operands)
+        return [nothing] if isinstance(nothing, Tensor) and _gives_list(shard) else nothing
+    attributes: Any = shard.layer.attributes
+    x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
     dim, drops = attributes["dim"], bool(attributes.get("drops"))
     rows = [_SliceOutput(dim, start, attributes.get("step", 1), drops) for start in attributes["starts"]]
-    boxes = [step.done, *(step.division.held(output)[step.position] for output in range(1, len(rows)))]
+    boxes = [shard.done, *(shard.division.held(output)[shard.position] for output in range(1, len(rows)))]
     parts = [each.of(x, covered, box) for each, box in zip(rows, boxes, strict=True)]
-    return parts[0] if len(parts) == 1 and not _gives_list(step) else parts
+    return parts[0] if len(parts) == 1 and not _gives_list(shard) else parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,23 +106,23 @@ class _SliceOutput:
         return x if self.stride == 1 else x[(slice(None),) * self.dim + (slice(None, None, self.stride),)]
 
 
-def _gives_list(step: Step) -> bool:
+def _gives_list(shard: LayerShard) -> bool:
     """Whether the operator gives a list even of one part."""
-    return any(word in operator_of(step) for word in ("split", "chunk", "unbind"))
+    return any(word in operator_of(shard) for word in ("split", "chunk", "unbind"))
 
 
-def run_concat(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_concat(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Concatenation and stacking: the parts of the inputs that lie in this rank's part, one behind the other.
 
     Inputs that lie beside it are asked for nothing, and hang on the result all the same.
     """
-    found = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, found)
-    attributes: Any = step.layer.attributes
-    pieces = [each for each in found["tensors"] if each.numel()]
-    beside = [each for each in found["tensors"] if not each.numel()]
-    output = step.layer.outputs[0]
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    attributes: Any = shard.layer.attributes
+    pieces = [each for each in operands["tensors"] if each.numel()]
+    beside = [each for each in operands["tensors"] if not each.numel()]
+    output = shard.layer.outputs[0]
     if pieces[0].ndim < len(output.shape):
         result = torch.stack(pieces, attributes["dim"])
     else:
@@ -130,23 +130,23 @@ def run_concat(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) ->
     return connected(result.to(getattr(torch, output.dtype)), *beside)
 
 
-def run_pad(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_pad(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Padding and cropping of any dims, one by one: outputs read what they stand for in the whole tensor.
 
     Rows inside the tensor are taken as they are; only a part at an edge makes others.
     """
-    found = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, found)
-    attributes: Any = step.layer.attributes
-    x = next(value for name, value in found.items() if step.input_of(name) == 0)
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    attributes: Any = shard.layer.attributes
+    x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
     mode, before = str(attributes.get("mode", "constant")), attributes["before"]
-    positions = [Interval(done.start - rows, done.stop - rows) for done, rows in zip(step.done, before, strict=True)]
+    positions = [Interval(done.start - rows, done.stop - rows) for done, rows in zip(shard.done, before, strict=True)]
     if mode == "constant":
-        value = found.get("value")
-        return _padded_with(step, x, positions, 0.0 if value is None else value)
-    extents = step.division.inputs[0].shape
-    sides = zip(positions, extents, step.exchange(0).wanted, strict=True)
+        value = operands.get("value")
+        return _padded_with(shard, x, positions, 0.0 if value is None else value)
+    extents = shard.division.inputs[0].shape
+    sides = zip(positions, extents, shard.exchange(0).wanted, strict=True)
     for dim, (position, extent, available) in enumerate(sides):
         if position != available:
             rows = (
@@ -156,11 +156,11 @@ def run_pad(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> An
     return x
 
 
-def _padded_with(step: Step, x: Tensor, positions: list[Interval], value: float) -> Tensor:
+def _padded_with(shard: LayerShard, x: Tensor, positions: list[Interval], value: float) -> Tensor:
     """``value`` around what lies inside the tensor, of which there may be nothing."""
-    available = step.exchange(0).wanted
+    available = shard.exchange(0).wanted
     if not all(len(interval) for interval in available):
-        return connected(x.new_full(shape_of(step.done), value), x)
+        return connected(x.new_full(shape_of(shard.done), value), x)
     around = [
         rows
         for wanted, have in reversed(list(zip(positions, available, strict=True)))
@@ -180,7 +180,7 @@ def _source_place(place: int, extent: int, mode: str) -> int:
     return -place if place < 0 else 2 * (extent - 1) - place
 
 
-def run_upsample(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_upsample(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Interpolation: every output of the part lies where it lies in the whole tensor, whichever rank makes it.
 
     Along dims that are whole, or grow by a whole factor, torch's own operator does it: groups of as many outputs lie
@@ -191,16 +191,16 @@ def run_upsample(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) 
 
     Else rows are picked and weighted, dim by dim.
     """
-    found = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, found)
-    x = next(value for name, value in found.items() if step.input_of(name) == 0)
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
     key = "taps", x.dtype, x.device
-    if key not in step.memo:
-        step.memo[key] = _taps_along(step, x)
-    sides, taps = _resampled_dims(step), step.memo[key]
+    if key not in shard.memo:
+        shard.memo[key] = _taps_along(shard, x)
+    sides, taps = _resampled_dims(shard), shard.memo[key]
     if taps is None:
-        return _resized_natively(step, sides, x)
+        return _resized_natively(shard, sides, x)
     for dim, (side, along) in enumerate(zip(sides, taps, strict=True), x.ndim - len(sides)):
         x = resampled(x, dim, side.available.start, along)
     return x
@@ -253,8 +253,8 @@ class Resampling:
         if self.is_aligned:
             return o * torch.tensor((self.inputs - 1) / max(1, self.outputs - 1), dtype=dtype, device=device)
         step = self.inputs / self.outputs if self.factor is None else 1 / self.factor
-        found = (o + 0.5) * torch.tensor(step, dtype=dtype, device=device) - 0.5
-        return found.clamp(min=0) if self.mode == "linear" else found
+        positions = (o + 0.5) * torch.tensor(step, dtype=dtype, device=device) - 0.5
+        return positions.clamp(min=0) if self.mode == "linear" else positions
 
 
 def nearest(
@@ -270,26 +270,26 @@ def nearest(
         op: interpolates an image, as ``aten.upsample_nearest2d.default``.
     """
     dtype = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
-    found = []
+    indices = []
     for dim, extent in enumerate(inputs):
         ramp = torch.arange(extent, dtype=dtype, device=like.device)
         counted = ramp.view([-1 if at == dim else 1 for at in range(len(inputs))]).expand(*inputs).contiguous()
         image = op(counted[None, None], list(outputs), *factors)[0, 0]
-        found.append(image[tuple(slice(None) if at == dim else 0 for at in range(len(inputs)))].long())
-    return found
+        indices.append(image[tuple(slice(None) if at == dim else 0 for at in range(len(inputs)))].long())
+    return indices
 
 
 def resampled(x: Tensor, dim: int, start: int, taps: tuple[tuple[Tensor, Tensor | None], ...]) -> Tensor:
     """The weighted sum of what ``taps`` read of ``x``, which begins at ``start`` along ``dim``."""
     shape = [-1 if each == dim else 1 for each in range(x.ndim)]
-    found: Tensor | None = None
+    total: Tensor | None = None
     for indices, weight in taps:
         term = x.index_select(dim, indices - start)
         term = term if weight is None else term * weight.view(shape)
-        found = term if found is None else found + term
-    if found is None:
+        total = term if total is None else total + term
+    if total is None:
         raise ValueError("no taps")
-    return found
+    return total
 
 
 def _linear_weights(beyond: Tensor) -> tuple[Tensor, ...]:
@@ -339,35 +339,35 @@ class _ResampledDim:
         return self.resampling.factor if self.is_whole else None
 
 
-def _taps_along(step: Step, like: Tensor) -> list[Any] | None:
+def _taps_along(shard: LayerShard, like: Tensor) -> list[Any] | None:
     """What the outputs read along each dim; None: the operator makes them of what is available."""
-    sides = _resampled_dims(step)
+    sides = _resampled_dims(shard)
     is_native = all(side.is_whole or side.resampling.whole_factor for side in sides)
     if not sides[0].resampling.mode.startswith("nearest"):
         return None if is_native else [side.resampling.taps(like) for side in sides]
     wholes = [side.resampling for side in sides]
     rows = nearest(
-        _resize_operator(step),
+        _resize_operator(shard),
         [each.inputs for each in wholes],
         [each.outputs for each in wholes],
         [each.factor for each in wholes],
         like,
     )
-    taken = [
+    own_rows = [
         each[side.resampling.done.start : side.resampling.done.stop] for each, side in zip(rows, sides, strict=True)
     ]
     if is_native:
         local = nearest(
-            _resize_operator(step),
+            _resize_operator(shard),
             [len(side.available) for side in sides],
             [side.num_made for side in sides],
             [side.factor for side in sides],
             like,
         )
-        pairs = zip(local, taken, sides, strict=True)
+        pairs = zip(local, own_rows, sides, strict=True)
         if all(_read_alike(here, there, side) for here, there, side in pairs):
             return None
-    return [((each, None),) for each in taken]
+    return [((each, None),) for each in own_rows]
 
 
 def _read_alike(here: Tensor, there: Tensor, side: _ResampledDim) -> bool:
@@ -375,15 +375,15 @@ def _read_alike(here: Tensor, there: Tensor, side: _ResampledDim) -> bool:
     return torch.equal(here[first : first + len(there)] + side.available.start, there)
 
 
-def _resize_operator(step: Step) -> Any:
-    return getattr(torch.ops.aten, operator_of(step)).default
+def _resize_operator(shard: LayerShard) -> Any:
+    return getattr(torch.ops.aten, operator_of(shard)).default
 
 
-def _resized_natively(step: Step, sides: tuple[_ResampledDim, ...], x: Tensor) -> Tensor:
+def _resized_natively(shard: LayerShard, sides: tuple[_ResampledDim, ...], x: Tensor) -> Tensor:
     is_nearest = sides[0].resampling.mode.startswith("nearest")
-    aligned = () if is_nearest else (bool(step.layer.attributes.get("align_corners")),)
+    aligned = () if is_nearest else (bool(shard.layer.attributes.get("align_corners")),)
     factors = [side.factor for side in sides]
-    made: Tensor = _resize_operator(step)(x, [side.num_made for side in sides], *aligned, *factors)
+    made: Tensor = _resize_operator(shard)(x, [side.num_made for side in sides], *aligned, *factors)
     for dim, side in enumerate(sides, x.ndim - len(sides)):
         done = side.resampling.done
         if len(done) != side.num_made:
@@ -391,16 +391,16 @@ def _resized_natively(step: Step, sides: tuple[_ResampledDim, ...], x: Tensor) -
     return made
 
 
-def _resampled_dims(step: Step) -> tuple[_ResampledDim, ...]:
-    if "sides" not in step.memo:
-        step.memo["sides"] = tuple(_resampled_dims_of(step))
-    sides: tuple[_ResampledDim, ...] = step.memo["sides"]
+def _resampled_dims(shard: LayerShard) -> tuple[_ResampledDim, ...]:
+    if "sides" not in shard.memo:
+        shard.memo["sides"] = tuple(_resampled_dims_of(shard))
+    sides: tuple[_ResampledDim, ...] = shard.memo["sides"]
     return sides
 
 
-def _resampled_dims_of(step: Step) -> list[_ResampledDim]:
-    attributes: Any = step.layer.attributes
-    inputs, outputs = step.division.inputs[0].shape, step.layer.outputs[0].shape
+def _resampled_dims_of(shard: LayerShard) -> list[_ResampledDim]:
+    attributes: Any = shard.layer.attributes
+    inputs, outputs = shard.division.inputs[0].shape, shard.layer.outputs[0].shape
     space = attributes["space"]
     factors: list[float | None] = [None] * space
     if "factor_numerators" in attributes:
@@ -413,8 +413,8 @@ def _resampled_dims_of(step: Step) -> list[_ResampledDim]:
             inputs[-space:],
             outputs[-space:],
             factors,
-            step.done[-space:],
-            step.exchange(0).wanted[-space:],
+            shard.done[-space:],
+            shard.exchange(0).wanted[-space:],
             strict=True,
         )
     ]

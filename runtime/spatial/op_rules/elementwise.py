@@ -15,8 +15,8 @@ from planner.layers import kind
 from planner.layers.elementwise import ELEMENTS, PLACES, has_classes_apart
 from runtime.spatial.collectives import rows_among, start_sum, summed
 from runtime.spatial.empties import connected, connected_to_all, empty_like_done, tensors_in
+from runtime.spatial.layer_shard import LayerShard, along, broadcast_part, gathered, within
 from runtime.spatial.op_rules.generic import operator_of
-from runtime.spatial.step import Step, along, broadcast_part, gathered, within
 from runtime.stage.sample_weights import weight_of_targets
 from runtime.transport.small_allgather import Tell
 
@@ -31,32 +31,38 @@ _BROADCAST_ARGUMENTS = ("weight", "pos_weight")
 """Arguments that a loss of elements broadcasts to the prediction."""
 
 
-def run_pointwise(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_pointwise(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The operator on the part's elements: the same part of everything, constants included.
 
     Some do not pass on gradients, to one of their inputs or to any; autograd's graph has them all (see ``empties``).
     """
-    found = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, found)
-    if not step.memo.get("plain"):
-        constants = [name for name, each in found.items() if isinstance(each, Tensor) and step.input_of(name) is None]
-        step.memo["plain"] = not constants
-        found |= {name: _part_of_constant(step, found[name]) for name in constants}
-    result = op(**found)
-    if isinstance(result, Tensor) and result.requires_grad and not any(name in operator_of(step) for name in _MODELLED):
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    if not shard.memo.get("plain"):
+        constants = [
+            name for name, each in operands.items() if isinstance(each, Tensor) and shard.input_of(name) is None
+        ]
+        shard.memo["plain"] = not constants
+        operands |= {name: _part_of_constant(shard, operands[name]) for name in constants}
+    result = op(**operands)
+    if (
+        isinstance(result, Tensor)
+        and result.requires_grad
+        and not any(name in operator_of(shard) for name in _MODELLED)
+    ):
         return result
-    return connected_to_all(step, result, found)
+    return connected_to_all(shard, result, operands)
 
 
-def _part_of_constant(step: Step, constant: Tensor) -> Tensor:
-    shape = step.layer.outputs[0].shape
-    if "prelu" not in operator_of(step):
-        return broadcast_part(constant, shape, step.done)
-    return constant if constant.numel() == 1 else along(constant, 0, shape[_CHANNEL], step.done[_CHANNEL])
+def _part_of_constant(shard: LayerShard, constant: Tensor) -> Tensor:
+    shape = shard.layer.outputs[0].shape
+    if "prelu" not in operator_of(shard):
+        return broadcast_part(constant, shape, shard.done)
+    return constant if constant.numel() == 1 else along(constant, 0, shape[_CHANNEL], shard.done[_CHANNEL])
 
 
-def run_loss(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
+def run_loss(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
     """What this rank adds to the loss of the whole micro-batch, so that the sum over ranks is that loss.
 
     What other layers read (a term of a loss, or what it is a function of) is that sum itself, on every rank.
@@ -68,82 +74,82 @@ def run_loss(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> T
 
     Ranks whose part another one counts (replicas, parts of the same samples), and empty ones, add 0.
     """
-    share = _share_of_loss(step, op, gathered(step, arguments))
-    return summed(step, share) if step.is_read else share
+    share = _share_of_loss(shard, op, gathered(shard, arguments))
+    return summed(shard, share) if shard.is_read else share
 
 
-def _share_of_loss(step: Step, op: Callable[..., Any], found: dict[str, Any]) -> Tensor:
-    for name, index in step.inputs_of.items():
+def _share_of_loss(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Tensor:
+    for name, index in shard.inputs_of.items():
         if isinstance(index, int):
-            found[name] = _own_part(step, index, found[name])
-    is_mean = found.get("reduction", _MEAN) == _MEAN and operator_of(step) != "sum"
-    if "ignore_index" in found:
-        return _of_places(step, op, found, is_mean)
-    if not _counts(step):
-        return _no_share(step, found)
-    if step.layer.attributes.get("terms") == ELEMENTS:
-        return _of_elements(step, op, found, is_mean)
-    result: Tensor = op(**found)
-    return result * (_num_samples(step) / step.division.samples) if is_mean else result
+            operands[name] = _own_part(shard, index, operands[name])
+    is_mean = operands.get("reduction", _MEAN) == _MEAN and operator_of(shard) != "sum"
+    if "ignore_index" in operands:
+        return _of_places(shard, op, operands, is_mean)
+    if not _counts(shard):
+        return _no_share(shard, operands)
+    if shard.layer.attributes.get("terms") == ELEMENTS:
+        return _of_elements(shard, op, operands, is_mean)
+    result: Tensor = op(**operands)
+    return result * (_num_samples(shard) / shard.division.samples) if is_mean else result
 
 
-def _of_elements(step: Step, op: Callable[..., Any], found: dict[str, Any], is_mean: bool) -> Tensor:
+def _of_elements(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any], is_mean: bool) -> Tensor:
     """The sum over the own part as a share of the mean over all."""
     for name in _BROADCAST_ARGUMENTS:
-        if isinstance(found.get(name), Tensor) and step.input_of(name) is None:
-            found[name] = broadcast_part(found[name], step.division.work.shape, step.own)
-    if operator_of(step) in ("mean", "sum"):
-        total: Tensor = found["self"].sum(dtype=found.get("dtype"))
+        if isinstance(operands.get(name), Tensor) and shard.input_of(name) is None:
+            operands[name] = broadcast_part(operands[name], shard.division.work.shape, shard.own)
+    if operator_of(shard) in ("mean", "sum"):
+        total: Tensor = operands["self"].sum(dtype=operands.get("dtype"))
     else:
-        total = op(**{**found, "reduction": _SUM})
-    shapes = (spec.shape for spec in step.division.inputs)
+        total = op(**{**operands, "reduction": _SUM})
+    shapes = (spec.shape for spec in shard.division.inputs)
     broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
     return total / prod(broadcast(*shapes)) if is_mean else total
 
 
-def _of_places(step: Step, op: Callable[..., Any], found: dict[str, Any], is_mean: bool) -> Tensor:
+def _of_places(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any], is_mean: bool) -> Tensor:
     """The sum over the own places as a share of the mean over all that are not ignored, by the weights of classes."""
-    counts = _counts(step)
-    weight = torch.zeros((), dtype=torch.float64, device=found["self"].device)
+    counts = _counts(shard)
+    weight = torch.zeros((), dtype=torch.float64, device=operands["self"].device)
     if counts and is_mean:
-        weight = weight_of_targets(found["self"], found["target"], found["weight"], found["ignore_index"])
+        weight = weight_of_targets(operands["self"], operands["target"], operands["weight"], operands["ignore_index"])
     if is_mean:
-        weight = start_sum(step, weight).wait().sum()  # on all ranks, whether they count or not
-    if _is_cut_by_class(step) and step.is_first:
-        total = _of_classes(step, found, counts)
+        weight = start_sum(shard, weight).wait().sum()  # on all ranks, whether they count or not
+    if _is_cut_by_class(shard) and shard.is_first:
+        total = _of_classes(shard, operands, counts)
     elif counts:
-        total = op(**{**found, "reduction": _SUM})
+        total = op(**{**operands, "reduction": _SUM})
     else:
-        return _no_share(step, found)
+        return _no_share(shard, operands)
     return total / weight.to(total.dtype) if is_mean else total
 
 
-def _is_cut_by_class(step: Step) -> bool:
+def _is_cut_by_class(shard: LayerShard) -> bool:
     """Whether ranks have parts of the classes of a place, and no rank has all of them."""
-    division = step.division
-    if not has_classes_apart(step.layer, division.inputs):
+    division = shard.division
+    if not has_classes_apart(shard.layer, division.inputs):
         return False
     whole = division.work.shape[_CLASS]
     return any(len(box[_CLASS]) < whole and all(map(len, box)) for box in division.own)
 
 
-def _of_classes(step: Step, found: dict[str, Any], counts: bool) -> Tensor:
+def _of_classes(shard: LayerShard, operands: dict[str, Any], counts: bool) -> Tensor:
     """The sum over the own places, from parts of their classes; 0 with its gradient where another rank counts it."""
-    own, firsts = step.division.own, step.division.is_first
-    mine = (*step.own[:_CLASS], *step.own[_CLASS + 1 :])
+    own, firsts = shard.division.own, shard.division.is_first
+    mine = (*shard.own[:_CLASS], *shard.own[_CLASS + 1 :])
     members = tuple(at for at, box in enumerate(own) if firsts[at] and (*box[:_CLASS], *box[_CLASS + 1 :]) == mine)
     apply: Callable[..., Tensor] = _ClassParallel.apply
     return apply(
-        found["self"],
-        found["target"],
-        found.get("weight"),
-        found["ignore_index"],
-        found.get("label_smoothing", 0.0),
-        step.own[_CLASS].start,
-        step.division.work.shape[_CLASS],
+        operands["self"],
+        operands["target"],
+        operands.get("weight"),
+        operands["ignore_index"],
+        operands.get("label_smoothing", 0.0),
+        shard.own[_CLASS].start,
+        shard.division.work.shape[_CLASS],
         counts,
-        rows_among(step, members),
-        getattr(torch, step.layer.outputs[0].dtype),  # autocast makes it larger than the logits
+        rows_among(shard, members),
+        getattr(torch, shard.layer.outputs[0].dtype),  # autocast makes it larger than the logits
     )
 
 
@@ -186,12 +192,12 @@ class _ClassParallel(torch.autograd.Function):
         exponentials = (x - torch.where(most.isfinite(), most, 0.0).unsqueeze(-1)).exp_().sum(-1)
         at_target = torch.where(here, x.gather(-1, local).squeeze(-1), 0.0)
         numbers = [most, exponentials, at_target, x @ of_part if smoothing else torch.zeros_like(most)]
-        told = tell([each.reshape(-1) for each in numbers], dtype).wait().view(-1, len(numbers), *most.shape)
-        most = told[:, 0].amax(0)
-        lse = most + (told[:, 1] * (told[:, 0] - most).exp()).sum(0).log()
+        by_rank = tell([each.reshape(-1) for each in numbers], dtype).wait().view(-1, len(numbers), *most.shape)
+        most = by_rank[:, 0].amax(0)
+        lse = most + (by_rank[:, 1] * (by_rank[:, 0] - most).exp()).sum(0).log()
         smooth = counted.to(dtype) * (smoothing / num_classes)
-        loss = (1 - smoothing) * of_target * (lse - told[:, 2].sum(0))
-        loss = loss + smooth * (lse * weights.sum() - told[:, 3].sum(0)) if smoothing else loss
+        loss = (1 - smoothing) * of_target * (lse - by_rank[:, 2].sum(0))
+        loss = loss + smooth * (lse * weights.sum() - by_rank[:, 3].sum(0)) if smoothing else loss
         kept = (1 - smoothing) * of_target
         ctx.save_for_backward(
             x, lse, local, torch.where(here, kept, 0.0), kept + smooth * weights.sum(), smooth, of_part
@@ -204,43 +210,45 @@ class _ClassParallel(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, lse, local, at_target, softly, smooth, of_part = ctx.saved_tensors
-        found = (x - lse.unsqueeze(-1)).exp_().mul_(softly.unsqueeze(-1))  # one more tensor like the logits, no second
-        found.addcmul_(smooth.unsqueeze(-1), of_part, value=-1)
-        found.scatter_add_(-1, local, -at_target.unsqueeze(-1))
-        found *= gradient.to(found.dtype)
-        return found.movedim(-1, _CLASS).to(ctx.dtype), *(None,) * 9
+        dlogits = (
+            (x - lse.unsqueeze(-1)).exp_().mul_(softly.unsqueeze(-1))
+        )  # one more tensor like the logits, no second
+        dlogits.addcmul_(smooth.unsqueeze(-1), of_part, value=-1)
+        dlogits.scatter_add_(-1, local, -at_target.unsqueeze(-1))
+        dlogits *= gradient.to(dlogits.dtype)
+        return dlogits.movedim(-1, _CLASS).to(ctx.dtype), *(None,) * 9
 
 
-def _own_part(step: Step, index: int, x: Tensor) -> Tensor:
+def _own_part(shard: LayerShard, index: int, x: Tensor) -> Tensor:
     """What the own part reads of an input, of which ``x`` has at least that."""
-    inputs = step.division.inputs
-    box = kind(step.layer.kind).input_boxes(step.layer, inputs, step.own)[index]
-    have = step.exchange(index).wanted
+    inputs = shard.division.inputs
+    box = kind(shard.layer.kind).input_boxes(shard.layer, inputs, shard.own)[index]
+    have = shard.exchange(index).wanted
     return x if box == have else within(x, have, box)
 
 
-def _counts(step: Step) -> bool:
+def _counts(shard: LayerShard) -> bool:
     """Whether this rank is the one that counts what its part reads."""
-    if not step.is_first:
+    if not shard.is_first:
         return False
-    terms, dims = step.layer.attributes.get("terms"), step.division.work.dims
+    terms, dims = shard.layer.attributes.get("terms"), shard.division.work.dims
     if terms == ELEMENTS:
         return True
     shared = [_CLASS] if terms == PLACES else [at for at, dim in enumerate(dims) if dim != SAMPLE]
-    return all(step.own[at].start == 0 for at in shared if at < len(dims))
+    return all(shard.own[at].start == 0 for at in shared if at < len(dims))
 
 
-def _num_samples(step: Step) -> float:
+def _num_samples(shard: LayerShard) -> float:
     """Samples of the own part."""
-    division = step.division
+    division = shard.division
     if SAMPLE not in division.work.dims:
         return division.samples
     at = division.work.dims.index(SAMPLE)
-    return len(step.own[at]) * division.samples / division.work.shape[at]
+    return len(shard.own[at]) * division.samples / division.work.shape[at]
 
 
-def _no_share(step: Step, found: dict[str, Any]) -> Tensor:
+def _no_share(shard: LayerShard, operands: dict[str, Any]) -> Tensor:
     """0, connected to all that the loss is made of."""
-    tensors = tuple(tensors_in(found.values()))
-    zero = torch.zeros((), dtype=getattr(torch, step.layer.outputs[0].dtype), device=tensors[0].device)
+    tensors = tuple(tensors_in(operands.values()))
+    zero = torch.zeros((), dtype=getattr(torch, shard.layer.outputs[0].dtype), device=tensors[0].device)
     return connected(zero, *tensors)

@@ -13,29 +13,29 @@ from torch import Tensor
 from planner.ir.box import Box, whole
 from planner.ir.graph import SAMPLE, TensorSpec
 from runtime.spatial.empties import connected_to_all, empty_like_done
-from runtime.spatial.step import Step, gathered, within
+from runtime.spatial.layer_shard import LayerShard, gathered, within
 
 
-def run_on_reads(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_on_reads(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The operator on what the part reads of every input."""
-    found = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, found)
-    return op(**found)
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    return op(**operands)
 
 
-def run_whole_samples(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_whole_samples(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The operator on whole samples, of which nothing else is known to be apart: every output is then cut to the part.
 
     Ranks that share samples do the same work; each keeps its part, and hence its share of the gradients.
     """
-    found = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, found)
-    result, outputs = connected_to_all(step, op(**found), found), step.layer.outputs
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    result, outputs = connected_to_all(shard, op(**operands), operands), shard.layer.outputs
     if isinstance(result, Tensor):
-        return within(result, whole_samples(outputs[0], step.done), step.done)
-    boxes = [step.done, *(step.division.held(index)[step.position] for index in range(1, len(outputs)))]
+        return within(result, whole_samples(outputs[0], shard.done), shard.done)
+    boxes = [shard.done, *(shard.division.held(index)[shard.position] for index in range(1, len(outputs)))]
     parts = zip(outputs, boxes, strict=True)
     return tuple(_cut_from_samples(each, *next(parts)) if isinstance(each, Tensor) else each for each in result)
 
@@ -52,7 +52,7 @@ def _cut_from_samples(x: Tensor, spec: TensorSpec, box: Box) -> Tensor:
     return within(x, whole_samples(spec, box), box)
 
 
-def operator_of(step: Step) -> str:
+def operator_of(shard: LayerShard) -> str:
     """The operator's name, without namespace and overload; empty if it is not known."""
-    name = str(step.layer.attributes.get("op", ""))
+    name = str(shard.layer.attributes.get("op", ""))
     return name.split(".")[1] if "." in name else name

@@ -8,94 +8,94 @@ from typing import Any
 
 from torch import Tensor
 
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.collectives import rows_of
 from runtime.spatial.empties import connected, empty_like_done
-from runtime.spatial.step import Step, along, gathered, shape_of, within
+from runtime.spatial.layer_shard import LayerShard, along, gathered, shape_of, within
 from runtime.stage.batch_norm import Counted, synchronised_batch_norm
 
 _CHANNEL = 1
 _BY_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 
 
-def run_batch_norm(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
+def run_batch_norm(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Tensor:
     """Normalised by the statistics of all ranks' parts, or in evaluation by the running ones.
 
     Parts are cut along samples, space and channels: see :mod:`runtime.stage.batch_norm`.  Ranks with equal channels
     take their statistics together, each counting its own part; of ranks with equal parts the first one counts, and rows
     of a margin are counted by their owner.
     """
-    found = gathered(step, arguments)
-    x, extent, channels = found["input"], step.division.work.shape[_CHANNEL], step.done[_CHANNEL]
-    if step.is_empty:
-        x = connected(x.new_empty(shape_of(step.done)), x)
+    operands = gathered(shard, arguments)
+    x, extent, channels = operands["input"], shard.division.work.shape[_CHANNEL], shard.done[_CHANNEL]
+    if shard.is_empty:
+        x = connected(x.new_empty(shape_of(shard.done)), x)
     for name in _BY_CHANNEL:
-        if found[name] is not None:
-            found[name] = along(found[name], 0, extent, channels)
-    is_training = found["training"] and (step.training or found["running_mean"] is None)
-    if is_training and len(channels) and not _is_alone(step):
-        if "ranks" not in step.memo:
-            meanwhile = None if step.later is None else step.later.run
-            step.memo["ranks"] = rows_of(step), _counted(step), meanwhile, _num_values(step)
-        numbers = (found[name] for name in (*_BY_CHANNEL, "momentum", "eps"))
-        return synchronised_batch_norm(x, *numbers, *step.memo["ranks"])
-    if step.is_empty:  # for which torch's backward divides by zero
-        return connected(x, *(found[name] for name in ("weight", "bias") if found[name] is not None))
-    result: Tensor = op(**{**found, "input": x, "training": is_training})
+        if operands[name] is not None:
+            operands[name] = along(operands[name], 0, extent, channels)
+    is_training = operands["training"] and (shard.training or operands["running_mean"] is None)
+    if is_training and len(channels) and not _is_alone(shard):
+        if "ranks" not in shard.memo:
+            meanwhile = None if shard.later is None else shard.later.run
+            shard.memo["ranks"] = rows_of(shard), _counted(shard), meanwhile, _num_values(shard)
+        numbers = (operands[name] for name in (*_BY_CHANNEL, "momentum", "eps"))
+        return synchronised_batch_norm(x, *numbers, *shard.memo["ranks"])
+    if shard.is_empty:  # for which torch's backward divides by zero
+        return connected(x, *(operands[name] for name in ("weight", "bias") if operands[name] is not None))
+    result: Tensor = op(**{**operands, "input": x, "training": is_training})
     return result
 
 
-def _is_alone(step: Step) -> bool:
+def _is_alone(shard: LayerShard) -> bool:
     """Whether no other rank has values of these channels: the operator does it all."""
-    return len(step.group) == 1 and step.own == step.done
+    return len(shard.group) == 1 and shard.own == shard.done
 
 
-def _counted(step: Step) -> Counted:
-    if not step.is_first:
+def _counted(shard: LayerShard) -> Counted:
+    if not shard.is_first:
         return None
-    return () if step.own == step.done else slices(step.own, step.done)
+    return () if shard.own == shard.done else slices(shard.own, shard.done)
 
 
-def _num_values(step: Step) -> int:
+def _num_values(shard: LayerShard) -> int:
     """Values of a channel in the whole tensor: each is counted once."""
-    shape = step.division.work.shape
+    shape = shard.division.work.shape
     return prod(shape) // shape[_CHANNEL]
 
 
-def run_layer_norm(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_layer_norm(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Inside a sample: whole along the normalised dims (of channels their groups), of which the part is kept.
 
     Weight and bias are those of the channels or places that are normalised; of a parameter for each channel a rank may
     have those of its own part only, so that it is applied to that.
     """
-    found = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, found)
-    covered, shape = step.exchange(0).wanted, step.layer.outputs[0].shape
-    if "num_groups" in found:
-        found["num_groups"] = found["num_groups"] * len(covered[_CHANNEL]) // shape[_CHANNEL]
-    affine = {name: found[name] for name in ("weight", "bias") if found.get(name) is not None}
-    is_by_channel = "normalized_shape" not in found
-    if is_by_channel and affine and covered[_CHANNEL] != step.done[_CHANNEL]:
-        found |= dict.fromkeys(affine)
-        return _scaled_by_channel(within(op(**found), covered, step.done), step, affine)
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    covered, shape = shard.exchange(0).wanted, shard.layer.outputs[0].shape
+    if "num_groups" in operands:
+        operands["num_groups"] = operands["num_groups"] * len(covered[_CHANNEL]) // shape[_CHANNEL]
+    affine = {name: operands[name] for name in ("weight", "bias") if operands.get(name) is not None}
+    is_by_channel = "normalized_shape" not in operands
+    if is_by_channel and affine and covered[_CHANNEL] != shard.done[_CHANNEL]:
+        operands |= dict.fromkeys(affine)
+        return _scaled_by_channel(within(op(**operands), covered, shard.done), shard, affine)
     if is_by_channel:
-        found |= {name: along(each, 0, shape[_CHANNEL], covered[_CHANNEL]) for name, each in affine.items()}
-    return within(op(**found), covered, step.done)
+        operands |= {name: along(each, 0, shape[_CHANNEL], covered[_CHANNEL]) for name, each in affine.items()}
+    return within(op(**operands), covered, shard.done)
 
 
-def _scaled_by_channel(x: Tensor, step: Step, affine: dict[str, Tensor]) -> Tensor:
+def _scaled_by_channel(x: Tensor, shard: LayerShard, affine: dict[str, Tensor]) -> Tensor:
     """Weight and bias of the part's own channels."""
-    extent, channels = step.layer.outputs[0].shape[_CHANNEL], step.done[_CHANNEL]
+    extent, channels = shard.layer.outputs[0].shape[_CHANNEL], shard.done[_CHANNEL]
     shape = [-1 if dim == _CHANNEL else 1 for dim in range(x.ndim)]
     if "weight" in affine:
         x = x * along(affine["weight"], 0, extent, channels).view(shape)
     return x + along(affine["bias"], 0, extent, channels).view(shape) if "bias" in affine else x
 
 
-def run_softmax(step: Step, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def run_softmax(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """The operator whole along its dim, of which the part is kept."""
-    found = gathered(step, arguments)
-    if step.is_empty:
-        return empty_like_done(step, found)
-    return within(op(**found), step.exchange(0).wanted, step.done)
+    operands = gathered(shard, arguments)
+    if shard.is_empty:
+        return empty_like_done(shard, operands)
+    return within(op(**operands), shard.exchange(0).wanted, shard.done)

@@ -24,8 +24,8 @@ Filled = Callable[[Tensor, torch.Generator], Tensor]
 """Fills a tensor in place."""
 
 
-class Noise(Protocol):
-    """Where numbers come from; see :class:`runtime.stage.random.streams.Noise`."""
+class NumberSource(Protocol):
+    """Where numbers come from; see :class:`runtime.stage.random.streams.NodeStream`."""
 
     def fill(
         self,
@@ -40,66 +40,68 @@ class Noise(Protocol):
         """A tensor drawn by ``filled``."""
 
 
-def bernoulli(noise: Noise, self: Tensor, p: Any = None, *, generator: object = None) -> Tensor:
+def bernoulli(noise: NumberSource, self: Tensor, p: Any = None, *, generator: object = None) -> Tensor:
     """Ones and zeros; the probability of a one is ``p`` or, without it, ``self``."""
     if isinstance(p, float | int):
         return noise.fill(tuple(self.shape), self.dtype, self.device, lambda t, g: t.bernoulli_(p, generator=g))
     return (_uniform(noise, self) < (self if p is None else p)).to(self.dtype)
 
 
-def uniform(noise: Noise, self: Tensor, *bounds: float, generator: object = None, **names: float) -> Tensor:
+def uniform(noise: NumberSource, self: Tensor, *bounds: float, generator: object = None, **names: float) -> Tensor:
     """Numbers between two bounds, 0 and 1 if not given, in the shape of ``self``."""
     low, high = _two(bounds, names, ("from", "to"), (0.0, 1.0))
     return _like(noise, self, lambda t, g: t.uniform_(low, high, generator=g))
 
 
-def normal_functional(noise: Noise, self: Tensor, *moments: float, generator: object = None, **names: float) -> Tensor:
+def normal_functional(
+    noise: NumberSource, self: Tensor, *moments: float, generator: object = None, **names: float
+) -> Tensor:
     """Normal numbers in the shape of ``self``."""
     mean, std = _two(moments, names, ("mean", "std"), (0.0, 1.0))
     return _like(noise, self, lambda t, g: t.normal_(mean, std, generator=g))
 
 
-def exponential(noise: Noise, self: Tensor, lambd: float = 1.0, *, generator: object = None) -> Tensor:
+def exponential(noise: NumberSource, self: Tensor, lambd: float = 1.0, *, generator: object = None) -> Tensor:
     """Exponential numbers in the shape of ``self``."""
     return _like(noise, self, lambda t, g: t.exponential_(lambd, generator=g))
 
 
-def normal(noise: Noise, mean: Any, std: Any = 1.0, *, generator: object = None) -> Tensor:
+def normal(noise: NumberSource, mean: Any, std: Any = 1.0, *, generator: object = None) -> Tensor:
     """Normal numbers about ``mean``, at least one of the arguments a tensor; neither has a gradient by them."""
     mean, std = (each.detach() if isinstance(each, Tensor) else each for each in (mean, std))
     like = mean + std
-    found: Tensor = mean + std * _like(noise, like, lambda t, g: t.normal_(generator=g))
-    return found
+    numbers: Tensor = mean + std * _like(noise, like, lambda t, g: t.normal_(generator=g))
+    return numbers
 
 
 def normal_numbers(
-    noise: Noise, mean: float, std: float, size: Sequence[int], *, generator: object = None, **options: Any
+    noise: NumberSource, mean: float, std: float, size: Sequence[int], *, generator: object = None, **options: Any
 ) -> Tensor:
     """Normal numbers of a given shape."""
     return _new(noise, size, lambda t, g: t.normal_(mean, std, generator=g), options)
 
 
-def rand(noise: Noise, size: Sequence[int], **options: Any) -> Tensor:
+def rand(noise: NumberSource, size: Sequence[int], **options: Any) -> Tensor:
     """Numbers between 0 and 1."""
     return _new(noise, size, lambda t, g: t.uniform_(generator=g), options)
 
 
-def randn(noise: Noise, size: Sequence[int], **options: Any) -> Tensor:
+def randn(noise: NumberSource, size: Sequence[int], **options: Any) -> Tensor:
     """Standard normal numbers."""
     return _new(noise, size, lambda t, g: t.normal_(generator=g), options)
 
 
-def rand_like(noise: Noise, self: Tensor, **options: Any) -> Tensor:
+def rand_like(noise: NumberSource, self: Tensor, **options: Any) -> Tensor:
     """Numbers between 0 and 1 in the shape of ``self``."""
     return rand(noise, self.shape, **_as(self, options))
 
 
-def randn_like(noise: Noise, self: Tensor, **options: Any) -> Tensor:
+def randn_like(noise: NumberSource, self: Tensor, **options: Any) -> Tensor:
     """Standard normal numbers in the shape of ``self``."""
     return randn(noise, self.shape, **_as(self, options))
 
 
-def randint(noise: Noise, *bounds_and_size: Any, **options: Any) -> Tensor:
+def randint(noise: NumberSource, *bounds_and_size: Any, **options: Any) -> Tensor:
     """Integers from a lower bound, 0 if not given, to below an upper one."""
     *bounds, size = bounds_and_size
     low, high = bounds if len(bounds) == 2 else (0, *bounds)
@@ -107,21 +109,21 @@ def randint(noise: Noise, *bounds_and_size: Any, **options: Any) -> Tensor:
     return noise.fill(tuple(size), torch.int64, device, lambda t, g: t.random_(low, high, generator=g)).to(dtype)
 
 
-def randint_like(noise: Noise, self: Tensor, *bounds: int, **options: Any) -> Tensor:
+def randint_like(noise: NumberSource, self: Tensor, *bounds: int, **options: Any) -> Tensor:
     """The same in the shape of ``self``."""
     return randint(noise, *bounds, self.shape, **_as(self, options))
 
 
-def _uniform(noise: Noise, like: Tensor) -> Tensor:
+def _uniform(noise: NumberSource, like: Tensor) -> Tensor:
     return noise.fill(tuple(like.shape), torch.float32, like.device, lambda t, g: t.uniform_(generator=g))
 
 
-def _like(noise: Noise, like: Tensor, filled: Filled) -> Tensor:
+def _like(noise: NumberSource, like: Tensor, filled: Filled) -> Tensor:
     return noise.fill(tuple(like.shape), torch.float32, like.device, filled).to(like.dtype)
 
 
 def _new(
-    noise: Noise,
+    noise: NumberSource,
     size: Sequence[int],
     filled: Filled,
     options: Mapping[str, Any],
@@ -137,8 +139,8 @@ def _as(like: Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
 def _two(
     values: tuple[float, ...], names: Mapping[str, float], both: tuple[str, str], defaults: tuple[float, float]
 ) -> tuple[float, float]:
-    found = {**dict(zip(both, defaults, strict=True)), **dict(zip(both, values, strict=False)), **names}
-    return found[both[0]], found[both[1]]
+    by_name = {**dict(zip(both, defaults, strict=True)), **dict(zip(both, values, strict=False)), **names}
+    return by_name[both[0]], by_name[both[1]]
 
 
 NUMBERS: Mapping[Any, Callable[..., Any]] = {
@@ -168,7 +170,7 @@ _ALPHA = 1.7580993408473766
 """Minus the value that SELU tends to (Klambauer et al. 2017, "Self-Normalizing Neural Networks")."""
 
 
-def dropout(noise: Noise, input: Tensor, p: float, train: bool, index: int = 0) -> Tensor:
+def dropout(noise: NumberSource, input: Tensor, p: float, train: bool, index: int = 0) -> Tensor:
     """Each number is kept with probability 1 - p, and then divided by it."""
     if p == 0 or not train or not input.numel():
         return input
@@ -180,24 +182,24 @@ def dropout(noise: Noise, input: Tensor, p: float, train: bool, index: int = 0) 
     return masked(input, _kept(noise, input, p, torch.bool, index), 1 / (1 - p))
 
 
-def feature_dropout(noise: Noise, input: Tensor, p: float, train: bool) -> Tensor:
+def feature_dropout(noise: NumberSource, input: Tensor, p: float, train: bool) -> Tensor:
     """Dropout of whole channels."""
     if p == 0 or not train or not input.numel():
         return input
     return input * 0 if p == 1 else input * _kept(noise, input, p, input.dtype, by_channel=True).div_(1 - p)
 
 
-def alpha_dropout(noise: Noise, input: Tensor, p: float, train: bool) -> Tensor:
+def alpha_dropout(noise: NumberSource, input: Tensor, p: float, train: bool) -> Tensor:
     """Dropout that keeps mean and variance of what SELU gives."""
     return _alpha_dropout(noise, input, p, train)
 
 
-def feature_alpha_dropout(noise: Noise, input: Tensor, p: float, train: bool) -> Tensor:
+def feature_alpha_dropout(noise: NumberSource, input: Tensor, p: float, train: bool) -> Tensor:
     """The same of whole channels."""
     return _alpha_dropout(noise, input, p, train, by_channel=True)
 
 
-def native_dropout(noise: Noise, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+def native_dropout(noise: NumberSource, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     """The result, and which numbers were kept."""
     if p == 0 or train is False or not input.numel():
         return input, torch.ones_like(input, dtype=torch.bool)
@@ -206,7 +208,7 @@ def native_dropout(noise: Noise, input: Tensor, p: float, train: bool | None) ->
 
 
 def rrelu(
-    noise: Noise,
+    noise: NumberSource,
     input: Tensor,
     lower: float = 0.125,
     upper: float = 1 / 3,
@@ -222,7 +224,7 @@ def rrelu(
 
 
 def attention(
-    noise: Noise,
+    noise: NumberSource,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -246,7 +248,7 @@ def attention(
 
 
 def lstm(
-    noise: Noise,
+    noise: NumberSource,
     input: Tensor,
     hx: Sequence[Tensor],
     params: Sequence[Tensor],
@@ -263,14 +265,16 @@ def lstm(
 
 
 def _recurrent(operator: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    def run(noise: Noise, input: Tensor, hx: Tensor, params: Sequence[Tensor], *options: Any) -> tuple[Tensor, ...]:
+    def run(
+        noise: NumberSource, input: Tensor, hx: Tensor, params: Sequence[Tensor], *options: Any
+    ) -> tuple[Tensor, ...]:
         return _layers(noise, operator, input, (hx,), params, *options)
 
     return run
 
 
 def _layers(
-    noise: Noise,
+    noise: NumberSource,
     operator: Callable[..., tuple[Tensor, ...]],
     x: Tensor,
     states: tuple[Tensor, ...],
@@ -312,7 +316,9 @@ class _Masked(torch.autograd.Function):
         return _ATEN.native_dropout_backward.default(dy, *ctx.saved_tensors, ctx.scale), None, None
 
 
-def _kept(noise: Noise, like: Tensor, p: float, dtype: torch.dtype, index: int = 0, by_channel: bool = False) -> Tensor:
+def _kept(
+    noise: NumberSource, like: Tensor, p: float, dtype: torch.dtype, index: int = 0, by_channel: bool = False
+) -> Tensor:
     """Ones and zeros, one for each number of ``like`` or for each of its channels."""
     shape = (*like.shape[:2], *[1] * (like.ndim - 2)) if by_channel else tuple(like.shape)
     num_dims = 2 if by_channel else None
@@ -321,7 +327,7 @@ def _kept(noise: Noise, like: Tensor, p: float, dtype: torch.dtype, index: int =
     )
 
 
-def _alpha_dropout(noise: Noise, input: Tensor, p: float, train: bool, by_channel: bool = False) -> Tensor:
+def _alpha_dropout(noise: NumberSource, input: Tensor, p: float, train: bool, by_channel: bool = False) -> Tensor:
     if p == 0 or not train or not input.numel():
         return input
     if p == 1:

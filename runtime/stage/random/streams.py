@@ -33,10 +33,10 @@ from cuda_ops.dense.evaluation import is_random
 from cuda_ops.device import driver
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import StageFailedError
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.stage.captured import CapturedModel, makers
 from runtime.stage.cut import Rule
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.layers import OPERATORS, Filled
 from runtime.stage.shapes import SampleDims, cannot_share
 
@@ -45,7 +45,7 @@ BLOCK = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DrawnPart:
     """A rank's part of what a node draws.
 
     Attributes:
@@ -62,10 +62,10 @@ class Place:
     shape: tuple[int, ...] = ()
 
 
-class Places(Protocol):
+class DrawnParts(Protocol):
     """Where the layers of a divided stage draw."""
 
-    def place(self, layer: str, is_main: bool) -> Place:
+    def place(self, layer: str, is_main: bool) -> DrawnPart:
         """In the micro-batch that is being run; ``is_main``: by the layer's own operator, not one that helps it."""
         ...
 
@@ -79,7 +79,7 @@ class Places(Protocol):
 
 
 def drawn_part(
-    place: Place,
+    place: DrawnPart,
     dim: int | None,
     dtype: torch.dtype,
     device: torch.device,
@@ -106,18 +106,18 @@ def drawn_part(
         raise StageFailedError(f"numbers of shape {shape} are drawn for {place.total} samples", [f"along dim {dim}"])
     rows = math.ceil(BLOCK * place.total / math.prod(shape))
     begin, end = box[dim].start // each, -(-box[dim].stop // each)
-    found = torch.empty(local, dtype=dtype, device=device)
+    numbers = torch.empty(local, dtype=dtype, device=device)
     for first in range(begin - begin % rows, end, rows):
         block = Interval(each * first, each * min(first + rows, place.total))
         drawn = filled(
             torch.empty((*shape[:dim], len(block), *shape[dim + 1 :]), dtype=dtype, device=device), generator(first)
         )
         shared = (*box[:dim], box[dim] & block, *box[dim + 1 :])
-        found[slices(shared, box)] = drawn[slices(shared, (*whole(shape[:dim]), block, *whole(shape[dim + 1 :])))]
-    return found
+        numbers[slices(shared, box)] = drawn[slices(shared, (*whole(shape[:dim]), block, *whole(shape[dim + 1 :])))]
+    return numbers
 
 
-def _shortened(place: Place, num_dims: int | None) -> tuple[Box, tuple[int, ...]]:
+def _shortened(place: DrawnPart, num_dims: int | None) -> tuple[Box, tuple[int, ...]]:
     box = place.box or ()
     if num_dims is None:
         return box, place.shape
@@ -130,7 +130,7 @@ _DEFAULT_GENERATOR = threading.Lock()  # a process has one, and a plan's ranks m
 
 
 @dataclass(slots=True)
-class Draw:
+class CounterRng:
     """What is drawn for now; to be set before each forward.
 
     Attributes:
@@ -148,10 +148,10 @@ class Draw:
     total: int = 0
     _generators: dict[torch.device, torch.Generator] = field(default_factory=dict, init=False, repr=False)
 
-    def at(self, portion: MicrobatchSlice) -> None:
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
         """What is run next."""
-        self.microbatch, self.total = portion.of, portion.total
-        self.start, self.count = portion.start, portion.num_samples
+        self.microbatch, self.total = microbatch_shard.of, microbatch_shard.total
+        self.start, self.count = microbatch_shard.start, microbatch_shard.num_samples
 
     def key(self, name: str, index: int = 0, first: int = 0) -> int:
         """64 bits for the draw ``index`` of the node ``name``, of the rows from ``first`` on."""
@@ -160,14 +160,14 @@ class Draw:
 
     def generator(self, device: torch.device, key: int) -> torch.Generator:
         """A generator that starts from ``key``, good until the next call."""
-        found = self._generators.get(device)
-        if found is None:
-            found = self._generators[device] = driver.generator(device)
-        return found.manual_seed(key)
+        cached = self._generators.get(device)
+        if cached is None:
+            cached = self._generators[device] = driver.generator(device)
+        return cached.manual_seed(key)
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class NodeStream:
     """Where the operators of :mod:`runtime.stage.random.layers` get their numbers.
 
     Attributes:
@@ -176,10 +176,10 @@ class Noise:
         place: in a divided stage, which part of the numbers this rank has now; None: all of its rows.
     """
 
-    draw: Draw
+    rng: CounterRng
     node: str
     dim: int | None
-    place: Callable[[], Place] | None = None
+    place: Callable[[], DrawnPart] | None = None
 
     def fill(
         self,
@@ -200,8 +200,8 @@ class Noise:
             index: of the draw, where a node draws more than once.
             num_dims: the dims behind these are 1.
         """
-        draw, dim = self.draw, self.dim
-        start, count, total = draw.start, draw.count, draw.total
+        rng, dim = self.rng, self.dim
+        start, count, total = rng.start, rng.count, rng.total
         if self.place is not None:
             place = self.place()
             if place.box is not None:
@@ -219,11 +219,11 @@ class Noise:
             )
         rows = math.ceil(BLOCK * count / math.prod(shape))
         stop = start + count
-        found = torch.empty(shape, dtype=dtype, device=device)
+        numbers = torch.empty(shape, dtype=dtype, device=device)
         for first in range(start - start % rows, stop, rows):
             last = min(first + rows, total)
             begin, end = max(first, start), min(last, stop)
-            part = found.narrow(dim, each * (begin - start), each * (end - begin))
+            part = numbers.narrow(dim, each * (begin - start), each * (end - begin))
             generator = self._generator(device, index, first)
             if (begin, end) == (first, last) and part.is_contiguous():
                 filled(part, generator)
@@ -231,24 +231,24 @@ class Noise:
                 block = (*shape[:dim], each * (last - first), *shape[dim + 1 :])
                 drawn = filled(torch.empty(block, dtype=dtype, device=device), generator)
                 part.copy_(drawn.narrow(dim, each * (begin - first), each * (end - begin)))
-        return found
+        return numbers
 
     def _generator(self, device: torch.device, index: int, first: int = 0) -> torch.Generator:
-        return self.draw.generator(device, self.draw.key(self.node, index, first))
+        return self.rng.generator(device, self.rng.key(self.node, index, first))
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """``function`` on the process's own generator, which is put back afterwards."""
         generator = _default_generator(args, kwargs)
         with _DEFAULT_GENERATOR:
             state = generator.get_state()
-            generator.manual_seed(self.draw.key(self.node))
+            generator.manual_seed(self.rng.key(self.node))
             try:
                 return function(*args, **kwargs)
             finally:
                 generator.set_state(state)
 
 
-class Draws:
+class RandomNodes:
     """The nodes of a captured model that draw random numbers.
 
     Attributes:
@@ -262,8 +262,8 @@ class Draws:
         self._main = frozenset(node.name for node in makers(model).values())
         self.layers = tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if is_random(node)))
 
-    def rule(self, draw: Draw, num_ranks: int = 1, places: Places | None = None) -> Rule:
-        """The rule that makes the nodes of a stage on ``num_ranks`` ranks draw by ``draw``.
+    def rule(self, rng: CounterRng, num_ranks: int = 1, places: DrawnParts | None = None) -> Rule:
+        """The rule that makes the nodes of a stage on ``num_ranks`` ranks draw by ``rng``.
 
         Args:
             places: of a divided stage; None: its ranks share rows.
@@ -281,15 +281,15 @@ class Draws:
                 raise cannot_share(layer, f"its numbers cannot be drawn in parts ({node.target})")
             parts = num_ranks if places is None else places.parts_of_samples(layer)
             place = None if places is None else partial(places.place, layer, node.name in self._main)
-            noise = Noise(draw, node.name, self._dims.of(node, layer, parts), place)
+            noise = NodeStream(rng, node.name, self._dims.of(node, layer, parts), place)
             target: Any = node.target
             return partial(noise.run, target) if drawn is None else partial(drawn, noise)
 
         return rule
 
-    def noise(self, node: fx.Node, draw: Draw) -> Noise:
+    def noise(self, node: fx.Node, rng: CounterRng) -> NodeStream:
         """Where the numbers of ``node`` come from on one device."""
-        return Noise(draw, node.name, self._dims.of(node, self._layer_of_node.get(node.name, node.name), 1))
+        return NodeStream(rng, node.name, self._dims.of(node, self._layer_of_node.get(node.name, node.name), 1))
 
 
 def _default_generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator:

@@ -23,9 +23,9 @@ from cuda_ops._torch import TorchDispatchMode, schema_of
 from cuda_ops.dense.evaluation import is_random
 from cuda_ops.dense.state_writes import arguments_of
 from runtime.stage.captured import CapturedModel
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.layers import OPERATORS, Filled
-from runtime.stage.random.streams import Draw, Draws, Noise
+from runtime.stage.random.streams import CounterRng, NodeStream, RandomNodes
 
 _ATEN = torch.ops.aten
 _BY_MASK = {_ATEN.dropout, _ATEN.alpha_dropout, _ATEN.scaled_dot_product_attention}
@@ -49,7 +49,7 @@ class _Expected:
     """
 
     node: fx.Node
-    noise: Noise
+    noise: NodeStream
     index: int = 0
     num_dims: int | None = None
     is_transposed: bool = False
@@ -70,14 +70,14 @@ class Answers:
         in_parts: whether the numbers of several micro-batches can be those of one call: all are drawn by sample.
     """
 
-    def __init__(self, model: CapturedModel, draw: Draw) -> None:
-        draws = Draws(model)
-        self._draw = draw
+    def __init__(self, model: CapturedModel, rng: CounterRng) -> None:
+        draws = RandomNodes(model)
+        self._rng = rng
         self._expected = [
             each
             for node in model.graph_module.graph.nodes
             if is_random(node)
-            for each in _calls(node, draws.noise(node, draw))
+            for each in _calls(node, draws.noise(node, rng))
         ]
         self.in_parts = all(each.noise.dim is not None and each.node.target in OPERATORS for each in self._expected)
 
@@ -91,8 +91,8 @@ class Answers:
         Raises:
             UnlikeDrawsError: it does not draw as the graph does.
         """
-        portions = [MicrobatchSlice(first + number, count, 0, count) for number, count in enumerate(rows)]
-        answering = _Answering(self._expected, self._draw, portions)
+        microbatch_shards = [MicrobatchShard(first + number, count, 0, count) for number, count in enumerate(rows)]
+        answering = _Answering(self._expected, self._rng, microbatch_shards)
         with ExitStack() as stack:
             if self._expected:  # fused kernels draw where nobody can answer them
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -109,9 +109,11 @@ class Answers:
 
 
 class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ has no types
-    def __init__(self, expected: Sequence[_Expected], draw: Draw, portions: Sequence[MicrobatchSlice]) -> None:
+    def __init__(
+        self, expected: Sequence[_Expected], rng: CounterRng, microbatch_shards: Sequence[MicrobatchShard]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's constructor has no types
-        self._expected, self._draw, self._portions, self._count = expected, draw, portions, 0
+        self._expected, self._rng, self._microbatch_shards, self._count = expected, rng, microbatch_shards, 0
 
     def require_all(self) -> None:
         if self._count < len(self._expected):
@@ -137,7 +139,7 @@ class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         return self._answer(expected, func, name, args, kwargs)
 
     def _answer(self, expected: _Expected, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-        noise = _Joined(expected.noise, self._draw, self._portions, expected)
+        noise = _Joined(expected.noise, self._rng, self._microbatch_shards, expected)
         operator = OPERATORS.get(expected.node.target)
         if name == "bernoulli_" and operator is not None and _packet(expected.node) is not _ATEN.bernoulli:
             kept: Tensor = args[0]
@@ -150,19 +152,19 @@ class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         if name == "rrelu_with_noise":
             return _rrelu(noise, *args, **kwargs)
         if operator is None:
-            self._draw.at(self._portions[0])
+            self._rng.at(self._microbatch_shards[0])
             return expected.noise.run(func, *args, **kwargs)
-        found = operator(noise, *args, **kwargs)
-        return args[0].copy_(found) if name.endswith("_") else found
+        numbers = operator(noise, *args, **kwargs)
+        return args[0].copy_(numbers) if name.endswith("_") else numbers
 
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
     """The numbers of several micro-batches, one after another along the samples."""
 
-    noise: Noise
-    draw: Draw
-    portions: Sequence[MicrobatchSlice]
+    noise: NodeStream
+    rng: CounterRng
+    microbatch_shards: Sequence[MicrobatchShard]
     expected: _Expected
 
     def fill(
@@ -178,13 +180,13 @@ class _Joined:
         expected, dim = self.expected, self.noise.dim
         if expected.is_transposed:
             shape = (shape[1], shape[0], *shape[2:])
-        rows = [portion.num_samples for portion in self.portions]
+        rows = [microbatch_shard.num_samples for microbatch_shard in self.microbatch_shards]
         parts = []
-        for portion in self.portions:
-            self.draw.at(portion)
+        for microbatch_shard in self.microbatch_shards:
+            self.rng.at(microbatch_shard)
             part = list(shape)
             if dim is not None:
-                part[dim] = shape[dim] * portion.num_samples // sum(rows)
+                part[dim] = shape[dim] * microbatch_shard.num_samples // sum(rows)
             parts.append(
                 self.noise.fill(
                     tuple(part),
@@ -195,11 +197,11 @@ class _Joined:
                     num_dims=num_dims or expected.num_dims,
                 )
             )
-        found = parts[0] if len(parts) == 1 else torch.cat(parts, dim or 0)
-        return found.transpose(0, 1) if expected.is_transposed else found
+        numbers = parts[0] if len(parts) == 1 else torch.cat(parts, dim or 0)
+        return numbers.transpose(0, 1) if expected.is_transposed else numbers
 
 
-def _calls(node: fx.Node, noise: Noise) -> Iterator[_Expected]:
+def _calls(node: fx.Node, noise: NodeStream) -> Iterator[_Expected]:
     arguments = arguments_of(node)
     packet = _packet(node)
     rate = next((arguments[name] for name in ("p", "dropout_p", "dropout") if name in arguments), None)

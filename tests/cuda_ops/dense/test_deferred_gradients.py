@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from cuda_ops.dense.backward_halves import READERS
-from cuda_ops.dense.deferred_gradients import Current, WeightGradients, accumulate, deferred
+from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue, accumulate, deferred
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -87,7 +87,7 @@ def traced(module: nn.Module, *inputs: Tensor) -> fx.GraphModule:
     return torch.export.export(module, inputs, strict=False).module(check_guards=False)
 
 
-def halved(module: nn.Module, x: Tensor, current: Current) -> fx.GraphModule:
+def halved(module: nn.Module, x: Tensor, current: CurrentQueue) -> fx.GraphModule:
     """The module's graph with deferred weight gradients."""
     graph_module = traced(module, x)
     for node in list(graph_module.graph.nodes):
@@ -118,9 +118,9 @@ def both(case: nn.Module, x: Tensor) -> tuple[list[Tensor | None], list[Tensor |
     whole = case(twin)
     expected = gradients(case, whole, twin)
     case.zero_grad(set_to_none=True)
-    current = Current()
+    current = CurrentQueue()
     graph_module = halved(case, x.detach(), current)
-    current.queue = queue = WeightGradients()
+    current.queue = queue = WeightGradientQueue()
     y = graph_module(x)
     first = gradients(case, y, x)
     queue.run()
@@ -152,7 +152,7 @@ def test_every_operator_with_a_rule_is_tested() -> None:
     found = set()
     for case, shape in CASES.values():
         graph_module = traced(case, data(shape, False))
-        found |= {node.target for node in graph_module.graph.nodes if deferred(node, Current())}
+        found |= {node.target for node in graph_module.graph.nodes if deferred(node, CurrentQueue())}
     aten = torch.ops.aten
     missing = set(READERS) - found - {aten.conv1d.padding, aten.conv3d.padding}
     assert missing == {aten.embedding.default, aten.convolution.default}  # the next two tests
@@ -164,9 +164,9 @@ def test_rows_of_an_embedding(padding: int | None) -> None:
     indices = torch.tensor([[1, 2, 2], [6, 1, 1]])
     table(indices).square().sum().backward()
     expected, table.weight.grad = table.weight.grad, None
-    current = Current()
+    current = CurrentQueue()
     graph_module = halved(table, indices, current)
-    current.queue = WeightGradients()
+    current.queue = WeightGradientQueue()
     graph_module(indices).square().sum().backward()
     assert table.weight.grad is None
     current.queue.run()
@@ -209,9 +209,9 @@ def test_autocast_computes_in_its_own_precision_and_keeps_master_weights(name: s
         y = case(twin)
     expected = gradients(case, y, twin)
     case.zero_grad(set_to_none=True)
-    current = Current()
+    current = CurrentQueue()
     graph_module = halved(case, x.detach(), current)
-    current.queue = WeightGradients()
+    current.queue = WeightGradientQueue()
     with torch.autocast("cpu", torch.bfloat16):
         halves = graph_module(x)
     found = gradients(case, halves, x)
@@ -226,11 +226,11 @@ def test_autocast_computes_in_its_own_precision_and_keeps_master_weights(name: s
 
 def test_without_a_queue_or_a_gradient_the_operator_is_torch_s_own() -> None:
     case, shape = CASES["conv2d"]
-    current = Current()
+    current = CurrentQueue()
     graph_module = halved(case, data(shape, False), current)
     x = data(shape)
     assert "Convolution" in type(graph_module(x).grad_fn).__name__
-    current.queue = WeightGradients()
+    current.queue = WeightGradientQueue()
     with torch.no_grad():
         assert torch.equal(graph_module(x), case(x))
     assert len(current.queue) == 0
@@ -240,7 +240,7 @@ def test_without_a_queue_or_a_gradient_the_operator_is_torch_s_own() -> None:
 def test_a_weight_that_is_no_parameter_is_not_deferred() -> None:
     def rule(module: nn.Module, target: Any, x: Tensor) -> Callable[..., Tensor] | None:
         (node,) = [node for node in traced(module, x).graph.nodes if node.target is target]
-        return deferred(node, Current())
+        return deferred(node, CurrentQueue())
 
     aten, x = torch.ops.aten, data((4, 3), False)
     assert rule(Case(linear, (5, 3)), aten.linear.default, x) is not None
@@ -252,10 +252,10 @@ def test_a_weight_that_is_no_parameter_is_not_deferred() -> None:
 
 def test_micro_batches_keep_their_queues_apart_and_let_go_what_they_needed() -> None:
     case, shape = CASES["one weight twice"]
-    current = Current()
+    current = CurrentQueue()
     graph_module = halved(case, data(shape, False), current)
     inputs = [(data(shape, False) * k).requires_grad_() for k in (1, 2, 3)]
-    queues, outputs = [WeightGradients() for _ in inputs], []
+    queues, outputs = [WeightGradientQueue() for _ in inputs], []
     for queue, x in zip(queues, inputs, strict=True):
         current.queue = queue
         outputs.append(graph_module(x))
@@ -278,10 +278,10 @@ def test_micro_batches_keep_their_queues_apart_and_let_go_what_they_needed() -> 
 
 def test_gradients_go_where_they_are_told() -> None:
     case, shape = CASES["conv2d"]
-    current, seen = Current(), []
+    current, seen = CurrentQueue(), []
     case.zero_grad(set_to_none=True)
     graph_module = halved(case, data(shape, False), current)
-    current.queue = WeightGradients(lambda parameter, gradient: seen.append((parameter, gradient)))
+    current.queue = WeightGradientQueue(lambda parameter, gradient: seen.append((parameter, gradient)))
     graph_module(data(shape)).sum().backward()
     current.queue.run()
     assert [parameter is value for (parameter, _), value in zip(seen, case.values, strict=True)] == [True, True]
@@ -303,7 +303,7 @@ def test_the_first_gradient_is_taken_in_the_parameters_layout_and_dtype() -> Non
 
 def test_a_gradient_is_let_go_of_before_the_next_is_computed() -> None:
     made: list[weakref.ref[torch.Tensor]] = []
-    left = WeightGradients(lambda target, gradient: None)
+    left = WeightGradientQueue(lambda target, gradient: None)
 
     def compute() -> tuple[torch.Tensor, None]:
         assert all(gradient() is None for gradient in made)

@@ -14,19 +14,19 @@ import torch
 
 from cuda_ops import memory
 from cuda_ops.device.compiling import CannotCompileError
-from cuda_ops.memory import Counter, counter, counting, install, meter_of
+from cuda_ops.memory import MemoryCounter, counter, counting, install, meter_of
 
 MIB = 2**20
 
 
 @pytest.fixture
-def counted() -> Counter:
+def counted() -> MemoryCounter:
     if why := memory.available():
         pytest.skip(why)
     return install()
 
 
-def test_bytes_are_counted_as_they_come_and_go(counted: Counter) -> None:
+def test_bytes_are_counted_as_they_come_and_go(counted: MemoryCounter) -> None:
     before, made = counted.current_bytes, counted.num_allocations
     tensor = torch.empty(1000, dtype=torch.uint8)
     assert (counted.current_bytes - before, counted.num_allocations - made) == (1000, 1)
@@ -39,7 +39,7 @@ def test_bytes_are_counted_as_they_come_and_go(counted: Counter) -> None:
     assert counted.current_bytes == before
 
 
-def test_the_peak_is_the_most_at_once(counted: Counter) -> None:
+def test_the_peak_is_the_most_at_once(counted: MemoryCounter) -> None:
     with counting() as found:
         start = found.current_bytes
         for _ in range(3):
@@ -51,7 +51,7 @@ def test_the_peak_is_the_most_at_once(counted: Counter) -> None:
         assert found.peak_bytes == found.current_bytes == start
 
 
-def test_data_is_aligned_and_belongs_to_numpy_as_well(counted: Counter) -> None:
+def test_data_is_aligned_and_belongs_to_numpy_as_well(counted: MemoryCounter) -> None:
     before = counted.current_bytes
     array = torch.ones(1000).numpy()
     assert counted.current_bytes - before == 4000
@@ -61,7 +61,7 @@ def test_data_is_aligned_and_belongs_to_numpy_as_well(counted: Counter) -> None:
     assert counted.current_bytes == before
 
 
-def test_beyond_the_limit_torch_is_out_of_memory_and_goes_on_afterwards(counted: Counter) -> None:
+def test_beyond_the_limit_torch_is_out_of_memory_and_goes_on_afterwards(counted: MemoryCounter) -> None:
     with counting() as found:
         found.limit(found.current_bytes + MIB)
         refused = found.num_refused
@@ -74,14 +74,14 @@ def test_beyond_the_limit_torch_is_out_of_memory_and_goes_on_afterwards(counted:
     torch.empty(4 * MIB, dtype=torch.uint8)  # no limit any more
 
 
-def test_memory_that_is_not_there_is_told_alike(counted: Counter) -> None:
+def test_memory_that_is_not_there_is_told_alike(counted: MemoryCounter) -> None:
     before = counted.current_bytes
     with pytest.raises(torch.OutOfMemoryError, match="CPU out of memory"):
         torch.empty(1 << 60, dtype=torch.uint8)
     assert counted.current_bytes == before
 
 
-def test_backward_out_of_memory_can_be_caught(counted: Counter) -> None:
+def test_backward_out_of_memory_can_be_caught(counted: MemoryCounter) -> None:
     x = torch.ones(MIB, requires_grad=True)
     y = (x * 2).sum()
     with counting(counted.current_bytes + MIB), pytest.raises(torch.OutOfMemoryError):
@@ -89,7 +89,7 @@ def test_backward_out_of_memory_can_be_caught(counted: Counter) -> None:
     assert x.grad is None
 
 
-def test_threads_do_not_lose_a_byte(counted: Counter) -> None:
+def test_threads_do_not_lose_a_byte(counted: MemoryCounter) -> None:
     before = counted.current_bytes
 
     def churn(seed: int) -> None:
@@ -114,7 +114,7 @@ def _in_child(channel: multiprocessing.connection.Connection) -> None:
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_it_counts_in_new_processes(counted: Counter, start: str) -> None:
+def test_it_counts_in_new_processes(counted: MemoryCounter, start: str) -> None:
     context = multiprocessing.get_context(start)
     mine, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_in_child, args=(theirs,))

@@ -17,7 +17,7 @@ from scipy.stats import chisquare
 from cuda_ops.sampling.draws import CompiledDraws, PlainDraws, base_of, fastest
 from cuda_ops.sampling.generated import power_law
 from cuda_ops.sampling.graph import GraphError, NodeGraph
-from cuda_ops.sampling.sampler import Levels, NeighbourSampler, joined
+from cuda_ops.sampling.sampler import NeighbourSampler, SampledLevels, joined
 
 GRAPH = power_law(400, seed=3, degree=8.0, channels=3, classes=2)
 NX = networkx.DiGraph()
@@ -31,7 +31,7 @@ SEEDS = np.array([0, 399, 17, 0, 200])
 BOTH = pytest.mark.parametrize("draws", [PlainDraws(), fastest()], ids=["plain", "compiled"])
 
 
-def nodes_of(levels: Levels, seeds: np.ndarray) -> list[np.ndarray]:
+def nodes_of(levels: SampledLevels, seeds: np.ndarray) -> list[np.ndarray]:
     """By level, from 0 on, the node of each row: a target is the source that its block says."""
     found = [levels.nodes]
     for _, own in levels.blocks:
@@ -119,7 +119,7 @@ def test_parts_of_the_seeds_get_the_neighbours_that_all_of_them_get(draws: Plain
     seeds = np.arange(60)
     whole, parts = sampler.levels(seeds, 9), [sampler.levels(seeds[a:b], 9) for a, b in ((0, 7), (7, 7), (7, 60))]
 
-    def trees(levels: Levels) -> list[set[tuple[int, int]]]:
+    def trees(levels: SampledLevels) -> list[set[tuple[int, int]]]:
         """Of each layer, which node sends to which."""
         nodes = nodes_of(levels, seeds)
         return [

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Step, geometry_of, stride_of
+from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, RouteStep, geometry_of, stride_of
 
 torch.set_num_threads(1)
-HALF = Step("strided", (2, 2, 2), (2, 2, 2))
-FLAT = Step("strided", (3, 3, 3), (1, 2, 2))
-MORE = Step("generated", (2, 2, 2), (2, 2, 2))
+HALF = RouteStep("strided", (2, 2, 2), (2, 2, 2))
+FLAT = RouteStep("strided", (3, 3, 3), (1, 2, 2))
+MORE = RouteStep("generated", (2, 2, 2), (2, 2, 2))
 COORDINATES = torch.tensor([[2, 0, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0], [2, -1, 4, 2], [0, 0, 0, 3]], dtype=torch.int32)
 
 
@@ -36,7 +36,9 @@ def test_samples_without_sites_have_empty_segments(geometry: BuiltGeometry) -> N
 
 def test_what_is_asked_for_twice_is_made_once(geometry: BuiltGeometry) -> None:
     down = MapSpec((), (HALF,), (2, 2, 2), (2, 2, 2))
-    assert geometry.map(down) is geometry.map(MapSpec((), (Step("strided", (2, 2, 2), (2, 2, 2)),), *[(2, 2, 2)] * 2))
+    assert geometry.map(down) is geometry.map(
+        MapSpec((), (RouteStep("strided", (2, 2, 2), (2, 2, 2)),), *[(2, 2, 2)] * 2)
+    )
     assert geometry.keys((HALF,)) is geometry.keys((HALF,))
     assert geometry.segments((HALF,)) is geometry.segments((HALF,))
     assert geometry.map(MapSpec((), (), (3, 3, 3))) is not geometry.map(MapSpec((), (), (3, 3, 3), dilation=(2, 2, 2)))
@@ -97,14 +99,16 @@ def test_the_inverse_swaps_the_halves() -> None:
         ((FLAT, MORE), (1, 1, 1)),
     ],
 )
-def test_the_stride_of_a_route_is_the_product_of_its_steps(route: tuple[Step, ...], stride: tuple[int, ...]) -> None:
+def test_the_stride_of_a_route_is_the_product_of_its_steps(
+    route: tuple[RouteStep, ...], stride: tuple[int, ...]
+) -> None:
     assert stride_of(route) == stride
 
 
 def test_steps_say_what_they_are() -> None:
     assert str(HALF) == "strided 2/2"
     assert str(FLAT) == "strided 3/1x2x2"
-    assert str(Step("generated", (3, 1, 1), (1, 1, 1), (2, 2, 2))) == "generated 3x1x1/1 dilation 2"
+    assert str(RouteStep("generated", (3, 1, 1), (1, 1, 1), (2, 2, 2))) == "generated 3x1x1/1 dilation 2"
 
 
 def test_no_cloud_at_all_is_one_empty_sample() -> None:
@@ -129,6 +133,6 @@ def test_a_crop_keeps_what_lies_within_its_bounds_and_what_is_flattened_must(geo
     bounds = (None, (0, 4), (0, 3))
     everything = geometry.coordinates(())
     inside = (everything[:, 2] >= 0) & (everything[:, 2] < 4) & (everything[:, 3] < 3)
-    assert torch.equal(geometry.coordinates((Step("cropped", bounds=bounds),)), everything[inside])
+    assert torch.equal(geometry.coordinates((RouteStep("cropped", bounds=bounds),)), everything[inside])
     with pytest.raises(SparseInputError, match="1 sites outside the column"):
-        geometry.keys((Step("flattened", bounds=(None, (0, 4), None)),))
+        geometry.keys((RouteStep("flattened", bounds=(None, (0, 4), None)),))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import cuda_ops.sparse.nn as spnn
 from cuda_ops.sparse import operators
-from cuda_ops.sparse.checks import CHECKS, Seen
+from cuda_ops.sparse.checks import CHECKS, CheckedTensors
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.keys import HIGHEST
 
@@ -302,7 +302,7 @@ def test_layers_run_or_refuse_every_cloud() -> None:
 
 
 def test_what_was_looked_at_is_known_until_it_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Seen()
+    seen = CheckedTensors()
     on_the_processor = torch.zeros(3, dtype=torch.int32)
     seen.note(on_the_processor, 5)
     assert not seen.has(on_the_processor, 5)  # numpy may write to it

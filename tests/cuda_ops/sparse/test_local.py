@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuda_ops.sparse.geometry import KernelMap, MapSpec, Step
+from cuda_ops.sparse.geometry import KernelMap, MapSpec, RouteStep
 from cuda_ops.sparse.local import Owned, local_map, local_segments
 from tests.runtime.sparse.shared import OWNERSHIPS, Sharing, cloud, ownership
 
 torch.set_num_threads(1)
-_STRIDED = Step("strided", (3, 3, 3), (2, 2, 2))
+_STRIDED = RouteStep("strided", (3, 3, 3), (2, 2, 2))
 SPECS = [MapSpec((), (), (3, 3, 3)), MapSpec((), (_STRIDED,), (3, 3, 3), (2, 2, 2))]
 OWNERS = torch.tensor([0, 0, 0, 0, 1, 1, 1])
 

@@ -17,7 +17,7 @@ from cuda_ops.device import compiling
 from cuda_ops.device.compiling import (
     FAILURE_LASTS_S,
     CannotCompileError,
-    Sources,
+    LibrarySources,
     cache_folder,
     compiled,
     find_toolchain,
@@ -33,13 +33,13 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Sources:
+def sources(tmp_path: Path) -> LibrarySources:
     if native.load() is None:
         pytest.skip("no compiler for the native operators")
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "small.cpp").write_text(SMALL)
-    return Sources("small", folder)
+    return LibrarySources("small", folder)
 
 
 def counting(tmp_path: Path, environment: dict[str, str]) -> tuple[dict[str, str], Path]:
@@ -61,7 +61,7 @@ def test_a_user_without_a_home_has_a_cache_among_the_temporary_files(monkeypatch
 
 
 def test_a_library_is_compiled_once_and_found_again(
-    tmp_path: Path, environment: dict[str, str], sources: Sources
+    tmp_path: Path, environment: dict[str, str], sources: LibrarySources
 ) -> None:
     environment, calls = counting(tmp_path, environment)
     library = compiled(environment, sources)
@@ -73,7 +73,9 @@ def test_a_library_is_compiled_once_and_found_again(
     assert list(library.parent.iterdir()) == [library]
 
 
-def test_those_who_start_at_once_get_one_library(tmp_path: Path, environment: dict[str, str], sources: Sources) -> None:
+def test_those_who_start_at_once_get_one_library(
+    tmp_path: Path, environment: dict[str, str], sources: LibrarySources
+) -> None:
     environment, calls = counting(tmp_path, environment)
     with ThreadPoolExecutor(3) as pool:
         libraries = set(pool.map(lambda _: compiled(environment, sources), range(3)))
@@ -82,7 +84,7 @@ def test_those_who_start_at_once_get_one_library(tmp_path: Path, environment: di
     assert calls.read_text().count("\n") == 2
 
 
-def test_another_source_or_flag_is_another_library(environment: dict[str, str], sources: Sources) -> None:
+def test_another_source_or_flag_is_another_library(environment: dict[str, str], sources: LibrarySources) -> None:
     toolchain = find_toolchain(environment)
     first = toolchain.key(sources)
     assert toolchain.key(sources) == first
@@ -90,7 +92,7 @@ def test_another_source_or_flag_is_another_library(environment: dict[str, str], 
     assert toolchain.key(sources) != first
 
 
-def broken(sources: Sources, environment: dict[str, str]) -> Path:
+def broken(sources: LibrarySources, environment: dict[str, str]) -> Path:
     """Where the message of a compiler that fails is kept."""
     (sources.folder / "broken.cpp").write_text("int broken( { return undeclared; }\n")
     return cache_folder(environment) / f"small-{find_toolchain(environment).key(sources)}.failed"
@@ -121,7 +123,7 @@ def test_what_has_failed_is_not_tried_again_within_the_hour(
 
 
 @pytest.mark.parametrize("age_s", [FAILURE_LASTS_S + 60, -60])
-def test_an_old_failure_is_tried_again(environment: dict[str, str], sources: Sources, age_s: float) -> None:
+def test_an_old_failure_is_tried_again(environment: dict[str, str], sources: LibrarySources, age_s: float) -> None:
     failure = cache_folder(environment) / f"small-{find_toolchain(environment).key(sources)}.failed"
     failure.parent.mkdir(parents=True)
     failure.write_text("out of paper")
@@ -163,7 +165,7 @@ def test_a_compiler_that_fails_is_quoted_in_one_line(
     assert kept.read_text() == f"{script} ended with 3: out of paper"
 
 
-def test_the_cache_is_this_users_alone(environment: dict[str, str], sources: Sources) -> None:
+def test_the_cache_is_this_users_alone(environment: dict[str, str], sources: LibrarySources) -> None:
     before = os.umask(0)
     try:
         library = compiled(environment, sources)
@@ -202,7 +204,7 @@ def spoil(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_what_is_not_this_users_is_left_alone_with_a_word(
     how: str,
     environment: dict[str, str],
-    sources: Sources,
+    sources: LibrarySources,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -225,7 +227,7 @@ def test_what_is_not_this_users_is_left_alone_with_a_word(
 
 @pytest.mark.parametrize("how", ["a link", "open to others", "another user's"])
 def test_a_library_that_others_could_have_written_is_made_anew(
-    how: str, environment: dict[str, str], sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, environment: dict[str, str], sources: LibrarySources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = compiled(environment, sources)
     made = library.read_bytes()

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from cuda_ops.device.compiling import Sources, compiled
+from cuda_ops.device.compiling import LibrarySources, compiled
 from cuda_ops.sparse import native
 from cuda_ops.sparse.native.functions import Library, NativeOperators
 
@@ -49,7 +49,7 @@ def library(operators: NativeOperators, tmp_path_factory: pytest.TempPathFactory
     for name in ("arrays.h", "calls.h"):
         shutil.copy(native.SOURCES.folder / name, sources)
     (sources / "numbered.cpp").write_text(UNITS)
-    return Library(compiled({**os.environ, "XDG_CACHE_HOME": str(folder)}, Sources("numbered", sources)))
+    return Library(compiled({**os.environ, "XDG_CACHE_HOME": str(folder)}, LibrarySources("numbered", sources)))
 
 
 @pytest.mark.parametrize("threads", [1, 2])

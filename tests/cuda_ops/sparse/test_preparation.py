@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import MapSpec, Step
+from cuda_ops.sparse.geometry import MapSpec, RouteStep
 from cuda_ops.sparse.preparation import Preparation, padded
 from cuda_ops.sparse.recipe import Recipe
 
 torch.set_num_threads(1)
-HALF = Step("strided", (2, 2, 2), (2, 2, 2))
+HALF = RouteStep("strided", (2, 2, 2), (2, 2, 2))
 PREPARATION = Preparation(
     Recipe((MapSpec((), (), (3, 3, 3)), MapSpec((), (HALF,), (2, 2, 2), (2, 2, 2))), ((HALF,),)), (True, False)
 )

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from cuda_ops.sparse import nn as spnn
 from cuda_ops.sparse.errors import SparseInputError
-from cuda_ops.sparse.geometry import BuiltGeometry, MapSpec, Step
+from cuda_ops.sparse.geometry import BuiltGeometry, MapSpec, RouteStep
 from cuda_ops.sparse.nn import SparseTensor
 from cuda_ops.sparse.recipe import GivenGeometry, PreparedNetwork, Recipe, record
 
 torch.set_num_threads(1)
-HALF = Step("strided", (2, 2, 2), (2, 2, 2))
+HALF = RouteStep("strided", (2, 2, 2), (2, 2, 2))
 
 
 class Unet(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from halopipe.data.ahead import UNTOLD, AheadFeed, Announced, Upcoming
+from halopipe.data.ahead import UNTOLD, AheadSource, Announced, Upcoming
 from halopipe.data.sources import Position
 from halopipe.training.session import Execution
 from planner.ir.errors import StageFailedError
@@ -41,7 +41,7 @@ class Numbers:
 
 def test_each_batch_is_told_once_before_it_is_needed_and_the_position_is_that_of_the_one_given() -> None:
     told: list[object] = []
-    feed = AheadFeed(Numbers(), told.append)  # type: ignore[arg-type]
+    feed = AheadSource(Numbers(), told.append)  # type: ignore[arg-type]
     seen = []
     while (batch := feed.take()) is not None:
         seen.append((batch, feed.position.batches, list(told)))

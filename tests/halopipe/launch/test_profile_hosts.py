@@ -10,12 +10,12 @@ from benchmarks.chains import chain_profile
 from halopipe.launch import profile_hosts
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.profile_hosts import together
-from halopipe.planning.measure import Measuring, measure_in_job
+from halopipe.planning.measure import MeasuringOptions, measure_in_job
 from planner.ir.cluster import ACROSS_HOSTS, Cluster, Link, PairLink
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import DeadlineError, StageFailedError, UsageError
 from planner.ir.profile import ModelSource, Profile
-from runtime.monitor.activity import Activity, Board, Heartbeat
+from runtime.monitor.activity import Activity, Heartbeat, StatusStore
 from runtime.monitor.failure import write_error
 
 SOURCE = ModelSource("small.py:net", {"width": "2"}, (2, 8), "float32", "", ("scale",))
@@ -39,14 +39,14 @@ def test_hosts_become_one_profile_with_the_links_that_the_first_one_wrote() -> N
 )
 def test_a_job_measures_cores_from_the_beginning(device: str, resume: bool, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        measure_in_job(JobRank(0, 2), SOURCE, Measuring(device), resume=resume)
+        measure_in_job(JobRank(0, 2), SOURCE, MeasuringOptions(device), resume=resume)
 
 
-def waiting(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> profile_hosts._Waiting:
+def waiting(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> profile_hosts._HostsWait:
     """Of rank 0, for two hosts of which only its own speaks."""
     monkeypatch.setattr(profile_hosts, "SILENCE_S", 0.5)
     monkeypatch.setattr(profile_hosts, "_POLL_S", 0.01)
-    return profile_hosts._Waiting(Board(store), ("n0", "n1"), True)
+    return profile_hosts._HostsWait(StatusStore(store), ("n0", "n1"), True)
 
 
 def test_a_rank_that_is_gone_is_named_with_its_host(monkeypatch: pytest.MonkeyPatch) -> None:

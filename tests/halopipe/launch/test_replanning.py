@@ -20,20 +20,19 @@ from halopipe.cli.app import app
 from halopipe.launch.replanning import (
     HOSTS,
     PLAN,
-    Came,
+    ArrivedRank,
     Replanner,
-    _settled,
+    _assigned,
     absent,
     devices_there,
     lost_in_succession,
     replanner,
 )
-from halopipe.launch.restart import Loss
+from halopipe.launch.restart import LostAttempt
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress
-from halopipe.training.rank_device import Seat
-from planner.check import check
+from halopipe.training.rank_device import DeviceAssignment
 from planner.ir.codec import dump, load
 from planner.ir.errors import (
     DeadlineError,
@@ -51,6 +50,7 @@ from tests.forks import forked
 from tests.halopipe import learners
 from tests.halopipe.plans import profiled
 from tests.halopipe.ranks import run_job
+from tests.oracles.plans import check
 from tests.planner.factories import chain_decision, plan_of
 
 DATA = "tests.halopipe.learners:"
@@ -64,8 +64,10 @@ def case(num_stages: int = 3, num_devices: int = 3) -> tuple[Plan, Profile]:
     return profiled(learners.plan(cuts), num_devices)
 
 
-def loss(error: type[HalopipeError] = WorkerDiedError, *ranks: int, before: tuple[Loss, ...] = ()) -> Loss:
-    return Loss(case()[0], len(before), error("lost"), ranks, 0, 0, before)
+def loss(
+    error: type[HalopipeError] = WorkerDiedError, *ranks: int, before: tuple[LostAttempt, ...] = ()
+) -> LostAttempt:
+    return LostAttempt(case()[0], len(before), error("lost"), ranks, 0, 0, before)
 
 
 def own(**options: object) -> tuple[Replanner, list[str]]:
@@ -91,19 +93,19 @@ def own(**options: object) -> tuple[Replanner, list[str]]:
 def test_a_device_is_gone_once_its_rank_was_lost_so_often_in_succession(
     errors: tuple[type[HalopipeError], ...], ranks: tuple[tuple[int, ...], ...], after: int, gone: set[str]
 ) -> None:
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[LostAttempt, ...] = ()
     for error, of in zip(errors, ranks, strict=True):
         losses = (*losses, loss(error, *of, before=losses))
     assert lost_in_succession(losses, after) == gone
 
 
 def test_devices_that_a_host_has_no_more() -> None:
-    cores = [Seat(rank, f"n0/cpu{rank}") for rank in range(3)]
+    cores = [DeviceAssignment(rank, f"n0/cpu{rank}") for rank in range(3)]
     assert absent(cores, 4, 4, lambda: 0) == []
     assert absent(cores, 4, 3, lambda: 0) == [], "each rank still has a core"
     assert absent(cores, 4, 2, lambda: 0) == ["n0/cpu2"]
     assert absent(cores, 2, 2, lambda: 0) == [], "so it was when the job began"
-    gpus = [Seat(0, "n0/gpu0", 0), Seat(1, "n0/gpu3", 3)]
+    gpus = [DeviceAssignment(0, "n0/gpu0", 0), DeviceAssignment(1, "n0/gpu3", 3)]
     assert absent(gpus, 4, 1, lambda: 3) == ["n0/gpu3"]
     assert absent(gpus, 4, 1, lambda: 4) == []
 
@@ -185,7 +187,7 @@ def test_a_straggler_ends_an_attempt_right_after_a_checkpoint_and_only_for_a_bet
     with pytest.raises(WorkerError, match="another plan") as caught:
         heard(found := given(), 1.6, 25, 0.05)
     assert "n0/cpu1 at 62 % of its speed" in caught.value.details[0]
-    decided = found.decide(Loss(plan, 0, caught.value, (), 20, 21))
+    decided = found.decide(LostAttempt(plan, 0, caught.value, (), 20, 21))
     assert decided is found.plan is not plan
     assert decided.inputs.request.speeds == {"n0/cpu1": 0.625}
     heard(found, 1.6, 25, 0.05)  # no restart is left
@@ -220,21 +222,23 @@ def test_a_host_that_does_not_come_is_planned_without_and_planned_with_again_whe
     said: list[str] = []
     given = Replanner(plan, TWO_HOSTS, RunOptions(replan=True, checkpoint=str(tmp_path / "saved")), said.append)
 
-    def came(*names: str) -> list[Came]:
-        return [Came(2 * host + local, host, name, local) for host, name in enumerate(names) for local in range(2)]
+    def came(*names: str) -> list[ArrivedRank]:
+        return [
+            ArrivedRank(2 * host + local, host, name, local) for host, name in enumerate(names) for local in range(2)
+        ]
 
-    whole = _settled(given, came("b", "a"))
+    whole = _assigned(given, came("b", "a"))
     assert (whole.plan, whole.rank_of) == (plan, {0: 0, 1: 1, 2: 2, 3: 3})
     assert json.loads((tmp_path / "saved" / HOSTS).read_text()) == {"b": "n0", "a": "n1"}
-    left = _settled(given, came("a"))
+    left = _assigned(given, came("a"))
     assert {name for stage in left.plan.decision.stages for name in stage.devices} <= {"n1/cpu2", "n1/cpu3"}
     assert set(left.rank_of) <= {0, 1}
     assert load(tmp_path / "saved" / PLAN, Plan) == left.plan
     num_said = len(said)
     again = Replanner(plan, TWO_HOSTS, given.options, said.append)
-    assert _settled(again, came("a")) == left, "kept, not searched for again"
+    assert _assigned(again, came("a")) == left, "kept, not searched for again"
     assert said[num_said].startswith("another plan without n0/cpu0, n0/cpu1: ")
-    back = _settled(given, came("a", "b"))
+    back = _assigned(given, came("a", "b"))
     assert (back.plan, back.rank_of) == (plan, {2: 0, 3: 1, 0: 2, 1: 3})
 
 

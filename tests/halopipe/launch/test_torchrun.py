@@ -20,7 +20,7 @@ from halopipe.launch.torchrun import job_stores
 from halopipe.run_spec.options import RunOptions
 from planner.ir.codec import dump
 from planner.ir.errors import StageFailedError, TransportError, UsageError
-from runtime.monitor.activity import Board
+from runtime.monitor.activity import StatusStore
 from runtime.monitor.failure import read_error, write_error
 from runtime.transport import mpi, open_mpi
 from tests.forks import forked, places_in_mpi
@@ -99,7 +99,7 @@ def test_rank_0_hosts_the_store_where_the_job_says_and_nowhere_else(monkeypatch:
     monkeypatch.setattr(
         os, "environ", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PATH": os.environ["PATH"]}
     )
-    found: dict[int, tuple[dist.Store, Board]] = {}
+    found: dict[int, tuple[dist.Store, StatusStore]] = {}
 
     def one(rank: int) -> None:
         found[rank] = job_stores(rank, 2)
@@ -147,7 +147,7 @@ def test_an_address_that_is_no_name_of_a_host_is_refused(monkeypatch: pytest.Mon
 
 def test_the_error_of_the_rank_that_failed_first_is_raised_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrun, "_FAREWELL_S", 0.0)
-    store = Board(dist.HashStore())
+    store = StatusStore(dist.HashStore())
     first, late = StageFailedError("the bomb"), TransportError("rank 0 lost rank 1")
     assert torchrun._explained(store, 1, 2, first) is first
     told = torchrun._explained(store, 0, 2, late)

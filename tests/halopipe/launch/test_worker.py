@@ -20,7 +20,7 @@ import pytest
 import torch.distributed as dist
 
 from halopipe.launch import spawn, worker
-from halopipe.launch.processes import Ended, workers_of
+from halopipe.launch.processes import EndedWorker, workers_of
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.job import NO_ROOM, Job, RankResult, result_path
 from halopipe.run_spec.options import RunOptions
@@ -332,8 +332,8 @@ def test_what_a_rank_has_to_say_is_told_while_the_job_runs(tmp_path: Path) -> No
             heartbeat.publish()
             heartbeat.publish()
 
-        def ended(self) -> dict[int, Ended]:
-            return {0: Ended(0, result.to_json())} if seen else {}
+        def ended(self) -> dict[int, EndedWorker]:
+            return {0: EndedWorker(0, result.to_json())} if seen else {}
 
         def end(self) -> None:
             pass

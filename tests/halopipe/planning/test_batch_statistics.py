@@ -13,7 +13,6 @@ from torch import nn
 import halopipe as hp
 from halopipe.api import running
 from halopipe.reports import report
-from planner.check import check
 from planner.ir.errors import InfeasibleError
 from planner.ir.profile import ModelSource, Profile
 from planner.layers import batch_dependent_layers, statistics_text
@@ -21,6 +20,7 @@ from profiler.models.example import Example
 from profiler.source.source import load_model
 from tests.captures import capture
 from tests.halopipe.plans import profile_of
+from tests.oracles.plans import check
 
 HERE = "tests.halopipe.planning.test_batch_statistics"
 
@@ -135,7 +135,7 @@ def test_the_page_of_a_report_says_of_what_statistics_are(profile: Profile) -> N
     """Where the profile is there, whose graph knows the layers."""
 
     def page(**asked: Any) -> str:
-        return report.page(report.Sources("plan.json", hp.plan(profile, solver="one-device", **asked), profile))
+        return report.page(report.ReportSources("plan.json", hp.plan(profile, solver="one-device", **asked), profile))
 
     assert "statistics of each of 4 micro-batches, not of the whole batch of 8" in page(micro_batch=[2])
     assert "batch statistics" not in page(micro_batch=[8])

@@ -15,13 +15,13 @@ from halopipe.cli.app import app
 from halopipe.planning import problem as problems
 from halopipe.planning import solve
 from halopipe.planning.problem import standing_text
-from halopipe.planning.replan import LEAST_GAIN, Speeds, is_worth, replan
-from planner.check import check
+from halopipe.planning.replan import LEAST_GAIN, HeardSpeeds, is_worth, replan
 from planner.costs.predict import predict
 from planner.ir.codec import dump, load
 from planner.ir.errors import InfeasibleError, UnknownNameError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
+from tests.oracles.plans import check
 
 GLOBAL_BATCH = 8
 
@@ -145,7 +145,7 @@ def test_rules_about_a_device_that_is_gone() -> None:
 
 
 def told(
-    speeds: Speeds, true: dict[str, float], steps: int, draw: random.Random, noise: float = 0.1
+    speeds: HeardSpeeds, true: dict[str, float], steps: int, draw: random.Random, noise: float = 0.1
 ) -> dict[str, float]:
     """What comes of steps in which devices are so fast, as far as a launcher sees it; the first change that shows."""
     for _ in range(steps):
@@ -162,7 +162,7 @@ def test_noise_never_changes_a_plan_and_a_straggler_changes_it_once_nearly_as_we
     true = made(1.0, 1 / 1.5, 1.0)
     best_s = planned(true).prediction.step_s
     for seed in range(20):
-        draw, speeds = random.Random(seed), Speeds()
+        draw, speeds = random.Random(seed), HeardSpeeds()
         assert told(speeds, dict.fromkeys(names, 1.0), 300, draw) == {}
         slow = {names[0]: 1.0, names[1]: 1 / 1.5, names[2]: 1.0}
         changed = told(speeds, slow, 300, draw)

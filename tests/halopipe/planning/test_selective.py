@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from halopipe.cli.app import app
-from planner.check import check
 from planner.ir.codec import dump, load
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from planner.layers.recomputed import attention_cores
+from tests.oracles.plans import check
 
 GPT = ("vocabulary=48", "width=16", "layers=2", "heads=4", "context=32", "dropout=0.1", "fused=false")
 

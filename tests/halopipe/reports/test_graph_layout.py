@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopipe.reports.graph_layout import BOX_HEIGHT, BOX_WIDTH, LANES_PER_COLUMN, Drawn, draw, edges_of
+from halopipe.reports.graph_layout import BOX_HEIGHT, BOX_WIDTH, LANES_PER_COLUMN, NetworkDrawing, draw, edges_of
 
 
 @st.composite
@@ -51,7 +51,7 @@ def test_a_residual_block_is_two_lanes_and_a_chain_is_one() -> None:
 
 @pytest.mark.parametrize("aspect", [0.5, 1.0, 2.5])
 def test_rows_are_as_long_as_the_shape_asks(aspect: float) -> None:
-    drawn: Drawn = draw(300, [(n, n + 1) for n in range(299)], aspect)
+    drawn: NetworkDrawing = draw(300, [(n, n + 1) for n in range(299)], aspect)
     assert drawn.width * LANES_PER_COLUMN / drawn.height == pytest.approx(aspect, rel=0.25)
 
 

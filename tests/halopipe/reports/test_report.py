@@ -47,7 +47,9 @@ def data_of(page: str) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return report.page(report.Sources("plan.json", PLAN, PROFILE, RUN, {"rival.json": planned((2,), (1, 1, 1, 1))}))
+    return report.page(
+        report.ReportSources("plan.json", PLAN, PROFILE, RUN, {"rival.json": planned((2,), (1, 1, 1, 1))})
+    )
 
 
 def test_files_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
@@ -55,8 +57,8 @@ def test_files_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
         dump(value, tmp_path / name)
     paths = [str(tmp_path / name) for name in "abcd"]
     ran = replace(PLAN, measured=RUN.measured_beside(PLAN.prediction))
-    assert report.read(paths) == report.Sources("b", ran, PROFILE, RUN, {"c": planned((2,))})
-    assert report.read([PLAN, RUN, PROFILE]) == report.Sources("best-first", ran, PROFILE, RUN)
+    assert report.read(paths) == report.ReportSources("b", ran, PROFILE, RUN, {"c": planned((2,))})
+    assert report.read([PLAN, RUN, PROFILE]) == report.ReportSources("best-first", ran, PROFILE, RUN)
     assert report.read([PLAN]).profile is None
 
 
@@ -111,7 +113,7 @@ def test_what_is_known_is_on_the_page(page: str) -> None:
 
 
 def test_a_plan_alone_says_what_is_not_shown() -> None:
-    bare = report.page(report.Sources("plan.json", PLAN))
+    bare = report.page(report.ReportSources("plan.json", PLAN))
     assert "When actions run is not known" in bare
     assert "halopipe report plan.json PROFILE" in bare
     assert "it is no Pareto front of all plans" in bare
@@ -132,24 +134,24 @@ def test_without_the_library_the_error_names_the_command(monkeypatch: pytest.Mon
     monkeypatch.delattr("halopipe.reports.charts")
     monkeypatch.setitem(sys.modules, "bokeh.document", None)
     with pytest.raises(UsageError, match="a report needs bokeh and jinja2") as caught:
-        report.page(report.Sources("plan.json", PLAN))
+        report.page(report.ReportSources("plan.json", PLAN))
     assert caught.value.remedies[0] == "pip install 'halopipe[report]'"
 
 
 def test_figures_are_drawn_of_what_there_is() -> None:
-    assert len(report.figure_of(report.Sources("p", PLAN, PROFILE, RUN), "step").axes) == 2
-    assert report.figure_of(report.Sources("p", PLAN, None, RUN), "memory").axes[0].get_title(loc="left") == (
+    assert len(report.figure_of(report.ReportSources("p", PLAN, PROFILE, RUN), "step").axes) == 2
+    assert report.figure_of(report.ReportSources("p", PLAN, None, RUN), "memory").axes[0].get_title(loc="left") == (
         "predicted and measured (dashed)"
     )
-    boxes = report.figure_of(report.Sources("p", PLAN), "graph").axes[0].patches
+    boxes = report.figure_of(report.ReportSources("p", PLAN), "graph").axes[0].patches
     assert len(boxes) == len(PLAN.decision.layers)
     with pytest.raises(UsageError, match="a step needs a timeline"):
-        report.figure_of(report.Sources("p", PLAN), "step")
+        report.figure_of(report.ReportSources("p", PLAN), "step")
 
 
 def test_every_rank_of_a_large_plan_is_on_the_page() -> None:
     decision: Decision = PLAN.decision
     assert all(
-        f'<th scope="row">{rank}</th>' in report.page(report.Sources("p", PLAN, PROFILE))
+        f'<th scope="row">{rank}</th>' in report.page(report.ReportSources("p", PLAN, PROFILE))
         for rank in range(decision.num_ranks)
     )

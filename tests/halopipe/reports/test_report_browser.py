@@ -52,7 +52,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     predicted, measured = (timeline(s, x, plan.decision.program) for s, x in (("predicted", 1.0), ("measured", 1.03)))
     assert len(predicted.spans) > 990 * (RANKS - 2)
     path = tmp_path_factory.mktemp("report") / "report.html"
-    sources = report.Sources("plan.json", plan, None, TimelineFile(predicted, measured, (measured.step_s,), (0.1,)))
+    sources = report.ReportSources(
+        "plan.json", plan, None, TimelineFile(predicted, measured, (measured.step_s,), (0.1,))
+    )
     path.write_text(report.page(sources), "utf-8")
     return path
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from halopipe.serving import examples
-from halopipe.serving.serving import Answer, Counts
+from halopipe.serving.serving import Counts, RequestAnswer
 from planner.ir.errors import BusyError, HalopipeError, UsageError
 from profiler.source.structure import BatchStructure
 
@@ -29,7 +29,7 @@ class StandIn:
         self.counts, self.go, self.most_waiting = Counts(), threading.Event(), 0
         self.dtype = torch.float64
         self._structure = BatchStructure.plain(1, 0)
-        self._waiting: list[tuple[Future[Answer], Tensor]] = []
+        self._waiting: list[tuple[Future[RequestAnswer], Tensor]] = []
         self._lock = threading.Lock()
         if not held:
             self.go.set()
@@ -54,11 +54,11 @@ class StandIn:
         for future, _ in self._waiting:
             future.set_exception(error)
 
-    def submit(self, inputs: Any, targets: Any = None, *, block: bool = True) -> Future[Answer]:
+    def submit(self, inputs: Any, targets: Any = None, *, block: bool = True) -> Future[RequestAnswer]:
         (x,) = inputs if isinstance(inputs, tuple) else (inputs,)
         if x.ndim != 2:
             raise UsageError(f"inputs has shape {tuple(x.shape)}, the model takes (4, 3)")
-        future: Future[Answer] = Future()
+        future: Future[RequestAnswer] = Future()
         while block and len(self._waiting) >= self.room:
             time.sleep(1e-3)
         with self._lock:
@@ -82,4 +82,4 @@ class StandIn:
                 output = self.module(x.to(torch.float64))
             self.counts.requests += 1
             self.counts.samples += len(x)
-            future.set_result(Answer(output, None, 0.0))
+            future.set_result(RequestAnswer(output, None, 0.0))

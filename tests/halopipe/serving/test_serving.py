@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import halopipe as hp
 from halopipe.serving.rank_loop import decoded, described, encoded, inputs_of
-from halopipe.serving.serving import Answer, Serving, _Waiting
+from halopipe.serving.serving import RequestAnswer, Serving, _PendingRequest
 from planner.ir.codec import dump
 from planner.ir.errors import BusyError, UsageError, WorkerError
 from planner.ir.graph import TensorSpec
@@ -118,8 +118,8 @@ def test_requests_are_answered_in_order_by_ranks_that_keep_state(
 
 def test_a_thread_that_ends_before_the_stream_says_so_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     serving = object.__new__(Serving)
-    future: Future[Answer] = Future()
-    serving._waiting, serving._lock = {0: _Waiting(future, 1, 0.0, False, {0})}, threading.Lock()
+    future: Future[RequestAnswer] = Future()
+    serving._waiting, serving._lock = {0: _PendingRequest(future, 1, 0.0, False, {0})}, threading.Lock()
     serving._slots, serving._is_over, serving._failure = threading.BoundedSemaphore(1), False, None
     assert serving._slots.acquire()
     monkeypatch.setattr(Serving, "_answer_all", lambda self: sys.exit("gone"))

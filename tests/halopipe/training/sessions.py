@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from halopipe.data.feeds import consumer_of
+from halopipe.data.batch_sources import consumer_of
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
-from halopipe.training.rank import Opened, Terms
+from halopipe.training.rank import JobConfig, OpenedRank
 from halopipe.training.session import Execution
 from halopipe.training.single_device import parameters_of
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.engine import Engine
-from runtime.monitor.waits import Voice
+from runtime.monitor.waits import RankHeartbeat
 from runtime.optim.followed import Followed
 from runtime.stage.builder import groups_of
 from runtime.stage.captured import captured_model
@@ -58,7 +58,7 @@ def together(
     def run(end: InProcessTransport) -> object:
         twin, captured = copies[end.rank]
         given = captured_model(captured)
-        voice = Voice(store, plan.decision, end.rank, 20.0, 20.0)
+        rank_heartbeat = RankHeartbeat(store, plan.decision, end.rank, 20.0, 20.0)
         own = dict(made)
         optimizer = make_optimizer_of(parse_optimizer(own.pop("text", "SGD:lr=0.5")))
         if make is not None:
@@ -66,9 +66,12 @@ def together(
             optimizer = Followed(made_by_user, own["scheduler"])
             optimizer.recognise(parameters_of(twin, captured))
         engine = Engine(plan.decision, given, twin.module, end, optimizer, **own)
-        opened = Opened(engine, consumer_of(plan.decision, given, end, 20.0))
-        terms = Terms(plan, optimizer, seed=seed)
-        with voice, Execution(opened, twin.module, engine.close, terms, voice.activity, twin.batch) as execution:
+        opened = OpenedRank(engine, consumer_of(plan.decision, given, end, 20.0), rank_heartbeat.activity)
+        terms = JobConfig(plan, optimizer, seed=seed)
+        with (
+            rank_heartbeat,
+            Execution(opened, twin, engine.close, terms) as execution,
+        ):
             return do(execution)
 
     return on_ranks(plan.decision.num_ranks, run, groups_of(plan.decision, original[1].graph))

@@ -22,8 +22,8 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.training import first_step, single_device
 from halopipe.training import rank as opening
-from halopipe.training.parting import parting
-from halopipe.training.rank import terms_of
+from halopipe.training.first_divergence import first_divergence
+from halopipe.training.rank import job_config_of
 from halopipe.training.reference import Reference
 from halopipe.training.single_device import IN_PARTS, WHOLE, make_reference, reference_of
 from planner.ir.errors import (
@@ -38,7 +38,7 @@ from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.monitor.activity import Activity
-from runtime.optim.finishing import Finishing
+from runtime.optim.gradient_sync import GradientSync
 from tests.captures import capture
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
@@ -176,15 +176,15 @@ def test_what_a_lower_precision_within_rounds_is_accepted_and_said(tmp_path: Pat
 
 
 def test_a_mistake_shows_where_a_lower_precision_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Finishing.run
+    honest = GradientSync.run
 
-    def scaling(self: Finishing) -> Any:
-        for resident in self._residents.values():
-            if "first.weight" in resident.parameters:
-                resident.parameters["first.weight"].grad.mul_(1.001)
+    def scaling(self: GradientSync) -> Any:
+        for local_stage in self._local_stages.values():
+            if "first.weight" in local_stage.parameters:
+                local_stage.parameters["first.weight"].grad.mul_(1.001)
         return honest(self)
 
-    monkeypatch.setattr(Finishing, "run", scaling)
+    monkeypatch.setattr(GradientSync, "run", scaling)
     with pytest.raises(NumericsError, match="the plan does not compute what one device does") as caught:
         checked(plan("within"), tmp_path)
     assert any("values pass through float32" in line for line in caught.value.details)
@@ -212,7 +212,7 @@ def test_a_module_that_runs_on_the_host_alone_is_told_with_its_line(
     job = Job(plan("plain_net"), RunOptions(), tmp_path)
     model = load_model(job.source)
     with pytest.raises(UnsupportedModelError, match="one device of type cuda cannot run the module") as caught:
-        reference_of(terms_of(job), model, [(model.inputs, model.targets)], torch.device("cuda:0"))
+        reference_of(job_config_of(job), model, [(model.inputs, model.targets)], torch.device("cuda:0"))
     assert caught.value.details[0] == "Expected all tensors to be on the same device, but found cuda:0 and cpu"
     assert "test_first_step.py:" in caught.value.details[1]
     assert any("--no-check-first-step" in remedy for remedy in caught.value.remedies)
@@ -290,13 +290,14 @@ def test_values_that_part_in_the_captured_graph_are_named_by_layer(name: str) ->
     model = load_model(job.source)
     item = model.inputs, model.targets
     assert (
-        "does on one device what the user's module does" in parting(terms_of(job), model, capture(model), item, [])[0]
+        "does on one device what the user's module does"
+        in first_divergence(job_config_of(job), model, capture(model), item, [])[0]
     )
     captured = capture(model)
     for node in captured.graph_module.graph.nodes:
         if node.target is torch.ops.aten.relu.default:
             node.target = torch.ops.aten.sigmoid.default
-    (line,) = parting(terms_of(job), model, captured, item, [])
+    (line,) = first_divergence(job_config_of(job), model, captured, item, [])
     stage = made.decision.layers["relu"].stage
     assert f"in the forward of micro-batch 0, layer relu (stage {stage}, rank {stage}) makes values of norm" in line
 
@@ -318,22 +319,22 @@ def test_gradients_that_part_in_the_captured_graph_are_named_by_layer() -> None:
     model = load_model(job.source)
     captured = capture(model)
     model.module.between = lambda x: Doubled.apply(torch.tanh(x))
-    (line,) = parting(terms_of(job), model, captured, (model.inputs, model.targets), [])
+    (line,) = first_divergence(job_config_of(job), model, captured, (model.inputs, model.targets), [])
     assert "in the backward of micro-batch 0, layer first (stage 0, rank 0) gets a gradient of norm " in line
 
 
 def test_what_the_plan_does_wrong_is_named_by_the_layer_nearest_to_the_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Finishing.run
+    honest = GradientSync.run
 
-    def doubling(self: Finishing) -> Any:
-        for resident in self._residents.values():
-            if "first.weight" in resident.parameters:
-                resident.parameters["first.weight"].grad.mul_(2)
+    def doubling(self: GradientSync) -> Any:
+        for local_stage in self._local_stages.values():
+            if "first.weight" in local_stage.parameters:
+                local_stage.parameters["first.weight"].grad.mul_(2)
         return honest(self)
 
-    monkeypatch.setattr(Finishing, "run", doubling)
+    monkeypatch.setattr(GradientSync, "run", doubling)
     with pytest.raises(NumericsError) as caught:
         checked(plan(), tmp_path)
     assert "the captured graph does on one device what the user's module does" in caught.value.details
@@ -405,18 +406,20 @@ def _no_room(path: Path) -> None:
     raise MissingFileError(f"cannot write {path}")
 
 
-def terms(**given: Any) -> opening.Terms:
-    found = terms_of(Job(plan(), RunOptions(), Path()))
+def terms(**given: Any) -> opening.JobConfig:
+    found = job_config_of(Job(plan(), RunOptions(), Path()))
     return replace(found, **given)
 
 
-def agreed(mine: opening.Terms, first: opening.Terms, model: str = "plain_net", seed: int = 0) -> None:
+def agreed(mine: opening.JobConfig, first: opening.JobConfig, model: str = "plain_net", seed: int = 0) -> None:
     """Two ranks compare what they hold; the error of rank 1, which rank 0 raises too."""
     store, errors = dist.HashStore(), {}
 
-    def one(rank: int, each: opening.Terms, captured: Any) -> None:
+    def one(rank: int, each: opening.JobConfig, captured: Any) -> None:
         try:
-            opening._agree(each, opening.Place(rank, 2, store, lambda groups, program: None, Activity()), captured)
+            opening._agree(
+                each, opening.RankContext(rank, 2, store, lambda groups, program: None, Activity()), captured
+            )
         except HalopipeError as error:
             errors[rank] = error
 
@@ -466,7 +469,7 @@ def test_a_rank_with_another_plan_is_refused() -> None:
 def test_a_reference_travels_whole() -> None:
     job = Job(plan("dropping", "float32"), RunOptions(), Path())
     model = load_model(job.source)
-    found = reference_of(terms_of(job), model, [(model.inputs, model.targets)], torch.device("cpu"))
+    found = reference_of(job_config_of(job), model, [(model.inputs, model.targets)], torch.device("cpu"))
     store = dist.HashStore()
     first_step._publish(store, "reference", found.to_bytes())
     there = Reference.from_bytes(first_step._published(store, "reference"))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from halopipe.data.sharded_feed import Supply
+from halopipe.data.shared_source import DataSources
 from planner.ir.errors import UsageError
 from planner.ir.profile import ModelSource
 from profiler.models.example import Example
@@ -45,12 +45,12 @@ def dropped() -> object:
     return DataLoader(nine(), batch_size=4, drop_last=True)
 
 
-def supply(name: str, steps: int, schedule: str = "") -> Supply:
+def supply(name: str, steps: int, schedule: str = "") -> DataSources:
     plan = plan_of(SOURCE, [0.5], (2, 2), **({"schedule": schedule} if schedule else {}))
     model = load_model(SOURCE)
     consumer = SimpleNamespace(decision=plan.decision, graph=capture(model).graph, transport=SimpleNamespace(rank=0))
     options = SimpleNamespace(data=f"{HERE}:{name}", data_from="each", eval_data="", steps=steps)
-    return Supply(consumer, options, model, 0)
+    return DataSources(consumer, options, model, 0)
 
 
 @pytest.mark.every_case

@@ -32,7 +32,7 @@ from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action, Op
 from planner.ir.timeline import Span
 from runtime.checkpoint import Checkpoint, complete_steps, saving
-from runtime.monitor.slow import Steps
+from runtime.monitor.slow import StepLog
 from runtime.pipeline.executor import STOP
 from tests.halopipe import learners
 from tests.halopipe.bombs import DOZE_S, TIRING_STEP
@@ -425,9 +425,9 @@ def test_an_update_that_is_skipped_is_counted_and_told(tmp_path: Path) -> None:
 
 def as_meant(patch: pytest.MonkeyPatch) -> None:
     """Forwards are noted with the seconds that they mean to take, whatever a busy machine makes of them."""
-    note = Steps.note
+    note = StepLog.note
 
-    def noted(self: Steps, number: int, spans: tuple[Span, ...], step_s: float) -> None:
+    def noted(self: StepLog, number: int, spans: tuple[Span, ...], step_s: float) -> None:
         def seconds(span: Span) -> float:
             action = Action.parse(span.action)
             if action.op not in (Op.FORWARD, Op.BACKWARD, Op.UPDATE):
@@ -437,7 +437,7 @@ def as_meant(patch: pytest.MonkeyPatch) -> None:
 
         note(self, number, tuple(replace(span, stop_s=span.start_s + seconds(span)) for span in spans), step_s)
 
-    patch.setattr(Steps, "note", noted)
+    patch.setattr(StepLog, "note", noted)
 
 
 def test_a_rank_that_becomes_slow_is_named_in_result_and_metrics(

@@ -1,4 +1,4 @@
-"""The checker and the planner agree about plans made under corrections, whatever these and the layouts are."""
+"""The oracle and the planner agree about plans made under corrections, whatever these and the layouts are."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.ir.problem import Problem
 from planner.solvers import solver
 from planner.solvers.candidates.evaluate import Evaluator
+from tests.oracles.plans import check
 from tests.planner.corrections import random_corrections
 from tests.planner.solvers.instances import random_problem
 from tests.planner.solvers.laid_out_plans import EVERYTHING, plan_of_candidate, random_candidate, random_network

@@ -1,4 +1,4 @@
-"""The checker's events against the simulator's: no code in common, equal steps."""
+"""The events of the oracle against the simulator: no code in common, equal steps."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.chains import chain_profile
-from planner.check.recompute import reckon
 from planner.costs.predict import predict
 from planner.layers.boundary import Boundaries
 from planner.schedules import names
+from tests.oracles.evaluation import evaluate
 from tests.planner.factories import chain_decision
 from tests.planner.shared_hosts import random_plan
 
 
 @given(st.integers(0, 2**32), st.sampled_from(names()))
-def test_the_checker_agrees_on_hosts_that_share_cards_and_cores(seed: int, schedule: str) -> None:
+def test_the_oracle_agrees_on_hosts_that_share_cards_and_cores(seed: int, schedule: str) -> None:
     profile, decision = random_plan(random.Random(seed), schedule)
-    program = Boundaries.of_decision(profile.graph, decision).program(decision)
     predicted, _ = predict(profile, decision)
-    assert reckon(profile, decision, program).step_s == pytest.approx(predicted.step_s, rel=1e-9)
+    assert evaluate(profile, decision).step_s == pytest.approx(predicted.step_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("duplex", [True, False])
@@ -34,9 +33,8 @@ def test_equal_stages_whose_messages_meet_are_ordered_alike(duplex: bool) -> Non
     link = replace(profile.cluster.links["across-hosts"], sending=((4000, 2e-4),), receiver_core=((4000, 3e-4),))
     profile = replace(profile, cluster=replace(profile.cluster, links={**profile.cluster.links, "across-hosts": link}))
     decision = chain_decision(profile, (1, 2, 3), (1,) * 6)
-    program = Boundaries.of_decision(profile.graph, decision).program(decision)
     predicted, _ = predict(profile, decision)
-    assert reckon(profile, decision, program).step_s == pytest.approx(predicted.step_s, rel=1e-9)
+    assert evaluate(profile, decision).step_s == pytest.approx(predicted.step_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", [5, 62, 81])
@@ -55,13 +53,12 @@ def test_rounding_does_not_decide_who_is_first_on_a_wire_of_both_directions(seed
     )
     cuts, micro_batches = tuple(range(1, count)), (1,) * draw.randint(3, 6)
     decision = chain_decision(profile, cuts, micro_batches, schedule=draw.choice(("1f1b", "gpipe")))
-    program = Boundaries.of_decision(profile.graph, decision).program(decision)
     predicted, _ = predict(profile, decision)
-    assert reckon(profile, decision, program).step_s == pytest.approx(predicted.step_s, rel=1e-9)
+    assert evaluate(profile, decision).step_s == pytest.approx(predicted.step_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
-def test_the_checker_joins_messages_as_the_simulator_does(schedule: str) -> None:
+def test_the_oracle_joins_messages_as_the_simulator_does(schedule: str) -> None:
     num_joined = 0
     for seed in range(20):
         profile, decision = random_plan(random.Random(seed), schedule, small=True)
@@ -70,5 +67,5 @@ def test_the_checker_joins_messages_as_the_simulator_does(schedule: str) -> None
         if joined:
             num_joined += len(joined)
             predicted, _ = predict(profile, decision)
-            assert reckon(profile, decision, program).step_s == pytest.approx(predicted.step_s, rel=1e-9)
+            assert evaluate(profile, decision).step_s == pytest.approx(predicted.step_s, rel=1e-9)
     assert num_joined > 20, "hardly any message was joined"

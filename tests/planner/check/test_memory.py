@@ -1,4 +1,4 @@
-"""The checker and the planner agree about memory where levels were measured, under every schedule that trains."""
+"""The oracle and the planner agree about memory where levels were measured, under every schedule that trains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.action_peaks import Flow, PutOff, action_peaks
 from planner.costs.memory.levels import BACKWARD, LevelTables
@@ -23,8 +23,8 @@ from planner.ir.profile import LEVEL_NAMES, Levels, Measurement, Profile
 from planner.ir.schedule import Edge
 from planner.layers.boundary import Boundaries
 from planner.schedules import names, positions, traits
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
+from tests.oracles.plans import check
 from tests.planner.solvers.laid_out_plans import EVERYTHING, plan_of_candidate, random_candidate, random_network
 
 

@@ -5,15 +5,14 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check.recompute import reckon
-from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict, unflushed_step_s
+from planner.costs.pricing import Pricing
 from planner.ir.cluster import DATASHEET, GRADIENT_SUMS, INTERPOLATED, MEASURED, MEMORY, WITHIN_HOST, Collective
 from planner.ir.errors import IllegalProgramError
 from planner.ir.graph import TensorSpec
 from planner.ir.profile import Optimizer, Profile
 from planner.ir.schedule import Action, Op
-from planner.layers.boundary import Boundaries
+from tests.oracles.evaluation import evaluate
 from tests.planner.factories import batch_bytes, chain_decision
 
 
@@ -49,7 +48,7 @@ def test_ranks_of_a_host_that_update_and_copy_gradients_at_once_share_its_memory
         known = replace(profile, cluster=cluster)
         decision = chain_decision(known, (), (2,), (ranks,), ((1,) * len(ranks),))
         prediction, timeline = predict(known, decision)
-        found = reckon(known, decision, Boundaries.of_decision(known.graph, decision).program(decision))
+        found = evaluate(known, decision)
         assert found.step_s == pytest.approx(prediction.step_s, rel=1e-12)
         return sum(s.stop_s - s.start_s for s in timeline.spans if s.rank == 0 and Action.parse(s.action).op is op)
 
@@ -85,7 +84,7 @@ def test_without_a_flush_a_step_lasts_as_long_as_its_busiest_stage_works(name: s
     decision = chain_decision(profile, (1, 3), (2,) * 6, [(0,), (1,), (2,)], schedule=name)
     prediction, _ = predict(profile, decision)
     busiest_s = max(rank.compute_s for rank in prediction.ranks)
-    assert unflushed_step_s(PriceBook(profile), decision) == pytest.approx(busiest_s)
+    assert unflushed_step_s(Pricing.of(profile), decision) == pytest.approx(busiest_s)
     assert prediction.step_s > 1.1 * busiest_s
 
 

@@ -18,7 +18,7 @@ from planner.ir.graph import KEEPS_SAMPLES, NOT_LINEAR_BACKWARD, SHARED_STATE, S
 from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource
 from planner.layers.stage_rules import require_stages, rules_of_state, stage_errors
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from tests.captures import capture
@@ -130,7 +130,9 @@ def graph_of(name: str) -> Graph:
     torch.manual_seed(0)
     inputs = torch.randn_like(example) if example.is_floating_point() else torch.randint(8, example.shape)
     targets = torch.arange(4) % num_classes
-    return capture(LoadedModel(make(), (inputs,), (targets,), Loss(functional.cross_entropy, unpacked=True))).graph
+    return capture(
+        LoadedModel(make(), (inputs,), (targets,), TrainedLoss(functional.cross_entropy, unpacked=True))
+    ).graph
 
 
 def named(graph: Graph, attribute: str) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from planner.costs.simulator.events import execute
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.timeline import Trace
 from planner.ir.box import Interval
@@ -67,7 +68,8 @@ class Simulated:
     def run(self, seconds: Seconds, transfer: float) -> Ran:
         compiled = self.compiled
         prices = [0.0 if a.action.op in MESSAGE else seconds(a.action) for a in compiled.actions]
-        found = execute(compiled, prices, [transfer] * len(compiled.transfers), range(len(compiled.messages)))
+        wires = range(len(compiled.messages))
+        found = execute(compiled, SlotPrices(prices, [transfer] * len(compiled.transfers), wires))
         return Ran(found.step_s, tuple(self._busy(found)), self._ends(found))
 
     def _busy(self, trace: Trace) -> list[float]:

@@ -11,7 +11,7 @@ import pytest
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.schedule import Action, Op, Pipeline, StageGraph, StageTimes, Traits
 from planner.passes import in_flight, staleness, validate, versions_kept
-from planner.schedules import default_names, names, positions, schedule, traits
+from planner.schedules import default_names, max_in_flight, names, positions, schedule, traits
 from planner.schedules import staleness as claimed_staleness
 from tests.planner.passes.occupancy import peaks
 from tests.planner.random_programs import random_pipeline, random_positions
@@ -388,3 +388,19 @@ def test_forwards_stream_at_the_pace_of_the_slowest_stage() -> None:
     program = lowered(chain("forward", 4, 6), "forward")
     found = Simulated.of(program).run(lambda action: lasts[action.stage], 0.5)
     assert found.step == sum(lasts) + 5 * max(lasts) + 3 * 0.5
+
+
+STATING = [name for name in names() if max_in_flight(name, Pipeline(StageGraph.chain(2, 2))) is not None]
+
+
+@pytest.mark.parametrize("name", STATING)
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(1, 3), (3, 2), (4, 9)])
+def test_a_schedule_that_states_its_micro_batches_in_flight_is_windowed_with_these(
+    name: str, num_stages: int, num_microbatches: int
+) -> None:
+    pipeline = Pipeline(StageGraph.chain(num_stages, num_microbatches))
+    stated = max_in_flight(name, pipeline)
+    assert stated is not None
+    rows = schedule(name)(pipeline).rows
+    assert stated == in_flight(rows, num_stages)
+    assert rows == schedule("1f1b-windowed")(replace(pipeline, windows=stated)).rows

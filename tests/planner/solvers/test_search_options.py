@@ -8,7 +8,6 @@ from itertools import cycle
 
 import pytest
 
-from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.ir.constraints import broken, parse_rule
 from planner.ir.errors import InfeasibleError, UsageError
@@ -21,6 +20,7 @@ from planner.solvers.best_first.solver import solve
 from planner.solvers.candidates.candidate import decision_of
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.ilp.solver import solve as solve_by_ilp
+from tests.oracles.plans import check
 from tests.planner.solvers.best_first.test_solver import heavy
 from tests.planner.solvers.instances import (
     attention_problem,

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
 from planner.costs.shards.device_mesh import proportional
 from planner.ir.codec import dumps, load, loads
 from planner.ir.errors import InfeasibleError, UnknownNameError
@@ -17,6 +16,7 @@ from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import baselines, names, solver
+from tests.oracles.plans import check
 from tests.planner.solvers.instances import random_problem
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "golden" / "plan_chain6_two_devices.json"

@@ -10,7 +10,6 @@ import pytest
 
 from planner import solvers
 from planner.baselines import sparsepipe
-from planner.check import check
 from planner.costs.predict import predict
 from planner.ir.errors import InfeasibleError
 from planner.ir.graph import Graph
@@ -18,6 +17,7 @@ from planner.ir.plan import Plan
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem, Rule
 from planner.solvers.best_first import solver as best_first
 from planner.solvers.ilp import solver as span_ilp
+from tests.oracles.plans import check
 from tests.planner.factories import chain_decision, plan_of
 from tests.planner.solvers.instances import best_by_exhaustion
 from tests.planner.sparse_networks import SparseNetwork, classifier, segmenter, sparse_profile

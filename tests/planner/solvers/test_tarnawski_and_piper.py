@@ -13,12 +13,12 @@ from planner.baselines.pipedream.format import read
 from planner.baselines.piper import solver as piper
 from planner.baselines.tarnawski import planner as tarnawski_peer
 from planner.baselines.tarnawski import solver as tarnawski
-from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, Problem
 from planner.solvers import baselines
+from tests.oracles.plans import check
 from tests.planner.solvers.instances import branching_problem, random_problem
 
 PROFILES = Path(__file__).parents[2] / "data" / "profiles" / "pipedream"

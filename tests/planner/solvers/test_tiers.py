@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
 from planner.ir.cluster import HOST, Cluster, Link, Tier
 from planner.ir.errors import InfeasibleError
 from planner.ir.problem import Problem
 from planner.solvers import names, solver
 from planner.solvers.candidates.candidate import like_groups, pools
+from tests.oracles.plans import check
 from tests.planner.solvers.instances import best_by_exhaustion, random_problem
 from tests.sampling import everything, some
 

@@ -15,9 +15,9 @@ from torch import Tensor, fx, nn
 
 from planner.ir.graph import TensorSpec
 from planner.layers import kind, kinds
-from profiler import Captured, LoadedModel
+from profiler import CapturedModule, LoadedModel
 from profiler.capture.graph import capture
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 from tests.profiler.test_models import TINY, as_tuple, tiny
 
 each_network = pytest.mark.parametrize("factory", TINY, ids=lambda factory: factory.__name__)
@@ -29,7 +29,7 @@ def _one_thread() -> None:
 
 
 @functools.cache
-def captured(factory: Callable[..., Any]) -> tuple[Captured, LoadedModel]:
+def captured(factory: Callable[..., Any]) -> tuple[CapturedModule, LoadedModel]:
     model = loaded(factory, 2)
     return capture(model), model
 
@@ -37,7 +37,7 @@ def captured(factory: Callable[..., Any]) -> tuple[Captured, LoadedModel]:
 def loaded(factory: Callable[..., Any], samples: int) -> LoadedModel:
     torch.manual_seed(0)
     module, (inputs, targets), loss_fn = tiny(factory, samples)
-    return LoadedModel(module, as_tuple(inputs), as_tuple(targets), Loss(loss_fn, isinstance(targets, Tensor)))
+    return LoadedModel(module, as_tuple(inputs), as_tuple(targets), TrainedLoss(loss_fn, isinstance(targets, Tensor)))
 
 
 def gradients(module: nn.Module, loss: Tensor) -> dict[str, Tensor]:
@@ -222,7 +222,7 @@ def test_an_example_whose_target_is_its_input_is_captured_as_two_inputs() -> Non
     """Torch's export takes a tensor that is given twice for one input."""
     torch.manual_seed(0)
     module, example = nn.Linear(4, 4), torch.randn(2, 4)
-    found = capture(LoadedModel(module, (example,), (example,), Loss(nn.functional.mse_loss, True)))
+    found = capture(LoadedModel(module, (example,), (example,), TrainedLoss(nn.functional.mse_loss, True)))
     inputs, targets = torch.randn(2, 3, 4)
     expected = nn.functional.mse_loss(module(inputs), targets)
     torch.testing.assert_close(found.graph_module(3, inputs, targets), expected)

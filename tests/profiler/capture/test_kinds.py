@@ -11,7 +11,7 @@ from planner.ir.graph import Layer
 from planner.layers import check_samples_apart
 from profiler import LoadedModel, mean_of_squares
 from profiler.capture.graph import capture
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 
 IMAGE, SEQUENCE = (2, 4, 9, 9), (2, 5, 4)
 
@@ -31,7 +31,7 @@ def first_layer(module: nn.Module | Callable[[Tensor], Tensor], shape: tuple[int
         def forward(self, x: Tensor) -> Any:
             return self.part(x)
 
-    return capture(LoadedModel(Net(), (torch.randn(shape),), (), Loss(mean_of_squares))).graph.layers[0]
+    return capture(LoadedModel(Net(), (torch.randn(shape),), (), TrainedLoss(mean_of_squares))).graph.layers[0]
 
 
 def window(kernel: int, stride: int, padding: int, dilation: int, dims: int = 2) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_concatenation_stacking_and_attention() -> None:
             return forward(x)
 
     x = torch.randn(SEQUENCE, requires_grad=True)
-    graph = capture(LoadedModel(Net(), (x,), (), Loss(mean_of_squares))).graph
+    graph = capture(LoadedModel(Net(), (x,), (), TrainedLoss(mean_of_squares))).graph
     layers = graph.by_name()
     assert (layers["cat"].kind, layers["cat"].attributes["dim"]) == ("concat", 2)
     assert layers["cat"].inputs == ("sin", "inputs")
@@ -187,7 +187,7 @@ def test_a_layer_used_twice_has_two_names() -> None:
             x = self.relu(self.linear(x)) + x
             return self.block(self.relu(self.linear(x)) * 2 + x)
 
-    graph = capture(LoadedModel(Net(), (torch.randn(SEQUENCE),), (), Loss(mean_of_squares))).graph
+    graph = capture(LoadedModel(Net(), (torch.randn(SEQUENCE),), (), TrainedLoss(mean_of_squares))).graph
     assert [layer.name for layer in graph.layers] == [
         "linear",
         "relu",
@@ -213,5 +213,5 @@ def test_gradients_by_frequency_keep_samples_together(by_frequency: bool) -> Non
         def forward(self, tokens: Tensor) -> Tensor:
             return self.part(tokens)
 
-    graph = capture(LoadedModel(Net(), (torch.randint(7, (2, 5)),), (), Loss(mean_of_squares))).graph
+    graph = capture(LoadedModel(Net(), (torch.randint(7, (2, 5)),), (), TrainedLoss(mean_of_squares))).graph
     assert ("part" in check_samples_apart(graph)) == by_frequency

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from profiler import LoadedModel, mean_of_squares
-from profiler.capture.graph import Captured, capture
-from profiler.source.losses import Loss
+from profiler.capture.graph import CapturedModule, capture
+from profiler.source.losses import TrainedLoss
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ class Net(nn.Module):
 
 
 def mixing(function: Callable[[Tensor], Tensor], samples: int = 3) -> tuple[str, ...]:
-    graph = capture(LoadedModel(Net(function), (torch.randn(samples, 3, 4),), (), Loss(mean_of_squares)))
+    graph = capture(LoadedModel(Net(function), (torch.randn(samples, 3, 4),), (), TrainedLoss(mean_of_squares)))
     assert graph.polymorphic
     marked = tuple(layer.name for layer in graph.graph.layers if layer.attributes.get("mixes_samples"))
     assert marked == graph.mixing
@@ -80,14 +80,14 @@ def test_what_keeps_samples_apart_is_left_in_peace(function: Callable[[Tensor], 
 
 def test_samples_in_several_pieces_are_told_from_mixed_ones() -> None:
     net = Net(lambda x: x.transpose(0, 1).reshape(-1, 4).relu().view(3, -1, 4))
-    graph = capture(LoadedModel(net, (torch.randn(2, 3, 4),), (), Loss(mean_of_squares)))
+    graph = capture(LoadedModel(net, (torch.randn(2, 3, 4),), (), TrainedLoss(mean_of_squares)))
     interleaved = [layer.name for layer in graph.graph.layers if layer.attributes.get("interleaves_samples")]
     assert (graph.mixing, interleaved) == ((), ["reshape", "relu"])
 
 
-def reduced(reduce: Callable[..., Tensor]) -> Captured:
+def reduced(reduce: Callable[..., Tensor]) -> CapturedModule:
     inputs, targets = (torch.randn(3, 4),), (torch.tensor([1.0, 0.0, 1.0]),)
-    return capture(LoadedModel(nn.Linear(4, 4), inputs, targets, Loss(reduce, unpacked=True)))
+    return capture(LoadedModel(nn.Linear(4, 4), inputs, targets, TrainedLoss(reduce, unpacked=True)))
 
 
 JOINING: dict[str, Callable[..., Tensor]] = {
@@ -147,7 +147,7 @@ def test_a_frequency_of_the_batch_needs_all_of_it() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.table(x)
 
-    found = capture(LoadedModel(Frequent(), (torch.arange(3),), (), Loss(mean_of_squares)))
+    found = capture(LoadedModel(Frequent(), (torch.arange(3),), (), TrainedLoss(mean_of_squares)))
     assert [layer.name for layer in found.graph.layers if layer.attributes.get("needs_whole_batch")] == ["table"]
 
 

@@ -15,12 +15,12 @@ from torch import Tensor, fx, nn
 
 from planner.ir.errors import UnsupportedModelError
 from planner.layers import check_samples_apart, fixes_samples
-from profiler import Captured, LoadedModel, mean_of_squares
+from profiler import CapturedModule, LoadedModel, mean_of_squares
 from profiler.capture import trace
 from profiler.capture.functional import rewrite_in_place
 from profiler.capture.graph import capture
 from profiler.source import parts
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +46,10 @@ class Module(nn.Module):
 
 
 def model_of(function: Callable[[Any, Tensor], Any], x: Tensor, **parts: Any) -> LoadedModel:
-    return LoadedModel(Module(function, **parts), (x,), (), Loss(mean_of_squares))
+    return LoadedModel(Module(function, **parts), (x,), (), TrainedLoss(mean_of_squares))
 
 
-def checked(model: LoadedModel, samples: int = 3) -> Captured:
+def checked(model: LoadedModel, samples: int = 3) -> CapturedModule:
     """The capture, after the graph gave the module's loss, gradients and buffers at another number of samples."""
     graph = capture(model)
     x = torch.cat([model.inputs[0].roll(1, -1)] * samples)[:samples]
@@ -66,7 +66,7 @@ def checked(model: LoadedModel, samples: int = 3) -> Captured:
     return graph
 
 
-def names(graph: Captured) -> list[str]:
+def names(graph: CapturedModule) -> list[str]:
     return [layer.name for layer in graph.graph.layers]
 
 
@@ -194,7 +194,7 @@ def test_values_of_pairs_of_samples_have_two_sample_dims_and_a_loss_of_pairs_is_
         return nn.functional.cross_entropy(scores, torch.arange(len(found)))
 
     module = Module(lambda m, x: m.layer(x), layer=nn.Linear(3, 4))
-    graph = capture(LoadedModel(module, (torch.randn(4, 3),), (), Loss(pairs))).graph
+    graph = capture(LoadedModel(module, (torch.randn(4, 3),), (), TrainedLoss(pairs))).graph
     values = {name: (spec.dims, spec.at(6, 4).shape) for name, spec in graph.values().items()}
     assert values["loss.matmul"] == (("sample", "sample"), (6, 6))
     assert values["loss.amax"][0][0] == "sample"
@@ -214,7 +214,7 @@ def test_code_that_fixes_the_number_of_samples_is_named(forward: Callable[[Any, 
 def test_a_graph_that_is_read_but_computes_something_else_gives_way_to_one_of_fixed_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def wrong(*given: Any) -> trace.Traced | None:
+    def wrong(*given: Any) -> trace.TracedModel | None:
         traced = read(*given)
         if traced is not None:
             (node,) = (each for each in traced.module.graph.nodes if each.target is torch.ops.aten.linear.default)
@@ -309,9 +309,9 @@ def test_code_that_reads_values_for_itself_is_read_instead_of_run(forward: Calla
 def test_the_loss_must_be_one_number_that_depends_on_the_model() -> None:
     module, x = nn.Linear(3, 2), torch.randn(2, 3)
     with pytest.raises(UnsupportedModelError, match=r"not a number[\s\S]*shape"):
-        capture(LoadedModel(module, (x,), (), Loss(lambda output, targets: output)))
+        capture(LoadedModel(module, (x,), (), TrainedLoss(lambda output, targets: output)))
     with pytest.raises(UnsupportedModelError, match=r"not a sum of numbers[\s\S]*1 is a tensor of 1 dims"):
-        capture(LoadedModel(module, (x,), (), Loss(lambda output, targets: (output.mean(), output[0]))))
+        capture(LoadedModel(module, (x,), (), TrainedLoss(lambda output, targets: (output.mean(), output[0]))))
 
 
 def test_a_loss_with_state_of_its_own_and_a_tuple_of_targets() -> None:
@@ -322,7 +322,7 @@ def test_a_loss_with_state_of_its_own_and_a_tuple_of_targets() -> None:
     assert "loss_fn.weight" in dict(graph.graph_module.named_buffers())
     assert graph.graph.by_name()["loss"].buffer_bytes == 8
     assert graph.reductions == {"loss": "terms"}  # divided by the sum of the weights, not by the number of samples
-    several = Loss(lambda output, targets: ((output - targets[0]) * targets[1]).square().mean())
+    several = TrainedLoss(lambda output, targets: ((output - targets[0]) * targets[1]).square().mean())
     graph = capture(LoadedModel(module, (x,), (torch.randn(4, 2), torch.randn(2)), several))
     assert list(graph.graph.inputs) == ["inputs", "targets", "targets_2"]
     assert not graph.graph.inputs["targets_2"].has_samples

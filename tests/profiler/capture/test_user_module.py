@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES
-from profiler.capture.graph import Captured, capture
-from profiler.source.losses import Loss, mean_of_squares
+from profiler.capture.graph import CapturedModule, capture
+from profiler.source.losses import TrainedLoss, mean_of_squares
 from profiler.source.model import LoadedModel
 
 WIDTH = 4
@@ -62,8 +62,8 @@ class Net(nn.Module):
         return self.last(self.between(self, self.first(x)))
 
 
-def captured(module: nn.Module) -> Captured:
-    return capture(LoadedModel(module.double(), (torch.randn(4, WIDTH).double(),), (), Loss(mean_of_squares)))
+def captured(module: nn.Module) -> CapturedModule:
+    return capture(LoadedModel(module.double(), (torch.randn(4, WIDTH).double(),), (), TrainedLoss(mean_of_squares)))
 
 
 def hooked(register: Callable[[Net], object]) -> Net:
@@ -148,7 +148,7 @@ def judged_by_frozen_weights(net: Net, x: Tensor) -> Tensor:
 def test_a_parameter_that_is_switched_off_for_a_while_has_no_gradient_of_that_while() -> None:
     net = Net(judged_by_frozen_weights).double()
     x = torch.randn(4, WIDTH).double()
-    graph = capture(LoadedModel(net, (x,), (), Loss(mean_of_squares))).graph_module
+    graph = capture(LoadedModel(net, (x,), (), TrainedLoss(mean_of_squares))).graph_module
     assert all(p.requires_grad for p in net.parameters())
     parameters = list(net.parameters())
     found = torch.autograd.grad(
@@ -172,7 +172,7 @@ def test_the_module_is_left_as_it_was() -> None:
     handle = net.last.register_forward_hook(lambda module, given, made: made * 2)
     gradient, state, random = net.first.weight.grad, copy.deepcopy(net.state_dict()), torch.get_rng_state()
     modes = {name: part.training for name, part in net.named_modules()}
-    capture(LoadedModel(net, (functional.one_hot(torch.arange(4)).double(),), (), Loss(mean_of_squares)))
+    capture(LoadedModel(net, (functional.one_hot(torch.arange(4)).double(),), (), TrainedLoss(mean_of_squares)))
     assert {name: part.training for name, part in net.named_modules()} == modes
     assert net.first.weight.grad is gradient
     assert torch.equal(gradient, torch.ones(WIDTH, WIDTH))

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch.distributed as dist
 
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.ir.cluster import (
     ACROSS_HOSTS,
     GLOO,
@@ -33,12 +33,12 @@ from profiler.links import host_pairs, messages
 from profiler.links.cpu import LinkCosts, groups_of, measure_together, opened
 from profiler.links.host_pairs import CoreCosts, differ
 from profiler.links.host_pairs import _link as link_of
-from profiler.links.messages import LEAST_LAST_BYTES, SIZES, Effort, PeerLink, burst_bytes, most_bent
+from profiler.links.messages import LEAST_LAST_BYTES, SIZES, LinkEffort, PeerLink, burst_bytes, most_bent
 from profiler.measure.child_process import Child, Report
 from runtime.transport import Hub, InProcessTransport
 
 HOSTS = ("n0", "n0", "n1")
-LEAST = Effort(rounds=1, most=1, each_s=1e-4, longest_s=5e-4, stream_s=1e-3, bends=True)
+LEAST = LinkEffort(rounds=1, most=1, each_s=1e-4, longest_s=5e-4, stream_s=1e-3, bends=True)
 
 
 def one_rank(report: Report, rank: int, meeting: str) -> LinkCosts:
@@ -186,7 +186,7 @@ def test_beyond_the_table_a_message_within_a_host_goes_on_as_between_its_largest
     assert costs is not None
     link = link_of(host_pairs._record(costs, costs.there, CoreCosts((), ()), SHARED_MEMORY))
     devices = tuple(DeviceSpec(f"a/cpu{rank}", "cpu", "a", 2**30) for rank in range(2))
-    network = Network(Cluster(devices, {WITHIN_HOST: link}))
+    network = NetworkPrices(Cluster(devices, {WITHIN_HOST: link}))
     assert network.transfer_s(0, 1, 64 << 20) == pytest.approx(way_s(64 << 20), rel=0.01)
 
 

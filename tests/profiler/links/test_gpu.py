@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from planner.ir.cluster import ALL_REDUCE, STATISTICS, WITHIN_HOST
 from profiler.links import gpu
-from profiler.links.gpu import Measuring, costs_of, measure_gpu_links, num_gpu_measurements
+from profiler.links.gpu import GpuMeasuring, costs_of, measure_gpu_links, num_gpu_measurements
 from tests.forks import forked
 
 SMALL = (1024, 4096)
@@ -25,7 +25,7 @@ def rank(number: int, path: Path) -> tuple[dict[tuple[str, int], float], int]:
     gpu._DUPLEX_BYTES = 4096
     dist.init_process_group("gloo", store=dist.FileStore(str(path), 2), rank=number, world_size=2)
     reports: list[object] = []
-    measuring = Measuring(reports.append, number, 2, torch.device("cpu"), True, backend="gloo")
+    measuring = GpuMeasuring(reports.append, number, 2, torch.device("cpu"), True, backend="gloo")
     found = measuring.one_round()
     dist.destroy_process_group()
     return found, len(reports)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from profiler.measure import noise
-from profiler.measure.noise import Clock, CudaClock, ThreadClock, clock_for, timed
+from profiler.measure.noise import CudaClock, LapClock, ThreadClock, clock_for, timed
 from tests.profiler.fake_gpu import FakeGpu
 
 
@@ -18,7 +18,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return FakeGpu.installed(monkeypatch)
 
 
-def lap_of(clock: Clock, work: Callable[[], object]) -> object:
+def lap_of(clock: LapClock, work: Callable[[], object]) -> object:
     started = clock.start()
     work()
     return clock.stop(started)

@@ -8,7 +8,15 @@ import pytest
 
 from planner.ir.errors import MissingFileError
 from planner.ir.profile import Measurement, ParameterCost, PartShape, PreparationCost, SiteHalo
-from profiler.measure.partial_results import Contents, Done, Kept, PartCosts, Rest, SizeCosts, Unfinished
+from profiler.measure.partial_results import (
+    Contents,
+    FinishedMeasurements,
+    PartCosts,
+    ProcessResults,
+    Rest,
+    SizeCosts,
+    Unfinished,
+)
 
 WHOLE = Measurement("conv", 4, 0.5, 1.0, 0.5, 0.25, 64, 8, 3, 0.01, "Mkldnn", raw_s=(1.5, 1.25, 2.0))
 PART = Measurement("conv", 2, 0.5, 1.0, 0.5, 0.25, 64, 8, 3, part=(8, 4))
@@ -51,9 +59,14 @@ def opened(tmp_path: Path) -> Opened:
 def test_the_same_job_gets_back_every_piece(opened: Opened) -> None:
     again = opened.open()
     assert again.contents == Contents(
-        "job", "sha256:graph", {"0": Kept(Done((SIZE, FAILED), (PARTS,)), REST), "0 again": Kept(Done((SIZE,)))}
+        "job",
+        "sha256:graph",
+        {
+            "0": ProcessResults(FinishedMeasurements((SIZE, FAILED), (PARTS,)), REST),
+            "0 again": ProcessResults(FinishedMeasurements((SIZE,))),
+        },
     )
-    assert again.of("1") == Kept()
+    assert again.of("1") == ProcessResults()
     assert not opened.said
     again.add("1", SIZE)
     assert set(opened.open().contents.processes) == {"0", "0 again", "1"}
@@ -84,7 +97,9 @@ def test_what_is_of_no_use_stays_until_something_is_measured_and_goes_with_a_wor
     assert len(opened.said) == 1
     assert said in opened.said[0]
     found.add("0", SIZE)
-    assert opened.open(job).contents == Contents(job, "sha256:graph", {"0": Kept(Done((SIZE,)))})
+    assert opened.open(job).contents == Contents(
+        job, "sha256:graph", {"0": ProcessResults(FinishedMeasurements((SIZE,)))}
+    )
 
 
 def test_with_nothing_to_go_on_with_it_says_so_and_begins(tmp_path: Path) -> None:
@@ -100,7 +115,7 @@ def test_without_a_file_pieces_are_kept_in_memory_alone(tmp_path: Path) -> None:
     found.add("0", SIZE)
     assert found.of("0").done.sizes == (SIZE,)
     found.drop()
-    assert found.of("0") == Kept()
+    assert found.of("0") == ProcessResults()
 
 
 def test_a_folder_that_is_not_there_is_told_at_the_first_piece(tmp_path: Path) -> None:

@@ -21,17 +21,24 @@ from benchmarks.chains import chain_graph
 from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError
 from planner.ir.profile import Measurement, ModelSource, Optimizer
-from profiler.measure.partial_results import CapturedGraph, Done, ModelCosts, Rest, SizeCosts, Unfinished
-from profiler.measure.processes import Measured, measure_in_processes
+from profiler.measure.partial_results import (
+    CapturedGraph,
+    FinishedMeasurements,
+    ModelCosts,
+    Rest,
+    SizeCosts,
+    Unfinished,
+)
+from profiler.measure.processes import MeasuredProcesses, measure_in_processes
 from profiler.measure.progress import Overall, ProfileProgress
-from profiler.measure.worker import Job
+from profiler.measure.worker import MeasuringJob
 from profiler.session import profile
 from tests.profiler.measure.test_progress import never_falls
 
 HOME = Path(__file__).resolve().parents[3]
 QUIET, BUSY, BUSIER = Rest({}, 1.0, 1.0, 0.001), Rest({}, 1.0, 1.0, 0.05), Rest({}, 1.0, 1.5, 0.001)
 SOURCE = ModelSource("tests.profiler.measure.test_processes:perceptron", {}, (8, 16))
-JOB = Job(SOURCE, Optimizer(), (), quick=False, num_processes=3)
+JOB = MeasuringJob(SOURCE, Optimizer(), (), quick=False, num_processes=3)
 
 
 def perceptron() -> nn.Module:
@@ -43,12 +50,12 @@ class Machine:
 
     def __init__(self, rests: list[Rest]) -> None:
         self.rests = rests
-        self.jobs: list[Job] = []
+        self.jobs: list[MeasuringJob] = []
         self.measured: list[int] = []
         self.interrupt_at = self.changes_at = -1
         self.graph = chain_graph(2)
 
-    def child(self, function: str, job: Job, core: int | None) -> Machine:
+    def child(self, function: str, job: MeasuringJob, core: int | None) -> Machine:
         """In place of ``Child``."""
         if len(self.jobs) == self.changes_at:
             self.graph = chain_graph(3)
@@ -80,7 +87,9 @@ class Machine:
             seconds = 1.0 + 0.1 * len(self.jobs)
             sizes.append(SizeCosts(samples, (Measurement("l0", samples, seconds, seconds, 0, 0, 0, 0, 1),), seconds))
             yield sizes[-1]
-        return ModelCosts(Done(tuple(sizes)), self.rests.pop(0), ("1 to 2 samples, 1 layers",) * (not job.chosen))
+        return ModelCosts(
+            FinishedMeasurements(tuple(sizes)), self.rests.pop(0), ("1 to 2 samples, 1 layers",) * (not job.chosen)
+        )
 
 
 @pytest.fixture
@@ -98,7 +107,7 @@ class Session:
         self.said: list[str] = []
         self.seen: list[ProfileProgress] = []
 
-    def measure(self, job: Job = JOB, resume: bool = False) -> Measured:
+    def measure(self, job: MeasuringJob = JOB, resume: bool = False) -> MeasuredProcesses:
         self.said.clear()
         self.seen.clear()
         kept = Unfinished(self.path, "job", resume, self.said.append)
@@ -114,7 +123,7 @@ def test_the_first_process_chooses_and_the_others_repeat(machine: Machine, sessi
     machine.rests = [QUIET] * 3
     found = session.measure()
     assert [job.chosen.sizes if job.chosen else None for job in machine.jobs] == [None, (1, 2, 4), (1, 2, 4)]
-    assert (len(found.found), len(found.processes), found.graph) == (3, 3, machine.graph)
+    assert (len(found.costs), len(found.processes), found.graph) == (3, 3, machine.graph)
     assert [process.step_s["4"] for process in found.processes] == [2.2, 2.4, 2.6]
     assert [at.done for at in session.seen] == sorted(at.done for at in session.seen)
     assert never_falls(session.seen)
@@ -130,7 +139,7 @@ def test_a_contended_process_runs_once_more_and_the_quieter_counts(
     machine.rests = [QUIET, BUSY, again, QUIET]
     found = session.measure()
     assert len(machine.jobs) == 4
-    assert [costs.rest for costs in found.found] == [QUIET, counts, QUIET]
+    assert [costs.rest for costs in found.costs] == [QUIET, counts, QUIET]
     assert [process.repeated for process in found.processes] == [False, True, False]
     assert [process.contended for process in found.processes] == [False, counts is BUSY, False]
     said = "\n".join(session.said)
@@ -154,7 +163,7 @@ def test_an_interrupted_profile_goes_on_where_it_was(machine: Machine, session: 
     machine.interrupt_at = -1
     found = session.measure(resume=True)
     assert machine.measured == [1, 2, 4] * 3
-    assert [[size.samples for size in costs.done.sizes] for costs in found.found] == [[1, 2, 4]] * 3
+    assert [[size.samples for size in costs.done.sizes] for costs in found.costs] == [[1, 2, 4]] * 3
     assert found.graph == machine.graph
 
 
@@ -173,7 +182,7 @@ def test_where_all_is_measured_the_graph_alone_is_captured_again(machine: Machin
     first = session.measure()
     again = session.measure(resume=True)
     assert (again.graph, again.processes) == (first.graph, first.processes)
-    assert [costs.done for costs in again.found] == [costs.done for costs in first.found]
+    assert [costs.done for costs in again.costs] == [costs.done for costs in first.costs]
     assert len(machine.jobs) == 4
     assert len(machine.measured) == 9
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from profiler.measure.progress import Counter, Overall, ProfileProgress
+from profiler.measure.progress import Overall, ProfileProgress, ProgressCounter
 
 RECORDS = Path(__file__).resolve().parents[2] / "data" / "profiling"
 
@@ -32,7 +32,7 @@ def replayed(record: dict[str, Any]) -> list[tuple[float, ProfileProgress]]:
     clock, seen = Clock(), list[tuple[float, ProfileProgress]]()
     overall = Overall(1, lambda at: seen.append((clock.now_s, at)), record["links"], record["link_s"], clock)
     overall.show(ProfileProgress("capture", 0.0, 0.0, 0.0, 0.0, None))
-    counter: Counter | None = None
+    counter: ProgressCounter | None = None
     for at_s, what, *arguments in record["events"]:
         clock.now_s = at_s
         if what in ("ended", "link"):
@@ -40,7 +40,7 @@ def replayed(record: dict[str, Any]) -> list[tuple[float, ProfileProgress]]:
             continue
         if counter is None:
             overall.captured()
-            counter = Counter(overall.show, record["passes"], record["passes"], record["parts"], clock)
+            counter = ProgressCounter(overall.show, record["passes"], record["passes"], record["parts"], clock)
         getattr(counter, what)(*arguments)
     return seen
 
@@ -64,7 +64,7 @@ def test_sizes_that_nobody_expected_lower_no_share() -> None:
     clock, seen = Clock(), list[ProfileProgress]()
     overall = Overall(2, seen.append, now=clock)
     for process in range(2):
-        counter = Counter(overall.show, 3, 2, has_parts=True, now=clock)
+        counter = ProgressCounter(overall.show, 3, 2, has_parts=True, now=clock)
         counter.expect((1, 4))
         for samples in (1, 2, 4):
             counter.start_size(samples)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from cuda_ops.dense.deferred_gradients import Current, deferred
+from cuda_ops.dense.deferred_gradients import CurrentQueue, deferred
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer
 from profiler.measure import beside_layers
@@ -97,7 +97,7 @@ def test_a_segmented_pass_gives_the_gradients_of_the_whole_network(factory: Call
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6)
     assert min(forward_s for forward_s, _ in times.values()) >= 0
     halves = {name for name, (_, backward) in times.items() if backward.weight_s > 0}
-    operators = [node for node in graph.graph_module.graph.nodes if split and deferred(node, Current())]
+    operators = [node for node in graph.graph_module.graph.nodes if split and deferred(node, CurrentQueue())]
     assert halves == {graph.layer_of_node[node.name] for node in operators}
     model.module.zero_grad(set_to_none=True)
 

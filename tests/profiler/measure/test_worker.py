@@ -12,13 +12,19 @@ from planner.costs.layers.interpolation import layer_cost
 from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UsageError
 from planner.ir.profile import ModelSource, Optimizer
-from profiler.measure.partial_results import CapturedGraph, Chosen, Done, ModelCosts, SizeCosts
+from profiler.measure.partial_results import (
+    CapturedGraph,
+    ChosenMeasurements,
+    FinishedMeasurements,
+    ModelCosts,
+    SizeCosts,
+)
 from profiler.measure.progress import ProfileProgress
-from profiler.measure.timing import QUICK, Effort, shared
-from profiler.measure.worker import Job, given_sizes, measure_model
+from profiler.measure.timing import QUICK, TimingEffort, shared
+from profiler.measure.worker import MeasuringJob, given_sizes, measure_model
 
 SOURCE = ModelSource("tests.profiler.measure.test_worker:convolutions", {}, (8, 2, 12, 12))
-JOB = Job(SOURCE, Optimizer(), (), quick=True, read=layer_cost)
+JOB = MeasuringJob(SOURCE, Optimizer(), (), quick=True, read=layer_cost)
 
 
 def convolutions() -> nn.Module:
@@ -31,7 +37,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def measured(job: Job) -> tuple[ModelCosts, list[object]]:
+def measured(job: MeasuringJob) -> tuple[ModelCosts, list[object]]:
     reports: list[object] = []
     return measure_model(reports.append, job), reports
 
@@ -59,7 +65,7 @@ def test_it_reports_the_graph_then_every_size_as_it_is_finished(first: tuple[Mod
 
 
 def test_what_is_chosen_or_given_is_measured_and_no_more() -> None:
-    costs, _ = measured(replace(JOB, chosen=Chosen((2, 3), ())))
+    costs, _ = measured(replace(JOB, chosen=ChosenMeasurements((2, 3), ())))
     assert [size.samples for size in costs.done.sizes] == [2, 3]
     assert [size.samples for size in measured(replace(JOB, sizes=(5, 5, 1)))[0].done.sizes] == [1, 5]
 
@@ -67,7 +73,7 @@ def test_what_is_chosen_or_given_is_measured_and_no_more() -> None:
 def test_what_is_done_is_not_measured_again(first: tuple[ModelCosts, list[object]]) -> None:
     costs, reports = first
     (graph,) = [report.graph for report in reports if isinstance(report, CapturedGraph)]
-    done = Done(costs.done.sizes[:2])
+    done = FinishedMeasurements(costs.done.sizes[:2])
     again, seen = measured(replace(JOB, chosen=costs.chosen, done=done, graph=fingerprint(graph)))
     assert again.chosen == costs.chosen
     assert not {1, 8} & {report.samples for report in seen if isinstance(report, ProfileProgress) and report.samples}
@@ -84,17 +90,17 @@ def test_sizes_are_given_by_the_user_another_process_or_the_model() -> None:
     assert given_sizes(JOB, 8, True) == ()
     assert given_sizes(replace(JOB, read=None), 12, True) == (1, 2, 3, 4, 6, 12)
     assert given_sizes(replace(JOB, sizes=(4, 2)), 8, True) == (2, 4)
-    assert given_sizes(replace(JOB, sizes=(4, 2), chosen=Chosen((3,), ())), 8, True) == (3,)
+    assert given_sizes(replace(JOB, sizes=(4, 2), chosen=ChosenMeasurements((3,), ())), 8, True) == (3,)
     assert given_sizes(JOB, 8, False) == (8,)
     with pytest.raises(UsageError, match="with 8 samples only"):
         given_sizes(replace(JOB, sizes=(4,)), 8, False)
 
 
 def test_processes_share_about_as_many_passes_as_one_makes() -> None:
-    def passes(effort: Effort) -> int:
+    def passes(effort: TimingEffort) -> int:
         return effort.num_warm_ups + effort.min_runs + effort.split_runs + 1
 
-    alone = Effort()
+    alone = TimingEffort()
     assert shared(alone, 1) == alone
     three = shared(alone, 3)
     assert (three.num_warm_ups, three.min_runs, three.max_runs, three.split_runs) == (1, 5, 10, 3)

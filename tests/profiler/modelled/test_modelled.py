@@ -14,12 +14,12 @@ from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH
 from planner.ir.profile import ModelSource, Optimizer
 from planner.kernels import cluster_of, kernels
 from planner.kernels.estimates import Estimate
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.measure.memory import footprints, watched_passes
-from profiler.modelled.networks import Network, fake_network
-from profiler.modelled.operators import Prices
+from profiler.modelled.networks import FakeNetwork, fake_network
+from profiler.modelled.operators import OperatorPrices
 from profiler.modelled.session import profile_on
-from profiler.modelled.watch import Watch, WatchClock
+from profiler.modelled.watch import OperatorWatch, WatchClock
 from profiler.source.model import example_of
 from profiler.source.source import load_model
 from tests.zoo import ALL
@@ -60,10 +60,10 @@ def test_batch_norm_under_autocast_saves_what_it_does_with_values_but_for_the_dt
     assert sums[1] == pytest.approx(sums[0], rel=0.02)
 
 
-def bytes_of(network: Network) -> dict:  # type: ignore[type-arg]  # footprints by layer
+def bytes_of(network: FakeNetwork) -> dict:  # type: ignore[type-arg]  # footprints by layer
     with network.mode:
         tensors = example_of(network.captured.graph.inputs, network.model, network.model.samples)
-        watch = Watch(())
+        watch = OperatorWatch(())
         with watch:
             return watched_passes(network.captured, tensors, network.model.samples, watch.meter, WatchClock(watch))[0]
 
@@ -91,7 +91,7 @@ def test_operators_never_promise_more_than_a_run_shows(entry) -> None:  # type: 
     if len(real.graph.layers) != len(fake.graph.layers):
         return
 
-    def needs(captured: Captured, mark: str) -> set[str]:
+    def needs(captured: CapturedModule, mark: str) -> set[str]:
         return {layer.name for layer in captured.graph.layers if mark in layer.attributes}
 
     if needs(real, NEEDS_WHOLE_BATCH):
@@ -118,7 +118,7 @@ class Recorder:
 
 def priced(network: Callable[[Tensor], Tensor], x: Tensor) -> Recorder:
     recorder = Recorder()
-    with Watch((Prices(lambda dtype: recorder),)):  # type: ignore[arg-type,return-value]  # it has the methods that are called
+    with OperatorWatch((OperatorPrices(lambda dtype: recorder),)):  # type: ignore[arg-type,return-value]  # it has the methods that are called
         network(x).square().sum().backward()  # type: ignore[no-untyped-call]  # torch does not type it
     return recorder
 

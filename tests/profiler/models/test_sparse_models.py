@@ -18,7 +18,7 @@ from cuda_ops.sparse.recipe import PreparedNetwork, record
 from profiler.models.minkunet import MinkUNet, minkunet, minkunet_tiny
 from profiler.models.sparse_backbones import SparseResNet21D, SparseResUNet, SparseResUNet42
 from profiler.models.sparse_blocks import ResidualBlock, shapes
-from profiler.models.sparse_resnet import SparseResNet, sparse_resnet, sparse_resnet_tiny
+from profiler.models.sparse_resnet import SparseResNetClassifier, sparse_resnet, sparse_resnet_tiny
 from profiler.models.sparse_vgg import SparseVGG16, sparse_vgg16, sparse_vgg16_tiny
 
 Factory = Callable[..., Any]
@@ -202,9 +202,9 @@ def test_the_minkunet_has_the_layers_and_names_of_torchsparses() -> None:
 
 def test_the_resnet_is_a_backbone_without_classes() -> None:
     with torch.device("meta"):
-        full = SparseResNet(in_channels=4, num_classes=None)
+        full = SparseResNetClassifier(in_channels=4, num_classes=None)
     assert sum(name.endswith("kernel") for name, _ in full.named_parameters()) == 21
-    small = SparseResNet(in_channels=4, num_classes=None, channels=(4, 4, 4, 4), blocks=(0, 1, 0, 0))
+    small = SparseResNetClassifier(in_channels=4, num_classes=None, channels=(4, 4, 4, 4), blocks=(0, 1, 0, 0))
     y = small(shapes("test", (2, SITES, 4)))
     assert isinstance(y, SparseTensor)
     assert y.stride == (8, 16, 8)
@@ -245,7 +245,10 @@ def test_the_backbones_return_every_level() -> None:
         (lambda: minkunet(input_shape=(2, 100)), r"minkunet: input_shape \(2, 100\) has 2 dims, needs 3: sample, site"),
         (lambda: sparse_vgg16_tiny(input_shape=(0, 10, 1)), "size below 1"),
         (lambda: MinkUNet(in_channels=1, num_classes=2, channels=(4, 4)), "2 channels, needs an odd number"),
-        (lambda: SparseResNet(in_channels=1, num_classes=2, channels=(4, 4), blocks=(1,)), "2 channels, but 1 numbers"),
+        (
+            lambda: SparseResNetClassifier(in_channels=1, num_classes=2, channels=(4, 4), blocks=(1,)),
+            "2 channels, but 1 numbers",
+        ),
     ],
 )
 def test_what_makes_no_network_is_refused(build: Callable[[], Any], message: str) -> None:

@@ -14,7 +14,7 @@ from cuda_ops.dense.conv_kernels import onednn_convolution
 from planner.costs.layers.shards import part_shapes
 from planner.ir.profile import Measurement, PartShape
 from planner.layers import kind
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import footprints
 from profiler.measure.timing import QUICK, segments
@@ -40,15 +40,15 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def tensors_of(graph: Captured, batch: LoadedModel) -> dict[str, Tensor]:
+def tensors_of(graph: CapturedModule, batch: LoadedModel) -> dict[str, Tensor]:
     return dict(zip(graph.graph.inputs, (*batch.inputs, *batch.targets), strict=True))
 
 
-def shapes_of(graph: Captured, sizes: tuple[int, ...] = (2, 4), num_ranks: int = 4) -> tuple[PartShape, ...]:
+def shapes_of(graph: CapturedModule, sizes: tuple[int, ...] = (2, 4), num_ranks: int = 4) -> tuple[PartShape, ...]:
     return part_shapes(graph.graph, sizes, EVERYTHING, num_ranks)
 
 
-def whole_part(graph: Captured, shape: PartShape, samples: int, value: Tensor) -> Tensor:
+def whole_part(graph: CapturedModule, shape: PartShape, samples: int, value: Tensor) -> Tensor:
     """The part of what the layer computes."""
     layer = graph.graph.by_name()[shape.layers[0]]
     values = graph.graph.values()
@@ -105,13 +105,13 @@ class Windows(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def windows() -> tuple[Captured, LoadedModel]:
+def windows() -> tuple[CapturedModule, LoadedModel]:
     torch.manual_seed(0)
     model = LoadedModel(Windows(), (torch.randn(2, 4, 32, 32),), (), mean_of_squares)
     return capture(model), model
 
 
-def test_windows_of_every_kind_are_cut(windows: tuple[Captured, LoadedModel]) -> None:
+def test_windows_of_every_kind_are_cut(windows: tuple[CapturedModule, LoadedModel]) -> None:
     graph, model = windows
     value_of = whole_values(graph, tensors_of(graph, model), 2)
     kinds = {layer.name: layer.kind for layer in graph.graph.layers}
@@ -133,7 +133,7 @@ def test_windows_of_every_kind_are_cut(windows: tuple[Captured, LoadedModel]) ->
             torch.testing.assert_close(found, whole_part(graph, shape, 2, value), rtol=1e-4, atol=1e-5)
 
 
-def test_filters_inside_of_a_group_are_left_out(windows: tuple[Captured, LoadedModel]) -> None:
+def test_filters_inside_of_a_group_are_left_out(windows: tuple[CapturedModule, LoadedModel]) -> None:
     graph, model = windows
     value_of = whole_values(graph, tensors_of(graph, model), 2)
     extents = graph.graph.by_name()["grouped"].outputs[0].shape[2:]

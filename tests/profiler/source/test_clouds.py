@@ -16,7 +16,7 @@ from planner.ir.errors import FactoryError
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.profile import ModelSource
 from planner.layers import check_samples_apart
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 
@@ -152,11 +152,11 @@ def test_factories_that_cannot_be_run_on_their_clouds_are_refused(factory: Calla
 
 
 @pytest.fixture(scope="module")
-def captured() -> Captured:
+def captured() -> CapturedModule:
     return capture(model_of(segmentation))
 
 
-def test_maps_are_inputs_of_the_graph_and_sites_are_sizes(captured: Captured) -> None:
+def test_maps_are_inputs_of_the_graph_and_sites_are_sizes(captured: CapturedModule) -> None:
     graph = captured.graph
     dims = {name: spec.dims for name, spec in graph.inputs.items()}
     named = dict(zip(captured.preparation.names, dims.values(), strict=True))
@@ -187,7 +187,7 @@ def sites_at_half() -> int:
     return len(halves.unique(dim=0))
 
 
-def test_layers_know_their_pairs_and_where_their_sites_are(captured: Captured) -> None:
+def test_layers_know_their_pairs_and_where_their_sites_are(captured: CapturedModule) -> None:
     model, graph = model_of(segmentation), captured.graph
     layers = {layer.name: layer for layer in graph.layers}
     pairs = [int((model.inputs[index] >= 0).sum()) for index in (2, 4)]
@@ -205,7 +205,7 @@ def test_layers_know_their_pairs_and_where_their_sites_are(captured: Captured) -
     assert not captured.mixing or set(captured.mixing) <= {"norm"}
 
 
-def test_reductions_leave_samples(captured: Captured) -> None:
+def test_reductions_leave_samples(captured: CapturedModule) -> None:
     graph: Graph = capture(model_of(classification)).graph
     kinds = [(layer.kind, layer.outputs[0].dims) for layer in graph.layers]
     assert kinds == [
@@ -217,7 +217,7 @@ def test_reductions_leave_samples(captured: Captured) -> None:
 
 
 @pytest.mark.parametrize("samples", [(0,), (1, 0, 1), (0, 1, 1, 0, 0)], ids=str)
-def test_the_captured_network_runs_on_other_clouds(captured: Captured, samples: tuple[int, ...]) -> None:
+def test_the_captured_network_runs_on_other_clouds(captured: CapturedModule, samples: tuple[int, ...]) -> None:
     """More samples, other numbers of sites, and a cloud without any."""
     model = model_of(segmentation)
     index = list(samples)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from halopipe.data.factories import Form
+from halopipe.data.factories import BatchPytree
 from halopipe.data.sources import open_data
 from halopipe.training.evaluate import classes_of
 from planner.ir.errors import FactoryError, UnsupportedModelError
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.source.model import LoadedModel
 from profiler.source.parts import model_of
 from profiler.source.structure import BatchStructure, Nest
@@ -249,7 +249,7 @@ def test_lists_of_dicts_are_micro_batches_unless_the_batch_is_such_a_pair(labell
     assert isinstance(found, list)
     assert [len(inputs[0]) for inputs, _ in found] == [2, 1]
     pair = model_of("a test", (Flagged(), ({"x": X}, {"class": CLASSES}), losses))
-    (x,), (y,) = Form("data", {}, pair.batch).item([{"x": X}, {"class": CLASSES}])
+    (x,), (y,) = BatchPytree("data", {}, pair.batch).item([{"x": X}, {"class": CLASSES}])
     assert (x is X, y is CLASSES) == (True, True)
 
 
@@ -303,7 +303,7 @@ def test_transformers_train_their_own_loss_on_a_batch_as_it_is(name: str) -> Non
     torch.testing.assert_close(model.loss(*model.fed), module(**batch).loss)
     shuffled = dict(reversed(list(batch.items())))
     assert all(x is y for x, y in zip(model.batch.apart(shuffled, "data")[0], model.inputs, strict=True))
-    found: Captured = capture(model)
+    found: CapturedModule = capture(model)
     assert found.polymorphic == (name != "CLIP")  # whose loss compares each sample with all
     assert (classes_of(found.graph) is not None) == (name != "CLIP")
 

@@ -15,7 +15,7 @@ from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import CheckpointError, CorruptFileError, StaleFileError
 from runtime.checkpoint import BackgroundSaver, Checkpoint, RankState, joined
 from runtime.checkpoint.manifest import from_text, to_text
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from tests.runtime.checkpoint.cases import FINGERPRINTS, alone, forge, of_two_ranks, on_ranks, save_all, try_save
 
 KEY = "model/w"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.ir.plan import Decision
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from profiler.source.parts import model_of
 from runtime.checkpoint.state import RankState
@@ -32,7 +32,7 @@ def one_thread() -> None:
 
 
 @cache
-def network() -> tuple[LoadedModel, Captured]:
+def network() -> tuple[LoadedModel, CapturedModule]:
     model = tied_model()
     return model, capture(model)
 
@@ -96,7 +96,7 @@ class Spare(nn.Module):
         return self.used(x)
 
 
-def spare() -> tuple[LoadedModel, Captured]:
+def spare() -> tuple[LoadedModel, CapturedModule]:
     torch.manual_seed(0)
     model = model_of("spare", (Spare(), (torch.randn(4, 4), torch.randint(2, (4,))), nn.CrossEntropyLoss()))
     return model, capture(model)

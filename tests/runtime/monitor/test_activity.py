@@ -9,9 +9,9 @@ import torch.distributed as dist
 from runtime.monitor.activity import (
     Activity,
     Beat,
-    Board,
     BoardSilentError,
     Heartbeat,
+    StatusStore,
     describe,
     fresh_board,
     read_board,
@@ -63,7 +63,7 @@ def test_silence_is_told_and_counts_to_what_lasts() -> None:
 def test_a_board_behind_a_link_that_is_cut_is_waited_for_once_and_is_there_again_when_the_link_is() -> None:
     link, store = threading.Event(), dist.HashStore()
     store.set("a", "b")
-    board = Board(store, patience_s=0.05)
+    board = StatusStore(store, patience_s=0.05)
     heartbeat = Heartbeat(board, 0, Activity(), interval_s=0.01)
     heartbeat.start()
     with pytest.raises(BoardSilentError, match="does not answer"):
@@ -82,8 +82,8 @@ def test_a_board_behind_a_link_that_is_cut_is_waited_for_once_and_is_there_again
 
 def test_of_a_store_that_is_gone_nothing_is_learnt_at_once() -> None:
     with pytest.raises(RuntimeError, match="connection reset"):
-        Board(Gone()).get("a")
-    assert Board(Gone()).answer(lambda own: own.get("a"), 0) == 0
+        StatusStore(Gone()).get("a")
+    assert StatusStore(Gone()).answer(lambda own: own.get("a"), 0) == 0
 
 
 class Gone:

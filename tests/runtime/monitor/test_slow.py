@@ -10,7 +10,7 @@ import pytest
 
 from planner.ir.plan import Decision, Placement, Prediction, RankPrediction, Stage
 from planner.ir.timeline import Slow, Span
-from runtime.monitor.slow import Moves, Steps, Watch, busy_s, waits_s
+from runtime.monitor.slow import Moves, SlowWatch, StepLog, busy_s, waits_s
 
 PREDICTED_S = (0.010, 0.012, 0.008, 0.011)
 DRIFT = 1.15
@@ -32,9 +32,9 @@ def decision(ranks: tuple[tuple[int, ...], ...] = ((0,), (1,), (2,), (3,))) -> D
     return Decision("1f1b", (1,), stages, layers, tuple(() for each in ranks for _ in each))
 
 
-def watch(predicted_s: tuple[float, ...] = PREDICTED_S, **options: object) -> Watch:
+def watch(predicted_s: tuple[float, ...] = PREDICTED_S, **options: object) -> SlowWatch:
     ranks = tuple(RankPrediction(rank, each, 0.001, 0.0, 0, 0) for rank, each in enumerate(predicted_s))
-    return Watch(decision(**options), Prediction(0.03, 1.0, 0.0, ranks, "measured"))
+    return SlowWatch(decision(**options), Prediction(0.03, 1.0, 0.0, ranks, "measured"))
 
 
 def steps(noise: float, seed: int, count: int = 100) -> Iterator[tuple[int, list[float]]]:
@@ -181,13 +181,13 @@ def test_own_actions_are_counted_by_stage_and_pass_and_waits_are_not() -> None:
 
 
 def test_a_rank_tells_its_last_steps_and_the_messages_of_one_that_all_tell_of() -> None:
-    noted = Steps()
+    noted = StepLog()
     for number in range(1, 21):
         noted.note(number, spans(number / 100), 0.5)
-    found = noted.told()
+    found = noted.report()
     assert found["last"] == 20
     assert found["busy_s"] == pytest.approx([1.25 + number / 100 for number in range(13, 21)])
     assert found["marked"] == 20  # of every fourth, as they are two seconds apart
     assert [text for text, _, _ in found["moves"]] == ["1RECV_F0<0", "1SEND_B0>0"]
     noted.note(21, spans(0.5), 0.5)
-    assert noted.told()["marked"] == 20
+    assert noted.report()["marked"] == 20

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from benchmarks.chains import chain_profile
 from planner.ir.errors import DeadlineError
 from planner.ir.schedule import Action
-from runtime.monitor.activity import Beat, Board
-from runtime.monitor.waits import END, START, Voice, Waits
+from runtime.monitor.activity import Beat, StatusStore
+from runtime.monitor.waits import END, START, RankHeartbeat, Waits
 from tests.planner.factories import chain_decision
 
 MICRO_BATCHES = 4
@@ -156,18 +156,18 @@ def test_ranks_that_meet_wait_for_one_that_takes_longer_than_a_deadline() -> Non
     writes = threading.Event()
 
     def early() -> None:
-        with Voice(store, PAIR, 0, deadline_s, 60.0) as voice:
+        with RankHeartbeat(store, PAIR, 0, deadline_s, 60.0) as rank_heartbeat:
             writes.set()
-            voice.meet()
+            rank_heartbeat.meet()
             order.append("early")
 
     thread = threading.Thread(target=early)
-    with Voice(store, PAIR, 1, deadline_s, 60.0) as voice:
+    with RankHeartbeat(store, PAIR, 1, deadline_s, 60.0) as rank_heartbeat:
         thread.start()
         writes.wait(10.0)
         thread.join(3 * deadline_s)  # this rank is busy for so long; its heart beats
         order.append("late")
-        voice.meet()
+        rank_heartbeat.meet()
         thread.join()
     assert order == ["late", "early"]
 
@@ -188,35 +188,35 @@ class _Silent(dist.HashStore):
 @pytest.mark.parametrize("what", ["a rank that is gone", "a store that is silent"])
 def test_ranks_that_meet_do_not_wait_for_one_that_is_not_heard_of(what: str) -> None:
     store = _Silent()
-    with Voice(store, PAIR, 1, 0.2, 60.0):
+    with RankHeartbeat(store, PAIR, 1, 0.2, 60.0):
         pass  # it spoke, and is gone
-    with Voice(Board(store, 0.1), PAIR, 0, 0.2, 60.0) as voice:
-        voice.activity.begin("saving a checkpoint")
+    with RankHeartbeat(StatusStore(store, 0.1), PAIR, 0, 0.2, 60.0) as rank_heartbeat:
+        rank_heartbeat.activity.begin("saving a checkpoint")
         if what == "a store that is silent":
             store.is_cut.set()
         with pytest.raises(DeadlineError, match="waited in vain for rank 1 in saving a checkpoint") as caught:
-            voice.meet()
+            rank_heartbeat.meet()
     assert "deadline 0.2 s" in caught.value.details[0]
 
 
 def test_a_rank_that_met_and_ended_is_not_waited_for() -> None:
     store = dist.HashStore()
-    other = threading.Thread(target=lambda: _meets(Voice(store, PAIR, 1, 20.0, 60.0)))
-    with Voice(store, PAIR, 0, 20.0, 60.0) as voice:
+    other = threading.Thread(target=lambda: _meets(RankHeartbeat(store, PAIR, 1, 20.0, 60.0)))
+    with RankHeartbeat(store, PAIR, 0, 20.0, 60.0) as rank_heartbeat:
         other.start()
-        voice.meet()
+        rank_heartbeat.meet()
         other.join()
         with pytest.raises(DeadlineError):
             _impatient(store).meet()
 
 
-def _meets(voice: Voice) -> None:
-    with voice:
-        voice.meet()
+def _meets(rank_heartbeat: RankHeartbeat) -> None:
+    with rank_heartbeat:
+        rank_heartbeat.meet()
 
 
-def _impatient(store: dist.Store) -> Voice:
+def _impatient(store: dist.Store) -> RankHeartbeat:
     """Rank 0 again, which comes to a second meeting."""
-    voice = Voice(store, PAIR, 0, 0.1, 60.0)
-    voice.activity.meetings = 1
-    return voice
+    rank_heartbeat = RankHeartbeat(store, PAIR, 0, 0.1, 60.0)
+    rank_heartbeat.activity.meetings = 1
+    return rank_heartbeat

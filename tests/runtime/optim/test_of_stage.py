@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from planner.ir.graph import Graph, Layer, TensorSpec
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
-from runtime.optim.of_stage import Tie, groups_of_ties, ties_of
+from runtime.optim.of_stage import TiedParameters, groups_of_ties, ties_of
 from tests.captures import capture
 from tests.runtime.plans import Trained, assert_equal, decide, folded, run_ranks, split_backward
 from tests.runtime.training import alone, by_plan, cosine, sharded, tied_model
@@ -43,7 +43,7 @@ def one_thread() -> None:
 
 
 @cache
-def network() -> tuple[LoadedModel, Captured]:
+def network() -> tuple[LoadedModel, CapturedModule]:
     model = tied_model()
     return model, capture(model)
 
@@ -73,7 +73,7 @@ def test_a_rank_with_two_of_its_stages_keeps_one_copy_and_one_state() -> None:
     model, captured = network()
     decision = decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS["first and last stage on one rank"])
     engines, _ = run_ranks(model, decision, [])
-    first, last = engines[0]._residents[0], engines[0]._residents[2]
+    first, last = engines[0]._local_stages[0], engines[0]._local_stages[2]
     assert first.parameters["token.weight"] is last.parameters["token.weight"]
     assert "token.weight" in first.optimizer.tensors
     assert "token.weight" not in last.optimizer.tensors
@@ -92,7 +92,7 @@ def test_ties_are_named_by_stages_and_ranks() -> None:
         {"a": 0, "b": 1, "c": 2, "d": 1},
         [(4, 1), (2,), (1, 0)],
     )
-    assert found == (Tie(("x",), (0, 1), ((1, 4), (2,))), Tie(("y",), (0, 2), ((1, 4), (0, 1))))
+    assert found == (TiedParameters(("x",), (0, 1), ((1, 4), (2,))), TiedParameters(("y",), (0, 2), ((1, 4), (0, 1))))
     assert [tie.ranks for tie in found] == [(1, 2, 4), (0, 1, 4)]
     assert [found[1].owner(rank) for rank in (0, 1, 4)] == [2, 0, 0]
     assert groups_of_ties(found) == ((1, 2, 4), (0, 1, 4))

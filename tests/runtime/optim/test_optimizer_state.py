@@ -19,7 +19,7 @@ from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.optimizer_state import _like, give_back, load_state, state_of
 from runtime.optim.sharding import ELEMENTWISE, ShardedParameters
-from runtime.spatial.parameters import Part
+from runtime.spatial.parameters import ParameterPart
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 from tests.runtime.saved import Saved
@@ -215,13 +215,13 @@ def test_what_cannot_be_saved_is_named() -> None:
         state_of(optimizer, ())
 
 
-def parts_by_rows(num_ranks: int, rank: int) -> dict[str, Part]:
+def parts_by_rows(num_ranks: int, rank: int) -> dict[str, ParameterPart]:
     """Each rank has some rows of what has dims; where there are fewer than ranks, the first ones have none."""
     found = {}
     for name, shape in SHAPES.items():
         rows = scaled_intervals(tuple(range(num_ranks + 1)), shape[0]) if shape else ()
         boxes = tuple((interval, *everything(shape[1:])) for interval in rows) or ((),) * num_ranks
-        found[name] = Part(shape, boxes, tuple(range(num_ranks)), rank)
+        found[name] = ParameterPart(shape, boxes, tuple(range(num_ranks)), rank)
     return found
 
 

@@ -16,7 +16,7 @@ from planner.ir.errors import CorruptFileError, UnsupportedModelError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.layers.recomputed import cores_among
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.engine import Engine
@@ -114,7 +114,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def network(name: str) -> tuple[LoadedModel, Captured]:
+def network(name: str) -> tuple[LoadedModel, CapturedModule]:
     model = NETWORKS[name]()
     return model, capture(model)
 
@@ -186,9 +186,9 @@ def test_between_passes_a_rank_has_its_slices_and_nobody_can_read_another_value(
 
     def does(engine: Engine) -> None:
         engine.step(*batch_of(model, 8, 0))
-        resident = engine._residents[0]
-        assert all(torch.isnan(each).all() for each in resident.parameters.values())
-        assert all(each.grad is None for each in resident.parameters.values())
+        local_stage = engine._local_stages[0]
+        assert all(torch.isnan(each).all() for each in local_stage.parameters.values())
+        assert all(each.grad is None for each in local_stage.parameters.values())
         kept.append(sum(each.numel() for each in engine.held_tensors() if each.is_floating_point()))
 
     on_all("gpt", decision, does)
@@ -262,7 +262,7 @@ def test_a_module_made_whole_is_divided_again_by_the_next_step(zero: int) -> Non
         for step in range(STEPS):
             loss = engine.step(*batch_of(model, 8, step)).loss
             engine.unshard()
-            assert not any(torch.isnan(each).any() for each in engine._residents[0].parameters.values())
+            assert not any(torch.isnan(each).any() for each in engine._local_stages[0].parameters.values())
         return loss
 
     assert on_all("gpt", decision, does)[0] == pytest.approx(serial("gpt").losses[-1], rel=1e-12)

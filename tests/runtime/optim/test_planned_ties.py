@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.chains import cluster
-from planner.check import check
 from planner.ir.constraints import parse_rule
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision, Plan
 from planner.ir.problem import ALWAYS, Problem
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
 from planner.solvers import solver
-from profiler.capture.graph import Captured
-from profiler.source.losses import Loss
+from profiler.capture.graph import CapturedModule
+from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
 from tests.captures import capture
+from tests.oracles.plans import check
 from tests.runtime.plans import Trained, assert_equal, sgd
 from tests.runtime.training import alone, by_plan, tied_model
 
@@ -74,18 +74,21 @@ def tokens() -> Tensor:
 
 def shared() -> LoadedModel:
     return LoadedModel(
-        Shared().double(), (tokens(), tokens()), (tokens(),), Loss(functional.cross_entropy, unpacked=True)
+        Shared().double(), (tokens(), tokens()), (tokens(),), TrainedLoss(functional.cross_entropy, unpacked=True)
     )
 
 
 def siamese() -> LoadedModel:
     inputs = torch.randn(BATCH, WIDTH, dtype=torch.float64), torch.randn(BATCH, WIDTH, dtype=torch.float64)
-    loss = Loss(functional.cross_entropy, unpacked=True)
+    loss = TrainedLoss(functional.cross_entropy, unpacked=True)
     return LoadedModel(Siamese().double(), inputs, (torch.arange(BATCH) % 3,), loss)
 
 
 def repeated() -> LoadedModel:
-    inputs, loss = (torch.randn(BATCH, WIDTH, dtype=torch.float64),), Loss(functional.cross_entropy, unpacked=True)
+    inputs, loss = (
+        (torch.randn(BATCH, WIDTH, dtype=torch.float64),),
+        TrainedLoss(functional.cross_entropy, unpacked=True),
+    )
     return LoadedModel(Repeated().double(), inputs, (torch.arange(BATCH) % 3,), loss)
 
 
@@ -98,7 +101,7 @@ NETWORKS: Mapping[str, Callable[[], LoadedModel]] = {
 
 
 @cache
-def network(name: str) -> tuple[LoadedModel, Captured]:
+def network(name: str) -> tuple[LoadedModel, CapturedModule]:
     torch.manual_seed(0)
     model = NETWORKS[name]()
     return model, capture(model)

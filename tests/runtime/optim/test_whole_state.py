@@ -8,7 +8,7 @@ import torch
 from planner.ir.box import Interval
 from planner.ir.errors import UsageError
 from runtime.checkpoint.state import RankState
-from runtime.optim.whole_state import Given, pieces_of, united, whole_of
+from runtime.optim.whole_state import WholeState, pieces_of, united, whole_of
 from tests.runtime.ranks import on_ranks
 
 WHOLE = torch.arange(12.0).view(3, 4)
@@ -36,7 +36,7 @@ def test_parts_of_ranks_are_one_whole_and_are_read_in_other_parts() -> None:
     assert found["state"]["a"]["seen"] == 7
     assert found["param_groups"] == [{"params": ["a", "b"], "lr": 0.1, "betas": (0.9, 0.99)}]
     assert (found["scheduler"], found["num_steps"]) == ({"a/last_epoch": 3}, 3)
-    given = Given(found)
+    given = WholeState(found)
     assert given.read_slice("optimizer/a/exp_avg", 4, 8).tolist() == [4, 5, 6, 7]
     assert torch.equal(given.read_box("optimizer/b/exp_avg", (Interval(1, 3), Interval(0, 2))), BOXED[1:3])
     assert [given.number(f"group/b/{key}") for key in ("lr", "betas/1")] == [0.1, 0.99]
@@ -48,7 +48,7 @@ def test_parts_of_ranks_are_one_whole_and_are_read_in_other_parts() -> None:
 @pytest.mark.parametrize("state", [{}, {"state": 3, "param_groups": [], "num_steps": 0}, {"state": {}}])
 def test_another_mapping_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="not the state of an optimiser"):
-        Given(state)
+        WholeState(state)
 
 
 def test_what_any_rank_has_all_get_to_the_bit_and_of_what_several_have_the_first() -> None:

@@ -155,10 +155,10 @@ def test_what_one_rank_asks_for_all_agree_on_before_the_same_step() -> None:
     def work(engine: Engine) -> list[int]:
         agreed = list[int]()
         if "1.linear.weight" in engine.state_dict():  # one rank of three
-            engine.asking.mine = lambda: asked[len(agreed)]
+            engine.vote.mine = lambda: asked[len(agreed)]
         for _ in asked[:-1]:
             engine.step(*GOOD)
-            agreed.append(engine.asking.agreed)
+            agreed.append(engine.vote.agreed)
         with pytest.raises(StopBeforeStepError):
             engine.step(*GOOD)
         return agreed

@@ -10,8 +10,8 @@ import torch
 from planner.ir.box import Interval, whole
 from planner.ir.errors import UsageError
 from planner.ir.graph import TensorSpec
-from runtime.pipeline.messages import slices
 from runtime.pipeline.microbatches import InputSpecs, MicroBatches, WholeBatch, part_in
+from runtime.pipeline.routing import slices
 
 INPUTS = InputSpecs(
     {

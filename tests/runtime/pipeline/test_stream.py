@@ -19,7 +19,7 @@ from profiler.models.example import Example, normal
 from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.numerics.finite import OnNan
-from runtime.pipeline.messages import Piece, assemble
+from runtime.pipeline.routing import Piece, assemble
 from runtime.pipeline.stream import DEPTH, LEAD, Answered
 from runtime.transport import InProcessTransport, Key
 from runtime.transport.frame import tag

@@ -20,10 +20,10 @@ from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, S
 from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
 from planner.sites.arrangement import Ownership, arrange, cut
 from planner.sites.balance import random_blocks
-from planner.sites.partition import Level, Load, bisection, block_work, morton
+from planner.sites.partition import SiteLevel, SiteLoad, bisection, block_work, morton
 from runtime.sparse.rules import SharedSites
 from runtime.spatial.exchange import PeerGroup
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 
@@ -53,7 +53,7 @@ def ownership(kind: str, geometry: BuiltGeometry, num_ranks: int, seed: int = 0)
     if kind == "only_last":
         return lambda route: torch.full((geometry.num_sites(route),), num_ranks - 1)
     level = level_of(geometry, ())
-    work = block_work([level], [Load(0, np.ones(len(level.samples), np.int64), 1.0)])
+    work = block_work([level], [SiteLoad(0, np.ones(len(level.samples), np.int64), 1.0)])
     speeds = [float(rank + 1) for rank in range(num_ranks)]
     if kind == "one_empty":
         speeds[0] = 0.0
@@ -71,9 +71,9 @@ def ownership(kind: str, geometry: BuiltGeometry, num_ranks: int, seed: int = 0)
     return _kept(owners)
 
 
-def level_of(geometry: BuiltGeometry, route: Route) -> Level:
+def level_of(geometry: BuiltGeometry, route: Route) -> SiteLevel:
     coordinates = geometry.coordinates(route).long()
-    return Level(coordinates[:, 0].numpy(), coordinates[:, 1:].numpy(), stride_of(route))
+    return SiteLevel(coordinates[:, 0].numpy(), coordinates[:, 1:].numpy(), stride_of(route))
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Sharing:
                 self.shares,
             )
             shared = SharedSites({"neighbours": "map", "starts": "segments"}, wire)
-            shared.at(MicrobatchSlice(0, 1, 0, 1, sites=given))  # type: ignore[arg-type]
+            shared.at(MicrobatchShard(0, 1, 0, 1, sites=given))  # type: ignore[arg-type]
             form = shared.rule(node_of(target, (*(x for x, _ in tensors.values()), *rest)))
             assert form is not None
             parts = {name: self.part(x, where, me).requires_grad_(leaves) for name, (x, where) in tensors.items()}

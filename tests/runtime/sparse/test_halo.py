@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cuda_ops.sparse.geometry import BuiltGeometry, MapSpec, Step
+from cuda_ops.sparse.geometry import BuiltGeometry, MapSpec, RouteStep
 from runtime.sparse.halo import SampleSums, shared_conv, with_halo
 from runtime.spatial.exchange import PeerGroup
 from runtime.transport import InProcessTransport
@@ -15,10 +15,10 @@ from tests.runtime.sparse.shared import OWNERSHIPS, Sharing, close, cloud, halo_
 
 torch.set_num_threads(1)
 _OPS = torch.ops.halopipe
-_HALF = Step("strided", (2, 2, 2), (2, 2, 2))
-_THIRD = Step("strided", (3, 3, 3), (2, 2, 2))
-_FLAT = Step("strided", (3, 3, 3), (1, 2, 2))
-_MORE = Step("generated", (3, 3, 3), (2, 2, 2))
+_HALF = RouteStep("strided", (2, 2, 2), (2, 2, 2))
+_THIRD = RouteStep("strided", (3, 3, 3), (2, 2, 2))
+_FLAT = RouteStep("strided", (3, 3, 3), (1, 2, 2))
+_MORE = RouteStep("generated", (3, 3, 3), (2, 2, 2))
 MAPS = {
     "submanifold": (MapSpec((), (), (3, 3, 3)), False),
     "submanifold of 5": (MapSpec((), (), (5, 5, 5)), False),

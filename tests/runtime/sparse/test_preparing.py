@@ -117,7 +117,7 @@ def test_a_step_on_clouds_that_is_not_finite_is_run_again_from_its_sites(layout:
 
     def steps(engine: Engine) -> str:
         engine.step(*batches_of("unet")[0])
-        for each in engine._residents.values():
+        for each in engine._local_stages.values():
             next(iter(each.parameters.values())).data.fill_(torch.nan)
         engine.step(*batches_of("unet")[1])
         with pytest.raises(NotFiniteError) as caught:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.source.model import LoadedModel
 from runtime.numerics.single_device import serial_step
 from runtime.stage.builder import groups_of
@@ -31,7 +31,7 @@ from tests.runtime.plans import engine_of, sgd
 SIDE, CHANNELS, DEPTH = 768, 8, 5
 
 
-def network() -> tuple[LoadedModel, Captured]:
+def network() -> tuple[LoadedModel, CapturedModule]:
     """Convolutions over one large image; an activation is 18 MiB, of which one device keeps ten."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Conv2d(1, CHANNELS, 3, padding=1)]
@@ -55,7 +55,7 @@ def allow(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (now + num_bytes, now + num_bytes))
 
 
-def train(rank: int, world_size: int, store: str, cap_bytes: int, network: tuple[LoadedModel, Captured]) -> float:
+def train(rank: int, world_size: int, store: str, cap_bytes: int, network: tuple[LoadedModel, CapturedModule]) -> float:
     """The loss of one step under the limit."""
     model, captured = network
     batch = (model.inputs, model.targets)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from tests.runtime.spatial.one_layer import OneLayer, all_of, listed, one_layer
 
 _SPACE = {1: "width", 2: "height width", 3: "depth height width"}

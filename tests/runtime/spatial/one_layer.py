@@ -21,10 +21,10 @@ from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
 from profiler.capture.kinds import arguments_of, kind_of
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.exchange import PeerGroup
+from runtime.spatial.layer_shard import LayerShard
 from runtime.spatial.op_rules import form
-from runtime.spatial.step import Step
 
 Tensors = Sequence[Tensor]
 
@@ -47,9 +47,9 @@ class OneLayer:
     read: tuple[int, ...]
     num_parameters: int
     given: Mapping[str, Any]
-    operator_at: Callable[[Step | None], Callable[..., Any]] | None = None
+    operator_at: Callable[[LayerShard | None], Callable[..., Any]] | None = None
 
-    def ranks(self, cuts: Mapping[str, tuple[int, ...]], margin: int = 0) -> Iterator[tuple[Step, Any]]:
+    def ranks(self, cuts: Mapping[str, tuple[int, ...]], margin: int = 0) -> Iterator[tuple[LayerShard, Any]]:
         """The step of each rank, and what its form gives."""
         n = len(self.specs)
         parameters = tuple(
@@ -62,7 +62,7 @@ class OneLayer:
         whole = Division({self.layer.name: division}, len(division.own), samples)
         for position in range(len(division.own)):
             wire = PeerGroup(SimpleNamespace(rank=position), tuple(range(len(division.own))), 1.0)
-            step = Step(wire, whole, division, wire.ranks, inputs_of=self._inputs_of())
+            step = LayerShard(wire, whole, division, wire.ranks, inputs_of=self._inputs_of())
             yield step, form(self.layer.kind)(step, self._operator(step), self._arguments(step))
 
     def whole(self) -> tuple[Tensor, ...]:
@@ -71,7 +71,7 @@ class OneLayer:
             self._operator(None)(**{name: self._put(value, self.tensors) for name, value in self.given.items()})
         )
 
-    def _operator(self, step: Step | None) -> Callable[..., Any]:
+    def _operator(self, step: LayerShard | None) -> Callable[..., Any]:
         function = self.target if self.operator_at is None else self.operator_at(step)
         known = self.target._schema.arguments
 
@@ -91,7 +91,7 @@ class OneLayer:
                 found[name] = tuple(next(order) if each.place < len(self.specs) else None for each in value)
         return found
 
-    def _arguments(self, step: Step) -> dict[str, Any]:
+    def _arguments(self, step: LayerShard) -> dict[str, Any]:
         tensors = []
         for place, tensor in enumerate(self.tensors):
             if place < len(self.specs):

@@ -17,8 +17,8 @@ from planner.ir.graph import Graph
 from planner.ir.plan import Block, Decision
 from planner.layers.division import Division
 from planner.layers.tiling import block_faults
-from runtime.engine import Evaluation
-from runtime.pipeline.messages import assemble
+from runtime.engine import EvaluationResult
+from runtime.pipeline.routing import assemble
 from tests.runtime.divided import at_random, divided
 from tests.runtime.engines import Network, network_of, on_engines
 
@@ -89,7 +89,7 @@ def forward(decision: Decision, blocks: tuple[Block, ...]) -> Decision:
     return replace(decision, schedule="forward", stages=(stage,), program=program)
 
 
-def assert_exact(name: str, decision: Decision, extent: int = 0) -> list[Evaluation]:
+def assert_exact(name: str, decision: Decision, extent: int = 0) -> list[EvaluationResult]:
     inputs, targets = batch(name, extent)
     loss, output = serial(name, extent)
     found = on_engines(network(name), decision, lambda engine: engine.evaluate(inputs, targets))

@@ -18,16 +18,16 @@ from planner.ir.layout import Layout
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision, layer_division
 from planner.layers.sized import SizedLayer
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.contraction import contract
 from runtime.spatial.exchange import PeerGroup
+from runtime.spatial.layer_shard import LayerShard
 from runtime.spatial.op_rules.products import run_embedding, run_linear
-from runtime.spatial.step import Step
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 
 SAMPLES, CHANNELS, FILTERS = 4, 7, 9
-Compute = Callable[[Step, Tensor, Tensor, Tensor], Tensor]
+Compute = Callable[[LayerShard, Tensor, Tensor, Tensor], Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -70,13 +70,13 @@ def operator(
     return Operator(graph, x, weight, bias, compute, name, call)
 
 
-def by_form(step: Step, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def by_form(step: LayerShard, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     step.inputs_of = {"input": 0}
     arguments = {"input": x, "weight": weight, "bias": bias}
     return run_linear(step, lambda input, weight, bias: F.linear(input, weight, bias), arguments)
 
 
-def by_table(step: Step, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def by_table(step: LayerShard, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     step.inputs_of = {"indices": 0}
     arguments = {"weight": weight, "indices": x, "padding_idx": 2}
     return run_embedding(step, lambda **given: torch.ops.aten.embedding(**given), arguments)
@@ -87,7 +87,7 @@ def look_up(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def convolved(run: Callable[..., Tensor]) -> Compute:
-    def compute(step: Step, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def compute(step: LayerShard, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         y = contract(step, step.get(0, x), weight, lambda x, weight: run(x, weight, None))
         return y + bias.view(-1, 1, 1)
 
@@ -165,7 +165,7 @@ def run(one: Operator, division: LayerDivision, dy: Tensor) -> list[Ran]:
 
     def on_rank(end: InProcessTransport) -> Ran:
         wire = PeerGroup(end, ranks, 20.0)
-        step = Step(wire, stage, division, ranks)
+        step = LayerShard(wire, stage, division, ranks)
         boxes = [step.held(0), *(boxes[end.rank] for boxes in division.weights)]
         tensors = [
             leaf(each[slices(box, whole(each.shape))])
@@ -222,7 +222,7 @@ def test_what_others_keep_is_on_its_way_before_the_own_is_computed() -> None:
     stage = Division({"layer": division}, 3, SAMPLES)
 
     def on_rank(end: InProcessTransport) -> list[tuple[int, int]]:
-        step = Step(PeerGroup(end, (0, 1, 2), 20.0), stage, division, (0, 1, 2))
+        step = LayerShard(PeerGroup(end, (0, 1, 2), 20.0), stage, division, (0, 1, 2))
         calls: list[tuple[int, int]] = []
 
         def multiply(x: Tensor, weight: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ def test_nothing_is_sent_backward_where_nothing_wants_a_gradient() -> None:
     stage = Division({"layer": division}, 2, SAMPLES)
 
     def on_rank(end: InProcessTransport) -> tuple[bool, int]:
-        step = Step(PeerGroup(end, (0, 1), 20.0), stage, division, (0, 1))
+        step = LayerShard(PeerGroup(end, (0, 1), 20.0), stage, division, (0, 1))
         parts = [one.x[slices(step.held(0), whole(one.x.shape))]]
         parts += [
             each[slices(boxes[end.rank], whole(each.shape))]

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from planner.ir.box import Interval, whole
 from planner.ir.plan import Placement
 from runtime.spatial.decompose import DrawnPlaces, place_of
-from runtime.spatial.step import Step
-from runtime.stage.modes import MicrobatchSlice
+from runtime.spatial.layer_shard import LayerShard
+from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random import streams
 from runtime.stage.random.layers import OPERATORS
-from runtime.stage.random.streams import Draw, Noise
+from runtime.stage.random.streams import CounterRng, NodeStream
 from tests.runtime.spatial.checks import check
 from tests.runtime.spatial.one_layer import OneLayer, one_layer
 
@@ -49,12 +49,12 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def drawing(one: OneLayer, dim: int | None = 0) -> OneLayer:
     """``one`` with its random numbers drawn as in training."""
     samples = one.specs[0].shape[one.specs[0].dims.index("sample")]
-    draw = Draw(3)
-    draw.at(MicrobatchSlice(1, samples, 0, samples))
+    draw = CounterRng(3)
+    draw.at(MicrobatchShard(1, samples, 0, samples))
 
-    def at(step: Step | None) -> Callable[..., Any]:
+    def at(step: LayerShard | None) -> Callable[..., Any]:
         place = None if step is None else partial(place_of, step)
-        return partial(OPERATORS[one.target], Noise(draw, "node", dim, place))
+        return partial(OPERATORS[one.target], NodeStream(draw, "node", dim, place))
 
     return replace(one, operator_at=at)
 

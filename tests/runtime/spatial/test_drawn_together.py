@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.numerics.single_device import serial_step
 from runtime.stage.captured import captured_model
-from runtime.stage.random.streams import Draw
+from runtime.stage.random.streams import CounterRng
 from tests.runtime.divided import divided
 from tests.runtime.engines import drawing_loss, trained
 from tests.runtime.plans import Trained, assert_equal, batch_of, sgd
@@ -49,7 +49,7 @@ def dropping() -> Any:
 
 
 @cache
-def network() -> tuple[LoadedModel, Captured]:
+def network() -> tuple[LoadedModel, CapturedModule]:
     model = load_model(ModelSource(f"{__name__}:dropping", {}, (), "float64"))
     return model, capture(model)
 
@@ -58,7 +58,7 @@ def network() -> tuple[LoadedModel, Captured]:
 def alone() -> Trained:
     """One device, on a copy of the module and its graph."""
     model, captured = copy.deepcopy(network())
-    draw, optimizer, losses = Draw(SEED), sgd(model.module.parameters()), []
+    draw, optimizer, losses = CounterRng(SEED), sgd(model.module.parameters()), []
     loss_of = drawing_loss(captured_model(captured), draw)
     for step in range(STEPS):
         draw.step = step

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from planner.ir.graph import Layer
 from profiler.capture.graph import capture
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
 from tests.runtime.cases import trained_alone
 from tests.runtime.divided import Cuts, divided
@@ -92,7 +92,7 @@ def network(join: str) -> Network:
     module = Joined(JOINS[join]).double()
     with torch.no_grad():
         module(x)
-    model = LoadedModel(module, (x,), (torch.tensor([0, 2, 1]),), Loss(_loss, unpacked=True))
+    model = LoadedModel(module, (x,), (torch.tensor([0, 2, 1]),), TrainedLoss(_loss, unpacked=True))
     return model, capture(model)
 
 

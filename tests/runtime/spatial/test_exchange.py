@@ -15,10 +15,10 @@ from torch import Tensor
 from planner.ir.box import Box, Interval, Transfer, intersect, subtract, transfers, volume, whole
 from planner.ir.graph import TensorSpec
 from planner.ir.layout import Layout, cut_points
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
 from runtime.transport import InProcessTransport, SharedMemoryTransport
-from runtime.transport.segments import Segments
+from runtime.transport.segments import SharedSegments
 from tests.runtime.ranks import on_ranks
 
 torch.set_num_threads(1)
@@ -120,7 +120,7 @@ def test_memory_that_ranks_share_is_used_again_for_the_next_tensor(seed: int) ->
 
 def in_shared_memory(count: int, run: Callable[[SharedMemoryTransport], T]) -> list[T]:
     """What ``run`` gives on each rank, the ranks being threads of this process that share memory as processes do."""
-    segments = [Segments(rank, count) for rank in range(count)]
+    segments = [SharedSegments(rank, count) for rank in range(count)]
     for rank, other in itertools.permutations(range(count), 2):
         assert segments[rank].attach(other, segments[other].address("host")) == ""
     ends = [SharedMemoryTransport(each, count, spin_s=0.0) for each in segments]

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from planner.ir.graph import Layer
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from tests.runtime.divided import divided
@@ -89,7 +89,7 @@ def words() -> Any:
 
 
 @cache
-def network(name: str) -> tuple[LoadedModel, Captured]:
+def network(name: str) -> tuple[LoadedModel, CapturedModule]:
     model = load_model(ModelSource(f"{__name__}:{name}", {}, (), "float64"))
     return model, capture(model)
 

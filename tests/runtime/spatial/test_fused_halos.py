@@ -16,7 +16,7 @@ from profiler.capture.graph import capture
 from profiler.models.example import normal
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
-from runtime.pipeline.messages import Piece, slices
+from runtime.pipeline.routing import Piece, slices
 from runtime.transport import InProcessTransport, Pending
 from tests.runtime.divided import by_stage, divided
 from tests.runtime.engines import Network, on_engines

@@ -19,7 +19,7 @@ from profiler.capture.graph import capture
 from profiler.models.example import Example
 from profiler.source.source import load_model
 from runtime.optim.whole_state import gathered
-from runtime.spatial.parameters import Part, groups_of_parameters, parts_of, sliced
+from runtime.spatial.parameters import ParameterPart, groups_of_parameters, parts_of, sliced
 from runtime.stage.captured import captured_model
 from runtime.transport import InProcessTransport
 from tests.runtime.engines import Network
@@ -35,7 +35,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def of(model: Network, decision: Decision, rank: int = 0) -> dict[str, Part]:
+def of(model: Network, decision: Decision, rank: int = 0) -> dict[str, ParameterPart]:
     return parts_of(captured_model(model[1]), decision, 0, rank)
 
 
@@ -107,7 +107,7 @@ def test_parts_are_put_together_again() -> None:
     boxes = ((Interval(0, 4), Interval(0, 0)), *((Interval(0, 4), Interval(a, b)) for a, b in ((0, 1), (1, 6), (1, 6))))
 
     def run(end: InProcessTransport) -> Tensor:
-        part = Part((4, 6), boxes, (2, 3, 0, 1), (2, 3, 0, 1).index(end.rank))
+        part = ParameterPart((4, 6), boxes, (2, 3, 0, 1), (2, 3, 0, 1).index(end.rank))
         return gathered(part.cut(whole).clone(), part, end, 10.0)
 
     assert all(torch.equal(found, whole) for found in on_ranks(4, run))

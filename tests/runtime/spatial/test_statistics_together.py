@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.engine import Engine
@@ -59,7 +59,7 @@ def made(loss: str) -> Any:
 
 
 @cache
-def network(loss: str) -> tuple[LoadedModel, Captured]:
+def network(loss: str) -> tuple[LoadedModel, CapturedModule]:
     torch.manual_seed(0)
     model = load_model(ModelSource(f"{__name__}:made", {"loss": f'"{loss}"'}, (), "float64"))
     return model, capture(model)

@@ -17,11 +17,11 @@ from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
 from profiler.capture.kinds import kind_of
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
+from runtime.spatial.layer_shard import LayerShard, group_of
 from runtime.spatial.op_rules import form
-from runtime.spatial.step import Step, group_of
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 
@@ -69,7 +69,7 @@ class Part:
         reached: the values that backward came to, be it with nothing: an exchange before the layer would have run.
     """
 
-    step: Step
+    step: LayerShard
     result: Tensor
     dy: Tensor
     tensors: Tensors
@@ -128,7 +128,7 @@ def run_on_threads(
 
     def run(end: InProcessTransport) -> Part:
         torch.set_num_threads(1)
-        step = Step(PeerGroup(end, ranks, 20.0), stage, division, group_of(division, ranks, end.rank), training)
+        step = LayerShard(PeerGroup(end, ranks, 20.0), stage, division, group_of(division, ranks, end.rank), training)
         step.inputs_of = {name: index for index, name in enumerate(one.values)}
         step.later = None if later is None else later()
         boxes = {name: whole(tuple(each.shape)) for name, each in one.arguments.items() if isinstance(each, Tensor)}

@@ -12,7 +12,7 @@ from planner.ir.errors import StageFailedError
 from runtime.stage import batch_norm
 from runtime.stage.batch_norm import synchronised_batch_norm
 from runtime.transport import Exchanging, Hub, InProcessTransport
-from runtime.transport.small_allgather import Rows, Table, Tell, Told
+from runtime.transport.small_allgather import PendingRows, RowGather, RowTable, Tell
 
 MOMENTUM, EPS = 0.3, 1e-3
 SHARES = [(5, 3), (1, 7), (4, 0), (0, 6), (2, 2, 2), (1, 4, 3), (3, 0, 1), (0, 2, 0)]
@@ -29,7 +29,7 @@ def on_each_rank(size: int, program: Rank) -> list[dict[str, torch.Tensor]]:
     def work(index: int) -> None:
         transport = InProcessTransport(hub, index)
         try:
-            results[index] = program(index, Rows(cast(Exchanging, transport), tuple(range(size)), 20.0))
+            results[index] = program(index, RowGather(cast(Exchanging, transport), tuple(range(size)), 20.0))
         except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             results[index] = error
         finally:
@@ -46,9 +46,9 @@ def on_each_rank(size: int, program: Rank) -> list[dict[str, torch.Tensor]]:
     return results
 
 
-def alone(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> Table:
+def alone(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> RowTable:
     """What a rank without others is told."""
-    return Told(torch.cat(tuple(parts)).to(dtype).unsqueeze(0))
+    return PendingRows(torch.cat(tuple(parts)).to(dtype).unsqueeze(0))
 
 
 def tensors(rows: int, extent: tuple[int, ...], dtype: torch.dtype = torch.float64, channels: int = 6) -> dict:
@@ -150,7 +150,7 @@ def test_one_table_forward_and_one_backward_only_where_the_input_needs_a_gradien
     weight = data["weight"].clone().requires_grad_()
     told: list[int] = []
 
-    def tell(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> Table:
+    def tell(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> RowTable:
         table = alone(parts, dtype)
         told.append(table.wait().numel())
         return table

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.profile import ModelSource
 from planner.layers.stage_rules import require_stages
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.source.source import load_model
 from tests.runtime.plans import decide
 
@@ -78,7 +78,7 @@ def instances(*, input_shape: tuple[int, ...] = (4, 4, 6)) -> nn.Module:
 
 
 @cache
-def network(name: str) -> Captured:
+def network(name: str) -> CapturedModule:
     shape = (4, 4, 6) if name == "instances" else (4, 4)
     return capture(load_model(ModelSource(f"{__name__}:{name}", {}, shape, "float64")))
 

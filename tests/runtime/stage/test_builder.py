@@ -21,14 +21,14 @@ from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action, Op, Pipeline, Schedule
 from planner.layers.boundary import Boundaries
 from planner.schedules import schedule
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.models.example import Example
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
-from runtime.engine import Engine, Evaluation
-from runtime.stage.builder import Builder, groups_of
+from runtime.engine import Engine, EvaluationResult
+from runtime.stage.builder import StageBuilder, groups_of
 from runtime.stage.captured import captured_model
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 from runtime.transport import Hub, InProcessTransport, Pending
 from tests.captures import capture
 from tests.runtime.plans import (
@@ -78,7 +78,7 @@ def one_thread() -> None:
 
 
 @cache
-def network() -> tuple[LoadedModel, Captured]:
+def network() -> tuple[LoadedModel, CapturedModule]:
     model = load_model(ModelSource(f"{__name__}:net", {}, (4, 2, 4, 4), "float64"))
     return model, capture(model)
 
@@ -132,7 +132,7 @@ def test_recomputation_and_halves_are_exact(layout: str, recompute: bool, order:
 
 
 @cache
-def transformer() -> tuple[LoadedModel, Captured]:
+def transformer() -> tuple[LoadedModel, CapturedModule]:
     model = model_of("gpt:gpt", (4, 6), vocabulary=17, width=8, layers=2, heads=2)
     return model, capture(model)
 
@@ -176,7 +176,7 @@ def test_evaluation_is_that_of_the_module_and_leaves_no_trace(layout: str) -> No
     batch, other = (batch_of(model, decision.global_batch, step) for step in range(2))
     twins = [copy.deepcopy((model, captured)) for _ in range(decision.num_ranks)]
 
-    def run(end: InProcessTransport) -> tuple[Evaluation, Snapshot, Snapshot]:
+    def run(end: InProcessTransport) -> tuple[EvaluationResult, Snapshot, Snapshot]:
         engine = engine_of(decision, *twins[end.rank], end)
         engine.step(*batch)
         before = snapshot(engine)
@@ -206,11 +206,11 @@ def snapshot(engine: Engine) -> Snapshot:
     return {name: each.clone() for name, each in state.items()}, {n: each.clone() for n, each in gradients.items()}
 
 
-def builder(decision: Decision, captured: Captured, rank: int = 0) -> Builder:
+def builder(decision: Decision, captured: CapturedModule, rank: int = 0) -> StageBuilder:
     hub = Hub(decision.num_ranks, groups_of(decision, captured.graph))
     boundaries = Boundaries.of_decision(captured.graph, decision)
     stages = boundaries.program(decision).stages
-    return Builder(
+    return StageBuilder(
         decision, captured_model(captured), boundaries, stages, InProcessTransport(hub, rank), sgd, deadline_s=5.0
     )
 
@@ -219,10 +219,10 @@ def test_a_rank_keeps_alive_nothing_of_other_stages() -> None:
     model, captured = copy.deepcopy(network())
     alive = weakref.ref(model.module.last.weight), weakref.ref(captured.graph_module)
     decision = decide(captured.graph, ["group"], MICRO_BATCHES, [(0, 1), (2,)], [(3, 1), (1,)])
-    residents = builder(decision, captured).residents()
+    local_stages = builder(decision, captured).local_stages()
     del model, captured
     gc.collect()
-    assert list(residents) == [0]
+    assert list(local_stages) == [0]
     assert alive[0]() is None
     assert alive[1]() is None
 
@@ -246,15 +246,15 @@ def test_what_cannot_be_evaluated_can_be_trained_and_says_so_when_it_is_evaluate
     captured = capture(load_model(ModelSource(f"{__name__}:noisy", {}, (4, 4), "float64")))
     decision = decide(captured.graph, ["last"], (2, 2))
     alive = weakref.ref(captured.graph_module)
-    (resident,) = builder(decision, captured).residents().values()
+    (local_stage,) = builder(decision, captured).local_stages().values()
     del captured
     gc.collect()
     assert alive() is None
     values = {"inputs": torch.ones(2, 4, dtype=torch.float64)}
-    portion = MicrobatchSlice(0, 2, 0, 2)
-    resident.program.forward(portion, values, 1.0)
+    microbatch_shard = MicrobatchShard(0, 2, 0, 2)
+    local_stage.program.forward(microbatch_shard, values, 1.0)
     with pytest.raises(UnsupportedModelError, match="randn_like"):
-        resident.program.evaluate(portion, values)
+        local_stage.program.evaluate(microbatch_shard, values)
 
 
 @pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw"])
@@ -269,11 +269,11 @@ def test_only_the_program_says_what_a_stage_keeps() -> None:
     """Forward passes alone hold nothing, whatever else is asked for."""
     _, captured = network()
     decision = recomputing(decide(captured.graph, ["group"], MICRO_BATCHES, schedule="forward"))
-    (resident,) = builder(decision, captured).residents().values()
+    (local_stage,) = builder(decision, captured).local_stages().values()
     x = torch.randn(2, 2, 4, 4, dtype=torch.float64)
-    outputs = resident.program.forward(MicrobatchSlice(0, 2, 0, 2), {"inputs": x}, 1.0)
+    outputs = local_stage.program.forward(MicrobatchShard(0, 2, 0, 2), {"inputs": x}, 1.0)
     assert not any(output.requires_grad for output in outputs.values())
-    assert resident.program.num_held == 0
+    assert local_stage.program.num_held == 0
 
 
 class Noting(InProcessTransport):

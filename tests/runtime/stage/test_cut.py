@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from cuda_ops._torch import OpOverload, TorchDispatchMode
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import Captured, capture
+from profiler.capture.graph import CapturedModule, capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.stage.cut import FUNCTIONS, cut_stage
@@ -34,7 +34,7 @@ def net(*, input_shape: tuple[int, ...] = (4, 4)) -> nn.Module:
     return Net()
 
 
-def captured_net() -> tuple[LoadedModel, Captured]:
+def captured_net() -> tuple[LoadedModel, CapturedModule]:
     model = load_model(ModelSource(f"{__name__}:net", {}, (4, 4), "float64"))
     return model, capture(model)
 

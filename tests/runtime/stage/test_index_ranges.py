@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from planner.ir.errors import UsageError
 from profiler.capture.graph import capture
-from profiler.source.losses import Loss
+from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
 from runtime.engine import Engine
 from runtime.stage.captured import CapturedModel, captured_model
@@ -48,7 +48,7 @@ def of_one_less(scores: Tensor, kinds: Tensor) -> Tensor:
 
 def captured(loss: Callable[[Tensor, Tensor], Tensor]) -> tuple[CapturedModel, LoadedModel]:
     words, kinds = torch.randint(WORDS, (ROWS, 5)), torch.randint(1, CLASSES, (ROWS, 5))
-    model = LoadedModel(Words(), (words,), (kinds,), Loss(loss, unpacked=True))
+    model = LoadedModel(Words(), (words,), (kinds,), TrainedLoss(loss, unpacked=True))
     return captured_model(capture(model)), model
 
 

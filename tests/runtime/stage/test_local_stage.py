@@ -8,7 +8,7 @@ from torch import nn
 
 from runtime.optim.of_stage import Updates
 from runtime.optim.sharding import GradientBuckets
-from runtime.stage.local_stage import Phase, Resident
+from runtime.stage.local_stage import AccumulationStep, LocalStage
 
 UNSUMMED = ["reset", "backward", "backward"]
 SUMMED = ["wait", "wait", "before", "step"]
@@ -22,7 +22,7 @@ class Log(list[str]):
         return SimpleNamespace(wait=lambda: self.append("wait"))
 
 
-def resident(log: Log, count: int = 1) -> Resident:
+def local_stage(log: Log, count: int = 1) -> LocalStage:
     """A stage of one linear layer whose optimiser only says that it stepped."""
     layer = nn.Linear(3, 2)
     parameters = dict(layer.named_parameters())
@@ -34,10 +34,12 @@ def resident(log: Log, count: int = 1) -> Resident:
     optimizer = SimpleNamespace(step=lambda: log.append("step"))
     buckets = GradientBuckets(parameters.values(), log.start_sum, bucket_bytes=1)
     updates = Updates(frozenset(), buckets, optimizer, frozenset())
-    return Resident(program, (0, 1), (), (), (), (), parameters, {}, updates, lambda tensor: None, Phase(count))
+    return LocalStage(
+        program, (0, 1), (), (), (), (), parameters, {}, updates, lambda tensor: None, AccumulationStep(count)
+    )
 
 
-def run_step(stage: Resident, log: Log) -> None:
+def run_step(stage: LocalStage, log: Log) -> None:
     """What an executor calls in a step of two micro-batches."""
     stage.reset()
     for microbatch in range(2):
@@ -47,12 +49,12 @@ def run_step(stage: Resident, log: Log) -> None:
         log.append("backward")
     stage.reduce_gradients()
     stage.update()
-    stage.phase.advance()
+    stage.accumulation.advance()
 
 
 def test_gradients_are_sent_within_the_last_backward_and_waited_for_before_the_update() -> None:
     log = Log()
-    stage = resident(log)
+    stage = local_stage(log)
     for _ in range(2):
         run_step(stage, log)
     assert log == [*UNSUMMED[:2], "start 2", "start 6", "backward", *SUMMED] * 2
@@ -61,7 +63,7 @@ def test_gradients_are_sent_within_the_last_backward_and_waited_for_before_the_u
 
 def test_of_several_steps_the_last_sums_and_updates() -> None:
     log = Log()
-    stage = resident(log, count=3)
+    stage = local_stage(log, count=3)
     for _ in range(6):
         run_step(stage, log)
     assert log == [*UNSUMMED, *UNSUMMED, *UNSUMMED[:2], "start 2", "start 6", "backward", *SUMMED] * 2
@@ -70,7 +72,7 @@ def test_of_several_steps_the_last_sums_and_updates() -> None:
 
 def test_a_forgotten_step_leaves_nothing_behind() -> None:
     log = Log()
-    stage = resident(log)
+    stage = local_stage(log)
     stage.expect_last()
     stage.reset()
     stage.program.layer(torch.ones(1, 3)).sum().backward()
@@ -81,18 +83,18 @@ def test_a_forgotten_step_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_phases_come_in_turn(count: int) -> None:
-    phase, found = Phase(count), []
+    accumulation, found = AccumulationStep(count), []
     for _ in range(2 * count):
-        found.append((phase.is_first, phase.is_last))
-        phase.advance()
+        found.append((accumulation.is_first, accumulation.is_last))
+        accumulation.advance()
     assert found == [(index == 0, index == count - 1) for index in range(count)] * 2
 
 
 def test_what_is_spoilt_stays_so_until_steps_of_another_update_begin() -> None:
-    phase, found = Phase(3, number=2), []
-    phase.advance()
-    phase.is_spoilt = True
+    accumulation, found = AccumulationStep(3, number=2), []
+    accumulation.advance()
+    accumulation.is_spoilt = True
     for _ in range(4):
-        found.append(phase.is_spoilt)
-        phase.advance()
+        found.append(accumulation.is_spoilt)
+        accumulation.advance()
     assert found == [True, True, True, False]

@@ -10,23 +10,23 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from cuda_ops.dense.deferred_gradients import Current
+from cuda_ops.dense.deferred_gradients import CurrentQueue
 from planner.ir.errors import UnsupportedModelError
-from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.recomputed import Again, enclosed
+from runtime.stage.modes import MicrobatchShard
+from runtime.stage.recomputed import SpanRecompute, enclosed
 
 F64 = torch.float64
-PORTION = MicrobatchSlice(3, 2, 0, 2)
+PORTION = MicrobatchShard(3, 2, 0, 2)
 
 
 class Heard:
-    """What an ``Again`` tells, in order."""
+    """What an ``SpanRecompute`` tells, in order."""
 
     def __init__(self) -> None:
-        self.portions: list[MicrobatchSlice] = []
+        self.microbatch_shards: list[MicrobatchShard] = []
 
-    def at(self, portion: MicrobatchSlice) -> None:
-        self.portions.append(portion)
+    def at(self, microbatch_shard: MicrobatchShard) -> None:
+        self.microbatch_shards.append(microbatch_shard)
 
 
 def traced(function: Callable[..., object]) -> fx.Graph:
@@ -39,8 +39,8 @@ def run(graph: fx.Graph, *arguments: Tensor) -> tuple[Tensor, ...]:
     return found
 
 
-def again(*told: Heard) -> Again:
-    found = Again(told, Current())
+def again(*told: Heard) -> SpanRecompute:
+    found = SpanRecompute(told, CurrentQueue())
     found.at(PORTION)
     return found
 
@@ -82,10 +82,10 @@ def test_a_span_runs_again_once_of_its_own_micro_batch_and_keeps_nothing_between
     (y,) = run(found, x)
     gc.collect()
     assert made[0]() is None, "what the span made is dropped"
-    assert not heard.portions
+    assert not heard.microbatch_shards
     y.sum().backward()
     assert calls == ["sin", "sin"]
-    assert heard.portions == [PORTION]
+    assert heard.microbatch_shards == [PORTION]
     z = x.detach().clone().requires_grad_()
     torch.tanh(torch.exp(torch.sin(torch.exp(z)))).sum().backward()
     assert torch.equal(x.grad, z.grad)

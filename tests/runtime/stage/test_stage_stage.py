@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from runtime.stage.cut import StageFunction
-from runtime.stage.modes import Manner, MicrobatchSlice
-from runtime.stage.random.streams import Draw
+from runtime.stage.modes import MicrobatchShard, RunConfig
+from runtime.stage.random.streams import CounterRng
 from runtime.stage.stage import StageProgram
 
 F64 = torch.float64
-ONE_ROW = [MicrobatchSlice(microbatch, 1, 0, 1) for microbatch in range(3)]
+ONE_ROW = [MicrobatchShard(microbatch, 1, 0, 1) for microbatch in range(3)]
 
 
-def program(loss: bool = False, manner: Manner | None = None) -> tuple[StageProgram, nn.Parameter]:
+def program(loss: bool = False, run_config: RunConfig | None = None) -> tuple[StageProgram, nn.Parameter]:
     """y = w x + c and z = 2 x with received x, an integer c; the loss is the mean of w x."""
     weight = nn.Parameter(torch.tensor([2.0, 3.0], dtype=F64))
 
@@ -25,7 +25,7 @@ def program(loss: bool = False, manner: Manner | None = None) -> tuple[StageProg
 
     outputs = ("loss",) if loss else ("y", "z")
     stage = StageFunction(function, ("x", "c"), outputs, {"w": weight}, frozenset())
-    return StageProgram(stage, frozenset({"x", "c"}), "loss" if loss else None, manner), weight
+    return StageProgram(stage, frozenset({"x", "c"}), "loss" if loss else None, run_config), weight
 
 
 X = {"x": torch.tensor([[1.0, 2.0]], dtype=F64), "c": torch.tensor([[1, 1]])}
@@ -41,7 +41,7 @@ def test_forward_hands_out_values_without_history() -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_backward_of_one_output_or_both(recompute: bool) -> None:
-    stage, weight = program(manner=Manner(recompute=recompute))
+    stage, weight = program(run_config=RunConfig(recompute=recompute))
     stage.forward(ONE_ROW[0], X, 1.0)
     stage.forward(ONE_ROW[1], X, 1.0)
     assert stage.backward(1, {"y": GY, "z": GZ})["x"].tolist() == [[202, 230]]
@@ -67,7 +67,7 @@ def test_a_gradient_that_is_a_part_of_a_larger_one_does_not_keep_that() -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_no_gradient_at_all_gives_zeros(recompute: bool) -> None:
-    stage, weight = program(manner=Manner(recompute=recompute))
+    stage, weight = program(run_config=RunConfig(recompute=recompute))
     stage.forward(ONE_ROW[0], X, 1.0)
     assert stage.backward(0, {})["x"].tolist() == [[0, 0]]
     assert weight.grad is None
@@ -76,7 +76,7 @@ def test_no_gradient_at_all_gives_zeros(recompute: bool) -> None:
 
 def test_the_two_halves_make_the_whole() -> None:
     whole, expected = program()
-    split, weight = program(manner=Manner(split=frozenset({0, 1})))
+    split, weight = program(run_config=RunConfig(split=frozenset({0, 1})))
     for stage in (whole, split):
         stage.forward(ONE_ROW[0], X, 1.0)
         stage.forward(ONE_ROW[1], X, 1.0)
@@ -90,7 +90,7 @@ def test_the_two_halves_make_the_whole() -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_loss_is_kept_by_micro_batch_and_weighted(recompute: bool) -> None:
-    stage, weight = program(loss=True, manner=Manner(recompute=recompute))
+    stage, weight = program(loss=True, run_config=RunConfig(recompute=recompute))
     for microbatch, share in ((1, 0.25), (0, 0.75)):
         assert stage.forward(ONE_ROW[microbatch], X, share) == {}
         stage.backward(microbatch, {})
@@ -107,7 +107,7 @@ def test_a_micro_batch_is_forgotten_after_its_backward() -> None:
 
 
 def test_a_second_backward_for_the_input_is_refused() -> None:
-    stage, _ = program(manner=Manner(split=frozenset({0})))
+    stage, _ = program(run_config=RunConfig(split=frozenset({0})))
     stage.forward(ONE_ROW[0], X, 1.0)
     stage.backward_input(0, {"y": GY})
     with pytest.raises(KeyError, match="micro-batch 0"):
@@ -115,7 +115,7 @@ def test_a_second_backward_for_the_input_is_refused() -> None:
 
 
 def test_forward_alone_keeps_nothing() -> None:
-    stage, _ = program(manner=Manner(trains=False))
+    stage, _ = program(run_config=RunConfig(trains=False))
     x = X["x"].clone()
     alive = weakref.ref(x)
     assert stage.forward(ONE_ROW[0], {"x": x, "c": X["c"]}, 1.0)["y"].tolist() == [[3, 7]]
@@ -124,7 +124,7 @@ def test_forward_alone_keeps_nothing() -> None:
     assert stage.num_held == 0
 
 
-def watched(manner: Manner) -> tuple[StageProgram, list[weakref.ref]]:
+def watched(run_config: RunConfig) -> tuple[StageProgram, list[weakref.ref]]:
     """y = w sin(exp(x)), and what lives of each run's exp(x), which the backward of sin needs."""
     weight = nn.Parameter(torch.tensor(2.0, dtype=F64))
     made: list[weakref.ref] = []
@@ -135,7 +135,7 @@ def watched(manner: Manner) -> tuple[StageProgram, list[weakref.ref]]:
         return (w * inside.sin(),)
 
     stage = StageFunction(function, ("x",), ("y",), {"w": weight}, frozenset())
-    return StageProgram(stage, frozenset({"x"}), None, manner), made
+    return StageProgram(stage, frozenset({"x"}), None, run_config), made
 
 
 @pytest.mark.parametrize("halves", [False, True])
@@ -143,7 +143,7 @@ def watched(manner: Manner) -> tuple[StageProgram, list[weakref.ref]]:
 def test_memory_is_held_from_forward_to_backward_and_with_recompute_only_in_backward(
     recompute: bool, halves: bool
 ) -> None:
-    stage, made = watched(Manner(recompute=recompute, split=frozenset({0}) if halves else frozenset()))
+    stage, made = watched(RunConfig(recompute=recompute, split=frozenset({0}) if halves else frozenset()))
     x = torch.ones(1, 2, dtype=F64)
     stage.forward(ONE_ROW[0], {"x": x}, 1.0)
     received = weakref.ref(x.untyped_storage())
@@ -172,7 +172,7 @@ def test_outputs_that_are_made_again_are_not_kept_while_backward_runs() -> None:
         return (y,)
 
     stage = StageFunction(function, ("x",), ("y",), {"w": weight}, frozenset())
-    runs = StageProgram(stage, frozenset({"x"}), None, Manner(recompute=True))
+    runs = StageProgram(stage, frozenset({"x"}), None, RunConfig(recompute=True))
     runs.forward(ONE_ROW[0], X, 1.0)
     runs.backward(0, {"y": GY})
     assert alive == [False]
@@ -199,7 +199,7 @@ def test_values_of_any_kind_pass_through() -> None:
     assert weight.grad.tolist() == [1, 20]
 
 
-def counting(manner: Manner) -> tuple[StageProgram, Tensor]:
+def counting(run_config: RunConfig) -> tuple[StageProgram, Tensor]:
     """y = w x n, after n, a buffer, has been raised by one."""
     weight, count = nn.Parameter(torch.ones(2, dtype=F64)), torch.zeros((), dtype=F64)
 
@@ -207,11 +207,11 @@ def counting(manner: Manner) -> tuple[StageProgram, Tensor]:
         return (w * x * n.add_(1).clone(),)
 
     stage = StageFunction(function, ("x",), ("y",), {"w": weight, "n": count}, frozenset({"n"}))
-    return StageProgram(stage, frozenset({"x"}), None, manner), count
+    return StageProgram(stage, frozenset({"x"}), None, run_config), count
 
 
 def test_recompute_writes_no_buffer_twice_and_sees_it_as_forward_did() -> None:
-    stage, count = counting(Manner(recompute=True))
+    stage, count = counting(RunConfig(recompute=True))
     for microbatch in range(2):
         assert stage.forward(ONE_ROW[microbatch], X, 1.0)["y"].tolist() == [[microbatch + 1, 2 * (microbatch + 1)]]
     assert [stage.backward(m, {"y": GY})["x"].tolist() for m in range(2)] == [[[1, 10]], [[2, 20]]]
@@ -219,7 +219,7 @@ def test_recompute_writes_no_buffer_twice_and_sees_it_as_forward_did() -> None:
 
 
 def test_evaluation_leaves_no_trace() -> None:
-    stage, count = counting(Manner())
+    stage, count = counting(RunConfig())
     x = X["x"].clone()
     alive = weakref.ref(x)
     outputs = stage.evaluate(ONE_ROW[0], {"x": x})
@@ -235,21 +235,21 @@ def test_sizes_are_given_in_order_and_what_runs_is_told_before_each_run() -> Non
     def function(num_samples: int, time: int, points: int, x: Tensor) -> tuple[Tensor, ...]:
         return (x * time + points,)
 
-    told: list[MicrobatchSlice] = []
+    told: list[MicrobatchShard] = []
 
-    class Noted(Draw):
-        def at(self, portion: MicrobatchSlice) -> None:
-            told.append(portion)
+    class Noted(CounterRng):
+        def at(self, microbatch_shard: MicrobatchShard) -> None:
+            told.append(microbatch_shard)
 
     stage = StageFunction(function, ("x",), ("y",), {}, frozenset(), ("time", "points"))
     draw = Noted(7)
-    runs = StageProgram(stage, frozenset({"x"}), None, Manner(recompute=True), draw=draw)
+    runs = StageProgram(stage, frozenset({"x"}), None, RunConfig(recompute=True), rng=draw)
     assert runs.sizes == ("time", "points")
     runs.reset(step=3)
-    portion = MicrobatchSlice(0, 1, 2, 5, (10, 7))
-    assert runs.forward(portion, X, 1.0)["y"].tolist() == [[17, 27]]
+    microbatch_shard = MicrobatchShard(0, 1, 2, 5, (10, 7))
+    assert runs.forward(microbatch_shard, X, 1.0)["y"].tolist() == [[17, 27]]
     assert runs.backward(0, {"y": GY})["x"].tolist() == [[10, 100]]
-    assert told == [portion] * 2
+    assert told == [microbatch_shard] * 2
     assert draw.step == 3
 
 
@@ -263,7 +263,7 @@ def test_autocast_lowers_what_it_lowers_and_parameters_stay() -> None:
     gradients = []
     for recompute in (False, True):
         weight.grad = None
-        runs = StageProgram(stage, frozenset({"x"}), None, Manner(recompute=recompute, autocast=torch.bfloat16))
+        runs = StageProgram(stage, frozenset({"x"}), None, RunConfig(recompute=recompute, autocast=torch.bfloat16))
         outputs = runs.forward(ONE_ROW[0], {"x": torch.ones(1, 2)}, 1.0)
         assert {name: output.dtype for name, output in outputs.items()} == {"y": torch.bfloat16, "z": torch.float32}
         found = runs.backward(0, {"y": torch.ones(1, 3, dtype=torch.bfloat16)})

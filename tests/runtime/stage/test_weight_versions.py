@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from planner.ir.schedule import Action, Op, Pipeline, StageGraph
 from planner.passes.versions import versions_kept
 from planner.schedules import names, schedule, traits
-from runtime.stage.modes import Manner
+from runtime.stage.modes import RunConfig
 from runtime.stage.stage import Weights
 
 VERSIONED = tuple(name for name in names() if not traits(name).synchronous)
@@ -123,7 +123,7 @@ def test_no_schedule_keeps_more_versions_than_the_planner_counts(name: str, num_
 def replay(row: tuple[Action, ...]) -> list[int]:
     """Versions kept after each action; the storages that are alive are as many."""
     p = parameter()
-    uses = Manner.of(row, False, None).version_uses
+    uses = RunConfig.of(row, False, None).version_uses
     weights = Weights([p], uses)
     version_of, leaves, storages, kept = {}, {}, [weakref.ref(p.untyped_storage())], []
     expected: Counter[int] = Counter()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError
-from runtime.transport.small_allgather import Rows
+from runtime.transport.small_allgather import RowGather
 
 pytestmark = pytest.mark.parametrize("run", ["inprocess", "gloo", "shared", "mixed", "channels", "mpi"], indirect=True)
 
@@ -214,7 +214,7 @@ def test_rows_of_one_key_may_be_of_several_kinds(run):
     """As a loss tells first how many places count, then its sum, in another dtype."""
 
     def program(transport):
-        rows, found = Rows(transport, (0, 1), DEADLINE_S, key=12), []
+        rows, found = RowGather(transport, (0, 1), DEADLINE_S, key=12), []
         for step in range(3):
             for count, dtype in ((1, torch.float64), (1, torch.float32), (4, torch.float32), (1, torch.float64)):
                 term = torch.full((count,), 10.0 * step + transport.rank + count, dtype=dtype)

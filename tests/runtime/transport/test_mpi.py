@@ -14,7 +14,7 @@ import torch
 from planner.ir.errors import DeadlineError, TransportError
 from runtime.transport import Key, mpi_requests, open_mpi
 from runtime.transport.mpi import PAIR_SUM_BYTES, SUM_BYTES
-from runtime.transport.mpi_requests import MpiWorks, Wire, load_mpi, meet
+from runtime.transport.mpi_requests import MpiWire, MpiWorks, load_mpi, meet
 from runtime.transport.mpi_requests import _leave as leave
 from tests.forks import forked, places_in_mpi
 
@@ -186,7 +186,7 @@ def mpi(world: Tagged) -> Any:
 @pytest.mark.parametrize(("largest", "copies"), [(2**31 - 1, 2), (2**29 - 1, 8), (2**29 + 5, 8), (2**26, 64)])
 def test_tags_that_mpi_does_not_allow_are_spread_over_communicators(largest, copies):
     world = Tagged(largest)
-    wire = Wire(mpi(world), world)
+    wire = MpiWire(mpi(world), world)
     tags = (0, largest, 2**31 - 1, 2**31, 2**32 - 1)
     for tag in tags:
         wire.send([torch.zeros(1)], 1, tag)
@@ -198,7 +198,7 @@ def test_tags_that_mpi_does_not_allow_are_spread_over_communicators(largest, cop
 
 def test_an_mpi_with_too_few_tags_is_named():
     with pytest.raises(TransportError, match="tags up to 1048575, expected 67108863 or more") as caught:
-        Wire(mpi(Tagged(2**20 - 1)), Tagged(0))
+        MpiWire(mpi(Tagged(2**20 - 1)), Tagged(0))
     assert caught.value.details == ("Small MPI 1.0",)
 
 

@@ -15,7 +15,7 @@ from cuda_ops.memory import available, install
 from planner.ir.errors import DeadlineError, OutOfMemoryError, TransportError
 from runtime.transport import Key, SharedMemoryTransport, open_named
 from runtime.transport.base import add_in_order
-from runtime.transport.segments import Segments
+from runtime.transport.segments import SharedSegments
 from runtime.transport.shared_memory import IN_PARTS_BYTES
 from tests.runtime.transport.conftest import run_in_processes
 
@@ -259,7 +259,7 @@ def test_a_message_beyond_the_segment_is_out_of_memory_with_a_remedy(run):
 
 def test_a_segment_of_another_process_is_not_taken_for_the_one_meant(run):
     def program(transport):
-        mine = Segments(transport.rank, 2)
+        mine = SharedSegments(transport.rank, 2)
         address = mine.address("host")
         wrong = type(address)(address.host, address.boot, address.process, address.file, "00" * 16, address.cores)
         gone = type(address)(address.host, address.boot, 2**22 - 1, address.file, address.token, address.cores)

@@ -11,8 +11,8 @@ import runtime.transport.gloo as peer_module
 from planner.ir.box import whole
 from planner.ir.program import Message, Part, Program
 from planner.ir.schedule import Action, Edge, StageGraph
-from runtime.pipeline.messages import MessageSlice
-from runtime.pipeline.p2p import FORWARD, Post
+from runtime.pipeline.p2p import FORWARD, P2PMailbox
+from runtime.pipeline.routing import MessageSlice
 from runtime.transport.base import Deadline
 from runtime.transport.gloo import Peer
 
@@ -55,12 +55,12 @@ def program() -> Program:
     )
 
 
-def post(end: End, whole_program: Program, peer: int) -> Post:
+def post(end: End, whole_program: Program, peer: int) -> P2PMailbox:
     wire = MessageSlice(peer, ("x",), (BOX,), ((slice(None), slice(None)),), ((SHAPE, torch.float32),))
     wires = dict.fromkeys(whole_program.messages, (wire,))
-    plumbing = SimpleNamespace(forward_out=wires, forward_in=wires, backward_out={}, backward_in={})
+    routing = SimpleNamespace(forward_out=wires, forward_in=wires, backward_out={}, backward_in={})
     row, window = whole_program.rows[end.rank], whole_program.receive_window(end.rank)
-    return Post(plumbing, row, end, deadline_s=1.0, lookahead=window, device=torch.device("cpu"))
+    return P2PMailbox(routing, row, end, deadline_s=1.0, lookahead=window, device=torch.device("cpu"))
 
 
 def test_a_rank_has_the_buffers_of_its_window_and_of_the_message_it_works_on(monkeypatch):

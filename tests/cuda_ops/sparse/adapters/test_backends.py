@@ -11,10 +11,10 @@ from torch import Tensor
 
 from cuda_ops.sparse import reference
 from cuda_ops.sparse.adapters import backends
-from cuda_ops.sparse.geometry import MapSpec, Step
+from cuda_ops.sparse.geometry import MapSpec, RouteStep
 from tests.cuda_ops.sparse.nn.clouds import cloud
 
-DOWN = (Step("strided", (3, 3, 3), (2, 2, 2)),)
+DOWN = (RouteStep("strided", (3, 3, 3), (2, 2, 2)),)
 MAPS = [MapSpec((), (), (3, 3, 3)), MapSpec((), DOWN, (3, 3, 3), (2, 2, 2))]
 
 

@@ -9,7 +9,6 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.interpolation import QUANTITIES
 from planner.costs.layers.shards import MeasuredParts
@@ -21,6 +20,7 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Profile
 from planner.solvers import solver
+from tests.oracles.plans import check
 from tests.planner.costs.plain_prices import cost_of_part
 from tests.planner.networks import mesh_like, plain, priced, residual
 from tests.planner.parts import with_parts

@@ -9,7 +9,7 @@ import torch
 
 from cuda_ops._torch import conv_backend
 from cuda_ops.dense.conv_kernels import NATIVE, kernel_for
-from cuda_ops.memory import Counter, available, install
+from cuda_ops.memory import MemoryCounter, available, install
 from planner.costs.shards.tiles import spreads_windows, transient_bytes
 from planner.ir.box import whole
 from planner.ir.graph import Attribute
@@ -57,7 +57,7 @@ def assert_as_torch(shape: tuple[int, ...], kernel: int, stride: int, dilation: 
 
 
 @pytest.fixture(scope="module")
-def counter() -> Counter:
+def counter() -> MemoryCounter:
     if available():
         pytest.skip(available())
     return install()
@@ -65,7 +65,9 @@ def counter() -> Counter:
 
 @pytest.mark.parametrize("height", [32, 64, 80])
 @pytest.mark.parametrize(("channels", "filters"), [(2, 4), (4, 4), (4, 20)])
-def test_what_is_counted_beside_input_and_output(counter: Counter, channels: int, filters: int, height: int) -> None:
+def test_what_is_counted_beside_input_and_output(
+    counter: MemoryCounter, channels: int, filters: int, height: int
+) -> None:
     """On both sides of the switch: an image of 4 channels is small up to a height of 64."""
     torch.set_num_threads(1)
     made = Network(1, channels, height, 80)

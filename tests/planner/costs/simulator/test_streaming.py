@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.baselines.bapipe import AS, FBP, SNO, SO, Pipeline, Row, kept, minibatch_s
-from planner.baselines.common.problem import Chain
-from planner.check.recompute import reckon
+from planner.baselines.bapipe import AS, FBP, SNO, SO, BapipePipeline, DeviceRow, kept, minibatch_s
+from planner.baselines.common.problem import ChainCosts
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.predict import predict
 from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
+from tests.oracles.evaluation import evaluate
 from tests.planner.factories import chain_decision
 
 OURS = {SNO: "1f1b-sno", SO: "1f1b-so", AS: "1f1b-as", FBP: "fbp-as"}
@@ -38,7 +38,7 @@ def step_s(profile: Profile, schedule: str, m: int) -> float:
     p = len(profile.cluster.devices)
     decision = chain_decision(profile, range(1, p), (1,) * m, schedule=schedule)
     found = predict(profile, decision)[0].step_s
-    assert reckon(profile, decision, program_of(profile, decision)).step_s == pytest.approx(found, rel=1e-12)
+    assert evaluate(profile, decision).step_s == pytest.approx(found, rel=1e-12)
     return found
 
 
@@ -54,9 +54,9 @@ def test_a_step_is_that_of_the_table(p: int, m: int, schedule: str, transfer: fl
     closed = (m + p - 1) * (max(1, transfer) + max(2, transfer) if schedule == AS else max(3, transfer))
     assert found == pytest.approx(closed)
     ones = (1.0 * m,) * p
-    chain = Chain(tuple(map(str, range(p))), ones, (2.0 * m,) * p, ones, ones, (*(MIB * m,) * (p - 1), 0.0))
-    pipeline = Pipeline(schedule, m, tuple(map(float, range(1, p))))
-    assert found == pytest.approx(minibatch_s(chain, Row((1.0,) * p, MIB / transfer), pipeline))
+    chain = ChainCosts(tuple(map(str, range(p))), ones, (2.0 * m,) * p, ones, ones, (*(MIB * m,) * (p - 1), 0.0))
+    pipeline = BapipePipeline(schedule, m, tuple(map(float, range(1, p))))
+    assert found == pytest.approx(minibatch_s(chain, DeviceRow((1.0,) * p, MIB / transfer), pipeline))
 
 
 @pytest.mark.parametrize("schedule", OURS)
@@ -88,5 +88,5 @@ def test_unlike_stages_go_at_the_pace_of_the_slowest_pass() -> None:
 def test_the_price_book_is_the_same_whoever_asks_first() -> None:
     book = PriceBook(boards(2, 4.0))
     decisions = [chain_decision(book.profile, (1,), (1, 1), schedule=name) for name in ("fbp-as", "1f1b", "fbp-as")]
-    first, _, last = (reckon(book, each, program_of(book.profile, each)).step_s for each in decisions)
+    first, _, last = (evaluate(book, each).step_s for each in decisions)
     assert first == last

@@ -7,20 +7,19 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
-from planner.check.recompute import reckon
-from planner.costs.cost_model import PriceBook
 from planner.costs.layers.roofline import on_cluster
 from planner.costs.memory.lifetimes import RankMemory, What
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Decision, Prediction
 from planner.ir.problem import Problem
 from planner.ir.profile import Optimizer, Profile
-from planner.layers.boundary import Boundaries
 from planner.solvers import solver
 from planner.solvers.best_first.solver import solve
+from tests.oracles.evaluation import evaluate
+from tests.oracles.plans import check
 from tests.planner.factories import chain_decision
 from tests.planner.solvers.instances import board_problem
 
@@ -39,8 +38,8 @@ def boards(on_chip: int, optimizer: Optimizer = MOMENTUM) -> Profile:
 
 
 def found(profile: Profile, decision: Decision) -> tuple[Prediction, tuple[RankMemory, ...]]:
-    made = forecast(PriceBook(profile), decision, 0.0, num_draws=0)
-    again = reckon(profile, decision, Boundaries.of_decision(profile.graph, decision).program(decision))
+    made = forecast(Pricing.of(profile), decision, 0.0, num_draws=0)
+    again = evaluate(profile, decision)
     assert again.step_s == pytest.approx(made.prediction.step_s, rel=1e-12)
     assert again.peak_bytes == tuple(rank.peak_bytes for rank in made.prediction.ranks)
     assert again.on_chip_bytes == tuple(rank.on_chip_bytes for rank in made.prediction.ranks)
@@ -81,7 +80,7 @@ def test_forward_passes_need_no_gradients_on_chip() -> None:
 def test_older_versions_of_weights_are_off_chip() -> None:
     decision = chain_decision(boards(0), (2,), (1, 1, 1), schedule="pipedream")
     _, memories = found(boards(HELD), decision)
-    assert [memory.resident.parameters for memory in memories] == [2 * BYTES, 0]  # the first stage keeps one more
+    assert [memory.held[What.PARAMETERS] for memory in memories] == [2 * BYTES, 0]  # the first stage keeps one more
 
 
 def test_memory_that_is_too_small_for_all_is_enough_with_some_on_chip() -> None:

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
-from planner.check.recompute import reckon
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import CorruptFileError, UsageError
@@ -19,8 +18,9 @@ from planner.ir.plan import Decision, Plan, Prediction
 from planner.ir.problem import ALWAYS, Request
 from planner.ir.profile import Optimizer
 from planner.ir.program import BUCKET_BYTES
-from planner.layers.boundary import Boundaries
 from planner.solvers.candidates.feasibility import schedule_names
+from tests.oracles.evaluation import evaluate
+from tests.oracles.plans import check
 from tests.planner.factories import chain_decision, plan_of
 from tests.planner.solvers.instances import random_problem
 
@@ -49,8 +49,8 @@ def decision_of(zero: int, recompute: bool = False) -> Decision:
 def predicted(zero: int, recompute: bool = False) -> Prediction:
     """By the cost model; the checker's own sums are held against it."""
     decision = decision_of(zero, recompute)
-    found = forecast(PriceBook(PROFILE), decision, 0.0, num_draws=0).prediction
-    again = reckon(PROFILE, decision, Boundaries.of_decision(PROFILE.graph, decision).program(decision))
+    found = forecast(Pricing.of(PROFILE), decision, 0.0, num_draws=0).prediction
+    again = evaluate(PROFILE, decision)
     assert again.step_s == pytest.approx(found.step_s, rel=1e-12)
     assert again.peak_bytes == tuple(rank.peak_bytes for rank in found.ranks)
     assert [each.communication_s for each in again.times] == pytest.approx([r.communication_s for r in found.ranks])
@@ -119,8 +119,8 @@ def test_a_sum_to_who_updates_takes_a_bucket_or_its_pieces_beside_all_gradients(
     profile = replace(found, cluster=replace(found.cluster, links=links))
     decision = chain_decision(profile, (), (8,), [tuple(range(ranks))])
     decision = replace(decision, stages=(replace(decision.stages[0], sharded=True, zero=1),))
-    peaks = [rank.peak_bytes for rank in forecast(PriceBook(profile), decision, 0.0, num_draws=0).prediction.ranks]
-    again = reckon(profile, decision, Boundaries.of_decision(profile.graph, decision).program(decision))
+    peaks = [rank.peak_bytes for rank in forecast(Pricing.of(profile), decision, 0.0, num_draws=0).prediction.ranks]
+    again = evaluate(profile, decision)
     assert again.peak_bytes == tuple(peaks)
     total, batch = 4 * layer, 8 * (SAVED + 8)
     assert peaks[-1] == total + total + 2 * total // ranks + beside + batch

@@ -8,7 +8,6 @@ from itertools import product
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
 from planner.ir.cluster import Link
@@ -20,6 +19,7 @@ from planner.solvers import SearchProgress, baselines, solver
 from planner.solvers.best_first.solver import solve
 from planner.solvers.candidates.candidate import decision_of
 from planner.solvers.candidates.evaluate import Evaluator
+from tests.oracles.plans import check
 from tests.planner.solvers.instances import (
     best_by_exhaustion,
     board_problem,

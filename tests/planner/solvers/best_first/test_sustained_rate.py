@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict, sustained
 from planner.ir.errors import InfeasibleError, UsageError
@@ -18,6 +17,7 @@ from planner.solvers import solver
 from planner.solvers.best_first.sustained_rate import is_stream
 from planner.solvers.candidates.candidate import decision_of
 from planner.solvers.candidates.evaluate import Evaluator
+from tests.oracles.plans import check
 from tests.planner.factories import chain_decision
 from tests.planner.solvers.instances import plans, random_problem
 
@@ -75,7 +75,7 @@ def test_a_stream_is_simulated_alike_by_the_search_and_by_the_prediction(seed: i
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     for candidate in list(plans(problem))[:40:7]:
         decision = decision_of(problem, candidate)
-        period_s = sustained(evaluator.book, decision).period_s
+        period_s = sustained(evaluator.pricing, decision).period_s
         assert decision.global_batch / period_s == pytest.approx(evaluator.sustained_per_s(candidate), rel=1e-9)
 
 

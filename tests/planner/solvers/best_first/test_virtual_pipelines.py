@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.ir.constraints import parse_rule
 from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
@@ -15,6 +14,7 @@ from planner.ir.problem import Problem
 from planner.schedules import names, traits
 from planner.solvers.best_first.solver import solve
 from planner.solvers.candidates.evaluate import Evaluator
+from tests.oracles.plans import check
 from tests.planner.solvers.instances import (
     best_by_exhaustion,
     random_problem,

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from planner.check import check
 from planner.costs.cost_model import PriceBook
 from planner.ir.codec import dumps, loads
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.candidates.evaluate import Evaluator
+from tests.oracles.plans import check
 from tests.planner.solvers.laid_out_plans import (
     EVERYTHING,
     plan_of_candidate,

@@ -10,7 +10,7 @@ import torch
 
 from planner.ir.box import Interval, volume, whole
 from planner.ir.errors import TransportError
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.compiling.collective import CollectivePeerGroup, open_collectives
 from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
 from tests.runtime.spatial.test_exchange import moves_of, random_case

@@ -20,7 +20,7 @@ from planner.ir.plan import Placement
 from planner.layers.division import Division
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.compiling.collective import CollectivePeerGroup, open_collectives
 from runtime.spatial.compiling.compiled import compiled, refuse_draws
 from runtime.spatial.decompose import DividedStage
@@ -28,7 +28,7 @@ from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
 from runtime.stage.captured import captured_model
 from runtime.stage.functions import StageCut
-from runtime.stage.modes import MicrobatchSlice
+from runtime.stage.modes import MicrobatchShard
 from tests.runtime.transport.conftest import run_in_processes
 
 UNEVEN = {"height": (0, 4, 9)}
@@ -89,7 +89,7 @@ class Divided:
     def run(self, function, samples):
         """This rank's loss, its running variance, and its gradients, which an empty part may not have."""
         self.now = self.divisions[samples]
-        self.stage.at(MicrobatchSlice(0, samples, 0, samples, (), self.now))
+        self.stage.at(MicrobatchShard(0, samples, 0, samples, (), self.now))
         values = dict(zip(self.graph.inputs, batch(samples), strict=True))
         mine = [
             values[name][slices(self.now.held(name)[self.wire.position], whole(tuple(values[name].shape)))]

@@ -16,9 +16,9 @@ from planner.ir.graph import Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.layers import kind
 from planner.layers.division import grown
-from runtime.pipeline.messages import slices
-from runtime.spatial.convolution.overlapped import Part
-from runtime.spatial.convolution.terms import Window
+from runtime.pipeline.routing import slices
+from runtime.spatial.convolution.overlapped import ConvPart
+from runtime.spatial.convolution.terms import ConvWindow
 
 SPACE = ("depth", "height", "width")
 
@@ -32,7 +32,7 @@ class ConvCase:
         channels: of input and output.
     """
 
-    window: Window
+    window: ConvWindow
     output_padding: tuple[int, ...]
     space: tuple[int, ...]
     samples: int
@@ -115,8 +115,8 @@ class ConvCase:
             for part in subtract(move.box, held[move.dst])
         )
 
-    def part(self, rank: int) -> Part:
-        return Part(self.window, self.done()[rank], self.needed()[rank], self.channels)
+    def part(self, rank: int) -> ConvPart:
+        return ConvPart(self.window, self.done()[rank], self.needed()[rank], self.channels)
 
     def weight_boxes(self, rank: int) -> tuple[Box, ...]:
         weight, bias = self.weight_shape, (self.channels[1],)
@@ -176,7 +176,7 @@ def random_case(numbers: random.Random, transposed: bool = False, largest: int =
         groups, width = numbers.choice(((1, 1), (1, 3), (2, 1), (2, 2), (4, 1), (3, 2)))
         channels = (groups * width, groups * numbers.choice((1, 2)))
         stride, dilation = draw((1, 1, 2, 3)), draw((1, 1, 2))
-        window = Window(draw((1, 2, 3, 3, 4, 5, 6, 7)), stride, draw((0, 1, 1, 2, 3)), dilation, groups, transposed)
+        window = ConvWindow(draw((1, 2, 3, 3, 4, 5, 6, 7)), stride, draw((0, 1, 1, 2, 3)), dilation, groups, transposed)
         more = tuple(numbers.randrange(max(s, d)) if transposed else 0 for s, d in zip(stride, dilation, strict=True))
         extents = tuple(numbers.randint(1, most) for _ in range(space))
         samples = numbers.choice((1, 2, 3))

@@ -14,11 +14,11 @@ from planner.ir.box import whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.convolution.layer import HaloSettings, convolve
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
-from runtime.spatial.step import Step
+from runtime.spatial.layer_shard import LayerShard
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 
@@ -109,7 +109,7 @@ def run(chain: Chain, division: Division, settings: HaloSettings) -> list[Ran]:
         leaf = value = part_of(chain.x, division.held("x")[end.rank])
         parameters = []
         for index, layer in enumerate(convolutions(division)):
-            step = Step(wire, division, layer, ranks, inputs_of={"input": 0}, later=put_off)
+            step = LayerShard(wire, division, layer, ranks, inputs_of={"input": 0}, later=put_off)
             boxes = [each[end.rank] for each in layer.weights]
             parameters.append([part_of(t, box) for t, box in zip(chain.parameters[index], boxes, strict=True)])
             value = convolve(step, *_call(chain.convs[index], value, parameters[-1]), settings)

@@ -15,10 +15,10 @@ from planner.ir.box import volume, whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.convolution.layer import HaloSettings, Mode, convolve
 from runtime.spatial.exchange import Exchange, PeerGroup
-from runtime.spatial.step import Step
+from runtime.spatial.layer_shard import LayerShard
 from runtime.transport import InProcessTransport
 from tests.runtime.ranks import on_ranks
 from tests.runtime.spatial.convolution.chains import Chain, Conv, Cuts, check, close, images, part_of, random_chain, run
@@ -188,7 +188,7 @@ def test_what_is_exchanged_is_the_adjoint_of_what_was() -> None:
 
 
 def on_two_ranks(
-    layers: Sequence[Layer], inputs: Sequence[TensorSpec], cuts: Cuts, run: Callable[[list[Step]], Any]
+    layers: Sequence[Layer], inputs: Sequence[TensorSpec], cuts: Cuts, run: Callable[[list[LayerShard]], Any]
 ) -> list[Any]:
     """What ``run`` gives on each rank, of steps without parameters, each reading what the one before makes."""
     placement, specs = Placement(0, cuts), [*inputs]
@@ -202,7 +202,7 @@ def on_two_ranks(
         torch.set_num_threads(1)
         wire = PeerGroup(end, (0, 1), 20.0)
         names = {"input": 0, **({"weight": 1} if len(inputs) > 1 else {})}
-        return run([Step(wire, division, each, (0, 1), inputs_of=names) for each in divided.values()])
+        return run([LayerShard(wire, division, each, (0, 1), inputs_of=names) for each in divided.values()])
 
     return on_ranks(2, on_rank)
 
@@ -221,7 +221,7 @@ def test_an_image_without_a_dim_of_samples() -> None:
     spec = TensorSpec(("channel", "height", "width"), (4, 9, 5), "float64")
     layers = [plain(spec, "x"), plain(spec, "after_x")]
 
-    def run(steps: list[Step]) -> tuple[Any, Tensor]:
+    def run(steps: list[LayerShard]) -> tuple[Any, Tensor]:
         value = part_of(x, steps[0].held(0))
         for step in steps:
             value = convolve(step, op, {"input": value, "weight": weight, "bias": None}, False)
@@ -239,7 +239,7 @@ def test_a_weight_that_is_computed_is_read_whole(cuts: Cuts) -> None:
     of_weight = TensorSpec(("feature",) * 4, (4, 4, 3, 3), "float64")
     layers = [plain(spec, "x", "weight"), plain(spec, "after_x", "weight")]
 
-    def run(steps: list[Step]) -> Tensor:
+    def run(steps: list[LayerShard]) -> Tensor:
         value, mine = part_of(x, steps[0].held(0)), weight.detach().clone().requires_grad_()
         for step in steps:
             value = convolve(step, op, {"input": value, "weight": mine, "bias": None}, False)
@@ -256,7 +256,7 @@ def test_under_autocast_halos_are_sent_in_its_precision() -> None:
     x, weight = torch.randn(1, 4, 9, 5), torch.randn(4, 4, 3, 3)
     spec = TensorSpec(("sample", "channel", "height", "width"), (1, 4, 9, 5), "float32")
 
-    def run(steps: list[Step]) -> tuple[Any, Tensor, int]:
+    def run(steps: list[LayerShard]) -> tuple[Any, Tensor, int]:
         value = part_of(x, steps[0].held(0))
         with torch.autocast("cpu", torch.bfloat16):
             for step in steps:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import Box, Transfer, intersect, whole
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.convolution.layer import HaloSettings, Mode, local_form
 from runtime.spatial.exchange import Exchange
 from tests.runtime.spatial.convolution.cases import ConvCase, Tensors, random_case

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 from planner.ir.box import Box, Interval
-from runtime.spatial.convolution.terms import Window, main_term, piece_term, segments
+from runtime.spatial.convolution.terms import ConvWindow, main_term, piece_term, segments
 
 
 def rows(*part: int) -> Box:
     return (Interval(0, 1), Interval(0, 4), Interval(*part))
 
 
-def line(kernel: int, stride: int = 1, padding: int = 0, dilation: int = 1, transposed: bool = False) -> Window:
-    return Window((kernel,), (stride,), (padding,), (dilation,), 1, transposed)
+def line(kernel: int, stride: int = 1, padding: int = 0, dilation: int = 1, transposed: bool = False) -> ConvWindow:
+    return ConvWindow((kernel,), (stride,), (padding,), (dilation,), 1, transposed)
 
 
 def test_the_picture_of_the_module():
@@ -59,7 +59,7 @@ def test_a_transposed_convolution_reaches_all_or_some_outputs():
 
 
 def test_a_cut_through_groups_makes_calls_of_whole_groups_and_parts():
-    window = Window((3,), (1,), (1,), (1,), groups=3)
+    window = ConvWindow((3,), (1,), (1,), (1,), groups=3)
     found = segments(window, Interval(2, 9), Interval(0, 6), (6, 12))  # 3 groups of 2 channels and 4 filters
     assert [(each.groups, each.outputs) for each in found] == [
         (1, Interval(2, 4)),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from planner.ir.box import volume, whole
 from planner.ir.errors import StageFailedError
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.deferred import DeferredGradients
 from runtime.transport import InProcessTransport
 from tests.runtime.spatial.threads import Case, Cuts, Part, added_up, case, close, gradient_of, run_on_threads

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import whole
-from runtime.pipeline.messages import slices
+from runtime.pipeline.routing import slices
 from runtime.spatial.deferred import DeferredGradients
 from tests.runtime.spatial.op_rules.test_batch_norm import CUTS
 from tests.runtime.spatial.threads import Case, Cuts, Part, added_up, case, close, gradient_of, run_on_threads

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from runtime.stage.random.layers import OPERATORS, _Masked, dropout
-from runtime.stage.random.streams import Draw, Noise
+from runtime.stage.random.streams import CounterRng, NodeStream
 
 ATEN = torch.ops.aten
 X = torch.randn(4, 3, 6, generator=torch.Generator().manual_seed(0))
@@ -56,13 +56,13 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def noise(step: int = 0) -> Noise:
-    return Noise(Draw(7, step, 2, 0, 4, 4), "node", None)
+def noise(step: int = 0) -> NodeStream:
+    return NodeStream(CounterRng(7, step, 2, 0, 4, 4), "node", None)
 
 
-def torch_s_own(function: Callable[[], Any], source: Noise) -> Any:
+def torch_s_own(function: Callable[[], Any], source: NodeStream) -> Any:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(source.draw.key(source.node))
+        torch.manual_seed(source.rng.key(source.node))
         return function()
 
 

@@ -16,14 +16,14 @@ from torch.nn import functional
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import Captured
+from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.numerics.single_device import serial_step
 from runtime.stage.captured import captured_model
 from runtime.stage.cut import cut_stage
-from runtime.stage.modes import MicrobatchSlice
-from runtime.stage.random.streams import Draw, Draws, Noise
+from runtime.stage.modes import MicrobatchShard
+from runtime.stage.random.streams import CounterRng, NodeStream, RandomNodes
 from tests.captures import capture
 from tests.runtime.engines import drawing_loss
 from tests.runtime.plans import (
@@ -143,7 +143,7 @@ def one_thread() -> None:
 
 
 @cache
-def network(name: str) -> tuple[LoadedModel, Captured]:
+def network(name: str) -> tuple[LoadedModel, CapturedModule]:
     model = load_model(ModelSource(f"{__name__}:{name}", {}, (), "float64"))
     return model, capture(model)
 
@@ -151,7 +151,7 @@ def network(name: str) -> tuple[LoadedModel, Captured]:
 def train_by_graph(name: str, seed: int = SEED, steps: int = 3) -> Trained:
     """One device, on a copy of the module and its graph."""
     model, captured = copy.deepcopy(network(name))
-    draw, optimizer, losses = Draw(seed), sgd(model.module.parameters()), []
+    draw, optimizer, losses = CounterRng(seed), sgd(model.module.parameters()), []
     loss_of = drawing_loss(captured_model(captured), draw)
     for step in range(steps):
         draw.step = step
@@ -194,13 +194,13 @@ def test_two_runs_of_one_seed_are_equal_to_the_bit() -> None:
 def test_a_model_whose_dropout_is_off_draws_nothing_and_is_the_user_s_own() -> None:
     model = load_model(ModelSource(f"{__name__}:gpt", {"rate": "0.0"}, (), "float64"))
     captured = capture(model)
-    assert Draws(captured_model(captured)).layers == ()
+    assert RandomNodes(captured_model(captured)).layers == ()
     decision = decide(captured.graph, **PLANS["two ranks"])
     assert_equal(train_by_plan(model, decision, seed=SEED), train_serially(model, (3, 3)))
 
 
 def test_layers_that_draw_are_named() -> None:
-    layers = Draws(captured_model(network("gpt")[1])).layers
+    layers = RandomNodes(captured_model(network("gpt")[1])).layers
     assert layers[0] == "drop"
     assert len(layers) == 1 + 2 * 3
 
@@ -209,7 +209,7 @@ def test_the_generator_of_the_process_is_left_alone() -> None:
     before = torch.get_rng_state()
     run_ranks(network("gpt")[0], plan("gpt", "two ranks"), [batch_of(network("gpt")[0], 6, 0)], seed=SEED)
     assert torch.equal(torch.get_rng_state(), before)
-    noise, rates = Noise(Draw(1), "node", None), torch.full((99,), 3.0)
+    noise, rates = NodeStream(CounterRng(1), "node", None), torch.full((99,), 3.0)
     first = noise.run(torch.poisson, rates)
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(1)
@@ -225,20 +225,22 @@ def masks() -> Any:
     return Masks(), (torch.ones(4, 64),)
 
 
-def drawn(draw: Draw, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+def drawn(draw: CounterRng, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
     captured = network("masks")[1]
     maps = captured.layer_of_node, captured.node_of_value
     names = [layer.name for layer in captured.graph.layers]
     outputs = [name for name in names if "dropout" in name]
-    stage = cut_stage(captured.graph_module, outputs, *maps, tuple(outputs), Draws(captured_model(captured)).rule(draw))
+    stage = cut_stage(
+        captured.graph_module, outputs, *maps, tuple(outputs), RandomNodes(captured_model(captured)).rule(draw)
+    )
     return stage.function(draw.total, torch.ones(4, 64, dtype=dtype))
 
 
 def test_seeds_differ_by_run_step_micro_batch_and_layer() -> None:
-    whole = MicrobatchSlice(0, 4, 0, 4)
+    whole = MicrobatchShard(0, 4, 0, 4)
     found = []
     for seed, step, microbatch in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (10, 0, 0), (1, 0, 1), (0, 1, 1)]:
-        draw = Draw(seed, step)
+        draw = CounterRng(seed, step)
         draw.at(replace(whole, microbatch=microbatch))
         found += drawn(draw)
     assert all(0.35 < mask.count_nonzero() / mask.numel() < 0.65 for mask in found)
@@ -246,7 +248,7 @@ def test_seeds_differ_by_run_step_micro_batch_and_layer() -> None:
 
 
 def test_a_run_in_another_precision_drops_the_same_units() -> None:
-    draw = Draw(3, total=4, count=4)
+    draw = CounterRng(3, total=4, count=4)
     for a, b in zip(drawn(draw), drawn(draw, torch.float32), strict=True):
         assert b.dtype == torch.float32
         assert torch.equal(a.bool(), b.bool())
@@ -257,12 +259,12 @@ def test_a_run_in_another_precision_drops_the_same_units() -> None:
 @pytest.mark.parametrize("width", [4, 3000, 20_000])
 def test_blocks_are_the_same_however_rows_are_shared_out(width: int, dim: int, each: int) -> None:
     def part(start: int, count: int) -> Tensor:
-        draw = Draw(1)
-        draw.at(MicrobatchSlice(0, count, start, 13))
+        draw = CounterRng(1)
+        draw.at(MicrobatchShard(0, count, start, 13))
         shape = [2, 2, width]
         shape[dim] = each * count
         fill = partial(Tensor.normal_, mean=0.0, std=1.0)
-        return Noise(draw, "node", dim).fill(
+        return NodeStream(draw, "node", dim).fill(
             tuple(shape), torch.float32, torch.device("cpu"), lambda t, g: fill(t, generator=g)
         )
 

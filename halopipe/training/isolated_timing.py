@@ -1,0 +1,97 @@
+"""When a run times its stages alone, how often, and what came of it: before its first timed step and after its last.
+
+By then the run on one device that the first step is compared with has ended.  A run gives it at most ``LARGEST_SHARE``
+of its time and ``LONGEST_S`` in all; one in which that is not enough for a few passes does without.  All ranks decide
+alike, from the plan and the options, and begin at once, since in a step they compute side by side as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from halopipe.run_spec.options import ALWAYS, NEVER, RunOptions
+from planner.ir.plan import Plan
+from planner.ir.timeline import LonePasses
+from runtime.engine import Engine
+from runtime.monitor.activity import Activity
+
+if TYPE_CHECKING:
+    from runtime.stage.alone import LoneStage
+
+LARGEST_SHARE, LONGEST_S = 0.05, 2.0
+LEAST_STEPS = 20
+_TIMING_S = 600.0  # another rank is waited for so long
+LEAST_PASSES, MOST_PASSES = 4, 200
+"""The first of which does not count: memory is taken and caches are filled."""
+
+
+def budget_s(plan: Plan, options: RunOptions, num_steps: int) -> float:
+    """Seconds before the steps, and as many after them; 0: a run of ``num_steps`` does not time its stages alone."""
+    if options.lone_passes == NEVER:
+        return 0.0
+    if options.lone_passes == ALWAYS:
+        return LONGEST_S / 2
+    ranks = plan.prediction.ranks
+    busiest_s = max((rank.compute_s for rank in ranks), default=plan.prediction.step_s)
+    pass_s = busiest_s / len(plan.decision.micro_batches)
+    half_s = min(LONGEST_S, LARGEST_SHARE * plan.prediction.step_s * num_steps) / 2
+    return half_s if num_steps >= LEAST_STEPS and half_s >= LEAST_PASSES * pass_s else 0.0
+
+
+@dataclass(slots=True)
+class IsolatedTimer:
+    """Times the stages of one rank alone.
+
+    Attributes:
+        stages: of this rank; none if they cannot be run alone, while those of others are.
+        gather: waits for all ranks.
+        skipped: why there are none, or why they failed.
+    """
+
+    stages: tuple[LoneStage, ...]
+    budget_s: float
+    gather: Callable[[], object]
+    activity: Activity
+    rank: int
+    skipped: str = ""
+    _before: list[tuple[float, ...]] = field(default_factory=list)
+    _after: list[tuple[float, ...]] = field(default_factory=list)
+
+    def before(self, engine: Engine, *, forgets: bool) -> None:
+        """Call before the first timed step; ``forgets``: the last step's gradients are used up."""
+        self._before = self._timed(engine, forgets)
+
+    def after(self, engine: Engine, *, forgets: bool) -> None:
+        """Call after the last step."""
+        self._after = self._timed(engine, forgets)
+
+    @property
+    def passes(self) -> tuple[LonePasses, ...]:
+        """What was found."""
+        if self.skipped:
+            return ()
+        both = zip(self.stages, self._before, self._after, strict=True)
+        return tuple(LonePasses(self.rank, each.number, each.samples, *seconds) for each, *seconds in both)
+
+    def _timed(self, engine: Engine, forgets: bool) -> list[tuple[float, ...]]:
+        if forgets:
+            engine.forget_step()  # the next step does; a pass has gradients of its own
+        self.activity.begin("timing its stages alone")
+        self.activity.deadline_s = _TIMING_S
+        self.gather()
+        try:
+            stages = () if self.skipped else self.stages
+            passes_s = [self._repeated(each.pass_s, self.budget_s / len(stages)) for each in stages]
+        except Exception as error:  # noqa: BLE001  # the run goes on without: it needs no stage alone
+            self.skipped, passes_s = f"{type(error).__name__}: {str(error).splitlines()[0]}", []
+        self.gather()
+        return passes_s
+
+    def _repeated(self, pass_s: Callable[[], float], budget_s: float) -> tuple[float, ...]:
+        passes_s, ends_s = [pass_s()], time.perf_counter() + budget_s
+        while len(passes_s) < LEAST_PASSES or (len(passes_s) < MOST_PASSES and time.perf_counter() < ends_s):
+            passes_s.append(pass_s())
+        return tuple(passes_s[1:])

@@ -1,0 +1,192 @@
+"""Clipping, and updates of several batches, as on one device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache, partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from planner.ir.errors import UsageError
+from planner.ir.program import Program
+from planner.ir.schedule import Action, StageGraph
+from profiler.capture.graph import CapturedModule
+from profiler.source.model import LoadedModel
+from runtime.numerics.finite import OnNan
+from runtime.optim.gradient_sync import GradientSync, check_finishing
+from runtime.optim.of_stage import Updates
+from runtime.optim.sharding import GradientBuckets
+from runtime.stage.local_stage import AccumulationStep
+from runtime.transport import InProcessTransport
+from tests.captures import capture
+from tests.runtime.plans import Trained, assert_equal, batch_of, decide, folded, run_ranks, sgd
+from tests.runtime.ranks import on_ranks
+from tests.runtime.training import alone, by_plan, cosine, sharded, tied_model
+
+MICRO_BATCHES = (3, 2)
+PLANS = {
+    "two ranks": {"cuts": [0.5]},
+    "replicas of both": {"cuts": [0.5], "ranks": [(0, 1), (2, 3)], "shares": [(3, 1), (1, 1)]},
+    "three replicas": {"cuts": [], "ranks": [(0, 1, 2)], "shares": [(1, 2, 1)]},
+    "first and last stage on one rank": {"cuts": [0.3, 0.6], "ranks": [(0,), (1,), (0,)], "schedule": folded},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@cache
+def network() -> tuple[LoadedModel, CapturedModule]:
+    model = tied_model()
+    return model, capture(model)
+
+
+@cache
+def expected(clip_norm: float) -> tuple[Trained, list[float]]:
+    return alone(network()[0], MICRO_BATCHES, scheduler=cosine, clip_norm=clip_norm)
+
+
+@pytest.mark.parametrize(("plan", "clip_norm"), [*((plan, 0.5) for plan in PLANS), ("two ranks", 1000.0)])
+def test_gradients_are_clipped_as_on_one_device(plan: str, clip_norm: float) -> None:
+    model, captured = network()
+    decision = decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS[plan])
+    found, norms = by_plan(model, decision, scheduler=cosine, clip_norm=clip_norm)
+    there, expected_norms = expected(clip_norm)
+    assert min(expected_norms) > 0.5
+    assert norms == pytest.approx(expected_norms, rel=1e-12)
+    assert_equal(found, there)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("plan", ["replicas of both", "three replicas"])
+def test_slices_of_divided_optimisers_count_once(plan: str, zero: int) -> None:
+    model, captured = network()
+    decision = sharded(decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS[plan]), zero)
+    found, norms = by_plan(model, decision, scheduler=cosine, clip_norm=0.5)
+    there, expected_norms = expected(0.5)
+    assert norms == pytest.approx(expected_norms, rel=1e-12)
+    assert_equal(Trained(found.losses, {}, found.state), Trained(there.losses, {}, there.state))
+
+
+@pytest.mark.parametrize(
+    ("plan", "divided"),
+    [("two ranks", 0), ("three replicas", 0), ("three replicas", 1), ("three replicas", 2), ("three replicas", 3)],
+)
+def test_several_batches_make_up_one_update(plan: str, divided: int) -> None:
+    model, captured = network()
+    decision = decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS[plan])
+    options = {"scheduler": cosine, "clip_norm": 0.5, "accumulate": 3}
+    found, norms = by_plan(model, sharded(decision, divided) if divided else decision, steps=6, **options)
+    there, expected_norms = alone(model, MICRO_BATCHES, steps=6, **options)
+    assert [norm is None for norm in norms] == [True, True, False] * 2
+    assert norms[2::3] == pytest.approx(expected_norms, rel=1e-12)
+    losses = [sum(found.losses[first : first + 3]) / 3 for first in (0, 3)]
+    gradients = ({}, {}) if divided else (found.gradients, there.gradients)
+    assert_equal(Trained(losses, gradients[0], found.state), Trained(there.losses, gradients[1], there.state))
+
+
+def test_nothing_is_summed_before_the_last_of_several_batches() -> None:
+    class Counting(InProcessTransport):
+        num_sums = 0
+
+        def start_sum(self, *arguments: object, **named: object) -> object:
+            Counting.num_sums += 1
+            return super().start_sum(*arguments, **named)
+
+    model, captured = network()
+    decision = decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS["three replicas"])
+    batches = [batch_of(model, 5, step) for step in range(2)]
+    run_ranks(model, decision, batches, accumulate=3, transport=Counting, optimizer=sgd)
+    assert Counting.num_sums == 0
+
+
+def local_stage(parameters: Mapping[str, nn.Parameter], ranks: tuple[int, ...]) -> SimpleNamespace:
+    """What finishing sees of a stage whose gradients have been summed."""
+    updates = Updates(frozenset(), GradientBuckets([], lambda flat: None), None, frozenset())
+    named = {"parameters": parameters, "ranks": ranks, "updates": updates, "accumulation": AccumulationStep()}
+    return SimpleNamespace(**named, is_finite=lambda *, gradients=True: True)
+
+
+def finish(end: InProcessTransport, gradient: float, **options: object) -> tuple[float | None, list[float]]:
+    """Two replicas of three parameters on ranks 0 and 1, another stage on rank 2, all of the same gradient."""
+    parameters = {name: nn.Parameter(torch.zeros(2, dtype=torch.float64)) for name in "abc"}
+    for parameter in parameters.values():
+        parameter.grad = torch.full_like(parameter, gradient)
+    ranks = (0, 1) if end.rank < 2 else (2,)
+    gradient_sync = GradientSync({0: local_stage(parameters, ranks)}, (), end, deadline_s=10.0, **options)
+    gradient_sync.begin()
+    norm = gradient_sync.run()
+    return norm, [value for parameter in parameters.values() for value in parameter.grad.tolist()]
+
+
+@pytest.mark.parametrize("norm_type", [2.0, math.inf, 3.0])
+def test_the_norm_is_torchs(norm_type: float) -> None:
+    parameters = [nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(6)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, -3.0)
+    expected = torch.nn.utils.clip_grad_norm_(parameters, 2.0, norm_type).item()
+    for norm, gradients in on_ranks(3, partial(finish, gradient=-3.0, clip_norm=2.0, norm_type=norm_type)):
+        assert norm == pytest.approx(expected, rel=1e-12)
+        assert gradients == pytest.approx([parameters[0].grad[0].item()] * 6, rel=1e-12)
+
+
+def test_gradients_below_the_limit_keep_every_bit() -> None:
+    for norm, gradients in on_ranks(3, partial(finish, gradient=0.1, clip_norm=1.0)):
+        assert norm == pytest.approx(0.1 * math.sqrt(12))
+        assert gradients == [0.1] * 6
+
+
+def test_without_a_limit_there_is_no_norm() -> None:
+    assert on_ranks(3, partial(finish, gradient=3.0)) == [(None, [3.0] * 6)] * 3
+
+
+@pytest.mark.parametrize(("gradient", "left"), [(math.inf, 0.0), (math.nan, math.nan)])
+def test_of_a_norm_that_is_not_finite_all_ranks_know(gradient: float, left: float) -> None:
+    def one_is_bad(end: InProcessTransport, on_nan: OnNan) -> tuple[float | None, list[float]]:
+        return finish(end, gradient if end.rank == 2 else 1.0, clip_norm=1.0, on_nan=on_nan)
+
+    found = on_ranks(3, partial(one_is_bad, on_nan=OnNan.IGNORE))
+    assert [str(norm) for norm, _ in found] == [str(gradient)] * 3
+    assert found[0][1] == pytest.approx([left] * 6, nan_ok=True)  # as torch leaves them
+    for rank, (norm, gradients) in enumerate(on_ranks(3, partial(one_is_bad, on_nan=OnNan.STOP))):
+        assert str(norm) == str(gradient)
+        assert gradients == pytest.approx([gradient if rank == 2 else 1.0] * 6, nan_ok=True)  # nobody uses them
+
+
+@pytest.mark.parametrize("bad_rank", [0, 2, 3])
+def test_where_bad_steps_are_skipped_all_ranks_skip_the_same(bad_rank: int) -> None:
+    def is_skipped(end: InProcessTransport) -> bool:
+        stage = local_stage({}, (end.rank,))
+        stage.is_finite = lambda *, gradients=True: end.rank != bad_rank
+        gradient_sync = GradientSync({0: stage}, (), end, on_nan=OnNan.SKIP, deadline_s=10.0)
+        gradient_sync.begin()
+        gradient_sync.run()
+        return gradient_sync.is_spoilt
+
+    assert on_ranks(3, is_skipped) == [bad_rank < 3] * 3
+
+
+def program(*rows: str) -> Program:
+    actions = tuple(tuple(map(Action.parse, row.split())) for row in rows)
+    return Program(actions, StageGraph(2, 2, ()), ((0,), (1,)), {})
+
+
+def test_updates_may_end_a_row() -> None:
+    check_finishing(program("0F0 0F1 0B0 0B1 0UPDATE", "1F0 1B0 1F1 1B1 1UPDATE"))
+    check_finishing(program("0F0 1F0 1B0 0B0 0UPDATE 1UPDATE", "1F1"))
+
+
+@pytest.mark.parametrize(
+    ("row", "culprit"),
+    [("0F0 0B0 0UPDATE 0F1 0B1 0UPDATE", "0F1"), ("0F0 0B0 0UPDATE0", "0UPDATE0"), ("0B0 0UPDATE 1B0 1UPDATE", "1B0")],
+)
+def test_what_follows_the_first_update_is_named(row: str, culprit: str) -> None:
+    with pytest.raises(UsageError, match=f"rank 1 comes to {culprit} with or after") as caught:
+        check_finishing(program("1F0 1B0 1UPDATE", row))
+    assert culprit in caught.value.details[1]
