@@ -9,8 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.handover import BoundaryMessages, Piece, least_link, least_links, pieces, without_time
 from planner.costs.communication.links import fastest
+from planner.costs.communication.stage_transfers import (
+    BoundaryMessages,
+    Piece,
+    least_link,
+    least_links,
+    pieces,
+    without_time,
+)
 from planner.costs.layers.cost_table import Array
 from planner.ir.cluster import Link
 from planner.solvers.best_first.graph_cuts import Handed
