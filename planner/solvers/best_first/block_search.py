@@ -29,6 +29,7 @@ import numpy as np
 from planner.costs.candidate import Candidate
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.layers.shards import part_of
+from planner.costs.memory.lifetimes import What
 from planner.costs.shards.device_mesh import factorisations, layout_on
 from planner.costs.shards.option import Option
 from planner.costs.shards.tiles import box_bytes, transient_bytes
@@ -157,9 +158,8 @@ class _Parting:
             if evaluation is None or evaluation.fits:
                 return evaluation
             over = max(evaluation.memories[rank].peak_bytes - problem.memory_limit_bytes(rank) for rank in self.ranks)
-            values = max(
-                evaluation.memories[rank].activations + evaluation.memories[rank].workspace for rank in self.ranks
-            )
+            held = (evaluation.memories[rank].held for rank in self.ranks)
+            values = max(one[What.ACTIVATIONS] + one[What.WORKSPACE] for one in held)
             free = min(free * 0.98, max(values, 1) - over)
             if free <= 0:
                 return None
