@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.report import Row, at_most, run
 from planner.costs.layers.cost_table import CostTables
-from planner.costs.layers.regression import BYTES, FLOPS, Families, Features
+from planner.costs.layers.regression import BYTES, FLOPS, FamilyModels, Features
 from planner.costs.layers.shards import part_of
 from planner.ir.codec import load
 from planner.ir.errors import MissingMeasurementError
@@ -149,7 +149,7 @@ def sizes_and_shapes(held: Held, by_shape: bool) -> Errors:
         gone = [m for m in held.whole if any(held.shape[m.layer] == held.shape[o.layer] for o in fold)]
         profile = held.without(gone if by_shape else fold)
         tables = CostTables(profile)
-        bare = Families(
+        bare = FamilyModels(
             replace(profile, measurements=_unnamed(profile, held, fold)), held.kind, tables.families(held.kind).features
         )
         for m in fold:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.baselines import sparsepipe
-from planner.baselines.common.answer import Answer
+from planner.baselines.common.answer import RivalAnswer
 from planner.baselines.pipedream import format as graph_format
 from planner.baselines.pipedream import planner as pipedream
 from planner.baselines.piper import format as piper_format
@@ -179,7 +179,7 @@ def _limits(options: argparse.Namespace) -> str:
     return ", ".join(f"{name} {value}" for name, value in given.items() if name not in _GENERAL)
 
 
-def _pipedream(options: argparse.Namespace) -> Answer:
+def _pipedream(options: argparse.Namespace) -> RivalAnswer:
     machines = options.machines or (DEFAULT_MACHINES,)
     bandwidths = options.bandwidth or (DEFAULT_BANDWIDTH,)
     if len(bandwidths) == 1:
@@ -187,14 +187,14 @@ def _pipedream(options: argparse.Namespace) -> Answer:
     graph = graph_format.read(_one_file(options))
     if options.data_parallel:
         seconds = pipedream.data_parallel_s(graph, machines, bandwidths)
-        return Answer(seconds, seconds, "optimal", {"machines": list(machines), "stages": 1})
-    restrictions = pipedream.Options(
+        return RivalAnswer(seconds, seconds, "optimal", {"machines": list(machines), "stages": 1})
+    restrictions = pipedream.PipeDreamOptions(
         communication=not options.no_communication, straight=options.straight, memory_bytes=options.memory or inf
     )
     return pipedream.solve(graph, machines, bandwidths, restrictions, released=options.released)
 
 
-def _sparsepipe(options: argparse.Namespace) -> Answer:
+def _sparsepipe(options: argparse.Namespace) -> RivalAnswer:
     paths, given = zip(*(_counted(file) for file in options.files), strict=True)
     machines: Sequence[int] = options.machines or (DEFAULT_MACHINES,)
     if len(machines) == 1:
@@ -214,7 +214,7 @@ def _sparsepipe(options: argparse.Namespace) -> Answer:
     return sparsepipe.best_pipeline(types, bandwidth, fixed_order=options.fixed_order, **limits)
 
 
-def _tarnawski(options: argparse.Namespace) -> Answer:
+def _tarnawski(options: argparse.Namespace) -> RivalAnswer:
     instance = dnn_format.read(_one_file(options))
     accelerators = options.accelerators
     if accelerators is None and options.machines:
@@ -231,7 +231,7 @@ def _tarnawski(options: argparse.Namespace) -> Answer:
     )
 
 
-def _piper(options: argparse.Namespace) -> Answer:
+def _piper(options: argparse.Namespace) -> RivalAnswer:
     instance = piper_format.read(_one_file(options))
     devices = sum(options.machines) if options.machines else options.accelerators
     bandwidth = _one_bandwidth(options)
@@ -247,7 +247,7 @@ def _piper(options: argparse.Namespace) -> Answer:
     )
 
 
-_PEERS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
+_PEERS: Mapping[str, Callable[[argparse.Namespace], RivalAnswer]] = {
     "pipedream": _pipedream,
     "sparsepipe": _sparsepipe,
     "tarnawski": _tarnawski,

@@ -123,7 +123,7 @@ def _pipedream(
     path = PROFILES / f"{row['instance']}.graph.txt"
     objective = row["objective"]
     limit = inf if row["memory_limit"] == "none" else 1e9 * float(row["memory_limit"].removesuffix("GB"))
-    options = pipedream_peer.Options("ignored" not in objective, "straight" in objective, limit)
+    options = pipedream_peer.PipeDreamOptions("ignored" not in objective, "straight" in objective, limit)
 
     def solve() -> float:
         graph = pipedream.read(path)

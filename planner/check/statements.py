@@ -235,7 +235,8 @@ def binding_faults(plan: Plan, sums: float | None = None, messages: float | None
         return
     busiest_s = max(rank.compute_s for rank in stated.ranks)
     busiest = [rank.rank for rank in stated.ranks if close(rank.compute_s, busiest_s, 1e-6)]
-    shares = {computes(plan.decision, rank): busiest_s / step_s for rank in busiest} | {IDLE: stated.bubble_fraction}
+    names = [computes(plan.decision.stages, rank) for rank in busiest]
+    shares = dict.fromkeys(names, busiest_s / step_s) | {IDLE: stated.bubble_fraction}
     unknown = [label for label, share in ((SUMS, sums), (MESSAGES, messages)) if share is None]
     shares |= {label: share for label, share in ((SUMS, sums), (MESSAGES, messages)) if share is not None}
     place = {text: (1, -percent) for label, share in shares.items() for text, percent in _rounded(share, label)}

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,18 @@ _FUSED_LOW, _FUSED_HIGH = 0.75, 1.5
 and of that what it reaches on H100, whose new instructions it does not use."""
 
 
+class AttentionShape(NamedTuple):
+    """Extents of an attention's core; groups of the ``heads`` of queries share one of the ``kv_heads``."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_size: int
+    causal: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """What kernels of a device take in a dtype.
@@ -64,19 +77,13 @@ class Kernels:
             return NOTHING
         return self._estimate(BATCHED if batch > 1 else GEMM, (m, n, k, batch))
 
-    def attention(
-        self, batch: int, heads: int, kv_heads: int, queries: int, keys: int, head_size: int, causal: bool, fused: bool
-    ) -> Estimate:
+    def attention(self, shape: AttentionShape, fused: bool) -> Estimate:
         """Scores, softmax and context; dropout of the scores, where there is any, is extra if not ``fused``."""
-        return self._attention(ATTENTION, (batch, heads, kv_heads, queries, keys, head_size, int(causal)), fused)
+        return self._attention(ATTENTION, shape, fused)
 
-    def attention_backward(
-        self, batch: int, heads: int, kv_heads: int, queries: int, keys: int, head_size: int, causal: bool, fused: bool
-    ) -> Estimate:
+    def attention_backward(self, shape: AttentionShape, fused: bool) -> Estimate:
         """The gradients of queries, keys and values; fused kernels compute the scores again."""
-        return self._attention(
-            ATTENTION_BACKWARD, (batch, heads, kv_heads, queries, keys, head_size, int(causal)), fused
-        )
+        return self._attention(ATTENTION_BACKWARD, shape, fused)
 
     def memory_bound(self, num_bytes: float, launches: int = 1, kind: str = "elementwise") -> Estimate:
         """Reading and writing ``num_bytes`` in all, in ``launches`` kernels.
@@ -109,8 +116,9 @@ class Kernels:
             estimate = self._known[kind, extents] = Estimate(seconds, seconds * low, seconds * high, evidence)
         return estimate
 
-    def _attention(self, kind: str, extents: tuple[int, ...], fused: bool) -> Estimate:
-        batch, heads, _, queries, keys, size, _ = extents
+    def _attention(self, kind: str, shape: AttentionShape, fused: bool) -> Estimate:
+        batch, heads, _, queries, keys, size, causal = shape
+        extents = (*shape[:-1], int(causal))
         if min(extents[:-1]) <= 0:
             return NOTHING
         backward = kind == ATTENTION_BACKWARD

@@ -12,13 +12,16 @@ import itertools
 import json
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.chains import chain_profile
+from planner.ir.cluster import GRADIENT_SUMS, MEMORY, NORMALISATION, Collective
 from planner.ir.codec import dumps
 from planner.ir.constraints import parse_rule
 from planner.ir.errors import HalopipeError
-from planner.ir.problem import ALWAYS, AUTO, LATENCY, MEMORY, SELECTIVE, WHOLE, Problem
+from planner.ir.problem import ALWAYS, AUTO, LATENCY, SELECTIVE, WHOLE, Problem
+from planner.ir.problem import MEMORY as LEAST_MEMORY
 from planner.ir.profile import Optimizer, Profile
 from planner.schedules import names as schedule_names
 from planner.solvers import baselines, solver
@@ -96,8 +99,8 @@ def of_memory() -> Iterator[Named]:
     for zero, shard in itertools.product((1, 2, 3), (AUTO, ALWAYS)):
         name = f"zero-{zero}-{shard}"
         yield name, Problem(chain(4), 6, memory_bytes=6 << 20, shard=shard, zero=zero)
-    yield "memory-objective", Problem(chain(4, 2), 4, objective=MEMORY)
-    yield "memory-objective-recompute", Problem(chain(4, 2), 4, objective=MEMORY, recompute=AUTO)
+    yield "memory-objective", Problem(chain(4, 2), 4, objective=LEAST_MEMORY)
+    yield "memory-objective-recompute", Problem(chain(4, 2), 4, objective=LEAST_MEMORY, recompute=AUTO)
 
 
 def of_rules() -> Iterator[Named]:
@@ -157,6 +160,26 @@ def of_clusters() -> Iterator[Named]:
         yield f"cluster-{devices}-of-{kinds}", Problem(chain(8, devices, **cluster), 32, gap=0.05)
 
 
+def of_links() -> Iterator[Named]:
+    """Collectives that were measured on fewer ranks than a stage has, or not at all; links that are not alike."""
+    asked: Mapping[str, Mapping[str, Any]] = {
+        "one-host": {"hosts": None},
+        "hosts-of-2": {"hosts": ["n0", "n0", "n1", "n1"]},
+        "slow": {"hosts": ["n0", "n0", "n1", "n1"], "bandwidth_bytes_per_s": 2e8, "latency_s": 1e-4},
+    }
+    for (name, fields), measured in itertools.product(asked.items(), ((), (2,), (2, 4))):
+        profile = chain(4, 4, **{"update_s": 1e-3, **fields})
+        tables = [each for each in profile.cluster.collectives if each.num_ranks in measured]
+        tables = [replace(each, points=tuple((n, 0.8 * s + 1e-5) for n, s in each.points)) for each in tables]
+        extra = [Collective(kind, 1, "", ((1024, 2e-5), (1 << 20, 4e-4))) for kind in (GRADIENT_SUMS, NORMALISATION)]
+        extra += [Collective(MEMORY, count, "", ((1 << 20, 1e-3 * count**0.5),)) for count in (1, 2, 4)]
+        cluster = replace(profile.cluster, collectives=(*tables, *(extra if measured else ())))
+        yield (
+            f"links-{name}-{'-'.join(map(str, measured)) or 'not'}-measured",
+            Problem(replace(profile, cluster=cluster), 8, shard=AUTO, zero=2),
+        )
+
+
 def infeasible() -> Iterator[Named]:
     """Problems without a plan, and requests that are none."""
     asked: Mapping[str, Mapping[str, Any]] = {
@@ -183,7 +206,16 @@ def of_methods() -> Iterator[tuple[str, tuple[Problem, str]]]:
         yield f"by-{name}-unlike", (Problem(chain(5, 2, **unlike), 4), name)
 
 
-SEARCHED = (*of_random(), *of_schedules(), *of_memory(), *of_rules(), *of_layouts(), *of_clusters(), *infeasible())
+SEARCHED = (
+    *of_random(),
+    *of_schedules(),
+    *of_memory(),
+    *of_rules(),
+    *of_layouts(),
+    *of_clusters(),
+    *of_links(),
+    *infeasible(),
+)
 PROBLEMS: Mapping[str, tuple[Problem, str]] = {
     **{name: (problem, "best-first") for name, problem in SEARCHED},
     **dict(of_methods()),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.ir.cluster import Cluster
 from planner.ir.program import Message, Program, sent_by
@@ -95,7 +95,7 @@ class Step:
 
     def __init__(
         self,
-        network: Network,
+        network: NetworkPrices,
         program: Program,
         action_s: Callable[[int, Action, int], float],
         sum_of: Callable[[int], tuple[float, float]],
@@ -365,13 +365,13 @@ class Moving:
     ends_s: float = 0.0
 
 
-def called_s(network: Network, src: int, dst: int, size: int, ahead: int = 0) -> float:
+def called_s(network: NetworkPrices, src: int, dst: int, size: int, ahead: int = 0) -> float:
     """How long a call that sends takes, or is longer for what joins ``ahead`` bytes."""
     whole_s = network.sending_s(src, dst, ahead + size)
     return max(0.0, whole_s - network.sending_s(src, dst, ahead)) if ahead else whole_s
 
 
-def message(network: Network, src: int, dst: int, size: int, ahead: int = 0) -> Moving:
+def message(network: NetworkPrices, src: int, dst: int, size: int, ahead: int = 0) -> Moving:
     """A message between two ranks, or by how much ``size`` bytes make one of ``ahead`` bytes longer."""
     ends, seconds = (
         (network.cluster.devices[src], network.cluster.devices[dst]),

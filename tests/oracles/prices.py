@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.resharding import Crossing, crossing, exposed, scattered_s
+from planner.costs.communication.resharding import Resharding, crossing, exposed, scattered_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.shards.option import Option, Reading, Shards, shards_of
@@ -318,9 +318,9 @@ class LaidOut:
         return sum(float(one.received_bytes[0, 0, member]) for one in into)
 
     @cached_property
-    def _into(self) -> dict[str, list[Crossing]]:
+    def _into(self) -> dict[str, list[Resharding]]:
         """By layer, what crosses on the way to it."""
-        by_reader: dict[str, list[Crossing]] = {}
+        by_reader: dict[str, list[Resharding]] = {}
         for (_, reader), one in self._crossings.items():
             by_reader.setdefault(reader, []).append(one)
         return by_reader
@@ -386,7 +386,7 @@ class LaidOut:
         }
 
     @cached_property
-    def _crossings(self) -> dict[tuple[str, str], Crossing]:
+    def _crossings(self) -> dict[tuple[str, str], Resharding]:
         """What passes between two layers of the stage, by (maker, reader)."""
         values: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for reader in self.layers:

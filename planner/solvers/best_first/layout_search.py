@@ -25,8 +25,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from planner.costs.candidate import Candidate
+from planner.costs.pricing import program_of
 from planner.costs.shards.option import Option
-from planner.ir.constraints import Ways
 from planner.ir.errors import HalopipeError, MissingMeasurementError
 from planner.ir.plan import PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
@@ -36,19 +37,11 @@ from planner.passes import in_flight
 from planner.schedules import traits
 from planner.solvers.best_first.block_search import runs_in_blocks
 from planner.solvers.best_first.bound import least_work_s
-from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
-from planner.solvers.best_first.layout_chains import Chain, Chains, links_of
+from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, allowed_options
+from planner.solvers.best_first.layout_chains import Chains, LayoutChain, links_of
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget, OutOfTimeError
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Pool,
-    ends_of_hosts,
-    micro_batches,
-    pools,
-    program_of,
-    with_options,
-)
+from planner.solvers.candidates.candidate import Pool, ends_of_hosts, micro_batches, pools, with_options
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -66,7 +59,6 @@ from planner.solvers.layouts.stage import (
     LEAST,
     NONE,
     WHOLE,
-    Options,
     Question,
     best_layouts,
     most_options,
@@ -96,7 +88,7 @@ def with_layouts(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outc
     """``outcome`` of the search over samples, continued over layouts; as it is where samples alone may be cut."""
     if not beyond_samples(evaluator.problem):
         return outcome
-    return _Search(evaluator, outcome, within).run()
+    return _LayoutSearch(evaluator, outcome, within).run()
 
 
 def left_out(problem: Problem) -> tuple[Rejected, ...]:
@@ -115,7 +107,7 @@ def left_out(problem: Problem) -> tuple[Rejected, ...]:
 
 
 @dataclass(slots=True, eq=False)
-class _Search:
+class _LayoutSearch:
     """The search's state.
 
     Attributes:
@@ -226,7 +218,7 @@ class _Search:
         table = maker.table(ranks)
         if table is None:
             return _FAR
-        chain = Chain(float(table.step_s[0, last]), ((0, last, ranks, table),))
+        chain = LayoutChain(float(table.step_s[0, last]), ((0, last, ranks, table),))
         if chain.bound_s < self.upper_s:
             self._simulate(maker, chain)
         return self._unless_restricted(chain.bound_s, [table])
@@ -279,7 +271,7 @@ class _Search:
             raise OutOfTimeError
         return self.upper_s
 
-    def _simulate(self, maker: TableMaker, chain: Chain) -> None:
+    def _simulate(self, maker: TableMaker, chain: LayoutChain) -> None:
         self.num_candidates += 1
         for evaluation in self.plans.of_chain(maker.size, chain) if chain.stages else ():
             self._take(evaluation)
@@ -364,7 +356,7 @@ class LayoutPlans:
                 best = evaluation
         return best
 
-    def of_chain(self, size: int, chain: Chain) -> Iterator[Evaluation]:
+    def of_chain(self, size: int, chain: LayoutChain) -> Iterator[Evaluation]:
         """The chain under every schedule that has a stage on each position, recomputing or not."""
         problem = self.evaluator.problem
         last = chain.stages[-1][1]
@@ -404,7 +396,7 @@ class LayoutPlans:
             if own and not gives_all_work(self.evaluator.layouts, group, own, sizes):
                 return False
             if not own and len(group) > 1:
-                shares = [self.evaluator.samples(candidate.shares[stage], rows) for rows in sizes]
+                shares = [self.evaluator.pricing.samples(candidate.shares[stage], rows) for rows in sizes]
                 if min(map(min, shares)) < 1 or any(graph.layers[index].name in mixing for index in layers):
                     return False
         return not candidate.options or joins_all_ranks(graph, candidate)
@@ -455,22 +447,15 @@ class LayoutPlans:
             recomputed=frozenset(cores) if candidate.recomputes_cores(stage) else frozenset(),
         )
         most = most_options(prices, self.options_work_s)
-        options = simplest(self._options(layers, options_of(prices, question)), most) if most else ()
+        options = (
+            simplest(allowed_options(self.constraints, layers, options_of(prices, question)), most) if most else ()
+        )
         if not options or not all(options):
             return {}
         try:
             return dict(best_layouts(prices, question, self.budget.part(_FITTING_S), options).chosen)
         except OutOfTimeError:
             return {}
-
-    def _options(self, layers: tuple[int, ...], options: tuple[Options, ...]) -> tuple[Options, ...]:
-        """Those that side constraints allow."""
-        if not self.constraints.rules:
-            return options
-        return tuple(
-            tuple(option for option in each if self.constraints.allows_layer(index, Ways.of(dict(option.cuts))))
-            for index, each in zip(layers, options, strict=True)
-        )
 
 
 def _joined(parts: Iterable[Layouts]) -> Layouts:

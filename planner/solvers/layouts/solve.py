@@ -28,7 +28,7 @@ import numpy as np
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
 from planner.solvers.layouts.factor_graph import ROUNDING, Array, Assignment, Kept, LabelledGraph
 from planner.solvers.layouts.milp import solve_integer
-from planner.solvers.layouts.variable_elimination import Elimination, Order, eliminate, order_of
+from planner.solvers.layouts.variable_elimination import Elimination, EliminationOrder, eliminate, order_of
 
 PROVEN, WITHIN_GAP, TIME_LIMIT, INFEASIBLE = "proven", "within gap", "time limit", "infeasible"
 
@@ -45,7 +45,7 @@ _PASSES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CertifiedAssignment:
     """The best assignment found and its certificate.
 
     Attributes:
@@ -61,13 +61,13 @@ class Answer:
     status: str
 
 
-def minimise(graph: LabelledGraph, within: Budget | None = None, gap: float = 0.0) -> Answer:
+def minimise(graph: LabelledGraph, within: Budget | None = None, gap: float = 0.0) -> CertifiedAssignment:
     """The cheapest assignment of ``graph`` that fits, within ``gap`` of the bound.
 
     Args:
         within: 60 seconds by default.
     """
-    search = _Search(graph, within or part_of_current(60.0), gap)
+    search = _AssignmentSearch(graph, within or part_of_current(60.0), gap)
     order = order_of(graph)
     if not order.is_narrow:
         search.bound = sum(float(table.min()) for table in (*graph.node_cost, *graph.edge_cost.values()))
@@ -89,7 +89,7 @@ def minimise(graph: LabelledGraph, within: Budget | None = None, gap: float = 0.
 
 
 @dataclass(slots=True, eq=False)
-class _Search:
+class _AssignmentSearch:
     """The best answer so far and what is known of all others.
 
     Attributes:
@@ -139,13 +139,13 @@ class _Search:
         self.bound = max(self.bound, min(part.bound, beyond, self.cost))
         return True
 
-    def answer(self) -> Answer:
+    def answer(self) -> CertifiedAssignment:
         """What is known."""
         if self.best is None:
-            return Answer(None, self.cost, self.bound, INFEASIBLE if self.is_done else TIME_LIMIT)
+            return CertifiedAssignment(None, self.cost, self.bound, INFEASIBLE if self.is_done else TIME_LIMIT)
         exact = self.cost <= self.bound + ROUNDING * abs(self.cost)
         status = PROVEN if exact else WITHIN_GAP if self.is_done else TIME_LIMIT
-        return Answer(self.best, self.cost, min(self.bound, self.cost), status)
+        return CertifiedAssignment(self.best, self.cost, min(self.bound, self.cost), status)
 
 
 def _level(graph: LabelledGraph, marginals: tuple[Array, ...], most_pairs: int) -> float:
@@ -165,7 +165,7 @@ def _num_pairs(graph: LabelledGraph, options: Sequence[int]) -> int:
 
 
 def lagrangian(
-    graph: LabelledGraph, order: Order, free: Elimination, within: Budget
+    graph: LabelledGraph, order: EliminationOrder, free: Elimination, within: Budget
 ) -> tuple[float, tuple[Array, ...], tuple[Assignment, ...]]:
     """A bound of what fits, infinity if nothing does; by node a bound of what takes each option; assignments met.
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.chains import chain_profile
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.courses import Flow, PutOff, course
 from planner.costs.memory.levels import BACKWARD, LevelTables
@@ -22,7 +23,6 @@ from planner.ir.profile import LEVEL_NAMES, Levels, Measurement, Profile
 from planner.ir.schedule import Edge
 from planner.layers.boundary import Boundaries
 from planner.schedules import names, positions, traits
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.oracles.plans import check
 from tests.planner.solvers.laid_out_plans import EVERYTHING, plan_of_candidate, random_candidate, random_network

@@ -11,7 +11,7 @@ import torch
 from cuda_ops.memory import available, meter_of
 from planner.costs.memory.courses import Course, course
 from planner.ir.profile import LEVEL_NAMES, ModelSource
-from profiler import Captured, LoadedModel, load_model
+from profiler import CapturedModule, LoadedModel, load_model
 from profiler.capture.graph import capture
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.measure.memory import footprints
@@ -31,7 +31,7 @@ NETWORKS = {
 }
 
 
-def course_of(captured: Captured, model: LoadedModel) -> Course:
+def course_of(captured: CapturedModule, model: LoadedModel) -> Course:
     graph = captured.graph
     found = footprints(captured, example_of(graph.inputs, model, graph.samples), graph.samples)
     names = [layer.name for layer in graph.layers]

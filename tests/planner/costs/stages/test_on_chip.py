@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.cost_model import PriceBook
 from planner.costs.layers.roofline import on_cluster
 from planner.costs.memory.peak import RankMemory
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Decision, Prediction
@@ -38,7 +38,7 @@ def boards(on_chip: int, optimizer: Optimizer = MOMENTUM) -> Profile:
 
 
 def found(profile: Profile, decision: Decision) -> tuple[Prediction, tuple[RankMemory, ...]]:
-    made = forecast(PriceBook(profile), decision, 0.0, num_draws=0)
+    made = forecast(Pricing.of(profile), decision, 0.0, num_draws=0)
     again = evaluate(profile, decision)
     assert again.step_s == pytest.approx(made.prediction.step_s, rel=1e-12)
     assert again.peak_bytes == tuple(rank.peak_bytes for rank in made.prediction.ranks)
