@@ -27,7 +27,7 @@ from pathlib import Path
 
 from benchmarks.report import Row, at_least, at_most
 from planner.baselines.common.as_profile import as_profile, hosts
-from planner.baselines.hpgo import Machines, Pipeline, search
+from planner.baselines.hpgo import HpgoMachines, HpgoPipeline, search
 from planner.baselines.pipedream.format import LayerGraph, read, states_of
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
@@ -91,9 +91,9 @@ class Case:
         )
         return replace(plain, collectives=tables)
 
-    def found_again(self) -> tuple[float, Pipeline]:
+    def found_again(self) -> tuple[float, HpgoPipeline]:
         """The speed-up that our search for DAPPLE's plan estimates, and the plan."""
-        machines = Machines(self.servers, self.gpus // self.servers, WITHIN, MESSAGES, SUMS)
+        machines = HpgoMachines(self.servers, self.gpus // self.servers, WITHIN, MESSAGES, SUMS)
         return search(self.graph, machines, self.global_batch, self.samples)
 
     def step_s(self) -> float:

@@ -84,6 +84,14 @@ def _input_faults(plan: Plan) -> Iterator[str]:
         value = getattr(plan.inputs, name)
         if not _FINGERPRINT.fullmatch(value):
             yield f"inputs.{name}: {value!r} is not sha256: and 16 digits"
+    yield from correction_faults(plan)
+    state = plan.inputs.optimizer.state_bytes_per_parameter_byte
+    if state < 0:
+        yield f"inputs.optimizer.state_bytes_per_parameter_byte: {state} is below 0"
+
+
+def correction_faults(plan: Plan) -> Iterator[str]:
+    """Corrections that no profile can be seen under."""
     corrected = set()
     for number, one in enumerate(plan.inputs.corrections):
         path = f"inputs.corrections[{number}]"
@@ -94,9 +102,6 @@ def _input_faults(plan: Plan) -> Iterator[str]:
         if one.of in corrected:
             yield f"{path}.of: {one.of.what} of {one.of.where} is corrected twice"
         corrected.add(one.of)
-    state = plan.inputs.optimizer.state_bytes_per_parameter_byte
-    if state < 0:
-        yield f"inputs.optimizer.state_bytes_per_parameter_byte: {state} is below 0"
 
 
 def _prediction_faults(plan: Plan, trains: bool) -> Iterator[str]:

@@ -23,8 +23,8 @@ from typing import NamedTuple
 from planner.costs.candidate import Candidate, Spans, boundaries_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of, span
+from planner.costs.memory.lifetimes import RankMemory, rank_memories
 from planner.costs.memory.messages import Carried
-from planner.costs.memory.peak import RankMemory, rank_memories
 from planner.costs.simulator.prices import SlotPrices, prices_of, resources
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, symmetry_of

@@ -1,10 +1,27 @@
-"""Names of a package that are imported when they are first used."""
+"""What is made when it is first asked for: names of a package, and values by key."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Memo(dict[Key, Value]):
+    """Values by key, each made once."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[[Key], Value]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: Key) -> Value:
+        value = self[key] = self._make(key)
+        return value
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.ir.schedule import MESSAGE, SEND, Action, Op
-from planner.passes.events import Rows
+from planner.passes.events import RankRows
 from planner.passes.lowering import Numbering
 
 TOGETHER = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.REDUCE_GRAD, Op.UPDATE})
@@ -57,7 +57,7 @@ def stuck(numbering: Numbering, held_sends: bool, windows: Sequence[int] = ()) -
     return _UntimedRows(numbering, held_sends, windows).stuck()
 
 
-class _UntimedRows(Rows):
+class _UntimedRows(RankRows):
     """One run; lives while it lasts.  Only what concerns other ranks is a step: messages, and what several ranks do."""
 
     def __init__(self, numbering: Numbering, held_sends: bool, windows: Sequence[int]) -> None:

@@ -6,14 +6,14 @@ What an action needs is stated by :func:`planner.ir.schedule.dependencies` alone
     forward with inputs      also when what is prepared for it is there
     receive                  ends when all its messages are there, and what it costs beside is over
     send                     ends with its last call; messages of one wire travel one after another
-    reduction, tied update   begins when the last of its ranks has come to it                          ``Rows.meet``
+    reduction, tied update   begins when the last of its ranks has come to it                          ``RankRows.meet``
 
 and of actions that have no rows yet, where messages take a fixed time between positions, ``StageClock``.
 
 Whether a program ends at all (:mod:`planner.passes.ending`), when everything happens in it
 (:mod:`planner.costs.simulator.events`), also where messages share network cards
-(:mod:`planner.costs.simulator.contention`), are ``Rows``; schedules that are made from times have a ``StageClock``, and
-bounds of many pipelines at once follow :func:`in_order`.
+(:mod:`planner.costs.simulator.contention`), are ``RankRows``; schedules that are made from times have a ``StageClock``,
+and bounds of many pipelines at once follow :func:`in_order`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOT_YET = -1.0
 """A time that is not known yet."""
 
 
-class Rows(ABC):
+class RankRows(ABC):
     """Ranks that take one step of their row after another, and wait for one another.
 
     Attributes:

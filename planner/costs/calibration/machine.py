@@ -33,7 +33,7 @@ LEAST_CHANGE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
+class MachineSpeeds:
     """What stages alone say of the machine.
 
     Attributes:
@@ -66,7 +66,7 @@ def is_change(speed: float, noise: float) -> bool:
     return not 1 / (1 + least) <= speed <= 1 + least
 
 
-def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -> Speeds | None:
+def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -> MachineSpeeds | None:
     """What the passes of a run say; None if there are none.
 
     Args:
@@ -94,11 +94,11 @@ def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -
     slowdowns = {kind: now[kind] / then[kind] for kind in now if then[kind] > 0}
     during = after_s / before_s - 1
     noise = max(_between_processes(profile, passes), abs(during))
-    return Speeds(sum(now.values()), sum(then.values()), slowdowns, noise, during)
+    return MachineSpeeds(sum(now.values()), sum(then.values()), slowdowns, noise, during)
 
 
 def drift(
-    profile: Profile, decision: Decision, machine_speeds: Speeds, counted: Sequence[Correction], step_s: float
+    profile: Profile, decision: Decision, machine_speeds: MachineSpeeds, counted: Sequence[Correction], step_s: float
 ) -> Drift:
     """Splits the error of a prediction.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappop, heappush
 
-from planner.costs.simulator.prices import SlotPrices, Speeds, Traffic
+from planner.costs.simulator.prices import FlowSpeeds, NetworkTraffic, SlotPrices
 from planner.costs.simulator.program import (
     PREPARE_STEP,
     PREPARED_STEP,
@@ -36,7 +36,7 @@ _BEGINS, _ENDS, _CALLS, _LOOKS = range(4)
 awaits is there."""
 
 
-def execute_shared(compiled: CompiledProgram, prices: SlotPrices, traffic: Traffic) -> Trace:
+def execute_shared(compiled: CompiledProgram, prices: SlotPrices, traffic: NetworkTraffic) -> Trace:
     """Runs all rows to their end.
 
     Raises:
@@ -50,13 +50,13 @@ def execute_shared(compiled: CompiledProgram, prices: SlotPrices, traffic: Traff
 class _SharedRows(ProgramRows):
     """A step under way.  Events are (time, number): flows first, by number, then ranks."""
 
-    def __init__(self, compiled: CompiledProgram, prices: SlotPrices, traffic: Traffic) -> None:
+    def __init__(self, compiled: CompiledProgram, prices: SlotPrices, traffic: NetworkTraffic) -> None:
         super().__init__(compiled, prices)
         num_ranks, num_flows, num_messages = len(compiled.rows), len(traffic.flows), len(compiled.messages)
         self.flows = traffic.flows
         self.events: list[tuple[float, int, float]] = []
         # flows: what is left of them, since when, how fast, and the message or reduction that each is
-        self.speeds = Speeds(traffic)
+        self.speeds = FlowSpeeds(traffic)
         self.left, self.since, self.speed = [0.0] * num_flows, [0.0] * num_flows, [1.0] * num_flows
         self.ends, self.carries = [NOT_YET] * num_flows, [NOBODY] * num_flows
         # messages

@@ -75,7 +75,7 @@ def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, 
 
 
 def with_next_step(compiled: CompiledProgram, trace: Trace, next_step: Sequence[NextStep]) -> Trace:
-    """The trace, with what is left of ``found`` behind its rows."""
+    """The trace, with what is left of ``next_step`` behind its rows."""
     if not next_step:
         return trace
     left_s = [

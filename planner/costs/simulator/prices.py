@@ -9,9 +9,9 @@ visits host after host does.  Where a card would carry more than it can, its flo
 and Gallager 1992, section 6.5.2), none faster than it is alone.  A card can carry what the host's links do, or the
 fastest of the flows on it, if that is more: alone, nothing is slowed (a burst).
 
-A message delays computing at its ends by ``Network.core_s`` in all, evenly while it moves (at the sender: behind its
-call), so that what a core loses goes with the message's speed; several add.  ``DeviceSpec.core_share`` says how much of
-that a device feels.
+A message delays computing at its ends by ``NetworkPrices.core_s`` in all, evenly while it moves (at the sender: behind
+its call), so that what a core loses goes with the message's speed; several add.  ``DeviceSpec.core_share`` says how
+much of that a device feels.
 
 What several sends of one action bring to one rank may travel as one message
 (:meth:`planner.ir.program.Program.joined`): what is behind the first then costs by how much it makes the message
@@ -34,7 +34,7 @@ from functools import partial
 
 import numpy as np
 
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.costs.simulator.next_step import NextStep, next_steps
 from planner.costs.simulator.program import CompiledProgram, TransferSlot
 from planner.costs.stages.action_costs import StageCosts
@@ -63,7 +63,7 @@ class SlotPrices:
     wires: Sequence[int]
     sending_s: Sequence[float] = ()
     beside: Sequence[bool] = ()
-    traffic: Traffic | None = None
+    traffic: NetworkTraffic | None = None
     next_step: Sequence[NextStep] = ()
 
 
@@ -102,12 +102,12 @@ def transfer_bytes(program: Program, compiled: CompiledProgram) -> list[int]:
     return [sum(part.num_bytes for part in slot.parts(program)) for slot in compiled.transfers]
 
 
-def transfer_prices(compiled: CompiledProgram, sizes: Sequence[int], network: Network) -> list[float]:
+def transfer_prices(compiled: CompiledProgram, sizes: Sequence[int], network: NetworkPrices) -> list[float]:
     """Seconds by transfer slot."""
     return _by_slot(compiled, sizes, network.transfer_s)
 
 
-def sending_prices(compiled: CompiledProgram, sizes: Sequence[int], network: Network) -> list[float]:
+def sending_prices(compiled: CompiledProgram, sizes: Sequence[int], network: NetworkPrices) -> list[float]:
     """Seconds of the call that sends, by transfer slot; empty if none of them takes any."""
     sending_s = _by_slot(compiled, sizes, network.sending_s)
     return sending_s if any(sending_s) else []
@@ -174,7 +174,7 @@ def streamed(
     return lasting_s, (rest * transfer_s).tolist(), (rest * sending_s).tolist() if sending_s else []
 
 
-def resources(compiled: CompiledProgram, network: Network) -> list[int]:
+def resources(compiled: CompiledProgram, network: NetworkPrices) -> list[int]:
     """The wire that each channel uses: its own, or one for both directions where the link is not duplex."""
     number = {pair: index for index, pair in enumerate(compiled.channels)}
     return [
@@ -199,7 +199,7 @@ Change = tuple[list[tuple[int, float]], list[tuple[int, float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class NetworkFlow:
     """What moves.
 
     Attributes:
@@ -218,7 +218,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class NetworkTraffic:
     """The flows of a program.
 
     Attributes:
@@ -226,7 +226,7 @@ class Traffic:
         capacities: bytes/s by card: of each host the sending side, then the receiving side.
     """
 
-    flows: tuple[Flow, ...]
+    flows: tuple[NetworkFlow, ...]
     capacities: tuple[float, ...]
 
     def speeds(self, active: Sequence[int]) -> dict[int, float]:
@@ -280,7 +280,7 @@ class Traffic:
         return {rank: max(LEAST_RATE, 1 - loss) for rank, loss in lost.items()}
 
 
-class Speeds:
+class FlowSpeeds:
     """The speeds of flows and ranks while flows start and end.
 
     A start or an end changes the speeds of flows that share a card with it, or with one of these, and no others; what
@@ -289,7 +289,7 @@ class Speeds:
 
     __slots__ = ("_active", "_at_rank", "_changes", "_on_card", "_rates", "_speeds", "traffic")
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: NetworkTraffic) -> None:
         self.traffic = traffic
         self._active = 0  # a bit for each flow under way
         self._speeds: dict[int, float] = {}
@@ -339,7 +339,7 @@ class Speeds:
 
 def traffic_of(
     compiled: CompiledProgram, costs: StageCosts, sizes: Sequence[int], transfer_s: Sequence[float]
-) -> Traffic | None:
+) -> NetworkTraffic | None:
     """The flows of a program; None if no card can be short and no core loses anything.
 
     Args:
@@ -355,18 +355,18 @@ def traffic_of(
         src, dst = number_of[slot.src], number_of[slot.dst]
         cards = (2 * src, 2 * dst + 1) if src != dst else ()
         if seconds <= 0:
-            flows.append(Flow(0.0))
+            flows.append(NetworkFlow(0.0))
             continue
         ahead = bytes_ahead(slot, size, sizes) if slot.before else None
         losses = _losses(network, slot, (size, ahead), seconds)
-        flows.append(Flow(seconds, size / seconds, cards, losses, compiled.copies))
+        flows.append(NetworkFlow(seconds, size / seconds, cards, losses, compiled.copies))
     flows += _sums(compiled, costs, number_of)
-    traffic = Traffic(tuple(flows), network.card_bytes_per_s)
+    traffic = NetworkTraffic(tuple(flows), network.card_bytes_per_s)
     return traffic if _matters(compiled, traffic) else None
 
 
 def _losses(
-    network: Network, slot: TransferSlot, moved: tuple[int, int | None], seconds: float
+    network: NetworkPrices, slot: TransferSlot, moved: tuple[int, int | None], seconds: float
 ) -> tuple[tuple[int, float], ...]:
     """(rank, what it loses of its computing speed) at both ends of a message; ``moved`` as of :func:`_more`."""
     size, ahead = moved
@@ -385,25 +385,25 @@ def _losses(
     return tuple((rank, lost) for rank, lost in both if lost > 0)
 
 
-def _sums(compiled: CompiledProgram, costs: StageCosts, number_of: Sequence[int]) -> Iterator[Flow]:
+def _sums(compiled: CompiledProgram, costs: StageCosts, number_of: Sequence[int]) -> Iterator[NetworkFlow]:
     """The sums of gradients, by stage, as far as their ranks wait for them."""
     network, summed = costs.book.network, set(compiled.reduced_stages)
     for number, stage in enumerate(costs.stages):
         hosts = sorted({number_of[rank] for rank in stage.ranks if compiled.rows[rank]})
         is_across = len({number_of[rank] for rank in stage.ranks}) > 1
         if number not in summed or not is_across or stage.once is not None:
-            yield Flow(0.0)
+            yield NetworkFlow(0.0)
             continue
         whole_s = network.all_reduce_s(stage.ranks, stage.own_bytes)
         waited_s = costs.waited_s(number)
         if waited_s <= 0 or whole_s <= 0:
-            yield Flow(0.0)
+            yield NetworkFlow(0.0)
             continue
         bytes_per_s = 2 * (len(stage.ranks) - 1) / len(stage.ranks) * stage.own_bytes / whole_s
-        yield Flow(waited_s, bytes_per_s, tuple(card for host in hosts for card in (2 * host, 2 * host + 1)))
+        yield NetworkFlow(waited_s, bytes_per_s, tuple(card for host in hosts for card in (2 * host, 2 * host + 1)))
 
 
-def _matters(compiled: CompiledProgram, traffic: Traffic) -> bool:
+def _matters(compiled: CompiledProgram, traffic: NetworkTraffic) -> bool:
     """Whether a core loses anything, or a card could have more on it than it carries.
 
     Messages of one channel follow one another; of each the fastest counts.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import CompiledProgram
 from planner.costs.timeline import TICK_DIGITS, Trace, require_done
-from planner.passes.events import NOT_YET, Rows
+from planner.passes.events import NOT_YET, RankRows
 
 NOBODY = -1
 
 
-class ProgramRows(Rows):
+class ProgramRows(RankRows):
     """The rows of a program while they run.
 
     Attributes:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.resharding import Crossing
+from planner.costs.communication.resharding import Resharding
 from planner.costs.layers.confidence import weakest
 from planner.costs.shards.boxes import Boxes
 from planner.costs.shards.option import Option
@@ -164,7 +164,7 @@ def with_ways(prices: LayoutPrices, chosen: Mapping[int, Option]) -> dict[int, O
 def _exchanged(
     prices: LayoutPrices,
     tables: Mapping[int, LayerTable],
-    crossings: Mapping[tuple[int, int], Crossing],
+    crossings: Mapping[tuple[int, int], Resharding],
     again: Mapping[int, float],
     layers: Collection[int],
 ) -> tuple[float, float]:
@@ -184,7 +184,7 @@ def _exchanged(
 def _kept(
     prices: LayoutPrices,
     tables: Mapping[int, LayerTable],
-    crossings: Mapping[tuple[int, int], Crossing],
+    crossings: Mapping[tuple[int, int], Resharding],
     again: Mapping[int, float],
 ) -> tuple[Array, Array]:
     """(kept for each micro-batch in flight, there while one is recomputed), by rank."""
@@ -201,7 +201,7 @@ def _kept(
 
 
 def _by_layer(
-    prices: LayoutPrices, tables: Mapping[int, LayerTable], crossings: Mapping[tuple[int, int], Crossing]
+    prices: LayoutPrices, tables: Mapping[int, LayerTable], crossings: Mapping[tuple[int, int], Resharding]
 ) -> LayerBytes:
     place = {index: number for number, index in enumerate(tables)}
     received, copied = np.zeros((2, len(tables), len(prices.ranks)))

@@ -29,12 +29,13 @@ import numpy as np
 from planner.costs.candidate import Candidate
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.layers.shards import part_of
+from planner.costs.memory.lifetimes import What
 from planner.costs.shards.device_mesh import factorisations, layout_on
 from planner.costs.shards.option import Option
 from planner.costs.shards.tiles import box_bytes, transient_bytes
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import Box, intersect, volume, whole
-from planner.ir.constraints import Ways
+from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, output_of, producer, value_name
 from planner.ir.plan import Block, status_of
@@ -120,7 +121,7 @@ def _space_of(problem: Problem) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _BlockPart:
     """A block from layer ``first`` on, in ``tiles``; what it takes and holds."""
 
     first: int
@@ -157,9 +158,8 @@ class _Parting:
             if evaluation is None or evaluation.fits:
                 return evaluation
             over = max(evaluation.memories[rank].peak_bytes - problem.memory_limit_bytes(rank) for rank in self.ranks)
-            values = max(
-                evaluation.memories[rank].activations + evaluation.memories[rank].workspace for rank in self.ranks
-            )
+            held = (evaluation.memories[rank].held for rank in self.ranks)
+            values = max(one[What.ACTIVATIONS] + one[What.WORKSPACE] for one in held)
             free = min(free * 0.98, max(values, 1) - over)
             if free <= 0:
                 return None
@@ -184,7 +184,7 @@ class _Parting:
 
     def _is_allowed(self) -> bool:
         constraints = Constraints.of(self.evaluator.problem)
-        ways = [Ways.of(dict(option.cuts)) for option in self._options]
+        ways = [CutDegrees.of(dict(option.cuts)) for option in self._options]
         return all(constraints.allows_layer(index, way) for index, way in enumerate(ways))
 
     @cached_property
@@ -219,7 +219,7 @@ class _Parting:
         """The blocks of least time within ``free`` bytes of values; None if nothing fits."""
         ends = self._ends
         least: dict[int, float] = {0: 0.0}
-        last_part: dict[int, _Part] = {}
+        last_part: dict[int, _BlockPart] = {}
         for stop in ends[1:]:
             for first in ends:
                 if first >= stop or first not in least:
@@ -246,7 +246,7 @@ class _Parting:
             sized, whole = self.prices.sized(index), book.tables.columns(device, self.size)[:, index]
             share = whole * (prod(extents) / max(1, prod(sized.work.shape)))
             name, part, all_of_it = sized.layer.name, part_of(sized, extents), part_of(sized, sized.work.shape)
-            estimate = self.prices.parts.estimate(device, name, self.size, part, all_of_it, share)
+            estimate = self.prices.parts.estimate(device, name, (self.size, part), all_of_it, share)
             self._seconds[index, extents] = float(estimate[0])
         return self._seconds[index, extents]
 
@@ -293,13 +293,13 @@ class _Stretch:
         self._kept_bytes = self._kept()
         self._known: dict[tuple[tuple[str, int], ...], tuple[float, float]] = {}
 
-    def cheapest(self, free: float) -> _Part | None:
+    def cheapest(self, free: float) -> _BlockPart | None:
         """The fewest tiles that fit, or the next finer ones, whichever takes less time."""
         if not self._is_open or (self._is_alone and len(self._names) > 1) or self._kept_bytes > free:
             return None
         whole_s, whole_bytes = self._cost(self._untiled)
         if whole_bytes <= free:
-            return _Part(self._first, self._untiled, whole_s)
+            return _BlockPart(self._first, self._untiled, whole_s)
         levels = self._levels
         if not levels or self._kept_bytes + self._all_ends > free:
             return None
@@ -316,7 +316,7 @@ class _Stretch:
         if not costs_that_fit:
             return None
         seconds, grid = min(costs_that_fit, key=lambda each: each[0])
-        return _Part(self._first, grid, seconds)
+        return _BlockPart(self._first, grid, seconds)
 
     @property
     def may_be_block(self) -> bool:

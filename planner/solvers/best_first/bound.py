@@ -20,10 +20,11 @@ from planner.costs.layers.shards import MeasuredParts, part_of
 from planner.costs.stages.stage_bound import Stage
 from planner.costs.stages.stage_sums import least_backward_s
 from planner.ir.errors import MissingMeasurementError
-from planner.solvers.best_first.device_groups import Counts, Devices, Option
+from planner.ir.lazy import Memo
+from planner.solvers.best_first.device_groups import Counts, DeviceStates, GroupOption
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.message_bound import Links
-from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.best_first.message_bound import Handovers
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.layouts.stage import NONE, WHOLE
@@ -55,13 +56,13 @@ class Labels:
 class GroupChoice:
     """A group that may come first, with what is left for the others."""
 
-    group: Group
-    option: Option
+    group: PricedGroup
+    option: GroupOption
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuation:
-    """The best that may follow a group, by row of ``Columns``.
+    """The best that may follow a group, by row of ``HandoverColumns``.
 
     Attributes:
         trip, end, total, free: from the end of the F before it to the start of the B before it (``total``: to the end
@@ -74,6 +75,11 @@ class Continuation:
     free: Array
 
 
+def rounds_of(num_microbatches: int, window: Numbers) -> Array:
+    """How often a micro-batch has to go there and back, one after another, if a stage holds so many: ceil(M / W)."""
+    return np.asarray(-(-num_microbatches // np.maximum(window, 1)))
+
+
 @dataclass(slots=True, eq=False)
 class Suffixes:
     """The DP's tables for one way to cut the batch; filled as they are asked for.
@@ -83,13 +89,13 @@ class Suffixes:
         budget: for the tables; building them raises OutOfTimeError when it is over.
     """
 
-    prices: Prices
-    devices: Devices
-    links: Links
+    prices: GroupPrices
+    devices: DeviceStates
+    links: Handovers
     upper_s: float = float("inf")
     budget: Budget | None = None
     _capacity: _Capacity = field(init=False, repr=False)
-    _known: dict[Counts, tuple[tuple[GroupChoice, ...], Array]] = field(init=False, default_factory=dict, repr=False)
+    _labelled: Memo[Counts, tuple[tuple[GroupChoice, ...], Array]] = field(init=False, repr=False)
     _timely: dict[int, Flags] = field(init=False, default_factory=dict, repr=False)
     _continuations: dict[tuple[Counts, Counts, Counts], Continuation] = field(
         init=False, default_factory=dict, repr=False
@@ -97,6 +103,7 @@ class Suffixes:
 
     def __post_init__(self) -> None:
         self._capacity = _Capacity.of(self.prices, self.devices)
+        self._labelled = Memo(self._labels)
 
     def choices(self, state: Counts) -> tuple[GroupChoice, ...]:
         """The groups that may come first, those with recompute apart."""
@@ -108,18 +115,18 @@ class Suffixes:
 
     def of(self, state: Counts) -> tuple[tuple[GroupChoice, ...], Array]:
         """The choices with the devices ``state``, and their labels by (sort of label, choice, first slot)."""
-        labels_of_choices = self._known.get(state)
-        if labels_of_choices is None:
-            choices = self.choices(state)
-            firsts = self._capacity.window(state, self.upper_s)
-            labels = np.full((len(SORTS), len(choices), self.prices.cuts.num_slots), np.inf)
-            for number, choice in enumerate(choices):
-                if self.budget is not None:
-                    self.budget.require()
-                if len(firsts):
-                    self._fill(labels[:, number], choice, firsts)
-            labels_of_choices = self._known[state] = (choices, labels)
-        return labels_of_choices
+        return self._labelled[state]
+
+    def _labels(self, state: Counts) -> tuple[tuple[GroupChoice, ...], Array]:
+        choices = self.choices(state)
+        firsts = self._capacity.window(state, self.upper_s)
+        labels = np.full((len(SORTS), len(choices), self.prices.cuts.num_slots), np.inf)
+        for number, choice in enumerate(choices):
+            if self.budget is not None:
+                self.budget.require()
+            if len(firsts):
+                self._fill(labels[:, number], choice, firsts)
+        return choices, labels
 
     def root_s(self) -> float:
         """What every pipeline takes at least."""
@@ -140,7 +147,7 @@ class Suffixes:
         window = np.minimum(stage.window, most)
         fits = cuts.inside[first, last] & (window >= least)
         fits &= is_end if not may_follow else True
-        rounds = -(-count // np.maximum(window, 1))
+        rounds = rounds_of(count, window)
         trip = stage.head + stage.back
         end = np.maximum(stage.work, rounds * trip)
         total = np.maximum(end, stage.all_work) + stage.tail
@@ -182,7 +189,7 @@ class Suffixes:
         rows, columns = np.nonzero(self._in_time(choice.group)[np.ix_(firsts, lasts)])
         return firsts[rows], lasts[columns]
 
-    def _in_time(self, group: Group) -> Flags:
+    def _in_time(self, group: PricedGroup) -> Flags:
         """By first and last cut, whether the group does the layers between in less than the upper bound."""
         key = id(group.prices)
         in_time = self._timely.get(key)
@@ -242,7 +249,7 @@ class Suffixes:
             np.minimum(best[3], free, out=best[3])
         return Continuation(*best)
 
-    def _renamed(self, choice: GroupChoice) -> Group:
+    def _renamed(self, choice: GroupChoice) -> PricedGroup:
         """The group with its hosts called as in what is left."""
         versions = self.prices.versions(choice.option.renamed)
         return next(group for group in versions if group.version == choice.group.version)
@@ -263,7 +270,7 @@ class _Capacity:
     all_unused: Counts
 
     @classmethod
-    def of(cls, prices: Prices, devices: Devices) -> _Capacity:
+    def of(cls, prices: GroupPrices, devices: DeviceStates) -> _Capacity:
         """Read off the prices."""
         kinds = list(dict.fromkeys(pool.kind for pool in prices.pools))
         least = prices.capacity_s()

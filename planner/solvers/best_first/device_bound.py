@@ -27,7 +27,7 @@ slowest stage behind h and before g is the bubble; a is what replicas cost.
 
 Where there are many cuts stages begin and end between ``MOST_CUTS`` of them, and of each only what is surely inside
 counts.  Equal to or below the step of every pipeline that ``Labels`` bounds, of any size of groups: it holds for what
-coarser groups of ``Devices`` leave out, too.
+coarser groups of ``DeviceStates`` leave out, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import NEVER
 from planner.ir.program import BUCKET_BYTES
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.priced_groups import Prices
+from planner.solvers.best_first.priced_groups import GroupPrices
 from planner.solvers.budget import MOST_BYTES, NUMBER_S, OutOfTimeError, check_time
 from planner.solvers.candidates.feasibility import is_covered
 
@@ -123,7 +123,7 @@ _PASSES = 20
 """Times that a number of a table is looked at before it is known, about."""
 
 
-def least_step_s(prices: Prices, capacity: Capacity, upper_s: float = float("inf")) -> float:
+def least_step_s(prices: GroupPrices, capacity: Capacity, upper_s: float = float("inf")) -> float:
     """No pipeline of one way to cut the batch takes less; where this would exceed ``upper_s``, that."""
     places = _places(prices)
     if prices.throughout.any() or places is None or not capacity.work_s:  # members may share sites, not samples
@@ -171,7 +171,7 @@ def _devices(size: int, ends: _Ends, weight: float, step_s: float, is_mixed: boo
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Places:
+class _CutPlaces:
     """Cuts that are told apart.
 
     Attributes:
@@ -186,22 +186,22 @@ class _Places:
     outer: Numbers
 
 
-def _places(prices: Prices) -> _Places | None:
+def _places(prices: GroupPrices) -> _CutPlaces | None:
     """None where there are too many cuts that are no chain."""
     cuts, count = prices.cuts, len(prices.cuts.members)
     every = np.arange(count)
     if count <= MOST_CUTS:
-        return _Places(every, every, every, every)
+        return _CutPlaces(every, every, every, every)
     if not np.array_equal(cuts.inside, np.triu(np.ones((count, count), dtype=bool), 1)):
         return None
     weight = cuts.sums(np.where(np.isfinite(least := prices.capacity_s().min(axis=0)), least, 0.0))
     wanted = np.searchsorted(weight, np.linspace(0.0, weight[-1], MOST_CUTS))
     places = np.unique(np.concatenate(([0], np.minimum(wanted, count - 1), [count - 1])))
     behind = np.append(places[1:], count - 1)
-    return _Places(places, behind, places, behind)
+    return _CutPlaces(places, behind, places, behind)
 
 
-def _ends(prices: Prices, kind: str, places: _Places, is_mixed: bool) -> _Ends:
+def _ends(prices: GroupPrices, kind: str, places: _CutPlaces, is_mixed: bool) -> _Ends:
     """The earliest ends of stages on devices of a kind."""
     cuts, book, size = prices.cuts, prices.book, prices.micro_batches[0]
     trains, count = prices.freedom.trains, len(prices.micro_batches)
@@ -245,7 +245,7 @@ def _ends(prices: Prices, kind: str, places: _Places, is_mixed: bool) -> _Ends:
     return _Ends(samples, earliest_s)
 
 
-def _fits(prices: Prices, kind: str, num_ranks: int, first: Numbers, last: Numbers) -> Flags:
+def _fits(prices: GroupPrices, kind: str, num_ranks: int, first: Numbers, last: Numbers) -> Flags:
     """Whether so many devices of a kind may hold a stage, if the fullest has a share as large as where all are equal.
 
     Yes where devices of the kind have unlike memories, or divide what they hold among them.
@@ -262,13 +262,13 @@ def _fits(prices: Prices, kind: str, num_ranks: int, first: Numbers, last: Numbe
     return np.asarray(np.maximum.reduce([group.stage(first, last).window for group in groups]) > 0)
 
 
-def _sizes(prices: Prices, kind: str, least: int, most: int) -> list[int]:
+def _sizes(prices: GroupPrices, kind: str, least: int, most: int) -> list[int]:
     """Numbers of samples between which times rise or fall: the ends, and what was measured between."""
     measured = {m.samples for m in prices.problem.profile.measurements.get(kind, ()) if least < m.samples < most}
     return sorted({least, most} | measured)
 
 
-def _least_s(prices: Prices, kind: str, least: int, most: int) -> tuple[Array, Array, Array] | None:
+def _least_s(prices: GroupPrices, kind: str, least: int, most: int) -> tuple[Array, Array, Array] | None:
     """F, the B that a gradient passes through and all of a backward, by layer, of a number of samples between two."""
     book, splits, trains = prices.book, prices.freedom.splits, prices.freedom.trains
     if not is_covered(prices.problem, book, kind, least):
@@ -288,7 +288,7 @@ def _least_s(prices: Prices, kind: str, least: int, most: int) -> tuple[Array, A
     return forward, path, whole
 
 
-def _longest_back_s(prices: Prices, most: int) -> Array:
+def _longest_back_s(prices: GroupPrices, most: int) -> Array:
     """The longest B of each layer, of so many samples at most, on any kind."""
     longest = np.zeros(len(prices.problem.profile.graph.layers))
     for kind in {pool.kind for pool in prices.pools}:
@@ -299,7 +299,7 @@ def _longest_back_s(prices: Prices, most: int) -> Array:
     return longest
 
 
-def _around(prices: Prices, places: _Places, is_mixed: bool) -> tuple[Array, Array]:
+def _around(prices: GroupPrices, places: _CutPlaces, is_mixed: bool) -> tuple[Array, Array]:
     """F before a stage that begins at each place or up to the next, and B behind it, at least."""
     cuts, smallest = prices.cuts, min(prices.micro_batches)
     fewest = 1 if is_mixed else max(1, smallest // len(prices.problem.ranks))
@@ -330,7 +330,7 @@ def _around(prices: Prices, places: _Places, is_mixed: bool) -> tuple[Array, Arr
     return first[0], first[1]
 
 
-def _least_s_per_byte(prices: Prices) -> Array | None:
+def _least_s_per_byte(prices: GroupPrices) -> Array | None:
     """By number of ranks, what a byte of gradients takes at least that so many or more sum; None: not known."""
     book = prices.book
     graph = book.tables.graph

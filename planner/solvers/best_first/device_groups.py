@@ -9,7 +9,7 @@ can be told from those of the next.
 
 A group takes devices of one pool, or of several pools of one kind (hosts), or, where there are few devices, of several
 kinds.  On large clusters a group takes multiples of ``unit`` devices of a pool, and of several pools all but the last
-whole; ``Devices.restrictions`` says so.
+whole; ``DeviceStates.restrictions`` says so.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from functools import cached_property
 from itertools import chain, permutations, product
 from math import comb, factorial, prod
 
+from planner.ir.lazy import Memo
 from planner.solvers.candidates.candidate import Pool, like_groups
 
 Counts = tuple[int, ...]
@@ -38,7 +39,7 @@ FEW_ORDERS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class GroupOption:
     """A group that can be taken from a state.
 
     Attributes:
@@ -55,7 +56,7 @@ class Option:
 
 
 @dataclass
-class Devices:
+class DeviceStates:
     """The states and options of one search.
 
     Attributes:
@@ -70,7 +71,7 @@ class Devices:
     most_options: int = MANY_OPTIONS
     unit: int = field(init=False, default=1)
     mixes_kinds: bool = field(init=False)
-    _options: dict[Counts, tuple[Option, ...]] = field(init=False, default_factory=dict, repr=False)
+    _options: Memo[Counts, tuple[GroupOption, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         counts = [len(pool.ranks) for pool in self.pools]
@@ -78,6 +79,7 @@ class Devices:
         largest = max(counts)
         while self.unit < largest and self._estimate() > self.most_options:
             self.unit = min(largest, 2 * self.unit)
+        self._options = Memo(self._options_of)
 
     @property
     def all_unused(self) -> Counts:
@@ -109,18 +111,18 @@ class Devices:
                     order[place] = number
         return tuple(counts[number] for number in order), tuple(order)
 
-    def options(self, state: Counts) -> tuple[Option, ...]:
+    def options(self, state: Counts) -> tuple[GroupOption, ...]:
         """Every group that can be taken from ``state``, a canonical one; of groups that are alike the first."""
-        known_options = self._options.get(state)
-        if known_options is None:
-            by_rest: dict[tuple[Counts, Counts], Option] = {}
-            for group in self._groups(state):
-                after = tuple(a - b for a, b in zip(state, group, strict=True))
-                left, order = self.canonical(after)
-                renamed = tuple(group[number] for number in order)
-                by_rest.setdefault((left, renamed), Option(group, left, order, renamed))
-            known_options = self._options[state] = tuple(by_rest.values())
-        return known_options
+        return self._options[state]
+
+    def _options_of(self, state: Counts) -> tuple[GroupOption, ...]:
+        by_rest: dict[tuple[Counts, Counts], GroupOption] = {}
+        for group in self._groups(state):
+            after = tuple(a - b for a, b in zip(state, group, strict=True))
+            left, order = self.canonical(after)
+            renamed = tuple(group[number] for number in order)
+            by_rest.setdefault((left, renamed), GroupOption(group, left, order, renamed))
+        return tuple(by_rest.values())
 
     def groups(self) -> Iterator[Counts]:
         """Every group there is, whatever hosts of a kind are called."""
@@ -136,10 +138,8 @@ class Devices:
         yield from sorted(counts)
 
     def _groups(self, state: Counts) -> Iterator[Counts]:
-        nothing = (0,) * len(state)
         for number, count in enumerate(state):
-            for size in self._sizes(count):
-                yield (*nothing[:number], size, *nothing[number + 1 :])
+            yield from (at_pools((size,), (number,), len(state)) for size in self._sizes(count))
         if not self.groups_allowed:
             return
         for kind in dict.fromkeys(pool.kind for pool in self.pools):
@@ -149,21 +149,20 @@ class Devices:
             members = [n for n, count in enumerate(state) if count]
             for composition in product(*(range(state[n] + 1) for n in members)):
                 if len({self.pools[n].kind for n, count in zip(members, composition, strict=True) if count}) > 1:
-                    yield _spread(nothing, members, composition)
+                    yield at_pools(composition, members, len(state))
 
     def _across(self, state: Counts, members: list[int]) -> Iterator[Counts]:
         """Groups over several pools of one kind."""
-        nothing = (0,) * len(state)
         sizes = [(0, *self._sizes(state[n])) for n in members]
         if prod(len(size) for size in sizes) <= FEW_COMPOSITIONS:
             for composition in product(*sizes):
                 if sum(count > 0 for count in composition) > 1:
-                    yield _spread(nothing, members, composition)
+                    yield at_pools(composition, members, len(state))
             return
         for first in range(1, len(members)):  # whole pools, then a part of the next
             whole = tuple(state[n] for n in members[:first])
             for part in self._sizes(state[members[first]]):
-                yield _spread(nothing, members, (*whole, part, *(0,) * (len(members) - first - 1)))
+                yield at_pools((*whole, part), members[: first + 1], len(state))
 
     def _sizes(self, count: int) -> tuple[int, ...]:
         if not self.groups_allowed:
@@ -216,27 +215,19 @@ def member_orders(pools: tuple[Pool, ...], counts: Counts) -> tuple[tuple[int, .
     return tuple(tuple(chain.from_iterable((n,) * counts[n] for n in order)) for order in orders)
 
 
-def first_ranks(pools: tuple[Pool, ...], members: tuple[int, ...]) -> tuple[int, ...]:
-    """Ranks for members of the given pools: the first ones of each."""
-    num_used = Counter[int]()
-    ranks = []
+def first_ranks(pools: tuple[Pool, ...], members: Iterable[int], used: Counter[int] | None = None) -> tuple[int, ...]:
+    """Ranks for members of the given pools: the first ones of each that are not used, and now are."""
+    used, ranks = Counter[int]() if used is None else used, list[int]()
     for number in members:
-        ranks.append(pools[number].ranks[num_used[number]])
-        num_used[number] += 1
+        ranks.append(pools[number].ranks[used[number]])
+        used[number] += 1
     return tuple(ranks)
 
 
 def ranks_apart(pools: tuple[Pool, ...], stages: Iterable[Counts]) -> tuple[tuple[int, ...], ...]:
     """The ranks of each stage: the first of each pool that no stage before has."""
     used = Counter[int]()
-    by_stage = []
-    for counts in stages:
-        ranks = []
-        for number in member_orders(pools, counts)[0]:
-            ranks.append(pools[number].ranks[used[number]])
-            used[number] += 1
-        by_stage.append(tuple(ranks))
-    return tuple(by_stage)
+    return tuple(first_ranks(pools, member_orders(pools, counts)[0], used) for counts in stages)
 
 
 def orders_known(pools: tuple[Pool, ...], counts: Counts) -> bool:
@@ -245,8 +236,9 @@ def orders_known(pools: tuple[Pool, ...], counts: Counts) -> bool:
     return prod(factorial(number) for number in alike.values()) <= FEW_ORDERS
 
 
-def _spread(nothing: Counts, members: list[int], composition: tuple[int, ...]) -> Counts:
-    counts = list(nothing)
-    for number, count in zip(members, composition, strict=True):
-        counts[number] = count
-    return tuple(counts)
+def at_pools(counts: Iterable[int], numbers: Iterable[int], num_pools: int) -> Counts:
+    """Devices by pool, ``counts`` of the pools ``numbers`` and none of others."""
+    by_pool = [0] * num_pools
+    for number, count in zip(numbers, counts, strict=True):
+        by_pool[number] = count
+    return tuple(by_pool)

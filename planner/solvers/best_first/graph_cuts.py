@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.baselines.common.ideals import bits_of
-from planner.costs.communication.handover import bytes_read
+from planner.costs.communication.stage_transfers import bytes_read
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, running
 from planner.ir.graph import Graph, producer
@@ -33,11 +33,11 @@ MANY_PAIRS = 400_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns:
+class HandoverColumns:
     """What a stage certainly hands to the one that starts at its end; a row for each different way to get there.
 
     Attributes:
-        slot: the sort of the stage behind, see ``Cuts.slots``.
+        slot: the sort of the stage behind, see ``GraphCuts.slots``.
         linked: it certainly reads from the stage before; has_gradient: and a gradient comes back.
         forward_bytes, backward_bytes: per sample, at least.
     """
@@ -50,7 +50,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class LayerValue:
     """What a layer makes for others: layers by index, bytes per sample that each reader reads."""
 
     maker: int
@@ -70,7 +70,7 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cuts:
+class GraphCuts:
     """All cuts, the empty ideal first and the whole network last, by growing number of layers.
 
     Stages that start at one cut are of several sorts, by what they read of what was made before.
@@ -94,9 +94,9 @@ class Cuts:
     inside: Flags
     content: Numbers
     slots: Numbers
-    columns: Columns
+    columns: HandoverColumns
     column: Numbers
-    values: tuple[Value, ...]
+    values: tuple[LayerValue, ...]
     depth: Array
     edges: Array
     num_left_out: int
@@ -161,7 +161,7 @@ class Cuts:
         return tuple((len(chain) - 1 - counted).astype(np.int64).tolist())
 
 
-def cuts_of(book: PriceBook, most: int = MANY_IDEALS, parts_ties: bool = True, parts_free: bool = False) -> Cuts:
+def cuts_of(book: PriceBook, most: int = MANY_IDEALS, parts_ties: bool = True, parts_free: bool = False) -> GraphCuts:
     """The places to cut that are worth trying.
 
     Args:
@@ -181,7 +181,7 @@ def cuts_of(book: PriceBook, most: int = MANY_IDEALS, parts_ties: bool = True, p
     return _cuts(graph, reads, kept, len(ideals) - len(kept), complete)
 
 
-def thinned(cuts: Cuts, graph: Graph, most: int, weights: Array) -> Cuts:
+def thinned(cuts: GraphCuts, graph: Graph, most: int, weights: Array) -> GraphCuts:
     """A chain of at most ``most`` cuts, spread evenly by ``weights`` of the layers, for a first quick look."""
     weight = cuts.sums(weights)
     chain, wanted = [0], 1
@@ -197,7 +197,7 @@ def _packed(member: Array) -> int:
     return int.from_bytes(np.packbits(member.astype(bool), bitorder="little").tobytes(), "little")
 
 
-def _cuts(graph: Graph, reads: list[int], kept: list[int], num_left_out: int, complete: bool) -> Cuts:
+def _cuts(graph: Graph, reads: list[int], kept: list[int], num_left_out: int, complete: bool) -> GraphCuts:
     kept = sorted(kept, key=lambda ideal: (ideal.bit_count(), ideal))
     count = len(graph.layers)
     members = np.zeros((len(kept), count))
@@ -215,7 +215,7 @@ def _cuts(graph: Graph, reads: list[int], kept: list[int], num_left_out: int, co
     depth = _largest_between(members, _depths(reads), complete)
     edges = _edges(members, reads) if complete else np.zeros((0, 0))
     values = _values(graph, read)
-    cuts = Cuts(members, inside, content, slots, columns, column, values, depth, edges, num_left_out, complete)
+    cuts = GraphCuts(members, inside, content, slots, columns, column, values, depth, edges, num_left_out, complete)
     if complete:
         _forbid_disorder(cuts)
     return cuts
@@ -281,7 +281,7 @@ def _read_bytes(graph: Graph) -> list[dict[str, float]]:
     ]
 
 
-def _values(graph: Graph, read: list[dict[str, float]]) -> tuple[Value, ...]:
+def _values(graph: Graph, read: list[dict[str, float]]) -> tuple[LayerValue, ...]:
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
     specs = graph.values()
     readers: dict[str, list[tuple[int, float]]] = {}
@@ -290,7 +290,7 @@ def _values(graph: Graph, read: list[dict[str, float]]) -> tuple[Value, ...]:
             readers.setdefault(value, []).append((layer, num_bytes))
     silent = without_gradient(graph)
     return tuple(
-        Value(index[producer(value)], tuple(read_by_layer), specs[value].is_float and value not in silent)
+        LayerValue(index[producer(value)], tuple(read_by_layer), specs[value].is_float and value not in silent)
         for value, read_by_layer in readers.items()
     )
 
@@ -335,7 +335,7 @@ def _contents(
     return content, slots[:, : 1 + int(np.flatnonzero(used.any(axis=0)).max())], held
 
 
-def _forbid_disorder(cuts: Cuts) -> None:
+def _forbid_disorder(cuts: GraphCuts) -> None:
     """Takes those sorts of stages out of ``column`` that should all come before the stage before; see ``disorder``."""
     for cut in range(1, cuts.last):
         lasts = np.flatnonzero(cuts.inside[cut])
@@ -366,7 +366,7 @@ def _columns(
     slots: Numbers,
     held: Mapping[tuple[int, int], list[int]],
     read: list[dict[str, float]],
-) -> tuple[Columns, Numbers]:
+) -> tuple[HandoverColumns, Numbers]:
     values, silent = graph.values(), without_gradient(graph)
     index = {layer.name: position for position, layer in enumerate(graph.layers)}
     count, num_sorts = len(members), slots.shape[1]
@@ -390,7 +390,7 @@ def _columns(
         column[sort, :cut, cut] = total + which
         total += len(patterns)
     table = np.array(rows) if rows else np.zeros((1, 5))
-    columns = Columns(
+    columns = HandoverColumns(
         table[:, 0].astype(np.int64), table[:, 1] > 0, table[:, 2] > 0, table[:, 3].copy(), table[:, 4].copy()
     )
     return columns, column

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import permutations, product
 
 from planner.solvers.best_first.device_groups import Counts
-from planner.solvers.best_first.priced_groups import Prices
+from planner.solvers.best_first.priced_groups import GroupPrices
 from planner.solvers.candidates.candidate import Pool
 
 _STAGES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32)
@@ -33,7 +33,7 @@ class Shape:
         return sum(count for _, count, _ in self.segments)
 
 
-def shapes(prices: Prices) -> Iterator[Shape]:
+def shapes(prices: GroupPrices) -> Iterator[Shape]:
     """Every hybrid of the pools."""
     kinds = prices.devices_by_kind()
     most = min(prices.cuts.last, prices.freedom.max_stages or prices.cuts.last)

@@ -47,8 +47,8 @@ from planner.solvers.best_first.device_groups import ranks_apart
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.hybrid_shapes import Shape, placed, shapes
 from planner.solvers.best_first.leaf_bound import CAPS, Leaves
-from planner.solvers.best_first.message_bound import Handover, Links
-from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.best_first.message_bound import HandoverBound, Handovers
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
@@ -77,8 +77,8 @@ class Hybrid:
     """
 
     step_s: float
-    prices: Prices
-    groups: tuple[Group, ...]
+    prices: GroupPrices
+    groups: tuple[PricedGroup, ...]
     cuts: tuple[int, ...]
     schedule: str
     windows: tuple[int, ...] = ()
@@ -97,7 +97,7 @@ class Hybrid:
         )
 
 
-def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluation]:
+def hybrids(evaluator: Evaluator, spaces: Sequence[GroupPrices]) -> Iterator[Evaluation]:
     """The most promising hybrids that fit, simulated.
 
     Args:
@@ -132,7 +132,7 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[Prices]) -> Iterator[Evaluati
             yield evaluation
 
 
-def _balanced_hybrids(spaces: Sequence[Prices], budget: Budget) -> list[Hybrid]:
+def _balanced_hybrids(spaces: Sequence[GroupPrices], budget: Budget) -> list[Hybrid]:
     """The roughly best, balanced, under each schedule; the most promising first."""
     rough: list[tuple[float, int, Shape, _Space]] = []
     for prices in spaces:
@@ -167,11 +167,11 @@ class _Boundary:
     """What goes from a group to the next.
 
     Attributes:
-        link: hand-overs, by row of ``Columns``.
+        link: hand-overs, by row of ``HandoverColumns``.
         cards: by (host, sending side?), seconds for each byte of a sample: of outputs, of gradients.
     """
 
-    link: Handover
+    link: HandoverBound
     cards: Mapping[tuple[str, bool], tuple[float, float]]
 
 
@@ -183,8 +183,8 @@ class _Space:
         chain: cuts that follow one another, at most ``MOST_CUTS``; places are numbers of these.
     """
 
-    prices: Prices
-    links: Links = field(init=False)
+    prices: GroupPrices
+    links: Handovers = field(init=False)
     chain: Numbers = field(init=False)
     _sample_s: float = field(init=False, default=0.0, repr=False)  # its outputs and gradients on a network card
     _trips: dict[tuple[str, int, bool], float] = field(init=False, default_factory=dict, repr=False)
@@ -192,7 +192,7 @@ class _Space:
     _boundaries: dict[object, _Boundary] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.links, cuts = Links(self.prices), self.prices.cuts
+        self.links, cuts = Handovers(self.prices), self.prices.cuts
         weight = cuts.sums(self.prices.capacity_s().min(axis=0))
         if not (np.isfinite(weight).all() and weight[-1] > 0):
             weight = np.arange(len(weight), dtype=np.float64)
@@ -265,7 +265,7 @@ class _Space:
             if len(groups) == len(versions):
                 yield from self._scheduled(groups)
 
-    def _scheduled(self, groups: tuple[Group, ...]) -> Iterator[Hybrid]:
+    def _scheduled(self, groups: tuple[PricedGroup, ...]) -> Iterator[Hybrid]:
         """The groups as a pipeline under every schedule: the best cuts where least is kept, and where most is."""
         num_stages, count = len(groups), len(self.prices.micro_batches)
         kept = {
@@ -295,7 +295,7 @@ class _Space:
             for cap in CAPS if traits(name).windowed else (0,):
                 yield name, tuple(min(count, cap * (num_stages - 1 - s) + 1) for s in range(num_stages)) if cap else ()
 
-    def _table(self, group: Group) -> Stage:
+    def _table(self, group: PricedGroup) -> Stage:
         """The group's stages by first and last place."""
         key = (id(group.prices), group.size > 1, id(group.allowed))
         table = self._tables.get(key)
@@ -305,7 +305,7 @@ class _Space:
             table = self._tables[key] = replace(stage, window=np.where(possible, stage.window, 0))
         return table
 
-    def _cut(self, groups: tuple[Group, ...], stages: Sequence[Stage], kept: tuple[int, ...]) -> Numbers | None:
+    def _cut(self, groups: tuple[PricedGroup, ...], stages: Sequence[Stage], kept: tuple[int, ...]) -> Numbers | None:
         """The places of the cuts, as one row; None if it does not fit."""
         work = [np.where(s.window >= least, s.all_work + s.tail, np.inf) for s, least in zip(stages, kept, strict=True)]
         places = balanced_places(work)
@@ -323,7 +323,7 @@ class _Space:
         return now
 
     def _closed_s(
-        self, groups: tuple[Group, ...], tables: Sequence[Stage], places: Numbers, kept: tuple[int, ...]
+        self, groups: tuple[PricedGroup, ...], tables: Sequence[Stage], places: Numbers, kept: tuple[int, ...]
     ) -> Array:
         """The step by the closed form, by row of ``places``; infinite where memory does not allow ``kept``."""
         cuts, count, num_stages = self.prices.cuts, len(self.prices.micro_batches), len(groups)
@@ -360,7 +360,7 @@ class _Space:
                 step_s = np.maximum(step_s, starts[s] + busy + sum(sums[first] for first in range(beside[s], s + 1)))
         return np.asarray(np.maximum(step_s, trip + (count - 1) * on_card))
 
-    def _beside(self, groups: tuple[Group, ...]) -> dict[int, int]:
+    def _beside(self, groups: tuple[PricedGroup, ...]) -> dict[int, int]:
         """Of stages that follow one another on the same hosts, several of them: the first, by the last."""
         hosts = [{host for host, _, _ in self._by_host(group)} for group in groups]
         first_by_last: dict[int, int] = {}
@@ -369,7 +369,7 @@ class _Space:
                 first_by_last[s] = first_by_last.pop(s - 1, s - 1)
         return first_by_last
 
-    def _sums_s(self, groups: tuple[Group, ...], at: Numbers) -> list[Array]:
+    def _sums_s(self, groups: tuple[PricedGroup, ...], at: Numbers) -> list[Array]:
         """The sums of gradients, by stage."""
         network, sums_s = self.prices.book.network, []
         for s, group in enumerate(groups):
@@ -378,7 +378,7 @@ class _Space:
             sums_s.append(network.all_reduces_s(group.ranks, num_bytes))
         return sums_s
 
-    def _boundary(self, source: Group, destination: Group) -> _Boundary:
+    def _boundary(self, source: PricedGroup, destination: PricedGroup) -> _Boundary:
         key = (source.counts, source.shares, destination.counts, destination.shares)
         boundary = self._boundaries.get(key)
         if boundary is None:
@@ -397,7 +397,7 @@ class _Space:
             boundary = self._boundaries[key] = _Boundary(self.links.between(source, destination), cards)
         return boundary
 
-    def _by_host(self, group: Group) -> list[tuple[str, float, float]]:
+    def _by_host(self, group: PricedGroup) -> list[tuple[str, float, float]]:
         """(host, first and last sample of a full micro-batch) of each run of members."""
         runs: list[tuple[str, float, float]] = []
         at = 0.0

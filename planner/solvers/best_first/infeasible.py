@@ -20,17 +20,16 @@ from planner.costs.memory.memory_bound import kept_by
 from planner.costs.sentences import size_text
 from planner.ir.constraints import format_rule
 from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
-from planner.ir.plan import PROVEN
+from planner.ir.lazy import Memo
 from planner.ir.problem import ALWAYS, AUTO, MICRO, NEVER, SELECTIVE, THROUGHPUT, Problem
 from planner.layers.stage_rules import why_gradients_stay_whole
 from planner.schedules import positions, traits
 from planner.solvers.best_first.bound import GroupChoice
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.prefixes import Frontier, Prefix
-from planner.solvers.best_first.search import BestFirstSearch
+from planner.solvers.best_first.prefixes import Frontier, PipelinePrefix
 from planner.solvers.best_first.virtual_pipelines import Family
-from planner.solvers.best_first.warm_start import Start, all_families, spaces
+from planner.solvers.best_first.warm_start import all_families, first_fit, spaces
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import infeasible
@@ -139,36 +138,31 @@ class Leanest:
 
     frontier: Frontier
     schedule: str
-    _suffixes: dict[tuple[Counts, int], tuple[Array, Numbers, Numbers]] = field(
-        init=False, default_factory=dict, repr=False
-    )
+    _suffixes: Memo[tuple[Counts, int], tuple[Array, Numbers, Numbers]] = field(init=False, repr=False)
 
-    def prefix(self) -> Prefix | None:
+    def __post_init__(self) -> None:
+        self._suffixes = Memo(lambda key: self._solve(*key))
+
+    def prefix(self) -> PipelinePrefix | None:
         """The complete pipeline whose fullest rank is least full."""
         suffixes = self.frontier.suffixes
         state = suffixes.devices.all_unused
         most = min(sum(state), suffixes.prices.freedom.max_stages or sum(state), suffixes.prices.cuts.last)
-        count = min(range(1, most + 1), key=lambda count: self._suffix(state, count)[0][0])
+        count = min(range(1, most + 1), key=lambda count: self._suffixes[state, count][0][0])
         choices: list[GroupChoice] = []
         cuts = [0]
         for downstream in range(count, 0, -1):
-            fullness, number, last = self._suffix(state, downstream)
+            fullness, number, last = self._suffixes[state, downstream]
             if not np.isfinite(fullness[cuts[-1]]):
                 return None
             choice = suffixes.choices(state)[number[cuts[-1]]]
             choices.append(choice)
             state = choice.option.left
             cuts.append(int(last[cuts[-1]]))
-        return Prefix(tuple(choices), (), tuple(cuts), state, 0.0, 0.0, 0, 0.0)
-
-    def _suffix(self, state: Counts, downstream: int) -> tuple[Array, Numbers, Numbers]:
-        """By first cut: the fullest rank's share of its limit, number of the first choice, where its stage ends."""
-        suffix = self._suffixes.get((state, downstream))
-        if suffix is None:
-            suffix = self._suffixes[state, downstream] = self._solve(state, downstream)
-        return suffix
+        return PipelinePrefix(tuple(choices), (), tuple(cuts), state, 0.0, 0.0, 0, 0.0)
 
     def _solve(self, state: Counts, downstream: int) -> tuple[Array, Numbers, Numbers]:
+        """By first cut: the fullest rank's share of its limit, number of the first choice, where its stage ends."""
         prices = self.frontier.suffixes.prices
         count = len(prices.cuts.members)
         batches = len(prices.micro_batches)
@@ -179,7 +173,7 @@ class Leanest:
         for number, option in enumerate(self.frontier.suffixes.choices(state)):
             fullness = option.group.fullness(first, last, kept)
             if downstream > 1:
-                fullness = np.maximum(fullness, self._suffix(option.option.left, downstream - 1)[0][None, :])
+                fullness = np.maximum(fullness, self._suffixes[option.option.left, downstream - 1][0][None, :])
             else:
                 fullness = np.where(last == prices.cuts.last, fullness, np.inf)
             ends, values = fullness.argmin(axis=1), fullness.min(axis=1)
@@ -214,7 +208,7 @@ def _would_fit(evaluator: Evaluator) -> Iterator[str]:
         for option, other in group.items():
             within = evaluator.budget.part(_QUICKLY_S / len(group))
             with contextlib.suppress(HalopipeError):  # it has no plan at all, or is no problem
-                evaluation = None if within.is_over else any_fit(other, within)
+                evaluation = None if within.is_over else first_fit(other, within)[1].best
                 if evaluation is not None:
                     yield f"{option}: {_shown(evaluation)}"
                     if group is restrictions:
@@ -227,12 +221,6 @@ def _shown(evaluation: Evaluation) -> str:
         f"{candidate.num_stages} stages, micro-batch {candidate.micro_batches[0]}, "
         f"{candidate.schedule} fits ({size_text(evaluation.peak_bytes)})"
     )
-
-
-def any_fit(problem: Problem, within: Budget) -> Evaluation | None:
-    """Some plan that fits, if one is found within the budget."""
-    evaluator = Evaluator(replace(problem, time_limit_s=within.limit_s), PriceBook(problem.profile), within=within)
-    return BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items).best
 
 
 _PRECISION = 1e-3
@@ -269,7 +257,5 @@ def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
 
 def _fitting(problem: Problem, memory_bytes: int, within: Budget) -> tuple[Evaluation | None, bool]:
     """A plan under the limit, the leanest that comes soon; and whether there is certainly none."""
-    limited = replace(problem, memory_bytes=memory_bytes, time_limit_s=within.left_s)
-    evaluator = Evaluator(limited, PriceBook(problem.profile), within=within)
-    outcome = BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items)
-    return outcome.best, outcome.best is None and outcome.status == PROVEN
+    _, outcome = first_fit(replace(problem, memory_bytes=memory_bytes), within)
+    return outcome.best, outcome.refutes

@@ -21,7 +21,7 @@ from planner.costs.layers.cost_table import Array, running
 from planner.costs.shards.option import Option
 from planner.costs.stages.gradient_overlap import least_exposed_s, least_reduction_s
 from planner.costs.stages.layouts import LayoutPrices
-from planner.ir.constraints import Ways
+from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import samples_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
@@ -123,7 +123,7 @@ class TableMaker:
             least = self._by_samples(ranks)
         except MissingMeasurementError:
             least = np.full((4, count + 1, count + 1), np.inf)
-        least = np.where(self._allowed(ranks, Ways(sample=len(ranks))), least, np.inf)
+        least = np.where(self._allowed(ranks, CutDegrees(sample=len(ranks))), least, np.inf)
         plain_s = least[0]
         options: tuple[Options, ...] = ()
         graph, is_restricted = None, False
@@ -153,7 +153,7 @@ class TableMaker:
         step_s, once_s, forward_s, back_s = least
         return GroupTable(ranks, shares, step_s, once_s, forward_s, back_s, plain_s, options, graph, is_restricted)
 
-    def _allowed(self, ranks: tuple[int, ...], ways: Ways | None) -> Flags:
+    def _allowed(self, ranks: tuple[int, ...], ways: CutDegrees | None) -> Flags:
         """``[first, last]``: the stages on a group like ``ranks`` that side constraints allow.
 
         Args:
@@ -166,13 +166,8 @@ class TableMaker:
 
     def _options(self, prices: LayoutPrices) -> tuple[Options, ...]:
         recompute = ALWAYS if self.problem.recompute == ALWAYS else NEVER
-        every = options_of(prices, Question(tuple(range(len(prices.layers))), recompute=recompute))
-        if not self.constraints.rules:
-            return every
-        return tuple(
-            tuple(option for option in each if self.constraints.allows_layer(index, Ways.of(dict(option.cuts))))
-            for index, each in enumerate(every)
-        )
+        layers = tuple(range(len(prices.layers)))
+        return allowed_options(self.constraints, layers, options_of(prices, Question(layers, recompute=recompute)))
 
     def _graph(self, prices: LayoutPrices, options: tuple[Options, ...]) -> LabelledGraph:
         """A step of all layers: full micro-batches, then the rest of the batch at its own price."""
@@ -261,6 +256,18 @@ class TableMaker:
             return forward_s, forward_s, forward_s
         whole_s, back_s = (of(self.backward == LEAST) for of in (sums.whole_back_s, sums.path_back_s))
         return forward_s + _between(whole_s), forward_s + _between(back_s), forward_s
+
+
+def allowed_options(
+    constraints: Constraints, layers: tuple[int, ...], options: tuple[Options, ...]
+) -> tuple[Options, ...]:
+    """The options of ``layers`` that side constraints allow."""
+    if not constraints.rules:
+        return options
+    return tuple(
+        tuple(option for option in each if constraints.allows_layer(index, CutDegrees.of(dict(option.cuts))))
+        for index, each in zip(layers, options, strict=True)
+    )
 
 
 def _less(graph: LabelledGraph, part: LabelledGraph) -> LabelledGraph:

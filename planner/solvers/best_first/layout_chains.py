@@ -10,11 +10,11 @@ it and came back, so that
     step >= R_s + max(f_s + M b_s, M f_s + b_s) + E_s,     E_s = sum over later stages of (o + 2 c)
     step >= L_s + W_s,                                     L_s = sum over earlier stages of (f + c)
 
-Who waits for a stage that ends before layer i is the stage with the first reader of layer i - 1 (``Links.reader``);
-what that one does before this layer counts for nothing.  Where nobody reads it, R and L start anew.  The least values
-over all ways to go on, A(i, free devices) of the first two without R, V of the third without L, E, and T, the least
-that any of the stages behind take, are a DP from the back; pipelines are then built from the front, the one of least
-bound first.
+Who waits for a stage that ends before layer i is the stage with the first reader of layer i - 1
+(``LayerLinks.reader``); what that one does before this layer counts for nothing. Where nobody reads it, R and L start
+anew. The least values over all ways to go on, A(i, free devices) of the first two without R, V of the third without L,
+E, and T, the least that any of the stages behind take, are a DP from the back; pipelines are then built from the front,
+the one of least bound first.
 
 Like pools are folded: only how many of their devices are free counts, and a group has as many as one pool at most.  The
 bounds hold for all pipelines, and for some that fit into no pools: these are passed over when they are unfolded.
@@ -59,7 +59,7 @@ Placed = tuple[int, int, tuple[int, ...], GroupTable]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chain:
+class LayoutChain:
     """A whole pipeline, and what it takes at least; without stages where it fits into no pools."""
 
     bound_s: float
@@ -67,7 +67,7 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Links:
+class LayerLinks:
     """What is known of messages at each place to cut.
 
     Attributes:
@@ -112,7 +112,7 @@ class Chains:
     pools: tuple[tuple[Pool, ...], ...]
     tables: Mapping[tuple[int, int], GroupTable | None]
     positions: tuple[int, ...]
-    links: Links
+    links: LayerLinks
     num_full: int
     max_stages: int
     budget: Budget
@@ -141,7 +141,7 @@ class Chains:
         """No pipeline is faster."""
         return float(self._ahead[self.all_free][:, self.positions[0]].max())
 
-    def best_first(self, upper_s: Callable[[], float]) -> Iterator[Chain]:
+    def best_first(self, upper_s: Callable[[], float]) -> Iterator[LayoutChain]:
         """Pipelines by their bound, as long as it is below ``upper_s()``; of equal ones the longest first."""
         last, number = self.positions[-1], itertools.count()
         heap: list[tuple[float, int, int, Iterator[_Prefix], _Prefix]] = []
@@ -158,7 +158,7 @@ class Chains:
                 return
             push(siblings)
             if prefix.at == last:
-                yield Chain(bound_s, self._unfolded(prefix))
+                yield LayoutChain(bound_s, self._unfolded(prefix))
             elif not self.max_stages or len(prefix.stages) < self.max_stages:
                 push(self._after(prefix, upper_s()))
 
@@ -238,7 +238,7 @@ class Chains:
         return np.stack([path_s, whole_s, once_s + round_s, np.maximum(step_s, behind_s)])
 
 
-def links_of(problem: Problem, samples: int, backward: str) -> Links:
+def links_of(problem: Problem, samples: int, backward: str) -> LayerLinks:
     """What is known of messages at each place between two layers, for micro-batches of ``samples``.
 
     Nothing where gradients do not come back: then the stage before need not wait for the end of the stage behind.
@@ -260,7 +260,7 @@ def links_of(problem: Problem, samples: int, backward: str) -> Links:
                 size = _bytes_read(graph, index, value, values, samples)
                 least_s = _least_message_s(problem, size)
                 reader[at], message_s[at] = index, max(least_s, message_s[at] if is_same_reader else 0.0)
-    return Links(reader, message_s, 1 if backward == NONE else 2)
+    return LayerLinks(reader, message_s, 1 if backward == NONE else 2)
 
 
 def _bytes_read(graph: Graph, at: int, value: str, values: Mapping[str, TensorSpec], samples: int) -> float:

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from planner.costs.candidate import Candidate
+from planner.costs.memory.lifetimes import What
 from planner.costs.pricing import program_of
 from planner.costs.shards.option import Option
-from planner.ir.constraints import Ways
 from planner.ir.errors import HalopipeError, MissingMeasurementError
 from planner.ir.plan import PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
@@ -38,8 +38,8 @@ from planner.passes import in_flight
 from planner.schedules import traits
 from planner.solvers.best_first.block_search import runs_in_blocks
 from planner.solvers.best_first.bound import least_work_s
-from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
-from planner.solvers.best_first.layout_chains import Chain, Chains, links_of
+from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, allowed_options
+from planner.solvers.best_first.layout_chains import Chains, LayoutChain, links_of
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import Pool, ends_of_hosts, micro_batches, pools, with_options
@@ -60,7 +60,6 @@ from planner.solvers.layouts.stage import (
     LEAST,
     NONE,
     WHOLE,
-    Options,
     Question,
     best_layouts,
     most_options,
@@ -90,7 +89,7 @@ def with_layouts(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outc
     """``outcome`` of the search over samples, continued over layouts; as it is where samples alone may be cut."""
     if not beyond_samples(evaluator.problem):
         return outcome
-    return _Search(evaluator, outcome, within).run()
+    return _LayoutSearch(evaluator, outcome, within).run()
 
 
 def left_out(problem: Problem) -> tuple[Rejected, ...]:
@@ -109,7 +108,7 @@ def left_out(problem: Problem) -> tuple[Rejected, ...]:
 
 
 @dataclass(slots=True, eq=False)
-class _Search:
+class _LayoutSearch:
     """The search's state.
 
     Attributes:
@@ -220,7 +219,7 @@ class _Search:
         table = maker.table(ranks)
         if table is None:
             return _FAR
-        chain = Chain(float(table.step_s[0, last]), ((0, last, ranks, table),))
+        chain = LayoutChain(float(table.step_s[0, last]), ((0, last, ranks, table),))
         if chain.bound_s < self.upper_s:
             self._simulate(maker, chain)
         return self._unless_restricted(chain.bound_s, [table])
@@ -273,7 +272,7 @@ class _Search:
             raise OutOfTimeError
         return self.upper_s
 
-    def _simulate(self, maker: TableMaker, chain: Chain) -> None:
+    def _simulate(self, maker: TableMaker, chain: LayoutChain) -> None:
         self.num_candidates += 1
         for evaluation in self.plans.of_chain(maker.size, chain) if chain.stages else ():
             self._take(evaluation)
@@ -358,7 +357,7 @@ class LayoutPlans:
                 best = evaluation
         return best
 
-    def of_chain(self, size: int, chain: Chain) -> Iterator[Evaluation]:
+    def of_chain(self, size: int, chain: LayoutChain) -> Iterator[Evaluation]:
         """The chain under every schedule that has a stage on each position, recomputing or not."""
         problem = self.evaluator.problem
         last = chain.stages[-1][1]
@@ -408,8 +407,7 @@ class LayoutPlans:
         problem = self.evaluator.problem
         beside = [0] * len(closest.memories)  # bytes of each rank that layouts do not decide about
         for rank, memory in enumerate(closest.memories):
-            held = memory.resident
-            beside[rank] = held.buffers + held.receive_buffers + held.batch
+            beside[rank] = sum(memory.held[what] for what in (What.BUFFERS, What.RECEIVE_BUFFERS, What.BATCH))
         for _ in range(_FITTINGS):
             options: Layouts = {}
             for stage, group in enumerate(candidate.groups):
@@ -449,22 +447,15 @@ class LayoutPlans:
             recomputed=frozenset(cores) if candidate.recomputes_cores(stage) else frozenset(),
         )
         most = most_options(prices, self.options_work_s)
-        options = simplest(self._options(layers, options_of(prices, question)), most) if most else ()
+        options = (
+            simplest(allowed_options(self.constraints, layers, options_of(prices, question)), most) if most else ()
+        )
         if not options or not all(options):
             return {}
         try:
             return dict(best_layouts(prices, question, self.budget.part(_FITTING_S), options).chosen)
         except OutOfTimeError:
             return {}
-
-    def _options(self, layers: tuple[int, ...], options: tuple[Options, ...]) -> tuple[Options, ...]:
-        """Those that side constraints allow."""
-        if not self.constraints.rules:
-            return options
-        return tuple(
-            tuple(option for option in each if self.constraints.allows_layer(index, Ways.of(dict(option.cuts))))
-            for index, each in zip(layers, options, strict=True)
-        )
 
 
 def _joined(parts: Iterable[Layouts]) -> Layouts:

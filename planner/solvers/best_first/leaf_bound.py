@@ -23,7 +23,7 @@ from planner.passes.events import in_order
 from planner.schedules import max_in_flight, traits
 from planner.schedules import schedule as schedule_named
 from planner.solvers.best_first.graph_cuts import Handed, Numbers
-from planner.solvers.best_first.prefixes import Expansion, Frontier, Prefix
+from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
 
 CAPS = (1, 2, 3, 4, 6)
 """Windows that a windowed schedule tries: so many times the stages downstream, as far as memory allows."""
@@ -43,7 +43,7 @@ class Leaf:
     windows: tuple[int, ...]
 
     @property
-    def prefix(self) -> Prefix:
+    def prefix(self) -> PipelinePrefix:
         """The pipeline."""
         return self.leaves.prefix(self.number)
 
@@ -100,7 +100,7 @@ class Leaves:
     def __len__(self) -> int:
         return len(self.bound)
 
-    def prefix(self, number: int) -> Prefix:
+    def prefix(self, number: int) -> PipelinePrefix:
         """The pipeline number ``number``."""
         for expansion, positions in self.expansions:
             if number < len(positions):

@@ -1,4 +1,4 @@
-"""What messages between two groups take at least: for each row of ``Columns``, in seconds."""
+"""What messages between two groups take at least: for each row of ``HandoverColumns``, in seconds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.handover import Piece, Pieces, least_link, least_links, pieces, without_time
 from planner.costs.communication.links import fastest
+from planner.costs.communication.stage_transfers import (
+    BoundaryMessages,
+    Piece,
+    least_link,
+    least_links,
+    pieces,
+    without_time,
+)
 from planner.costs.layers.cost_table import Array
 from planner.ir.cluster import Link
 from planner.solvers.best_first.graph_cuts import Handed
-from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.candidates.feasibility import may_stream
 
 PiecesOfOne = frozenset[Piece]
@@ -22,8 +29,8 @@ PiecesOfOne = frozenset[Piece]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Handover:
-    """Messages between a stage and the next one, by row of ``Columns``; one way with what its receive costs.
+class HandoverBound:
+    """Messages between a stage and the next one, by row of ``HandoverColumns``; one way with what its receive costs.
 
     Attributes:
         there: from the end of an F to the start of the F behind, which waits for all pieces of its rank.
@@ -44,15 +51,15 @@ class Handover:
 
 
 @dataclass(slots=True, eq=False)
-class Links:
+class Handovers:
     """Hand-overs between groups, each worked out once."""
 
-    prices: Prices
+    prices: GroupPrices
     _links: dict[str, Link] = field(init=False, repr=False)
     _seconds: dict[tuple[str, float, bool], Array] = field(init=False, default_factory=dict, repr=False)
     _handed: dict[object, tuple[float, float]] = field(init=False, default_factory=dict, repr=False)
-    _alike: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
-    _known: dict[object, Handover] = field(init=False, default_factory=dict, repr=False)
+    _alike: dict[object, HandoverBound] = field(init=False, default_factory=dict, repr=False)
+    _known: dict[object, HandoverBound] = field(init=False, default_factory=dict, repr=False)
 
     _tiers: NDArray[np.object_] = field(init=False, repr=False)
 
@@ -67,7 +74,7 @@ class Links:
         for level in reversed(range(len(inner))):
             self._tiers[np.equal.outer(groups[:, level], groups[:, level]).astype(bool)] = inner[level]
 
-    def between(self, source: Group, destination: Group) -> Handover:
+    def between(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
         """Messages from ``source`` to ``destination``, and gradients back."""
         key = (source.counts, source.shares, destination.counts, destination.shares)
         handover = self._known.get(key)
@@ -75,8 +82,8 @@ class Links:
             handover = self._known[key] = self._work_out(source, destination)
         return handover
 
-    def handed(self, source: Group, destination: Group, handed: Handed) -> tuple[float, float]:
-        """As ``there`` and ``back_all`` of :class:`Handover`, for given bytes and without overhead."""
+    def handed(self, source: PricedGroup, destination: PricedGroup, handed: Handed) -> tuple[float, float]:
+        """As ``there`` and ``back_all`` of :class:`HandoverBound`, for given bytes and without overhead."""
         ends = (source.counts, source.shares, destination.counts, destination.shares)
         key = (*ends, handed.forward_bytes, handed.backward_bytes)
         seconds = self._handed.get(key)
@@ -96,8 +103,8 @@ class Links:
         return max(float(transfer_s(self._links[link], bytes_per_sample * samples)) for link, samples in own)
 
     def _patterns(
-        self, source: Group, first: tuple[int, ...], destination: Group, second: tuple[int, ...]
-    ) -> dict[int, Pieces]:
+        self, source: PricedGroup, first: tuple[int, ...], destination: PricedGroup, second: tuple[int, ...]
+    ) -> dict[int, BoundaryMessages]:
         """Who hands what to whom, by samples of the micro-batch, if members are in the orders given."""
         mine, theirs = list(dict.fromkeys(first)), list(dict.fromkeys(second))
         between = tuple(map(tuple, self._tiers[np.ix_(mine, theirs)].tolist()))
@@ -119,15 +126,17 @@ class Links:
             self._links[joined] = least_link(fastest([self._links[name] for name in names if name in self._links]))
         return joined
 
-    def _work_out(self, source: Group, destination: Group) -> Handover:
+    def _work_out(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
         if len(source.orders) * len(destination.orders) == 1:
             return self._in_order(source, source.orders[0], destination, destination.orders[0])
         handovers = [self._in_order(source, a, destination, b) for a in source.orders for b in destination.orders]
-        return Handover(
-            *(np.minimum.reduce([getattr(one, name.name) for one in handovers]) for name in fields(Handover))
+        return HandoverBound(
+            *(np.minimum.reduce([getattr(one, name.name) for one in handovers]) for name in fields(HandoverBound))
         )
 
-    def _in_order(self, source: Group, first: tuple[int, ...], destination: Group, second: tuple[int, ...]) -> Handover:
+    def _in_order(
+        self, source: PricedGroup, first: tuple[int, ...], destination: PricedGroup, second: tuple[int, ...]
+    ) -> HandoverBound:
         batches = self.prices.micro_batches
         overhead_s = min(source.prices.overhead_s, destination.prices.overhead_s)
         by_size = self._patterns(source, first, destination, second)
@@ -141,14 +150,14 @@ class Links:
 
     def _price(
         self, receivers: frozenset[PiecesOfOne], senders: frozenset[PiecesOfOne], full: PiecesOfOne, overhead_s: float
-    ) -> Handover:
+    ) -> HandoverBound:
         """Hand-overs of these pieces: those of each receiver, of each sender, and all of a full micro-batch."""
         batches = self.prices.micro_batches
         every: PiecesOfOne = frozenset().union(*receivers)
         load_there = self._most(full, forward=True) * batches.count(batches[0])
         load_back = self._most(full, forward=False) * batches.count(batches[0])
         duplex = all(self._links[name].duplex for name, _ in every)
-        return Handover(
+        return HandoverBound(
             there=self._least_of_most(receivers, forward=True) + overhead_s,
             path=self._least(every, forward=True) + overhead_s,
             back=self._least(every, forward=False) + overhead_s,

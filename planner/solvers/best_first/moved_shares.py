@@ -1,8 +1,8 @@
 """Samples moved between unlike members of a plan's stages, until it fits, and while its step gets shorter.
 
-The shares that a search looks at where there are many are the best for a stage by itself (``Prices.versions``), as far
-as a bound of memory allows them.  Exactly, a member may hold less; and beside other stages, and with what messages and
-sums of gradients take, their neighbours may be better.
+The shares that a search looks at where there are many are the best for a stage by itself (``GroupPrices.versions``), as
+far as a bound of memory allows them. Exactly, a member may hold less; and beside other stages, and with what messages
+and sums of gradients take, their neighbours may be better.
 """
 
 from __future__ import annotations

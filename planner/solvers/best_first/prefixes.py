@@ -9,15 +9,16 @@ import numpy as np
 from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import Stage
-from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes
-from planner.solvers.best_first.device_groups import Counts, ranks_apart
+from planner.ir.lazy import Memo
+from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes, rounds_of
+from planner.solvers.best_first.device_groups import Counts, at_pools, ranks_apart
 from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.message_bound import Handover
-from planner.solvers.best_first.priced_groups import Group, Version
+from planner.solvers.best_first.message_bound import HandoverBound
+from planner.solvers.best_first.priced_groups import PricedGroup, Version
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prefix:
+class PipelinePrefix:
     """The first stages of a pipeline.
 
     Attributes:
@@ -32,7 +33,7 @@ class Prefix:
     """
 
     choices: tuple[GroupChoice, ...]
-    rows: tuple[tuple[Table, int], ...]
+    rows: tuple[tuple[StageTable, int], ...]
     cuts: tuple[int, ...]
     state: Counts
     started_s: float
@@ -42,7 +43,7 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class StageTable:
     """All stages that may follow with given devices from a given cut, flat: the same for all prefixes that end there.
 
     Attributes:
@@ -63,11 +64,11 @@ class Expansion:
     Attributes:
         bound_s: of each child with its best continuation, ascending.
         row: number in the table, by child.
-        started_s, returns_s, own_s: of each child, see :class:`Prefix`.
+        started_s, returns_s, own_s: of each child, see :class:`PipelinePrefix`.
     """
 
-    parent: Prefix
-    table: Table
+    parent: PipelinePrefix
+    table: StageTable
     bound_s: Array
     row: Numbers
     started_s: Array
@@ -91,11 +92,11 @@ class Expansion:
             self.window[positions],
         )
 
-    def child(self, position: int) -> Prefix:
+    def child(self, position: int) -> PipelinePrefix:
         """The prefix number ``position``."""
         parent, row = self.parent, int(self.row[position])
         choice = self.table.choices[self.table.choice[row]]
-        return Prefix(
+        return PipelinePrefix(
             (*parent.choices, choice),
             (*parent.rows, (self.table, row)),
             (*parent.cuts, int(self.table.last[row])),
@@ -131,21 +132,24 @@ class Frontier:
     """Makes prefixes longer."""
 
     suffixes: Suffixes
-    _tables: dict[tuple[Counts, int], Table] = field(init=False, default_factory=dict, repr=False)
+    _tables: Memo[tuple[Counts, int], StageTable] = field(init=False, repr=False)
 
-    def root(self) -> Prefix:
+    def __post_init__(self) -> None:
+        self._tables = Memo(lambda key: self._make_table(*key))
+
+    def root(self) -> PipelinePrefix:
         """No stage yet."""
         count = len(self.suffixes.prices.micro_batches)
-        return Prefix((), (), (0,), self.suffixes.devices.all_unused, 0.0, 0.0, count, 0.0)
+        return PipelinePrefix((), (), (0,), self.suffixes.devices.all_unused, 0.0, 0.0, count, 0.0)
 
-    def expand(self, prefix: Prefix, upper_s: float) -> Expansion:
+    def expand(self, prefix: PipelinePrefix, upper_s: float) -> Expansion:
         """What may follow ``prefix`` in less than ``upper_s``."""
-        table = self._table(prefix.state, prefix.cuts[-1])
+        table = self._tables[prefix.state, prefix.cuts[-1]]
         stage, labels = table.stage, table.labels
         tied = self._arrival(prefix, table)
         count = len(self.suffixes.prices.micro_batches)
         window = np.minimum(stage.window, tied.window)
-        end = np.maximum(labels.end, -(-count // np.maximum(window, 1)) * labels.trip)
+        end = np.maximum(labels.end, rounds_of(count, window) * labels.trip)
         tail = np.maximum(stage.tail, tied.upstream)
         bound = np.maximum.reduce(
             [
@@ -177,7 +181,7 @@ class Frontier:
             window[rows],
         )
 
-    def candidate(self, prefix: Prefix, schedule: str) -> Candidate:
+    def candidate(self, prefix: PipelinePrefix, schedule: str) -> Candidate:
         """The complete pipeline with its ranks: the first free ones of each pool."""
         prices = self.suffixes.prices
         recompute = tuple(choice.group.recompute for choice in prefix.choices)
@@ -190,23 +194,22 @@ class Frontier:
             recompute=recompute if any(recompute) else (),
         )
 
-    def stage_groups(self, prefix: Prefix) -> list[Group]:
+    def stage_groups(self, prefix: PipelinePrefix) -> list[PricedGroup]:
         """The group of each stage, hosts called by their own numbers."""
         pairs = zip(self._hosts(prefix), prefix.choices, strict=True)
         return [self._version(counts, choice.group.version) for counts, choice in pairs]
 
-    def next_groups(self, prefix: Prefix, table: Table) -> list[Group]:
+    def next_groups(self, prefix: PipelinePrefix, table: StageTable) -> list[PricedGroup]:
         """The same of each choice of a stage behind ``prefix``."""
         names = self._names(prefix)
-        return [self._version(_named(c.option.group, names), c.group.version) for c in table.choices]
+        return [self._version(at_pools(c.option.group, names, len(names)), c.group.version) for c in table.choices]
 
-    def _hosts(self, prefix: Prefix) -> list[Counts]:
+    def _hosts(self, prefix: PipelinePrefix) -> list[Counts]:
         """The devices of each stage by pool, hosts called by their own numbers."""
-        return [
-            _named(choice.option.group, self._names(prefix, number)) for number, choice in enumerate(prefix.choices)
-        ]
+        names = [self._names(prefix, number) for number in range(len(prefix.choices))]
+        return [at_pools(c.option.group, own, len(own)) for c, own in zip(prefix.choices, names, strict=True)]
 
-    def _names(self, prefix: Prefix, stages: int | None = None) -> Counts:
+    def _names(self, prefix: PipelinePrefix, stages: int | None = None) -> Counts:
         """What the pools of the state behind the first ``stages`` stages are called."""
         devices = self.suffixes.devices
         _, names = devices.canonical(tuple(len(pool.ranks) for pool in devices.pools))
@@ -214,19 +217,13 @@ class Frontier:
             names = tuple(names[place] for place in choice.option.order)
         return names
 
-    def _version(self, counts: Counts, version: Version) -> Group:
+    def _version(self, counts: Counts, version: Version) -> PricedGroup:
         return next(g for g in self.suffixes.prices.versions(counts) if g.version == version)
 
-    def _renamed(self, choice: GroupChoice) -> Group:
+    def _renamed(self, choice: GroupChoice) -> PricedGroup:
         return self._version(choice.option.renamed, choice.group.version)
 
-    def _table(self, state: Counts, first: int) -> Table:
-        table = self._tables.get((state, first))
-        if table is None:
-            table = self._tables[state, first] = self._make_table(state, first)
-        return table
-
-    def _make_table(self, state: Counts, first: int) -> Table:
+    def _make_table(self, state: Counts, first: int) -> StageTable:
         suffixes = self.suffixes
         choices = suffixes.choices(state)
         firsts = np.array([first])
@@ -248,9 +245,9 @@ class Frontier:
         if not parts:
             nothing, none = np.zeros(0), np.zeros(0, dtype=np.int64)
             stage = Stage(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, none)
-            return Table(choices, none, none, stage, Labels(nothing, nothing, nothing, nothing))
+            return StageTable(choices, none, none, stage, Labels(nothing, nothing, nothing, nothing))
         number, last, stages, labels_of = zip(*parts, strict=True)
-        return Table(
+        return StageTable(
             choices,
             np.concatenate(number),
             np.concatenate(last),
@@ -258,17 +255,17 @@ class Frontier:
             Labels(*(np.concatenate(column) for column in zip(*labels_of, strict=True))),
         )
 
-    def columns(self, prefix: Prefix, table: Table) -> Numbers:
-        """By row of ``table``, the row of ``Columns`` for what comes from the last stage of ``prefix``."""
+    def columns(self, prefix: PipelinePrefix, table: StageTable) -> Numbers:
+        """By row of ``table``, the row of ``HandoverColumns`` for what comes from the last stage of ``prefix``."""
         cuts = self.suffixes.prices.cuts
         content = cuts.content[prefix.cuts[-1], table.last]
         return np.asarray(cuts.column[content, prefix.cuts[-2], prefix.cuts[-1]])
 
-    def last_handovers(self, prefix: Prefix, table: Table, rows: Numbers) -> dict[str, Array]:
-        """Messages from the last stage of ``prefix`` to each of some ``rows`` of ``table``; see ``Handover``."""
+    def last_handovers(self, prefix: PipelinePrefix, table: StageTable, rows: Numbers) -> dict[str, Array]:
+        """Messages from the last stage of ``prefix`` to each of some ``rows`` of ``table``; see ``HandoverBound``."""
         source = self._renamed(prefix.choices[-1])
         columns = self.columns(prefix, table)[rows]
-        names = [one.name for one in fields(Handover)]
+        names = [one.name for one in fields(HandoverBound)]
         seconds = {name: np.zeros(len(rows)) for name in names}
         for number in np.unique(table.choice[rows]):
             link = self.suffixes.links.between(source, table.choices[number].group)
@@ -277,7 +274,7 @@ class Frontier:
                 seconds[name][mine] = getattr(link, name)[columns[mine]]
         return seconds
 
-    def _arrival(self, prefix: Prefix, table: Table) -> _Arrival:
+    def _arrival(self, prefix: PipelinePrefix, table: StageTable) -> _Arrival:
         """How the stages of ``table`` are tied to the last stage of ``prefix``."""
         zeros = np.zeros(len(table.choice))
         count = np.full(len(table.choice), len(self.suffixes.prices.micro_batches))
@@ -297,11 +294,3 @@ class Frontier:
             both=np.where(returns, begun + link["load_both"] + after, 0.0),
             window=np.where(returns, prefix.window, count),
         )
-
-
-def _named(counts: Counts, names: Counts) -> Counts:
-    """``counts`` of pools that are called ``names``, by the pools' own numbers."""
-    by_pool = [0] * len(counts)
-    for place, count in enumerate(counts):
-        by_pool[names[place]] = count
-    return tuple(by_pool)

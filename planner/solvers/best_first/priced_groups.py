@@ -22,7 +22,7 @@ from planner.ir.problem import Problem
 from planner.layers import throughout_sites
 from planner.layers.recomputed import cores_by_index
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
-from planner.solvers.best_first.graph_cuts import Cuts, Flags, Numbers
+from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.candidates.candidate import Pool, all_shares, group_shares, site_shares
 from planner.solvers.candidates.feasibility import usable
@@ -33,11 +33,11 @@ _FEW_SHARES, _SOME_CUTS = 3, 12
 """Of too many ways to share: those that are looked at, the most frequent ones of stages between some cuts."""
 
 Version = tuple[Recomputes, bool, tuple[int, ...]]
-"""A way to run a stage on given devices, see :class:`Group`."""
+"""A way to run a stage on given devices, see :class:`PricedGroup`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class PricedGroup:
     """Devices as one stage, for one way to cut the batch.
 
     Attributes:
@@ -59,7 +59,7 @@ class Group:
     samples: Mapping[int, tuple[float, ...]]
     version: Version
     prices: StageBound
-    owner: Prices
+    owner: GroupPrices
     allowed: Flags | None
     any_shares: SharedBound | None = None
 
@@ -105,7 +105,7 @@ class Group:
 
 
 @dataclass(slots=True, eq=False)
-class Prices:
+class GroupPrices:
     """The groups of one way to cut the batch, each priced once.
 
     Attributes:
@@ -116,14 +116,14 @@ class Prices:
     problem: Problem
     book: PriceBook
     pools: tuple[Pool, ...]
-    cuts: Cuts
+    cuts: GraphCuts
     micro_batches: tuple[int, ...]
     freedom: Freedom
     mixing: Array = field(init=False)
     throughout: Flags = field(init=False)
     _times: dict[tuple[str, Recomputes], MemberTimes] = field(init=False, default_factory=dict, repr=False)
     _capacity: Array | None = field(init=False, default=None, repr=False)
-    _versions: dict[Counts, tuple[Group, ...]] = field(init=False, default_factory=dict, repr=False)
+    _versions: dict[Counts, tuple[PricedGroup, ...]] = field(init=False, default_factory=dict, repr=False)
     _prices: dict[object, StageBound] = field(init=False, default_factory=dict, repr=False)
     _bounds: StageBounds = field(init=False, repr=False)
     _cores: tuple[int, ...] = field(init=False, repr=False)
@@ -140,7 +140,7 @@ class Prices:
         others = self.cuts.sums(np.array([layer.name not in along for layer in layers], dtype=np.float64))
         self.throughout = self.cuts.inside & (others[None, :] - others[:, None] < 0.5)
 
-    def versions(self, counts: Counts) -> tuple[Group, ...]:
+    def versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
         """The devices ``counts`` as a stage, in every way that is allowed; none if they cannot be priced.
 
         Without and with recompute, with every share of the samples that is looked at, and where a stage may lie along
@@ -252,13 +252,13 @@ class Prices:
         sizes = range(1, len(self.problem.ranks) + 1)
         return sorted({n for rows in set(self.micro_batches) for m in sizes for n in (rows // m, -(-rows // m)) if n})
 
-    def _made(self, counts: Counts, version: Version) -> Group | None:
+    def _made(self, counts: Counts, version: Version) -> PricedGroup | None:
         try:
             return self._make(counts, version)
         except MissingMeasurementError:
             return None
 
-    def _make(self, counts: Counts, version: Version) -> Group | None:
+    def _make(self, counts: Counts, version: Version) -> PricedGroup | None:
         recompute, by_parts, shares = version
         orders = member_orders(self.pools, counts)
         members = orders[0]
@@ -283,7 +283,7 @@ class Prices:
             allowed = in_time if allowed is None else in_time & allowed
         all_orders = orders_known(self.pools, counts)
         samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
-        return Group(counts, ranks, orders, all_orders, samples, version, self._prices[alike], self, allowed)
+        return PricedGroup(counts, ranks, orders, all_orders, samples, version, self._prices[alike], self, allowed)
 
     def _in_time(self, prices: StageBound) -> Flags:
         """By first and last cut, whether a stage's work leaves room for the samples a second that are asked for."""

@@ -19,7 +19,7 @@ from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
 from planner.solvers.best_first.moved_shares import made_to_fit
-from planner.solvers.best_first.prefixes import Expansion, Frontier, Prefix
+from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
 from planner.solvers.budget import CALL_S, Budget, OutOfTimeError
 from planner.solvers.candidates.choose import ROUNDING, Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -44,7 +44,7 @@ class Outcome:
         bound_s: no plan of the space is faster; infinity if the space is empty.
         root_s: the bound of the suffix DPs alone.
         by_num_stages: the best plan seen with each number of stages.
-        unshared: the best seen whose stages have one rank each.
+        unreplicated: the best seen whose stages have one rank each.
         rejected: what was not looked at.
     """
 
@@ -54,12 +54,17 @@ class Outcome:
     root_s: float
     num_candidates: int
     by_num_stages: Mapping[int, Evaluation]
-    unshared: Evaluation | None = None
+    unreplicated: Evaluation | None = None
     rejected: tuple[Rejected, ...] = ()
+
+    @property
+    def refutes(self) -> bool:
+        """Whether there certainly is no plan."""
+        return self.best is None and self.status == PROVEN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Space:
+class BatchSpace:
     """All pipelines of one way to cut the batch, not looked at yet.
 
     Attributes:
@@ -79,7 +84,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Branch:
+class Siblings:
     """An expansion that stands for its child at the queue's position, and those behind."""
 
     frontier: Frontier
@@ -94,10 +99,10 @@ class Simulate:
     leaf: Leaf
 
 
-Start = Choice | Evaluation | Space | Replicas | virtual_pipelines.Families
+Start = Choice | Evaluation | BatchSpace | Replicas | virtual_pipelines.PipelineFamilies
 """What a search starts from."""
 
-Item = Space | Opening | Branch | Simulate | Replicas | virtual_pipelines.Item
+Item = BatchSpace | Opening | Siblings | Simulate | Replicas | virtual_pipelines.Item
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +127,7 @@ class BestFirstSearch:
     root_s: float = field(init=False, default=float("inf"))
     num_candidates: int = field(init=False, default=0)
     by_num_stages: dict[int, Evaluation] = field(init=False, default_factory=dict)
-    unshared: Evaluation | None = field(init=False, default=None)
+    unreplicated: Evaluation | None = field(init=False, default=None)
     _heap: list[tuple[float, int, Item, int]] = field(init=False, default_factory=list)
     _leaves: dict[Frontier, list[tuple[Expansion, Numbers]]] = field(init=False, default_factory=dict)
     _num_leaves: int = field(init=False, default=0)
@@ -161,9 +166,11 @@ class BestFirstSearch:
 
     def outcome(self, status: str) -> Outcome:
         """What is known now."""
-        unopened = [bound_s for bound_s, _, item, _ in self._heap if isinstance(item, Space | virtual_pipelines.Item)]
+        unopened = [
+            bound_s for bound_s, _, item, _ in self._heap if isinstance(item, BatchSpace | virtual_pipelines.Item)
+        ]
         root_s = min(self.root_s, self.upper_s, *unopened) if unopened else min(self.root_s, self.upper_s)
-        so_far = self.num_candidates, self.by_num_stages, self.unshared
+        so_far = self.num_candidates, self.by_num_stages, self.unreplicated
         return Outcome(status, self.best, self._bound_s(), root_s, *so_far)
 
     @property
@@ -190,8 +197,8 @@ class BestFirstSearch:
             self._budget.reserve(self.answer_s)
             stages = evaluation.candidate.num_stages
             self.by_num_stages[stages] = better(self.by_num_stages.get(stages), evaluation)
-            if _is_unshared(evaluation.candidate):
-                self.unshared = better(self.unshared, evaluation)
+            if _is_unreplicated(evaluation.candidate):
+                self.unreplicated = better(self.unreplicated, evaluation)
 
     def _search(self) -> str:
         while True:
@@ -233,13 +240,13 @@ class BestFirstSearch:
         bound_s, _, item, position = heappop(self._heap)
         self.num_candidates += 1
         self._budget.spend(CALL_S)
-        if isinstance(item, Space):
+        if isinstance(item, BatchSpace):
             until_hints_s = float("inf") if self.hints is None else self._until_hints_s
             suffixes = item.suffixes(self.upper_s, self._budget.part(until_hints_s, self.answer_s))
             try:
                 root_s = max(bound_s, suffixes.root_s())
             except OutOfTimeError:  # the tables made so far are kept
-                self._push(bound_s, Space(bound_s, functools.partial(_resumed, suffixes)))
+                self._push(bound_s, BatchSpace(bound_s, functools.partial(_resumed, suffixes)))
                 return
             suffixes.budget = None  # what is still missing of the tables is little
             self.root_s = min(self.root_s, root_s)
@@ -285,12 +292,12 @@ class BestFirstSearch:
             self._passed_over_s = min(self._passed_over_s, bound_s)
             return
         rivals = [self.best if self.most_candidates else self.by_num_stages.get(candidate.num_stages)]
-        if _is_unshared(candidate) and not self.most_candidates:
-            rivals.append(self.unshared)
+        if _is_unreplicated(candidate) and not self.most_candidates:
+            rivals.append(self.unreplicated)
         known_s = max(float("inf") if rival is None else rival.step_s for rival in rivals)
         self.take(made_to_fit(self.evaluator, candidate, self.evaluator.evaluate(candidate, known_s)))
 
-    def _open(self, frontier: Frontier, prefix: Prefix) -> None:
+    def _open(self, frontier: Frontier, prefix: PipelinePrefix) -> None:
         """Puts what may follow ``prefix`` into the queue, complete pipelines to the leaves."""
         expansion = frontier.expand(prefix, self.upper_s)
         complete = expansion.table.last[expansion.row] == frontier.suffixes.prices.cuts.last
@@ -302,7 +309,7 @@ class BestFirstSearch:
         others = np.flatnonzero(~complete)
         if len(others):
             rest = expansion.only(others)
-            self._push(float(rest.bound_s[0]), Branch(frontier, rest))
+            self._push(float(rest.bound_s[0]), Siblings(frontier, rest))
 
     def _look_ahead(self, frontier: Frontier) -> None:
         """Follows the most promising prefixes to complete pipelines, so that a good plan is known early."""
@@ -382,7 +389,7 @@ class BestFirstSearch:
         self.progress(SearchProgress(best_s, bound_s, gap, self.evaluator.num_simulated, now_s))
 
 
-def _is_unshared(candidate: Candidate) -> bool:
+def _is_unreplicated(candidate: Candidate) -> bool:
     """Whether its stages have one rank each."""
     return all(len(group) == 1 for group in candidate.groups)
 

@@ -1,21 +1,15 @@
-"""What a problem leaves open beside cuts and devices, as the bounds need to know it.
-
-What a schedule lets a stage do before its first backward and after its last forward, read off its order.
-"""
+"""What a problem leaves open beside cuts and devices, as the bounds need to know it."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.memory.memory_bound import kept_by
-from planner.ir.constraints import Ways
+from planner.ir.constraints import CutDegrees
 from planner.ir.problem import SAMPLE_DIMS, Problem
-from planner.ir.schedule import Action, Op, Pipeline, StageGraph
-from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
-from planner.solvers.best_first.graph_cuts import Cuts, Flags
+from planner.solvers.best_first.graph_cuts import Flags, GraphCuts
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import (
     mixing_layers,
@@ -75,7 +69,7 @@ class Freedom:
         """Whether side constraints that concern the whole pipeline allow a complete one."""
         if not self.constraints.rules:
             return True
-        ways = [Ways(sample=len(group)) for group in candidate.groups]
+        ways = [CutDegrees(sample=len(group)) for group in candidate.groups]
         recompute = [candidate.recomputes(stage) for stage in range(candidate.num_stages)]
         return self.constraints.allows_stages(candidate.stage_of, candidate.groups, recompute, ways)
 
@@ -90,36 +84,8 @@ class Freedom:
         kept = [kept_by(name, d, num_microbatches)[0] for name in self.schedules for d in {1, depth}]
         return min(kept), max(kept)
 
-    def allowed(self, cuts: Cuts, ranks: tuple[int, ...], recompute: Recomputes) -> Flags | None:
+    def allowed(self, cuts: GraphCuts, ranks: tuple[int, ...], recompute: Recomputes) -> Flags | None:
         """Which stages side constraints allow on ``ranks``, by first and last cut; None: all."""
         if not self.constraints.rules:
             return None
-        return self.constraints.mask(cuts.members, ranks, recompute == Recomputes.ALL, Ways(sample=len(ranks)))
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Forwards before the first backward, and backwards after the last forward, of one stage."""
-
-    early: int
-    late: int
-
-
-@functools.lru_cache(maxsize=4096)
-def windows(schedule: str, num_stages: int, num_microbatches: int) -> tuple[Window, ...] | None:
-    """The window of each stage of a chain; None if the schedule splits backwards or leaves the order."""
-    rows = schedule_named(schedule)(Pipeline(StageGraph.chain(num_stages, num_microbatches))).rows
-    by_stage = [_window(row, num_microbatches) for row in rows]
-    in_order = tuple(window for window in by_stage if window is not None)
-    return in_order if len(in_order) == len(by_stage) else None
-
-
-def _window(row: tuple[Action, ...], num_microbatches: int) -> Window | None:
-    forwards = [(index, action.microbatch) for index, action in enumerate(row) if action.op is Op.FORWARD]
-    backwards = [(index, action.microbatch) for index, action in enumerate(row) if action.op is Op.BACKWARD]
-    in_order = [m for _, m in forwards] == [m for _, m in backwards] == list(range(num_microbatches))
-    if not in_order or len(row) != 2 * num_microbatches:
-        return None
-    early = sum(index < backwards[0][0] for index, _ in forwards)
-    late = sum(index > forwards[-1][0] for index, _ in backwards)
-    return Window(early, late)
+        return self.constraints.mask(cuts.members, ranks, recompute == Recomputes.ALL, CutDegrees(sample=len(ranks)))

@@ -1,7 +1,7 @@
 """What pipelines take at least in which a stage has other shares of the samples than the search looks at.
 
 Where devices are unlike and the ways to share a micro-batch are many, the search looks at a few of them
-(``Prices.versions``).  Follow one sample of b through a pipeline of any shares, on the member that has it at every
+(``GroupPrices.versions``).  Follow one sample of b through a pipeline of any shares, on the member that has it at every
 stage: with the times of that member the recurrences of :mod:`planner.solvers.best_first.solver` hold, and so they hold
 for the mean over samples, as the mean of the largest of some terms is no less than the largest of their means.  Here
 the suffix DP has that mean, least over all shares, for each of its terms (``GroupTimes.mean``), of full micro-batches.
@@ -23,14 +23,14 @@ from planner.costs.stages.shared_bound import SharedBound
 from planner.costs.stages.stage_bound import Stage
 from planner.ir.errors import MissingMeasurementError
 from planner.solvers.best_first.bound import Continuation, GroupChoice, Labels, Suffixes
-from planner.solvers.best_first.device_groups import Counts, Devices, member_orders, orders_known
+from planner.solvers.best_first.device_groups import Counts, DeviceStates, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.message_bound import Handover, Links
-from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.best_first.message_bound import HandoverBound, Handovers
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import Budget, OutOfTimeError
 
 
-def other_shares_s(prices: Prices, devices: Devices, upper_s: float, within: Budget) -> float:
+def other_shares_s(prices: GroupPrices, devices: DeviceStates, upper_s: float, within: Budget) -> float:
     """No pipeline with shares that ``prices`` leaves out is faster; infinity if none is left out, or takes less.
 
     Args:
@@ -50,10 +50,10 @@ def other_shares_s(prices: Prices, devices: Devices, upper_s: float, within: Bud
         return 0.0
 
 
-class _AnyShares(Prices):
+class _AnyShares(GroupPrices):
     """The groups of one way to cut the batch, full micro-batches alone, each with whatever shares are best for it."""
 
-    def __init__(self, prices: Prices, upper_s: float) -> None:
+    def __init__(self, prices: GroupPrices, upper_s: float) -> None:
         size = prices.micro_batches[0]
         full = tuple(rows for rows in prices.micro_batches if rows == size)
         super().__init__(prices.problem, prices.book, prices.pools, prices.cuts, full, prices.freedom)
@@ -67,7 +67,7 @@ class _AnyShares(Prices):
         """As the search does."""
         return self.known.leaves_out(counts)
 
-    def versions(self, counts: Counts) -> tuple[Group, ...]:
+    def versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
         """The devices ``counts`` as a stage; where all members are the same, that alone is the mean."""
         groups = self._versions.get(counts)
         if groups is None:
@@ -78,10 +78,10 @@ class _AnyShares(Prices):
             groups = self._versions[counts] = alike
         return groups
 
-    def _members(self, group: Group) -> list[tuple[str, float]]:
+    def _members(self, group: PricedGroup) -> list[tuple[str, float]]:
         return list(zip(map(self.book.kind, group.ranks), group.samples[self.micro_batches[0]], strict=True))
 
-    def _any(self, counts: Counts, recompute: Recomputes) -> Group | None:
+    def _any(self, counts: Counts, recompute: Recomputes) -> PricedGroup | None:
         ranks, size = self.first_ranks(counts), self.micro_batches[0]
         if len(ranks) > size:
             return None
@@ -95,7 +95,7 @@ class _AnyShares(Prices):
         except MissingMeasurementError:
             return None
         bound = SharedBound(single, times, all_times, len(self.micro_batches), self.cuts.inside, self.upper_s)
-        return Group(
+        return PricedGroup(
             counts,
             ranks,
             member_orders(self.pools, counts),
@@ -109,10 +109,10 @@ class _AnyShares(Prices):
         )
 
 
-class _MeanLinks(Links):
+class _MeanLinks(Handovers):
     """Messages between groups with any shares: those of the mean sample."""
 
-    def between(self, source: Group, destination: Group) -> Handover:
+    def between(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
         """Messages from ``source`` to ``destination``, and gradients back."""
         if source.size == destination.size == 1:
             return super().between(source, destination)
@@ -127,14 +127,14 @@ class _MeanLinks(Links):
             handover = self._alike[key] = self._mean(num_pieces, pools, overhead_s)
         return handover
 
-    def _mean(self, num_pieces: int, pools: list[tuple[int, ...]], overhead_s: float) -> Handover:
+    def _mean(self, num_pieces: int, pools: list[tuple[int, ...]], overhead_s: float) -> HandoverBound:
         name = self._any_of(sorted(set(chain.from_iterable(self._tiers[np.ix_(*pools)].tolist()))))
         batches = self.prices.micro_batches
         there, back = (self._least_mean_s(name, batches[0] / num_pieces, forward) for forward in (True, False))
         both = np.zeros_like(there) if self._links[name].duplex else there + back
         times = len(batches)
         one_way = there + overhead_s, back + overhead_s
-        return Handover(one_way[0], one_way[0], one_way[1], one_way[1], times * there, times * back, times * both)
+        return HandoverBound(one_way[0], one_way[0], one_way[1], one_way[1], times * there, times * back, times * both)
 
     def _least_mean_s(self, name: str, samples: float, forward: bool) -> Array:
         """The mean, over samples, of a message that has so many samples in the mean, and one at least."""

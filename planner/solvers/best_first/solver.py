@@ -7,9 +7,9 @@ Choose      sizes of micro-batches, hence their number M                     ``f
             or, where there are few devices, of several kinds; pools in any order along the
             pipeline; devices may stay unused
             the samples of each rank of a stage: equal on like devices; on unlike ones all
-            ways while they are few, else those with the least largest time     ``Prices.versions``
+            ways while they are few, else those with the least largest time    ``GroupPrices.versions``
             a schedule for all of them, and where it has windows, W_s for each stage          ``leaf_bound``
-            whether a stage computes its activations again, where that is allowed        ``Prices.versions``
+            whether a stage computes its activations again, where that is allowed   ``GroupPrices.versions``
 Minimise    the step, by ``simulator.events``
 Subject to  memory on every rank, with the micro-batches in flight              ``costs.memory.memory_bound``
             a sample of every micro-batch on every rank of a stage                      ``feasibility.usable``
@@ -50,7 +50,7 @@ which a plan is found, by bisection to 0.1 %, and the fastest plan under it     
 Schedules for several stages a position, where they are named                 ``virtual_pipelines``, ``virtual_bound``
 
 Not in the space: windows other than those of ``leaf_bound.windows_to_try``, on large clusters what
-``Devices.restrictions`` says.
+``DeviceStates.restrictions`` says.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from planner.solvers.best_first.layout_search import beyond_samples, left_out, w
 from planner.solvers.best_first.moved_shares import with_moved_shares
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.sustained_rate import highest_rate, is_stream
-from planner.solvers.best_first.warm_start import Start
+from planner.solvers.best_first.warm_start import SearchStart
 from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import plan_of
 from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
@@ -102,7 +102,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     limit_s = limited.time_limit_s
     # Half of the work; and half of the time too, where what is counted of it takes twice as long.
     evaluator = Evaluator(limited, book, within=budget.part(limit_s / 2, reserve_s=limit_s / 4) if half else budget)
-    start = Start(evaluator)
+    start = SearchStart(evaluator)
     search = BestFirstSearch(evaluator, progress, hints=start.hints)
     outcome = search.run(start.items)
     if start.is_restricted and outcome.status in (PROVEN, WITHIN_GAP, SEARCHED):  # others may know what is not searched
@@ -118,9 +118,9 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
     choices = [choice.best for choice in start.choices.values()]
-    finalists = [*choices, first.best, first.unshared, *first.by_num_stages.values(), *outcome.by_num_stages.values()]
+    rivals = [*choices, first.best, first.unreplicated, *first.by_num_stages.values(), *outcome.by_num_stages.values()]
     budget.reserve(evaluator.forecast_s(outcome.best.candidate) + evaluator.writing_s)
-    chosen, tie = without_ties(evaluator, outcome.best, [rival for rival in finalists if rival is not None])
+    chosen, tie = without_ties(evaluator, outcome.best, [rival for rival in rivals if rival is not None])
     decision, predicted = written(problem, evaluator.pricing, chosen.candidate)
     budget.reserve(evaluator.writing_s)
     step_s = tie.step_s if tie is not None else predicted.prediction.step_s

@@ -3,7 +3,7 @@
 Given       forward passes alone, as in :mod:`planner.solvers.best_first.solver`; a batch enters every T seconds
 Choose      the pipeline                                                                            as there
 Minimise    the latency of a batch that meets no other: the step                                    ``LATENCY``
-Subject to  sum of the forwards of a stage <= T on each of its ranks           ``priced_groups.Prices._in_time``
+Subject to  sum of the forwards of a stage <= T on each of its ranks           ``priced_groups.GroupPrices._in_time``
             the period of the simulated stream <= T             ``candidates.evaluate.Evaluator.sustained_per_s``
 
 The first constraint is what prunes prefixes; the second, which counts messages and waiting as well, decides.  The
@@ -15,15 +15,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.costs.cost_model import PriceBook
 from planner.ir.errors import InfeasibleError
-from planner.ir.plan import PROVEN
 from planner.ir.problem import LATENCY, THROUGHPUT, Problem
 from planner.schedules import traits
-from planner.solvers.best_first.search import BestFirstSearch
-from planner.solvers.best_first.warm_start import Start
+from planner.solvers.best_first.warm_start import first_fit
 from planner.solvers.budget import Budget, part_of_current
-from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
 _PRECISION = 1e-3
 _SHARE_OF_WORK = 0.5  # the rest is for the plan of least latency at that rate
@@ -97,9 +93,6 @@ def too_fast(problem: Problem, best_per_s: float, sure: str = "") -> InfeasibleE
 
 def _sustaining(problem: Problem, rate_per_s: float, within: Budget) -> tuple[float | None, bool]:
     """What a plan sustains that keeps the rate, the first that comes; and whether there is certainly none."""
-    limited = replace(problem, rate_per_s=rate_per_s, time_limit_s=within.left_s)
-    evaluator = Evaluator(limited, PriceBook(problem.profile), within=within)
-    outcome = BestFirstSearch(evaluator, None, any_fit=True).run(Start(evaluator).items)
-    best: Evaluation | None = outcome.best
-    sustained_per_s = None if best is None else evaluator.sustained_per_s(best.candidate)
-    return sustained_per_s, best is None and outcome.status == PROVEN
+    evaluator, outcome = first_fit(replace(problem, rate_per_s=rate_per_s), within)
+    best = outcome.best
+    return None if best is None else evaluator.sustained_per_s(best.candidate), outcome.refutes

@@ -25,8 +25,8 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import Memory
 from planner.costs.stages.stage_bound import Spread
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.message_bound import Links
-from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.best_first.message_bound import Handovers
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 
 _KEPT = 24  # groups whose stages are kept
 _STEPS = 3  # of the weights of positions
@@ -34,7 +34,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spans:
+class GroupSpans:
     """Stages of a group, by first and last cut, in seconds; infinite where there is none.
 
     Attributes:
@@ -106,7 +106,7 @@ class Tables:
     """
 
     where: tuple[int, ...]
-    spans: tuple[Spans, ...]
+    spans: tuple[GroupSpans, ...]
     messages: tuple[tuple[Array, Array], ...]
     begins: tuple[int, ...]
     limits: tuple[Array, ...]
@@ -119,7 +119,7 @@ class Tables:
         return len(self.where) * self.spans[0].whole.size * (_STEPS + len(self.means))
 
     @classmethod
-    def of(cls, prices: StagePrices, groups: Sequence[Group], where: Sequence[int]) -> Tables:
+    def of(cls, prices: StagePrices, groups: Sequence[PricedGroup], where: Sequence[int]) -> Tables:
         """With weights of the positions that make the bound large.
 
         Args:
@@ -251,12 +251,12 @@ class StagePrices:
         is_linked: whether every stage certainly reads from the one before, and gets a gradient back.
     """
 
-    prices: Prices
-    links: Links
+    prices: GroupPrices
+    links: Handovers
     mirrored: bool
     is_linked: bool = field(init=False)
     _rows: list[Numbers] = field(init=False, repr=False)
-    _spans: dict[object, tuple[Group, Spans]] = field(init=False, default_factory=dict, repr=False)
+    _spans: dict[object, tuple[PricedGroup, GroupSpans]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         cuts = self.prices.cuts
@@ -265,7 +265,7 @@ class StagePrices:
         linked = cuts.columns.linked & cuts.columns.has_gradient
         self.is_linked = all(bool(len(rows) and linked[rows].all()) for rows in self._rows)
 
-    def spans(self, group: Group) -> Spans:
+    def spans(self, group: PricedGroup) -> GroupSpans:
         """The stages of a group, the same for those that are priced alike; kept while few others are asked for."""
         key = (id(group.prices), id(group.allowed))
         if key not in self._spans:
@@ -274,7 +274,7 @@ class StagePrices:
             self._spans[key] = group, self._worked_out(group)
         return self._spans[key][1]
 
-    def _worked_out(self, group: Group) -> Spans:
+    def _worked_out(self, group: PricedGroup) -> GroupSpans:
         cuts, prices = self.prices.cuts, group.prices
         every = np.arange(cuts.last + 1)
         first, last = every[:, None], every[None, :]
@@ -288,9 +288,9 @@ class StagePrices:
             whole = whole + prices.updates.least(first, last)
         total_s = float(whole[0, -1])
         whole, paths, head, back = (np.where(possible, each, np.inf) for each in (whole, paths, stage.head, stage.back))
-        return Spans(whole, paths, head, back, _resident(prices.memory), total_s)
+        return GroupSpans(whole, paths, head, back, _resident(prices.memory), total_s)
 
-    def messages(self, source: Group, destination: Group) -> tuple[Array, Array]:
+    def messages(self, source: PricedGroup, destination: PricedGroup) -> tuple[Array, Array]:
         """There and back between stages of two groups, at least, by cut; nothing on the same ranks."""
         count = self.prices.cuts.last + 1
         there, back = np.zeros(count), np.zeros(count)
@@ -326,7 +326,7 @@ def _resident(memory: Memory | None) -> Array | None:
     return np.array(by_holder)
 
 
-def _limits(group: Group, num_microbatches: int, num_stages: int) -> Array:
+def _limits(group: PricedGroup, num_microbatches: int, num_stages: int) -> Array:
     """What each member of a group may hold."""
     memory = group.prices.memory
     rounding = (num_microbatches + 6) * num_stages  # the simulator rounds bytes slot by slot

@@ -16,6 +16,7 @@ way which is allowed, or none.  ``not_searched`` names what is left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,10 +32,10 @@ from planner.ir.layout import equal_shares
 from planner.ir.plan import Rejected
 from planner.ir.problem import AUTO
 from planner.schedules import positions, traits
-from planner.solvers.best_first.device_groups import Counts, Devices
+from planner.solvers.best_first.device_groups import Counts, DeviceStates, at_pools, first_ranks
 from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.message_bound import Links
-from planner.solvers.best_first.priced_groups import Group, Prices
+from planner.solvers.best_first.message_bound import Handovers
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.best_first.virtual_bound import First, StagePrices, Tables, least_largest
 from planner.solvers.budget import NUMBER_S
 from planner.solvers.candidates.candidate import Pool
@@ -61,7 +62,7 @@ _SHARE_TO_WEIGH = 0.05  # of the budget, for the bounds of the families of one s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Families:
+class PipelineFamilies:
     """All pipelines of a schedule, for one way to cut the batch.
 
     Attributes:
@@ -76,7 +77,7 @@ class Families:
     sequences: Sequence[tuple[Counts, ...]]
     waiting: tuple[Family, ...] | None = None
 
-    def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[Families | Family | Evaluation]:
+    def advance(self, evaluator: Evaluator, upper_s: float) -> Iterator[PipelineFamilies | Family | Evaluation]:
         """The same with its families in order; then good pipelines of a few, these, and the others."""
         if self.waiting is None:
             if upper_s == float("inf"):  # any plan, before tables of all families are made
@@ -95,7 +96,7 @@ class Families:
             yield family
         yield from self._in_order(self.waiting[number:])
 
-    def _in_order(self, waiting: Sequence[Family]) -> Iterator[Families]:
+    def _in_order(self, waiting: Sequence[Family]) -> Iterator[PipelineFamilies]:
         """These, if there are any."""
         if waiting:
             yield replace(self, bound_s=min(family.bound_s for family in waiting), waiting=tuple(waiting))
@@ -129,7 +130,7 @@ class Families:
                     for groups in self._versions(counts):
                         yield Family(work_s / sum(map(sum, counts)), self.stage_prices, self.schedule, groups, where)
 
-    def _versions(self, counts: Sequence[Counts]) -> Iterator[tuple[Group, ...]]:
+    def _versions(self, counts: Sequence[Counts]) -> Iterator[tuple[PricedGroup, ...]]:
         """The groups of all positions, which compute the same activations again; none if one cannot be priced."""
         prices = self.stage_prices.prices
         for recompute in prices.freedom.recompute:
@@ -145,7 +146,7 @@ class Families:
                 yield tuple(map(_nearest_to_even, by_position))
 
 
-def _halves(prices: Prices, groups: Sequence[Group]) -> Iterator[Group]:
+def _halves(prices: GroupPrices, groups: Sequence[PricedGroup]) -> Iterator[PricedGroup]:
     """A pair of ranks that have one half of the samples each, in both orders if these are not alike."""
     halves = equal_shares(prices.micro_batches[0], 2)
     for group in groups:
@@ -155,7 +156,7 @@ def _halves(prices: Prices, groups: Sequence[Group]) -> Iterator[Group]:
                 yield replace(group, orders=tuple(dict.fromkeys((own, *orders))), orders_known=True)
 
 
-def _nearest_to_even(groups: Sequence[Group]) -> Group:
+def _nearest_to_even(groups: Sequence[PricedGroup]) -> PricedGroup:
     """Of groups of the same devices, that whose members are done at nearly the same time."""
     return min(groups, key=lambda group: float(group.prices.all_works.most(np.array(0), np.array(-1))))
 
@@ -172,7 +173,7 @@ class Family:
     bound_s: float
     stage_prices: StagePrices
     schedule: str
-    groups: tuple[Group, ...]
+    groups: tuple[PricedGroup, ...]
     where: tuple[int, ...]
 
     def tables(self) -> Tables:
@@ -188,8 +189,8 @@ class Family:
     def candidate(self, cuts: Sequence[int]) -> Candidate:
         """The pipeline with these cuts, on the first free ranks of each pool."""
         prices, count = self.stage_prices.prices, len(self.where)
-        free = [list(pool.ranks) for pool in prices.pools]
-        ranks = [tuple(free[number].pop(0) for number in group.orders[0]) for group in self.groups]
+        used = Counter[int]()
+        ranks = [first_ranks(prices.pools, group.orders[0], used) for group in self.groups]
         mirrored, recompute_of_all = self.stage_prices.mirrored, self.groups[0].recompute
         return Candidate(
             prices.cuts.stage_of(tuple(cuts)),
@@ -289,7 +290,7 @@ def branch(family: Family, tables: Tables, first: First, upper_s: float) -> Iter
         yield Branch(family, tables, first, bounds[lasts][order], lasts[order].astype(np.int64))
 
 
-Item = Families | Family | Branch
+Item = PipelineFamilies | Family | Branch
 """What waits in the queue of the search."""
 
 
@@ -301,7 +302,7 @@ class Sequences:
     is_restricted: bool
 
 
-def families(every: Iterable[Prices], devices: Devices, names: Sequence[str]) -> Iterator[Families]:
+def families(every: Iterable[GroupPrices], devices: DeviceStates, names: Sequence[str]) -> Iterator[PipelineFamilies]:
     """All that are searched of schedules for several stages a position, for each way to cut the batch."""
     formed: dict[bool, Sequences] = {}
     for prices in sorted(every, key=lambda prices: len(prices.micro_batches)):  # short programs first
@@ -310,13 +311,13 @@ def families(every: Iterable[Prices], devices: Devices, names: Sequence[str]) ->
         work_s = float(prices.capacity_s().min(axis=0).sum())
         bound_s = work_s / len(prices.problem.ranks) if np.isfinite(work_s) else 0.0
         for mirrored, own in formed.items():
-            stage_prices = StagePrices(prices, Links(prices), mirrored)
+            stage_prices = StagePrices(prices, Handovers(prices), mirrored)
             for name in names:
                 if traits(name).bidirectional is mirrored:
-                    yield Families(bound_s, stage_prices, name, own.groups)
+                    yield PipelineFamilies(bound_s, stage_prices, name, own.groups)
 
 
-def not_searched(devices: Devices, names: Sequence[str], recompute: str) -> Iterator[Rejected]:
+def not_searched(devices: DeviceStates, names: Sequence[str], recompute: str) -> Iterator[Rejected]:
     """What lies outside of these, and why."""
     for name in names:
         own_traits = traits(name)
@@ -334,7 +335,7 @@ def not_searched(devices: Devices, names: Sequence[str], recompute: str) -> Iter
             yield Rejected(f"{name}: recomputation of some stages", "all stages compute activations again, or none")
 
 
-def sequences(devices: Devices, mirrored: bool, max_stages: int = 0) -> Sequences:
+def sequences(devices: DeviceStates, mirrored: bool, max_stages: int = 0) -> Sequences:
     """The groups of a search, by position; two positions at least, where there are two devices.
 
     Args:
@@ -351,21 +352,19 @@ def sequences(devices: Devices, mirrored: bool, max_stages: int = 0) -> Sequence
     return Sequences([each for each in _uniform(devices, mirrored) if len(each) >= fewest], True)
 
 
-def _every(devices: Devices, mirrored: bool, state: Counts, names: Counts) -> Iterator[tuple[Counts, ...]]:
+def _every(devices: DeviceStates, mirrored: bool, state: Counts, names: Counts) -> Iterator[tuple[Counts, ...]]:
     """Every sequence from ``state`` on, whose pools are called ``names``."""
     for option in devices.options(state):
         if mirrored and sum(option.group) != 2:
             continue
-        group = [0] * len(names)
-        for place, count in enumerate(option.group):
-            group[names[place]] = count
-        yield (tuple(group),)
+        group = at_pools(option.group, names, len(names))
+        yield (group,)
         behind = tuple(names[place] for place in option.order)
         for others in _every(devices, mirrored, option.left, behind):
-            yield (tuple(group), *others)
+            yield (group, *others)
 
 
-def _uniform(devices: Devices, mirrored: bool) -> Iterator[tuple[Counts, ...]]:
+def _uniform(devices: DeviceStates, mirrored: bool) -> Iterator[tuple[Counts, ...]]:
     """Groups of one size, host by host and kind by kind: for every size, order of kinds and number of positions."""
     pools = devices.pools
     kinds = list(dict.fromkeys(pool.kind for pool in pools))

@@ -6,27 +6,29 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
+from planner.costs.cost_model import PriceBook
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import STOPPED, Rejected
 from planner.ir.problem import Problem
 from planner.schedules import traits
 from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
-from planner.solvers.best_first.device_groups import Devices
-from planner.solvers.best_first.graph_cuts import Cuts, cuts_of, thinned
+from planner.solvers.best_first.device_groups import DeviceStates
+from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, thinned
 from planner.solvers.best_first.hybrids import hybrids
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, promising, published, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
-from planner.solvers.best_first.message_bound import Links
+from planner.solvers.best_first.message_bound import Handovers
 from planner.solvers.best_first.prefixes import Frontier
-from planner.solvers.best_first.priced_groups import Prices
-from planner.solvers.best_first.search import BestFirstSearch, Space
+from planner.solvers.best_first.priced_groups import GroupPrices
+from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.best_first.share_bound import other_shares_s
-from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, Families, families, not_searched
+from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, PipelineFamilies, families, not_searched
 from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
 from planner.solvers.candidates.candidate import ends_of_hosts, micro_batches, pools
 from planner.solvers.candidates.choose import Choice, better
@@ -50,8 +52,11 @@ _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
 
+Planned = TypeVar("Planned", Choice, Evaluation)
+
+
 @dataclass(slots=True, eq=False)
-class Start:
+class SearchStart:
     """What the search starts from, and what was left out.
 
     Attributes:
@@ -63,19 +68,21 @@ class Start:
         whole_s: bound of every pipeline, of coarser groups of devices or not (``device_bound``).
         least_work_s: bound of what there was no time to price, if there is any.
         is_restricted: whether plans of other planners may lie outside the space.
+        best: of the plans that were made so far and may be an answer.
     """
 
     evaluator: Evaluator
     is_part: bool = False
-    cuts: Cuts | None = None
+    cuts: GraphCuts | None = None
     choices: dict[str, Choice] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
     whole_s: float = field(init=False, default=0.0)
     least_work_s: float = field(init=False, default=float("inf"))
     is_restricted: bool = field(init=False, default=False)
+    best: Evaluation | None = field(init=False, default=None)
     _parts_known: bool = field(init=False, default=False)
-    _made: list[tuple[Space, Prices, Devices]] = field(init=False, default_factory=list)
+    _made: list[tuple[BatchSpace, GroupPrices, DeviceStates]] = field(init=False, default_factory=list)
 
     def other_shares_s(self, upper_s: float, within: Budget) -> float:
         """No plan with shares that were not looked at is faster; infinity if all of them take ``upper_s``."""
@@ -85,7 +92,7 @@ class Start:
                 least_s = min(least_s, max(space.bound_s, other_shares_s(prices, devices, upper_s, within)))
         return least_s
 
-    def items(self) -> Iterator[Choice | Evaluation | Space | Replicas | Families]:
+    def items(self) -> Iterator[Choice | Evaluation | BatchSpace | Replicas | PipelineFamilies]:
         """Hybrids and strategies first, as their steps prune what follows."""
         problem, book = self.evaluator.problem, self.evaluator.book
         freedom = Freedom.of(problem)
@@ -95,40 +102,43 @@ class Start:
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         spaces = self._bounded(list(self._spaces(devices, cuts)))
-        best: Evaluation | None = None
-        for evaluation in self._hybrids_on_parts(cuts):
-            best = self._better(best, evaluation)
-            yield evaluation
+        yield from self._noted(self._hybrids_on_parts(cuts))
         self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
-        for evaluation in hybrids(self.evaluator, [prices for _, prices in spaces]):
-            best = self._better(best, evaluation)
-            yield evaluation
+        yield from self._noted(hybrids(self.evaluator, [prices for _, prices in spaces]))
         self._made = [(space, prices, devices) for space, prices in spaces]
-        for choice in () if self.is_part else promising(self.evaluator):
-            best = self._better(best, choice.best)
-            yield choice
-        for name, choice in () if self.is_part else strategies(self.evaluator):
-            self.choices[name] = choice
-            if choice.best is not None and freedom.allows(choice.best.candidate):
-                best = self._better(best, choice.best)
-                yield choice
+        if not self.is_part:
+            yield from self._noted(promising(self.evaluator))
+            yield from self._noted(self._strategies(freedom))
         if devices.restrictions and freedom.schedules and not self.is_part:
-            for evaluation in self.on_parts(best):
-                best = self._better(best, evaluation)
-                yield evaluation
+            yield from self._noted(self.on_parts(self.best))
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
             yield from families([prices for _, prices in spaces], devices, freedom.virtual)
         if not freedom.schedules:
             return
-        few = Devices(devices.pools, freedom.may_replicate, FEW_OPTIONS)
-        yield from self._quick_look(spaces, few, best)
+        few = DeviceStates(devices.pools, freedom.may_replicate, FEW_OPTIONS)
+        yield from self._quick_look(spaces, few, self.best)
         yield from (space for space, _ in spaces)
         if not devices.mixes_kinds and not freedom.constraints.rules:
             sizes = micro_batch_sizes(problem, book)
             yield from self._replicas(mixed_replicas(problem, book, devices.pools, sizes))
 
-    def _hybrids_on_parts(self, cuts: Cuts) -> Iterator[Evaluation]:
+    def _noted(self, plans: Iterable[Planned]) -> Iterator[Planned]:
+        """The same; the best of them that may be an answer is remembered."""
+        for plan in plans:
+            evaluation = plan.best if isinstance(plan, Choice) else plan
+            if evaluation is not None and evaluation.fits and not self.evaluator.unmet(evaluation.candidate):
+                self.best = better(self.best, evaluation)
+            yield plan
+
+    def _strategies(self, freedom: Freedom) -> Iterator[Choice]:
+        """Those that may be an answer; all are known by name."""
+        for name, choice in strategies(self.evaluator):
+            self.choices[name] = choice
+            if choice.best is not None and freedom.allows(choice.best.candidate):
+                yield choice
+
+    def _hybrids_on_parts(self, cuts: GraphCuts) -> Iterator[Evaluation]:
         """Hybrids on 64 or 256 devices: they are there soon, where those of all devices may take too long."""
         problem = self.evaluator.problem
         for count in () if self.is_part else _LARGE_PARTS:
@@ -166,7 +176,7 @@ class Start:
             with suppress(HalopipeError):  # rules about other devices
                 search = BestFirstSearch(evaluator, None, most_candidates=_FEW)
                 search.best = best
-                outcome = search.run(Start(evaluator, is_part=True, cuts=self.cuts).items)
+                outcome = search.run(SearchStart(evaluator, is_part=True, cuts=self.cuts).items)
                 self.evaluator.num_simulated += evaluator.num_simulated
                 if outcome.best is not None and outcome.best is not best:
                     best = outcome.best
@@ -181,15 +191,15 @@ class Start:
                 yield Choice(best, None, None)
         yield from published(self.evaluator, within)
 
-    def _spaces(self, devices: Devices, cuts: Cuts) -> Iterator[tuple[Space, Prices]]:
+    def _spaces(self, devices: DeviceStates, cuts: GraphCuts) -> Iterator[tuple[BatchSpace, GroupPrices]]:
         for prices in priced(self.evaluator, cuts):
             if _has_groups(prices, devices):
-                yield Space(_capacity(prices).work_s, _Maker(prices, devices)), prices
+                yield BatchSpace(_capacity(prices).work_s, _Maker(prices, devices)), prices
             else:
                 what = f"micro-batches of {prices.micro_batches[0]}"
                 self.rejected.append(Rejected(what, "not measured, or fewer samples than ranks"))
 
-    def _bounded(self, spaces: Sequence[tuple[Space, Prices]]) -> list[tuple[Space, Prices]]:
+    def _bounded(self, spaces: Sequence[tuple[BatchSpace, GroupPrices]]) -> list[tuple[BatchSpace, GroupPrices]]:
         """The same with bounds of all pipelines, whatever their groups of devices."""
         self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
         if self.is_part or len(self.evaluator.problem.ranks) <= _FEW_RANKS:  # the DP knows more as soon
@@ -203,14 +213,8 @@ class Start:
             bounded.append((replace(space, bound_s=bound_s), prices))
         return bounded
 
-    def _better(self, best: Evaluation | None, evaluation: Evaluation | None) -> Evaluation | None:
-        """The faster of two, as far as they may be an answer."""
-        if evaluation is None or not evaluation.fits or self.evaluator.unmet(evaluation.candidate):
-            return best
-        return better(best, evaluation)
-
     def _quick_look(
-        self, spaces: list[tuple[Space, Prices]], devices: Devices, best: Evaluation | None
+        self, spaces: list[tuple[BatchSpace, GroupPrices]], devices: DeviceStates, best: Evaluation | None
     ) -> Iterator[Evaluation]:
         """Plans with few cuts that are better than ``best``, of the ways to cut the batch that promise most."""
         graph, book = self.evaluator.problem.profile.graph, self.evaluator.book
@@ -223,7 +227,7 @@ class Start:
         for space, prices in sorted(spaces, key=lambda pair: pair[0].bound_s)[:_FEW_SPACES]:
             if best is not None and space.bound_s >= best.step_s:
                 return
-            thin = Prices(prices.problem, book, prices.pools, few, prices.micro_batches, prices.freedom)
+            thin = GroupPrices(prices.problem, book, prices.pools, few, prices.micro_batches, prices.freedom)
             if within.is_over:
                 return
             search = BestFirstSearch(self.evaluator, None, within=within, most_candidates=_FEW)
@@ -233,7 +237,7 @@ class Start:
                 best = evaluation
                 yield evaluation
 
-    def _note(self, cuts: Cuts, devices: Devices) -> None:
+    def _note(self, cuts: GraphCuts, devices: DeviceStates) -> None:
         if cuts.num_left_out:
             why = f"next to layers that cost nothing; {cuts.last - 1} places remain"
             self.rejected.append(Rejected(f"{cuts.num_left_out} places to cut", why))
@@ -261,15 +265,15 @@ def _parts(problem: Problem) -> list[int]:
     return [count for count in counts if count <= _MOST_OF_PART and count < num_ranks]
 
 
-def priced(evaluator: Evaluator, cuts: Cuts) -> Iterator[Prices]:
+def priced(evaluator: Evaluator, cuts: GraphCuts) -> Iterator[GroupPrices]:
     """Every way to cut the batch, with the prices of stages between ``cuts``."""
     problem, book, freedom = evaluator.problem, evaluator.book, Freedom.of(evaluator.problem)
     of_devices = pools(problem, freedom.constraints)
     for size in micro_batch_sizes(problem, book):
-        yield Prices(problem, book, of_devices, cuts, micro_batches(problem, size), freedom)
+        yield GroupPrices(problem, book, of_devices, cuts, micro_batches(problem, size), freedom)
 
 
-def _has_groups(prices: Prices, devices: Devices) -> bool:
+def _has_groups(prices: GroupPrices, devices: DeviceStates) -> bool:
     """Whether some group of devices can be priced."""
     return any(prices.versions(option.group) for option in devices.options(devices.all_unused))
 
@@ -280,18 +284,25 @@ def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
     devices = _devices(Freedom.of(evaluator.problem))
     for prices in priced(evaluator, cuts):
         if _has_groups(prices, devices):
-            yield Frontier(Suffixes(prices, devices, Links(prices)))
+            yield Frontier(Suffixes(prices, devices, Handovers(prices)))
 
 
-def all_families(evaluator: Evaluator) -> Iterator[Families]:
+def all_families(evaluator: Evaluator) -> Iterator[PipelineFamilies]:
     """The same of schedules for several stages a position."""
     freedom = Freedom.of(evaluator.problem)
     cuts = cuts_of(evaluator.book, parts_ties=may_part_ties(evaluator.problem), parts_free=_parts_free(freedom))
     yield from families(priced(evaluator, cuts), _devices(freedom), freedom.virtual)
 
 
-def _devices(freedom: Freedom) -> Devices:
-    return Devices(pools(freedom.problem, freedom.constraints), freedom.may_replicate)
+def first_fit(problem: Problem, within: Budget) -> tuple[Evaluator, Outcome]:
+    """The search for any plan that fits, within a budget, and what evaluated it."""
+    limited = replace(problem, time_limit_s=within.left_s)
+    evaluator = Evaluator(limited, PriceBook(problem.profile), within=within)
+    return evaluator, BestFirstSearch(evaluator, None, any_fit=True).run(SearchStart(evaluator).items)
+
+
+def _devices(freedom: Freedom) -> DeviceStates:
+    return DeviceStates(pools(freedom.problem, freedom.constraints), freedom.may_replicate)
 
 
 def _parts_free(freedom: Freedom) -> bool:
@@ -299,21 +310,21 @@ def _parts_free(freedom: Freedom) -> bool:
     return bool(freedom.virtual) and len(freedom.problem.profile.graph.layers) <= FEW_LAYERS
 
 
-def _only(prices: Prices, devices: Devices) -> list[Space]:
-    return [Space(0.0, _Maker(prices, devices))]
+def _only(prices: GroupPrices, devices: DeviceStates) -> list[BatchSpace]:
+    return [BatchSpace(0.0, _Maker(prices, devices))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Maker:
     """Makes the DP of one way to cut the batch when it is its turn."""
 
-    prices: Prices
-    devices: Devices
+    prices: GroupPrices
+    devices: DeviceStates
 
     def __call__(self, upper_s: float, budget: Budget) -> Suffixes:
-        return Suffixes(self.prices, self.devices, Links(self.prices), upper_s, budget)
+        return Suffixes(self.prices, self.devices, Handovers(self.prices), upper_s, budget)
 
 
-def _capacity(prices: Prices) -> Capacity:
+def _capacity(prices: GroupPrices) -> Capacity:
     """What all devices can do together."""
     return capacity(prices.capacity_s(), tuple(prices.devices_by_kind().values()))

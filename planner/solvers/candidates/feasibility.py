@@ -30,7 +30,7 @@ from planner.costs.candidate import Candidate, Recomputes, boundaries_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.costs.stages.placement import LayoutBook
-from planner.ir.constraints import FAMILIES, REPLICAS, Ways, broken
+from planner.ir.constraints import FAMILIES, REPLICAS, CutDegrees, broken
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.graph import KEEPS_SAMPLES, Graph
 from planner.ir.layout import parts_of, samples_of
@@ -407,11 +407,13 @@ def _rules(constraints: Constraints, candidate: Candidate) -> str:
     for stage, group in enumerate(candidate.groups):
         layers = [index for index, number in enumerate(candidate.stage_of) if number == stage]
         own = {index: option for index in layers if (option := candidate.option_of(index)) is not None}
-        ways = None if own else Ways(sample=len(group))
+        ways = None if own else CutDegrees(sample=len(group))
         if not constraints.allows_stage(layers, group, candidate.recomputes(stage), ways, stage):
             return _broken_rule(problem, candidate)
         wrong = [
-            index for index, option in own.items() if not constraints.allows_layer(index, Ways.of(dict(option.cuts)))
+            index
+            for index, option in own.items()
+            if not constraints.allows_layer(index, CutDegrees.of(dict(option.cuts)))
         ]
         if wrong:
             return _broken_rule(problem, candidate)

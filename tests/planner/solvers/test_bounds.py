@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 
 from benchmarks.chains import chain_profile
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.handover import least_link
+from planner.costs.communication.stage_transfers import least_link
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import fewest_kept, kept_by
 from planner.ir.cluster import Link
@@ -24,8 +24,8 @@ from planner.solvers import solver
 from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.leaf_bound import Leaves
-from planner.solvers.best_first.prefixes import Expansion, Frontier, Prefix
-from planner.solvers.best_first.priced_groups import Prices
+from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
+from planner.solvers.best_first.priced_groups import GroupPrices
 from planner.solvers.best_first.warm_start import spaces
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.check.test_memory import with_levels
@@ -47,7 +47,9 @@ MAKERS = pytest.mark.parametrize(
 )
 
 
-def expansions(frontier: Frontier, path: tuple[float, ...], prefix: Prefix) -> Iterator[tuple[list[float], Expansion]]:
+def expansions(
+    frontier: Frontier, path: tuple[float, ...], prefix: PipelinePrefix
+) -> Iterator[tuple[list[float], Expansion]]:
     """Every expansion, with the bounds of the prefixes before it."""
     expansion = frontier.expand(prefix, float("inf"))
     yield list(path), expansion
@@ -57,7 +59,7 @@ def expansions(frontier: Frontier, path: tuple[float, ...], prefix: Prefix) -> I
             yield from expansions(frontier, (*path, float(expansion.bound_s[position])), child)
 
 
-def capacity_of(prices: Prices) -> Capacity:
+def capacity_of(prices: GroupPrices) -> Capacity:
     """All devices of each kind."""
     kinds = [prices.book.kind(rank) for rank in prices.problem.ranks]
     return capacity(prices.capacity_s(), list(Counter(kinds).values()))

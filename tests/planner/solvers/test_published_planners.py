@@ -147,7 +147,7 @@ def test_dapple_offers_what_its_authors_released() -> None:
     problem = vgg16(clusters.hosts(2, 4, 2.5e10, 1e9, ROOM))
     book = PriceBook(problem.profile)
     graph = network(problem, book, "gpu", 128).graph
-    machines = hpgo.Machines(2, 4, 2.5e10, 1e9, 1e9)
+    machines = hpgo.HpgoMachines(2, 4, 2.5e10, 1e9, 1e9)
     halves = hpgo.Planner(graph, machines, 4, 4).pipelines()[hpgo.HALVES]
     cut = len(states_of(graph).layers(None, halves.ends[0]))
     both = cut, len(problem.profile.graph.layers)

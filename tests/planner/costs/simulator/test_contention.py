@@ -13,7 +13,14 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.events import execute, least_s, run
-from planner.costs.simulator.prices import Flow, SlotPrices, Speeds, Traffic, prices_of, transfer_bytes
+from planner.costs.simulator.prices import (
+    FlowSpeeds,
+    NetworkFlow,
+    NetworkTraffic,
+    SlotPrices,
+    prices_of,
+    transfer_bytes,
+)
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.timeline import Trace
@@ -95,10 +102,15 @@ def test_who_is_alone_again_takes_the_whole_card() -> None:
 
 def test_fair_shares_fill_what_slower_flows_leave() -> None:
     """Card 0 carries 10: flows of 2 and 20 leave 8 to the second; card 1 holds the third to 5 of its 12."""
-    flows = (Flow(1.0, 2.0, (0,)), Flow(1.0, 20.0, (0,)), Flow(1.0, 12.0, (1,)), Flow(1.0, 7.0, (1,)))
-    speeds = Traffic(flows, (10.0, 10.0)).speeds((0, 1, 2, 3))
+    flows = (
+        NetworkFlow(1.0, 2.0, (0,)),
+        NetworkFlow(1.0, 20.0, (0,)),
+        NetworkFlow(1.0, 12.0, (1,)),
+        NetworkFlow(1.0, 7.0, (1,)),
+    )
+    speeds = NetworkTraffic(flows, (10.0, 10.0)).speeds((0, 1, 2, 3))
     assert speeds == {0: 1.0, 1: pytest.approx(18 / 20), 2: pytest.approx(6 / 12), 3: pytest.approx(6 / 7)}
-    assert Traffic(flows[2:], (10.0, 10.0)).speeds((0,)) == {0: 1.0}  # alone it may exceed the card: a burst
+    assert NetworkTraffic(flows[2:], (10.0, 10.0)).speeds((0,)) == {0: 1.0}  # alone it may exceed the card: a burst
 
 
 def test_a_message_takes_from_the_computing_of_both_its_ranks() -> None:
@@ -119,9 +131,9 @@ def test_a_message_takes_from_the_computing_of_both_its_ranks() -> None:
 
 
 def test_a_rank_keeps_a_tenth_of_its_speed() -> None:
-    flows = tuple(Flow(1.0, losses=((0, 0.6), (1, 0.2))) for _ in range(2))
-    assert Traffic(flows, ()).rates({0: 1.0, 1: 1.0}) == {0: 0.1, 1: pytest.approx(0.6)}
-    assert Traffic(flows, ()).rates({0: 0.5}) == {0: pytest.approx(0.7), 1: pytest.approx(0.9)}
+    flows = tuple(NetworkFlow(1.0, losses=((0, 0.6), (1, 0.2))) for _ in range(2))
+    assert NetworkTraffic(flows, ()).rates({0: 1.0, 1: 1.0}) == {0: 0.1, 1: pytest.approx(0.6)}
+    assert NetworkTraffic(flows, ()).rates({0: 0.5}) == {0: pytest.approx(0.7), 1: pytest.approx(0.9)}
 
 
 def test_a_call_that_sends_keeps_its_rank_and_is_part_of_the_message() -> None:
@@ -167,7 +179,7 @@ def test_only_programs_that_share_something_have_traffic() -> None:
 @given(st.integers(0, 2**32), st.sampled_from(names()))
 def test_where_nothing_is_shared_both_engines_agree_to_the_bit(seed: int, schedule: str) -> None:
     compiled, prices = priced(*random_plan(random.Random(seed), schedule, alone=True))
-    wide = Traffic(tuple(Flow(seconds) for seconds in prices.transfer_s) + (Flow(0.0),) * 8, ())
+    wide = NetworkTraffic(tuple(NetworkFlow(seconds) for seconds in prices.transfer_s) + (NetworkFlow(0.0),) * 8, ())
     plain = execute(compiled, prices)
     assert execute_shared(compiled, prices, wide) == plain
 
@@ -218,7 +230,7 @@ def test_what_a_start_or_an_end_changes_is_what_is_new_among_all_flows() -> None
     draw = random.Random(3)
     for _ in range(20):
         flows = tuple(
-            Flow(
+            NetworkFlow(
                 1.0,
                 draw.choice([2.0, 5.0, 8.0]),
                 tuple(sorted(draw.sample(range(6), draw.choice([0, 2, 2, 4])))),
@@ -226,8 +238,8 @@ def test_what_a_start_or_an_end_changes_is_what_is_new_among_all_flows() -> None
             )
             for _ in range(9)
         )
-        traffic = Traffic(flows, (9.0,) * 6)
-        speeds, active = Speeds(traffic), set[int]()
+        traffic = NetworkTraffic(flows, (9.0,) * 6)
+        speeds, active = FlowSpeeds(traffic), set[int]()
         of_flows: dict[int, float] = {}
         of_ranks: dict[int, float] = {}
         for _ in range(200):

@@ -35,7 +35,7 @@ def spans(timeline: Timeline, op: Op, rank: int = 0) -> list[tuple[float, float]
 
 
 def reckoned(profile: Profile, decision: Decision) -> None:
-    """The checker finds the same."""
+    """The oracle finds the same."""
     prediction, _ = predict(profile, decision)
     found = evaluate(profile, decision)
     assert found.step_s == pytest.approx(prediction.step_s, rel=1e-12)

@@ -19,7 +19,7 @@ from planner.solvers import solver
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.hybrid_shapes import Shape, placed
 from planner.solvers.best_first.hybrids import balanced_places, hybrids
-from planner.solvers.best_first.priced_groups import Prices
+from planner.solvers.best_first.priced_groups import GroupPrices
 from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.budget import Budget, under
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
@@ -87,7 +87,7 @@ def hybrids_of(problem: Problem) -> list[Evaluation]:
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     freedom, book = Freedom.of(problem), evaluator.book
     spaces = [
-        Prices(problem, book, pools(problem), cuts_of(book), micro_batches(problem, size), freedom)
+        GroupPrices(problem, book, pools(problem), cuts_of(book), micro_batches(problem, size), freedom)
         for size in micro_batch_sizes(problem, book)
     ]
     return list(hybrids(evaluator, spaces))

@@ -12,13 +12,13 @@ import pytest
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import SHARED_MEMORY
-from planner.ir.constraints import Ways, parse_rule
+from planner.ir.constraints import CutDegrees, parse_rule
 from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
 from planner.schedules import default_names
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
-from planner.solvers.best_first.warm_start import Start
+from planner.solvers.best_first.warm_start import SearchStart
 from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import micro_batches, with_options
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -33,7 +33,7 @@ FAMILIES = (("sample",), ("sample", "spatial"), EVERYTHING)
 
 def searched(problem: Problem) -> tuple[Evaluator, Outcome]:
     evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = BestFirstSearch(evaluator, None).run(Start(evaluator).items)
+    found = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items)
     return evaluator, with_layouts(evaluator, found, Budget(60.0))
 
 
@@ -137,7 +137,7 @@ def test_more_freedom_is_never_worse_and_every_plan_passes_the_checker(made: tup
 def test_samples_alone_leave_the_outcome_as_it_is() -> None:
     problem = Problem(priced(*plain(), speeds=(1.0, 1.0)), 4)
     evaluator = Evaluator(problem, PriceBook(problem.profile))
-    found = BestFirstSearch(evaluator, None).run(Start(evaluator).items)
+    found = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items)
     assert not beyond_samples(problem)
     assert with_layouts(evaluator, found, Budget(60.0)) is found
 
@@ -179,7 +179,7 @@ def test_work_over_capacity_bounds_what_time_cuts_short(objective: str) -> None:
     profile = priced(*residual(), speeds=(1.0,) * 3, latency_s=1e-6)
     problem = Problem(profile, 8, allow=EVERYTHING, objective=objective)
     evaluator = Evaluator(problem, PriceBook(profile))
-    outcome = BestFirstSearch(evaluator, None).run(Start(evaluator).items)
+    outcome = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items)
     late = with_layouts(evaluator, outcome, Budget(0.0))
     assert late.status == "time limit"
     assert late.best == outcome.best
@@ -195,7 +195,7 @@ def test_side_constraints_hold(rule: str, parts: int | None) -> None:
     evaluator, found = searched(problem)
     assert found.best is not None
     decision = plan_of_candidate(evaluator, found.best.candidate).decision
-    ways = {name: Ways.of(placed.cuts) for name, placed in decision.layers.items()}
+    ways = {name: CutDegrees.of(placed.cuts) for name, placed in decision.layers.items()}
     if parts:
         assert {each.spatial for name, each in ways.items() if name.startswith("conv")} == {parts}
     assert {each.channel for each in ways.values()} == {1}
