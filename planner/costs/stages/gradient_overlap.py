@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.costs.communication.collectives import Array
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.costs.shards.boxes import Boxes, equal_ranks, volumes
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.program import BUCKET_BYTES, in_buckets
@@ -150,7 +150,7 @@ def exposed_s(
 
 
 def least_reduction_s(
-    network: Network, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array, zero: int
+    network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array, zero: int
 ) -> Array:
     """No stage on ``ranks`` takes less for the sum of so many bytes of gradients; elementwise.
 
@@ -165,7 +165,7 @@ def least_reduction_s(
     return least_exposed_s(network, ranks, num_bytes, backward_s)
 
 
-def least_exposed_s(network: Network, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array) -> Array:
+def least_exposed_s(network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array) -> Array:
     """No stage on ``ranks`` with so many bytes of gradients waits less for their sums; elementwise.
 
     Args:
