@@ -38,11 +38,9 @@ from itertools import pairwise
 import numpy as np
 
 from planner.costs.candidate import Candidate
-from planner.costs.communication.collectives import collective_s
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.stages.stage_bound import Stage
-from planner.ir.cluster import ALL_REDUCE
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.schedules import traits
 from planner.solvers.best_first.device_groups import ranks_apart
@@ -254,7 +252,7 @@ class _Space:
             return 0.0
         ranks = self.prices.problem.ranks[:replicas]
         num_bytes = float(self.prices.book.tables.graph.parameter_bytes[-1]) / shape.num_stages
-        return float(collective_s(self.prices.book.profile.cluster, ALL_REDUCE, ranks, num_bytes))
+        return float(self.prices.book.network.all_reduces_s(ranks, np.array(num_bytes)))
 
     def balanced(self, shape: Shape) -> Iterator[Hybrid]:
         """The plan with its cuts, under every schedule, without and with recomputation."""
@@ -373,11 +371,11 @@ class _Space:
 
     def _sums_s(self, groups: tuple[PricedGroup, ...], at: Numbers) -> list[Array]:
         """The sums of gradients, by stage."""
-        cluster, sums_s = self.prices.book.profile.cluster, []
+        network, sums_s = self.prices.book.network, []
         for s, group in enumerate(groups):
             own = group.prices.parameter_bytes
             num_bytes = np.maximum(own[at[:, s + 1]] - own[at[:, s]], 0) * self.prices.freedom.trains
-            sums_s.append(collective_s(cluster, ALL_REDUCE, group.ranks, num_bytes))
+            sums_s.append(network.all_reduces_s(group.ranks, num_bytes))
         return sums_s
 
     def _boundary(self, source: PricedGroup, destination: PricedGroup) -> _Boundary:
