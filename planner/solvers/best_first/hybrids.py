@@ -43,6 +43,7 @@ from planner.costs.memory.memory_bound import kept_by
 from planner.costs.stages.stage_bound import Stage
 from planner.ir.cluster import ALL_REDUCE
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
+from planner.ir.lazy import Memo
 from planner.schedules import traits
 from planner.solvers.best_first.device_groups import ranks_apart
 from planner.solvers.best_first.graph_cuts import Numbers
@@ -189,11 +190,12 @@ class _Space:
     links: Handovers = field(init=False)
     chain: Numbers = field(init=False)
     _sample_s: float = field(init=False, default=0.0, repr=False)  # its outputs and gradients on a network card
-    _trips: dict[tuple[str, int, bool], float] = field(init=False, default_factory=dict, repr=False)
+    _trips: Memo[tuple[str, int, bool], float] = field(init=False, repr=False)
     _tables: dict[object, Stage] = field(init=False, default_factory=dict, repr=False)
     _boundaries: dict[object, _Boundary] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        self._trips = Memo(lambda key: self._trip_s(*key))
         self.links, cuts = Handovers(self.prices), self.prices.cuts
         weight = cuts.sums(self.prices.capacity_s().min(axis=0))
         if not (np.isfinite(weight).all() and weight[-1] > 0):
@@ -219,7 +221,7 @@ class _Space:
             if sum(sizes) > size:
                 return float("inf")
             for kind, each in zip(kinds, sizes, strict=True):
-                trip_s = self._trip_s(kind, -(-size // sum(sizes)), sum(sizes) > 1)
+                trip_s = self._trips[kind, -(-size // sum(sizes)), sum(sizes) > 1]
                 speed += stages * each / sum(sizes) / trip_s if trip_s > 0 else float("inf")
         if not speed > 0:
             return float("inf")
@@ -237,15 +239,12 @@ class _Space:
         return min(1.0, (parts - 1) / 2) * self._sample_s * host / (beside * each)
 
     def _trip_s(self, kind: str, samples: int, shared: bool) -> float:
-        key = (kind, samples, shared)
-        if key not in self._trips:
-            try:
-                sums = self.prices.book.sums(kind, samples, shared, again=False)
-                back = sums.path_back_s(self.prices.freedom.splits) if self.prices.freedom.trains else np.zeros(1)
-                self._trips[key] = float(sums.forward_s[-1] + back[-1])
-            except MissingMeasurementError:
-                self._trips[key] = float("inf")
-        return self._trips[key]
+        try:
+            sums = self.prices.book.sums(kind, samples, shared, again=False)
+        except MissingMeasurementError:
+            return float("inf")
+        back = sums.path_back_s(self.prices.freedom.splits) if self.prices.freedom.trains else np.zeros(1)
+        return float(sums.forward_s[-1] + back[-1])
 
     def _sum_s(self, shape: Shape) -> float:
         """The sum of gradients of a stage of the first segment, were parameters alike in all."""

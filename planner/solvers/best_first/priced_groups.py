@@ -17,6 +17,7 @@ from planner.costs.stages.shared_times import GroupTimes, MemberTimes
 from planner.costs.stages.stage_bound import Stage, StageBound, StageBounds
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import parts_of, samples_of
+from planner.ir.lazy import Memo
 from planner.ir.problem import Problem
 from planner.layers import throughout_sites
 from planner.layers.recomputed import cores_by_index
@@ -129,12 +130,13 @@ class GroupPrices:
     throughout: Flags = field(init=False)
     _times: dict[tuple[str, Recomputes], MemberTimes] = field(init=False, default_factory=dict, repr=False)
     _capacity: Array | None = field(init=False, default=None, repr=False)
-    _versions: dict[Counts, tuple[PricedGroup, ...]] = field(init=False, default_factory=dict, repr=False)
+    _versions: Memo[Counts, tuple[PricedGroup, ...]] = field(init=False, repr=False)
     _prices: dict[object, StageBound] = field(init=False, default_factory=dict, repr=False)
     _bounds: StageBounds = field(init=False, repr=False)
     _cores: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._versions = Memo(self._priced_versions)
         trains, splits = self.freedom.trains, self.freedom.splits
         self._bounds = StageBounds(self.book, self.cuts, self.micro_batches, trains, splits)
         layers = self.problem.profile.graph.layers
@@ -152,15 +154,15 @@ class GroupPrices:
         Without and with recompute, with every share of the samples that is looked at, and where a stage may lie along
         sites alone also with these in other parts than whole samples.
         """
-        groups = self._versions.get(counts)
-        if groups is None:
-            ranks, size = self.first_ranks(counts), self.micro_batches[0]
-            ways = [(False, shares) for shares in self._shares(ranks)]
-            if len(ranks) > 1 and self.throughout.any():
-                ways.append((True, site_shares(self.problem, self.book, ranks, size)))
-            made = (self._made(counts, (recompute, *way)) for way in ways for recompute in self.freedom.recompute)
-            groups = self._versions[counts] = tuple(group for group in made if group is not None)
-        return groups
+        return self._versions[counts]
+
+    def _priced_versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
+        ranks, size = self.first_ranks(counts), self.micro_batches[0]
+        ways = [(False, shares) for shares in self._shares(ranks)]
+        if len(ranks) > 1 and self.throughout.any():
+            ways.append((True, site_shares(self.problem, self.book, ranks, size)))
+        made = (self._made(counts, (recompute, *way)) for way in ways for recompute in self.freedom.recompute)
+        return tuple(group for group in made if group is not None)
 
     def first_ranks(self, counts: Counts) -> tuple[int, ...]:
         """The ranks of a group with the devices ``counts``, where none is used yet."""

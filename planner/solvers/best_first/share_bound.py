@@ -67,16 +67,13 @@ class _AnyShares(GroupPrices):
         """As the search does."""
         return self.known.leaves_out(counts)
 
-    def versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
-        """The devices ``counts`` as a stage; where all members are the same, that alone is the mean."""
-        groups = self._versions.get(counts)
-        if groups is None:
-            alike = super().versions(counts) if not self.known.leaves_out(counts) else ()
-            if not alike or len({(kind, n) for kind, n in self._members(alike[0])}) > 1:
-                made = [self._any(counts, recompute) for recompute in self.freedom.recompute]
-                alike = tuple(group for group in made if group is not None)
-            groups = self._versions[counts] = alike
-        return groups
+    def _priced_versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
+        """Where all members are the same, that alone is the mean."""
+        alike = super()._priced_versions(counts) if not self.known.leaves_out(counts) else ()
+        if alike and len(set(self._members(alike[0]))) == 1:
+            return alike
+        made = [self._any(counts, recompute) for recompute in self.freedom.recompute]
+        return tuple(group for group in made if group is not None)
 
     def _members(self, group: PricedGroup) -> list[tuple[str, float]]:
         return list(zip(map(self.book.kind, group.ranks), group.samples[self.micro_batches[0]], strict=True))
@@ -142,7 +139,7 @@ class _MeanLinks(Handovers):
         per_sample = columns.forward_bytes if forward else columns.backward_bytes
         sizes = range(1, self.prices.micro_batches[0] + 1)
         each = np.minimum.reduce([transfer_s(self._links[name], per_sample * size) / size for size in sizes])
-        least_s: Array = np.maximum(self._of(name, 1.0, forward), samples * each)
+        least_s: Array = np.maximum(self._seconds[name, 1.0, forward], samples * each)
         return least_s
 
 

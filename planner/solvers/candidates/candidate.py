@@ -42,7 +42,7 @@ from planner.ir.program import Program
 from planner.ir.schedule import Pipeline
 from planner.layers.boundary import Boundaries
 from planner.layers.recomputed import cores_among
-from planner.passes import lower
+from planner.passes.lowering import with_rows
 from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
 from planner.solvers.candidates.constraints import Constraints
@@ -270,9 +270,9 @@ def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = N
     stages, routes = boundaries.stages(edges, sizes), boundaries.routes(edges, sizes)
     num_ranks = 1 + max(rank for group in candidate.groups for rank in group)
     order = schedule_named(candidate.schedule)(Pipeline(stages, candidate.positions, candidate.windows))
-    kept = None if symmetry is None else symmetry.kept
-    messages = routes if symmetry is None else symmetry.routes(routes)
-    return lower(order, stages, candidate.groups, messages, num_ranks, ahead=candidate.prepares_ahead, only=kept)
+    kept, messages = (range(num_ranks), routes) if symmetry is None else (symmetry.kept, symmetry.routes(routes))
+    draft = Program(((),) * num_ranks, stages, candidate.groups, messages)
+    return with_rows(draft, order, kept, candidate.prepares_ahead)
 
 
 def decision_of(problem: Problem, candidate: Candidate) -> Decision:
