@@ -23,7 +23,7 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.lazy import Memo
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, GroupOption
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.message_bound import Handovers
+from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluator
@@ -91,7 +91,7 @@ class Suffixes:
 
     prices: GroupPrices
     devices: DeviceStates
-    links: Handovers
+    links: HandoverBounds
     upper_s: float = float("inf")
     budget: Budget | None = None
     _capacity: _Capacity = field(init=False, repr=False)

@@ -49,7 +49,7 @@ from planner.solvers.best_first.device_groups import ranks_apart
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.hybrid_shapes import Shape, placed, shapes
 from planner.solvers.best_first.leaf_bound import CAPS, Leaves
-from planner.solvers.best_first.message_bound import HandoverBound, Handovers
+from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
 from planner.solvers.candidates.candidate import Candidate
@@ -187,7 +187,7 @@ class _Space:
     """
 
     prices: GroupPrices
-    links: Handovers = field(init=False)
+    links: HandoverBounds = field(init=False)
     chain: Numbers = field(init=False)
     _sample_s: float = field(init=False, default=0.0, repr=False)  # its outputs and gradients on a network card
     _trips: Memo[tuple[str, int, bool], float] = field(init=False, repr=False)
@@ -196,7 +196,7 @@ class _Space:
 
     def __post_init__(self) -> None:
         self._trips = Memo(lambda key: self._trip_s(*key))
-        self.links, cuts = Handovers(self.prices), self.prices.cuts
+        self.links, cuts = HandoverBounds(self.prices), self.prices.cuts
         weight = cuts.sums(self.prices.capacity_s().min(axis=0))
         if not (np.isfinite(weight).all() and weight[-1] > 0):
             weight = np.arange(len(weight), dtype=np.float64)

@@ -45,7 +45,7 @@ class HandoverBound:
 
 
 @dataclass(slots=True, eq=False)
-class Handovers:
+class HandoverBounds:
     """Hand-overs between groups, each worked out once."""
 
     prices: GroupPrices

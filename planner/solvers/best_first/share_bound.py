@@ -24,7 +24,7 @@ from planner.ir.errors import MissingMeasurementError
 from planner.solvers.best_first.bound import Continuation, GroupChoice, Labels, Suffixes
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.message_bound import HandoverBound, Handovers
+from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import Budget, OutOfTimeError
 from planner.solvers.candidates.candidate import Recomputes, again_of
@@ -106,7 +106,7 @@ class _AnyShares(GroupPrices):
         )
 
 
-class _MeanLinks(Handovers):
+class _MeanLinks(HandoverBounds):
     """Messages between groups with any shares: those of the mean sample."""
 
     def between(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
