@@ -60,21 +60,6 @@ class GroupChoice:
     option: GroupOption
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Continuation:
-    """The best that may follow a group, by row of ``HandoverColumns``.
-
-    Attributes:
-        trip, end, total, free: from the end of the F before it to the start of the B before it (``total``: to the end
-            of the step).
-    """
-
-    trip: Array
-    end: Array
-    total: Array
-    free: Array
-
-
 def rounds_of(num_microbatches: int, window: Numbers) -> Array:
     """How often a micro-batch has to go there and back, one after another, if a stage holds so many: ceil(M / W)."""
     return np.asarray(-(-num_microbatches // np.maximum(window, 1)))
@@ -97,9 +82,7 @@ class Suffixes:
     _capacity: _Capacity = field(init=False, repr=False)
     _labelled: Memo[Counts, tuple[tuple[GroupChoice, ...], Array]] = field(init=False, repr=False)
     _timely: dict[int, Flags] = field(init=False, default_factory=dict, repr=False)
-    _continuations: dict[tuple[Counts, Counts, Counts], Continuation] = field(
-        init=False, default_factory=dict, repr=False
-    )
+    _continuations: dict[tuple[Counts, Counts, Counts], Labels] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._capacity = _Capacity.of(self.prices, self.devices)
@@ -165,9 +148,7 @@ class Suffixes:
             )
         return stage, Labels(*(np.where(fits, label, np.inf) for label in (trip, end, total, free)))
 
-    def _followed(
-        self, choice: GroupChoice, stage: Stage, rounds: Array, behind: Continuation, column: Numbers
-    ) -> Array:
+    def _followed(self, choice: GroupChoice, stage: Stage, rounds: Array, behind: Labels, column: Numbers) -> Array:
         """The labels of stages with the best of one sort of stage behind: (sort of label, first, last)."""
         columns, prices = self.prices.cuts.columns, self.prices
         linked, returns = columns.linked[column], columns.has_gradient[column]
@@ -222,14 +203,18 @@ class Suffixes:
         starts = np.flatnonzero(np.concatenate(([True], slots[1:] != slots[:-1])))
         labels[:, slots[starts]] = np.minimum.reduceat(stacked, starts, axis=1)
 
-    def _continuation(self, choice: GroupChoice) -> Continuation:
+    def _continuation(self, choice: GroupChoice) -> Labels:
         key = (choice.option.left, choice.option.renamed, choice.group.shares)
         continuation = self._continuations.get(key)
         if continuation is None:
             continuation = self._continuations[key] = self._best_after(choice)
         return continuation
 
-    def _best_after(self, choice: GroupChoice) -> Continuation:
+    def _best_after(self, choice: GroupChoice) -> Labels:
+        """The best that may follow, by row of the columns.
+
+        From the end of the F before it to the start of the B before it; ``total`` to the end of the step.
+        """
         slots = self.prices.cuts.columns.slot
         others, labels = self.of(choice.option.left)
         best = np.full((len(SORTS), len(slots)), np.inf)
@@ -247,7 +232,7 @@ class Suffixes:
             np.minimum(best[1], ends, out=best[1])
             np.minimum(best[2], link.there + total, out=best[2])
             np.minimum(best[3], free, out=best[3])
-        return Continuation(*best)
+        return Labels(*best)
 
     def _renamed(self, choice: GroupChoice) -> PricedGroup:
         """The group with its hosts called as in what is left."""

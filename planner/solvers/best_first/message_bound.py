@@ -53,7 +53,7 @@ class HandoverBounds:
     _seconds: Memo[tuple[str, float, bool], Array] = field(init=False, repr=False)
     _handed: dict[object, tuple[float, float]] = field(init=False, default_factory=dict, repr=False)
     _alike: dict[object, HandoverBound] = field(init=False, default_factory=dict, repr=False)
-    _known: dict[object, HandoverBound] = field(init=False, default_factory=dict, repr=False)
+    _between_groups: dict[object, HandoverBound] = field(init=False, default_factory=dict, repr=False)
 
     _tiers: NDArray[np.object_] = field(init=False, repr=False)
 
@@ -72,9 +72,9 @@ class HandoverBounds:
     def between(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
         """Messages from ``source`` to ``destination``, and gradients back."""
         key = (source.counts, source.shares, destination.counts, destination.shares)
-        handover = self._known.get(key)
+        handover = self._between_groups.get(key)
         if handover is None:
-            handover = self._known[key] = self._work_out(source, destination)
+            handover = self._between_groups[key] = self._work_out(source, destination)
         return handover
 
     def handed(self, source: PricedGroup, destination: PricedGroup, handed: Handed) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.stages.shared_bound import SharedBound
 from planner.costs.stages.stage_bound import Stage
 from planner.ir.errors import MissingMeasurementError
-from planner.solvers.best_first.bound import Continuation, GroupChoice, Labels, Suffixes
+from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
@@ -57,19 +57,19 @@ class _AnyShares(GroupPrices):
         size = prices.micro_batches[0]
         full = tuple(rows for rows in prices.micro_batches if rows == size)
         super().__init__(prices.problem, prices.book, prices.pools, prices.cuts, full, prices.freedom)
-        self.known, self.upper_s = prices, upper_s
+        self.searched, self.upper_s = prices, upper_s
 
     def capacity_s(self) -> Array:
         """As of all micro-batches."""
-        return self.known.capacity_s() * sum(self.micro_batches) / sum(self.known.micro_batches)
+        return self.searched.capacity_s() * sum(self.micro_batches) / sum(self.searched.micro_batches)
 
     def leaves_out(self, counts: Counts) -> bool:
         """As the search does."""
-        return self.known.leaves_out(counts)
+        return self.searched.leaves_out(counts)
 
     def _priced_versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
         """Where all members are the same, that alone is the mean."""
-        alike = super()._priced_versions(counts) if not self.known.leaves_out(counts) else ()
+        alike = super()._priced_versions(counts) if not self.searched.leaves_out(counts) else ()
         if alike and len(set(self._members(alike[0]))) == 1:
             return alike
         made = [self._any(counts, recompute) for recompute in self.freedom.recompute]
@@ -84,7 +84,9 @@ class _AnyShares(GroupPrices):
             return None
         try:
             times = self.times(ranks, recompute)
-            all_times = times if self.known.micro_batches == self.micro_batches else self.known.times(ranks, recompute)
+            all_times = (
+                times if self.searched.micro_batches == self.micro_batches else self.searched.times(ranks, recompute)
+            )
             zero = self.problem.zero_over(len(ranks))
             pools = [self.pools[number] for number in member_orders(self.pools, counts)[0]]
             members = [(pool.kind, pool.memory_limit_bytes, (1.0, 1.0)) for pool in pools]
@@ -169,7 +171,7 @@ class _SomeOthers(_Bounded):
             labels = Labels(*(np.where(ends, np.inf, x) for x in (labels.trip, labels.end, labels.total, labels.free)))
         return stage, labels
 
-    def _continuation(self, choice: GroupChoice) -> Continuation:
+    def _continuation(self, choice: GroupChoice) -> Labels:
         return self.every._continuation(choice) if self._is_other(choice) else super()._continuation(choice)
 
     def _is_other(self, choice: GroupChoice) -> bool:
