@@ -24,9 +24,8 @@ from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, prom
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.prefixes import Frontier
-from planner.solvers.best_first.priced_groups import GroupPrices
+from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
-from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.best_first.share_bound import other_shares_s
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, PipelineFamilies, families, not_searched
 from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
