@@ -3,7 +3,7 @@
 The program it solves is in :mod:`planner.solvers.best_first.solver`.  For each first group of the suffix there is a
 label of each sort (:class:`Labels`), the least over all continuations; (min, max, +) algebra on matrices of first and
 last cut. With an upper bound on the step, only cuts are looked at before and behind which the work fits into the
-devices used and left (the window).
+devices used and left.
 
 The device time that a step takes at least, however layers are cut: what work over capacity is made of.
 """
@@ -102,7 +102,7 @@ class Suffixes:
 
     def _labels(self, state: Counts) -> tuple[tuple[GroupChoice, ...], Array]:
         choices = self.choices(state)
-        firsts = self._capacity.window(state, self.upper_s)
+        firsts = self._capacity.starts(state, self.upper_s)
         labels = np.full((len(SORTS), len(choices), self.prices.cuts.num_slots), np.inf)
         for number, choice in enumerate(choices):
             if self.budget is not None:
@@ -271,17 +271,17 @@ class _Capacity:
         speed = np.array([speeds[pool.kind] for pool in prices.pools])
         return cls(prices.cuts.sums(reference), speed, devices.all_unused)
 
-    def window(self, state: Counts, upper_s: float) -> Numbers:
+    def starts(self, state: Counts, upper_s: float) -> Numbers:
         """The cuts at which a suffix on ``state`` may start."""
         if not np.isfinite(upper_s):
             return np.arange(len(self.weight) - 1)
         used = np.array(self.all_unused) - np.array(state)
         before = self._done(used, upper_s) >= self.weight
-        starts = before & self.fits_after(state, upper_s)
-        starts[-1] = False
+        may_start = before & self.fits_after(state, upper_s)
+        may_start[-1] = False
         if not used.any():
-            starts[1:] = False
-        return np.flatnonzero(starts)
+            may_start[1:] = False
+        return np.flatnonzero(may_start)
 
     def fits_after(self, state: Counts, upper_s: float) -> Flags:
         """By cut, whether the devices ``state`` can do all layers behind it in time."""

@@ -435,7 +435,7 @@ class _Space:
             tails=np.array(tails),
             there=messages[0],
             back=messages[1],
-            windows=np.array([stage.window for stage in stages]),
+            max_in_flight=np.array([stage.window for stage in stages]),
         )
         bound_s = leaves.at_least_s(hybrid.schedule, hybrid.windows, len(self.prices.micro_batches))
         return replace(hybrid, step_s=float(bound_s[0]))

@@ -119,9 +119,17 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
     choices = [choice.best for choice in start.choices.values()]
-    rivals = [*choices, first.best, first.unreplicated, *first.by_num_stages.values(), *outcome.by_num_stages.values()]
+    incumbents = [
+        *choices,
+        first.best,
+        first.unreplicated,
+        *first.by_num_stages.values(),
+        *outcome.by_num_stages.values(),
+    ]
     budget.reserve(evaluator.forecast_s(outcome.best.candidate) + evaluator.writing_s)
-    chosen, tie = without_ties(evaluator, outcome.best, [rival for rival in rivals if rival is not None])
+    chosen, tie = without_ties(
+        evaluator, outcome.best, [incumbent for incumbent in incumbents if incumbent is not None]
+    )
     decision = decision_of(problem, chosen.candidate)
     predicted = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     budget.reserve(evaluator.writing_s)
