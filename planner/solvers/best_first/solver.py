@@ -118,18 +118,11 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     outcome = with_blocks(evaluator, outcome, budget)
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
-    choices = [choice.best for choice in start.choices.values()]
-    incumbents = [
-        *choices,
-        first.best,
-        first.unreplicated,
-        *first.by_num_stages.values(),
-        *outcome.by_num_stages.values(),
-    ]
+    plans = [*(choice.best for choice in start.choices.values()), first.best, first.unreplicated]
+    plans += [*first.by_num_stages.values(), *outcome.by_num_stages.values()]
+    incumbents = [evaluation for evaluation in plans if evaluation is not None]
     budget.reserve(evaluator.forecast_s(outcome.best.candidate) + evaluator.writing_s)
-    chosen, tie = without_ties(
-        evaluator, outcome.best, [incumbent for incumbent in incumbents if incumbent is not None]
-    )
+    chosen, tie = without_ties(evaluator, outcome.best, incumbents)
     decision = decision_of(problem, chosen.candidate)
     predicted = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
     budget.reserve(evaluator.writing_s)
