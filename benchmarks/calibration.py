@@ -28,12 +28,13 @@ from halopipe.planning.calibration import calibrated, drift
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from planner.costs.calibration.fit import errors_left, in_force
+from planner.costs.candidate import Candidate
 from planner.costs.predict import predict
 from planner.costs.uncertainty import MODEL
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import Problem
 from planner.ir.profile import STEP_RANGE, Correction, CostClass, ModelSource, Profile
-from planner.solvers.candidates.candidate import Candidate, decision_of, plan_of, split_batch
+from planner.solvers.candidates.candidate import decision_of, plan_of, split_batch
 from profiler import profile
 
 GLOBAL_BATCH = 16

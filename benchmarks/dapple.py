@@ -27,15 +27,16 @@ from pathlib import Path
 
 from benchmarks.report import Row, at_least, at_most
 from planner.baselines.common.as_profile import as_profile, hosts
-from planner.baselines.hpgo import Machines, Pipeline, search
+from planner.baselines.hpgo import HpgoMachines, HpgoPipeline, search
 from planner.baselines.pipedream.format import LayerGraph, read, states_of
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, Cluster, Collective
 from planner.ir.errors import HalopipeError
 from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
 from planner.solvers import solver
-from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import schedule_names
 
@@ -90,9 +91,9 @@ class Case:
         )
         return replace(plain, collectives=tables)
 
-    def found_again(self) -> tuple[float, Pipeline]:
+    def found_again(self) -> tuple[float, HpgoPipeline]:
         """The speed-up that our search for DAPPLE's plan estimates, and the plan."""
-        machines = Machines(self.servers, self.gpus // self.servers, WITHIN, MESSAGES, SUMS)
+        machines = HpgoMachines(self.servers, self.gpus // self.servers, WITHIN, MESSAGES, SUMS)
         return search(self.graph, machines, self.global_batch, self.samples)
 
     def step_s(self) -> float:

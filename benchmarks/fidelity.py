@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.devices.sleeping import Case, Order, Points, link_points, step_s
 from benchmarks.devices.testbed import INTERFACE, RATES, Testbed, unavailable
 from benchmarks.report import Row, at_most, run
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.costs.simulator.events import execute
 from planner.costs.simulator.prices import (
     SlotPrices,
@@ -75,7 +75,7 @@ def measure(quick: bool) -> list[Row]:
     return [*rows, at_most("mean absolute error", statistics.fmean(errors), "%", GOAL_PERCENT)]
 
 
-def simulated_s(case: Case, network: Network) -> float:
+def simulated_s(case: Case, network: NetworkPrices) -> float:
     """The simulator's step."""
     program = case.program()
     compiled = compile_program(program, (1,) * case.num_microbatches)
@@ -85,12 +85,12 @@ def simulated_s(case: Case, network: Network) -> float:
     return execute(compiled, SlotPrices(seconds, travels_s, resources(compiled, network), calls_s)).step_s
 
 
-def network_of(points: Points, sending: Points = ()) -> Network:
+def network_of(points: Points, sending: Points = ()) -> NetworkPrices:
     """Two hosts with one device each, and a link of these tables: until a message arrives, and while its call lasts."""
     devices = tuple(DeviceSpec(f"n{rank}/cpu0", "cpu", f"n{rank}", 0) for rank in range(2))
     slope = (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
     link = Link(points[0][1], slope, tuple(points), duplex=True, evidence=MEASURED, sending=tuple(sending))
-    return Network(Cluster(devices, {ACROSS_HOSTS: link}))
+    return NetworkPrices(Cluster(devices, {ACROSS_HOSTS: link}))
 
 
 def _rows(name: str, testbed: Testbed | None, bytes_per_s: float, quick: bool) -> Iterator[Row]:

@@ -29,13 +29,14 @@ from benchmarks.devices.metered import steps_within
 from benchmarks.report import Row, at_least, at_most, run
 from halopipe.planning.ways import plan_by
 from halopipe.run_spec.options import GLOO, SHARED
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import SHARED_MEMORY, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision
 from planner.ir.problem import CHANNEL_DIMS, SPATIAL_DIMS, Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost, Profile, Provenance, SiteHalo
-from planner.solvers.candidates.candidate import Candidate, decision_of, with_options
+from planner.solvers.candidates.candidate import decision_of, with_options
 from planner.solvers.candidates.evaluate import Evaluator
 from profiler import load_model
 from profiler.capture.graph import CapturedModule, capture

@@ -43,7 +43,7 @@ from benchmarks.report import Row, at_most, run
 from planner.baselines.common import as_profile as clusters
 from planner.baselines.common.as_profile import as_profile
 from planner.baselines.pipedream import format as pipedream
-from planner.baselines.pipedream.format import LayerGraph, Node
+from planner.baselines.pipedream.format import LayerGraph, LayerNode
 from planner.ir.cluster import Cluster
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
@@ -342,7 +342,7 @@ def network(layers: int, seed: int = 0) -> LayerGraph:
     weights = [draw.lognormvariate(0.0, 0.5) * math.exp(3.0 * k / layers) if h else 0.0 for k, h in enumerate(heavy)]
     saved = [draw.lognormvariate(0.0, 0.3) * math.exp(-3.0 * k / layers) for k in range(layers)]
     nodes = tuple(
-        Node(
+        LayerNode(
             name=f"node{k + 1}",
             description="Conv2d" if heavy[k] else "ReLU",
             forward_s=2.0 / 3.0 * work[k] / sum(work),

@@ -27,7 +27,7 @@ from benchmarks.report import Row, at_most, run
 from planner.sites.arrangement import Order, Ownership, arrange, cut
 from planner.sites.balance import SiteMap, equal_counts, equal_slabs, halo, imbalance, random_blocks, rank_work
 from planner.sites.keys import Ints, pack, unpack
-from planner.sites.partition import BlockWork, Level, Load, bisection, block_work, morton
+from planner.sites.partition import BlockWork, SiteLevel, SiteLoad, bisection, block_work, morton
 
 SCAN = Path(__file__).parents[1] / "tests" / "data" / "scans" / "lone-star.laz"
 VOXEL_M, QUICK_VOXEL_M = 0.143, 0.5
@@ -63,19 +63,19 @@ class Convolution:
 class Case:
     """A micro-batch, what the network costs on it and what it reads."""
 
-    levels: tuple[Level, ...]
-    loads: tuple[Load, ...]
+    levels: tuple[SiteLevel, ...]
+    loads: tuple[SiteLoad, ...]
     maps: tuple[SiteMap, ...]
 
     @property
     def first_pairs(self) -> BlockWork:
         """Pairs of the first level, as if the network had no other."""
-        return block_work(self.levels[:1], [Load(0, self.loads[0].pairs, 1.0)])
+        return block_work(self.levels[:1], [SiteLoad(0, self.loads[0].pairs, 1.0)])
 
     @property
     def voxels(self) -> BlockWork:
         """Sites of the first level."""
-        return block_work(self.levels[:1], [Load(0, self.loads[0].pairs, 0.0, 1.0)])
+        return block_work(self.levels[:1], [SiteLoad(0, self.loads[0].pairs, 0.0, 1.0)])
 
     @property
     def work(self) -> BlockWork:
@@ -112,7 +112,7 @@ def case_of(clouds: Sequence[Ints]) -> Case:
     for _ in range(1, NUM_LEVELS):
         numbers, coordinates = unpack(sites[-1])
         sites.append(np.unique(pack(numbers, coordinates // 2)))
-    levels = tuple(Level(*unpack(keys), 2**place) for place, keys in enumerate(sites))
+    levels = tuple(SiteLevel(*unpack(keys), 2**place) for place, keys in enumerate(sites))
     tables = {(place, place): neighbours(keys, keys, 1, CENTRED) for place, keys in enumerate(sites)}
     for place, (fine, coarse) in enumerate(pairwise(sites)):
         tables[place, place + 1] = neighbours(fine, coarse, 2, CHILDREN)
@@ -122,8 +122,8 @@ def case_of(clouds: Sequence[Ints]) -> Case:
         own = [layer for layer in minkunet() if (layer.source, layer.target) == (source, target)]
         pair_s = sum(layer.pair_s for layer in own if layer.kernel > 1)
         site_s = sum(layer.pair_s for layer in own if layer.kernel == 1)
-        loads.append(Load(target, (table >= 0).sum(axis=0), 2 * pair_s, 3 * site_s))
-        loads.append(Load(source, (tables[target, source] >= 0).sum(axis=0), pair_s))
+        loads.append(SiteLoad(target, (table >= 0).sum(axis=0), 2 * pair_s, 3 * site_s))
+        loads.append(SiteLoad(source, (tables[target, source] >= 0).sum(axis=0), pair_s))
         maps.append(SiteMap(source, target, table, sum(BYTES * layer.inputs for layer in own if layer.kernel > 1)))
     return Case(levels, tuple(loads), tuple(maps))
 

@@ -16,14 +16,16 @@ from dataclasses import dataclass, replace
 from benchmarks.report import Row, at_most, run
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.ir.codec import fingerprint
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
 from planner.ir.profile import ModelSource, Profile
 from planner.solvers import solver
-from planner.solvers.candidates.candidate import Candidate, decision_of, plan_of, split_batch
+from planner.solvers.candidates.candidate import decision_of, plan_of, split_batch
 from profiler import profile
 
 GLOBAL_BATCH = 8
@@ -115,13 +117,13 @@ def pipeline(problem: Problem, book: PriceBook, schedule: str, size: int) -> Pla
     best: tuple[float, Candidate] | None = None
     for cut in range(1, layers):
         candidate = Candidate.chain((0, cut, layers), ((0,), (1,)), ((size,), (size,)), micro_batches, schedule)
-        seen = forecast(book, decision_of(problem, candidate), problem.memory_margin)
+        seen = forecast(Pricing(book), decision_of(problem, candidate), problem.memory_margin)
         if best is None or seen.prediction.step_s < best[0]:
             best = seen.prediction.step_s, candidate
     if best is None:
         raise ValueError("a network of one layer cannot be cut")
     decision = decision_of(problem, best[1])
-    prediction = forecast(book, decision, problem.memory_margin).prediction
+    prediction = forecast(Pricing(book), decision, problem.memory_margin).prediction
     search = Search("every cut simulated", "benchmark", "proven", best[0], 0.0, layers - 1, layers - 1)
     return plan_of(problem, decision, prediction, search)
 

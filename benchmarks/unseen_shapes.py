@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.report import Row, at_most, run
 from planner.costs.layers.cost_table import CostTables
-from planner.costs.layers.regression import BYTES, FLOPS, Families, Features
+from planner.costs.layers.regression import BYTES, FLOPS, FamilyModels, Features
 from planner.costs.layers.shards import part_of
 from planner.ir.codec import load
 from planner.ir.errors import MissingMeasurementError
@@ -149,7 +149,7 @@ def sizes_and_shapes(held: Held, by_shape: bool) -> Errors:
         gone = [m for m in held.whole if any(held.shape[m.layer] == held.shape[o.layer] for o in fold)]
         profile = held.without(gone if by_shape else fold)
         tables = CostTables(profile)
-        bare = Families(
+        bare = FamilyModels(
             replace(profile, measurements=_unnamed(profile, held, fold)), held.kind, tables.families(held.kind).features
         )
         for m in fold:
@@ -185,7 +185,7 @@ def parts(held: Held, all_at_once: bool) -> Errors:
             except MissingMeasurementError:
                 continue
             share = np.array(cost.values) * (prod(m.part) / prod(whole))
-            found = tables.parts.estimate(held.kind, m.layer, m.samples, m.part, whole, share)
+            found = tables.parts.estimate(held.kind, m.layer, (m.samples, m.part), whole, share)
             measured_s = m.passes_s
             errors.add("planner", float(found[:2].sum()), measured_s)
             errors.add("share", float(share[:2].sum()), measured_s)

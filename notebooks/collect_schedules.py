@@ -20,13 +20,14 @@ import halopipe as hp
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
+from planner.costs.candidate import Candidate
 from planner.costs.predict import predict
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.schedules import names, positions, traits
-from planner.solvers.candidates.candidate import Candidate, decision_of, plan_of, split_batch
+from planner.solvers.candidates.candidate import decision_of, plan_of, split_batch
 
 DATA = Path(__file__).resolve().parent / "data" / "schedules"
 OPTIONS = RunOptions(steps=14, warmup=4)

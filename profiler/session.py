@@ -115,7 +115,7 @@ def profile(
 
 
 def _profile(job: MeasuringJob, measured: MeasuredProcesses, cluster: Cluster, kind: str) -> Profile:
-    by_process = measured.found
+    by_process = measured.costs
     parts = merged(costs.parts for costs in by_process)
     preparations = merged_preparations(costs.rest.preparations for costs in by_process)
     overhead_s = merged_overhead_s(by_process)
@@ -149,7 +149,7 @@ def _provenance(measured: MeasuredProcesses) -> Provenance:
         canary_after_s=processes[-1].canary_after_s,
         run_delay=max(each.run_delay for each in processes),
         contended=any(each.contended for each in processes),
-        iteration_s=merged_seconds([costs.iteration_s for costs in measured.found]),
+        iteration_s=merged_seconds([costs.iteration_s for costs in measured.costs]),
         processes=processes,
         process_spread=process_spread(processes),
         clocks={**clocks(core_of(0)), **_accelerator_clocks(measured)},
@@ -160,7 +160,7 @@ def _provenance(measured: MeasuredProcesses) -> Provenance:
 
 def _accelerator_clocks(measured: MeasuredProcesses) -> dict[str, float]:
     """Hertz at work of the first and the last process; nothing of a processor."""
-    first, last = measured.found[0].rest.clocks_before, measured.found[-1].rest.clocks_after
+    first, last = measured.costs[0].rest.clocks_before, measured.costs[-1].rest.clocks_after
     return {f"{name}_before": value for name, value in first.items()} | {
         f"{name}_after": value for name, value in last.items()
     }

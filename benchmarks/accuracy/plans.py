@@ -10,13 +10,15 @@ import numpy as np
 
 from benchmarks.accuracy.cases import CHOSEN, DATA_PARALLEL, FASTEST, HYBRID, MIX, ONE, SPACE
 from benchmarks.strong_scaling.layouts import Ways
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import Forecast, forecast
+from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision, Plan, Search
 from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
 from planner.schedules import positions, traits
 from planner.solvers import solver
-from planner.solvers.candidates.candidate import Candidate, decision_of, group_shares, plan_of, split_batch
+from planner.solvers.candidates.candidate import decision_of, group_shares, plan_of, split_batch
 from planner.solvers.candidates.feasibility import cut_positions
 
 _SEARCH_S = 20.0
@@ -50,7 +52,7 @@ def case_of(problem: Problem, name: str, decision: Decision, *, pads: bool = Tru
     idle = len(problem.profile.cluster.devices) - decision.num_ranks if pads else 0
     ahead = decision.prepares_next_step and not pads  # a virtual device has no thread beside its rank's own
     decision = replace(decision, program=decision.program + ((),) * idle, prepares_next_step=ahead)
-    found = forecast(PriceBook(problem.profile), decision, problem.memory_margin)
+    found = forecast(Pricing.of(problem.profile), decision, problem.memory_margin)
     search = Search("as the setting says", "benchmark", "heuristic", 0.0, 0.0, 1, 1)
     return Case(name, plan_of(problem, decision, found.prediction, search), found)
 

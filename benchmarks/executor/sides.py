@@ -24,6 +24,8 @@ from torch.distributed.pipelining import (
 
 from benchmarks.devices.ranks import sgd
 from cuda_ops._torch import pipeline_schedule
+from halopipe.data.batch_sources import consumer_of
+from halopipe.training.rank import OpenedRank
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision, Placement, Stage
 from planner.ir.profile import ModelSource
@@ -36,6 +38,7 @@ from planner.schedules import positions, schedule
 from profiler import load_model
 from profiler.capture.graph import capture
 from runtime import Engine
+from runtime.monitor.activity import Activity
 from runtime.numerics.finite import OnNan
 from runtime.stage.captured import CapturedModel
 from runtime.transport import Transport
@@ -134,6 +137,11 @@ class Ours:
     def start(self) -> None:
         """Make the engine."""
         self._engine = Engine(*self._ends, sgd, on_nan=self._on_nan)
+
+    def opened(self, deadline_s: float) -> OpenedRank:
+        """The engine as a rank of a job has it."""
+        decision, model, _, transport = self._ends
+        return OpenedRank(self.engine, consumer_of(decision, model, transport, deadline_s), Activity())
 
     def step(self) -> None:
         """One training step; the engine waits for the others itself."""

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from benchmarks.devices.ranks import on_ranks
@@ -30,7 +29,6 @@ from halopipe.terminal.units import AUTO_INTERVAL
 from halopipe.training.checkpointing import Checkpoints
 from halopipe.training.save_times import EndRequest
 from runtime.checkpoint import Checkpoint
-from runtime.monitor.activity import Activity
 from runtime.numerics.finite import OnNan
 from runtime.transport import Transport, open_shared
 
@@ -99,9 +97,7 @@ def saving(case: Case, transport: Transport, folder: Path, rounds: int) -> Round
     for _ in range(_WARM_UP):
         side.step()
     options = RunOptions(checkpoint=str(folder), checkpoint_every=AUTO_INTERVAL, mtbf_s=MTBF_S, keep=1)
-    decision, graph = side.decision, side.graph
-    ended, meet = EndRequest(options.grace_s), partial(transport.barrier, 60.0)
-    kept = Checkpoints(options, side.engine, graph, transport, meet, 0, decision, (0, 0.0), Activity(), ended)
+    kept = Checkpoints(options, side.opened(60.0), 0, (0, 0.0), EndRequest(options.grace_s))
     taken: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * (rounds + 1)):
         saves = bool(number % 2)

@@ -198,9 +198,9 @@ def _held_bytes(bench: Bench, profile: Profile) -> int:
     if meter is None:
         raise RuntimeError("nothing counts this device's memory")
     model = placed(load_model(profile.model), device)
-    model.loss_of_taken(model.inputs, model.targets)  # libraries take workspaces of their own at first
+    model.loss_of_prepared(model.inputs, model.targets)  # libraries take workspaces of their own at first
     before = meter.current_bytes
-    loss = model.loss_of_taken(model.inputs, model.targets)
+    loss = model.loss_of_prepared(model.inputs, model.targets)
     held = meter.current_bytes - before
     del loss
     return held

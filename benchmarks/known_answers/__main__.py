@@ -19,12 +19,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from planner.baselines import sparsepipe
-from planner.baselines.common.answer import Answer
+from planner.baselines.common.answer import RivalAnswer
 from planner.baselines.pipedream import format as graph_format
 from planner.baselines.pipedream import planner as pipedream
 from planner.baselines.piper import format as piper_format
@@ -152,7 +153,7 @@ def _answer(options: argparse.Namespace) -> int:
     answer = _PEERS[options.peer](options)
     seconds = time.process_time() - start
     shown = {
-        "value": answer.value if answer.found else None,
+        "value": answer.value if answer.has_plan else None,
         "bound": answer.bound if answer.bound < inf else None,
         "status": answer.status,
         "cpu_seconds": round(seconds, 6),
@@ -162,10 +163,10 @@ def _answer(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(shown, indent=1, allow_nan=False) + "\n")
     else:
         unit = UNITS[options.peer]
-        value = f"{answer.value:.9g} {unit}, bound {answer.bound:.9g} {unit}, " if answer.found else ""
+        value = f"{answer.value:.9g} {unit}, bound {answer.bound:.9g} {unit}, " if answer.has_plan else ""
         sys.stdout.write(f"{options.peer}: {value}{answer.status}, {seconds:.3f} s of CPU\n")
         sys.stdout.write(json.dumps(shown["plan"], indent=1, ensure_ascii=False) + "\n")
-    if not answer.found:
+    if not answer.has_plan:
         error = InfeasibleError(
             f"{options.peer} finds no plan ({answer.status})", [_limits(options)], ["give more memory, devices or time"]
         )
@@ -179,7 +180,7 @@ def _limits(options: argparse.Namespace) -> str:
     return ", ".join(f"{name} {value}" for name, value in given.items() if name not in _GENERAL)
 
 
-def _pipedream(options: argparse.Namespace) -> Answer:
+def _pipedream(options: argparse.Namespace) -> RivalAnswer:
     machines = options.machines or (DEFAULT_MACHINES,)
     bandwidths = options.bandwidth or (DEFAULT_BANDWIDTH,)
     if len(bandwidths) == 1:
@@ -187,14 +188,14 @@ def _pipedream(options: argparse.Namespace) -> Answer:
     graph = graph_format.read(_one_file(options))
     if options.data_parallel:
         seconds = pipedream.data_parallel_s(graph, machines, bandwidths)
-        return Answer(seconds, seconds, "optimal", {"machines": list(machines), "stages": 1})
-    restrictions = pipedream.Options(
+        return RivalAnswer(seconds, seconds, "optimal", {"machines": list(machines), "stages": 1})
+    restrictions = pipedream.PipeDreamOptions(
         communication=not options.no_communication, straight=options.straight, memory_bytes=options.memory or inf
     )
     return pipedream.solve(graph, machines, bandwidths, restrictions, released=options.released)
 
 
-def _sparsepipe(options: argparse.Namespace) -> Answer:
+def _sparsepipe(options: argparse.Namespace) -> RivalAnswer:
     paths, given = zip(*(_counted(file) for file in options.files), strict=True)
     machines: Sequence[int] = options.machines or (DEFAULT_MACHINES,)
     if len(machines) == 1:
@@ -214,7 +215,7 @@ def _sparsepipe(options: argparse.Namespace) -> Answer:
     return sparsepipe.best_pipeline(types, bandwidth, fixed_order=options.fixed_order, **limits)
 
 
-def _tarnawski(options: argparse.Namespace) -> Answer:
+def _tarnawski(options: argparse.Namespace) -> RivalAnswer:
     instance = dnn_format.read(_one_file(options))
     accelerators = options.accelerators
     if accelerators is None and options.machines:
@@ -231,23 +232,18 @@ def _tarnawski(options: argparse.Namespace) -> Answer:
     )
 
 
-def _piper(options: argparse.Namespace) -> Answer:
+def _piper(options: argparse.Namespace) -> RivalAnswer:
     instance = piper_format.read(_one_file(options))
     devices = sum(options.machines) if options.machines else options.accelerators
     bandwidth = _one_bandwidth(options)
-    return piper.solve(
-        instance,
-        **_given(
-            devices=devices,
-            memory_bytes=options.memory,
-            bandwidth_bytes_per_s=bandwidth,
-            variant="released" if options.released else options.variant,
-            time_limit_s=options.time_limit,
-        ),
+    instance = replace(
+        instance, **_given(devices=devices, memory_bytes=options.memory, bandwidth_bytes_per_s=bandwidth)
     )
+    variant = "released" if options.released else options.variant
+    return piper.solve(instance, **_given(variant=variant, time_limit_s=options.time_limit))
 
 
-_PEERS: Mapping[str, Callable[[argparse.Namespace], Answer]] = {
+_PEERS: Mapping[str, Callable[[argparse.Namespace], RivalAnswer]] = {
     "pipedream": _pipedream,
     "sparsepipe": _sparsepipe,
     "tarnawski": _tarnawski,

@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.devices.testbed import INTERFACE, RATES, Testbed, unavailable
 from benchmarks.links.ranks import Task
 from benchmarks.report import Row, at_most, run
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec
 from profiler.links.cpu import LinkCosts
 from profiler.links.messages import FULL, QUICK
@@ -66,7 +66,7 @@ def _rows(title: str, rate: str | None, num_hosts: int, quick: bool) -> list[Row
     assert isinstance(costs, LinkCosts)
     assert isinstance(times, dict)
     devices = tuple(DeviceSpec(f"{host}/cpu{rank}", "cpu", host, 2**30) for rank, host in enumerate(hosts))
-    network = Network(Cluster(devices, costs.links, costs.collectives, costs.pairs))
+    network = NetworkPrices(Cluster(devices, costs.links, costs.collectives, costs.pairs))
     return [
         *_messages(title, network, times),
         *_bandwidth(title, network, rate),
@@ -104,7 +104,7 @@ def answer_of(folder: Path, hosts: Sequence[str], testbed: Testbed | None, what:
     return pickle.loads(answer.read_bytes())
 
 
-def _messages(title: str, network: Network, times: Mapping[tuple[str, int], float]) -> list[Row]:
+def _messages(title: str, network: NetworkPrices, times: Mapping[tuple[str, int], float]) -> list[Row]:
     errors = {
         size: network.transfer_s(0, 1, size) / seconds - 1
         for (what, size), seconds in times.items()
@@ -119,7 +119,7 @@ def _messages(title: str, network: Network, times: Mapping[tuple[str, int], floa
     ]
 
 
-def _bandwidth(title: str, network: Network, rate: str | None) -> list[Row]:
+def _bandwidth(title: str, network: NetworkPrices, rate: str | None) -> list[Row]:
     link = network.cluster.link(0, 1)
     if rate is None:
         return [Row(f"{title}: bandwidth of a stream", link.bandwidth_bytes_per_s / 1e6, "MB/s")]
@@ -137,7 +137,7 @@ def _bandwidth(title: str, network: Network, rate: str | None) -> list[Row]:
     ]
 
 
-def _sums(title: str, network: Network, times: Mapping[tuple[str, int], float], count: int) -> list[Row]:
+def _sums(title: str, network: NetworkPrices, times: Mapping[tuple[str, int], float], count: int) -> list[Row]:
     ranks = tuple(range(count))
     errors = {
         size: network.all_reduce_s(ranks, size) / seconds - 1
@@ -148,14 +148,14 @@ def _sums(title: str, network: Network, times: Mapping[tuple[str, int], float], 
     cluster = network.cluster
     if count > 2:
         smaller = tuple(table for table in cluster.collectives if table.num_ranks < count)
-        scaled = Network(Cluster(cluster.devices, cluster.links, smaller, cluster.pairs))
+        scaled = NetworkPrices(Cluster(cluster.devices, cluster.links, smaller, cluster.pairs))
         errors = {size: scaled.all_reduce_s(ranks, size) / times["sum", size] - 1 for size in errors}
         name = f"{title}: all-reduce over {count} from those over fewer, mean error"
         found.append(Row(name, 100 * _mean(errors.values()), "%"))
     return found
 
 
-def _incast(title: str, network: Network, times: Mapping[tuple[str, int], float], count: int) -> list[Row]:
+def _incast(title: str, network: NetworkPrices, times: Mapping[tuple[str, int], float], count: int) -> list[Row]:
     nic = network.cluster.nic_bytes_per_s("n0") or network.cluster.links[ACROSS_HOSTS].bandwidth_bytes_per_s
     alone_s = network.transfer_s(1, 0, INCAST_BYTES)
     found = []
@@ -168,7 +168,7 @@ def _incast(title: str, network: Network, times: Mapping[tuple[str, int], float]
     return found
 
 
-def _cores(title: str, network: Network) -> list[Row]:
+def _cores(title: str, network: NetworkPrices) -> list[Row]:
     name = WITHIN_HOST if WITHIN_HOST in network.cluster.links else ACROSS_HOSTS
     link = network.cluster.links[name]
     found = []

@@ -38,7 +38,7 @@ from scipy.stats import spearmanr
 from benchmarks.published import sailor, sailor_clusters
 from benchmarks.published.runs import BERT_VOCABULARY, Run, clusters, earlier, published, read, t4
 from benchmarks.report import Row, at_least, at_most, table
-from planner.transformers import Space, Ways, named_cluster, named_transformer, search
+from planner.transformers import DegreesSpace, ParallelDegrees, named_cluster, named_transformer, search
 
 DATA = Path(__file__).parent / "data"
 A100, T4, SLOW = "Megatron on A100", "16 T4", "GPT-3 XL, slow networks"
@@ -172,15 +172,15 @@ def _choices(groups: Mapping[str, Sequence[Run]]) -> Iterator[Row]:
     """
     xl = dataclasses.replace(named_transformer("gpt3-xl"), vocab=BERT_VOCABULARY)
     asked = [
-        ("22B, 8 A100", A100, named_transformer("megatron-22b"), Ways(), 8, 4, "megatron-22B"),
-        ("175B, 64 A100", A100, named_transformer("gpt3-175b"), Ways(), 64, 64, "gpt3-175B"),
-        ("GPT-3 XL, 64 V100", "Megatron on 64 V100", xl, earlier(Ways()), 64, 1024, ""),
+        ("22B, 8 A100", A100, named_transformer("megatron-22b"), ParallelDegrees(), 8, 4, "megatron-22B"),
+        ("175B, 64 A100", A100, named_transformer("gpt3-175b"), ParallelDegrees(), 64, 64, "gpt3-175B"),
+        ("GPT-3 XL, 64 V100", "Megatron on 64 V100", xl, earlier(ParallelDegrees()), 64, 1024, ""),
     ]
     for label, group, network, base, devices, batch, prefix in asked:
         published_s = [r.prediction.step.seconds for r in groups.get(group, ()) if r.ran and r.name.startswith(prefix)]
         if not published_s:
             continue
-        found = search(network, clusters()[group], devices, batch, Space(base=base))
+        found = search(network, clusters()[group], devices, batch, DegreesSpace(base=base))
         step_s = found.best.prediction.step.seconds
         name = f"own choice, {label}, {found.best.ways}"
         yield Row(f"{name}: predicted", step_s, "s")

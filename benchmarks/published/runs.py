@@ -13,19 +13,19 @@ from itertools import pairwise
 from math import inf
 from pathlib import Path
 
-from planner.kernels import Estimate, Wire
+from planner.kernels import AlphaBeta, Estimate
 from planner.kernels.estimates import DATASHEET
 from planner.transformers import (
-    Cluster,
     Cost,
     Fusion,
+    GpuCluster,
     Layers,
+    ParallelDegrees,
     Pass,
-    Prediction,
     Recompute,
     Sends,
+    StepPrediction,
     Transformer,
-    Ways,
     memory_of,
     named_cluster,
     named_transformer,
@@ -61,7 +61,7 @@ class Run:
 
     group: str
     name: str
-    prediction: Prediction
+    prediction: StepPrediction
     measured_s: float | None
     measured_bytes: float = 0.0
     usable_bytes: float = inf
@@ -113,8 +113,8 @@ def shape_of(line: Mapping[str, str]) -> Transformer:
     return Transformer(line["model"], hidden, ffn, heads, layers, vocab, seq)
 
 
-def _ways(line: Mapping[str, str]) -> Ways:
-    return Ways(
+def _ways(line: Mapping[str, str]) -> ParallelDegrees:
+    return ParallelDegrees(
         tensor=int(line["tensor_parallel"]),
         pipeline=int(line["pipeline"]),
         data=int(line["data_parallel"]),
@@ -153,7 +153,7 @@ def _megatron(line: Mapping[str, str]) -> Run:
     return Run(group, name, prediction, float(line["measured_s"]), memory, restricted=source, odd=name in ODD)
 
 
-def earlier(ways: Ways) -> Ways:
+def earlier(ways: ParallelDegrees) -> ParallelDegrees:
     """In the software of the runs on V100."""
     return replace(ways, kernels=Fusion.KERNELS, fp32_gradients=False, overlap_tensor=False)
 
@@ -181,7 +181,7 @@ def _slow_network(line: Mapping[str, str]) -> Run:
     errors had been seen.
     """
     latency, _, rate = line["network"].partition(" ms, ")
-    wire = Wire(1e-3 * float(latency), GBIT * float(rate.partition(" ")[0]))
+    wire = AlphaBeta(1e-3 * float(latency), GBIT * float(rate.partition(" ")[0]))
     sends = Sends.OVERLAPPED if 2 * wire.alpha_s * wire.bytes_per_s > WINDOWS_BYTES else Sends.EXCHANGED
     cluster = replace(named_cluster("p3.2xlarge"), across=wire)
     shape = replace(shape_of(line), parameters_tied=False, vocab=1)
@@ -215,7 +215,9 @@ def t4(runs: Sequence[Mapping[str, str]], layer_costs: Sequence[Mapping[str, str
         ends = [int(end) for end in line["stage_boundaries"].split()]
         blocks = tuple(max(0, min(stop, AMP_LAST) - max(start, AMP_FIRST)) for start, stop in pairwise(ends))
         t, p, d, b = (int(line[column]) for column in ("tensor_parallel", "pipeline", "data_parallel", "micro_batch"))
-        ways = Ways(t, p, d, b, kernels=Fusion.EAGER, overlap_tensor=False, sends=Sends.BLOCKING, blocks=blocks)
+        ways = ParallelDegrees(
+            t, p, d, b, kernels=Fusion.EAGER, overlap_tensor=False, sends=Sends.BLOCKING, blocks=blocks
+        )
         table = measured[ways.tensor]
         one, more = (
             layers_for(shape, cluster, replace(ways, micro_batch=b, fp32_gradients=False))
@@ -251,7 +253,7 @@ def _beyond_one(forward_s: float, one: Pass, more: Pass) -> Pass:
     )
 
 
-def clusters() -> Mapping[str, Cluster]:
+def clusters() -> Mapping[str, GpuCluster]:
     """By group, the cluster that its runs were on."""
     names = {"Megatron on A100": "a100-dgx", "Megatron on 64 V100": "p3.16xlarge", "16 T4": "g4dn.12xlarge"}
     return {group: named_cluster(name) for group, name in names.items()}

@@ -28,10 +28,10 @@ from math import log2
 from pathlib import Path
 
 from benchmarks.published.runs import Run, read
-from planner.baselines.sailor import LayerTimes, parse
+from planner.baselines.sailor import SailorRow, parse
 from planner.kernels import Estimate, links
 from planner.kernels.estimates import TABLE
-from planner.transformers import Fusion, Prediction, Sends, Ways, memory_of, named_transformer
+from planner.transformers import Fusion, ParallelDegrees, Sends, StepPrediction, memory_of, named_transformer
 from planner.transformers.memory import SINGLE, stage_parameters
 from planner.transformers.pipeline import chunked
 from planner.transformers.step import MODEL_ERROR
@@ -82,7 +82,7 @@ class Profiles:
         return found
 
     @cached_property
-    def rows(self) -> tuple[LayerTimes, ...]:
+    def rows(self) -> tuple[SailorRow, ...]:
         """The table of layers."""
         name = "sailor_layers.csv.xz"
         return parse(lzma.decompress((self.folder / name).read_bytes()).decode("utf-8"), name)
@@ -145,13 +145,13 @@ def _stages(line: Mapping[str, str]) -> list[list[Stage]]:
     return found
 
 
-def _predict(line: Mapping[str, str], profiles: Profiles) -> tuple[Prediction, float]:
+def _predict(line: Mapping[str, str], profiles: Profiles) -> tuple[StepPrediction, float]:
     return predicted(_stages(line), int(line["micro_batch"]), int(line["global_batch"]), profiles)
 
 
 def predicted(
     stages: Sequence[Sequence[Stage]], micro_batch: int, global_batch: int, profiles: Profiles
-) -> tuple[Prediction, float]:
+) -> tuple[StepPrediction, float]:
     """A step of stages, each by its replicas, and the bytes of the rank that holds most."""
     data = len(stages[0])
     micro_batches = global_batch // (data * micro_batch)
@@ -169,7 +169,9 @@ def predicted(
         least.append(chunks.least_s(micro_batches))
     blocks = tuple(min(of[0].last, LAST - 1) - max(of[0].first, FIRST_BLOCK) + 1 for of in stages)
     degree = stages[0][0].tensor
-    ways = Ways(degree, len(stages), data, micro_batch, kernels=Fusion.KERNELS, fp32_gradients=False, blocks=blocks)
+    ways = ParallelDegrees(
+        degree, len(stages), data, micro_batch, kernels=Fusion.KERNELS, fp32_gradients=False, blocks=blocks
+    )
     sums_s = 0.0
     for index, of in enumerate(stages):
         if data > 1:
@@ -182,5 +184,5 @@ def predicted(
     outside = max(_OUTSIDE_GH200_BYTES if stage.gpu == "GH-96" else _OUTSIDE_BYTES for of in stages for stage in of)
     parts = {"passes": max(pipelines), "gradient sums": sums_s, "optimiser": update_s}
     step = Estimate(step_s, (1 - MODEL_ERROR) * step_s, (1 + MODEL_ERROR) * step_s, TABLE)
-    prediction = Prediction(step, parts, memory, micro_batches, max(least) + sums_s + update_s)
+    prediction = StepPrediction(step, parts, memory, micro_batches, max(least) + sums_s + update_s)
     return prediction, memory.total + outside

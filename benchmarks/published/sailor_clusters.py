@@ -21,9 +21,9 @@ from itertools import accumulate, pairwise, permutations
 from benchmarks.published.sailor import FIRST_BLOCK, HOSTS, LAST, SHAPE, Profiles, Stage, predicted
 from benchmarks.report import Row, at_least, at_most
 from planner.baselines.sailor import NETWORKS, layer_times
-from planner.kernels import Wire
+from planner.kernels import AlphaBeta
 from planner.kernels.links import ALPHA_ACROSS_S
-from planner.transformers import Cluster, Pool, Pools, Recompute, Space, Ways, search, timed
+from planner.transformers import DegreesSpace, GpuCluster, GpuPool, ParallelDegrees, Pools, Recompute, search, timed
 
 BATCH, PER_HOST = 1024, 4
 A100, V100 = "A100-40", "V100-16"
@@ -35,7 +35,7 @@ LIMITS: Mapping[tuple[tuple[str, int], ...], float] = {
 }
 """Seconds of a step of Sailor's plans."""
 MOST_SECONDS = 10.0
-SPACE = Space(zero=(0,), recompute=(Recompute.NONE,))
+SPACE = DegreesSpace(zero=(0,), recompute=(Recompute.NONE,))
 
 
 def rows() -> Iterator[Row]:
@@ -62,11 +62,11 @@ def pools_of_sailor(gpus: tuple[tuple[str, int], ...], profiles: Profiles) -> Po
     for gpu, number in gpus:
         card, stream = (profiles.networks[gpu, talking][1] for talking in (PER_HOST, 1))
         kind = _KINDS[gpu]
-        cluster = Cluster(
-            gpu, kind, PER_HOST, HOSTS[gpu], Wire(ALPHA_ACROSS_S, card), "float32", of_network=1.0,
+        cluster = GpuCluster(
+            gpu, kind, PER_HOST, HOSTS[gpu], AlphaBeta(ALPHA_ACROSS_S, card), "float32", of_network=1.0,
             stream_bytes_per_s=stream, timed=timed(SHAPE.layers, times[kind]),
         )  # fmt: skip
-        pools.append(Pool(cluster, number))
+        pools.append(GpuPool(cluster, number))
     between = {
         (one.cluster.name, other.cluster.name): min(
             one.cluster.across, other.cluster.across, key=lambda wire: wire.bytes_per_s
@@ -76,7 +76,7 @@ def pools_of_sailor(gpus: tuple[tuple[str, int], ...], profiles: Profiles) -> Po
     return Pools("Sailor's", tuple(pools), between)
 
 
-def _again_s(ways: Ways, profiles: Profiles) -> float:
+def _again_s(ways: ParallelDegrees, profiles: Profiles) -> float:
     """The step of a plan by the model that predicts Sailor's runs."""
     ends = list(accumulate(ways.chunks(SHAPE.layers), initial=FIRST_BLOCK))
     stages = []

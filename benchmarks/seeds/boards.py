@@ -23,8 +23,9 @@ from benchmarks.seeds.branches import profile_of as profile_of_layers
 from benchmarks.seeds.jobs import largest_error
 from benchmarks.seeds.schedules import MODEL
 from planner.baselines import bapipe
-from planner.baselines.common.problem import Chain
+from planner.baselines.common.problem import ChainCosts
 from planner.catalogue import device
+from planner.costs.candidate import Candidate
 from planner.costs.layers.roofline import on_cluster
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.constraints import parse_rule
@@ -33,7 +34,6 @@ from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, ParameterCost, Profile
 from planner.solvers import solver
 from planner.solvers.best_first.solver import solve
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.choose import best_plan as best_of_these
 
 NETWORKS = {
@@ -60,10 +60,10 @@ def rows(quick: bool) -> Iterator[Row]:
 def predicted(p: int, m: int, transfer: float) -> Iterator[Row]:
     """What is arithmetic: streaming beside sending what is complete, a pass at a time beside two at once."""
     ones, two = (float(m),) * p, (2.0 * m,) * p
-    chain = Chain(tuple(map(str, range(p))), ones, two, ones, ones, (*(float(m),) * (p - 1), 0.0))
-    row = bapipe.Row((1.0,) * p, 1 / transfer)
+    chain = ChainCosts(tuple(map(str, range(p))), ones, two, ones, ones, (*(float(m),) * (p - 1), 0.0))
+    row = bapipe.DeviceRow((1.0,) * p, 1 / transfer)
     cuts = tuple(map(float, range(1, p)))
-    pairs = (bapipe.Pipeline(name, m, cuts) for name in (bapipe.AS, bapipe.FBP))
+    pairs = (bapipe.BapipePipeline(name, m, cuts) for name in (bapipe.AS, bapipe.FBP))
     alone_s, in_pairs_s = (bapipe.minibatch_s(chain, row, each) for each in pairs)
     closed = alone_s / in_pairs_s
     steps = {name: _step_s(p, m, transfer, name) for name in ("1f1b", "1f1b-as", "fbp-as")}

@@ -25,6 +25,7 @@ from benchmarks.report import Row
 from benchmarks.seeds.branches import best_plan, builder, profile_of, with_loss
 from benchmarks.seeds.jobs import error_of, folder_of, halopipe
 from benchmarks.seeds.schedules import graph_step_s
+from planner.costs.candidate import Candidate
 from planner.costs.predict import predict
 from planner.ir.codec import dump, load
 from planner.ir.graph import Graph
@@ -33,7 +34,6 @@ from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.ir.schedule import Edge, StageGraph
 from planner.ir.timeline import Timeline, TimelineFile
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.choose import best_plan as best_of_these
 
 MODEL = """

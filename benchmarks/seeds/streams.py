@@ -116,8 +116,8 @@ def _beside(name: str, ratio: float) -> Row:
 
 def _over_http(serving: Serving, predicted_per_s: float, count: int) -> Iterator[Row]:
     """Four clients on the loopback interface, each with one request after another."""
-    from halopipe.serving.feeds import Draining
     from halopipe.serving.http import listen, opened
+    from halopipe.serving.request_sources import Draining
 
     draining, statuses = Draining(), list[int]()
     with opened("0") as door:

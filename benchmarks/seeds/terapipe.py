@@ -37,7 +37,7 @@ from planner.schedules import schedule
 from planner.solvers.token_slices import SliceTimes, best_slices
 from planner.transformers.cluster import named_cluster
 from planner.transformers.layers import layers_of
-from planner.transformers.shape import Recompute, Transformer
+from planner.transformers.shape import ParallelDegrees, Transformer
 
 TOKENS, GRID = 2048, 32
 _PART = (Part("x", (Interval(0, 1),), 4),)
@@ -135,7 +135,7 @@ def _stage_s(setting: Setting, length: int, before: int) -> tuple[float, float]:
     whole = Transformer(
         setting.name, setting.hidden, 4 * setting.hidden, setting.heads, setting.layers, 50257, length, dropout=False
     )
-    block = layers_of(replace(whole, seq=length), cluster, setting.tensor, False, 1, Recompute.NONE).block
+    block = layers_of(replace(whole, seq=length), cluster, ParallelDegrees(setting.tensor)).block
     ahead, back = block.forward.seconds, block.backward.seconds
     if before:
         kernels, size = cluster.kernels, whole.head_size

@@ -25,6 +25,7 @@ from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource
@@ -87,7 +88,7 @@ def cases_of(problem: Problem) -> Iterator[Case]:
     for name, plan in plans.items():
         for ahead in WAYS:
             decision = replace(plan.decision, prepares_next_step=ahead)
-            prediction = forecast(book, decision, problem.memory_margin).prediction
+            prediction = forecast(Pricing(book), decision, problem.memory_margin).prediction
             yield Case(name, ahead, replace(plan, decision=decision, prediction=prediction))
 
 

@@ -16,13 +16,15 @@ from cuda_ops.sparse.preparation import padded
 from planner.baselines import sparsepipe
 from planner.baselines.common.answer import Trial, bandwidth_bytes_per_s, candidates, names_in, stages_in
 from planner.baselines.common.problem import block_ends, blocks_at, network
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import Forecast, forecast
+from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import solver
-from planner.solvers.candidates.candidate import Candidate, decision_of
+from planner.solvers.candidates.candidate import decision_of
 from planner.solvers.candidates.choose import best_of
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import micro_batch_sizes
@@ -130,7 +132,7 @@ def _case(problem: Problem, name: str, decision: Decision, counts_samples: bool)
     profile = problem.profile
     if counts_samples and len(decision.stages) == 1:
         profile = counted_out(profile, len(decision.stages[0].ranks))
-    seen = forecast(PriceBook(profile), decision, problem.memory_margin, problem.memory_bytes)
+    seen = forecast(Pricing.of(profile), decision, problem.memory_margin, problem.memory_bytes)
     return Case(name, decision, seen, counts_samples)
 
 

@@ -17,7 +17,7 @@ from cuda_ops.sparse.local import LocalMap, RowHalo
 from cuda_ops.sparse.preparation import Clouds
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from planner.sites.partition import Level
+from planner.sites.partition import SiteLevel
 from runtime.engine import Engine
 from runtime.pipeline.microbatches import Batch as RawBatch
 from runtime.sparse.ahead import PreparationClock
@@ -73,7 +73,7 @@ class CountedClouds(ArrangedClouds):
 
     def __init__(self, clouds: Clouds, position: int) -> None:
         self.clouds, self._position = clouds, position
-        self._levels = {route: Level(*clouds.level(route)) for route in clouds.preparation.size_of}
+        self._levels = {route: SiteLevel(*clouds.level(route)) for route in clouds.preparation.size_of}
         self._orders: dict[Route, tuple[Tensor, Tensor, Tensor]] = {}
         self._maps: dict[MapSpec, KernelMap] = {}
 

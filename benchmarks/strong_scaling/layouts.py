@@ -13,9 +13,11 @@ import numpy as np
 
 from halopipe.planning.edits import with_devices
 from planner.baselines.dryden import distributions
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.shards import part_shapes
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.costs.shards.device_mesh import factorisations
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import BACKWARD, FORWARD, LayoutPrices
@@ -29,7 +31,7 @@ from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.ir.profile import PartShape, Profile
 from planner.layers.sized import REPLICA
 from planner.solvers.budget import Budget
-from planner.solvers.candidates.candidate import Candidate, decision_of, with_options
+from planner.solvers.candidates.candidate import decision_of, with_options
 from planner.solvers.layouts.stage import Question, best_layouts, labelled_graph
 
 ALL = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS)
@@ -207,7 +209,7 @@ class Ways:
         plain = Candidate.chain((0, len(self.layers)), (ranks,), (shares,), (problem.global_batch,), "1f1b")
         candidate = with_options(_Prices(self.prices), plain, options) if len(ranks) > 1 else plain
         decision = decision_of(problem, candidate)
-        prediction = forecast(self.book, decision, problem.memory_margin).prediction
+        prediction = forecast(Pricing(self.book), decision, problem.memory_margin).prediction
         placed = {k: Option.placed(decision.layers[layer.name]) for k, layer in enumerate(self.prices.layers)}
         return Way(name, placed, decision, prediction)
 

@@ -1,4 +1,4 @@
-"""``halopipe check``: the independent checker on a plan, and the verifier on its proof."""
+"""``halopipe check``: the checker on a plan, and the verifier on its proof."""
 
 from __future__ import annotations
 

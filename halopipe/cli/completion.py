@@ -5,6 +5,7 @@ Each is asked while somebody waits with a finger on a key: none loads torch, and
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -101,40 +102,16 @@ def _kind(path: Path) -> str:
     return head[1] if head is not None else ""
 
 
-def _solvers() -> Iterable[str]:
-    from planner.solvers import names
+def _late(place: str) -> Callable[[], Iterable[str]]:
+    """The names that ``package.module:name`` holds, or gives; it is imported once somebody asks."""
+    module, _, name = place.partition(":")
 
-    return names()
+    def names() -> Iterable[str]:
+        held: Any = getattr(importlib.import_module(module), name)
+        listed: Iterable[str] = held() if callable(held) else held
+        return listed
 
-
-def _schedules() -> Iterable[str]:
-    from planner.schedules import names
-
-    return names()
-
-
-def _optimizers() -> Iterable[str]:
-    from halopipe.training.optimizer_spec import OPTIMIZERS
-
-    return OPTIMIZERS
-
-
-def _rates() -> Iterable[str]:
-    from halopipe.training.optimizer_spec import SCHEDULES
-
-    return SCHEDULES
-
-
-def _catalogue() -> Iterable[str]:
-    from planner import catalogue
-
-    return catalogue.devices()
-
-
-def _systems() -> Iterable[str]:
-    from planner.kernels import SYSTEMS
-
-    return SYSTEMS
+    return names
 
 
 def _formats() -> Iterable[str]:
@@ -144,9 +121,10 @@ def _formats() -> Iterable[str]:
     return (*FORMATS, NAME)
 
 
-solvers, schedules, objectives = named(_solvers), named(_schedules), named(lambda: OBJECTIVES)
+solvers, schedules = named(_late("planner.solvers:names")), named(_late("planner.schedules:names"))
+objectives, devices = named(lambda: OBJECTIVES), named(_late("planner.catalogue:devices"))
 choices, families = named(lambda: RECOMPUTE), several(lambda: FAMILIES)
-optimizers, devices, formats = named(_optimizers), named(_catalogue), named(_formats)
+optimizers, formats = named(_late("halopipe.training.optimizer_spec:OPTIMIZERS")), named(_formats)
 dtypes = named(lambda: DTYPES)
 plans, profiles, timelines, proofs = files("plan"), files("profile"), files("timeline"), files("proof")
 jobs = files("plan", suffixes=(".yaml", ".yml"))
@@ -155,7 +133,7 @@ models = files(suffixes=(".py", ".pt", ".pt2"))
 
 RUN: dict[str, Any] = {
     "optimizer": optimizers,
-    "scheduler": named(_rates),
+    "scheduler": named(_late("halopipe.training.optimizer_spec:SCHEDULES")),
     "dtype": dtypes,
     "compiler": named(lambda: COMPILERS),
     "device": named(lambda: ("cpu",)),
@@ -189,7 +167,7 @@ PROFILE: dict[str, Any] = {
     "autocast": named(lambda: ("bfloat16",)),
     "allow": families,
     "transport": named(lambda: ("shared", "gloo")),
-    "on": named(_systems),
+    "on": named(_late("planner.kernels:SYSTEMS")),
 }
 """By field of :class:`halopipe.planning.options.ProfileOptions`."""
 

@@ -80,7 +80,7 @@ def with_words(arguments: Sequence[str]) -> list[str]:
     Raises:
         UsageError: what follows is nearly such a word.
     """
-    choices = {flag_of(name): option_of(name).words for name in ASKED if option_of(name).kind == WORD}
+    choices = {flag_of(name): option_of(name).choices for name in ASKED if option_of(name).kind == WORD}
     joined, rest = list[str](), list(arguments)
     while rest:
         each = rest.pop(0)

@@ -104,19 +104,19 @@ def run(
         if source is not None:
             for text in filter(None, (calibration.other_torch(source), calibration.changed_text(source, drift))):
                 console.remark(text)
-        lesson = calibration.CalibrationUpdate("")
+        update = calibration.CalibrationUpdate("")
         if files.learn:
-            lesson = calibration.teach(planned, plan, profile, options, result)
-            if files.update or lesson.path is not None:
-                console.remark(lesson.text)
+            update = calibration.calibrate(planned, plan, profile, options, result)
+            if files.update or update.path is not None:
+                console.remark(update.text)
         changes = () if replanned is None else replanned.changes
         console.emit_json(training.data(planned, result, drift, changes)) if json else console.emit(
             training.report(planned, result, predicted, drift, changes)
         )
         changed = plan if files.update and not is_other else None
-        written = (output, trace, changed, lesson.path, metrics, events, traces, checkpoint)
+        written = (output, trace, changed, update.path, metrics, events, traces, checkpoint)
         for path in filter(None, written):
-            console.wrote(_shown(path))
+            console.wrote(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _write_job(path: Path, plan: Path, context: typer.Context) -> None:
@@ -131,8 +131,3 @@ def _write_job(path: Path, plan: Path, context: typer.Context) -> None:
         plan_files.load_plan(plan)
         job_file.write(path, plan, given_options(context))
         console.wrote(path, console.command("run", path))
-
-
-def _shown(path: Path) -> Path:
-    """From here, where it lies below."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

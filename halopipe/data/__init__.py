@@ -1,7 +1,7 @@
 """What a run trains on.
 
-Read first :mod:`halopipe.data.factories` and ``sources`` (what a factory may give), then ``feeds``, ``ahead`` and
-``rank_slices`` (how a rank comes by its part).  Factories for demonstrations are called by their names here:
+Read first :mod:`halopipe.data.factories` and ``sources`` (what a factory may give), then ``batch_sources``, ``ahead``
+and ``rank_slices`` (how a rank comes by its part).  Factories for demonstrations are called by their names here:
 ``halopipe.data:digits``.
 """
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halopipe.data.batch_sources import BatchSource
 from halopipe.data.factories import Item, Pair
-from halopipe.data.feeds import BatchSource
 from halopipe.data.sources import bound, tensors_of
 from runtime.pipeline.microbatches import Batch, InputSpecs
 
@@ -36,7 +36,7 @@ UNTOLD = (
 
 
 class AheadSource:
-    """A feed whose next batch is taken, and told to whoever prepares it, before the one before is used.
+    """A source whose next batch is taken, and told to whoever prepares it, before the one before is used.
 
     Its position is that behind the batch last given, so that a run that goes on reads the next one again.
 
@@ -44,25 +44,25 @@ class AheadSource:
         expect: is told the batch behind the one that is given.
     """
 
-    def __init__(self, feed: BatchSource, expect: Callable[[Batch], None]) -> None:
-        self._feed, self._expect = feed, expect
-        self.position, self.agreement = feed.position, feed.agreement
+    def __init__(self, source: BatchSource, expect: Callable[[Batch], None]) -> None:
+        self._source, self._expect = source, expect
+        self.position, self.agreement = source.position, source.agreement
         self._next: tuple[Batch | None, Any] | None = None
 
     def take(self) -> Batch | None:
         is_first = self._next is None
-        batch, self.position = self._next or self._taken()
+        batch, self.position = self._next or self._read_next()
         if batch is None:
             return None
         if is_first:
             self._expect(batch)
-        self._next = self._taken()
+        self._next = self._read_next()
         if self._next[0] is not None:
             self._expect(self._next[0])
         return batch
 
-    def _taken(self) -> tuple[Batch | None, Any]:
-        return self._feed.take(), self._feed.position
+    def _read_next(self) -> tuple[Batch | None, Any]:
+        return self._source.take(), self._source.position
 
 
 @dataclass(slots=True)

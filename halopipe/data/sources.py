@@ -78,6 +78,17 @@ class ExampleData:
             yield self.pair
 
 
+def _drawn(iterator: Iterator[Any], seed: int, start: Position) -> Iterator[Any]:
+    """The batches of an epoch from ``start`` on; what each draws depends on its number and the epoch alone."""
+    for number in count():
+        with drawing(seed, start.epoch, number):
+            item = next(iterator, _END)
+        if item is _END:
+            return
+        if number >= start.batches:
+            yield item
+
+
 class StreamData:
     """An iterator: one epoch; asked again, the factory is called again."""
 
@@ -92,13 +103,7 @@ class StreamData:
         with self._form.told():
             iterator = self._make() if self._first is None else self._first
             self._first = None
-            for number in count():
-                with drawing(self._seed, start.epoch, number):
-                    item = next(iterator, _END)
-                if item is _END:
-                    return
-                if number >= start.batches:
-                    yield self._form.item(item)
+            yield from map(self._form.item, _drawn(iterator, self._seed, start))
 
 
 class LoaderData:
@@ -110,7 +115,7 @@ class LoaderData:
     repeats = True
 
     def __init__(self, loader: Iterable[Any], seed: int, form: BatchPytree, global_batch: int) -> None:
-        self._found, self._seed, self._form = loader, seed, form
+        self._loader, self._seed, self._form = loader, seed, form
         self.origin = f"{form.call} gave batches in epochs ({type(loader).__name__})"
         self.length = self._samples(global_batch)
 
@@ -118,19 +123,11 @@ class LoaderData:
         with self._form.told():
             self._begin(start.epoch)
             with drawing(self._seed, start.epoch):
-                iterator = iter(self._found)
-            number = 0
-            while True:
-                with drawing(self._seed, start.epoch, number):
-                    item = next(iterator, _END)
-                if item is _END:
-                    return
-                number += 1
-                if number > start.batches:
-                    yield self._form.item(item)
+                iterator = iter(self._loader)
+            yield from map(self._form.item, _drawn(iterator, self._seed, start))
 
     def _samples(self, global_batch: int) -> int:
-        loader = self._found
+        loader = self._loader
         if not isinstance(loader, DataLoader) or loader.drop_last or loader.batch_size != global_batch:
             return 0
         try:
@@ -139,7 +136,7 @@ class LoaderData:
             return 0
 
     def _begin(self, epoch: int) -> None:
-        loader: Any = self._found
+        loader: Any = self._loader
         batches = getattr(loader, "batch_sampler", None)
         owners: tuple[Any, ...] = loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)
         for owner in {id(each): each for each in (*owners, getattr(loader, "dataset", None))}.values():

@@ -12,7 +12,7 @@ The script builds the whole model in every process, under the same seed; a rank 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.launch.job_environment import JobRank, job_rank
 from halopipe.launch.torchrun import job_stores
 from halopipe.planning.measure import no_model
@@ -37,7 +36,7 @@ from halopipe.training.optimizer_spec import (
 from halopipe.training.rank import JobConfig, Load, open_rank
 from halopipe.training.rank_device import DEVICES
 from halopipe.training.script_values import ScriptValues
-from halopipe.training.session import Execution, Tensors
+from halopipe.training.session import Execution, Tensors, users_module
 from halopipe.training.single_device import parameters_of
 from halopipe.training.watched_steps import KeptModel, WatchedSteps
 from planner.ir.errors import UsageError
@@ -96,10 +95,10 @@ def execute(
     require_optimizer(optimizer)
     job = _job(plan)
     rank = job.rank_of(plan.decision)
-    terms, device, check = terms_of_script(plan, optimizer, options)
+    config, device, check = job_config_of_script(plan, optimizer, options)
     store, board = job_stores(job.rank, job.num_ranks)
     execution = joined(
-        terms, rank, store, board, lambda: loaded_of_script(plan, model, loss_fn, example), device, check=check
+        config, rank, store, board, lambda: loaded_of_script(plan, model, loss_fn, example), device, check=check
     )
     execution.values = ScriptValues(owners(model, loss_fn), loss_fn) if isinstance(model, nn.Module) else None
     return execution
@@ -115,10 +114,10 @@ def require_optimizer(optimizer: object) -> None:
         )
 
 
-def terms_of_script(
+def job_config_of_script(
     plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, options: ScriptOptions
 ) -> tuple[JobConfig, str | torch.device, bool]:
-    """What a script asks for: the terms, the device, and whether the first step is compared with one device.
+    """What a script asks for: the job's config, the device, and whether the first step is compared with one device.
 
     Raises:
         UsageError: an option is out of its limits, or they do not go together.
@@ -134,7 +133,7 @@ def terms_of_script(
     if isinstance(optimizer, torch.optim.Optimizer) and schedule is not None and not isinstance(schedule, LRScheduler):
         schedule = schedule(optimizer)  # once: the stages follow it
     check = chosen["check_first_step"]
-    terms = JobConfig(
+    config = JobConfig(
         plan,
         _maker(plan, optimizer, schedule),
         schedule,
@@ -153,11 +152,11 @@ def terms_of_script(
         },
         OnNan(chosen["on_nan"]),
     )
-    return terms, _device(chosen["device"]), check
+    return config, _device(chosen["device"]), check
 
 
 def joined(
-    terms: JobConfig,
+    config: JobConfig,
     rank: int,
     store: Store,
     board: Store | StatusStore,
@@ -170,18 +169,17 @@ def joined(
     """One rank of a plan, once all are there; see :func:`halopipe.training.rank.open_rank`."""
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(
-            open_rank(terms, rank, store, board, device=device, is_metered=False, local_rank=local_rank)
+            open_rank(config, rank, store, board, device=device, is_metered=False, local_rank=local_rank)
         )
         prepared = own.prepare(load)
-        followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
+        followed = config.optimizer if isinstance(config.optimizer, Followed) else None
         if followed is not None:
             followed.recognise(parameters_of(prepared.model, prepared.captured))
-        kept = KeptModel.of(terms, prepared, check=check) if rank == 0 else None  # before parameters are moved
+        kept = KeptModel.of(config, prepared, check=check) if rank == 0 else None  # before parameters are moved
         opened = own.open(prepared)
-        watched = WatchedSteps(terms, own.place, opened, kept) if check else None
-        user = _users(prepared.model.module)
+        watched = WatchedSteps(config, own.context, opened, kept) if check else None
         leave = stack.pop_all().close
-        return Execution(opened, user, leave, terms, own.place.activity, prepared.model.batch, watched)
+        return Execution(opened, prepared.model, leave, config, watched)
 
 
 def _job(plan: Plan) -> JobRank:
@@ -210,7 +208,7 @@ def loaded_of_script(
     own = cast("TrainedLoss", made.loss_fn)  # of what a factory gives, ``load_model`` makes one
     function = own.function if loss_fn is None else loss_fn
     if example is not None:
-        return _of_example(_users(made.module), example, None if function is own_loss else function)
+        return _of_example(users_module(made.module), example, None if function is own_loss else function)
     if model is not None and made.clouds is not None:
         prepared: Any = made.module
         model = type(prepared)(model, prepared.recipe)
@@ -220,11 +218,6 @@ def loaded_of_script(
 def _of_example(model: nn.Module, example: Any, loss_fn: Callable[..., Any] | None) -> LoadedModel:
     has_targets = example[1] is not None and not (isinstance(example[1], (tuple, list)) and not example[1])
     return model_of("the example", (model, example if loss_fn is not None or has_targets else example[0], loss_fn))
-
-
-def _users(module: nn.Module) -> nn.Module:
-    """The user's own module."""
-    return module.user_module if isinstance(module, PreparedNetwork) else module
 
 
 def _maker(plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, scheduler: Any) -> MakeOptimizer:
@@ -279,13 +272,10 @@ def _device(asked: str | torch.device) -> str | torch.device:
 def _text(asked: object) -> str:
     """What was asked for, such that two ranks that were told the same have the same text."""
     if isinstance(asked, torch.optim.Optimizer):
-        return f"{type(asked).__name__} {[_settings(group) for group in asked.param_groups]}"
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in asked.param_groups]
+        return f"{type(asked).__name__} {settings}"
     if isinstance(asked, LRScheduler):
         return f"{type(asked).__name__}, then {asked.get_last_lr()}"
     if asked is None or isinstance(asked, str):
         return str(asked)
     return f"{getattr(asked, '__module__', '')}.{getattr(asked, '__qualname__', type(asked).__qualname__)}"
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}

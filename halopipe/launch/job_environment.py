@@ -356,7 +356,8 @@ def choose_gloo_interface(environment: MutableMapping[str, str]) -> None:
     master = environment.get("MASTER_ADDR", "")
     if environment.get(GLOO) or not master:
         return
-    interface = interface_towards(master, several_hosts=_spans_hosts(environment))
+    is_spread = environment.get("LOCAL_WORLD_SIZE", "") not in ("", environment.get("WORLD_SIZE"))
+    interface = interface_towards(master, several_hosts=is_spread)
     if interface:
         environment[GLOO] = interface
 
@@ -369,7 +370,3 @@ def is_loopback(address: str) -> bool:
 def _interface_with(address: str) -> str:
     otherwise = "lo" if is_loopback(address) else ""  # 127.0.1.1 is on no list
     return next((name for name, candidate in interfaces().items() if candidate == address), otherwise)
-
-
-def _spans_hosts(environment: Mapping[str, str]) -> bool:
-    return environment.get("LOCAL_WORLD_SIZE", "") not in ("", environment.get("WORLD_SIZE"))

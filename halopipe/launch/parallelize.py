@@ -29,19 +29,20 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from halopipe.data.ahead import Upcoming
-from halopipe.launch.execute import joined, loaded_of_script, require_optimizer, terms_of_script
+from halopipe.launch.execute import job_config_of_script, joined, loaded_of_script, require_optimizer
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.processes import warm_workers, workers_of
-from halopipe.launch.script_module import ScriptModule, Settings, require_no_autocast
+from halopipe.launch.script_module import ScriptModule, require_no_autocast
 from halopipe.launch.script_rank import CLOSE, LOAD, SCRIPT, STATE, Script, until, write
 from halopipe.launch.spawn import titles_of
 from halopipe.launch.torchrun import job_stores
@@ -50,7 +51,7 @@ from halopipe.run_spec.job import job_folder
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.run_spec.result import Score
 from halopipe.terminal import console
-from halopipe.training.rank_device import on_gpus, require_devices, seats_of
+from halopipe.training.rank_device import device_assignments_of, on_gpus, require_devices
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution
 from planner.ir.codec import dumps, loads
@@ -65,6 +66,9 @@ from runtime.monitor.watch import LOOPBACK, SETUP_S, host_store, join_store, run
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
 from runtime.optim.whole_state import WholeState
+
+if TYPE_CHECKING:
+    from cuda_ops._torch import Store
 
 SERVE = "halopipe.launch.worker:serve"
 _PLAN = "script/plan"
@@ -113,8 +117,8 @@ class Parallel:
         self._kept_of = 0
         self._own = None if module is None else ScriptModule(module, loss_fn)
         self._values = None if module is None else ScriptValues(owners(module, loss_fn), loss_fn)
-        terms, device, _ = terms_of_script(plan, optimizer, options or {})
-        self._followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
+        config, device, _ = job_config_of_script(plan, optimizer, options or {})
+        self._followed = config.optimizer if isinstance(config.optimizer, Followed) else None
         rank_options = {**(options or {}), "device": device}
         if isinstance(device, torch.device):
             raise UsageError(
@@ -135,9 +139,9 @@ class Parallel:
             self._hook = self._followed.before_state_dict(self._fetch_kept)
         state = None if module is None or not has_state else state_of(owners(module, loss_fn))
         settings = None if self._own is None or answers else self._own.settings
-        self.ranks = ScriptRanks(
-            plan, optimizer, cast("ScriptOptions", rank_options), state, terms.deadline_s, answers, settings
-        )
+        own_options = cast("ScriptOptions", rank_options)
+        script = Script(plan, optimizer, own_options, state is not None, answers, settings)
+        self.ranks = ScriptRanks(script, state, config.deadline_s)
         self._end = weakref.finalize(self, self.ranks.end)
         try:
             ready = self.ranks.answers()
@@ -192,9 +196,13 @@ class Parallel:
         """Go on with what :meth:`optimizer_state_dict` gave; an optimiser object of the script gets its settings."""
         with unbroken():
             self.num_steps = self.ranks.call("load_optimizer_state_dict", state=dict(state))["num_steps"]
-            self._kept_of = -1
-            if self._followed is not None:
-                self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
+            self._take_settings()
+
+    def _take_settings(self) -> None:
+        """Those of an optimiser object, which the ranks have loaded."""
+        self._kept_of = -1
+        if self._followed is not None:
+            self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
 
     def _require_alike(self) -> None:
         """Raises :class:`UsageError` where the script's module or modes are others than the ranks'."""
@@ -262,9 +270,7 @@ class Parallel:
         with unbroken():
             answer = self.ranks.call(LOAD, folder=str(Path(folder).absolute()), step=step)
             self.num_steps, self._state_of = answer["num_steps"], -1
-            self._kept_of = -1
-            if self._followed is not None:
-                self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
+            self._take_settings()
             if self._own is not None:
                 self._own.known()
         return self.num_steps
@@ -297,32 +303,24 @@ class ScriptRanks:
         folder: for what is too large for the store.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        optimizer: Any,
-        options: ScriptOptions,
-        state: Mapping[str, Any] | None,
-        deadline_s: float,
-        answers: bool,
-        settings: Settings | None = None,
-    ) -> None:
+    def __init__(self, script: Script, state: Mapping[str, Any] | None, deadline_s: float) -> None:
+        plan = script.plan
         self._num_ranks, self._number, self._what = plan.decision.num_ranks, 0, ""
         self._failure: HalopipeError | None = None
         self._is_over = threading.Event()
-        seats = seats_of(plan.decision, options["device"])
-        require_devices(seats, plan.prediction.ranks)
-        if not on_gpus(seats):
+        assignments = device_assignments_of(plan.decision, script.options["device"])
+        require_devices(assignments, plan.prediction.ranks)
+        if not on_gpus(assignments):
             warm_workers()  # by this thread: what another one starts would end with it
         self._stack = ExitStack()
         self.folder = self._stack.enter_context(job_folder())
         self._store, port = host_store()
         self._link = join_store(LOOPBACK, port)
-        write(self.folder / SCRIPT, Script(plan, optimizer, options, port, state is not None, answers, settings))
+        write(self.folder / SCRIPT, replace(script, port=port))
         if state is not None:
             write(self.folder / STATE, state)
-        names = {seat.rank: str(seat.rank) for seat in seats}
-        self._workers = workers = workers_of(self.folder, names, afresh=on_gpus(seats), call=SERVE)
+        names = {assignment.rank: str(assignment.rank) for assignment in assignments}
+        self._workers = workers = workers_of(self.folder, names, afresh=on_gpus(assignments), call=SERVE)
         decision = plan.decision
         waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
 
@@ -471,48 +469,41 @@ def parallelize(
         raise no_model(module)
     require_optimizer(optimizer)
     if job is not None:
-        return _join(own, example, loss_fn, optimizer, plan, profile, make_plan, options, job)
+        if plan is None and job.num_hosts > 1:
+            raise UsageError(
+                "a job on several hosts needs a plan that is there before",
+                [f"the job has {job.num_hosts} hosts"],
+                ["torchrun ... -m halopipe profile, and halopipe plan, first; then plan='plan.json'"],
+            )
+        store, board = job_stores(job.rank, job.num_ranks)
+        if plan is None:
+            made, plan = _plan_of_rank_0(job.rank, store, make_plan)
+            profile = made or profile
+        job.require_size(plan.decision)
+        config, device, check = job_config_of_script(plan, optimizer, options)
+        load = partial(loaded_of_script, plan, own, loss_fn, example)
+        run = joined(config, job.rank_of(plan.decision), store, board, load, device, check=check)
+        run.profile = profile
+        return run
     is_given = plan is not None or profile is not None  # then the module may have been trained since
     if plan is None:
         profile, plan = make_plan()
     return Parallel(own, plan, profile, loss_fn, optimizer, options, has_state=is_given and own is not None)
 
 
-def _join(
-    module: nn.Module | None,
-    example: Any,
-    loss_fn: Callable[..., Any] | None,
-    optimizer: Any,
-    plan: Plan | None,
-    profile: Profile | None,
-    make_plan: Callable[[], tuple[Profile, Plan]],
-    options: ScriptOptions,
-    job: JobRank,
-) -> Execution:
-    """As a rank of torchrun's; where there is no plan, rank 0 makes one for all."""
-    if plan is None and job.num_hosts > 1:
-        raise UsageError(
-            "a job on several hosts needs a plan that is there before",
-            [f"the job has {job.num_hosts} hosts"],
-            ["torchrun ... -m halopipe profile, and halopipe plan, first; then plan='plan.json'"],
-        )
-    store, board = job_stores(job.rank, job.num_ranks)
-    if plan is None:
-        if job.rank == 0:
-            try:
-                profile, plan = make_plan()
-                store.set(_PLAN, dumps(plan))
-            except HalopipeError as error:
-                store.set(_PLAN, write_error(error))
-                raise
-        else:
-            text = store.get(_PLAN).decode()
-            if "halopipe" not in json.loads(text):
-                raise read_error(text)
-            plan = loads(text, Plan)
-    job.require_size(plan.decision)
-    terms, device, check = terms_of_script(plan, optimizer, options)
-    load = partial(loaded_of_script, plan, module, loss_fn, example)
-    run = joined(terms, job.rank_of(plan.decision), store, board, load, device, check=check)
-    run.profile = profile
-    return run
+def _plan_of_rank_0(
+    rank: int, store: Store, make_plan: Callable[[], tuple[Profile, Plan]]
+) -> tuple[Profile | None, Plan]:
+    """The plan that rank 0 makes for all, and on rank 0 its profile."""
+    if rank:
+        text = store.get(_PLAN).decode()
+        if "halopipe" not in json.loads(text):
+            raise read_error(text)
+        return None, loads(text, Plan)
+    try:
+        profile, plan = make_plan()
+        store.set(_PLAN, dumps(plan))
+    except HalopipeError as error:
+        store.set(_PLAN, write_error(error))
+        raise
+    return profile, plan

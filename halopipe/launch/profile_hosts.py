@@ -56,7 +56,7 @@ def profile_hosts(
         store.set(f"host/{job.rank}", f"n{job.host}")
         hosts = tuple(store.get(f"host/{rank}").decode() for rank in range(job.num_ranks))
         core, cluster = core_of(job.local_rank), _cluster(hosts, job)  # before this process takes one core
-        waiting = _RankWait(board, hosts, job.rank > 0)
+        waiting = _HostsWait(board, hosts, job.rank > 0)
         profile = _model(job, hosts, store, waiting, measure) if job.local_rank == 0 else None
         activity.begin("waiting for the others")
         waiting.until(store, [_key(first) for first in _firsts(hosts)])
@@ -105,7 +105,7 @@ def _heard(board: StatusStore, rank: int) -> Iterator[Activity]:
 
 
 @dataclass(slots=True)
-class _RankWait:
+class _HostsWait:
     """Waits for what other ranks write, and sees which of them is gone.
 
     Attributes:
@@ -155,7 +155,7 @@ class _RankWait:
 
 
 def _model(
-    job: JobRank, hosts: tuple[str, ...], store: Store, waiting: _RankWait, measure: Callable[[bool], Profile]
+    job: JobRank, hosts: tuple[str, ...], store: Store, waiting: _HostsWait, measure: Callable[[bool], Profile]
 ) -> Profile:
     """What the model costs here, measured when it is this host's turn."""
     machine = _machine()

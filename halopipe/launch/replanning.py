@@ -11,7 +11,7 @@ model or too little memory, is no loss of its device.  A device that a host has 
 start of the job; under torchrun that is when its host joins.
 
 On one host a launcher asks between its attempts (:meth:`Replanner.decide`).  Ranks of torchrun have no launcher: those
-that came say where they are, rank 0 decides for all (:func:`seated`).
+that came say where they are, rank 0 decides for all (:func:`ranks_assigned`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from halopipe.planning.replan import HeardSpeeds, Replan, is_worth, replan
 from halopipe.run_spec.options import FREE, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress
 from halopipe.terminal import console, units
-from halopipe.training.rank_device import DeviceAssignment, seats_of
+from halopipe.training.rank_device import DeviceAssignment, device_assignments_of
 from planner.ir.cluster import Cluster
 from planner.ir.codec import dump, dumps, from_json, load, loads
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError, UsageError, WorkerDiedError, WorkerError
@@ -197,10 +197,10 @@ class Replanner:
     def _absent(self) -> list[str]:
         """Devices of the first plan that this host has no more, once patience is at its end."""
         end_s = time.monotonic() + self.options.patience_s
-        seats = seats_of(self.first.decision, self.options.device)
+        assignments = device_assignments_of(self.first.decision, self.options.device)
         is_announced = False
         while True:
-            missing = absent(seats, self._cores_before, self.num_cores(), self.num_gpus)
+            missing = absent(assignments, self._cores_before, self.num_cores(), self.num_gpus)
             new = [name for name in missing if name not in self._speeds.planned]
             if not new or time.monotonic() >= end_s:
                 return missing
@@ -221,7 +221,10 @@ class Replanner:
             return
         self._heard_step = at.step
         newest = {each.rank: each.factor for each in at.slow if each.peer is None}
-        devices = {seat.rank: seat.name for seat in seats_of(self.plan.decision, self.options.device)}
+        devices = {
+            assignment.rank: assignment.name
+            for assignment in device_assignments_of(self.plan.decision, self.options.device)
+        }
         for rank, factor in newest.items():
             self._speeds.hear(devices[rank], factor)
         changed = self._speeds.changed()
@@ -265,17 +268,22 @@ def lost_in_succession(losses: Sequence[LostAttempt], gone_after: int) -> set[st
     return set.intersection(*(set(loss.devices) for loss in last))
 
 
-def absent(seats: Sequence[DeviceAssignment], cores_before: int, cores: int, gpus: Callable[[], int]) -> list[str]:
+def absent(
+    assignments: Sequence[DeviceAssignment], cores_before: int, cores: int, gpus: Callable[[], int]
+) -> list[str]:
     """Devices of a plan that this host has no more.
 
     Args:
         cores_before: that it had when the job began; ranks on processors have one each, as far as there are enough.
     """
-    on_cores = [seat.name for seat in seats if seat.gpu is None]
+    on_cores = [assignment.name for assignment in assignments if assignment.gpu is None]
     missing = on_cores[cores:] if cores < cores_before else []
-    on_gpus = [seat for seat in seats if seat.gpu is not None]
+    on_gpus = [assignment for assignment in assignments if assignment.gpu is not None]
     there = gpus() if on_gpus else 0
-    return [*missing, *(seat.name for seat in on_gpus if seat.gpu is not None and seat.gpu >= there)]
+    return [
+        *missing,
+        *(assignment.name for assignment in on_gpus if assignment.gpu is not None and assignment.gpu >= there),
+    ]
 
 
 def replanner(plan: Plan, profile: Profile | None, options: RunOptions) -> Replanner | None:
@@ -296,7 +304,7 @@ def replanner(plan: Plan, profile: Profile | None, options: RunOptions) -> Repla
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
+class RankAssignment:
     """Who does what in a job that torchrun started.
 
     Attributes:
@@ -308,7 +316,7 @@ class Seating:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class ArrivedRank:
     """Where a rank of a job is: the number and name of its host, and its number there."""
 
     rank: int
@@ -317,7 +325,7 @@ class Came:
     local_rank: int
 
 
-def seated(job: JobRank, store: Store, own: Replanner) -> Seating:
+def ranks_assigned(job: JobRank, store: Store, own: Replanner) -> RankAssignment:
     """The plan for the ranks that came, the same on all of them.
 
     Raises:
@@ -329,18 +337,18 @@ def seated(job: JobRank, store: Store, own: Replanner) -> Seating:
 
     def settle() -> str:
         places = [json.loads(store.get(f"place/{rank}").decode()) for rank in range(job.num_ranks)]
-        seating = _settled(own, [Came(rank, *place) for rank, place in enumerate(places)])
+        seating = _assigned(own, [ArrivedRank(rank, *place) for rank, place in enumerate(places)])
         return json.dumps([dumps(seating.plan), list(seating.rank_of.items())])
 
     text, pairs = json.loads(said_by_rank_0(store, "seats", job.rank, settle))
     own.plan = loads(text, Plan)
-    return Seating(own.plan, dict(pairs))
+    return RankAssignment(own.plan, dict(pairs))
 
 
-def _settled(own: Replanner, arrivals: Sequence[Came]) -> Seating:
+def _assigned(own: Replanner, arrivals: Sequence[ArrivedRank]) -> RankAssignment:
     """Rank 0's word: the first plan where all of its devices came, else another one."""
     decision, cluster = own.first.decision, own.profile.cluster
-    hosts: dict[int, list[Came]] = {}
+    hosts: dict[int, list[ArrivedRank]] = {}
     for each in sorted(arrivals, key=lambda each: (each.host, each.local_rank)):
         hosts.setdefault(each.host, []).append(each)
     names = [ranks[0].name for ranks in hosts.values()]
@@ -353,7 +361,7 @@ def _settled(own: Replanner, arrivals: Sequence[Came]) -> Seating:
         for each, device in zip(ranks, devices, strict=False)
     }
     left = set(device_of.values())
-    used = [seat.name for seat in seats_of(decision) if seat.name]
+    used = [assignment.name for assignment in device_assignments_of(decision) if assignment.name]
     if left.issuperset(used):
         plan = own.first
         if path is not None and len(set(names)) == len(names):
@@ -368,13 +376,13 @@ def _settled(own: Replanner, arrivals: Sequence[Came]) -> Seating:
             time.sleep(own.options.patience_s)  # torchrun ends this rank where they join meanwhile
         plan = own.change(speeds)
     rank_with = {device: rank for rank, device in device_of.items()}
-    rank_of = {rank_with[seat.name]: seat.rank for seat in seats_of(plan.decision)}
+    rank_of = {rank_with[assignment.name]: assignment.rank for assignment in device_assignments_of(plan.decision)}
     idle = [rank for rank in range(len(arrivals)) if rank not in rank_of]
     if idle:
         own.say(
             f"{units.count(len(idle), 'rank')} of the job {'has' if len(idle) == 1 else 'have'} nothing to do: {idle}"
         )
-    return Seating(plan, rank_of)
+    return RankAssignment(plan, rank_of)
 
 
 def _known_hosts(path: Path | None) -> dict[str, str]:
@@ -397,8 +405,8 @@ def devices_there(
         hosts: name and number of ranks, in the job's order.
         host_names: the plan's host by a host's name, as far as that is known.
     """
-    seats = seats_of(decision)
-    used = {name: [seats[rank].name for rank in ranks] for name, ranks in ranks_by_host(decision).items()}
+    assignments = device_assignments_of(decision)
+    used = {name: [assignments[rank].name for rank in ranks] for name, ranks in ranks_by_host(decision).items()}
     if len(hosts) == 1 < len(used) and hosts[0][1] > max(map(len, used.values())):
         return [[name for names in used.values() for name in names][: hosts[0][1]]]
     for device in cluster.devices:

@@ -27,11 +27,11 @@ from typing import TypeVar
 
 from halopipe.launch.combine import nothing_left
 from halopipe.launch.spawn import spawn
-from halopipe.run_spec.job import AttemptRecord, EventLog, cleared, job_folder, journal_path
+from halopipe.run_spec.job import AttemptRecord, EventLog, cleared, event_log_path, job_folder
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult, Saves, Score
 from halopipe.terminal import units
-from halopipe.training.resuming import ResumePoint, settled
+from halopipe.training.resuming import ResumePoint, resume_point
 from planner.ir.codec import from_json, plain
 from planner.ir.errors import (
     CheckpointError,
@@ -189,7 +189,7 @@ class _Supervisor:
     history: History = field(default_factory=History)
 
     def run(self) -> RunResult:
-        start = settled(self.plan, self.options)
+        start = resume_point(self.plan, self.options)
         self.history.began_anew = not start.options.resume
         while True:
             for line in start.skipped if self.losses else start.lines:
@@ -222,7 +222,7 @@ class _Supervisor:
             HalopipeError: there is to be none.
         """
         self.history.lost_s = time.time()
-        start = settled(self.plan, replace(self.options, resume=IF_ANY), began_anew=self.history.began_anew)
+        start = resume_point(self.plan, replace(self.options, resume=IF_ANY), began_anew=self.history.began_anew)
         num_done = self.history.num_done(start)
         cleared(self.folder)
         ranks = tuple(rank for rank in error.ranks if rank >= 0)
@@ -277,7 +277,7 @@ class EventLogs:
         self._history, self._error = self.folder / "history.json", self.folder / "error.json"
         self.history, self._is_begun = History(), False
 
-    def settled(self, plan: Plan, options: RunOptions) -> ResumePoint:
+    def resume_point(self, plan: Plan, options: RunOptions) -> ResumePoint:
         """Where this attempt begins; rank 0 asks, before the others write anything.
 
         Raises:
@@ -285,14 +285,14 @@ class EventLogs:
         """
         kept, self._is_begun = _read(self._history, _JobRecord), True
         if kept.job != self._job:
-            start = settled(plan, options)
+            start = resume_point(plan, options)
             self.history = History(not start.options.resume)
         else:
             self.history, done, end = kept.history, AttemptRecord.read(self.folder), _read(self._error, _End)
             self.history.note(done)
             self.history.saves = self.history.saves.then(done.saves)
             self.history.lost_s = end.at_s or time.time()
-            start = settled(plan, options, began_anew=self.history.began_anew)
+            start = resume_point(plan, options, began_anew=self.history.began_anew)
             ended = end.error or f"ranks were lost after step {self.history.num_done(start)}"
             self.history.restarted(start, ended, end.code, end.ranks)
         with contextlib.suppress(OSError, MissingFileError):  # as on a full disk: the next attempt tells its own steps
@@ -304,10 +304,10 @@ class EventLogs:
             write_text(self._history, json.dumps(plain(_JobRecord(self._job, self.history))))
         return start
 
-    def journal(self, rank: int) -> EventLog | None:
+    def event_log(self, rank: int) -> EventLog | None:
         """Of a rank of this attempt, once rank 0 has asked where it begins; None where none can be written."""
         try:
-            return EventLog(journal_path(self.folder, rank))
+            return EventLog(event_log_path(self.folder, rank))
         except OSError:
             return None
 

@@ -16,7 +16,7 @@ from halopipe.launch.processes import warm_workers
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from halopipe.training.check_options import require_consistent
-from halopipe.training.rank_device import on_gpus, seats_of
+from halopipe.training.rank_device import device_assignments_of, on_gpus
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 
@@ -67,7 +67,7 @@ def run_plan(
     if replanner is not None:
         replanner.require_restarts()
         progress = replanner.watching(progress)
-    if not on_gpus(seats_of(plan.decision, options.device)):
+    if not on_gpus(device_assignments_of(plan.decision, options.device)):
         warm_workers()
     from halopipe.launch.restart import supervised  # loads torch
     from runtime.checkpoint.lock import held

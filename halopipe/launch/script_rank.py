@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops._torch import PrefixStore
-from halopipe.launch.execute import joined, terms_of_script
+from halopipe.launch.execute import job_config_of_script, joined
 from halopipe.launch.script_module import Settings, require_planned
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.serving.rank_loop import serve_stream
@@ -52,19 +52,19 @@ class Script:
     Attributes:
         optimizer: text, a function, or the description of an optimiser object; None: the plan's.
         options: as of ``hp.execute``.
-        port: of the script's store.
         has_state: whether the ranks begin with other weights than the model is loaded with.
         answers: whether they are to answer a stream.
         settings: of the script's module, which is to be as it was planned; None: there is none.
+        port: of the script's store, once there is one.
     """
 
     plan: Plan
     optimizer: Any
     options: ScriptOptions
-    port: int
     has_state: bool
     answers: bool = False
     settings: Settings | None = None
+    port: int = 0
 
 
 def serve(folder: Path, rank: int) -> None:
@@ -82,9 +82,9 @@ def serve(folder: Path, rank: int) -> None:
     optimizer = script.optimizer
     if isinstance(optimizer, Described):
         optimizer = optimizer.made(named_parameters(model.owners))
-    terms, device, check = terms_of_script(script.plan, optimizer, script.options)
-    terms = replace(terms, answers=script.answers)
-    with joined(terms, rank, store, board, [model].pop, device, check=check, local_rank=rank) as execution:
+    config, device, check = job_config_of_script(script.plan, optimizer, script.options)
+    config = replace(config, answers=script.answers)
+    with joined(config, rank, store, board, [model].pop, device, check=check, local_rank=rank) as execution:
         number = 0
         statistics = "" if script.answers else statistics_text(script.plan.decision, execution.consumer.graph)
         answer: dict[str, Any] = {"looks_ahead": execution.looks_ahead, "statistics": statistics}

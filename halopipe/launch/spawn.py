@@ -16,7 +16,7 @@ from halopipe.launch.processes import EndedWorker, Processes, workers_of
 from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
-from halopipe.training.rank_device import on_gpus, require_devices, seats_of
+from halopipe.training.rank_device import device_assignments_of, on_gpus, require_devices
 from halopipe.training.save_times import EndRequest
 from planner.ir.errors import EndedError, MissingFileError, WorkerDiedError
 from planner.ir.files import write_text
@@ -40,12 +40,14 @@ def spawn(plan: Plan, options: RunOptions, progress: Progress | None, folder: Pa
     Raises:
         MissingDeviceError: the plan's GPUs are not there.
     """
-    seats = seats_of(plan.decision, options.device)
-    require_devices(seats, plan.prediction.ranks)
+    assignments = device_assignments_of(plan.decision, options.device)
+    require_devices(assignments, plan.prediction.ranks)
     store, port = host_store()
     job = Job(plan, options, folder, port)
     job.write(folder / JOB)
-    workers = workers_of(folder, {seat.rank: str(seat.rank) for seat in seats}, afresh=on_gpus(seats))
+    workers = workers_of(
+        folder, {assignment.rank: str(assignment.rank) for assignment in assignments}, afresh=on_gpus(assignments)
+    )
     with one_device(job):
         results = _watched(job, [workers], store, progress)
     return combine(plan, options, results, progress)
@@ -61,8 +63,8 @@ def one_device(job: Job) -> Iterator[None]:
     if not job.is_compared:
         yield
         return
-    seats = seats_of(job.plan.decision, job.options.device)
-    workers = workers_of(job.folder, {REFERENCE_RANK: REFERENCE}, afresh=on_gpus(seats))
+    assignments = device_assignments_of(job.plan.decision, job.options.device)
+    workers = workers_of(job.folder, {REFERENCE_RANK: REFERENCE}, afresh=on_gpus(assignments))
     if job.options.check_numerics:
         store = HashStore()
         run_workers([workers], {REFERENCE_RANK: "the run on one device"}, store)

@@ -22,13 +22,13 @@ from cuda_ops._torch import PrefixStore
 from cuda_ops.device.host import die_with_parent
 from halopipe.launch.combine import combine, nothing_left
 from halopipe.launch.job_environment import GLOO, JobRank, address_of, choose_gloo_interface, is_loopback
-from halopipe.launch.replanning import Replanner, seated
+from halopipe.launch.replanning import Replanner, ranks_assigned
 from halopipe.launch.restart import EventLogs
 from halopipe.launch.spawn import one_device
 from halopipe.run_spec.job import JOB, EventLog, Job, RankResult, job_folder
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
-from halopipe.training.resuming import settled, settled_by_rank_0
+from halopipe.training.resuming import resume_point, resume_point_by_rank_0
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError, UsageError
 from planner.ir.plan import Plan
 from runtime.checkpoint.lock import held
@@ -68,15 +68,15 @@ def join(
         job_rank.require_size(plan.decision)
     end_with_torchrun()
     store, board = job_stores(job_rank.rank, job_rank.num_ranks)
-    is_writer, journals = bool(options.checkpoint) and job_rank.rank == 0, _journals(options, store)
+    is_writer, event_logs = bool(options.checkpoint) and job_rank.rank == 0, _event_logs(options, store)
     with (
-        _noted(journals if job_rank.rank == 0 else None),
+        _noted(event_logs if job_rank.rank == 0 else None),
         told_to_all(board, job_rank.rank, job_rank.num_ranks),
         held(Path(options.checkpoint)) if is_writer else contextlib.nullcontext(),
         job_folder() as folder,
     ):
-        start = settled_by_rank_0(
-            plan, options, store, job_rank.rank, settled if journals is None else journals.settled
+        start = resume_point_by_rank_0(
+            plan, options, store, job_rank.rank, resume_point if event_logs is None else event_logs.resume_point
         )
         if progress is not None and job_rank.rank == 0:
             for line in start.lines:
@@ -84,27 +84,30 @@ def join(
         options = start.options
         if start.is_end:
             gathered(store, job_rank.rank, job_rank.num_ranks, "done")
-            return _whole(journals, nothing_left(start)) if job_rank.rank == 0 else None
-        seats = None if replanner is None else seated(job_rank, store, replanner)
-        plan = plan if seats is None else seats.plan
-        rank = job_rank.rank_of(plan.decision) if seats is None else seats.rank_of.get(job_rank.rank)
+            return _whole(event_logs, nothing_left(start)) if job_rank.rank == 0 else None
+        assignments = None if replanner is None else ranks_assigned(job_rank, store, replanner)
+        plan = plan if assignments is None else assignments.plan
+        rank = job_rank.rank_of(plan.decision) if assignments is None else assignments.rank_of.get(job_rank.rank)
         job = Job(plan, options, folder)
         job.write(folder / JOB)
         with one_device(job) if rank == 0 else contextlib.nullcontext():
             if rank is None:
-                working = seats.rank_of if seats is not None else ()
+                working = assignments.rank_of if assignments is not None else ()
                 _stand_by(board, job_rank.num_ranks, working, options.deadline_s)
                 text = _IDLE
             else:
-                show, journal = progress if rank == 0 else None, None if journals is None else journals.journal(rank)
-                text = _work(job, rank, job_rank.local_rank, store, board, show, journal).to_json()
+                show, event_log = (
+                    progress if rank == 0 else None,
+                    None if event_logs is None else event_logs.event_log(rank),
+                )
+                text = _work(job, rank, job_rank.local_rank, store, board, show, event_log).to_json()
             texts = gathered(store, job_rank.rank, job_rank.num_ranks, text, options.deadline_s)
     rank_results = (RankResult.from_json(text) for text in texts if text != _IDLE)
     results = sorted(rank_results, key=lambda result: result.rank)
-    return _whole(journals, combine(plan, options, results, None)) if results else None
+    return _whole(event_logs, combine(plan, options, results, None)) if results else None
 
 
-def _journals(options: RunOptions, store: Store) -> EventLogs | None:
+def _event_logs(options: RunOptions, store: Store) -> EventLogs | None:
     """Where attempts of this job tell of themselves; None where they cannot know that they are of one job."""
     run, is_shared = os.environ.get("TORCHELASTIC_RUN_ID", _UNNAMED), _is_torchruns_store()
     if options.resume != IF_ANY or (run == _UNNAMED and not is_shared):
@@ -115,18 +118,18 @@ def _journals(options: RunOptions, store: Store) -> EventLogs | None:
     return EventLogs(Path(options.checkpoint), run)
 
 
-def _whole(journals: EventLogs | None, result: RunResult) -> RunResult:
-    return result if journals is None else journals.whole(result)
+def _whole(event_logs: EventLogs | None, result: RunResult) -> RunResult:
+    return result if event_logs is None else event_logs.whole(result)
 
 
 @contextlib.contextmanager
-def _noted(journals: EventLogs | None) -> Iterator[None]:
+def _noted(event_logs: EventLogs | None) -> Iterator[None]:
     """Has the next attempt know what this one ended by."""
     try:
         yield
     except HalopipeError as error:
-        if journals is not None:
-            journals.ended(error)
+        if event_logs is not None:
+            event_logs.ended(error)
         raise
 
 
@@ -215,7 +218,7 @@ def _work(
     store: Store,
     board: StatusStore,
     progress: Progress | None,
-    journal: EventLog | None,
+    event_log: EventLog | None,
 ) -> RankResult:
     """Work as ``rank``."""
     from halopipe.training.work import work
@@ -225,7 +228,7 @@ def _work(
             latest = (result.loss, result.step_s, activity.slow, activity.left_out)
             progress(RunProgress(step + 1, job.options.steps, *latest))
 
-    return work(job, rank, store, board, after_step=after_step, local_rank=local_rank, journal=journal)
+    return work(job, rank, store, board, after_step=after_step, local_rank=local_rank, event_log=event_log)
 
 
 @contextlib.contextmanager

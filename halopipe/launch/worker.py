@@ -23,7 +23,7 @@ from halopipe.run_spec.job import (
     EventLog,
     Job,
     error_path,
-    journal_path,
+    event_log_path,
     result_path,
 )
 from planner.ir.errors import HalopipeError
@@ -81,12 +81,12 @@ def told(folder: Path, rank: int, do: Callable[[], str], where: str = "") -> int
 
 
 def _reference(job: Job) -> str:
-    from halopipe.training.rank_device import device_of, prepare, seat_of
+    from halopipe.training.rank_device import device_assignment_of, device_of, prepare
     from halopipe.training.single_device import make_reference
 
-    seat = seat_of(job.plan.decision, 0, job.options.device)
-    prepare(seat, job.plan.decision.num_ranks)  # on a core of its own, if there is one
-    make_reference(job, device_of(seat, job.plan.prediction.ranks))
+    assignment = device_assignment_of(job.plan.decision, 0, job.options.device)
+    prepare(assignment, job.plan.decision.num_ranks)  # on a core of its own, if there is one
+    make_reference(job, device_of(assignment, job.plan.prediction.ranks))
     return "{}"
 
 
@@ -106,5 +106,5 @@ def work_as(job: Job, rank: int, after_step: AfterStep = _ignore) -> str:
 
     board = join_store(LOOPBACK, job.port)
     store = PrefixStore("job", join_store(LOOPBACK, job.port))
-    journal = EventLog(journal_path(job.folder, rank)) if job.options.restarts else None
-    return work(job, rank, store, board, after_step=after_step, local_rank=rank, journal=journal).to_json()
+    event_log = EventLog(event_log_path(job.folder, rank)) if job.options.restarts else None
+    return work(job, rank, store, board, after_step=after_step, local_rank=rank, event_log=event_log).to_json()

@@ -50,14 +50,14 @@ def calibrated(profile: Profile, plan: Plan, result: RunResult) -> Profile:
     from planner.costs.observe import observe
 
     on = profile.standing(plan.inputs.request.speeds)
-    measured, machine_speeds = result.measured(plan.prediction), speeds(on, plan.decision, result.lone)
+    measured, machine_speeds = result.measured(plan.prediction), speeds(on, plan.decision, result.isolated_passes)
     machine = machine_of(profile.calibration.corrections) if machine_speeds is None else machine_speeds.corrections
     timelines = result.timed_steps or (result.timeline,)
     observed = observe(on, plan.decision, timelines, measured.step_s, measured.spread, machine)
     return with_observation(profile, observed, machine)
 
 
-def teach(
+def calibrate(
     plan: Plan, plan_path: Path, profile_path: Path | None, options: RunOptions, result: RunResult
 ) -> CalibrationUpdate:
     """Appends the run to the profile at ``profile_path``, or to the plan's own where that is found.
@@ -96,7 +96,7 @@ def drift(profile: Profile, plan: Plan, options: RunOptions, result: RunResult) 
 
     if refused(plan, options, result):
         return None
-    stage_speeds = machine.speeds(profile, plan.decision, result.lone)
+    stage_speeds = machine.speeds(profile, plan.decision, result.isolated_passes)
     step_s = result.measured(plan.prediction).step_s
     return (
         None

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -273,6 +273,16 @@ def _schedule(problem: Problem, value: str) -> Problem:
     return replace(problem, schedules=(value,))
 
 
+def _choice(field: str, what: str, names: Sequence[str]) -> Callable[[Problem, str], Problem]:
+    """Sets a field of the problem to one of ``names``."""
+
+    def chosen(problem: Problem, value: str) -> Problem:
+        require_known(what, [value], names)
+        return replace(problem, **{field: value})  # type: ignore[arg-type]  # names of fields that are text
+
+    return chosen
+
+
 def _micro_batch(problem: Problem, value: str) -> Problem:
     size = _integer("micro-batch", value)
     if size > problem.global_batch:
@@ -307,16 +317,6 @@ def _replicas(problem: Problem, value: str) -> Problem:
     return replace(problem, fix=(*problem.fix, Rule("*", "replicas", str(_integer("dp", value)))))
 
 
-def _recompute(problem: Problem, value: str) -> Problem:
-    require_known("way to recompute", [value], RECOMPUTE)
-    return replace(problem, recompute=value)
-
-
-def _shard(problem: Problem, value: str) -> Problem:
-    require_known("way to shard", [value], SHARD)
-    return replace(problem, shard=value)
-
-
 def _zero(problem: Problem, value: str) -> Problem:
     level = _integer("zero", value)
     require_known("level of ZeRO", [str(level)], [str(each) for each in ZERO])
@@ -327,11 +327,6 @@ def _allow(problem: Problem, value: str) -> Problem:
     families = value.split("+")
     require_known("family of dims", families, problems.FAMILIES)
     return replace(problem, allow=tuple(name for name in problems.FAMILIES if name in families))
-
-
-def _objective(problem: Problem, value: str) -> Problem:
-    require_known("objective", [value], OBJECTIVES)
-    return replace(problem, objective=value)
 
 
 def _global_batch(problem: Problem, value: str) -> Problem:
@@ -383,11 +378,11 @@ _CHANGES: Mapping[str, Callable[[Problem, str], Problem]] = {
     "ranks": _ranks,
     "stages": _stages,
     "dp": _replicas,
-    "recompute": _recompute,
-    "shard": _shard,
+    "recompute": _choice("recompute", "way to recompute", RECOMPUTE),
+    "shard": _choice("shard", "way to shard", SHARD),
     "zero": _zero,
     "allow": _allow,
-    "objective": _objective,
+    "objective": _choice("objective", "objective", OBJECTIVES),
     "rate": lambda problem, value: replace(problem, rate_per_s=_number("rate", value)),
     "memory": lambda problem, value: replace(problem, memory_bytes=int(_quantity(value, BYTES))),
     "global-batch": _global_batch,

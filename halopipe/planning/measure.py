@@ -58,7 +58,8 @@ def source_of(
     Raises:
         UsageError: ``model`` is neither text nor a module nor a function that another process could import.
     """
-    is_module = _is_module(model)
+    # where nobody has loaded torch, there is no module
+    is_module = "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module)
     if not is_module and any(each is not None for each in (example, loss_fn, varying)):
         raise UsageError(
             "an example, a loss function and what varies are given beside a module object",
@@ -109,11 +110,6 @@ def local_blocks(asked: str, device: str, num_workers: int) -> int:
     if not asked.isdecimal():
         raise UsageError(f"--local-loss {asked!r} says no number of blocks", [], ["a number, or 'stage'"])
     return int(asked)
-
-
-def _is_module(model: object) -> bool:
-    """Whether it is an ``nn.Module``, none of which there is where nobody has loaded torch."""
-    return "torch" in sys.modules and isinstance(model, sys.modules["torch"].nn.Module)
 
 
 def num_workers(cluster: int | str) -> int:

@@ -141,12 +141,12 @@ def front(
             search.begin((0, THROUGHPUT), (0, MEMORY))
         fastest = search.under(0)
         if fastest is None or num_points == 1:
-            return Front(tuple(search.found), False)
+            return Front(tuple(search.plans), False)
         if num_points:
             search.spread(fastest)
         else:
             search.down(fastest)
-    plans = _undominated(search.found)
+    plans = _undominated(search.plans)
     return Front(plans, search.exhausted and all(plan.search.status == "proven" for plan in plans))
 
 
@@ -164,7 +164,7 @@ class _FrontSearch:
     show: Show | None
     wanted: int
     processes: Jobs
-    found: list[Plan] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
     exhausted: bool = False
     budget: Budget = field(init=False)
     _begun: dict[tuple[int, str], Callable[[], Plan]] = field(init=False, default_factory=dict)
@@ -188,7 +188,7 @@ class _FrontSearch:
         """The best plan under a limit (0: none); None if the search was stopped by hand.  Raises if nothing fits."""
         if self.show is not None:
             below = f"below {units.size(limit_bytes)}" if limit_bytes else "without a limit"
-            self.show(len(self.found), self.wanted, below)
+            self.show(len(self.plans), self.wanted, below)
         try:
             if self.wanted:
                 self.begin((limit_bytes, objective))
@@ -198,10 +198,10 @@ class _FrontSearch:
                     within_s = self.budget.left_s / _UNKNOWN_SEARCHES
                     plan = solve.solve(self._asked(limit_bytes, objective, within_s), self.solver)
         except KeyboardInterrupt:
-            if not self.found:
+            if not self.plans:
                 raise
             return None
-        self.found.append(plan)
+        self.plans.append(plan)
         return None if plan.search.status == "stopped" else plan
 
     def down(self, plan: Plan | None) -> None:
@@ -227,7 +227,7 @@ class _FrontSearch:
         best = self.under(peak_bytes(leanest))
         while best is not None and gaps and not self._enough():
             gaps.sort(key=lambda gap: gap[0] - gap[1])  # the widest first
-            lacking = self.wanted - len(_undominated(self.found))
+            lacking = self.wanted - len(_undominated(self.plans))
             self.begin(*((sum(gap) // 2, THROUGHPUT) for gap in gaps[:lacking]))
             low, high = gaps.pop(0)
             middle = (low + high) // 2
@@ -242,7 +242,7 @@ class _FrontSearch:
         if self.budget.is_over:
             return True
         return bool(self.wanted) and (
-            len(_undominated(self.found)) >= self.wanted or len(self.found) >= 2 * self.wanted + _FEW
+            len(_undominated(self.plans)) >= self.wanted or len(self.plans) >= 2 * self.wanted + _FEW
         )
 
 

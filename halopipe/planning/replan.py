@@ -24,16 +24,17 @@ from halopipe.planning import problem as problems
 from halopipe.planning import solve
 from halopipe.planning.compare import differences
 from halopipe.terminal import units
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision, Plan, status_of
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, Problem
 from planner.ir.profile import Profile
-from planner.solvers.candidates.candidate import Candidate, Recomputes, group_shares
+from planner.solvers.candidates.candidate import group_shares
 
 if TYPE_CHECKING:
-    from planner.solvers.candidates.candidate import Candidate
+    from planner.costs.candidate import Candidate
 
 TIME_LIMIT_S = 20.0
 """Longest search for another plan: nobody trains meanwhile."""

@@ -133,7 +133,7 @@ def predict_again(plan: Plan, profile: Profile) -> tuple[Prediction, Timeline]:
 
 def ties_of(profile: Profile) -> Ties:
     """Plans of the profile held against one another."""
-    from planner.costs.cost_model import PriceBook
+    from planner.costs.pricing import Pricing
     from planner.costs.ties import Ties
 
-    return Ties(PriceBook(profile))
+    return Ties(Pricing.of(profile))

@@ -17,16 +17,16 @@ from planner.ir.files import read_text, write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from planner.transformers import (
-    Choice,
-    Cluster,
-    Found,
+    BestDegrees,
+    DegreesSpace,
     Fusion,
+    GpuCluster,
+    ParallelDegrees,
     Pools,
+    PricedDegrees,
     Recompute,
     Sends,
-    Space,
     Transformer,
-    Ways,
     named_cluster,
     named_transformer,
     pools_of,
@@ -38,7 +38,7 @@ from planner.transformers.search import TIE
 from planner.transformers.step import BUBBLE, GRADIENTS, SENDS
 
 if TYPE_CHECKING:
-    from planner.solvers.candidates.candidate import Candidate
+    from planner.costs.candidate import Candidate
 
 _MOST_BYTES = 16 * 2**20
 _FULL = 0.9
@@ -50,15 +50,15 @@ class WaysReport:
     """What was found, for people and for programs."""
 
     shape: Transformer
-    cluster: Cluster | Pools
+    cluster: GpuCluster | Pools
     devices: int
     global_batch: int
-    found: Found
+    sweep: BestDegrees
     price_per_hour: float = 0.0
 
     def data(self) -> dict[str, Any]:
         """The answer as plain data; the file that ``-o`` writes."""
-        sweep = self.found
+        sweep = self.sweep
         return {
             "transformer": dataclasses.asdict(self.shape),
             "cluster": self.cluster.name,
@@ -80,7 +80,7 @@ class WaysReport:
         """:meth:`data` as a file."""
         write_text(path, json.dumps(self.data(), indent=1) + "\n")
 
-    def _choice(self, choice: Choice) -> dict[str, Any]:
+    def _choice(self, choice: PricedDegrees) -> dict[str, Any]:
         prediction, memory = choice.prediction, choice.prediction.memory
         return {
             "ways": dataclasses.asdict(choice.ways),
@@ -95,16 +95,16 @@ class WaysReport:
             **({"dollars_per_step": self._dollars(choice)} if self.price_per_hour else {}),
         }
 
-    def _dollars(self, choice: Choice) -> float:
+    def _dollars(self, choice: PricedDegrees) -> float:
         return self.price_per_hour * self.devices * choice.prediction.step.seconds / 3600
 
     def render(self) -> str:
         """For people."""
-        best = self.found.best
+        best = self.sweep.best
         step = best.prediction.step
         cluster = self.cluster
         devices = f"{cluster.device} ({cluster.name})"
-        if isinstance(cluster, Cluster):
+        if isinstance(cluster, GpuCluster):
             devices = f"{self.devices} {cluster.device} ({cluster.name}, {cluster.per_host} a host)"
         rate = best.prediction.model_flop_per_s(self.shape, self.global_batch, self.devices) / 1e12
         step_text = units.seconds_within(step.seconds, step.low, step.high)
@@ -133,20 +133,20 @@ class WaysReport:
         return "\n".join(lines)
 
     def _spent(self) -> str:
-        best = self.found.best.prediction
+        best = self.sweep.best.prediction
         shares = sorted(best.parts.items(), key=lambda item: -item[1])
         texts = [f"{what} {100 * seconds / best.step.seconds:.0f} %" for what, seconds in shares]
         return ", ".join(text for text in texts if not text.endswith(" 0 %"))
 
-    def _memory(self, choice: Choice) -> str:
+    def _memory(self, choice: PricedDegrees) -> str:
         memory, gib = choice.prediction.memory, 2**30
         parts = (("state", memory.state), ("activations", memory.activations), ("one pass", memory.working))
         breakdown = ", ".join(f"{what} {size / gib:.1f}" for what, size in parts)
-        return f"{memory.total / gib:.1f} of {self.found.usable_bytes / gib:.1f} GiB ({breakdown})"
+        return f"{memory.total / gib:.1f} of {self.sweep.usable_bytes / gib:.1f} GiB ({breakdown})"
 
     def _bound(self) -> str:
         """What another device, link or batch would better."""
-        best, sweep = self.found.best.prediction, self.found
+        best, sweep = self.sweep.best.prediction, self.sweep
         exchanges = sum(best.parts.get(what, 0.0) for what in (EXCHANGE, GRADIENTS, SENDS))
         reasons = {
             "computing": best.step.seconds - exchanges - best.parts[BUBBLE],
@@ -159,7 +159,7 @@ class WaysReport:
         return f"{' and '.join(limits)}; {sweep.num_large} of {sweep.num_ways} ways do not fit"
 
     def _rivals(self) -> list[str]:
-        sweep = self.found
+        sweep = self.sweep
         if not sweep.rivals:
             return []
         first = sweep.best.prediction.step.seconds
@@ -173,7 +173,7 @@ class WaysReport:
         return [tables.table(head, rows), f"  (tie: within {100 * TIE:.0f} %, which the model cannot tell apart)", ""]
 
     def _proof(self) -> str:
-        sweep = self.found
+        sweep = self.sweep
         proof = "no way is better" if sweep.gap <= 0 else f"no way is better by more than {100 * sweep.gap:.2g} %"
         simulated = f"{sweep.num_simulated} simulated, the others bounded or too large"
         return f"  {proof} by this model: {sweep.num_ways} ways, {simulated}"
@@ -235,7 +235,7 @@ def plan_by(
     return heuristic_plan(evaluator, evaluated, "ways", f"as asked for: {ways}")
 
 
-def _require_room(profile: Profile, ways: Ways, micro_batch: Sequence[int]) -> None:
+def _require_room(profile: Profile, ways: ParallelDegrees, micro_batch: Sequence[int]) -> None:
     """Raises :class:`UsageError` where the cluster has too few devices, or micro-batches of another size are wanted."""
     available = len(profile.cluster.devices)
     if ways.devices > available:
@@ -253,9 +253,9 @@ def _require_room(profile: Profile, ways: Ways, micro_batch: Sequence[int]) -> N
         )
 
 
-def _candidate(profile: Profile, ways: Ways, count: int) -> Candidate:
+def _candidate(profile: Profile, ways: ParallelDegrees, count: int) -> Candidate:
     """What the way makes of the network, in ``count`` micro-batches."""
-    from planner.solvers.candidates.candidate import Candidate, Recomputes
+    from planner.costs.candidate import Candidate, Recomputes
     from planner.transformers.placement import degree_of, groups_of, placements, schedule_of
 
     size, placed = ways.micro_batch * ways.data, placements(profile.graph, ways)
@@ -282,7 +282,7 @@ def _candidate(profile: Profile, ways: Ways, count: int) -> Candidate:
     )
 
 
-def ways_of(text: str) -> Ways:
+def ways_of(text: str) -> ParallelDegrees:
     """A way by the names of its parts; those that are not given are 1, or none.
 
     Raises:
@@ -304,10 +304,10 @@ def ways_of(text: str) -> Ways:
     pairs = units.parse_pairs(text, part, "is no part of a way", "tensor=2,pipeline=2")
     parts = {name.replace("-", "_"): value for name, value in pairs.items()}
     units.require_known("schedule of a way", [parts.get("schedule", "1f1b")], ["1f1b", "gpipe"])
-    return Ways(**parts)
+    return ParallelDegrees(**parts)
 
 
-def read(path: Path) -> tuple[Transformer, Ways, int]:
+def read(path: Path) -> tuple[Transformer, ParallelDegrees, int]:
     """The transformer, the best ways and the global batch of a file that :meth:`WaysReport.write` wrote.
 
     Raises:
@@ -330,7 +330,7 @@ def read(path: Path) -> tuple[Transformer, Ways, int]:
             "kernels": Fusion,
             **dict.fromkeys(("blocks", "tensors", "pools"), tuple),
         }
-        ways = Ways(**{name: kinds.get(name, _same)(value) for name, value in best.items()})
+        ways = ParallelDegrees(**{name: kinds[name](value) if name in kinds else value for name, value in best.items()})
         shape = Transformer(**node["transformer"])
         ways.check(shape)
         ways.micro_batches(node["global_batch"])
@@ -339,11 +339,7 @@ def read(path: Path) -> tuple[Transformer, Ways, int]:
     return shape, ways, node["global_batch"]
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> Cluster | Pools:
+def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> GpuCluster | Pools:
     """The cluster of a name, or of a cluster file; pools, where that has unlike GPUs or zones.
 
     Args:
@@ -366,7 +362,7 @@ def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> Clust
         pools = pools_of(on, machines)
     else:
         kinds = dict.fromkeys(device.kind for device in machines.devices)
-        sizes = sailor.Network(shape.hidden, shape.heads, shape.vocab, shape.seq)
+        sizes = sailor.SailorNetwork(shape.hidden, shape.heads, shape.vocab, shape.seq)
         times = sailor.layer_times(sailor.read(layers), sizes, kinds)
         pools = pools_of(on, machines, {kind: timed(shape.layers, of) for kind, of in times.items()}, "float32")
     return pools if pools.whole is None or len(pools.pools) > 1 else pools.whole
@@ -417,7 +413,9 @@ def find(
         **({"recompute": (Recompute(recompute),)} if recompute else {}),
         **({"zero": (zero,)} if zero >= 0 else {}),
     }
-    sweep = search(shape, cluster, devices, global_batch, Space(**restrictions), gap=gap, time_limit_s=time_limit_s)
+    sweep = search(
+        shape, cluster, devices, global_batch, DegreesSpace(**restrictions), gap=gap, time_limit_s=time_limit_s
+    )
     return WaysReport(shape, cluster, devices, global_batch, sweep, price_per_hour)
 
 

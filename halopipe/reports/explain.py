@@ -44,7 +44,7 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
     blocks = [headline(plan, prediction), stale(plan.prediction, prediction)]
     if timeline is not None:
         picture = tables.gantt(timeline, plan_files.device_names(plan), width - 2)
-        blocks.append("Step (predicted)\n" + _indented(picture))
+        blocks.append("\n".join(["Step (predicted)", *(f"  {line}" for line in picture.splitlines())]))
     blocks += [
         "\n".join(
             [
@@ -171,10 +171,10 @@ def _unflushed(plan: Plan, profile: Profile, prediction: Prediction) -> str:
     """What a long run without a flush would take, of a schedule that needs none."""
     if plan.decision.schedule not in names() or traits(plan.decision.schedule).synchronous:
         return ""
-    from planner.costs.cost_model import PriceBook
     from planner.costs.predict import unflushed_step_s
+    from planner.costs.pricing import Pricing
 
-    step_s = unflushed_step_s(PriceBook(plan.inputs.as_seen(profile)), plan.decision)
+    step_s = unflushed_step_s(Pricing.of(plan.inputs.as_seen(profile)), plan.decision)
     less = units.percent(1 - step_s / prediction.step_s)
     return f"Without the flush between steps a step would take {units.seconds(step_s)}, {less} less"
 
@@ -309,7 +309,11 @@ def stage_table(rows: tuple[StageRow, ...]) -> tuple[list[str], list[list[str]]]
         ]
         if has_costs:
             sends = [f"{units.size(h.forward_bytes)} to stage {h.dst}" for h in row.sends or ()]
-            line += [_time(row.forward_s), _time(row.backward_s), units.size(row.parameter_bytes or 0)]
+            line += [
+                units.known_seconds(row.forward_s),
+                units.known_seconds(row.backward_s),
+                units.size(row.parameter_bytes or 0),
+            ]
             line.append(", ".join(sends) or "nothing")
         cells.append(line)
     return header, cells
@@ -419,7 +423,7 @@ def alternative_table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     cells = [
         [
             other.name,
-            _time(other.step_s),
+            units.known_seconds(other.step_s),
             "–" if other.peak_bytes is None else units.size(other.peak_bytes),
             other.why_not,
         ]
@@ -441,13 +445,5 @@ def _measured(measured: Measured, prediction: Prediction) -> str:
     return "Measured\n" + tables.table(header, [row]) + "\n" + note
 
 
-def _time(value_s: float | None) -> str:
-    return "–" if value_s is None else units.seconds(value_s)
-
-
 def _titled(title: str, lines: list[str]) -> str:
     return "\n".join([title, *(f"  {line}" for line in lines)]) if lines else ""
-
-
-def _indented(block: str) -> str:
-    return "\n".join(f"  {line}" for line in block.splitlines())

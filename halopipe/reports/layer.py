@@ -12,7 +12,6 @@ from halopipe.terminal import tables, units
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.export.rows import layout_text, tiles_text
-from planner.ir.box import Box
 from planner.ir.constraints import FAMILIES
 from planner.ir.graph import producer
 from planner.ir.plan import Decision, Plan
@@ -116,7 +115,7 @@ class Split:
     is_allowed: bool
 
     @property
-    def words(self) -> str:
+    def layout(self) -> str:
         """Parts by dim."""
         return str(self.rival.option)
 
@@ -133,7 +132,7 @@ class Split:
         """For JSON."""
         rival, option = self.rival, self.rival.option
         return {
-            "layout": self.words,
+            "layout": self.layout,
             "cuts": {dim: list(points) for dim, points in option.cuts},
             "ways": option.ways,
             "margin": option.margin,
@@ -185,7 +184,7 @@ def render(splits: tuple[Split, ...], step_s: float, ranks: int) -> str:
     header = ["layout", "a step", "compute", "messages", "sums", "gradients", "update", "memory", ""]
     cells = [
         [
-            split.words,
+            split.layout,
             *(
                 units.seconds(value)
                 for value in (
@@ -217,14 +216,14 @@ def verdict(splits: tuple[Split, ...], step_s: float) -> list[str]:
     """Which of the layouts wins, by how much, and the runner-up."""
     best, chosen = splits[0], next(split for split in splits if split.rival.is_chosen)
     if len(splits) == 1:
-        return [f"{best.words}: no other way to divide it is known"]
+        return [f"{best.layout}: no other way to divide it is known"]
     second = splits[1]
     less_s = second.rival.total_s - best.rival.total_s
-    lines = [f"{best.words} wins, by {_share(less_s, step_s)}; runner-up {second.words}"]
+    lines = [f"{best.layout} wins, by {_share(less_s, step_s)}; runner-up {second.layout}"]
     if best is not chosen:
         less_s = chosen.rival.total_s - best.rival.total_s
         why = f": {best.note}" if best.note else ", which other micro-batches, stages or layers outweigh"
-        lines.append(f"as planned ({chosen.words}) takes {_share(less_s, step_s)} more than that{why}")
+        lines.append(f"as planned ({chosen.layout}) takes {_share(less_s, step_s)} more than that{why}")
     return lines
 
 
@@ -233,8 +232,8 @@ def data(splits: tuple[Split, ...]) -> dict[str, Any]:
     lead_s = splits[1].rival.total_s - splits[0].rival.total_s if len(splits) > 1 else None
     return {
         "layouts": [split.data() for split in splits],
-        "winner": splits[0].words if splits else None,
-        "runner_up": splits[1].words if len(splits) > 1 else None,
+        "winner": splits[0].layout if splits else None,
+        "runner_up": splits[1].layout if len(splits) > 1 else None,
         "lead_s": lead_s,
     }
 
@@ -265,7 +264,7 @@ def _is_allowed(rival: Rival, allow: tuple[str, ...]) -> bool:
 
 def describe_field(field: ReceptiveField) -> str:
     """What an output reads of each input, by dim: the box; and far from the edges size, stride and offset."""
-    lines = [f"{field.value} {_box_text(field.box)} reads"]
+    lines = [f"{field.value} ({', '.join(map(str, field.box))}) reads"]
     for name, box in field.inputs.items():
         rows = [
             [
@@ -304,10 +303,6 @@ def field_data(field: ReceptiveField) -> dict[str, Any]:
             for name, box in field.inputs.items()
         },
     }
-
-
-def _box_text(box: Box) -> str:
-    return f"({', '.join(map(str, box))})"
 
 
 def parse_box(text: str) -> dict[str, tuple[int, int]]:

@@ -57,12 +57,17 @@ def timeline_cells(
         before, after = (seconds.get(stage, (None, None)) for seconds in times)
         both = zip(("forward", "backward"), before, after, strict=True)
         lines += [(f"stage {stage} {word}", a, b) for word, a, b in both]
-        predicted_parts = _parts(parts[0], of_stage) or _said(rank_predictions, of_stage)
+        predicted_parts = _parts(parts[0], of_stage) or _predicted_parts(rank_predictions, of_stage)
         lines += [
             (f"stage {stage} {word}", a, b) for word, a, b in _beside(predicted_parts, _parts(parts[1], of_stage))
         ]
     cells = [
-        [name, _time(a), _time(b), units.signed_percent(b / a - 1) if a and b is not None else "–"]
+        [
+            name,
+            units.known_seconds(a),
+            units.known_seconds(b),
+            units.signed_percent(b / a - 1) if a and b is not None else "–",
+        ]
         for name, a, b in lines
     ]
     header = ["", "predicted", "measured", "difference"]
@@ -114,13 +119,9 @@ def _parts(by_rank: Mapping[int, Parts], ranks: Sequence[int]) -> Parts | None:
     return mean_parts([by_rank[rank] for rank in ranks]) if by_rank.keys() >= set(ranks) else None
 
 
-def _said(rank_predictions: Sequence[RankPrediction], ranks: Sequence[int]) -> Parts | None:
+def _predicted_parts(rank_predictions: Sequence[RankPrediction], ranks: Sequence[int]) -> Parts | None:
     from planner.costs.simulator.breakdown import Parts, mean_parts
 
     mine = [rank for rank in rank_predictions if rank.rank in ranks]
     parts = [Parts(rank.compute_s, rank.communication_s, rank.bubble_s, rank.idle_s) for rank in mine]
     return mean_parts(parts) if parts else None
-
-
-def _time(value_s: float | None) -> str:
-    return "–" if value_s is None else units.seconds(value_s)

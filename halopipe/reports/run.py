@@ -105,8 +105,8 @@ def report(
     if drift is not None:
         lines += calibration.drift_lines(drift)
     lines += [change.headline() for change in changes]
-    if result.not_lone:
-        lines.append(result.not_lone)
+    if result.why_not_isolated:
+        lines.append(result.why_not_isolated)
     for timeline in (predicted, result.timeline):
         if timeline.spans:
             lines += ["", f"{timeline.source}:", tables.gantt(timeline, plan_files.device_names(plan)), ""]

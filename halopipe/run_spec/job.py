@@ -88,7 +88,7 @@ _PREFIX = "halopipe-job-"
 _OWNER = f"owner-{socket.gethostname()}"
 """The file in a job's folder that is locked while the job runs; other hosts may not see that it is."""
 
-_MOST_JOURNAL_BYTES = 2**30
+_MOST_EVENT_LOG_BYTES = 2**30
 
 NUM_COMPARED = 5
 """Steps that ``check_numerics`` compares."""
@@ -147,7 +147,7 @@ class Job:
         return cls(plan, options, Path(record["folder"]), record["port"])
 
 
-def journal_path(folder: Path, rank: int) -> Path:
+def event_log_path(folder: Path, rank: int) -> Path:
     """Where a rank notes what it has done, for the case that it is lost."""
     return folder / f"journal-{rank}.jsonl"
 
@@ -155,7 +155,7 @@ def journal_path(folder: Path, rank: int) -> Path:
 class EventLog:
     """What a rank has done, a line a step and an evaluation, each written at once; open as long as its process.
 
-    A disk that is full ends the journal, not the rank.
+    A disk that is full ends the log, not the rank.
     """
 
     def __init__(self, path: Path) -> None:
@@ -199,7 +199,7 @@ class AttemptRecord:
 
     @classmethod
     def read(cls, folder: Path) -> AttemptRecord:
-        """What their journals say; a rank has one before any begins its first step."""
+        """What their event logs say; a rank has one before any begins its first step."""
         notes = [_notes(path) for path in folder.glob("journal-*.jsonl")]
         steps = [{note.step: note for note in each if note.step is not None} for each in notes]
         common = sorted(set(steps[0]).intersection(*steps)) if steps else []
@@ -215,7 +215,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """A line of a journal: a step, an evaluation, or what was saved so far."""
+    """A line of an event log: a step, an evaluation, or what was saved so far."""
 
     step: int | None = None
     loss: float | None = None
@@ -229,7 +229,7 @@ def _notes(path: Path) -> list[_Note]:
     """All lines but one that its rank could not write to the end, and what is none of its lines."""
     notes = []
     with contextlib.suppress(OSError):
-        for line in read_plain(path, _MOST_JOURNAL_BYTES).splitlines(keepends=True):
+        for line in read_plain(path, _MOST_EVENT_LOG_BYTES).splitlines(keepends=True):
             if line.endswith(b"\n"):
                 with contextlib.suppress(ValueError):
                     notes.append(from_json(line, _Note))
@@ -293,7 +293,7 @@ class RankResult:
         first_step: steps done before.
         scores: of the evaluations; the same on all ranks.
         trained: whether the steps were training steps.
-        lone: its stages run alone; ``not_lone``: why they were not.
+        isolated_passes: its stages run alone; ``why_not_isolated``: why they were not.
         left_out, slow: as of a :class:`halopipe.run_spec.result.RunResult`; slow ones are known to rank 0.
         saves: its checkpoints.
         kind: of the device that it ran on, in the words of the plan where it means that device.
@@ -314,8 +314,8 @@ class RankResult:
     skipped: str = ""
     data: str = ""
     transport: str = ""
-    lone: tuple[LonePasses, ...] = ()
-    not_lone: str = ""
+    isolated_passes: tuple[LonePasses, ...] = ()
+    why_not_isolated: str = ""
     left_out: tuple[LeftOut, ...] = ()
     slow: tuple[Slow, ...] = ()
     saves: Saves = field(default_factory=Saves)
@@ -349,8 +349,8 @@ class RankResult:
             record["skipped"],
             record["data"],
             record["transport"],
-            tuple(LonePasses(*each.values()) for each in map(_with_tuples, record["lone"])),
-            record["not_lone"],
+            tuple(LonePasses(*each.values()) for each in map(_with_tuples, record["isolated_passes"])),
+            record["why_not_isolated"],
             tuple(LeftOut(**each) for each in record["left_out"]),
             tuple(Slow(**each) for each in record["slow"]),
             Saves(**record["saves"]),

@@ -150,7 +150,7 @@ def _kinds() -> dict[str, Any]:
     kinds = {}
     for name in ASKED:
         option = option_of(name)
-        kinds[name] = _word(option.words) if option.kind == WORD else _KINDS.get(option.kind, hints[name])
+        kinds[name] = _word(option.choices) if option.kind == WORD else _KINDS.get(option.kind, hints[name])
     return kinds
 
 

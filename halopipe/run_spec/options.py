@@ -61,7 +61,7 @@ class OptionSpec:
         kind: ``path``: a file or folder, kept as absolute; ``metrics``: the same, perhaps behind ``tb:``; ``factory``:
             the name of one may begin with a path; ``size``: bytes, written such as ``2GiB``; ``duration``: seconds,
             written such as ``10min``; ``interval``: a number of steps, or text: a duration, or ``auto``; ``word``: a
-            flag (True), which one of ``words`` may follow.
+            flag (True), which one of ``choices`` may follow.
     """
 
     help: str
@@ -72,7 +72,7 @@ class OptionSpec:
     least: float | None = None
     most: float | None = None
     kind: str = ""
-    words: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
 
 
 def option(default: Any, help: str = "", metavar: str = "", panel: str = "", **others: Any) -> Any:
@@ -121,7 +121,7 @@ class RunOptions:
         mtbf_s: seconds between two failures of the whole job, on the average, for ``auto``; 0: what clusters show.
         grace_s: the longest from a SIGTERM to the end of the job; it saves within.
         resume: whatever plan the checkpoint was made under; its seed counts then.  ``auto``: the newest that is
-            sound, and anew where there is none (:func:`halopipe.training.resuming.settled`).
+            sound, and anew where there is none (:func:`halopipe.training.resuming.resume_point`).
         resume_step: of the checkpoint that was settled on; -1: the newest.
         restarts: see :mod:`halopipe.launch.restart`.
         deadline_s: the longest that one rank may wait for another, or do one thing.
@@ -130,7 +130,7 @@ class RunOptions:
         device: empty: the devices that the plan names.
         replan, patience_s, gone_after: see :mod:`halopipe.launch.replanning`.
         lone_passes: ``auto``: of runs of 20 steps and more, at most 5 % of their time
-            (:mod:`halopipe.training.lone_passes`).
+            (:mod:`halopipe.training.isolated_timing`).
         check_first_step: the job ends before its second step where they differ.
         on_nan: see :mod:`runtime.numerics.finite`; ``skip`` needs a schedule that updates at the end of a step.
     """
@@ -172,7 +172,7 @@ class RunOptions:
         "free",
         LOSSES,
         kind=WORD,
-        words=REPLAN,
+        choices=REPLAN,
     )
     patience_s: float = option(
         0.0,
@@ -240,7 +240,7 @@ class RunOptions:
         "auto",
         CHECKPOINTS,
         kind=WORD,
-        words=RESUME,
+        choices=RESUME,
     )
     resume_step: int = option(-1)
     restarts: int = option(

@@ -113,7 +113,7 @@ class RunResult:
         data: what data it was, and how it was asked for.
         transport: that the ranks exchanged by; empty of one rank.
         kinds: of the devices that they ran on, by rank, in the words of the plan where it means them.
-        lone: stages that were run alone; ``not_lone``: why some were not.
+        isolated_passes: stages that were run alone; ``why_not_isolated``: why some were not.
         left_out: updates that were not made, as a loss or gradient was NaN or infinite.
         slow: ranks and links that were found to be slow while the job ran.
         restarts: one for each loss of ranks; losses, seconds and scores are of all attempts, the rest of the last one.
@@ -138,8 +138,8 @@ class RunResult:
     ranks: tuple[RankMeasured, ...] = ()
     data: str = ""
     transport: str = ""
-    lone: tuple[LonePasses, ...] = ()
-    not_lone: str = ""
+    isolated_passes: tuple[LonePasses, ...] = ()
+    why_not_isolated: str = ""
     left_out: tuple[LeftOut, ...] = ()
     slow: tuple[Slow, ...] = ()
     restarts: tuple[Restart, ...] = ()

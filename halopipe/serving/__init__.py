@@ -1,8 +1,8 @@
 """A plan that answers a stream of requests: the ranks' loop, the side of the script, and where requests come from.
 
 Read ``serving`` (what a script sees: submit, answers in order, back-pressure), ``rank_loop`` (what a rank does, and how
-the two talk), ``examples`` (the first answer, compared with one device), then ``feeds`` (files, standard input),
-``http`` and ``command``, which is the verb.
+the two talk), ``examples`` (the first answer, compared with one device), then ``request_sources`` (files, standard
+input), ``http`` and ``command``, which is the verb.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from halopipe.planning import plan_files
-from halopipe.serving import feeds
-from halopipe.serving.feeds import Draining
+from halopipe.serving import request_sources
 from halopipe.serving.options import ServeOptions
+from halopipe.serving.request_sources import Draining
 from halopipe.serving.serving import Serving, open_serving
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
@@ -39,7 +39,9 @@ def serve(path: Path, options: ServeOptions, *, json: bool) -> None:
         console.remark(_LEARNS)
     if options.source is not None and options.to is not None and options.source.is_dir():
         any_file = bool(options.reader)
-        feeds.require_free(options.to, feeds.questions(options.source, any_file=any_file), any_file=any_file)
+        request_sources.require_free(
+            options.to, request_sources.questions(options.source, any_file=any_file), any_file=any_file
+        )
     door = None
     if options.http:
         http = _http()
@@ -67,8 +69,10 @@ def serve(path: Path, options: ServeOptions, *, json: bool) -> None:
                     )
                 http.listen(serving, door, most_bytes, draining)
             else:
-                requests = feeds.patiently(_requests(serving, options, most_bytes, draining), serving, draining)
-                feeds.pump(serving, requests, draining)
+                requests = request_sources.patiently(
+                    _requests(serving, options, most_bytes, draining), serving, draining
+                )
+                request_sources.pump(serving, requests, draining)
             serving.finish()
             if options.save is not None:
                 serving.run.save(options.save)
@@ -83,7 +87,7 @@ def require_fitting(options: ServeOptions) -> None:
             raise UsageError(f"{option} goes with --learn", ["nothing is learnt without it"], [f"leave {option} out"])
     folder, answers = options.source, options.to
     with_folder: dict[str, object] = {"--to": answers, "--reader": options.reader, "--follow": options.follow}
-    feeds.require_one({"--from": folder, "--stdin": options.stdin, "--http": options.http}, with_folder)
+    request_sources.require_one({"--from": folder, "--stdin": options.stdin, "--http": options.http}, with_folder)
     for option, asked in with_folder.items():
         if asked and folder is None:
             named = "--stdin" if options.stdin else "--http"
@@ -94,27 +98,27 @@ def require_fitting(options: ServeOptions) -> None:
         raise UsageError("--from needs a folder for the answers", [], [f"--from {folder} --to FOLDER"])
     if folder is not None and answers is not None and folder.resolve() == answers.resolve():
         raise UsageError("answers would replace requests", [f"both are in {folder}"], ["--to another folder"])
-    if options.stdin and options.stdin not in feeds.FORMATS:
-        formats = ", ".join(feeds.FORMATS)
+    if options.stdin and options.stdin not in request_sources.FORMATS:
+        formats = ", ".join(request_sources.FORMATS)
         raise UsageError(
-            f"standard input brings no {options.stdin!r}", [f"known: {formats}"], [f"--stdin {feeds.JSON}"]
+            f"standard input brings no {options.stdin!r}", [f"known: {formats}"], [f"--stdin {request_sources.JSON}"]
         )
 
 
 def _requests(
     serving: Serving, options: ServeOptions, most_bytes: int, draining: Draining
-) -> Iterator[tuple[Any, Any, feeds.Put]]:
+) -> Iterator[tuple[Any, Any, request_sources.Put]]:
     if options.source is not None and options.to is not None:
-        return feeds.of_folder(
+        return request_sources.of_folder(
             serving, options.source, options.to, options.reader, draining, most_bytes, follow=options.follow
         )
     # Files of its own: a thread that still waits on sys.stdin when the interpreter ends would end it with an abort, and
     # what sys.stdout could not write would be tried again there.
     requests = open(os.dup(sys.stdin.fileno()), "rb")  # noqa: SIM115  # read until the process ends
     answers = open(os.dup(sys.stdout.fileno()), "wb")  # noqa: SIM115  # likewise written
-    if options.stdin == feeds.NPY:
-        return feeds.of_arrays(serving, requests, answers, most_bytes)
-    return feeds.of_lines(serving, requests, answers, most_bytes)
+    if options.stdin == request_sources.NPY:
+        return request_sources.of_arrays(serving, requests, answers, most_bytes)
+    return request_sources.of_lines(serving, requests, answers, most_bytes)
 
 
 def _http() -> Any:

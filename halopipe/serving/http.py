@@ -29,8 +29,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from halopipe.serving import feeds
-from halopipe.serving.feeds import Draining
+from halopipe.serving import request_sources
+from halopipe.serving.request_sources import Draining
 from halopipe.serving.serving import Serving
 from planner.ir.errors import BusyError, HalopipeError, UsageError
 
@@ -114,7 +114,7 @@ class Application:
         if kind not in (ARRAY, TEXT):
             raise RefusedError(415, f"Content-Type is {kind or 'missing'}: {TEXT} or {ARRAY}")
         try:
-            asked = await self._request(headers, receive, feeds.request_of_json if kind == TEXT else _array)
+            asked = await self._request(headers, receive, request_sources.request_of_json if kind == TEXT else _array)
             future = await self._beside(partial(self._serving.submit, block=False), *asked)
             del asked
         except BusyError as error:
@@ -125,7 +125,9 @@ class Application:
             raise RefusedError.of(503 if self._serving.failure is not None else 400, error) from error
         try:
             output = (await asyncio.wrap_future(future)).output
-            return await self._beside(feeds.json_of if kind == TEXT else feeds.array_bytes, output), kind
+            return await self._beside(
+                request_sources.json_of if kind == TEXT else request_sources.array_bytes, output
+            ), kind
         except HalopipeError as error:
             raise RefusedError.of(503 if self._serving.failure is not None else 500, error) from error
         except asyncio.CancelledError:  # the server has waited for long enough
@@ -315,4 +317,4 @@ async def _respond(
 
 
 def _array(serving: Serving, body: bytes, most_bytes: int) -> tuple[Any, Any]:
-    return feeds.array_of(serving, io.BytesIO(body), most_bytes)
+    return request_sources.array_of(serving, io.BytesIO(body), most_bytes)

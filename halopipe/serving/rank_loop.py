@@ -105,7 +105,7 @@ def serve_stream(execution: Execution, arguments: Mapping[str, Any]) -> int:
     stream = execution.stream(learns=arguments["learns"], training=arguments["training"])
     with _joined(arguments["path"]) as link:
         answers = _Answers(execution, stream)
-        link.send_bytes(encoded({"what": READY, "rank": execution.rank, **answers.told}))
+        link.send_bytes(encoded({"what": READY, "rank": execution.rank, **answers.description}))
         return _loop(execution, stream, answers, link)
 
 
@@ -178,7 +178,7 @@ class _Answers:
     """What this rank tells of each request.
 
     Attributes:
-        told: of itself, when it is ready.
+        description: of itself, when it is ready.
     """
 
     def __init__(self, execution: Execution, stream: RequestStream) -> None:
@@ -189,7 +189,7 @@ class _Answers:
         has_loss = rank in decision.stages[decision.layers[producer(graph.loss)].stage].ranks
         self._speaks = any(rank in decision.stages[stage].ranks for stage in stages) or (setting.learns and has_loss)
         specs = [values[value] for value in setting.answers]
-        self.told: dict[str, Any] = {
+        self.description: dict[str, Any] = {
             "answers": self._speaks,
             "reads": list(setting.reads),
             "inputs": described(setting.inputs),

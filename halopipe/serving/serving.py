@@ -48,7 +48,7 @@ from halopipe.serving.rank_loop import (
     short_name,
 )
 from halopipe.terminal.units import require_known
-from planner.ir.box import hull
+from halopipe.training.evaluate import joined
 from planner.ir.errors import BusyError, HalopipeError, MissingFileError, UsageError, WorkerError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Plan
@@ -56,7 +56,7 @@ from planner.ir.profile import Profile
 from profiler import load_model
 from profiler.source.model import LoadedModel
 from runtime.pipeline.microbatches import filled
-from runtime.pipeline.routing import Piece, assemble
+from runtime.pipeline.routing import Piece
 
 _log = logging.getLogger(__name__)
 
@@ -179,12 +179,12 @@ class Serving:
                 raise MissingFileError("no socket can be made in the job's folder", [what], ["TMPDIR=/tmp"]) from None
             door.listen(run.plan.decision.num_ranks)
             run.ranks.begin("stream", path=str(path), learns=learn, training=mode == MODULE)
-            self._links, self._told = self._opened(door)
+            self._links, self._stream_spec = self._opened(door)
         Path(path).unlink()
         self._thread = threading.Thread(target=self._listen, name="answers", daemon=True)
         self._thread.start()
         try:
-            source, stream_spec = run.plan.inputs.model, self._told
+            source, stream_spec = run.plan.inputs.model, self._stream_spec
             dtype = source.autocast or source.dtype
             of_example = (model, stream_spec.inputs, stream_spec.planned, stream_spec.fixed, dtype)
             example = examples.ServedExample.of(*of_example, evaluated=mode != MODULE)
@@ -309,7 +309,7 @@ class Serving:
     @property
     def dtypes(self) -> Mapping[str, torch.dtype]:
         """What the model takes, by the names of the tensors of a request."""
-        specs = self._told.inputs.specs.values()
+        specs = self._stream_spec.inputs.specs.values()
         return {name: getattr(torch, spec.dtype) for name, spec in zip(self._structure.names, specs, strict=False)}
 
     @property
@@ -326,7 +326,7 @@ class Serving:
             values, aims = replace(structure, targets=None).apart(inputs, "the request")
         else:
             values, aims = structure.apart((inputs, targets), "the request")
-        specs = self._told.inputs
+        specs = self._stream_spec.inputs
         names = list(specs.specs)
         tensors = [
             examples.cast(tensor, name, getattr(torch, specs.specs[name].dtype))
@@ -337,23 +337,24 @@ class Serving:
             for name in names[len(tensors) :]
         ]
         rows = specs.rows([*tensors, *missing])
-        shares = filled(rows, self._told.planned)
-        if self._told.fixed and any(count not in (0, self._told.fixed) for count in shares):
+        shares = filled(rows, self._stream_spec.planned)
+        if self._stream_spec.fixed and any(count not in (0, self._stream_spec.fixed) for count in shares):
             raise UsageError(
-                f"a request has {rows} samples, the model was captured for {self._told.fixed} a micro-batch only",
-                [f"the plan's micro-batches: {', '.join(map(str, self._told.planned))}"],
-                [f"requests of a multiple of {self._told.fixed} samples"],
+                f"a request has {rows} samples, the model was captured for {self._stream_spec.fixed} "
+                "a micro-batch only",
+                [f"the plan's micro-batches: {', '.join(map(str, self._stream_spec.planned))}"],
+                [f"requests of a multiple of {self._stream_spec.fixed} samples"],
             )
         return [*tensors, *[None] * len(missing)]
 
     def _send(self, tensors: Sequence[Tensor | None], *, has_targets: bool, is_probe: bool) -> Future[RequestAnswer]:
-        specs = self._told.inputs
+        specs = self._stream_spec.inputs
         names = list(specs.specs)
         rows = examples.rows_of(specs, names, [each for each in tensors if each is not None])
         frames: list[bytes] = []
         made: dict[frozenset[str], bytes] = {}  # ranks that read the same are sent the same: one frame in memory
         for rank in range(len(self._links)):
-            read = self._told.reads[rank]
+            read = self._stream_spec.reads[rank]
             if read in made:
                 frames.append(made[read])
                 continue
@@ -378,7 +379,9 @@ class Serving:
             began_s = time.perf_counter()
             if not is_probe:
                 self.counts.first_s = self.counts.first_s or began_s
-            self._waiting[self._number] = _PendingRequest(future, rows, began_s, is_probe, set(self._told.speakers))
+            self._waiting[self._number] = _PendingRequest(
+                future, rows, began_s, is_probe, set(self._stream_spec.speakers)
+            )
             self._number += 1
             self._tell_all(frames)
         return future
@@ -392,7 +395,7 @@ class Serving:
 
     def _probe(self, batch: Sequence[Tensor]) -> list[Tensor]:
         """The tensors of the output for a batch that leaves no trace."""
-        tensors = [*batch, *[None] * (len(self._told.inputs.specs) - len(batch))]
+        tensors = [*batch, *[None] * (len(self._stream_spec.inputs.specs) - len(batch))]
         output: list[Tensor] = self._send(tensors, has_targets=False, is_probe=True).result().output
         return output
 
@@ -460,7 +463,7 @@ class Serving:
         now_s = time.perf_counter()
         latency_s = now_s - one.began_s
         try:
-            flat = [self._whole(one, len(header["rows"]), *value) for value in self._told.values]
+            flat = [self._whole(one, len(header["rows"]), *value) for value in self._stream_spec.values]
             output = flat if self._output is None or one.is_probe else self._output.filled(flat)
             answer = RequestAnswer(output, one.losses / one.rows if self.learns else None, latency_s)
         except Exception as error:  # noqa: BLE001  # whoever waits must hear of it
@@ -483,14 +486,8 @@ class Serving:
         self, one: _PendingRequest, num_microbatches: int, value: str, dims: tuple[str, ...], dtype: str
     ) -> Tensor:
         """A tensor of the output, of the parts that ranks have of each micro-batch."""
-        parts = []
-        for m in range(num_microbatches):
-            pieces = one.pieces.get((m, value))
-            if pieces:
-                box = pieces[0][0]
-                for part, _ in pieces:
-                    box = hull(box, part)
-                parts.append(assemble(pieces, box, getattr(torch, dtype)))
+        pieces = (one.pieces.get((m, value)) for m in range(num_microbatches))
+        parts = [joined(each, getattr(torch, dtype)) for each in pieces if each]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dims.index(SAMPLE) if SAMPLE in dims else 0)
 
     def _thread_joined(self) -> None:

@@ -50,6 +50,11 @@ def seconds(value_s: float) -> str:
     return f"{value_s:.1e} s"
 
 
+def known_seconds(value_s: float | None) -> str:
+    """As :func:`seconds`; a dash where it is not known."""
+    return "–" if value_s is None else seconds(value_s)
+
+
 _LONG_UNITS = ((86400.0, 48 * 3600.0, "days"), (3600.0, 100 * 60.0, "h"), (60.0, 100.0, "min"))
 
 

@@ -12,9 +12,9 @@ Which one a run goes on from: :mod:`halopipe.training.resuming`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from halopipe.data.sources import Position
 from halopipe.run_spec.options import RunOptions
@@ -24,20 +24,16 @@ from halopipe.terminal.units import AUTO_INTERVAL
 from halopipe.training.rank_device import hosts_of
 from halopipe.training.save_times import EndRequest, SaveTimes
 from planner.ir.codec import fingerprint
-from planner.ir.errors import (
-    CheckpointError,
-    EndedError,
-    HalopipeError,
-)
+from planner.ir.errors import CheckpointError, EndedError, HalopipeError
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision
 from runtime import checkpoint
 from runtime.checkpoint.folders import complete_path
 from runtime.checkpoint.state import Number, RankState, joined
-from runtime.engine import Engine
-from runtime.monitor.activity import Activity
 from runtime.pipeline.executor import NOTHING, SAVE, STOP
-from runtime.transport import Transport
+
+if TYPE_CHECKING:
+    from halopipe.training.rank import OpenedRank
 
 SAVE_S = 600.0
 """Longest time until a checkpoint is on disk."""
@@ -56,9 +52,8 @@ class Checkpoints:
     good checkpoint is still there.  One at the end of the job ends it with the error.
 
     Args:
-        gather: waits for all ranks, however long one of them writes.
+        opened: the rank; its plan and its ranks are those of its consumer.
         seed: of what is drawn.
-        decision: of the plan.
         history: how often the job failed before, and how many seconds it ran.
         end: whether somebody asked this process to end.
 
@@ -69,20 +64,17 @@ class Checkpoints:
     def __init__(
         self,
         options: RunOptions,
-        engine: Engine,
-        graph: Graph,
-        transport: Transport,
-        gather: Callable[[], object],
+        opened: OpenedRank,
         seed: int,
-        decision: Decision,
         history: tuple[int, float],
-        activity: Activity,
         end: EndRequest,
     ) -> None:
+        engine, consumer = opened.engine, opened.consumer
+        transport, decision = consumer.transport, consumer.decision
         self._folder, self._accumulate, self._steps = options.checkpoint, options.accumulate, options.steps
         self._last = engine.num_steps
-        self._engine, self._rank, self._activity, self._end = engine, transport.rank, activity, end
-        self._fingerprints, self._seed, self._decision = fingerprints_of(graph), seed, decision
+        self._engine, self._rank, self._activity, self._end = engine, transport.rank, opened.activity, end
+        self._fingerprints, self._seed, self._decision = fingerprints_of(consumer.graph), seed, decision
         self._times = SaveTimes.of(options, len(set(hosts_of(decision))), *history)
         self._has_history = options.checkpoint_every == AUTO_INTERVAL
         self._saver: checkpoint.BackgroundSaver | None = None
@@ -93,7 +85,7 @@ class Checkpoints:
                 options.checkpoint,
                 transport.rank,
                 transport.world_size,
-                gather,
+                opened.gather,
                 keep=options.keep,
                 deadline_s=SAVE_S,
             )
@@ -190,32 +182,23 @@ class Checkpoints:
         self._activity.tell(text)
 
 
-def save_now(
-    folder: str | Path,
-    engine: Engine,
-    graph: Graph,
-    transport: Transport,
-    gather: Callable[[], object],
-    decision: Decision,
-    *,
-    seed: int,
-    keep: int,
-) -> None:
+def save_now(folder: str | Path, opened: OpenedRank, *, seed: int, keep: int) -> None:
     """Save what all ranks have, each calling this; returns once it is on disk.
 
     Args:
-        gather: waits for all ranks.
         seed: of what is drawn.
         keep: so many checkpoints stay; 0: all.
     """
+    consumer = opened.consumer
+    transport = consumer.transport
     checkpoint.save(
         folder,
-        engine.num_steps,
-        with_numbers(engine.state(), transport.rank, seed, None, numbers_of(decision)),
+        opened.engine.num_steps,
+        with_numbers(opened.engine.state(), transport.rank, seed, None, numbers_of(consumer.decision)),
         transport.rank,
         transport.world_size,
-        gather,
-        fingerprints_of(graph),
+        opened.gather,
+        fingerprints_of(consumer.graph),
         keep=keep,
     )
 

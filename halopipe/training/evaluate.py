@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from halopipe.data.batch_sources import Consumer
 from halopipe.data.factories import failure_of
-from halopipe.data.feeds import Consumer
 from halopipe.run_spec.result import Score
 from planner.ir.box import Box, Interval, hull, whole
 from planner.ir.errors import FactoryError, HalopipeError, UsageError
@@ -265,14 +265,12 @@ def _put_together(pieces: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
         box = tuple(Interval(*ends) for ends in place)
         by_microbatch.setdefault(m, {}).setdefault(number, []).append((box, tensor))
     for _, read in sorted(by_microbatch.items()):
-        yield [_joined(read[number]) for number in sorted(read)]
+        yield [joined(read[number], read[number][0][1].dtype) for number in sorted(read)]
 
 
-def _joined(pieces: list[Piece]) -> Tensor:
-    box = pieces[0][0]
-    for each, _ in pieces:
-        box = hull(box, each)
-    return assemble(pieces, box, pieces[0][1].dtype)
+def joined(pieces: Sequence[Piece], dtype: torch.dtype) -> Tensor:
+    """What pieces of several ranks are together."""
+    return assemble(pieces, reduce(hull, (box for box, _ in pieces)), dtype)
 
 
 def _answers(consumer: Consumer, classes: Classes, evaluation: EvaluationResult) -> tuple[int, int]:

@@ -48,8 +48,8 @@ class FirstStep:
         explain: called on rank 0 where something is wrong.
     """
 
-    terms: JobConfig
-    place: RankContext
+    config: JobConfig
+    context: RankContext
     read: Callable[[], Reference]
     strict: bool
     explain: Explain
@@ -63,25 +63,25 @@ class FirstStep:
         Raises:
             NumericsError: on all ranks, if any of them computes something else.
         """
-        place = self.place
-        place.activity.begin("waiting for the run on one device")
-        place.activity.deadline_s = SETUP_S
-        if place.rank == 0:
-            _publish(place.store, "reference", self.read().to_bytes())
-        place.meet()
-        reference = Reference.from_bytes(_published(place.store, "reference"))
+        context = self.context
+        context.activity.begin("waiting for the run on one device")
+        context.activity.deadline_s = SETUP_S
+        if context.rank == 0:
+            _publish(context.store, "reference", self.read().to_bytes())
+        context.meet()
+        reference = Reference.from_bytes(_published(context.store, "reference"))
         if reference.error:
             raise read_error(reference.error)
         if reference.skipped:
             return reference, ()
-        place.activity.begin("comparing with one device")
+        context.activity.begin("comparing with one device")
         mine, trouble = self._mine(reference, opened, losses)
-        place.store.set(f"compared/{place.rank}", json.dumps(trouble or [plain(each) for each in mine]))
-        place.meet()
-        if place.rank == 0:
-            place.store.set("verdict", self._verdict(reference))
-        place.meet()
-        verdict = place.store.get("verdict").decode()
+        context.store.set(f"compared/{context.rank}", json.dumps(trouble or [plain(each) for each in mine]))
+        context.meet()
+        if context.rank == 0:
+            context.store.set("verdict", self._verdict(reference))
+        context.meet()
+        verdict = context.store.get("verdict").decode()
         if verdict:
             raise read_error(verdict)
         return reference, mine
@@ -100,8 +100,8 @@ class FirstStep:
     def _verdict(self, reference: Reference) -> str:
         """The error as text; empty where there is none."""
         differences: list[Difference] = []
-        for rank in range(self.place.num_ranks):
-            record = json.loads(self.place.store.get(f"compared/{rank}").decode())
+        for rank in range(self.context.num_ranks):
+            record = json.loads(self.context.store.get(f"compared/{rank}").decode())
             if isinstance(record, str):
                 return record
             differences += (Difference(**each) for each in record)
@@ -113,7 +113,7 @@ class FirstStep:
         return ""
 
     def _explained(self, wrong: Sequence[Difference]) -> list[str]:
-        self.place.activity.begin("looking for the layer at which values part")
+        self.context.activity.begin("looking for the layer at which values part")
         try:
             return self.explain(wrong)
         except Exception as error:  # noqa: BLE001 - the verdict is more than its explanation

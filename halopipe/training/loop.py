@@ -11,14 +11,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
 from halopipe.data.ahead import AheadSource
-from halopipe.data.feeds import COMPARING, BatchSource, Consumer
-from halopipe.data.sharded_feed import DataSources
+from halopipe.data.batch_sources import COMPARING, BatchSource, Consumer
+from halopipe.data.shared_source import DataSources
 from halopipe.data.sources import Position, ended
 from halopipe.run_spec.job import Compared, EventLog, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Saves, Score
 from halopipe.terminal import units
-from halopipe.training.lone_passes import Timer
+from halopipe.training.isolated_timing import IsolatedTimer
 from halopipe.training.reference import Reference
 from planner.ir.timeline import LeftOut, Span
 from runtime.engine import Engine, StepResult
@@ -43,22 +43,22 @@ class Loop:
     """The steps of one rank.
 
     Attributes:
-        feed: where it stands is where the run begins.
+        batch_source: where it stands is where the run begins.
         metrics, checkpoints: None where none are asked for.
         activity: told what is done between steps.
         trained: whether the steps are training steps; else they are forward passes in evaluation mode.
         compare: called after the first update with the losses so far, where this rank knows them; gives one device's
             step and this rank's differences from it.
         reference: what it gave.
-        lone: times the stages alone; None: nobody does.
-        journal: where steps and evaluations are noted at once; None: nowhere.
+        isolated_timer: times the stages alone; None: nobody does.
+        event_log: where steps and evaluations are noted at once; None: nowhere.
     """
 
     options: RunOptions
     engine: Engine
     consumer: Consumer
-    supply: DataSources
-    feed: BatchSource
+    data_sources: DataSources
+    batch_source: BatchSource
     metrics: Metrics | None
     checkpoints: Checkpoints | None
     after_step: AfterStep
@@ -66,8 +66,8 @@ class Loop:
     trained: bool = True
     compare: Callable[[Sequence[float]], tuple[Reference, tuple[Compared, ...]]] | None = None
     reference: Reference | None = None
-    lone: Timer | None = None
-    journal: EventLog | None = None
+    isolated_timer: IsolatedTimer | None = None
+    event_log: EventLog | None = None
     _results: list[StepResult] = field(default_factory=list)
     _spans: deque[tuple[int, tuple[Span, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     _scores: list[Score] = field(default_factory=list)
@@ -78,8 +78,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         if self.engine.looks_ahead:
-            self.feed = AheadSource(self.feed, self.engine.expect)
-        self._done = self.feed.position
+            self.batch_source = AheadSource(self.batch_source, self.engine.expect)
+        self._done = self.batch_source.position
 
     def run(self) -> RankResult:
         """All steps from the engine's own number on.
@@ -110,19 +110,19 @@ class Loop:
 
             traces = TorchTraces(options, self.consumer.transport.rank, self.activity, first)
         for number in range(first, options.steps):
-            if self.lone is not None and number == min(first + options.warmup, options.steps - 1):
-                self.lone.before(self.engine, forgets=options.accumulate == 1)
+            if self.isolated_timer is not None and number == min(first + options.warmup, options.steps - 1):
+                self.isolated_timer.before(self.engine, forgets=options.accumulate == 1)
             begun_s = time.perf_counter()
             with nullcontext() if traces is None else traces.around(number + 1):
                 self.activity.begin("waiting for data")
                 with self.engine.between_steps("reading the batch"):
-                    batch = self.feed.take()
+                    batch = self.batch_source.take()
                 if batch is None:
                     raise ended(number)
                 is_traced = traces is not None and traces.traces(number + 1)
                 is_watched = number - first == options.warmup - 1 and not is_traced
                 result = self._step(batch, is_watched=is_watched)
-            self._done = self.feed.position
+            self._done = self.batch_source.position
             if self.checkpoints is not None:
                 self.checkpoints.stepped(time.perf_counter() - begun_s)
             self._note(number, batch, result)
@@ -147,8 +147,8 @@ class Loop:
             self._evaluate()
         if self.checkpoints is not None:
             self._save(self.checkpoints, is_last=True)
-        if self.lone is not None:
-            self.lone.after(self.engine, forgets=options.accumulate == 1)
+        if self.isolated_timer is not None:
+            self.isolated_timer.after(self.engine, forgets=options.accumulate == 1)
 
     def _result(self, first: int, compared: tuple[Compared, ...]) -> RankResult:
         return RankResult(
@@ -164,10 +164,10 @@ class Loop:
             dict(self._memory),
             "" if self.reference is None else self.reference.witness,
             "" if self.reference is None else self.reference.skipped,
-            self.supply.origin,
+            self.data_sources.origin,
             self.consumer.transport.name if self.consumer.transport.world_size > 1 else "",
-            () if self.lone is None else self.lone.passes,
-            "" if self.lone is None else self.lone.skipped,
+            () if self.isolated_timer is None else self.isolated_timer.passes,
+            "" if self.isolated_timer is None else self.isolated_timer.skipped,
             left_out=tuple(self._left_out),
             slow=tuple(self.activity.slow),
             saves=Saves() if self.checkpoints is None else self.checkpoints.saves,
@@ -207,16 +207,16 @@ class Loop:
             self._memory.append((len(self._results) - 1, result.peak_bytes))
             self._peak_bytes = max(self._peak_bytes, result.before_bytes, *result.peak_bytes)
         if self.metrics is not None:
-            self.metrics.step(number + 1, self.feed.position.epoch, sum(batch.rows), result, self.activity.slow)
-        if self.journal is not None:
-            self.journal.step(number, result.loss, result.step_s)
+            self.metrics.step(number + 1, self.batch_source.position.epoch, sum(batch.rows), result, self.activity.slow)
+        if self.event_log is not None:
+            self.event_log.step(number, result.loss, result.step_s)
         self.after_step(number, result, self.activity)
 
     def _confirm(self) -> None:
         """That all ranks read the same, which is looked at now and then."""
-        if self.feed.agreement is not None:
+        if self.batch_source.agreement is not None:
             with self.engine.between_steps(COMPARING):
-                self.feed.agreement.confirm()
+                self.batch_source.agreement.confirm()
 
     def _end(self) -> NoReturn:
         """The batch that was taken for a step which is not done is read again by whoever goes on."""
@@ -236,22 +236,22 @@ class Loop:
     def _save(self, checkpoints: Checkpoints, *, is_last: bool = False) -> None:
         self._saving()
         if is_last:
-            checkpoints.finish(self.feed.position)
+            checkpoints.finish(self.batch_source.position)
         else:
-            checkpoints.save(self.feed.position)
-            if self.journal is not None:
-                self.journal.saves(checkpoints.saves)
+            checkpoints.save(self.batch_source.position)
+            if self.event_log is not None:
+                self.event_log.saves(checkpoints.saves)
 
     def _evaluate(self) -> None:
         from halopipe.training.evaluate import evaluate  # late: most runs evaluate nothing
 
-        batches = iter(self.supply.evaluation().take, None)
+        batches = iter(self.data_sources.evaluation().take, None)
         batches = islice(batches, self.options.eval_batches or None)
         score = evaluate(
             self.engine, self.consumer, batches, self.options.eval_metric, units.names_in(self.options.eval_outputs)
         )
         self._scores.append(score)
-        if self.journal is not None:
-            self.journal.score(score)
+        if self.event_log is not None:
+            self.event_log.score(score)
         if self.metrics is not None:
-            self.metrics.score(self.feed.position.epoch, score)
+            self.metrics.score(self.batch_source.position.epoch, score)

@@ -182,7 +182,7 @@ class Metrics:
         end_s = time.monotonic() + patience_s
         done = []
         while self._waiting:
-            record = self._told(self._waiting[0]["step"])
+            record = self._record_of(self._waiting[0]["step"])
             if record is not None:
                 line = self._waiting.popleft()
                 done.append(line | {name: value for name, value in record.items() if line[name] is None})
@@ -192,7 +192,7 @@ class Metrics:
                 time.sleep(_LOOK_AGAIN_S)
         writer.write(done)
 
-    def _told(self, number: int) -> Record | None:
+    def _record_of(self, number: int) -> Record | None:
         key = _key(number)
         if not self._store.check([key]):
             return None

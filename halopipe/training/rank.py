@@ -1,4 +1,4 @@
-"""One rank of a job, opened: its device, the other ranks, its model captured and checked, its engine and its feed.
+"""One rank of a job, opened: its device, the other ranks, its model captured and checked, its engine, its batches.
 
 There is no other way to become a rank: workers that were spawned, ranks of torchrun, and scripts of one's own all go
 through :func:`open_rank`, so that no check is left out by one of them.  They differ in where the number of the rank,
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops.memory import MemoryMeter, meter_of
-from halopipe.data.feeds import Consumer, consumer_of
+from halopipe.data.batch_sources import Consumer, consumer_of
 from halopipe.run_spec.job import Job
 from halopipe.terminal import units
 from halopipe.terminal.units import size
@@ -75,7 +75,7 @@ class JobConfig:
 
     Attributes:
         answers: whether ranks give what the module's output is made of (:meth:`runtime.engine.Engine.stream`).
-        said: the same as text, where a rank may have been told otherwise than rank 0; compared by name.
+        spelled: the same as text, where a rank may have been told otherwise than rank 0; compared by name.
     """
 
     plan: Plan
@@ -87,12 +87,12 @@ class JobConfig:
     deadline_s: float = 120.0
     compiler: Compiler | None = None
     transport: str = ""
-    said: Mapping[str, str] = field(default_factory=dict)
+    spelled: Mapping[str, str] = field(default_factory=dict)
     on_nan: OnNan = OnNan.STOP
     answers: bool = False
 
 
-def terms_of(job: Job) -> JobConfig:
+def job_config_of(job: Job) -> JobConfig:
     """What the ranks of a job do alike."""
     options, inputs = job.options, job.plan.inputs
     optimizer, scheduler = makers_of(options, inputs.optimizer)
@@ -152,6 +152,7 @@ class OpenedRank:
 
     engine: Engine
     consumer: Consumer
+    activity: Activity
     meet: Callable[[], object] = str
 
     def gather(self) -> None:
@@ -178,7 +179,7 @@ class RankModel:
 
 @contextlib.contextmanager
 def open_rank(
-    terms: JobConfig,
+    config: JobConfig,
     rank: int,
     store: Store,
     board: Store | StatusStore,
@@ -197,30 +198,32 @@ def open_rank(
         local_rank: among the ranks of this host; the process is bound to the cores of its device.  None: it stays as it
             is, since it is a program of the user's.
         is_metered: whether its memory is counted.
-        open_transport: joins the ranks; None: by what the terms say, or else their devices and hosts allow.
+        open_transport: joins the ranks; None: by what the config says, or else their devices and hosts allow.
 
     Raises:
         MissingDeviceError: the device that the plan names for this rank is not there.
     """
-    decision = terms.plan.decision
-    seat = rank_device.seat_of(decision, rank, device if isinstance(device, str) else rank_device.AS_PLANNED)
+    decision = config.plan.decision
+    assignment = rank_device.device_assignment_of(
+        decision, rank, device if isinstance(device, str) else rank_device.AS_PLANNED
+    )
     core, gives_way = None, False
     if local_rank is not None:
-        core, gives_way = rank_device.beside(seat, local_rank, decision)
-        rank_device.prepare(seat, local_rank)
-    where = rank_device.device_of(seat, terms.plan.prediction.ranks) if isinstance(device, str) else device
+        core, gives_way = rank_device.beside(assignment, local_rank, decision)
+        rank_device.prepare(assignment, local_rank)
+    where = rank_device.device_of(assignment, config.plan.prediction.ranks) if isinstance(device, str) else device
 
     def join(groups: tuple[tuple[int, ...], ...], program: Callable[[], Program]) -> Transport:
         hosts = rank_device.hosts_of(decision)
-        rest = (groups, program, SETUP_S, terms.transport)
-        return rank_device.opened(seat, where, hosts, store, *rest, sleeps=gives_way)
+        rest = (groups, program, SETUP_S, config.transport)
+        return rank_device.opened(assignment, where, hosts, store, *rest, sleeps=gives_way)
 
     with contextlib.ExitStack() as stack:
-        slow = _watch(terms) if rank == 0 and decision.num_ranks > 1 else None
-        rank_heartbeat = stack.enter_context(RankHeartbeat(board, decision, rank, terms.deadline_s, SETUP_S, slow))
+        slow = _watch(config) if rank == 0 and decision.num_ranks > 1 else None
+        rank_heartbeat = stack.enter_context(RankHeartbeat(board, decision, rank, config.deadline_s, SETUP_S, slow))
         meter = meter_of(where or CPU) if is_metered else None
         joins = open_transport or join
-        place = RankContext(
+        context = RankContext(
             rank,
             decision.num_ranks,
             store,
@@ -231,14 +234,14 @@ def open_rank(
             where,
             meter,
         )
-        place = replace(place, spare_core=core, gives_way=gives_way)
-        yield Rank(terms, place, stack)
+        context = replace(context, spare_core=core, gives_way=gives_way)
+        yield Rank(config, context, stack)
 
 
-def _watch(terms: JobConfig) -> SlowWatch:
+def _watch(config: JobConfig) -> SlowWatch:
     """What finds slow ranks; where the job computes otherwise than the profile measured, by their first steps."""
-    plan, planned = terms.plan, terms.plan.inputs.model.dtype
-    alike = not terms.compiler and terms.said.get("dtype", planned) == planned
+    plan, planned = config.plan, config.plan.inputs.model.dtype
+    alike = not config.compiler and config.spelled.get("dtype", planned) == planned
     return SlowWatch(plan.decision, plan.prediction if alike else replace(plan.prediction, ranks=()))
 
 
@@ -271,8 +274,8 @@ def _some(names: list[str]) -> str:
 class Rank:
     """A rank with a device, whom the others hear; made by :func:`open_rank`."""
 
-    terms: JobConfig
-    place: RankContext
+    config: JobConfig
+    context: RankContext
     _stack: contextlib.ExitStack
 
     def prepare(
@@ -289,7 +292,7 @@ class Rank:
             CorruptFileError: the plan was edited and divides a layer as it cannot be.
             IllegalProgramError: the plan's program was edited and does not end.
         """
-        plan, activity, device = self.terms.plan, self.place.activity, self.place.device or CPU
+        plan, activity, device = self.config.plan, self.context.activity, self.context.device or CPU
         activity.begin("loading the model")
         model = load()
         activity.begin("capturing the model")
@@ -313,42 +316,42 @@ class Rank:
             StaleFileError: the ranks hold different plans or models.
             UsageError: they were told different things, or begin with different weights.
         """
-        terms, place, decision = self.terms, self.place, self.terms.plan.decision
+        config, context, decision = self.config, self.context, self.config.plan.decision
         graph, captured = prepared.captured.graph, captured_model(prepared.captured)
-        place.activity.begin("comparing plans with the others")
-        _agree(terms, place, prepared.captured)
-        drawn = terms.seed if seed is None else seed()
-        place.activity.begin("meeting the others")
-        transport = place.open_transport(
+        context.activity.begin("comparing plans with the others")
+        _agree(config, context, prepared.captured)
+        drawn = config.seed if seed is None else seed()
+        context.activity.begin("meeting the others")
+        transport = context.open_transport(
             groups_of(decision, graph), lambda: Boundaries.of_decision(graph, decision).program(decision)
         )
         self._stack.callback(transport.close)
-        consumer = consumer_of(decision, captured, transport, terms.deadline_s)
-        if transport.rank == 0 and not terms.answers and (text := statistics_text(decision, graph)):
-            place.activity.tell(f"{text}; a plan with batch statistics 'whole' sees all of it")
-        place.activity.begin("building the stages")
+        consumer = consumer_of(decision, captured, transport, config.deadline_s)
+        if transport.rank == 0 and not config.answers and (text := statistics_text(decision, graph)):
+            context.activity.tell(f"{text}; a plan with batch statistics 'whole' sees all of it")
+        context.activity.begin("building the stages")
         engine = Engine(
             decision,
             captured,
             prepared.model.module,
             transport,
-            terms.optimizer,
-            scheduler=terms.scheduler,
+            config.optimizer,
+            scheduler=config.scheduler,
             seed=drawn,
-            clip_norm=terms.clip_norm,
-            accumulate=terms.accumulate,
-            on_nan=terms.on_nan,
-            deadline_s=terms.deadline_s,
-            compiler=terms.compiler,
-            device=place.device,
-            meter=place.meter,
-            activity=place.activity,
-            others=place.others,
-            answers=terms.answers,
-            spare_core=place.spare_core,
-            gives_way=place.gives_way,
+            clip_norm=config.clip_norm,
+            accumulate=config.accumulate,
+            on_nan=config.on_nan,
+            deadline_s=config.deadline_s,
+            compiler=config.compiler,
+            device=context.device,
+            meter=context.meter,
+            activity=context.activity,
+            others=context.others,
+            answers=config.answers,
+            spare_core=context.spare_core,
+            gives_way=context.gives_way,
         )
-        return OpenedRank(engine, consumer, place.meet)
+        return OpenedRank(engine, consumer, context.activity, context.meet)
 
     @contextlib.contextmanager
     def limited(self, limit_bytes: int) -> Iterator[None]:
@@ -357,12 +360,12 @@ class Rank:
         Raises:
             OutOfMemoryError: it needs more.
         """
-        plan, rank = self.terms.plan, self.place.rank
-        limit_memory(self.place.meter, limit_bytes)
+        plan, rank = self.config.plan, self.context.rank
+        limit_memory(self.context.meter, limit_bytes)
         try:
             yield
         except (torch.OutOfMemoryError, OutOfMemoryError) as error:
-            limit_memory(self.place.meter, 0)
+            limit_memory(self.context.meter, 0)
             memory_error = error if isinstance(error, OutOfMemoryError) else self._between_actions(error)
             ranks = {each.rank: each.peak_bytes for each in plan.prediction.ranks}
             predicted = f"predicted for rank {rank}: {size(ranks.get(rank, 0))}"
@@ -371,11 +374,11 @@ class Rank:
             raise also(
                 memory_error, [f"{predicted}, limit: {size(limit_bytes)}" if limit_bytes else predicted]
             ) from error
-        limit_memory(self.place.meter, 0)
+        limit_memory(self.context.meter, 0)
 
     def _between_actions(self, error: torch.OutOfMemoryError) -> HalopipeError:
-        noted, device = out_of_memory(error), self.terms.plan.decision.device_of(self.place.rank)
-        title = f"rank {self.place.rank} ({device}) ran out of memory between two actions"
+        noted, device = out_of_memory(error), self.config.plan.decision.device_of(self.context.rank)
+        title = f"rank {self.context.rank} ({device}) ran out of memory between two actions"
         return OutOfMemoryError(title, noted.details if noted else (), noted.remedies if noted else ())
 
 
@@ -389,27 +392,27 @@ def _of_sizes(
     return replace(model, sizes=sizes), replace(captured, graph=graph)
 
 
-def _agree(terms: JobConfig, place: RankContext, captured: CapturedModule) -> None:
+def _agree(config: JobConfig, context: RankContext, captured: CapturedModule) -> None:
     """All ranks were given one plan, told the same, and begin with the same weights: else all of them raise why."""
     mine = {
-        "plan": _hashed(dumps(terms.plan).encode()),
+        "plan": _hashed(dumps(config.plan).encode()),
         "model": fingerprint(captured.graph),
         "options": {
-            "seed": str(terms.seed),
-            "clip_norm": f"{terms.clip_norm:g}",
-            "accumulate": str(terms.accumulate),
-            "on_nan": terms.on_nan.value,
-            **terms.said,
+            "seed": str(config.seed),
+            "clip_norm": f"{config.clip_norm:g}",
+            "accumulate": str(config.accumulate),
+            "on_nan": config.on_nan.value,
+            **config.spelled,
         },
         "weights": {name: _digest(tensor) for name, tensor in _state(captured).items()},
     }
-    place.store.set(f"terms/{place.rank}", json.dumps(mine))
-    error = _difference(place.rank, json.loads(place.store.get("terms/0").decode()), mine)
-    place.store.set(f"agreed/{place.rank}", "" if error is None else write_error(error))
+    context.store.set(f"terms/{context.rank}", json.dumps(mine))
+    error = _difference(context.rank, json.loads(context.store.get("terms/0").decode()), mine)
+    context.store.set(f"agreed/{context.rank}", "" if error is None else write_error(error))
     if error is not None:
         raise error
-    for rank in range(place.num_ranks):
-        text = place.store.get(f"agreed/{rank}").decode()
+    for rank in range(context.num_ranks):
+        text = context.store.get(f"agreed/{rank}").decode()
         if text:
             raise read_error(text)
 

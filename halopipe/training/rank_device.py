@@ -67,17 +67,17 @@ class DeviceAssignment:
     is_driven: bool = True
 
 
-def seat_of(decision: Decision, rank: int, on: str = AS_PLANNED) -> DeviceAssignment:
-    """The seat of ``rank``.
+def device_assignment_of(decision: Decision, rank: int, on: str = AS_PLANNED) -> DeviceAssignment:
+    """The device of ``rank``.
 
     Args:
         on: one of ``DEVICES``.
     """
-    return seats_of(decision, on)[rank]
+    return device_assignments_of(decision, on)[rank]
 
 
-def seats_of(decision: Decision, on: str = AS_PLANNED) -> tuple[DeviceAssignment, ...]:
-    """The seats of all ranks.
+def device_assignments_of(decision: Decision, on: str = AS_PLANNED) -> tuple[DeviceAssignment, ...]:
+    """The devices of all ranks.
 
     Raises:
         UsageError: ``on`` is not known.
@@ -88,22 +88,22 @@ def seats_of(decision: Decision, on: str = AS_PLANNED) -> tuple[DeviceAssignment
     numbers = [_gpu(name) if on == AS_PLANNED else None for name in names]
     places = [(name.rpartition("/")[0], number) for name, number in zip(names, numbers, strict=True)]
     over_nccl = None not in numbers and len(set(places)) == len(places)
-    seats = []
+    assignments = []
     for rank, (name, (host, number)) in enumerate(zip(names, places, strict=True)):
         mates = sorted({other for there, other in places if there == host and other is not None})
         beside = (0, 1) if number is None else (mates.index(number), len(mates))
         is_driven = on != AS_PLANNED or _DRIVEN.fullmatch(name.rpartition("/")[2]) is not None
-        seats.append(DeviceAssignment(rank, name, number, beside, over_nccl, is_driven))
-    return tuple(seats)
+        assignments.append(DeviceAssignment(rank, name, number, beside, over_nccl, is_driven))
+    return tuple(assignments)
 
 
-def on_gpus(seats: Sequence[DeviceAssignment]) -> bool:
+def on_gpus(assignments: Sequence[DeviceAssignment]) -> bool:
     """Whether a rank computes on a GPU."""
-    return any(seat.gpu is not None for seat in seats)
+    return any(assignment.gpu is not None for assignment in assignments)
 
 
-def require_devices(seats: Sequence[DeviceAssignment], ranks: Sequence[RankPrediction] = ()) -> None:
-    """Refuses seats of this host that it does not have.
+def require_devices(assignments: Sequence[DeviceAssignment], ranks: Sequence[RankPrediction] = ()) -> None:
+    """Refuses devices of this host that it does not have.
 
     Args:
         ranks: what the plan predicts of all its ranks: they name the kind of each device.
@@ -111,11 +111,13 @@ def require_devices(seats: Sequence[DeviceAssignment], ranks: Sequence[RankPredi
     Raises:
         MissingDeviceError: a device is none that a rank can compute on, torch finds no GPU, or too few.
     """
-    strange = [seat for seat in seats if not seat.is_driven]
+    strange = [assignment for assignment in assignments if not assignment.is_driven]
     if strange:
         first = strange[0]
         kind = next((f", a device of kind {one.kind}" for one in ranks if one.rank == first.rank and one.kind), "")
-        names = ", ".join(seat.name for seat in strange[:_MOST_NAMED]) + (", ..." if strange[_MOST_NAMED:] else "")
+        names = ", ".join(assignment.name for assignment in strange[:_MOST_NAMED]) + (
+            ", ..." if strange[_MOST_NAMED:] else ""
+        )
         raise MissingDeviceError(
             f"rank {first.rank} is to run on {first.name}{kind}: halopipe computes on CPU cores and GPUs alone",
             [f"the plan is for {len(strange)} of those: {names}", f"this host has {_here()}"],
@@ -126,55 +128,55 @@ def require_devices(seats: Sequence[DeviceAssignment], ranks: Sequence[RankPredi
                 "--device cpu: the same program on the processor, to see that it computes the right thing",
             ],
         )
-    if not on_gpus(seats):
+    if not on_gpus(assignments):
         return
-    wanted = [seat for seat in seats if seat.gpu is not None]
+    wanted = [assignment for assignment in assignments if assignment.gpu is not None]
     remedies = ["--device cpu: the same plan on the processor", "plan for the devices of this host"]
     if why := why_no_gpu():
         raise MissingDeviceError(f"rank {wanted[0].rank} is to run on {wanted[0].name}", [why], remedies)
     there = num_gpus()
-    for seat in wanted:
-        if number_here(seat, there) >= there:
+    for assignment in wanted:
+        if number_here(assignment, there) >= there:
             raise MissingDeviceError(
-                f"rank {seat.rank} is to run on {seat.name}, this host has {there} GPUs",
-                [f"the plan has {seat.beside[1]} of them on that host", f"{_visible()}"],
+                f"rank {assignment.rank} is to run on {assignment.name}, this host has {there} GPUs",
+                [f"the plan has {assignment.beside[1]} of them on that host", f"{_visible()}"],
                 remedies,
             )
 
 
-def number_here(seat: DeviceAssignment, there: int, environment: Mapping[str, str] = os.environ) -> int:
-    """What this process calls the GPU of its seat, of ``there`` GPUs that it sees.
+def number_here(assignment: DeviceAssignment, there: int, environment: Mapping[str, str] = os.environ) -> int:
+    """What this process calls its assigned GPU, of ``there`` GPUs that it sees.
 
     A job whose launcher gives each rank a GPU of its own (Slurm's ``--gpus-per-task=1``) sees but that one.
     """
-    number = seat.gpu or 0
+    number = assignment.gpu or 0
     return 0 if number >= there == 1 and "LOCAL_RANK" in environment else number
 
 
-def prepare(seat: DeviceAssignment, local_rank: int) -> None:
-    """Make this process that of ``seat``: its cores, and its allocator.  Call it before torch is loaded.
+def prepare(assignment: DeviceAssignment, local_rank: int) -> None:
+    """Make this process that of ``assignment``: its cores, and its allocator.  Call it before torch is loaded.
 
     Args:
         local_rank: among the ranks of this host: a rank that computes on a core has that of its number.
     """
-    prepare_process(core_of(local_rank) if seat.gpu is None else cores_beside(*seat.beside))
+    prepare_process(core_of(local_rank) if assignment.gpu is None else cores_beside(*assignment.beside))
 
 
-def beside(seat: DeviceAssignment, local_rank: int, decision: Decision) -> tuple[int | None, bool]:
+def beside(assignment: DeviceAssignment, local_rank: int, decision: Decision) -> tuple[int | None, bool]:
     """Where a thread works beside the rank: (a core of this host that no rank has, or None; whether it gives way).
 
     It gives way where the plan means it to work while the rank waits, and has given the rank a core of its own; ranks
     that share cores take turns anyhow.  Call it before :func:`prepare`, which leaves the process one core.
     """
-    if seat.gpu is not None:
+    if assignment.gpu is not None:
         return None, False
     hosts = hosts_of(decision)
-    num_here = sum(host in ("", hosts[seat.rank]) for host in hosts)
+    num_here = sum(host in ("", hosts[assignment.rank]) for host in hosts)
     core = spare_core(local_rank, num_here)
     return core, decision.prepares_next_step and core is None and num_here <= device_description().num_cores
 
 
-def device_of(seat: DeviceAssignment, ranks: Sequence[RankPrediction] = ()) -> torch.device | None:
+def device_of(assignment: DeviceAssignment, ranks: Sequence[RankPrediction] = ()) -> torch.device | None:
     """Where the rank's stages compute, which is made the current device; None: on the processor.
 
     Args:
@@ -183,12 +185,12 @@ def device_of(seat: DeviceAssignment, ranks: Sequence[RankPrediction] = ()) -> t
     Raises:
         MissingDeviceError: the device is not there.
     """
-    require_devices([seat], ranks)
-    if seat.gpu is None:
+    require_devices([assignment], ranks)
+    if assignment.gpu is None:
         return None
     import torch  # late: the process is prepared before
 
-    device = torch.device("cuda", number_here(seat, num_gpus()))
+    device = torch.device("cuda", number_here(assignment, num_gpus()))
     torch.cuda.set_device(device)
     return device
 
@@ -218,7 +220,7 @@ def _words(name: str) -> frozenset[str]:
 
 
 def opened(
-    seat: DeviceAssignment,
+    assignment: DeviceAssignment,
     device: torch.device | None,
     hosts: Sequence[str],
     store: Store,
@@ -238,18 +240,18 @@ def opened(
         program: asked where the transport must know it: NCCL has a communicator for each of its channels.
         sleeps: whether the rank's waits leave its core to another thread.
     """
-    from halopipe.data.feeds import MESSAGE_KINDS
+    from halopipe.data.batch_sources import MESSAGE_KINDS
     from runtime.transport import open_named
 
-    if transport or not seat.over_nccl or device is None:
-        return open_named(transport, seat.rank, store, timeout_s, groups, hosts, sleeps=sleeps)
+    if transport or not assignment.over_nccl or device is None:
+        return open_named(transport, assignment.rank, store, timeout_s, groups, hosts, sleeps=sleeps)
     interface = os.environ.get(_GLOO_INTERFACE, "")
     if interface not in ("", "lo"):
         os.environ.setdefault(_NCCL_INTERFACE, interface)
     from runtime.transport import channels_of, open_nccl
 
     channels = channels_of(program())
-    return open_nccl(str(device), channels, seat.rank, len(hosts), store, timeout_s, groups, MESSAGE_KINDS)
+    return open_nccl(str(device), channels, assignment.rank, len(hosts), store, timeout_s, groups, MESSAGE_KINDS)
 
 
 def hosts_of(decision: Decision) -> tuple[str, ...]:

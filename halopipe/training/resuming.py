@@ -165,7 +165,7 @@ class ResumePoint:
         return f"all {self.options.steps} steps are done: {complete_path(Path(self.options.checkpoint), self.step)}"
 
 
-def settled(plan: Plan, options: RunOptions, *, began_anew: bool = False) -> ResumePoint:
+def resume_point(plan: Plan, options: RunOptions, *, began_anew: bool = False) -> ResumePoint:
     """Where a run of ``plan`` begins: with ``--resume auto`` after the newest sound checkpoint, or anew without any.
 
     Args:
@@ -226,14 +226,14 @@ def newest_sound(folder: str | Path) -> tuple[Checkpoint | None, tuple[str, ...]
     return None, ()
 
 
-def settled_by_rank_0(
+def resume_point_by_rank_0(
     plan: Plan,
     options: RunOptions,
     store: Store,
     rank: int,
-    settle: Callable[[Plan, RunOptions], ResumePoint] = settled,
+    settle: Callable[[Plan, RunOptions], ResumePoint] = resume_point,
 ) -> ResumePoint:
-    """The same for all ranks of a job; see :func:`settled`, which is what rank 0 calls by default."""
+    """The same for all ranks of a job; see :func:`resume_point`, which is what rank 0 calls by default."""
 
     def look() -> str:
         start = settle(plan, options)

@@ -105,7 +105,7 @@ class _Reading:
             followed.add(each)
             self.function(function)
             waiting += _mentioned(function.__code__)
-            self.written |= {(cls, attribute) for attribute in _stored(function.__code__, "STORE_ATTR")}
+            self.written |= {(cls, attribute) for attribute in _names_of(function.__code__, "STORE_ATTR")}
 
     def callable(self, function: Any) -> None:
         """A function, a method, a partial function, or an object that is called."""
@@ -140,8 +140,12 @@ class _Reading:
             code, names = function.__code__, function.__globals__
             cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
             readers = {name: partial(_content, cell) for name, cell in cells}
-            readers |= {name: partial(names.get, name, _MISSING) for name in _global(code) if name in names}
-            for name in readers.keys() - _stored(code, "STORE_DEREF", "STORE_GLOBAL"):
+            readers |= {
+                name: partial(names.get, name, _MISSING)
+                for name in _names_of(code, "LOAD_GLOBAL", "LOAD_NAME")
+                if name in names
+            }
+            for name in readers.keys() - _names_of(code, "STORE_DEREF", "STORE_GLOBAL"):
                 yield f"{name}, which {function.__qualname__} reads", readers[name]
 
 
@@ -164,12 +168,7 @@ def _mentioned(code: CodeType) -> set[str]:
     return {name for each in _codes(code) for name in each.co_names}
 
 
-def _global(code: CodeType) -> set[str]:
-    read = ("LOAD_GLOBAL", "LOAD_NAME")
-    return {each.argval for own in _codes(code) for each in dis.get_instructions(own) if each.opname in read}
-
-
-def _stored(code: CodeType, *operations: str) -> set[str]:
+def _names_of(code: CodeType, *operations: str) -> set[str]:
     return {each.argval for own in _codes(code) for each in dis.get_instructions(own) if each.opname in operations}
 
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 import runtime.pipeline.microbatches
 from cuda_ops.sampling.sampler import SampledGraph
 from cuda_ops.sparse.nn.tensor import SparseTensor
+from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.data.ahead import Announced, Upcoming
+from halopipe.data.batch_sources import COMPARING, Agreement, Consumer, agreement_of
 from halopipe.data.factories import BatchPytree, Item, Pair
-from halopipe.data.feeds import COMPARING, Agreement, Consumer, agreement_of
 from halopipe.data.sources import bound, tensors_of
 from halopipe.run_spec.options import RESUME
 from halopipe.run_spec.result import Score
@@ -34,10 +35,9 @@ from planner.ir.graph import LOSS_PREFIX
 from planner.ir.profile import Profile
 from profiler.source.clouds import samples_first
 from profiler.source.graphs import raw_of
-from profiler.source.structure import BatchStructure
+from profiler.source.model import LoadedModel
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
-from runtime.monitor.activity import Activity
 from runtime.numerics.compare import NumericsReport
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
@@ -58,6 +58,11 @@ Of a sparse network the inputs are a SparseTensor, and targets one a sample or o
 were given in; or all has samples first, padded: coordinates, features and counts, and the targets.  Of a graph network
 they are a SampledGraph, or seeds and draws.
 """
+
+
+def users_module(module: nn.Module) -> nn.Module:
+    """The user's own, where a sparse network is given what is prepared of its batches."""
+    return module.user_module if isinstance(module, PreparedNetwork) else module
 
 
 class Execution:
@@ -85,20 +90,19 @@ class Execution:
     def __init__(
         self,
         opened: OpenedRank,
-        model: nn.Module,
+        model: LoadedModel,
         leave: Callable[[], None],
-        terms: JobConfig,
-        activity: Activity,
-        batch: BatchStructure,
+        config: JobConfig,
         watched: WatchedSteps | None = None,
     ) -> None:
-        self._engine, self._consumer, self._leave, self._seed = opened.engine, opened.consumer, leave, terms.seed
-        self._meet, self._gather = opened.meet, opened.gather
-        self.followed = terms.optimizer if isinstance(terms.optimizer, Followed) else None
-        self._watched, self.numerics, self.plan, self.activity = watched, None, terms.plan, activity
-        self._form = BatchPytree("the batch", {}, batch)
+        self._opened, self._engine, self._consumer = opened, opened.engine, opened.consumer
+        self._leave, self._seed = leave, config.seed
+        self.followed = config.optimizer if isinstance(config.optimizer, Followed) else None
+        self._watched, self.numerics, self.plan, self.activity = watched, None, config.plan, opened.activity
+        self._form = BatchPytree("the batch", {}, model.batch)
         transport = opened.consumer.transport
-        self.model, self.rank, self.num_ranks = model, transport.rank, transport.world_size
+        self.model = users_module(model.module)
+        self.rank, self.num_ranks = transport.rank, transport.world_size
         self._locks, self._claimed = contextlib.ExitStack(), set[Path]()
         self._upcoming, self._announced = Upcoming(self.looks_ahead, self.rank == 0), Announced()
         self._is_ahead = False
@@ -167,7 +171,7 @@ class Execution:
         bound_batch = self._bound(batch, self._trained, self._announced)
         for each in upcoming if self.looks_ahead else ():
             with contextlib.suppress(HalopipeError):  # it is refused when its turn comes
-                self._engine.expect(self._announced.announce(self._item(each), *self._terms_of_batches))
+                self._engine.expect(self._announced.announce(self._item(each), *self._batch_settings))
         self._is_ahead = True
         result = self._engine.step_on(bound_batch)
         self._engine.settle()
@@ -181,7 +185,7 @@ class Execution:
                 self._watched = None
         if self.followed is not None and self._engine.has_updated:
             self.followed.updated()
-        return replace(result, loss=self._told(result.loss))
+        return replace(result, loss=self._loss_on_all(result.loss))
 
     def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and the accuracy of a model that classifies, in evaluation mode.
@@ -219,20 +223,10 @@ class Execution:
             UsageError: there is one of this step, another job writes there, or gradients wait for the update.
             CheckpointError: it could not be saved; older ones are as before.
         """
-        consumer = self._consumer
         self._claim(Path(folder).absolute())
         with self._engine.between_steps(COMPARING):
             self._trained.confirm()
-        save_now(
-            folder,
-            self._engine,
-            consumer.graph,
-            consumer.transport,
-            self._gather,
-            self.plan.decision,
-            seed=self._seed,
-            keep=keep,
-        )
+        save_now(folder, self._opened, seed=self._seed, keep=keep)
 
     def load(self, folder: str | Path, *, step: int | str | None = None) -> int:
         """Go on from a checkpoint, by default the newest complete one; all ranks call this.
@@ -307,7 +301,7 @@ class Execution:
         """The number that rank 0 says, on all ranks."""
         total, consumer = torch.tensor([number if self.rank == 0 else 0], dtype=torch.float64), self._consumer
         with self._engine.between_steps(doing):
-            self._meet()
+            self._opened.meet()
             consumer.transport.all_reduce(total, consumer.ranks, consumer.deadline_s)
         return total.item()
 
@@ -406,7 +400,7 @@ class Execution:
                 ["load after an update, or before the first step"],
             )
 
-    def _told(self, loss: float | None) -> float:
+    def _loss_on_all(self, loss: float | None) -> float:
         """The loss, which some ranks know, on all of them."""
         consumer = self._consumer
         is_mine = loss is not None and self.rank == consumer.loss_rank
@@ -423,16 +417,14 @@ class Execution:
         announced_batch = None if announced is None else announced.recognised(item)
         is_prepared = self._consumer.preparation is not None
         bound_batch = (
-            bound(item, *self._terms_of_batches, is_prepared=is_prepared)
-            if announced_batch is None
-            else announced_batch
+            bound(item, *self._batch_settings, is_prepared=is_prepared) if announced_batch is None else announced_batch
         )
         with self._engine.between_steps(COMPARING):
             agreement.note(tensors_of(item))
         return bound_batch
 
     @property
-    def _terms_of_batches(self) -> tuple[InputSpecs, tuple[int, ...]]:
+    def _batch_settings(self) -> tuple[InputSpecs, tuple[int, ...]]:
         return self._consumer.inputs, self._consumer.decision.micro_batches
 
     def _item(self, batch: Batch) -> Item:

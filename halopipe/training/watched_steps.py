@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from halopipe.data.factories import Item
+from halopipe.training.first_divergence import first_divergence
 from halopipe.training.first_step import FirstStep
-from halopipe.training.parting import parting
 from halopipe.training.rank import JobConfig, OpenedRank, RankContext, RankModel
 from halopipe.training.reference import Reference
 from halopipe.training.single_device import reference_of, why_not_compared
@@ -42,15 +42,15 @@ class KeptModel:
     optimizer: MakeOptimizer | None = None
 
     @classmethod
-    def of(cls, terms: JobConfig, prepared: RankModel, *, check: bool) -> KeptModel:
+    def of(cls, config: JobConfig, prepared: RankModel, *, check: bool) -> KeptModel:
         """A copy, where there is memory for it and one device has such a step."""
         if not check:
             return cls()
-        reason = why_not_compared(terms, torch.device("cpu"))
+        reason = why_not_compared(config, torch.device("cpu"))
         if reason:
             return cls(reason=reason)
         try:
-            made = terms.optimizer
+            made = config.optimizer
             return cls(copy.deepcopy(prepared.model), "", made.as_it_is() if isinstance(made, Followed) else made)
         except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
             return cls(reason=f"the model cannot be copied: {type(error).__name__}: {error}")
@@ -66,12 +66,12 @@ class WatchedSteps:
         is_over: the first update was compared.
     """
 
-    def __init__(self, terms: JobConfig, place: RankContext, opened: OpenedRank, kept: KeptModel | None) -> None:
-        self._terms, self._opened, self._kept = terms, opened, kept
+    def __init__(self, config: JobConfig, context: RankContext, opened: OpenedRank, kept: KeptModel | None) -> None:
+        self._config, self._opened, self._kept = config, opened, kept
         self._items: list[Item] = []
         self._losses: list[float] = []
-        self._first = FirstStep(terms, place, self._read, False, self._explain)
-        self._device, self._steps_left, self.is_over = place.device or CPU, terms.accumulate, False
+        self._first = FirstStep(config, context, self._read, False, self._explain)
+        self._device, self._steps_left, self.is_over = context.device or CPU, config.accumulate, False
 
     def after(self, item: Item, result: StepResult) -> NumericsReport | None:
         """What the comparison shows, after the first update; None before.
@@ -99,8 +99,8 @@ class WatchedSteps:
         if kept.model is None:
             return Reference(skipped=kept.reason)
         try:
-            terms = replace(self._terms, optimizer=kept.optimizer or self._terms.optimizer)
-            return reference_of(terms, copy.deepcopy(kept.model), self._items, self._device)
+            config = replace(self._config, optimizer=kept.optimizer or self._config.optimizer)
+            return reference_of(config, copy.deepcopy(kept.model), self._items, self._device)
         except UnsupportedModelError as error:
             return Reference(error=write_error(error))
         except Exception as error:  # noqa: BLE001 - whatever the user's module raises, and memory that runs out
@@ -110,4 +110,4 @@ class WatchedSteps:
         kept = self._kept
         if kept is None or kept.model is None:
             return []
-        return parting(self._terms, kept.model, capture(kept.model), self._items[0], wrong)
+        return first_divergence(self._config, kept.model, capture(kept.model), self._items[0], wrong)

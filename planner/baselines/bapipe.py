@@ -44,9 +44,9 @@ from numpy.typing import NDArray
 
 from planner.baselines.common.answer import (
     OPTIMAL,
-    Answer,
     Json,
     Placed,
+    RivalAnswer,
     Trial,
     bandwidth_bytes_per_s,
     candidates,
@@ -55,13 +55,14 @@ from planner.baselines.common.answer import (
     slowest_kind,
     whole_network_s,
 )
-from planner.baselines.common.problem import Chain, chain_of, network, require_positive, sums
+from planner.baselines.common.problem import ChainCosts, chain_of, network, require_positive, sums
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.schedules import names as schedule_names
 from planner.solvers.budget import check_time
-from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.feasibility import micro_batch_sizes, mixing_layers
 from planner.solvers.progress import Progress
 
@@ -71,7 +72,7 @@ DATA_PARALLEL = "data-parallel"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DeviceRow:
     """The devices.
 
     Attributes:
@@ -86,7 +87,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class BapipePipeline:
     """A point of BaPipe's space.
 
     Attributes:
@@ -99,13 +100,13 @@ class Pipeline:
 
 
 def best_pipeline(
-    instance: Chain,
-    devices: Row,
+    instance: ChainCosts,
+    devices: DeviceRow,
     micro_batches: Sequence[int],
     schedules: Sequence[str] = SYNCHRONOUS,
     intra_layer: bool = False,
     data_parallel: bool = False,
-) -> Answer:
+) -> RivalAnswer:
     """The best pipeline by BaPipe's model: seconds a mini-batch.
 
     Args:
@@ -118,7 +119,7 @@ def best_pipeline(
     """
     require_positive(devices=len(devices.speeds), micro_batches=min(micro_batches, default=0))
     require_positive(speed=min(devices.speeds), bandwidth=devices.bandwidth_bytes_per_s)
-    priced: list[tuple[float, Pipeline]] = []
+    priced: list[tuple[float, BapipePipeline]] = []
     balances: dict[object, tuple[float, ...] | None] = {}
     spans = _Spans(instance)
     for count in micro_batches:
@@ -130,7 +131,7 @@ def best_pipeline(
             data_parallel
             and sum(instance.saved_bytes) / count + 2 * sum(instance.parameter_bytes) <= devices.memory_bytes
         ):
-            priced.append((_data_parallel_s(instance, devices), Pipeline(DATA_PARALLEL, count, ())))
+            priced.append((_data_parallel_s(instance, devices), BapipePipeline(DATA_PARALLEL, count, ())))
     if not priced:
         return infeasible()
     value, best = min(priced, key=lambda pair: pair[0])
@@ -139,10 +140,10 @@ def best_pipeline(
         "micro_batches": best.micro_batches,
         "cuts": list[Json](best.cuts),
     }
-    return Answer(value, value, OPTIMAL, plan)
+    return RivalAnswer(value, value, OPTIMAL, plan)
 
 
-def minibatch_s(chain: Chain, devices: Row, pipeline: Pipeline) -> float:
+def minibatch_s(chain: ChainCosts, devices: DeviceRow, pipeline: BapipePipeline) -> float:
     """BaPipe's closed form for one pipeline; infinite if it does not fit."""
     count, stages = pipeline.micro_batches, len(devices.speeds)
     bounds = (0.0, *pipeline.cuts, float(chain.num_layers))
@@ -176,8 +177,8 @@ def _total_s(schedule: str, count: int, stages: int, costs: Sequence[tuple[float
 
 
 def _whole_layers(
-    spans: _Spans, devices: Row, schedule: str, count: int, balances: dict[object, tuple[float, ...] | None]
-) -> list[tuple[float, Pipeline]]:
+    spans: _Spans, devices: DeviceRow, schedule: str, count: int, balances: dict[object, tuple[float, ...] | None]
+) -> list[tuple[float, BapipePipeline]]:
     """The best pipeline for every threshold of what crosses; cuts behind whole layers.
 
     Args:
@@ -193,12 +194,14 @@ def _whole_layers(
             balances[key] = _balance(spans, devices, schedule, count, limit)
         cuts = balances[key]
         if cuts is not None:
-            pipeline = Pipeline(schedule, count, cuts)
+            pipeline = BapipePipeline(schedule, count, cuts)
             priced.append((minibatch_s(spans.chain, devices, pipeline), pipeline))
     return priced
 
 
-def _balance(spans: _Spans, devices: Row, schedule: str, count: int, limit_bytes: float) -> tuple[float, ...] | None:
+def _balance(
+    spans: _Spans, devices: DeviceRow, schedule: str, count: int, limit_bytes: float
+) -> tuple[float, ...] | None:
     """Cuts not above the limit with the smallest slowest stage: best[s][j] = min of max(best[s - 1][i], i to j)."""
     chain, stages = spans.chain, len(devices.speeds)
     layers = chain.num_layers
@@ -228,7 +231,7 @@ def _balance(spans: _Spans, devices: Row, schedule: str, count: int, limit_bytes
 class _Spans:
     """Sums over the layers from i to j - 1 as matrices ``[i, j]``, for a whole mini-batch on a device of speed 1."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __init__(self, chain: ChainCosts) -> None:
         self.chain = chain
         columns = (chain.forward_s, chain.backward_s, chain.saved_bytes, chain.parameter_bytes)
         running = [np.array(sums(values)) for values in columns]
@@ -239,7 +242,9 @@ class _Spans:
         self.forwards = places[:, None] < places[None, :]
 
 
-def _inside_layers(chain: Chain, devices: Row, schedule: str, count: int) -> list[tuple[float, Pipeline]]:
+def _inside_layers(
+    chain: ChainCosts, devices: DeviceRow, schedule: str, count: int
+) -> list[tuple[float, BapipePipeline]]:
     """The pipeline whose stages take exactly their share of the work."""
     work = sums([f + b for f, b in zip(chain.forward_s, chain.backward_s, strict=True)])
     shares = sums(devices.speeds)
@@ -249,24 +254,24 @@ def _inside_layers(chain: Chain, devices: Row, schedule: str, count: int) -> lis
         layer = max(k for k in range(chain.num_layers) if work[k] <= wanted)
         own = work[layer + 1] - work[layer]
         cuts.append(layer + ((wanted - work[layer]) / own if own else 0.0))
-    pipeline = Pipeline(schedule, count, tuple(cuts))
+    pipeline = BapipePipeline(schedule, count, tuple(cuts))
     value = minibatch_s(chain, devices, pipeline)
     return [(value, pipeline)] if value < inf else []
 
 
-def _data_parallel_s(chain: Chain, devices: Row) -> float:
+def _data_parallel_s(chain: ChainCosts, devices: DeviceRow) -> float:
     work = sum(chain.forward_s) + sum(chain.backward_s)
     number = len(devices.speeds)
     reduction = 2 * (number - 1) / number * sum(chain.parameter_bytes) / devices.bandwidth_bytes_per_s
     return work / sum(devices.speeds) + reduction
 
 
-def _stage_s(chain: Chain, first: float, last: float, speed: float, count: int) -> tuple[float, float]:
+def _stage_s(chain: ChainCosts, first: float, last: float, speed: float, count: int) -> tuple[float, float]:
     forward, backward = (_between(values, first, last) for values in (chain.forward_s, chain.backward_s))
     return forward / (speed * count), backward / (speed * count)
 
 
-def _fits(chain: Chain, devices: Row, first: float, last: float, room: int, count: int) -> bool:
+def _fits(chain: ChainCosts, devices: DeviceRow, first: float, last: float, room: int, count: int) -> bool:
     if devices.memory_bytes == inf:
         return True
     weights = 2 * _between(chain.parameter_bytes, first, last)
@@ -280,7 +285,7 @@ def _between(values: Sequence[float], first: float, last: float) -> float:
     )
 
 
-def _crossing(chain: Chain, cut: float) -> float:
+def _crossing(chain: ChainCosts, cut: float) -> float:
     """What crosses: behind a whole layer its outputs; inside one what it reads, and the part of its outputs."""
     layer, part = int(cut), cut - int(cut)
     behind = chain.crossing_bytes[layer - 1] if layer else 0.0
@@ -313,7 +318,7 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
         net = network(problem, book, slowest, size)
         seconds = {kind: whole_network_s(book, kind, size) for kind in {book.kind(rank) for rank in ranks}}
         speeds = tuple(seconds[slowest] / seconds[book.kind(rank)] if seconds[slowest] > 0 else 1.0 for rank in ranks)
-        row = Row(speeds, bandwidth, memory_bytes)
+        row = DeviceRow(speeds, bandwidth, memory_bytes)
         chain, count = chain_of(net.graph), len(micro_batches(problem, size))
         answer = best_pipeline(chain.scaled(count), row, (count,), schedules, data_parallel=replicas)
         trial.has_plan(

@@ -50,9 +50,9 @@ from planner.baselines import hpgo
 from planner.baselines.common.answer import (
     OPTIMAL,
     TIME_LIMIT,
-    Answer,
     Json,
     Placed,
+    RivalAnswer,
     Trial,
     bandwidth_bytes_per_s,
     candidates,
@@ -65,7 +65,7 @@ from planner.baselines.common.answer import (
     sums_bytes_per_s,
 )
 from planner.baselines.common.problem import (
-    Chain,
+    ChainCosts,
     blocks_at,
     chain_of,
     coarse_ends,
@@ -74,16 +74,17 @@ from planner.baselines.common.problem import (
     searchable,
     sums,
 )
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.budget import Budget, check_time, part_of_current
-from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.feasibility import micro_batch_sizes, require_divisible
 from planner.solvers.progress import Progress
 
-Taken = tuple[int, ...]
+UsedByHost = tuple[int, ...]
 """Devices taken, by host, most first."""
 
 FRESH, APPEND, SCATTER = ("fresh first", "append first", "scatter first")
@@ -99,8 +100,8 @@ class Assignment:
         policy: how it was found.
     """
 
-    before: Taken
-    after: Taken
+    before: UsedByHost
+    after: UsedByHost
     policy: str
 
     @property
@@ -124,7 +125,7 @@ class Assignment:
         return self.host >= 0 and behind.host >= 0 and self.after[self.host] == behind.before[behind.host]
 
 
-def most_first(used: Taken) -> Taken:
+def most_first(used: UsedByHost) -> UsedByHost:
     """The same with hosts in their standard order."""
     return tuple(sorted(used, reverse=True))
 
@@ -147,7 +148,7 @@ def real_hosts(stages: Sequence[Assignment]) -> list[tuple[int, ...]]:
     return rows
 
 
-def assignments(used: Taken, replicas: int, per_host: int) -> Iterator[Assignment]:
+def assignments(used: UsedByHost, replicas: int, per_host: int) -> Iterator[Assignment]:
     """The devices that the policies give to the next stage, each once."""
     offered: set[tuple[tuple[int, int], ...]] = set()
     for policy, take in _TAKE.items():
@@ -158,15 +159,15 @@ def assignments(used: Taken, replicas: int, per_host: int) -> Iterator[Assignmen
             yield Assignment(used, after, policy)
 
 
-def _fresh_first(used: Taken, replicas: int, per_host: int) -> Taken:
+def _fresh_first(used: UsedByHost, replicas: int, per_host: int) -> UsedByHost:
     return _fill(used, replicas, per_host, lambda host: (used[host] > 0, host))
 
 
-def _append_first(used: Taken, replicas: int, per_host: int) -> Taken:
+def _append_first(used: UsedByHost, replicas: int, per_host: int) -> UsedByHost:
     return _fill(used, replicas, per_host, lambda host: (used[host] == 0, host))
 
 
-def _scatter_first(used: Taken, replicas: int, per_host: int) -> Taken:
+def _scatter_first(used: UsedByHost, replicas: int, per_host: int) -> UsedByHost:
     begun = [host for host, count in enumerate(used) if 0 < count < per_host]
     after = list(used)
     for _ in range(replicas):
@@ -177,7 +178,7 @@ def _scatter_first(used: Taken, replicas: int, per_host: int) -> Taken:
     return tuple(after)
 
 
-def _fill(used: Taken, replicas: int, per_host: int, rank: Callable[[int], tuple[bool, int]]) -> Taken:
+def _fill(used: UsedByHost, replicas: int, per_host: int, rank: Callable[[int], tuple[bool, int]]) -> UsedByHost:
     after = list(used)
     for host in sorted(range(len(used)), key=rank):
         count = min(replicas, per_host - used[host])
@@ -186,7 +187,7 @@ def _fill(used: Taken, replicas: int, per_host: int, rank: Callable[[int], tuple
     return tuple(after)
 
 
-_TAKE: dict[str, Callable[[Taken, int, int], Taken]] = {
+_TAKE: dict[str, Callable[[UsedByHost, int, int], UsedByHost]] = {
     FRESH: _fresh_first,
     APPEND: _append_first,
     SCATTER: _scatter_first,
@@ -233,8 +234,8 @@ class Suffix:
 
 
 def best_pipeline(
-    instance: Chain, hosts: Hosts, micro_batches: int, max_stages: int = 0, time_limit_s: float = inf
-) -> Answer:
+    instance: ChainCosts, hosts: Hosts, micro_batches: int, max_stages: int = 0, time_limit_s: float = inf
+) -> RivalAnswer:
     """The best plan: seconds of a mini-batch in ``micro_batches`` parts.
 
     Args:
@@ -247,7 +248,7 @@ def best_pipeline(
     require_positive(within=hosts.within_bytes_per_s, across=hosts.across_bytes_per_s)
     if max_stages < 0:
         raise UsageError(f"at most {max_stages} stages", remedies=["give 0 for no limit"])
-    search = _Search(instance, hosts, micro_batches, max_stages, part_of_current(time_limit_s))
+    search = _SuffixSearch(instance, hosts, micro_batches, max_stages, part_of_current(time_limit_s))
     best = search.best(search.best(width=1))
     if best is None:
         return infeasible()
@@ -262,29 +263,29 @@ def best_pipeline(
         stages.append({"layers": names, "devices": list[Json](devices), "policy": stage.assignment.policy})
     plan: dict[str, Json] = {"micro_batches": micro_batches, "stages": stages}
     if search.stopped:
-        return Answer(best.c2, least_s, TIME_LIMIT, plan)
-    return Answer(best.c2, best.c2, OPTIMAL, plan)
+        return RivalAnswer(best.c2, least_s, TIME_LIMIT, plan)
+    return RivalAnswer(best.c2, best.c2, OPTIMAL, plan)
 
 
 Numbers = tuple[float, float, float, float]
 """c1, c2, c3, c4 of a suffix."""
 
-Key = tuple[int, Taken, int, int]
+Key = tuple[int, UsedByHost, int, int]
 """What of a suffix matters to stages before it: first layer, devices taken before, of these on its host (-1: it is on
 several), its replicas."""
 
 
-class _Search:
+class _SuffixSearch:
     """The programme over suffixes: Pareto-best suffixes by :data:`Key`, by growing number of stages."""
 
-    def __init__(self, chain: Chain, hosts: Hosts, micro_batches: int, max_stages: int, budget: Budget) -> None:
+    def __init__(self, chain: ChainCosts, hosts: Hosts, micro_batches: int, max_stages: int, budget: Budget) -> None:
         self._chain, self._hosts, self._count, self._budget = chain, hosts, micro_batches, budget
         self._forward = [s / micro_batches for s in sums(chain.forward_s)]
         self._backward = [s / micro_batches for s in sums(chain.backward_s)]
         self._parameters = sums(chain.parameter_bytes)
         self._max_stages = max_stages or hosts.hosts * hosts.per_host
         self._upper, self.stopped = inf, False
-        self._into: dict[Taken, list[Assignment]] = {}
+        self._into: dict[UsedByHost, list[Assignment]] = {}
         queue = [(0,) * hosts.hosts]
         reached = set(queue)
         while queue:
@@ -298,7 +299,7 @@ class _Search:
             ]
             reached.update(queue)
 
-    def _assigned(self, used: Taken) -> Iterator[Assignment]:
+    def _assigned(self, used: UsedByHost) -> Iterator[Assignment]:
         free = self._hosts.hosts * self._hosts.per_host - sum(used)
         for replicas in range(1, free + 1):
             check_time()
@@ -458,7 +459,7 @@ def promising(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
 class _Offer:
     """A pipeline of the released planner in ``count`` micro-batches of ``size`` samples."""
 
-    pipeline: hpgo.Pipeline
+    pipeline: hpgo.HpgoPipeline
     size: int
     count: int
     stages: list[Placed]
@@ -472,7 +473,7 @@ def _offers(problem: Problem, book: PriceBook) -> Iterator[_Offer]:
     """Of every size, the largest first, the best of each family, the best by its estimate first."""
     hosts = _hosts(problem)
     within, across = (bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks))
-    machines = hpgo.Machines(len(hosts), len(hosts[0]), within, across, sums_bytes_per_s(problem, problem.ranks))
+    machines = hpgo.HpgoMachines(len(hosts), len(hosts[0]), within, across, sums_bytes_per_s(problem, problem.ranks))
     for size in reversed(micro_batch_sizes(problem, book)) if machines.devices > 1 else ():
         net = searchable(network(problem, book, slowest_kind(problem, book, size), size), machines.devices)
         count = len(micro_batches(problem, size))

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from planner.baselines.everyday import replicated_plan
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import LayoutPrices
@@ -28,7 +29,7 @@ from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
 from planner.layers.sized import REPLICA
 from planner.solvers.budget import OutOfTimeError, part_of_current
-from planner.solvers.candidates.candidate import Candidate, micro_batches, with_options
+from planner.solvers.candidates.candidate import micro_batches, with_options
 from planner.solvers.candidates.choose import no_schedule
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import heuristic_plan, infeasible

@@ -49,7 +49,7 @@ ONE_STAGE, HALVES, ONE_BY_ONE, TWO_STAGES = ("one stage", "halves", "one by one"
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class HpgoMachines:
     """Like hosts of like devices.
 
     Attributes:
@@ -88,7 +88,7 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class HpgoPipeline:
     """A plan.
 
     Attributes:
@@ -114,7 +114,7 @@ class Planner:
         batch_s: seconds of a mini-batch on one device.
     """
 
-    def __init__(self, graph: LayerGraph, machines: Machines, micro_batches: int, factor: float = 1.0) -> None:
+    def __init__(self, graph: LayerGraph, machines: HpgoMachines, micro_batches: int, factor: float = 1.0) -> None:
         """A planner.
 
         Args:
@@ -135,15 +135,15 @@ class Planner:
         self._last = self.states.num_states - 1
         self.batch_s = float(self._done_s[-1])
 
-    def pipelines(self) -> dict[str, Pipeline]:
+    def pipelines(self) -> dict[str, HpgoPipeline]:
         """The best of each family; by name, families that there is none of left out."""
-        best: dict[str, Pipeline] = {}
+        best: dict[str, HpgoPipeline] = {}
         for pipeline in (*self._one_stage(), *self._halves(), *self._one_by_one(), *self._two_stages()):
             if pipeline.family not in best or pipeline.estimate_s < best[pipeline.family].estimate_s:
                 best[pipeline.family] = pipeline
         return best
 
-    def layers(self, pipeline: Pipeline) -> list[list[str]]:
+    def layers(self, pipeline: HpgoPipeline) -> list[list[str]]:
         """The names of each stage's layers."""
         starts = (None, *pipeline.ends[:-1])
         return [self.states.layers(start, end) for start, end in zip(starts, pipeline.ends, strict=True)]
@@ -171,12 +171,12 @@ class Planner:
 
     def _made(
         self, family: str, copies: int, ends: Sequence[int], devices: Sequence[Counts], longest_s: float
-    ) -> Pipeline:
+    ) -> HpgoPipeline:
         states = [np.array([end]) for end in ends]
         estimate_s = float(self.estimate_s(copies, states, devices, np.array([longest_s]))[0])
-        return Pipeline(family, copies, tuple(ends), tuple(devices), estimate_s)
+        return HpgoPipeline(family, copies, tuple(ends), tuple(devices), estimate_s)
 
-    def _one_stage(self) -> Iterator[Pipeline]:
+    def _one_stage(self) -> Iterator[HpgoPipeline]:
         total = self._machines.devices
         for devices in range(2, total + 1):
             check_time()
@@ -184,7 +184,7 @@ class Planner:
             group = _filled(self._machines, used)
             yield self._made(ONE_STAGE, total // devices, (self._last,), (group,), self.batch_s / used)
 
-    def _halves(self) -> Iterator[Pipeline]:
+    def _halves(self) -> Iterator[HpgoPipeline]:
         machines, copies = self._machines, self._machines.devices // 2
         if machines.devices == 2 or machines.devices % 2 or not self._last:
             return
@@ -194,7 +194,7 @@ class Planner:
         longest = np.maximum(stages_s, machines.link_s(*groups, 2 * self._crossing))[:-1]
         yield self._made(HALVES, copies, (int(longest.argmin()), self._last), groups, float(longest.min()))
 
-    def _two_stages(self) -> Iterator[Pipeline]:
+    def _two_stages(self) -> Iterator[HpgoPipeline]:
         """For each number of devices and way to take them, the cut that is best by the estimate itself."""
         machines, cuts = self._machines, np.arange(self._last)
         last = np.full_like(cuts, self._last)
@@ -206,9 +206,9 @@ class Planner:
                 longest = np.maximum.reduce([*stages_s, machines.link_s(*groups, self._crossing)])[:-1]
                 seconds = self.estimate_s(1, (cuts, last), groups, longest)
                 ends = (int(seconds.argmin()), self._last)
-                yield Pipeline(TWO_STAGES, 1, ends, groups, float(seconds.min()))
+                yield HpgoPipeline(TWO_STAGES, 1, ends, groups, float(seconds.min()))
 
-    def _one_by_one(self) -> Iterator[Pipeline]:
+    def _one_by_one(self) -> Iterator[HpgoPipeline]:
         """Stages of one device each; of pipelines on the same devices up to the same state the first with least U."""
         machines = self._machines
         if not 2 <= machines.devices <= self.states.num_states:
@@ -234,7 +234,7 @@ class Planner:
         for level in reversed(rows):
             ends.append(state)
             groups.append(_one_of(machines, int(level[used].hosts[state])))
-            state, used = level[used].came.get(state, (state, used))
+            state, used = level[used].origins.get(state, (state, used))
         yield self._made(ONE_BY_ONE, 1, ends[::-1], groups[::-1], longest_s)
 
 
@@ -245,12 +245,12 @@ class _Row:
     Attributes:
         longest_s: the longest of stages and cuts; infinite where there is no pipeline.
         hosts: of the last stage.
-        came: the state before the last stage, and the devices taken before it; nothing if it is the first.
+        origins: the state before the last stage, and the devices taken before it; nothing if it is the first.
     """
 
     longest_s: Floats
     hosts: Ints
-    came: dict[int, tuple[int, Counts]] = field(default_factory=dict)
+    origins: dict[int, tuple[int, Counts]] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, num_states: int) -> _Row:
@@ -261,36 +261,38 @@ class _Row:
         origin, least = seconds.argmin(axis=0), seconds.min(axis=0)
         for state in np.flatnonzero(least < self.longest_s).tolist():
             self.longest_s[state], self.hosts[state] = least[state], host
-            self.came[state] = int(origin[state]), used
+            self.origins[state] = int(origin[state]), used
 
 
-def _filled(machines: Machines, count: int) -> Counts:
+def _filled(machines: HpgoMachines, count: int) -> Counts:
     """``count`` devices, one host after another."""
     return tuple(min(machines.per_host, max(0, count - host * machines.per_host)) for host in range(machines.hosts))
 
 
-def _scattered(machines: Machines, count: int) -> Counts:
+def _scattered(machines: HpgoMachines, count: int) -> Counts:
     """``count`` devices, one of each host in turn."""
     each, more = divmod(count, machines.hosts)
     return tuple(each + (host < more) for host in range(machines.hosts))
 
 
-def _rest(machines: Machines, used: Counts) -> Counts:
+def _rest(machines: HpgoMachines, used: Counts) -> Counts:
     return tuple(machines.per_host - count for count in used)
 
 
-def _one_of(machines: Machines, host: int) -> Counts:
+def _one_of(machines: HpgoMachines, host: int) -> Counts:
     return tuple(int(each == host) for each in range(machines.hosts))
 
 
-def _next_hosts(machines: Machines, used: Counts) -> list[int]:
+def _next_hosts(machines: HpgoMachines, used: Counts) -> list[int]:
     """Hosts of one more device: the first that is fresh, and the first that is in use and has room."""
     fresh = [host for host, count in enumerate(used) if not count]
     begun = [host for host, count in enumerate(used) if 0 < count < machines.per_host]
     return [*fresh[:1], *begun[:1]]
 
 
-def search(graph: LayerGraph, machines: Machines, global_batch: int, micro_batch: int) -> tuple[float, Pipeline]:
+def search(
+    graph: LayerGraph, machines: HpgoMachines, global_batch: int, micro_batch: int
+) -> tuple[float, HpgoPipeline]:
     """HPGO's answer: the speed-up over one device that it estimates, and the plan.
 
     Args:
@@ -302,7 +304,7 @@ def search(graph: LayerGraph, machines: Machines, global_batch: int, micro_batch
     """
     require_positive(global_batch=global_batch, micro_batch=micro_batch)
     planners: dict[int, Planner] = {}
-    best: tuple[float, Pipeline] | None = None
+    best: tuple[float, HpgoPipeline] | None = None
     for copies in range(1, max(2, machines.devices // 2 + 1)):
         count = global_batch // copies // micro_batch
         if not count:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from planner.baselines.common.as_profile import as_profile
 from planner.baselines.common.reading import read_text
-from planner.baselines.pipedream.format import LayerGraph, Node
+from planner.baselines.pipedream.format import LayerGraph, LayerNode
 from planner.ir.cluster import MEASURED, Cluster
 from planner.ir.errors import FormatError, UnknownNameError, UsageError
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile
@@ -35,7 +35,7 @@ _GPUS = {"GH-96": "GH200-96GB"}
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class SailorNetwork:
     """Shapes that the file does not state."""
 
     hidden: int
@@ -53,15 +53,15 @@ class Network:
         return samples * self.length * (66 * self.hidden + 9 * self.heads * self.length)
 
 
-NETWORKS: Mapping[str, Network] = {
-    "OPT-350": Network(1024, 16, 50272),
-    "OPT-30": Network(7168, 56, 50272),
-    "GPT-Neo-2.7": Network(2560, 32, 128256),
+NETWORKS: Mapping[str, SailorNetwork] = {
+    "OPT-350": SailorNetwork(1024, 16, 50272),
+    "OPT-30": SailorNetwork(7168, 56, 50272),
+    "GPT-Neo-2.7": SailorNetwork(2560, 32, 128256),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class LayerTimes:
+class SailorRow:
     """A row: layers ``first`` to ``last``, seconds of one micro-batch."""
 
     model: str
@@ -75,7 +75,7 @@ class LayerTimes:
     update_s: float
 
 
-def read(path: str | Path) -> tuple[LayerTimes, ...]:
+def read(path: str | Path) -> tuple[SailorRow, ...]:
     """All rows of a file.
 
     Raises:
@@ -85,12 +85,12 @@ def read(path: str | Path) -> tuple[LayerTimes, ...]:
     return parse(read_text(path).text, str(path))
 
 
-def parse(text: str, source: str) -> tuple[LayerTimes, ...]:
+def parse(text: str, source: str) -> tuple[SailorRow, ...]:
     """As :func:`read`, of text."""
     reader = csv.DictReader(text.splitlines())
     if not set(_COLUMNS) <= set(reader.fieldnames or ()):
         raise FormatError(f"{source} is no table of layers", [f"needed: {', '.join(_COLUMNS)}"])
-    rows: list[LayerTimes] = []
+    rows: list[SailorRow] = []
     faults: list[str] = []
     for number, line in enumerate(reader, start=2):
         try:
@@ -98,7 +98,7 @@ def parse(text: str, source: str) -> tuple[LayerTimes, ...]:
             times = [float(line[name]) for name in _COLUMNS[6:]]
             if min(whole[:2]) < 1 or whole[2] > whole[3] or not all(0 <= each < float("inf") for each in times):
                 raise ValueError("a number that cannot be")
-            rows.append(LayerTimes(line["model"], line["gpu"], *whole, *times))
+            rows.append(SailorRow(line["model"], line["gpu"], *whole, *times))
         except (TypeError, ValueError) as error:
             faults.append(f"line {number}: {error}")
     if faults or not rows:
@@ -106,7 +106,7 @@ def parse(text: str, source: str) -> tuple[LayerTimes, ...]:
     return tuple(rows)
 
 
-def profile_of(rows: Iterable[LayerTimes], model: str, cluster: Cluster, tensor_parallel: int = 1) -> Profile:
+def profile_of(rows: Iterable[SailorRow], model: str, cluster: Cluster, tensor_parallel: int = 1) -> Profile:
     """The profile of ``model`` on ``cluster``, whose kinds are those of the catalogue.
 
     Args:
@@ -155,7 +155,7 @@ def profile_of(rows: Iterable[LayerTimes], model: str, cluster: Cluster, tensor_
 
 
 def layer_times(
-    rows: Iterable[LayerTimes], network: Network, kinds: Iterable[str]
+    rows: Iterable[SailorRow], network: SailorNetwork, kinds: Iterable[str]
 ) -> dict[str, dict[tuple[int, int], list[tuple[float, float, float]]]]:
     """By kind of the catalogue, then by tensor degree and micro-batch: (forward, backward, update) seconds by layer.
 
@@ -181,18 +181,18 @@ def layer_times(
     return times
 
 
-def _is_on(row: LayerTimes, kind: str) -> bool:
+def _is_on(row: SailorRow, kind: str) -> bool:
     """Whether a row is of that kind of the catalogue."""
     return kind.startswith(_GPUS.get(row.gpu, row.gpu))
 
 
-def _times(rows: Iterable[LayerTimes], model: str, kind: str) -> dict[int, list[LayerTimes]]:
+def _times(rows: Iterable[SailorRow], model: str, kind: str) -> dict[int, list[SailorRow]]:
     """By micro-batch, a row for each layer on devices of ``kind``."""
     own = [row for row in rows if _is_on(row, kind)]
     gpus = sorted({row.gpu for row in rows if row.model == model})
     if not any(row.model == model for row in own):
         raise UnknownNameError(f"no times of {model} on {kind}", [f"there are those on: {', '.join(gpus)}"])
-    by_size: dict[int, dict[int, LayerTimes]] = {}
+    by_size: dict[int, dict[int, SailorRow]] = {}
     for row in own:
         if row.model == model:
             by_size.setdefault(row.micro_batch, {}).update(dict.fromkeys(range(row.first, row.last + 1), row))
@@ -212,7 +212,7 @@ def _times(rows: Iterable[LayerTimes], model: str, kind: str) -> dict[int, list[
     return {size: [layers[index] for index in sorted(layers)] for size, layers in by_size.items()}
 
 
-def _graph(model: str, network: Network, rows: list[LayerTimes], samples: int) -> LayerGraph:
+def _graph(model: str, network: SailorNetwork, rows: list[SailorRow], samples: int) -> LayerGraph:
     hidden_bytes = float(_FLOAT * samples * network.length * network.hidden)
     table = network.vocabulary * network.hidden
     last = len(rows) - 1
@@ -228,12 +228,12 @@ def _graph(model: str, network: Network, rows: list[LayerTimes], samples: int) -
         )
         num_bytes = float(_FLOAT * samples * network.length * network.vocabulary) if index == last else hidden_bytes
         nodes.append(
-            Node(name, name.rstrip("0123456789"), row.forward_s, row.backward_s, num_bytes, _FLOAT * parameters)
+            LayerNode(name, name.rstrip("0123456789"), row.forward_s, row.backward_s, num_bytes, _FLOAT * parameters)
         )
     return LayerGraph(f"sailor:{model}", tuple(nodes), tuple((index, index + 1) for index in range(last)))
 
 
-def _measurement(layer: str, samples: int, row: LayerTimes, network: Network, *, is_block: bool) -> Measurement:
+def _measurement(layer: str, samples: int, row: SailorRow, network: SailorNetwork, *, is_block: bool) -> Measurement:
     hidden_bytes = _FLOAT * samples * network.length * network.hidden
     saved = network.saved_bytes(samples) if is_block else hidden_bytes
     half = row.backward_s / 2

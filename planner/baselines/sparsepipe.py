@@ -36,9 +36,9 @@ import numpy as np
 
 from planner.baselines.common.answer import (
     OPTIMAL,
-    Answer,
     Json,
     Placed,
+    RivalAnswer,
     Trial,
     bandwidth_bytes_per_s,
     candidates,
@@ -47,15 +47,15 @@ from planner.baselines.common.answer import (
     rival_plan,
     stages_in,
 )
-from planner.baselines.common.problem import Network, block_ends, blocks_at, network
+from planner.baselines.common.problem import PricedNetwork, block_ends, blocks_at, network
 from planner.baselines.pipedream.format import Floats, LayerGraph, States, states_of
 from planner.baselines.pipedream.planner import stashes
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.budget import check_time
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.feasibility import micro_batch_sizes, require_divisible
 from planner.solvers.progress import Progress
 
@@ -87,7 +87,7 @@ def best_pipeline(
     communication: bool = True,
     memory_bytes: float = inf,
     fixed_order: bool = False,
-) -> Answer:
+) -> RivalAnswer:
     """The best plan: seconds a mini-batch of the slowest stage or link.
 
     Raises:
@@ -98,7 +98,7 @@ def best_pipeline(
     if not counts or min(counts) < 0 or not sum(counts) or not 0 < bandwidth_bytes_per_s < inf:
         detail = f"devices {list(counts)}, {bandwidth_bytes_per_s:g} bytes a second"
         raise UsageError("no devices, or no bandwidth", [detail], ["give numbers above 0"])
-    prices = _Prices(instance, bandwidth_bytes_per_s, communication, memory_bytes)
+    prices = _TypedStagePrices(instance, bandwidth_bytes_per_s, communication, memory_bytes)
     value, stages = _fixed(prices, counts) if fixed_order else _free(prices, counts)
     if value == inf:
         return infeasible()
@@ -110,10 +110,10 @@ def best_pipeline(
         }
         for stage in stages
     ]
-    return Answer(value, value, OPTIMAL, {"stages": shown})
+    return RivalAnswer(value, value, OPTIMAL, {"stages": shown})
 
 
-class _Prices:
+class _TypedStagePrices:
     """What stages cost: matrices by start (0: nothing done, i + 1: state i done) and the state they reach."""
 
     def __init__(self, types: Sequence[DeviceType], bandwidth: float, communication: bool, memory: float) -> None:
@@ -143,7 +143,7 @@ class _Prices:
         return np.where(stashes(behind, total) * self._stash <= self._memory, priced, inf)
 
 
-def _free(prices: _Prices, counts: Counts) -> tuple[float, list[_Stage]]:
+def _free(prices: _TypedStagePrices, counts: Counts) -> tuple[float, list[_Stage]]:
     """best[v][i] = min over g <= v and j of max(stage of g from i to j, best[v - g][j + 1]), v by growing size."""
     num_starts = prices.states.num_states + 1
     best = {tuple(0 for _ in counts): np.where(np.arange(num_starts) == num_starts - 1, 0.0, inf)}
@@ -174,7 +174,7 @@ def _free(prices: _Prices, counts: Counts) -> tuple[float, list[_Stage]]:
     return float(best[whole][0]), stages
 
 
-def _fixed(prices: _Prices, counts: Counts) -> tuple[float, list[_Stage]]:
+def _fixed(prices: _TypedStagePrices, counts: Counts) -> tuple[float, list[_Stage]]:
     """A[m][j] = min over k, m' of max(A[m - m'][k], stage from k to j on the devices m - m' ... m - 1 of the row)."""
     by_count = sorted(range(len(counts)), key=lambda index: -counts[index])
     row = [index for index in by_count for _ in range(counts[index])]
@@ -269,7 +269,7 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
             yield from (replace(each, prepares_ahead=False) for each in offered)
 
 
-def _networks(problem: Problem, book: PriceBook, kinds: list[str], size: int) -> dict[str, Network]:
+def _networks(problem: Problem, book: PriceBook, kinds: list[str], size: int) -> dict[str, PricedNetwork]:
     """The network on each kind; if one must be a chain of blocks, the same blocks on all."""
     networks = {kind: network(problem, book, kind, size, prepares=True) for kind in kinds}
     ends = block_ends(networks[kinds[0]], len(problem.ranks))

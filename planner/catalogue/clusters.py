@@ -60,7 +60,7 @@ from planner.catalogue.reading import (
     FLOP_PER_S,
     MOST_YAML_BYTES,
     SECONDS,
-    Reader,
+    FieldReader,
     parse_yaml,
     suggestion,
 )
@@ -101,7 +101,7 @@ def read_machines(path: str | Path, own: Cluster = _NO_CLUSTER) -> Machines:
 
 def machines_of(text: str, own: Cluster = _NO_CLUSTER, source: str = "text") -> Machines:
     """As :func:`read_machines`, of text."""
-    parser = _Machines(Reader(), own)
+    parser = _Machines(FieldReader(), own)
     machines = parser.read(parse_yaml(text, source))
     parser.reader.finish(source, "cluster file")
     return machines
@@ -111,7 +111,7 @@ def machines_of(text: str, own: Cluster = _NO_CLUSTER, source: str = "text") -> 
 class _Machines:
     """Reads one cluster file."""
 
-    reader: Reader
+    reader: FieldReader
     own: Cluster
     tiers: tuple[Tier, ...] = HOST_TIERS
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from planner.catalogue.reading import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS, Reader, parse_yaml, suggestion
+from planner.catalogue.reading import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS, FieldReader, parse_yaml, suggestion
 from planner.ir.errors import CorruptFileError, UnknownNameError
 
 
@@ -120,17 +120,17 @@ def device(name: str) -> DeviceEntry:
     Raises:
         UnknownNameError: there is none; the text suggests the nearest.
     """
-    return _found("device", name, devices())
+    return _entry_named("device", name, devices())
 
 
 def link(name: str) -> LinkEntry:
     """The link called ``name``, as :func:`device`."""
-    return _found("link", name, links())
+    return _entry_named("link", name, links())
 
 
 def read_device(text: str, source: str) -> DeviceEntry:
     """The device that a file of the catalogue describes."""
-    reader = Reader()
+    reader = FieldReader()
     needed, more = ("device", "family", "vendor", "figures"), ("aliases", "note", "unknown")
     root = reader.mapping(parse_yaml(text, source), "", needed, more)
     figures = reader.mapping(root["figures"], "figures", (), (*FIGURES, "peak"))
@@ -165,7 +165,7 @@ def read_device(text: str, source: str) -> DeviceEntry:
 
 def read_links(text: str, source: str) -> tuple[LinkEntry, ...]:
     """The links that the catalogue's file of links describes."""
-    reader = Reader()
+    reader = FieldReader()
     root = reader.mapping(parse_yaml(text, source), "", ("links",))
     entries = []
     for path, value in reader.items(root["links"], "links"):
@@ -188,7 +188,7 @@ def names_of(entries: Iterable[DeviceEntry] | Iterable[LinkEntry]) -> dict[str, 
     return {word.lower(): entry.name for entry in entries for word in (entry.name, *entry.aliases)}
 
 
-def _found(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+def _entry_named(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     names = names_of(entries.values())
     if name.lower() not in names:
         near = suggestion(name, names.values())
@@ -198,7 +198,7 @@ def _found(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     return entries[names[name.lower()]]
 
 
-def _figure(reader: Reader, value: Any, path: str, dimension: str) -> Figure:
+def _figure(reader: FieldReader, value: Any, path: str, dimension: str) -> Figure:
     node = reader.mapping(value, path, ("value", "source", "date"))
     return Figure(
         reader.quantity(node["value"], f"{path}.value", dimension),
@@ -208,11 +208,13 @@ def _figure(reader: Reader, value: Any, path: str, dimension: str) -> Figure:
     )
 
 
-def _optional_figure(reader: Reader, node: Mapping[str, Any], path: str, key: str, dimension: str) -> Figure | None:
+def _optional_figure(
+    reader: FieldReader, node: Mapping[str, Any], path: str, key: str, dimension: str
+) -> Figure | None:
     return _figure(reader, node[key], f"{path}.{key}", dimension) if key in node else None
 
 
-def _aliases(reader: Reader, node: Mapping[str, Any], path: str) -> tuple[str, ...]:
+def _aliases(reader: FieldReader, node: Mapping[str, Any], path: str) -> tuple[str, ...]:
     if "aliases" not in node:
         return ()
     return tuple(reader.text(value, where) for where, value in reader.items(node["aliases"], f"{path}aliases"))

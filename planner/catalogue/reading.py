@@ -64,7 +64,7 @@ def parse_yaml(text: str, source: str) -> Any:
     """
     import yaml  # late: only who reads the catalogue or a cluster file needs it
 
-    class Loader(yaml.SafeLoader):
+    class StrictLoader(yaml.SafeLoader):
         """As ``yaml.safe_load``, but a key that comes twice is refused."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -79,7 +79,7 @@ def parse_yaml(text: str, source: str) -> Any:
     if len(text) > MOST_YAML_BYTES:
         raise CorruptFileError(f"{source} is too large", [f"{len(text)} characters; {MOST_YAML_BYTES} are the most"])
     try:
-        loader = Loader(text)
+        loader = StrictLoader(text)
         root = loader.get_single_node()
         _require_small(root, source)
         return loader.construct_document(root) if root is not None else None
@@ -135,7 +135,7 @@ _MOST = {
 
 
 @dataclass(slots=True)
-class Reader:
+class FieldReader:
     """Reads plain values by type, and collects what is wrong instead of stopping at it."""
 
     faults: list[str] = field(default_factory=list)

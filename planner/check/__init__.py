@@ -1,10 +1,8 @@
-"""The independent checker: is a plan whole, legal, and what it says it is?  Shares no code with solvers and simulator.
+"""The checker: whether a plan is legal, as it was asked for, and what the cost model forecasts of its decision.
 
-Read ``verdict``, which asks the others; ``coverage`` says what is checked of each field.  Without a profile:
-``structure``, ``statements``, ``request`` and ``order``.  With one, ``recompute`` goes through the step (what
-``action_times`` say, in the order of ``events``) and the ``memory`` (what ``stages`` hold, as high as ``stage_memory``
-says), at prices that are given (``prices``, of token slices ``slices``); ``drawn`` is what only the simulator itself
-can say again.
+Read ``verdict``, which asks the others; ``coverage`` says what is checked of each field.  Legal: ``structure`` and
+``order``; as asked: ``request``; of one mind: ``statements``; with a profile, equal to a new forecast: ``prediction``.
+It shares no code with solvers.  That the cost model is right is what ``tests/oracles`` are for.
 """
 
 from __future__ import annotations
@@ -20,6 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["check", "needs_profile", "not_checked"]
 
 _HOMES = {"check": "verdict", "needs_profile": "coverage", "not_checked": "coverage"}
-"""Imported when first used: a rank asks ``layouts`` alone, and needs no cost model."""
+"""Imported when first used: a rank asks ``structure`` alone, and needs no cost model."""
 
 __getattr__ = lazily(__name__, _HOMES)

@@ -16,8 +16,9 @@ from planner.check.structure import has_layouts, is_in_parts
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Decision, Size, samples_in
 from planner.ir.program import Message, Part, Program, Route
-from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph
+from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, StageGraph
 from planner.passes import lower, validate
+from planner.passes.versions import in_flight
 
 _AHEAD = (Op.SEND_FORWARD, Op.RECV_FORWARD)
 _HALVES = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
@@ -59,14 +60,12 @@ def rows_of(decision: Decision) -> tuple[Rows, tuple[str, ...]]:
     return tuple(rows), tuple(faults)
 
 
-def program_faults(decision: Decision, program: Program) -> Iterator[str]:
-    """What is illegal about the program, or not as its schedule orders it."""
+def illegal_program(decision: Decision, program: Program) -> Iterator[str]:
+    """Why the program could not be run; nothing if it is legal."""
     try:
         validate(program, staleness=_staleness(decision, program))
     except (ValueError, HalopipeError) as error:
         yield f"decision.program: the program is not legal: {error}"
-        return
-    yield from _schedule_faults(decision, program)
 
 
 def stated_program(decision: Decision, rows: Rows) -> Program:
@@ -156,15 +155,15 @@ def schedule_order(decision: Decision, program: Program, name: str) -> Decision:
         HalopipeError: that schedule cannot order these stages.
         ValueError: likewise.
     """
-    windows = _kept(program, False) if schedules.traits(decision.schedule).windowed else ()
+    windows = _windows(program)[0] if schedules.traits(decision.schedule).windowed else ()
     is_ahead = not program.stages.prepares or _first_difference(decision, program, windows, True) is None
     order = schedules.schedule(name)(_pipeline(decision, program, windows))
     ordered = lower(order, program.stages, program.ranks, program.messages, len(program.rows), ahead=is_ahead)
     return replace(decision, schedule=name, program=tuple(tuple(map(str, row)) for row in ordered.rows))
 
 
-def _schedule_faults(decision: Decision, program: Program) -> Iterator[str]:
-    """Where the program first differs from what the schedule gives."""
+def schedule_faults(decision: Decision, program: Program) -> Iterator[str]:
+    """Where a legal program first differs from what the schedule gives."""
     name = decision.schedule
     if name not in schedules.names():
         yield f"decision.schedule: no schedule {name!r}; known: {', '.join(schedules.names())}"
@@ -179,7 +178,7 @@ def _schedule_faults(decision: Decision, program: Program) -> Iterator[str]:
         halves = ("whole (B)", "split (I, W)")
         yield f"decision.schedule: backwards of {name} are {halves[traits.splits_backward]}, here {halves[split]}"
         return
-    windows = [()] if not traits.windowed else [(), _kept(program, False), _kept(program, True)]
+    windows = [(), *_windows(program)] if traits.windowed else [()]
     differing: list[str] = []
     for each in dict.fromkeys(windows):
         for ahead in (True, False) if program.stages.prepares else (True,):
@@ -207,16 +206,14 @@ def _first_difference(decision: Decision, program: Program, windows: tuple[int, 
     return None
 
 
-def _kept(program: Program, most: bool) -> tuple[int, ...]:
-    """By stage, how many forwards come before the first backward; or the most micro-batches in flight."""
-    first, highest = [0] * len(program.ranks), [0] * len(program.ranks)
+def _windows(program: Program) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Windows that a program may be made with: forwards before a stage's first backward; the most in flight."""
+    warm_ups = []
     for stage, ranks in enumerate(program.ranks):
-        row = [action for action in program.rows[ranks[0]] if action.stage == stage and action.op in COMPUTE]
-        ends = [index for index, action in enumerate(row) if action.op in _BACKWARD]
-        first[stage] = sum(action.op is Op.FORWARD for action in row[: ends[0] if ends else len(row)])
-        held = 0
-        for action in row:
-            held += (action.op is Op.FORWARD) - (action.op in ADDS_GRADIENTS)
-            highest[stage] = max(highest[stage], held)
+        ops = [action.op for action in program.rows[ranks[0]] if action.stage == stage and action.op in COMPUTE]
+        first_backward = next((index for index, op in enumerate(ops) if op in _BACKWARD), len(ops))
+        warm_ups.append(ops[:first_backward].count(Op.FORWARD))
     longer = program.stages.slices - 1  # by so much is a warm-up longer where there are token slices
-    return tuple(max(1, count - longer) for count in (highest if most else first))
+    most = in_flight(program.rows, len(program.ranks))
+    first, highest = (tuple(max(1, count - longer) for count in counts) for counts in (warm_ups, most))
+    return first, highest

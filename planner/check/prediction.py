@@ -14,6 +14,7 @@ from planner.check.order import schedule_order
 from planner.check.statements import binding_faults, close
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.costs.sentences import longest_sum_s, most_messages_s
 from planner.costs.uncertainty import DRAWS
 from planner.ir.plan import Alternative, Decision, Plan, Prediction
@@ -29,7 +30,7 @@ def prediction_faults(plan: Plan, book: PriceBook) -> Iterator[str]:
     """Where the prediction differs from a new forecast of the same decision."""
     request, stated = plan.inputs.request, plan.prediction
     num_draws = DRAWS if stated.p10_s or stated.p90_s else 0
-    new_forecast = forecast(book, plan.decision, request.memory_margin, request.memory_bytes, num_draws)
+    new_forecast = forecast(Pricing(book), plan.decision, request.memory_margin, request.memory_bytes, num_draws)
     fresh = new_forecast.prediction
     if not close(stated.step_s, fresh.step_s):
         yield f"prediction.step_s: the predicted step is {stated.step_s} s, recomputed {fresh.step_s} s"
@@ -100,7 +101,9 @@ def alternative_faults(plan: Plan, book: PriceBook, program: Program) -> Iterato
         decisions = [decision]
         if program.stages.prepares:  # another schedule may pay where the next step is prepared otherwise
             decisions.append(replace(decision, prepares_next_step=not decision.prepares_next_step))
-        forecasts = (forecast(book, each, request.memory_margin, request.memory_bytes, 0) for each in decisions)
+        forecasts = (
+            forecast(Pricing(book), each, request.memory_margin, request.memory_bytes, 0) for each in decisions
+        )
         yield from min((list(_differences(plan, other, each.prediction, path)) for each in forecasts), key=len)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from planner import schedules
 from planner.check.structure import has_layouts
 from planner.ir.cluster import Cluster
-from planner.ir.constraints import FAMILIES, KIND, WHATS, Ways, broken
+from planner.ir.constraints import FAMILIES, KIND, WHATS, CutDegrees, broken
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
 from planner.ir.problem import (
@@ -135,7 +135,7 @@ def _division_faults(plan: Plan) -> Iterator[str]:
         path = f"decision.layers.{name}"
         if placed.margin > request.halo_depth:
             yield f"{path}.margin: {placed.margin} rows beyond the part, asked for at most {request.halo_depth}"
-        ways = Ways.of(placed.cuts)
+        ways = CutDegrees.of(placed.cuts)
         for family in FAMILIES:
             if ways.along(family) > 1 and family not in request.allow:
                 allowed = ", ".join(request.allow) or "nothing"

@@ -84,6 +84,14 @@ def _input_faults(plan: Plan) -> Iterator[str]:
         value = getattr(plan.inputs, name)
         if not _FINGERPRINT.fullmatch(value):
             yield f"inputs.{name}: {value!r} is not sha256: and 16 digits"
+    yield from correction_faults(plan)
+    state = plan.inputs.optimizer.state_bytes_per_parameter_byte
+    if state < 0:
+        yield f"inputs.optimizer.state_bytes_per_parameter_byte: {state} is below 0"
+
+
+def correction_faults(plan: Plan) -> Iterator[str]:
+    """Corrections that no profile can be seen under."""
     corrected = set()
     for number, one in enumerate(plan.inputs.corrections):
         path = f"inputs.corrections[{number}]"
@@ -94,9 +102,6 @@ def _input_faults(plan: Plan) -> Iterator[str]:
         if one.of in corrected:
             yield f"{path}.of: {one.of.what} of {one.of.where} is corrected twice"
         corrected.add(one.of)
-    state = plan.inputs.optimizer.state_bytes_per_parameter_byte
-    if state < 0:
-        yield f"inputs.optimizer.state_bytes_per_parameter_byte: {state} is below 0"
 
 
 def _prediction_faults(plan: Plan, trains: bool) -> Iterator[str]:
@@ -230,7 +235,8 @@ def binding_faults(plan: Plan, sums: float | None = None, messages: float | None
         return
     busiest_s = max(rank.compute_s for rank in stated.ranks)
     busiest = [rank.rank for rank in stated.ranks if close(rank.compute_s, busiest_s, 1e-6)]
-    shares = {computes(plan.decision, rank): busiest_s / step_s for rank in busiest} | {IDLE: stated.bubble_fraction}
+    names = [computes(plan.decision.stages, rank) for rank in busiest]
+    shares = dict.fromkeys(names, busiest_s / step_s) | {IDLE: stated.bubble_fraction}
     unknown = [label for label, share in ((SUMS, sums), (MESSAGES, messages)) if share is None]
     shares |= {label: share for label, share in ((SUMS, sums), (MESSAGES, messages)) if share is not None}
     place = {text: (1, -percent) for label, share in shares.items() for text, percent in _rounded(share, label)}

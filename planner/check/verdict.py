@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.check.order import program_faults, rows_of, stated_program
+from planner.check.order import illegal_program, rows_of, schedule_faults, stated_program
 from planner.check.prediction import alternative_faults, prediction_faults
 from planner.check.request import request_faults
-from planner.check.statements import statement_faults
+from planner.check.statements import correction_faults, statement_faults
 from planner.check.structure import (
     device_faults,
     form_faults,
@@ -38,15 +38,17 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
     """
     decision = plan.decision
     rows, unreadable = rows_of(decision)
-    faults = [*structure_faults(decision), *statement_faults(plan, rows)]
-    faults += form_faults(decision) if profile is None else ()
-    faults += unreadable
-    is_sound = not any(fault.startswith(("decision", "inputs.corrections")) for fault in faults)
+    misshapen, corrections = list(structure_faults(decision)), list(correction_faults(plan))
+    forms = list(form_faults(decision)) if profile is None else []
+    faults = [*misshapen, *statement_faults(plan, rows), *forms, *unreadable]
+    is_sound = not (misshapen or corrections or forms or unreadable)
     if profile is None:
         if is_sound:
-            faults += [*request_faults(plan, None, rows), *program_faults(decision, stated_program(decision, rows))]
+            faults += request_faults(plan, None, rows)
+            program = stated_program(decision, rows)
+            faults += list(illegal_program(decision, program)) or schedule_faults(decision, program)
         return tuple(faults)
-    if not any(fault.startswith("inputs.corrections") for fault in faults):
+    if not corrections:
         profile = plan.inputs.as_seen(profile)
     faults += _input_faults(plan, profile)
     misplaced = [*model_faults(decision, profile.graph), *device_faults(decision, profile)]
@@ -61,9 +63,9 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
     faults += request_faults(plan, profile, rows)
     try:
         program = Boundaries.of_decision(profile.graph, decision).program(decision)
-        illegal = list(program_faults(decision, program))
-        faults += illegal
-        if not any("not legal" in fault for fault in illegal):
+        illegal = list(illegal_program(decision, program))
+        faults += illegal or schedule_faults(decision, program)
+        if not illegal:
             book = PriceBook(profile)
             faults += [*prediction_faults(plan, book), *alternative_faults(plan, book, program)]
     except (ValueError, LookupError, HalopipeError) as error:

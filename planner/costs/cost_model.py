@@ -6,10 +6,10 @@ from dataclasses import InitVar, dataclass, field, replace
 
 import numpy as np
 
-from planner.costs.calibration.apply_corrections import Excess, Factors, corrected
+from planner.costs.calibration.apply_corrections import Factors, StepResidual, corrected
 from planner.costs.communication.collectives import norm_s
 from planner.costs.communication.halo import site_exchanges_s
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.costs.layers.cost_table import Array, CostTables, Run, SizeTable, layers_of, running
 from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.memory.levels import LevelTables
@@ -34,10 +34,10 @@ class PriceBook:
 
     source: InitVar[Profile]
     profile: Profile = field(init=False)
-    excess: Excess = field(init=False)
+    excess: StepResidual = field(init=False)
     tables: CostTables = field(init=False)
     levels: LevelTables = field(init=False)
-    network: Network = field(init=False)
+    network: NetworkPrices = field(init=False)
     preparations: Preparations = field(init=False)
     has_sites: bool = field(init=False)
     _slices: list[SlicePrices] = field(init=False, default_factory=list, repr=False)
@@ -54,10 +54,10 @@ class PriceBook:
 
     def __post_init__(self, source: Profile) -> None:
         self.profile = corrected(source)
-        self.excess = Excess(Factors.of(source.calibration.corrections))
+        self.excess = StepResidual(Factors.of(source.calibration.corrections))
         self.tables = CostTables(self.profile)
         self.levels = LevelTables(self.profile)
-        self.network = Network(self.profile.cluster)
+        self.network = NetworkPrices(self.profile.cluster)
         self.preparations = Preparations(self.profile)
         self.has_sites = bool(over_sites(self.profile.graph))
 

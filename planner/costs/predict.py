@@ -1,34 +1,33 @@
-"""What a decision is predicted to cost."""
+"""What a decision is predicted to cost: its step and timeline, memory by rank, deciles, and the rate that it sustains.
+
+step, timeline   one run of the simulator over the decision's prices (:mod:`planner.costs.pricing`)   ``forecast``
+deciles          the same trace under costs drawn anew (:mod:`planner.costs.uncertainty`)
+two plans        draws that are the same for both                                              ``paired_forecast``
+a stream         what a further batch takes, where passes follow one another without a flush         ``sustained``
+unflushed        what a further step takes, of a schedule that updates within it              ``unflushed_step_s``
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from planner.costs.candidate import Candidate, candidate_of
 from planner.costs.communication.links import transport_of
-from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import layers_of
-from planner.costs.memory.messages import carried_by
-from planner.costs.memory.peak import RankMemory, rank_memories
+from planner.costs.memory.lifetimes import RankMemory
+from planner.costs.pricing import PricedProgram, Pricing
 from planner.costs.simulator.breakdown import Parts, breakdown
 from planner.costs.simulator.events import run, timeline
-from planner.costs.simulator.prices import SlotPrices, prices_of, transfer_bytes
-from planner.costs.simulator.program import CompiledProgram, compile_program
-from planner.costs.simulator.symmetry import Symmetry, symmetry_of
-from planner.costs.stages.action_costs import StageCosts
-from planner.costs.stages.placement import placements
+from planner.costs.simulator.prices import SlotPrices
 from planner.costs.timeline import Trace
 from planner.costs.uncertainty import DRAWS, Deciles, Draws, deciles, deciles_of, paired_steps, varies
 from planner.ir.cluster import Evidence
-from planner.ir.plan import Decision, Prediction, RankPrediction, Size
+from planner.ir.plan import Decision, Prediction, RankPrediction
 from planner.ir.profile import Profile
-from planner.ir.program import Program
-from planner.ir.schedule import COMPUTE, Pipeline
+from planner.ir.schedule import COMPUTE
 from planner.ir.timeline import Timeline
-from planner.layers.boundary import Boundaries
-from planner.passes import lower, validate
-from planner.schedules import schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,37 +52,38 @@ def predict(
         IllegalProgramError: the decision's program is not legal.
         MissingMeasurementError: the profile does not say what a layer costs at a size the decision uses.
     """
-    found = forecast(PriceBook(profile), decision, memory_margin, memory_bytes)
-    return found.prediction, found.timeline
+    whole = forecast(Pricing.of(profile), decision, memory_margin, memory_bytes)
+    return whole.prediction, whole.timeline
 
 
 def forecast(
-    book: PriceBook, decision: Decision, memory_margin: float, memory_bytes: int = 0, num_draws: int = DRAWS
+    pricing: Pricing,
+    decision: Decision | Candidate,
+    memory_margin: float,
+    memory_bytes: int = 0,
+    num_draws: int = DRAWS,
 ) -> Forecast:
     """As :func:`predict`, with prices that were looked up before, and memory by part.
 
     Args:
+        decision: as a file has it, or in indices; rows that it has are validated.
         num_draws: of the step under noise (``costs.uncertainty``); 0: its deciles are not wanted.
     """
-    whole, costs = _priced(book, decision)
-    symmetry = symmetry_of(costs)
-    if symmetry is not None and (
-        (num_draws and varies(costs)) or not symmetry.holds(whole)
-    ):  # ranks vary by themselves
-        symmetry = None
-    program = whole if symmetry is None else symmetry.first(whole)
-    compiled, sizes = _compiled(program, costs, symmetry)
-    prices = prices_of(compiled, costs, sizes)
+    candidate = _indexed(pricing, decision)
+    priced = pricing.priced(candidate)
+    if priced.symmetry is not None and num_draws and varies(priced.costs):  # ranks vary by themselves
+        priced = pricing.priced(candidate, each_rank=True)
+    costs, compiled, symmetry = priced.costs, priced.compiled, priced.symmetry
+    prices = priced.prices()
     trace = run(compiled, prices)
-    carried = carried_by(program, compiled)
-    seen = timeline(compiled, trace, costs, sizes, carried)
-    memories = rank_memories(costs, compiled, sizes, carried)
-    devices = book.profile.cluster.devices
+    steps = timeline(compiled, trace, costs, priced.sizes, priced.carried)
+    parts = _parts(priced, prices, steps, trace)
+    if symmetry is not None:
+        steps, parts = symmetry.timeline(steps), symmetry.spread(parts)
+    memories = priced.memories()
+    devices = pricing.book.profile.cluster.devices
     usable = [int(device.memory_bytes * (1 - memory_margin)) for device in devices]
     limits = [min(limit, memory_bytes) if memory_bytes else limit for limit in usable]
-    parts = _parts(compiled, costs, prices, seen, trace)
-    if symmetry is not None:
-        seen, memories, parts = symmetry.timeline(seen), symmetry.spread(memories), symmetry.spread(parts)
     ranks = tuple(
         RankPrediction(
             rank,
@@ -99,28 +99,22 @@ def forecast(
         )
         for rank, (part, memory) in enumerate(zip(parts, memories, strict=True))
     )
-    step_s = trace.step_s
-    used = [ranks[rank] for rank, row in enumerate(whole.rows) if row]
-    lost_s = sum(rank.bubble_s + rank.idle_s for rank in used)
-    bubble = lost_s / (step_s * len(used)) if step_s > 0 else 0.0
-    evidence = weakest((costs.evidence(), *_network_evidence(costs, compiled, sizes)))
-    rate = decision.global_batch / step_s if step_s > 0 else 0.0
+    step_s, used, batch = trace.step_s, candidate.used_ranks, sum(candidate.micro_batches)
+    lost_s = sum(ranks[rank].bubble_s + ranks[rank].idle_s for rank in used)
     within = deciles(compiled, costs, prices, trace, num_draws) if num_draws else Deciles(0.0, 0.0, 0.0)
-    transport = transport_of(book.profile.cluster, [rank.rank for rank in used])
-    stream = Sustained() if program.trains else sustained(book, decision, num_draws)
-    batch = decision.global_batch
+    stream = Sustained() if costs.trains else sustained(pricing, candidate, num_draws)
     prediction = Prediction(
         step_s,
-        rate,
-        bubble,
+        batch / step_s if step_s > 0 else 0.0,
+        lost_s / (step_s * len(used)) if step_s > 0 else 0.0,
         ranks,
-        evidence,
+        weakest((costs.evidence(), *_network_evidence(priced))),
         within.p10_s,
         within.p90_s,
-        transport,
+        transport_of(pricing.book.profile.cluster, used),
         *(batch / period_s if period_s > 0 else 0.0 for period_s in (stream.period_s, stream.p90_s, stream.p10_s)),
     )
-    return Forecast(prediction, seen, memories)
+    return Forecast(prediction, steps, memories)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,11 +132,10 @@ class PairedForecast:
     num_exchanges: int
 
 
-def paired_forecast(book: PriceBook, decision: Decision, num_draws: int) -> PairedForecast:
+def paired_forecast(pricing: Pricing, decision: Decision | Candidate, num_draws: int) -> PairedForecast:
     """The step under draws that are the same for every plan of a profile; raises as :func:`predict`."""
-    program, costs = _priced(book, decision)
-    compiled, sizes = _compiled(program, costs)
-    prices = prices_of(compiled, costs, sizes)
+    priced = pricing.priced(_indexed(pricing, decision), each_rank=True)
+    compiled, costs, prices = priced.compiled, priced.costs, priced.prices()
     inside = sum(
         len(layers_of(costs.stages[action.stage].runs))
         for row in compiled.grid
@@ -179,7 +172,7 @@ def filling(num_stages: int) -> int:
     return num_stages + 2
 
 
-def sustained(book: PriceBook, decision: Decision, num_draws: int = 0) -> Sustained:
+def sustained(pricing: Pricing, decision: Decision | Candidate, num_draws: int = 0) -> Sustained:
     """Of forward passes that follow one another without a flush, as ranks run their rows again and again.
 
     The period is what the busiest rank or wire needs for a batch, or a little more where ranks wait for one another.
@@ -187,87 +180,52 @@ def sustained(book: PriceBook, decision: Decision, num_draws: int = 0) -> Sustai
     Args:
         num_draws: of the period under noise; 0: its deciles are not wanted.
     """
-    found = []
-    for times in (filling(len(decision.stages)), filling(len(decision.stages)) + FURTHER):
-        sizes: tuple[Size, ...] = decision.sizes * times
-        boundaries = Boundaries.of_decision(book.profile.graph, decision)
-        edges, count = boundaries.edges(), len(decision.sizes)
-        stages = boundaries.stages(edges, sizes)
-        rows = tuple(
-            tuple(
-                action if action.microbatch is None else replace(action, microbatch=action.microbatch + turn * count)
-                for turn in range(times)
-                for action in row
-            )
-            for row in decision.rows()
-        )
-        program = Program(rows, stages, boundaries.ranks, boundaries.routes(edges, sizes))
-        compiled = compile_program(program, sizes)
-        costs = StageCosts(book, placements(book, decision), sizes, False)
-        prices = prices_of(compiled, costs, transfer_bytes(program, compiled))
-        trace = run(compiled, prices)
-        draws = paired_steps(compiled, costs, prices, trace, num_draws) if num_draws else None
-        found.append((trace.step_s, draws, costs))
-    (first_s, first, _), (last_s, last, costs) = found
-    period_s = (last_s - first_s) / FURTHER
-    if first is None or last is None:
+    candidate = pricing.with_rows(_indexed(pricing, decision))
+    first = filling(candidate.num_stages)
+    fill, further = (pricing.priced(candidate.repeated(times), each_rank=True) for times in (first, first + FURTHER))
+    traces = [run(stream.compiled, stream.prices()) for stream in (fill, further)]
+    period_s = (traces[1].step_s - traces[0].step_s) / FURTHER
+    if not num_draws:
         return Sustained(period_s)
-    within = deciles_of((last - first) / FURTHER, costs)
+    first_s, last_s = (
+        paired_steps(stream.compiled, stream.costs, stream.prices(), trace, num_draws)
+        for stream, trace in zip((fill, further), traces, strict=True)
+    )
+    within = deciles_of((last_s - first_s) / FURTHER, further.costs)
     return Sustained(period_s, within.p10_s, within.p90_s)
 
 
-def unflushed_step_s(book: PriceBook, decision: Decision) -> float:
+def unflushed_step_s(pricing: Pricing, decision: Decision | Candidate) -> float:
     """A step of a schedule that updates within it, where steps follow one another without a flush.
 
     What two steps' micro-batches as one step take, less what one step's do: from then on the period is the same.
     """
+    candidate = _indexed(pricing, decision)
 
     def seconds(times: int) -> float:
-        micro_batches: tuple[Size, ...] = decision.sizes * times
-        boundaries = Boundaries.of_decision(book.profile.graph, decision)
-        edges = boundaries.edges()
-        stages = boundaries.stages(edges, micro_batches)
-        order = schedule(decision.schedule)(Pipeline(stages))
-        program = lower(order, stages, boundaries.ranks, boundaries.routes(edges, micro_batches), len(decision.program))
-        compiled = compile_program(program, micro_batches)
-        costs = StageCosts(book, placements(book, decision), micro_batches, program.trains)
-        return run(compiled, prices_of(compiled, costs, transfer_bytes(program, compiled))).step_s
+        longer = replace(candidate, micro_batches=candidate.micro_batches * times, rows=())
+        priced = pricing.priced(longer, each_rank=True)
+        return run(priced.compiled, priced.prices()).step_s
 
     return seconds(3) - seconds(2)
 
 
-def _priced(book: PriceBook, decision: Decision) -> tuple[Program, StageCosts]:
-    """The decision's program, and its prices."""
-    program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
-    validate(program)
-    costs = StageCosts(
-        book, placements(book, decision), decision.sizes, program.trains, prepares_next_step=decision.prepares_next_step
-    )
-    return program, costs
+def _indexed(pricing: Pricing, decision: Decision | Candidate) -> Candidate:
+    return decision if isinstance(decision, Candidate) else candidate_of(pricing.graph, decision)
 
 
-def _compiled(
-    program: Program, costs: StageCosts, symmetry: Symmetry | None = None
-) -> tuple[CompiledProgram, list[int]]:
-    """The program as integers; and the bytes of its transfers."""
-    copies = 1 if symmetry is None else symmetry.copies
-    compiled = compile_program(program, costs.micro_batches, costs.tied_ranks, copies)
-    return compiled, transfer_bytes(program, compiled)
-
-
-def _parts(
-    compiled: CompiledProgram, costs: StageCosts, prices: SlotPrices, seen: Timeline, trace: Trace
-) -> tuple[Parts, ...]:
+def _parts(priced: PricedProgram, prices: SlotPrices, steps: Timeline, trace: Trace) -> tuple[Parts, ...]:
     """Where the time of each rank goes."""
-    exchanged_s = [costs.exchange_s(action) if action.op in COMPUTE else 0.0 for row in compiled.grid for action in row]
-    return breakdown(seen, len(compiled.rows), exchanged_s, prices.beside, trace.left_s)
+    costs, grid = priced.costs, priced.compiled.grid
+    exchanged_s = [costs.exchange_s(action) if action.op in COMPUTE else 0.0 for row in grid for action in row]
+    return breakdown(steps, len(grid), exchanged_s, prices.beside, trace.left_s)
 
 
-def _network_evidence(costs: StageCosts, compiled: CompiledProgram, sizes: Sequence[int]) -> Iterator[Evidence]:
-    network = costs.book.network
-    for slot, size in zip(compiled.transfers, sizes, strict=True):
+def _network_evidence(priced: PricedProgram) -> Iterator[Evidence]:
+    network = priced.costs.book.network
+    for slot, size in zip(priced.compiled.transfers, priced.sizes, strict=True):
         yield network.transfer_evidence(slot.src, slot.dst, size)
-    for stage in costs.stages:
+    for stage in priced.costs.stages:
         yield network.all_reduce_evidence(stage.ranks, stage.own_bytes)
         for tie in stage.ties:
             yield network.all_reduce_evidence(tie.ranks, tie.num_bytes)

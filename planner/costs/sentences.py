@@ -5,8 +5,10 @@ Solvers write them; the checker writes them again of the figures that the file s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.costs.predict import Forecast
-from planner.ir.plan import Decision
+from planner.ir.plan import Stage
 from planner.ir.schedule import Op
 
 NEARLY_FULL, WORTH_NAMING = 0.9, 0.01
@@ -18,14 +20,14 @@ AS_FAST, TIE = "as fast", ", a tie"
 _GIB = 2.0**30
 
 
-def binding(decision: Decision, forecast: Forecast) -> tuple[str, ...]:
+def binding(stages: Sequence[Stage], forecast: Forecast) -> tuple[str, ...]:
     """What limits the step, in words, the largest share of it first."""
     step_s, ranks = forecast.prediction.step_s, forecast.prediction.ranks
     if step_s <= 0:
         return ()
     busiest = max(ranks, key=lambda rank: rank.compute_s)
     shares = {
-        computes(decision, busiest.rank): busiest.compute_s / step_s,
+        computes(stages, busiest.rank): busiest.compute_s / step_s,
         IDLE: forecast.prediction.bubble_fraction,
         SUMS: longest_sum_s(forecast) / step_s,
         MESSAGES: most_messages_s(forecast) / step_s,
@@ -39,9 +41,9 @@ def binding(decision: Decision, forecast: Forecast) -> tuple[str, ...]:
     )
 
 
-def computes(decision: Decision, rank: int) -> str:
+def computes(stages: Sequence[Stage], rank: int) -> str:
     """What a rank that computes is called: its device, and the first of its stages."""
-    for number, stage in enumerate(decision.stages):
+    for number, stage in enumerate(stages):
         if rank in stage.ranks:
             device = dict(zip(stage.ranks, stage.devices, strict=False)).get(rank, "")
             return f"of the step rank {rank} ({device}) computes stage {number}"

@@ -26,8 +26,9 @@ from math import sqrt
 
 import numpy as np
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.candidate import Candidate
 from planner.costs.predict import paired_forecast
+from planner.costs.pricing import Pricing
 from planner.costs.uncertainty import Draws, keyed, kind_of, model_deviation
 from planner.ir.codec import fingerprint
 from planner.ir.plan import Decision
@@ -68,19 +69,23 @@ class Judged:
 class Ties:
     """Plans of one profile, held against one another; each is drawn once."""
 
-    book: PriceBook
-    _known: dict[str, Judged] = field(init=False, default_factory=dict, repr=False)
+    pricing: Pricing
+    _judged: dict[str, Judged] = field(init=False, default_factory=dict, repr=False)
 
-    def judged(self, decision: Decision) -> Judged:
-        """The plan's draws; raises as ``predict``."""
+    def judged(self, decision: Decision, candidate: Candidate | None = None) -> Judged:
+        """The plan's draws; raises as ``predict``.
+
+        Args:
+            candidate: the decision in indices, from those who have it.
+        """
         name = fingerprint(decision)
-        judgement = self._known.get(name)
+        judgement = self._judged.get(name)
         if judgement is None:
-            paired = paired_forecast(self.book, decision, DRAWS)
+            paired = paired_forecast(self.pricing, candidate or decision, DRAWS)
             normal = np.zeros(DRAWS)
             for what, deviation in self._errors(decision, name):
                 normal += deviation * keyed(what).standard_normal(DRAWS)
-            judgement = self._known[name] = Judged(
+            judgement = self._judged[name] = Judged(
                 paired.steps * np.exp(normal),
                 paired.step_s / decision.global_batch,
                 len(decision.used_ranks),
@@ -122,8 +127,9 @@ class Ties:
         kind = kind_of([stage.ranks for stage in decision.stages])
         if kind == ONE_DEVICE:
             return
-        beyond = max(0.0, model_deviation(self.book, kind) ** 2 - model_deviation(self.book, ONE_DEVICE) ** 2)
+        book = self.pricing.book
+        beyond = max(0.0, model_deviation(book, kind) ** 2 - model_deviation(book, ONE_DEVICE) ** 2)
         yield kind, sqrt((1 - OWN) * beyond)
         yield f"own {name}", sqrt(OWN * beyond)
-        if kind == SHARING and throughout_sites(self.book.profile.graph):
+        if kind == SHARING and throughout_sites(self.pricing.graph):
             yield "sites", SITES

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.cost_model import PriceBook
-from planner.costs.layers.confidence import Measured, Noise
+from planner.costs.layers.confidence import CostNoise, MeasuredNoise
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import (
@@ -134,7 +134,7 @@ def keyed(key: str) -> np.random.Generator:
 
 def varies(costs: StageCosts) -> bool:
     """Whether any computing of the stages varies."""
-    measured = Measured(costs.book.profile)
+    measured = MeasuredNoise(costs.book.profile)
     parts = {
         (number, costs.kind(rank), placed.samples[rows][member] if placed.samples else float(rows))
         for number, placed in enumerate(costs.stages)
@@ -144,10 +144,10 @@ def varies(costs: StageCosts) -> bool:
     return any(_noise(measured, costs, costs.stages[number], kind, n).varies for number, kind, n in parts)
 
 
-def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, Noise]:
+def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, CostNoise]:
     """Of each action that varies; the same for all of a stage on one kind of device at as many samples."""
-    measured = Measured(costs.book.profile)
-    known: dict[tuple[int, str, float], Noise] = {}
+    measured = MeasuredNoise(costs.book.profile)
+    known: dict[tuple[int, str, float], CostNoise] = {}
     noises = {}
     for number, slot in enumerate(compiled.actions):
         if slot.action.op not in COMPUTE:
@@ -166,7 +166,7 @@ def _factors(
     compiled: CompiledProgram,
     costs: StageCosts,
     prices: SlotPrices,
-    noises: Mapping[int, Noise],
+    noises: Mapping[int, CostNoise],
     num_draws: int,
     drawn: _Drawn | None = None,
 ) -> dict[tuple[int, int], Draws]:
@@ -197,7 +197,7 @@ class _Drawn:
         self.normal = [draw.standard_normal(num_draws) for _ in range(num_ranks)]
         self.alike: dict[tuple[str, str], Draws] = {}
 
-    def factor(self, rank: int, kind: str, noise: Noise) -> Draws:
+    def factor(self, rank: int, kind: str, noise: CostNoise) -> Draws:
         """What multiplies the computing of one action; none is below 0."""
         factor = 1 + noise.spread * self.normal[rank]
         if noise.measured > 0:
@@ -244,7 +244,7 @@ def _ranged(normal: Draws, low: float, high: float) -> Draws:
     return exponents
 
 
-def _noise(measured: Measured, costs: StageCosts, placed: StagePlacement, kind: str, samples: float) -> Noise:
+def _noise(measured: MeasuredNoise, costs: StageCosts, placed: StagePlacement, kind: str, samples: float) -> CostNoise:
     """From the measurements, nearest in size, of a stage's layers."""
     nearest = measured.nearest(kind, layers_of(placed.runs), samples) if samples > 0 else {}
     weights = {index: found.passes_s for index, found in nearest.items()}

@@ -11,11 +11,11 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from planner.transformers.shape import Recompute, Transformer, Ways
+from planner.transformers.shape import ParallelDegrees, Recompute, Transformer
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class LauncherOptions:
     """What a launcher is given.
 
     Attributes:
@@ -27,7 +27,7 @@ class Options:
     missing: tuple[str, ...]
 
 
-def megatron(shape: Transformer, ways: Ways, global_batch: int) -> Options:
+def megatron(shape: Transformer, ways: ParallelDegrees, global_batch: int) -> LauncherOptions:
     """Options of Megatron-LM's ``pretrain_gpt.py``."""
     arguments = [
         f"--tensor-model-parallel-size {ways.tensor}",
@@ -74,10 +74,10 @@ def megatron(shape: Transformer, ways: Ways, global_batch: int) -> Options:
         missing.append(f"ZeRO-{ways.zero}: its distributed optimiser is ZeRO-1")
     if ways.schedule == "gpipe":
         missing.append("GPipe: its schedule is 1F1B")
-    return Options("\n".join(arguments) + "\n", tuple(missing))
+    return LauncherOptions("\n".join(arguments) + "\n", tuple(missing))
 
 
-def torchtitan(shape: Transformer, ways: Ways, global_batch: int) -> Options:
+def torchtitan(shape: Transformer, ways: ParallelDegrees, global_batch: int) -> LauncherOptions:
     """Options of torchtitan's command line, beside those that name a model and its configuration."""
     sharded = ways.zero >= 2
     local = ways.micro_batch * (ways.micro_batches(global_batch) if ways.pipeline > 1 else 1)
@@ -104,10 +104,10 @@ def torchtitan(shape: Transformer, ways: Ways, global_batch: int) -> Options:
         missing.append("full recomputation: FullAC as activation_checkpoint of the model's configuration function")
     if len(set(ways.chunks(shape.layers))) > 1:
         missing.append("stages of unlike numbers of blocks: it divides them itself")
-    return Options("\n".join(arguments) + "\n", tuple(missing))
+    return LauncherOptions("\n".join(arguments) + "\n", tuple(missing))
 
 
-def _of_stages(ways: Ways) -> list[str]:
+def _of_stages(ways: ParallelDegrees) -> list[str]:
     """What stages have of their own: each launcher has one kind of rank."""
     missing = []
     if len(set(ways.degrees)) > 1:
@@ -117,13 +117,13 @@ def _of_stages(ways: Ways) -> list[str]:
     return missing
 
 
-def _torch_schedule(ways: Ways) -> str:
+def _torch_schedule(ways: ParallelDegrees) -> str:
     if ways.schedule == "gpipe":
         return "GPipe"
     return "Interleaved1F1B" if ways.interleave > 1 else "1F1B"
 
 
-def deepspeed(shape: Transformer, ways: Ways, global_batch: int) -> Options:
+def deepspeed(shape: Transformer, ways: ParallelDegrees, global_batch: int) -> LauncherOptions:
     """DeepSpeed's configuration."""
     settings: dict[str, object] = {
         "train_batch_size": global_batch,
@@ -142,10 +142,10 @@ def deepspeed(shape: Transformer, ways: Ways, global_batch: int) -> Options:
         missing.append(f"tensor degree {ways.tensor}: the model's code (Megatron-DeepSpeed) divides it")
     if ways.recompute is not Recompute.NONE:
         missing.append(f"recomputation ({ways.recompute.value}): deepspeed.checkpointing in the model's code")
-    return Options(json.dumps(settings, indent=1) + "\n", tuple(missing))
+    return LauncherOptions(json.dumps(settings, indent=1) + "\n", tuple(missing))
 
 
-LAUNCHERS: Mapping[str, Callable[[Transformer, Ways, int], Options]] = {
+LAUNCHERS: Mapping[str, Callable[[Transformer, ParallelDegrees, int], LauncherOptions]] = {
     "megatron": megatron,
     "torchtitan": torchtitan,
     "deepspeed": deepspeed,

@@ -54,7 +54,7 @@ class PlanRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
+class StageTransfer:
     """What a stage sends to another per micro-batch of the first (a full) size, between different ranks."""
 
     src: int
@@ -94,7 +94,7 @@ class StageRow:
     parameter_bytes: int | None
     forward_s: float | None
     backward_s: float | None
-    sends: tuple[Handover, ...] | None
+    sends: tuple[StageTransfer, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def plan_rows(plans: Mapping[str, Plan]) -> tuple[PlanRow, ...]:
 
 def stage_rows(plan: Plan, profile: Profile | None = None, timeline: Timeline | None = None) -> tuple[StageRow, ...]:
     """A row a stage."""
-    sends = handovers(program_of(plan, profile)) if profile is not None else None
+    sends = stage_transfers(program_of(plan, profile)) if profile is not None else None
     times = stage_seconds(timeline) if timeline is not None else {}
     rows = []
     for index, stage in enumerate(plan.decision.stages):
@@ -187,13 +187,13 @@ def program_of(plan: Plan, profile: Profile) -> Program:
     return Boundaries.of_decision(profile.graph, plan.decision).program(plan.decision)
 
 
-def handovers(program: Program) -> tuple[Handover, ...]:
+def stage_transfers(program: Program) -> tuple[StageTransfer, ...]:
     """What crosses each edge for the first micro-batch."""
     transfers = []
     for edge in program.stages.edges:
         messages = [m for m in program.messages[edge.src, edge.dst, 0] if m.src != m.dst]
         forward_bytes = sum(message.forward_bytes for message in messages)
-        transfers.append(Handover(edge.src, edge.dst, forward_bytes, sum(m.backward_bytes for m in messages)))
+        transfers.append(StageTransfer(edge.src, edge.dst, forward_bytes, sum(m.backward_bytes for m in messages)))
     return tuple(transfers)
 
 

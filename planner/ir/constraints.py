@@ -92,7 +92,7 @@ def check_names(rule: Rule, cluster: Cluster) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class CutDegrees:
     """Into how many parts layers are cut along each family of dims."""
 
     sample: int = 1
@@ -100,7 +100,7 @@ class Ways:
     channel: int = 1
 
     @classmethod
-    def of(cls, cuts: Mapping[str, Sequence[int]]) -> Ways:
+    def of(cls, cuts: Mapping[str, Sequence[int]]) -> CutDegrees:
         """Those of a layout, given its cut points by dim."""
         parts = dict.fromkeys(FAMILIES, 1)
         for dim, points in cuts.items():
@@ -127,7 +127,7 @@ class StageFacts:
     kinds: tuple[str, ...] = ()
     number: int | None = None
     recompute: bool | None = None
-    ways: Ways | None = None
+    ways: CutDegrees | None = None
 
 
 def allowed(rule: Rule, facts: StageFacts, fixed: bool) -> bool:
@@ -191,7 +191,7 @@ def _culprit(rule: Rule, fixed: bool, layers: list[str], decision: Decision, kin
             tuple(kind_of.get(device, "") for device in stage.devices),
             number,
             stage.recompute,
-            Ways.of(decision.layers[name].cuts),
+            CutDegrees.of(decision.layers[name].cuts),
         )
         if not allowed(rule, facts, fixed):
             return f"{name} is in stage {number} on {', '.join(stage.devices)}"

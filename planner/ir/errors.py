@@ -287,7 +287,7 @@ class NumericsError(CheckError):
 
 
 class PlanCheckError(CheckError):
-    """The independent checker disagrees with the plan."""
+    """The checker disagrees with the plan."""
 
     code = "H602"
     usual = (

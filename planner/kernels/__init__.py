@@ -12,17 +12,18 @@ from __future__ import annotations
 from planner.kernels.clusters import SYSTEMS, cluster_of
 from planner.kernels.curves import Device
 from planner.kernels.estimates import NOTHING, Estimate
-from planner.kernels.links import Links, Wire, links, systems
-from planner.kernels.models import Kernels, kernels, kernels_of
+from planner.kernels.links import AlphaBeta, SystemLinks, links, systems
+from planner.kernels.models import AttentionShape, Kernels, kernels, kernels_of
 
 __all__ = [
     "NOTHING",
     "SYSTEMS",
+    "AlphaBeta",
+    "AttentionShape",
     "Device",
     "Estimate",
     "Kernels",
-    "Links",
-    "Wire",
+    "SystemLinks",
     "cluster_of",
     "kernels",
     "kernels_of",

@@ -53,7 +53,7 @@ def _weakness(evidence: str) -> tuple[int, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBack:
+class HeldBackErrors:
     """Errors on shapes that were held back.
 
     Attributes:
@@ -69,7 +69,7 @@ class HeldBack:
     high: float
 
     @classmethod
-    def of(cls, logs: Sequence[float] | np.ndarray) -> HeldBack:
+    def of(cls, logs: Sequence[float] | np.ndarray) -> HeldBackErrors:
         """Of log(predicted / measured)."""
         errors = np.asarray(logs, dtype=float)
         low, high = (exp(-float(np.quantile(errors, share))) for share in (0.9, 0.1))
@@ -91,7 +91,7 @@ NEIGHBOURS, _NEAR, _FAR = 8, 0.05, 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbours:
+class MeasuredNeighbours:
     """What the nearest measured shapes say on top of a curve: their weighted mean, less of it the farther they are.
 
     Attributes:
@@ -115,4 +115,4 @@ class Neighbours:
         return float((weights * self.values[nearest]).sum()) / total, float(far[nearest].min())
 
 
-NO_NEIGHBOURS = Neighbours(np.empty((0, 0)), np.empty(0))
+NO_NEIGHBOURS = MeasuredNeighbours(np.empty((0, 0)), np.empty(0))

@@ -21,8 +21,8 @@ import numpy as np
 from planner.catalogue import devices
 from planner.catalogue.listing import names_of
 from planner.kernels.curves import AttentionCurve, BytesCurve, Curve, Device, GemmCurve, curve_of, fitted, logs
-from planner.kernels.estimates import NO_NEIGHBOURS, HeldBack, Neighbours
-from planner.kernels.tables import ATTENTION, ATTENTION_BACKWARD, DATA, GEMM, Row, shipped
+from planner.kernels.estimates import NO_NEIGHBOURS, HeldBackErrors, MeasuredNeighbours
+from planner.kernels.tables import ATTENTION, ATTENTION_BACKWARD, DATA, GEMM, KernelRow, shipped
 
 BATCHED, ANY_DEVICE = "batched_gemm", "any device"
 """Products of which several are one kernel; what a device is called whose constants are means over the others."""
@@ -47,10 +47,10 @@ class Fit:
     dtype: str
     kind: str
     curve: Curve
-    held_back: HeldBack
+    held_back: HeldBackErrors
     uses_neighbours: bool
     curve_error: float
-    neighbours: Neighbours = field(compare=False, repr=False)
+    neighbours: MeasuredNeighbours = field(compare=False, repr=False)
     checked: np.ndarray = field(default_factory=lambda: np.empty((0, 2)), compare=False, repr=False)
 
     def seconds(self, extents: Sequence[int], device: Device, width: int) -> tuple[float, float]:
@@ -61,7 +61,7 @@ class Fit:
         return curve_s * float(np.exp(-correction)) if self.uses_neighbours else curve_s, far
 
 
-def fit_rows(rows: Iterable[Row]) -> list[Fit]:
+def fit_rows(rows: Iterable[KernelRow]) -> list[Fit]:
     """The fits of all kinds, devices and dtypes that ``rows`` have enough of; a device must be of the catalogue."""
     fits = []
     for (name, dtype, kind), of_kind in by_kind(rows).items():
@@ -70,16 +70,16 @@ def fit_rows(rows: Iterable[Row]) -> list[Fit]:
     return fits
 
 
-def by_kind(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
+def by_kind(rows: Iterable[KernelRow]) -> dict[tuple[str, str, str], list[KernelRow]]:
     """Rows by device, dtype and kind of kernel, as they are fitted."""
-    tables: dict[tuple[str, str, str], list[Row]] = {}
+    tables: dict[tuple[str, str, str], list[KernelRow]] = {}
     for row in rows:
         kind = BATCHED if row.kind == GEMM and row.extents[3] > 1 else row.kind
         tables.setdefault((row.device, row.dtype, kind), []).append(row)
     return tables
 
 
-def arrays(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def arrays(rows: Sequence[KernelRow]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Extents, seconds and groups of rows of one kind."""
     return (
         np.array([row.extents for row in rows], dtype=float),
@@ -96,7 +96,7 @@ _CURVES: Mapping[str, type[Curve]] = {
 }
 
 
-def _fit(device: Device, dtype: str, kind: str, rows: Sequence[Row]) -> Fit:
+def _fit(device: Device, dtype: str, kind: str, rows: Sequence[KernelRow]) -> Fit:
     extents, seconds, groups = arrays(rows)
     curve_kind = _CURVES.get(kind, BytesCurve)
     width = WIDTHS[dtype]
@@ -113,13 +113,13 @@ def _fit(device: Device, dtype: str, kind: str, rows: Sequence[Row]) -> Fit:
         out = np.array([group in part for group in groups])
         curve = fitted(curve_kind, extents[~out], seconds[~out], device, width)
         errors = np.log(curve.seconds(extents, device, width) / seconds)
-        near = Neighbours(logs(extents[~out]), errors[~out])
+        near = MeasuredNeighbours(logs(extents[~out]), errors[~out])
         plain += errors[out].tolist()
         measured += seconds[out].tolist()
         helped += [error - near.at(place)[0] for error, place in zip(errors[out], logs(extents[out]), strict=True)]
-    of_curve, of_both = HeldBack.of(plain), HeldBack.of(helped)
+    of_curve, of_both = HeldBackErrors.of(plain), HeldBackErrors.of(helped)
     curve = fitted(curve_kind, extents, seconds, device, width)
-    near = Neighbours(logs(extents), np.log(curve.seconds(extents, device, width) / seconds))
+    near = MeasuredNeighbours(logs(extents), np.log(curve.seconds(extents, device, width) / seconds))
     uses = of_both.median <= of_curve.median
     checked = np.array([measured, helped if uses else plain]).T
     return Fit(device.name, dtype, kind, curve, of_both if uses else of_curve, uses, of_curve.median, near, checked)
@@ -145,7 +145,7 @@ def _rounded(value: Any) -> Any:
     return [_rounded(each) for each in value] if isinstance(value, (tuple, list)) else float(f"{value:.4g}")
 
 
-def from_json(nodes: Iterable[Mapping[str, Any]], rows: Iterable[Row]) -> list[Fit]:
+def from_json(nodes: Iterable[Mapping[str, Any]], rows: Iterable[KernelRow]) -> list[Fit]:
     """The reverse of :func:`as_json`; neighbours are the ``rows``, which are those of the fit."""
     tables = by_kind(rows)
     fits = []
@@ -155,13 +155,13 @@ def from_json(nodes: Iterable[Mapping[str, Any]], rows: Iterable[Row]) -> list[F
         if name != ANY_DEVICE:
             extents, seconds, _ = arrays(tables[name, dtype, kind])
             errors = np.log(curve.seconds(extents, Device.named(name, dtype), WIDTHS[dtype]) / seconds)
-            near = Neighbours(logs(extents), errors)
-        held_back = HeldBack(**node["held_back"])
+            near = MeasuredNeighbours(logs(extents), errors)
+        held_back = HeldBackErrors(**node["held_back"])
         fits.append(Fit(name, dtype, kind, curve, held_back, node["uses_neighbours"], node["curve_error"], near))
     return fits
 
 
-def general(fits: Sequence[Fit], rows: Iterable[Row]) -> list[Fit]:
+def general(fits: Sequence[Fit], rows: Iterable[KernelRow]) -> list[Fit]:
     """By kind, the mean constants over devices; held back is each device, given the means of the others.
 
     Products without tensor cores, which are nearer to their lower peak, are apart from those in them.
@@ -179,7 +179,7 @@ def general(fits: Sequence[Fit], rows: Iterable[Row]) -> list[Fit]:
                 errors = np.log(mean_curve(others).seconds(extents, device, WIDTHS[fit.dtype]) / seconds)
                 errors_of += np.quantile(errors, np.linspace(0.05, 0.95, 19)).tolist()  # a device counts once
         if errors_of:
-            error, curve = HeldBack.of(errors_of), mean_curve([fit.curve for fit in of_kind])
+            error, curve = HeldBackErrors.of(errors_of), mean_curve([fit.curve for fit in of_kind])
             general_fits.append(Fit(ANY_DEVICE, dtype, kind, curve, error, False, error.median, NO_NEIGHBOURS))
     return general_fits
 
@@ -218,7 +218,7 @@ def write_stored() -> None:
     STORED.write_text("[\n" + ",\n".join(json.dumps(node) for node in nodes) + "\n]\n", "utf-8")
 
 
-def known_rows(rows: Iterable[Row]) -> list[Row]:
+def known_rows(rows: Iterable[KernelRow]) -> list[KernelRow]:
     """Those of devices of which the catalogue has a peak in their dtype; others there is nothing to compare with."""
     peaks = {name: devices()[entry].peak_flop_per_s for name, entry in names_of(devices().values()).items()}
     return [row for row in rows if row.dtype in peaks.get(row.device.lower(), {})]

@@ -50,7 +50,7 @@ def bus_factor(name: str, members: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class AlphaBeta:
     """A tier by alpha and beta: seconds of the least message, bytes a second of one member in one direction."""
 
     alpha_s: float
@@ -58,7 +58,7 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class SystemLinks:
     """A system's links.
 
     Attributes:
@@ -68,8 +68,8 @@ class Links:
 
     system: str
     tables: Mapping[Key, Points]
-    within: Wire | None = None
-    across: Wire | None = None
+    within: AlphaBeta | None = None
+    across: AlphaBeta | None = None
 
     def collective(self, name: str, num_bytes: float, members: int, per_host: int) -> Estimate:
         """One exchange on idle links.
@@ -118,7 +118,9 @@ class Links:
         )
 
 
-def links(system: str | Cluster, network_bytes_per_s: float | None = None, alpha_s: float = ALPHA_ACROSS_S) -> Links:
+def links(
+    system: str | Cluster, network_bytes_per_s: float | None = None, alpha_s: float = ALPHA_ACROSS_S
+) -> SystemLinks:
     """The links of ``system``.
 
     Args:
@@ -135,10 +137,10 @@ def links(system: str | Cluster, network_bytes_per_s: float | None = None, alpha
     tables = _tables()
     if system not in tables:
         raise UnknownNameError(f"no system {system!r} was measured", [f"known: {', '.join(tables)}"])
-    measured_links = Links(system, tables[system])
+    measured_links = SystemLinks(system, tables[system])
     if network_bytes_per_s is None:
         return measured_links
-    return replace(measured_links, across=Wire(alpha_s, network_bytes_per_s * EFFICIENCY))
+    return replace(measured_links, across=AlphaBeta(alpha_s, network_bytes_per_s * EFFICIENCY))
 
 
 def systems() -> tuple[str, ...]:
@@ -163,19 +165,21 @@ def _tables() -> Mapping[str, Mapping[Key, Points]]:
     return {system: {key: tuple(sorted(points)) for key, points in of.items()} for system, of in tables.items()}
 
 
-def _of_cluster(cluster: Cluster) -> Links:
+def _of_cluster(cluster: Cluster) -> SystemLinks:
     """By the tiers of a cluster: that within a host, and the outermost one."""
     tiers = [tier.name for tier in cluster.nested_tiers if tier.name in cluster.links]
     within = cluster.links.get(cluster.host_tier)
     across = cluster.links.get(tiers[-1]) if tiers and tiers[-1] != cluster.host_tier else None
     wires = [
-        Wire(link.latency_s, link.bandwidth_bytes_per_s * EFFICIENCY) if link is not None else None
+        AlphaBeta(link.latency_s, link.bandwidth_bytes_per_s * EFFICIENCY) if link is not None else None
         for link in (within, across)
     ]
-    return Links("the cluster file", {}, *wires)
+    return SystemLinks("the cluster file", {}, *wires)
 
 
-def _by_wire(wire: Wire, name: str, num_bytes: float, members: int, per_host: int, within: Wire | None) -> Estimate:
+def _by_wire(
+    wire: AlphaBeta, name: str, num_bytes: float, members: int, per_host: int, within: AlphaBeta | None
+) -> Estimate:
     """A ring whose slowest part is ``wire``: the cards of ``per_host`` members a host carry it together."""
     cards = per_host if members > per_host and name != SEND else 1
     rate = wire.bytes_per_s * cards

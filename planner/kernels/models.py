@@ -14,6 +14,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,18 @@ _FUSED_LOW, _FUSED_HIGH = 0.75, 1.5
 and of that what it reaches on H100, whose new instructions it does not use."""
 
 
+class AttentionShape(NamedTuple):
+    """Extents of an attention's core; groups of the ``heads`` of queries share one of the ``kv_heads``."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_size: int
+    causal: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """What kernels of a device take in a dtype.
@@ -64,19 +77,13 @@ class Kernels:
             return NOTHING
         return self._estimate(BATCHED if batch > 1 else GEMM, (m, n, k, batch))
 
-    def attention(
-        self, batch: int, heads: int, kv_heads: int, queries: int, keys: int, head_size: int, causal: bool, fused: bool
-    ) -> Estimate:
+    def attention(self, shape: AttentionShape, fused: bool) -> Estimate:
         """Scores, softmax and context; dropout of the scores, where there is any, is extra if not ``fused``."""
-        return self._attention(ATTENTION, (batch, heads, kv_heads, queries, keys, head_size, int(causal)), fused)
+        return self._attention(ATTENTION, shape, fused)
 
-    def attention_backward(
-        self, batch: int, heads: int, kv_heads: int, queries: int, keys: int, head_size: int, causal: bool, fused: bool
-    ) -> Estimate:
+    def attention_backward(self, shape: AttentionShape, fused: bool) -> Estimate:
         """The gradients of queries, keys and values; fused kernels compute the scores again."""
-        return self._attention(
-            ATTENTION_BACKWARD, (batch, heads, kv_heads, queries, keys, head_size, int(causal)), fused
-        )
+        return self._attention(ATTENTION_BACKWARD, shape, fused)
 
     def memory_bound(self, num_bytes: float, launches: int = 1, kind: str = "elementwise") -> Estimate:
         """Reading and writing ``num_bytes`` in all, in ``launches`` kernels.
@@ -109,8 +116,9 @@ class Kernels:
             estimate = self._known[kind, extents] = Estimate(seconds, seconds * low, seconds * high, evidence)
         return estimate
 
-    def _attention(self, kind: str, extents: tuple[int, ...], fused: bool) -> Estimate:
-        batch, heads, _, queries, keys, size, _ = extents
+    def _attention(self, kind: str, shape: AttentionShape, fused: bool) -> Estimate:
+        batch, heads, _, queries, keys, size, causal = shape
+        extents = (*shape[:-1], int(causal))
         if min(extents[:-1]) <= 0:
             return NOTHING
         backward = kind == ATTENTION_BACKWARD
@@ -169,14 +177,14 @@ def kernels_of(figures: Device, dtype: str, own: Sequence[Fit] = ()) -> Kernels:
     """As :func:`kernels`, of a device by its figures; fits of ``own`` tables come first."""
     every = (*own, *stored_fits())
     kinds = (GEMM, BATCHED, ATTENTION, ATTENTION_BACKWARD, *MEMORY_BOUND)
-    fits_by_kind = {kind: _found(every, figures.name, dtype_of(dtype), kind) for kind in kinds}
+    fits_by_kind = {kind: _fit_of(every, figures.name, dtype_of(dtype), kind) for kind in kinds}
     fits = {kind: fit for kind, fit in fits_by_kind.items() if fit is not None}
     for kind in MEMORY_BOUND:
         fits.setdefault(kind, fits[_STAND_INS.get(kind, "elementwise")])
     return Kernels(figures, dtype, WIDTHS[dtype], fits)
 
 
-def _found(every: Sequence[Fit], name: str, dtype: str, kind: str) -> tuple[Fit, str] | None:
+def _fit_of(every: Sequence[Fit], name: str, dtype: str, kind: str) -> tuple[Fit, str] | None:
     of_kind = [fit for fit in every if fit.kind == kind]
     chip = next((chip for chip in _CHIPS if name in chip), (name,))
     for device in (name, *(other for other in chip if other != name)):

@@ -48,7 +48,7 @@ _ATTENTION_EXTENTS = ("batch", "heads", "kv_heads", "queries", "keys", "head_siz
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class KernelRow:
     """One measured kernel.
 
     Attributes:
@@ -89,18 +89,18 @@ def dtype_of(name: str) -> str:
 
 
 @functools.cache
-def shipped() -> tuple[Row, ...]:
+def shipped() -> tuple[KernelRow, ...]:
     """The rows that ship with the package."""
     return tuple(row for name in ("kernels.csv.xz", "operators.csv.xz") for row in read_table(DATA / name))
 
 
-def read_table(path: str | Path) -> list[Row]:
+def read_table(path: str | Path) -> list[KernelRow]:
     """The rows of a table; ``.xz`` is unpacked.
 
     Raises:
         MissingFileError, CorruptFileError: it cannot be read, or is no table of kernels; lines are named.
     """
-    rows: list[Row] = []
+    rows: list[KernelRow] = []
     faults: list[str] = []
     header, lines = read_csv(path)
     reader = next((read for columns, read in _READERS if set(columns.split(", ")) <= set(header)), None)
@@ -144,7 +144,7 @@ def _seconds(line: Mapping[str, str], name: str, unit_s: float) -> float:
     return seconds
 
 
-def _of_block(line: Mapping[str, str]) -> Iterator[Row]:
+def _of_block(line: Mapping[str, str]) -> Iterator[KernelRow]:
     """Of microsoft/vidur: half precision, forward, kernels of vLLM."""
     tokens, hidden, ffn, heads, kv_heads, ways = (
         int(line[name]) for name in ("tokens", "hidden", "ffn", "heads", "kv_heads", "tensor_parallel")
@@ -173,7 +173,7 @@ def _of_block(line: Mapping[str, str]) -> Iterator[Row]:
         extents = (num_bytes, launches)
     seconds = max(_LEAST_S, _seconds(line, "median_ms", 1e-3))
     name, dtype = _DEVICES.get(line["device"], line["device"]), dtype_of(line.get("dtype", ""))
-    yield Row(name, dtype, kind, extents, seconds, f"{hidden}/{ffn}")
+    yield KernelRow(name, dtype, kind, extents, seconds, f"{hidden}/{ffn}")
 
 
 _SAILOR_MODELS = {"OPT-350": (1024, 16), "OPT-30": (7168, 56), "GPT-Neo-2.7": (2560, 32)}
@@ -182,7 +182,7 @@ _FUSED_HEADS = 4
 """Megatron's fused softmax takes numbers of heads, times samples, that this divides; others run several kernels."""
 
 
-def _of_operator(line: Mapping[str, str]) -> Iterator[Row]:
+def _of_operator(line: Mapping[str, str]) -> Iterator[KernelRow]:
     """Of eth-easl/sailor.  Backward of products is left out: it is that of one of the two only, judged by its time."""
     if line["model"] not in _SAILOR_MODELS:
         return
@@ -207,7 +207,7 @@ def _of_operator(line: Mapping[str, str]) -> Iterator[Row]:
         return
     forward_s, backward_s = (_seconds(line, name, 1e-6) for name in ("forward_us", "backward_us"))
     if extents is not None:
-        yield Row(name, of_products, GEMM, extents, forward_s, line["model"])
+        yield KernelRow(name, of_products, GEMM, extents, forward_s, line["model"])
         return
     scores = products * _SAILOR_TOKENS**2
     is_fused = products % _FUSED_HEADS == 0 and width == 2
@@ -222,12 +222,12 @@ def _of_operator(line: Mapping[str, str]) -> Iterator[Row]:
     }.get(op, (0, ("", 0, 0)))
     kind, forward, backward = passes
     if forward:
-        yield Row(name, dtype, kind, (forward * numbers, 1), forward_s, line["model"])
+        yield KernelRow(name, dtype, kind, (forward * numbers, 1), forward_s, line["model"])
     if backward:
-        yield Row(name, dtype, f"{kind}_backward", (backward * numbers, 1), backward_s, line["model"])
+        yield KernelRow(name, dtype, f"{kind}_backward", (backward * numbers, 1), backward_s, line["model"])
 
 
-def _of_shape(line: Mapping[str, str]) -> Iterator[Row]:
+def _of_shape(line: Mapping[str, str]) -> Iterator[KernelRow]:
     """A user's own, by shape."""
     kind = line["op"]
     device, dtype = _DEVICES.get(line["device"], line["device"]), dtype_of(line["dtype"])
@@ -248,13 +248,13 @@ def _of_shape(line: Mapping[str, str]) -> Iterator[Row]:
     else:
         raise ValueError(f"op {kind!r} is none of {', '.join((GEMM, ATTENTION, ATTENTION_BACKWARD, *MEMORY_BOUND))}")
     seconds = max(_LEAST_S, _seconds(line, "median_ms", 1e-3))
-    yield Row(device, dtype, kind, extents, seconds, line.get("model") or f"{kind} {extents[1:3]}")
+    yield KernelRow(device, dtype, kind, extents, seconds, line.get("model") or f"{kind} {extents[1:3]}")
 
 
 _OF_BLOCK = "device, hidden, ffn, heads, kv_heads, gated_mlp, tensor_parallel, tokens, op, median_ms"
 _OF_OPERATOR = "gpu, dtype, model, micro_batch, tensor_parallel, op, forward_us, backward_us"
 _OF_SHAPE = "device, dtype, op, median_ms"
-_READERS: tuple[tuple[str, Callable[[Mapping[str, str]], Iterable[Row]]], ...] = (
+_READERS: tuple[tuple[str, Callable[[Mapping[str, str]], Iterable[KernelRow]]], ...] = (
     (_OF_BLOCK, _of_block),
     (_OF_OPERATOR, _of_operator),
     (_OF_SHAPE, _of_shape),

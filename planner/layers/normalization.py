@@ -89,7 +89,7 @@ class LayerNormKind(Kind, name="layer_norm"):
         return 7 * num_elements(layer.outputs[0])
 
 
-class Softmax(Kind, name="softmax"):
+class SoftmaxKind(Kind, name="softmax"):
     """Softmax and its logarithm along ``dim``."""
 
     @staticmethod
@@ -105,7 +105,7 @@ class Softmax(Kind, name="softmax"):
         return 5 * num_elements(layer.outputs[0])
 
 
-class Reduce(Kind, name="reduce"):
+class ReduceKind(Kind, name="reduce"):
     """Reductions inside a sample (mean, sum, maximum, norm) over ``dims``, of extent 1 then if it ``keeps`` them.
 
     [sample, channel, height, width] -> [sample, 1, height, width]      dims (1,), keeps

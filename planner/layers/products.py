@@ -49,7 +49,7 @@ class LinearKind(Kind, name="linear"):
         return 2 * num_elements(layer.outputs[0]) * inputs[0].shape[-1]
 
 
-class Embedding(Kind, name="embedding"):
+class EmbeddingKind(Kind, name="embedding"):
     """Embedding: indices ``[...]`` -> rows ``[..., feature]`` of a table ``[entry, feature]``."""
 
     @staticmethod
@@ -64,7 +64,7 @@ class Embedding(Kind, name="embedding"):
         return tuple((Interval(0, spec.shape[0]), work_box[-1]) for spec in parameters)
 
 
-class Attention(Kind, name="attention"):
+class AttentionKind(Kind, name="attention"):
     """Scaled dot-product attention: ``q [sample, head, time, feature]``, ``k`` and ``v`` alike, perhaps a mask.
 
     Every query reads all keys and values of its sample and head; where attribute ``causal`` says that query t sees keys
@@ -117,7 +117,7 @@ def _mask(output: TensorSpec, work_box: Box, spec: TensorSpec) -> Box:
     return (*broadcast(output, work_box, spec)[:-1], _all(spec, -1))
 
 
-class Lstm(Kind, name="lstm"):
+class LstmKind(Kind, name="lstm"):
     """Recurrent layers (LSTM, GRU, plain): ``x [sample, time, feature]`` and states ``[layer, sample, feature]``.
 
     Outputs: all steps, then the last states.  A step needs all earlier ones, so only samples are apart.

@@ -17,14 +17,14 @@ from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.ir.layout import samples_of
 from planner.ir.profile import Measurement
 from planner.ir.program import BUCKET_BYTES, in_buckets
-from planner.proof.space import Array, Counts, Group, Space
+from planner.proof.space import Array, Counts, PlanSpace, ProofGroup
 
 Points = Sequence[tuple[float, float]]
 Line = tuple[Points, float]  # (bytes, seconds), and seconds a byte beyond
 QUANTITIES = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s", "saved_bytes", "workspace_bytes")
 
 
-class Stage(NamedTuple):
+class LeastCost(NamedTuple):
     """At least, elementwise: the shortest F and B, a member's F and B, its W too, sums and update; most in flight."""
 
     head: Array
@@ -35,14 +35,14 @@ class Stage(NamedTuple):
     window: Array
 
 
-class Prices:
+class SpacePrices:
     """Of one space.
 
     Attributes:
         of_layers: by kind of device and samples, ``[6, layers]`` as of :meth:`derived`; those that are counted.
     """
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: PlanSpace) -> None:
         self.space, self.cluster, self.of_layers = space, space.cluster, dict[tuple[str, int], Array]()
         graph, profile, users = space.graph, space.problem.profile, space.users
         own = [[p for p in layer.parameters if users[p] == [n]] for n, layer in enumerate(graph.layers)]
@@ -84,7 +84,7 @@ class Prices:
         rows = [forward, backward + more, of_input + more, weight, backward, kept, once]
         return np.asarray((self.space.members @ np.array(rows).T).T)
 
-    def stage(self, group: Group, size: int) -> Stage:
+    def stage(self, group: ProofGroup, size: int) -> LeastCost:
         """Stages of ``group``, by first and last cut."""
         batches, own_bytes = self.space.micro_batches(size), _between(self.own_bytes)
         others, state = len(batches) - 1, self.space.problem.profile.optimizer.state_bytes_per_parameter_byte
@@ -111,7 +111,7 @@ class Prices:
         always = len(batches) * met_s.sum(axis=0)
         tail = update + self._least_sums_s(group.devices, own_bytes, behind + met_s[1])
         window = np.minimum(window, len(batches)) * ((_between(self.mixing) == 0) | (len(group.shares) < 2))
-        return Stage(head + met_s[0], back + met_s[1], work + always, all_work + always, tail, window)
+        return LeastCost(head + met_s[0], back + met_s[1], work + always, all_work + always, tail, window)
 
     @cache  # noqa: B019
     def _largest(self, kind: str, samples: int) -> Array:
@@ -128,7 +128,7 @@ class Prices:
         rate, is_one = min([line[1], *(s / at for at, s in line[0])]), (num_bytes <= BUCKET_BYTES) & self.unties
         return np.where(is_one, read(line, num_bytes), np.maximum(rate * num_bytes - behind_s, 0))
 
-    def waited_s(self, group: Group, size: int, first: int, last: int) -> float:
+    def waited_s(self, group: ProofGroup, size: int, first: int, last: int) -> float:
         """The same of one stage, bucket by bucket: a sum begins when backward has come past its layers."""
         space, left_s, waits_s, behind_s = self.space, 0.0, [0.0], np.zeros(self.space.count)
         inside = np.flatnonzero(space.members[last] > space.members[first]).tolist()
@@ -158,7 +158,7 @@ class Prices:
                 total += self.per_layer[kind][:, users[0]] * size / max(1, sizes)
         return total
 
-    def meetings(self, groups: Sequence[Group], cuts: Sequence[int]) -> list[tuple[set[int], float]]:
+    def meetings(self, groups: Sequence[ProofGroup], cuts: Sequence[int]) -> list[tuple[set[int], float]]:
         """By stage: those that share parameters with it, itself included, and seconds of summing their gradients."""
         space, sizes = self.space, Counter[tuple[int, ...]]()
         stage_of = len(groups) - space.members[list(cuts[1:])].sum(axis=0).astype(int)

@@ -17,10 +17,10 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.ir.proof import Potential, Proof, ProofPrices
-from planner.proof.prices import Prices
+from planner.proof.prices import SpacePrices
 from planner.proof.scope import refusals
-from planner.proof.space import Array, Space
-from planner.proof.verify import Account, Key, Prefix
+from planner.proof.space import Array, PlanSpace
+from planner.proof.verify import Key, ProofAccount, ProofPrefix
 
 MOST_OPENED, MOST_SIMULATED = 1_000, 2_000
 """So much is looked at; the claim is then what the rest takes at least."""
@@ -48,7 +48,7 @@ def prove(plan: Plan, profile: Profile) -> Proof:
     """
     problem = Problem.of(plan.inputs.as_seen(profile), plan.decision.global_batch, plan.inputs.request)
     require_provable(problem)
-    prices = Prices(Space(problem))
+    prices = SpacePrices(PlanSpace(problem))
     prices.of_layers.update({key: prices.derived(*key) for key in prices.space.sized()})
     step_s = min(plan.prediction.step_s, plan.search.tie.step_s if plan.search.tie is not None else np.inf)
     account = _account(prices, step_s * _ROUNDING)
@@ -67,9 +67,9 @@ def prove(plan: Plan, profile: Profile) -> Proof:
     )
 
 
-def _account(prices: Prices, claim_s: float) -> Account:
+def _account(prices: SpacePrices, claim_s: float) -> ProofAccount:
     """With the largest potentials."""
-    account = Account(prices, claim_s)
+    account = ProofAccount(prices, claim_s)
     for size in prices.space.sizes:
         for key in account.keys(size):
             most = account.allowed(key) * _DOWN
@@ -78,10 +78,12 @@ def _account(prices: Prices, claim_s: float) -> Account:
     return account
 
 
-def _claim_s(account: Account) -> float:
+def _claim_s(account: ProofAccount) -> float:
     """The least that any pipeline takes, as far as there is room to look."""
     order, claim_s, num_opened, num_simulated = count(), account.claim_s, 0, 0
-    waiting: list[tuple[float, int, int, Prefix]] = [(0.0, next(order), size, Prefix()) for size in account.space.sizes]
+    waiting: list[tuple[float, int, int, ProofPrefix]] = [
+        (0.0, next(order), size, ProofPrefix()) for size in account.space.sizes
+    ]
     while waiting and waiting[0][0] < claim_s and num_opened < MOST_OPENED and num_simulated < MOST_SIMULATED:
         _, _, size, prefix = heappop(waiting)
         if prefix.cuts[-1] == account.space.last:
@@ -95,9 +97,9 @@ def _claim_s(account: Account) -> float:
     return min(claim_s, waiting[0][0]) if waiting else claim_s
 
 
-def _opened(account: Account) -> list[str]:
+def _opened(account: ProofAccount) -> list[str]:
     """What the verifier looks for."""
-    opened, waiting = list[str](), [(size, Prefix()) for size in account.space.sizes]
+    opened, waiting = list[str](), [(size, ProofPrefix()) for size in account.space.sizes]
     while waiting:
         size, prefix = waiting.pop()
         for _, child in account.children(prefix, size):

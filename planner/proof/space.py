@@ -28,7 +28,7 @@ Counts = tuple[int, ...]  # devices by pool
 MOST_CUTS, FEW_SAMPLES = 640, 12
 
 
-class Group(NamedTuple):
+class ProofGroup(NamedTuple):
     """Devices as a stage: by pool, samples of each in a full micro-batch, and what it computes again."""
 
     devices: Counts
@@ -36,7 +36,7 @@ class Group(NamedTuple):
     recompute: str
 
 
-class Value(NamedTuple):
+class ProofValue(NamedTuple):
     """What a layer makes for others: by index, bytes a sample that each reads, and whether a gradient comes back."""
 
     maker: int
@@ -45,7 +45,7 @@ class Value(NamedTuple):
     gradient: bool
 
 
-class Space:
+class PlanSpace:
     """Plans of one request.
 
     Attributes:
@@ -102,7 +102,7 @@ class Space:
             for name in dict.fromkeys(layer.parameters):
                 self.users.setdefault(name, []).append(number)
         self.values = [
-            Value(index[producer(v)], list(of), np.array(list(of.values())), specs[v].is_float and v not in silent)
+            ProofValue(index[producer(v)], list(of), np.array(list(of.values())), specs[v].is_float and v not in silent)
             for v, of in read_by.items()
         ]
         needs = [sum({1 << value.maker for value in self.values if n in value.readers}) for n in range(self.count)]
@@ -139,10 +139,10 @@ class Space:
         full, rest = divmod(self.problem.global_batch, size)
         return (size,) * full + (rest,) * (rest > 0)
 
-    def groups(self, devices: Counts, recompute: str, size: int) -> list[Group]:
+    def groups(self, devices: Counts, recompute: str, size: int) -> list[ProofGroup]:
         """Those devices as a stage: alike ones share alike, kinds share in any way that leaves each device a sample."""
         used = Counter(kind for kind, _ in self.members_of(devices))
-        kinds, groups = list(used.elements()), list[Group]()
+        kinds, groups = list(used.elements()), list[ProofGroup]()
         for some in product(*(range(n, size) for n in list(used.values())[1:])):
             totals = (size - sum(some), *some)
             if all(total >= n for total, n in zip(totals, used.values(), strict=True)):
@@ -150,7 +150,7 @@ class Space:
                 parts = [zip(kinds, samples_of(shares, rows), strict=True) for rows in set(self.micro_batches(size))]
                 asked = bool(self.problem.micro_batch_sizes)
                 if all(n > 0 and (asked or n <= self.covered[k]) for part in parts for k, n in part):
-                    groups.append(Group(devices, shares, recompute))
+                    groups.append(ProofGroup(devices, shares, recompute))
         return groups
 
     def members_of(self, devices: Counts) -> list[tuple[str, int]]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from planner.ir.layout import samples_of
 from planner.ir.schedule import Action, Edge, Op, Pipeline, StageGraph
-from planner.proof.prices import Prices, pieces, read
-from planner.proof.space import Array, Group
+from planner.proof.prices import SpacePrices, pieces, read
+from planner.proof.space import Array, ProofGroup
 from planner.schedules import schedule as schedule_named
 from planner.schedules import traits
 
@@ -25,7 +25,7 @@ Row = tuple[Action, ...]
 
 
 def least_step_s(
-    prices: Prices, size: int, groups: Sequence[Group], cuts: Sequence[int], most: Sequence[int]
+    prices: SpacePrices, size: int, groups: Sequence[ProofGroup], cuts: Sequence[int], most: Sequence[int]
 ) -> tuple[float, str]:
     """The least step of stages of ``groups`` between ``cuts``, and the schedule that takes it; infinity if none fits.
 
@@ -53,7 +53,7 @@ class _Pipeline:
         routes: by edge, way and samples of a micro-batch: from which member to which, and seconds.
     """
 
-    def __init__(self, prices: Prices, size: int, groups: Sequence[Group], cuts: Sequence[int]) -> None:
+    def __init__(self, prices: SpacePrices, size: int, groups: Sequence[ProofGroup], cuts: Sequence[int]) -> None:
         space = prices.space
         self.batches, overhead_s = space.micro_batches(size), space.problem.profile.action_overhead_s
         self.takes, rows = list[dict[tuple[Op, int], Array]](), sorted({size, self.batches[-1]})

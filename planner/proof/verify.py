@@ -25,9 +25,9 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.ir.proof import Proof
-from planner.proof.prices import QUANTITIES, Prices, Stage
+from planner.proof.prices import QUANTITIES, LeastCost, SpacePrices
 from planner.proof.scope import refusals
-from planner.proof.space import Array, Counts, Flags, Group, Numbers, Space
+from planner.proof.space import Array, Counts, Flags, Numbers, PlanSpace, ProofGroup
 from planner.proof.step import least_step_s
 
 MOST_FAULTS = 20
@@ -36,10 +36,10 @@ Key = tuple[int, tuple[tuple[int, int], ...], str]
 """Of a potential: samples of a micro-batch, by pool unused devices and those of the first stage, what it recomputes."""
 
 
-class Prefix(NamedTuple):
+class ProofPrefix(NamedTuple):
     """The first stages of a pipeline: their cuts, when each has ended its first F, what follows its last gradient."""
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ProofGroup, ...] = ()
     cuts: tuple[int, ...] = (0,)
     done_s: tuple[float, ...] = ()
     after_s: tuple[float, ...] = ()
@@ -52,13 +52,13 @@ class Prefix(NamedTuple):
         return f"{size}: {' | '.join(each)}"
 
 
-class Account:
+class ProofAccount:
     """A space with potentials: what pipelines take at least.  ``claim_s``: what is not below it is of no interest."""
 
-    def __init__(self, prices: Prices, claim_s: float) -> None:
+    def __init__(self, prices: SpacePrices, claim_s: float) -> None:
         self.prices, self.space, self.claim_s = prices, prices.space, claim_s
         self.potentials, self._rest = dict[Key, Array](), dict[Key, Array]()
-        self._stages = dict[tuple[Group, int], Stage]()
+        self._stages = dict[tuple[ProofGroup, int], LeastCost]()
 
     def key(self, size: int, unused: Counts, devices: Counts, recompute: str) -> Key:
         """Pools that are alike may change places."""
@@ -87,21 +87,21 @@ class Account:
         each = [self.stage(group, size) for group in self.space.groups(devices, recompute, size)]
         if not each:
             return np.full((4, len(last)), inf)
-        *lows, most = zip(*each, strict=True)
-        stage = Stage._make([*map(np.minimum.reduce, lows), np.maximum.reduce(most)])
-        return np.asarray(self.labels(stage, size, left, devices, last, self.space.inside).min(axis=2))
+        (*lows, most), rest = zip(*each, strict=True), self.rest(size, left, devices)
+        stage = LeastCost._make([*map(np.minimum.reduce, lows), np.maximum.reduce(most)])
+        return np.asarray(self.labels(stage, size, rest, last, self.space.inside).min(axis=2))
 
-    def stage(self, group: Group, size: int) -> Stage:
+    def stage(self, group: ProofGroup, size: int) -> LeastCost:
         """Stages of the group, by first and last cut."""
         if (group, size) not in self._stages:
             self._stages[group, size] = self.prices.stage(group, size)
         return self._stages[group, size]
 
-    def labels(self, stage: Stage, size: int, left: Counts, devices: Counts, last: Numbers, inside: Flags) -> Array:
-        """``[4, ...]`` of stages that end at ``last``, with the best that may follow; infinite from the claim on."""
+    def labels(self, stage: LeastCost, size: int, rest: Array, last: Numbers, inside: Flags) -> Array:
+        """``[4, ...]`` of stages that end at ``last``, with ``rest`` behind; infinite from the claim on."""
         count, is_end = len(self.space.micro_batches(size)), last == self.space.last
         linked, returns = (self.space.meeting[2:, last] > 0) & ~is_end
-        trip, end, total, free = np.where(is_end, 0.0, self.rest(size, left, devices)[:, last])
+        trip, end, total, free = np.where(is_end, 0.0, rest[:, last])
         trip = stage.head + np.where(returns, trip, 0.0) + stage.back
         late = np.where(returns, stage.head + end + stage.back, 0.0)
         end = np.maximum.reduce([stage.work, late, np.ceil(count / np.maximum(stage.window, 1)) * trip])
@@ -130,7 +130,7 @@ class Account:
             self._rest[key] = least
         return self._rest[key]
 
-    def children(self, prefix: Prefix, size: int) -> Iterator[tuple[float, Prefix]]:
+    def children(self, prefix: ProofPrefix, size: int) -> Iterator[tuple[float, ProofPrefix]]:
         """Every stage that may come next and may end below the claim, with the bound of its best continuation."""
         space, first, number = self.space, prefix.cuts[-1], len(prefix.groups)
         history = list(zip(*(group.devices for group in prefix.groups), strict=True)) or [()] * len(space.pools)
@@ -141,33 +141,29 @@ class Account:
         handed = [space.crossing(np.array([a]), b, first, last)[:, 0] for a, b in pairwise(prefix.cuts)]
         twins = [pair for like in space.like for pair in pairwise(like) if history[pair[0]] == history[pair[1]]]
         for devices, recompute in product(self.options(unused), space.recompute):
-            potential = self.potentials.get(self.key(size, unused, devices, recompute))
-            if (
-                any(devices[a] < devices[b] for a, b in twins)
-                or potential is None
-                or potential[3, first] >= self.claim_s
-            ):
+            best = self.potentials.get(self.key(size, unused, devices, recompute))
+            if any(devices[a] < devices[b] for a, b in twins) or best is None or best[3, first] >= self.claim_s:
                 continue
             left = tuple(a - b for a, b in zip(unused, devices, strict=True))
             for group in space.groups(devices, recompute, size):
-                stage = Stage(*(row[first, last] for row in self.stage(group, size)))
+                stage = LeastCost(*(row[first, last] for row in self.stage(group, size)))
                 start, upstream = np.zeros((2, len(last)))
                 for s, (source, facts) in enumerate(zip(prefix.groups, handed, strict=True)):
                     ends, shares = (source.devices, devices), (source.shares, group.shares)
                     _, there, _, back, *_ = self.prices.messages(ends, shares, size, facts[:2])
                     start = np.maximum(start, np.where(facts[2] > 0, prefix.done_s[s] + there, 0.0))
                     upstream = np.maximum(upstream, np.where(facts[3] > 0, back + prefix.after_s[s], 0.0))
-                _, end, total, free = self.labels(stage, size, left, devices, last, np.array(True))
+                _, end, total, free = self.labels(stage, size, self.rest(size, left, devices), last, np.array(True))
                 tail = np.maximum(stage.tail, upstream)
                 bound_s = np.maximum.reduce([free, start + np.maximum(end + tail, total)])
                 own_s = start + np.maximum(stage.work + tail, stage.all_work + stage.tail)
                 for k in np.flatnonzero(np.maximum(bound_s, prefix.bound_s) < self.claim_s):
                     done_s, after_s = float(start[k] + stage.head[k]), float(stage.back[k] + tail[k])
-                    yield max(float(bound_s[k]), prefix.bound_s), Prefix(
+                    yield max(float(bound_s[k]), prefix.bound_s), ProofPrefix(
                         (*prefix.groups, group), (*prefix.cuts, int(last[k])), (*prefix.done_s, done_s),
                         (*prefix.after_s, after_s), max(float(own_s[k]), prefix.bound_s))  # fmt: skip
 
-    def step_s(self, prefix: Prefix, size: int) -> tuple[float, str]:
+    def step_s(self, prefix: ProofPrefix, size: int) -> tuple[float, str]:
         """The least step of a complete pipeline, and the schedule that takes it; infinity where none fits."""
         pairs = zip(prefix.groups, pairwise(prefix.cuts), strict=True)
         most = [int(self.stage(group, size).window[ends]) for group, ends in pairs]
@@ -192,13 +188,13 @@ def verify(proof: Proof, plan: Plan, profile: Profile) -> tuple[str, ...]:
     if proof.bound_s > proof.step_s:
         faults.append(f"bound_s: {proof.bound_s} s is more than the {proof.step_s} s that the plan itself takes")
     faults += [f"the plan's request has {what}, which no proof covers" for what, _ in refusals(problem)]
-    return tuple(faults or islice(_faults(proof, Prices(Space(problem))), MOST_FAULTS))
+    return tuple(faults or islice(_faults(proof, SpacePrices(PlanSpace(problem))), MOST_FAULTS))
 
 
-def _faults(proof: Proof, prices: Prices) -> Iterator[str]:
+def _faults(proof: Proof, prices: SpacePrices) -> Iterator[str]:
     faults = [*_space_faults(proof, prices.space), *_price_faults(proof, prices)]
     yield from faults
-    account, numbers, last = Account(prices, proof.bound_s), dict[Key, int](), prices.space.last
+    account, numbers, last = ProofAccount(prices, proof.bound_s), dict[Key, int](), prices.space.last
     for number, row in enumerate(proof.potentials):
         values = [getattr(row, name) for name in LABELS]
         fits = len(row.unused) == len(row.devices) == len(prices.space.pools) and set(row.cuts) <= set(range(last))
@@ -219,14 +215,14 @@ def _faults(proof: Proof, prices: Prices) -> Iterator[str]:
         yield from _opened_faults(proof, account, size)
 
 
-def _space_faults(proof: Proof, space: Space) -> Iterator[str]:
+def _space_faults(proof: Proof, space: PlanSpace) -> Iterator[str]:
     derived = plain(space.stated())
     for name, value in plain(proof.space).items():
         if value != derived[name]:
             yield f"space.{name}: {value}, by the profile and what was asked it is {derived[name]}"
 
 
-def _price_faults(proof: Proof, prices: Prices) -> Iterator[str]:
+def _price_faults(proof: Proof, prices: SpacePrices) -> Iterator[str]:
     space = prices.space
     for number, row in enumerate(proof.prices):
         stated = [getattr(row, name) for name in QUANTITIES]
@@ -244,8 +240,8 @@ def _price_faults(proof: Proof, prices: Prices) -> Iterator[str]:
             yield f"prices: those of {kind} at {samples} samples are left out"
 
 
-def _opened_faults(proof: Proof, account: Account, size: int) -> Iterator[str]:
-    opened, pending = set(proof.opened), [Prefix()]
+def _opened_faults(proof: Proof, account: ProofAccount, size: int) -> Iterator[str]:
+    opened, pending = set(proof.opened), [ProofPrefix()]
     while pending:
         for bound_s, child in account.children(pending.pop(), size):
             text = child.text(size)

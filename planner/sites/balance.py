@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from planner.ir.errors import UsageError
 from planner.sites.arrangement import Ownership, Ranks, ownership_of
 from planner.sites.keys import AnyInts, Floats, Ints, samples_of, unpack
-from planner.sites.partition import BlockWork, Level
+from planner.sites.partition import BlockWork, SiteLevel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class SiteMap:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Halo:
+class RankHalo:
     """What ranks read of one another.
 
     Attributes:
@@ -77,7 +77,7 @@ def imbalance(work_s: Floats, speeds: Sequence[float] | None = None) -> float:
     return float(times.max() * pace.sum() / work_s.sum())
 
 
-def halo(ownership: Ownership, levels: Sequence[Level], maps: Sequence[SiteMap]) -> Halo:
+def halo(ownership: Ownership, levels: Sequence[SiteLevel], maps: Sequence[SiteMap]) -> RankHalo:
     """The rows that each rank receives of each other for ``maps``.
 
     Raises:
@@ -93,7 +93,7 @@ def halo(ownership: Ownership, levels: Sequence[Level], maps: Sequence[SiteMap])
         sites.append(halo_sites(owners[table.source], owners[table.target], table.neighbours, ownership.num_ranks))
         received += table.bytes_per_site * sites[-1].sum(axis=0)
         inputs += table.bytes_per_site * rows
-    return Halo(tuple(sites), received, inputs)
+    return RankHalo(tuple(sites), received, inputs)
 
 
 def halo_sites(source: Ranks, target: Ranks, neighbours: AnyInts, num_ranks: int) -> Ints:

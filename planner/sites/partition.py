@@ -185,7 +185,7 @@ def _nearest(prefix: Ints, work: float) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Level:
+class SiteLevel:
     """The sites of a micro-batch at one stride.
 
     Attributes:
@@ -200,7 +200,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Load:
+class SiteLoad:
     """What layers cost on the sites of a level.
 
     Attributes:
@@ -229,7 +229,7 @@ class BlockWork:
     work_s: Floats
 
 
-def block_work(levels: Sequence[Level], loads: Sequence[Load]) -> BlockWork:
+def block_work(levels: Sequence[SiteLevel], loads: Sequence[SiteLoad]) -> BlockWork:
     """The work of every block that holds a site of ``levels``.
 
     Raises:
@@ -261,7 +261,7 @@ def _runs(keys: Ints) -> tuple[Ints, Ints]:
     return keys[starts], starts
 
 
-def _require_load(levels: Sequence[Level], load: Load) -> None:
+def _require_load(levels: Sequence[SiteLevel], load: SiteLoad) -> None:
     if not 0 <= load.level < len(levels):
         raise UsageError("a load names no level", [f"level {load.level} of {len(levels)}"])
     sites, pairs = len(levels[load.level].samples), np.shape(load.pairs)

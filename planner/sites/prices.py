@@ -14,14 +14,14 @@ import numpy as np
 
 from planner.ir.graph import Graph, is_sites
 from planner.sites.keys import AnyInts
-from planner.sites.partition import BlockWork, Level, Load, block_work
+from planner.sites.partition import BlockWork, SiteLevel, SiteLoad, block_work
 
 MEMORY = 8.0
 """Multiply-adds that a core does while it reads and writes one number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class SitePrices:
     """Of a network's layers.
 
     Attributes:
@@ -34,7 +34,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pairs:
+class NeighbourPairs:
     """How many neighbours the sites of a map's two ends have.
 
     Attributes:
@@ -48,7 +48,7 @@ class Pairs:
     outputs: AnyInts
 
 
-def prices(graph: Graph) -> Prices:
+def prices(graph: Graph) -> SitePrices:
     """The prices of ``graph``'s layers."""
     values = graph.values()
     pair: dict[str, float] = {}
@@ -64,10 +64,10 @@ def prices(graph: Graph) -> Prices:
             pair[maps[0]] = pair.get(maps[0], 0.0) + channels * reads
         else:
             site[out.dims[0]] = site.get(out.dims[0], 0.0) + MEMORY * channels
-    return Prices(pair, site)
+    return SitePrices(pair, site)
 
 
-def network_work(levels: Mapping[str, Level], maps: Mapping[str, Pairs], price: Prices) -> BlockWork:
+def network_work(levels: Mapping[str, SiteLevel], maps: Mapping[str, NeighbourPairs], price: SitePrices) -> BlockWork:
     """The work of every block of a micro-batch, all layers together.
 
     Args:
@@ -78,9 +78,9 @@ def network_work(levels: Mapping[str, Level], maps: Mapping[str, Pairs], price: 
     loads = []
     for name, cost in price.pair.items():
         pairs = maps[name]  # forward and the weights' gradient go by outputs, the inputs' gradient by inputs
-        loads.append(Load(places[pairs.target], pairs.outputs, 2 * cost))
-        loads.append(Load(places[pairs.source], pairs.inputs, cost))
+        loads.append(SiteLoad(places[pairs.target], pairs.outputs, 2 * cost))
+        loads.append(SiteLoad(places[pairs.source], pairs.inputs, cost))
     for name, cost in price.site.items():
         nothing = np.zeros(len(levels[name].samples), np.int64)
-        loads.append(Load(places[name], nothing, 0.0, cost))
+        loads.append(SiteLoad(places[name], nothing, 0.0, cost))
     return block_work(list(levels.values()), loads)

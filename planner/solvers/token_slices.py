@@ -25,10 +25,10 @@ from itertools import pairwise, product
 import numpy as np
 
 from planner import schedules
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, running
 from planner.costs.layers.token_slices import SlicePrices
-from planner.costs.predict import Forecast, forecast
 from planner.costs.sentences import binding
 from planner.ir.errors import HalopipeError, InfeasibleError
 from planner.ir.graph import Graph, producer
@@ -36,9 +36,9 @@ from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan, Rejected, Search, TokenSlice
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, TIME_DIMS, Problem
 from planner.layers.token_slices import require_sliceable
-from planner.solvers.candidates.candidate import Candidate, Recomputes, decision_of, micro_batches, plan_of
+from planner.solvers.candidates.candidate import micro_batches, plan_of
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import slower
+from planner.solvers.candidates.explain import slower, written
 from planner.solvers.candidates.feasibility import cut_positions, micro_batch_sizes, uncut
 
 METHOD = "token slices by TeraPipe's DP over measured times, the best by its formula simulated"
@@ -73,7 +73,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         InfeasibleError: slices were asked for, and no plan with them fits.
     """
     problem, prices = evaluator.problem, evaluator.book.slices
-    best: tuple[Candidate, Forecast] | None = None
+    best: Candidate | None = None
     step_s, num_simulated = float("inf") if problem.token_slices else plan.prediction.step_s, 0
     for formula_s, candidate in sorted(_candidates(evaluator, prices), key=lambda each: each[0]):
         if evaluator.budget.is_over:
@@ -81,14 +81,13 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         if formula_s >= step_s or evaluator.unmet(candidate):
             continue
         try:
-            decision = decision_of(problem, candidate)
-            predicted = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes, num_draws=0)
+            predicted = evaluator.forecast(evaluator.pricing.with_rows(candidate), num_draws=0)
         except HalopipeError:  # a schedule that cannot order these stages, a size of which nothing is known
             continue
         num_simulated += 1
         fits = all(rank.peak_bytes <= rank.memory_limit_bytes for rank in predicted.prediction.ranks)
         if fits and predicted.prediction.step_s < step_s:
-            best, step_s = (candidate, predicted), predicted.prediction.step_s
+            best, step_s = candidate, predicted.prediction.step_s
     tried = f"{num_simulated} plans simulated, without a proof"
     if best is None and problem.token_slices:
         raise InfeasibleError(
@@ -104,8 +103,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
     if best is None:
         missed = Rejected("token slices", f"none is faster: {tried}")
         return replace(plan, search=replace(plan.search, rejected=(*rejected, missed)))
-    decision = decision_of(problem, best[0])
-    predicted = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
+    decision, predicted = written(problem, evaluator.pricing, best)
     peak = max(rank.peak_bytes for rank in plan.prediction.ranks)
     whole = slower("no token slices", plan.prediction.step_s, peak, predicted.prediction.step_s, "")
     search = Search(
@@ -116,7 +114,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         0.0,
         plan.search.num_simulated + num_simulated,
         plan.search.num_candidates + num_simulated,
-        binding=binding(decision, predicted),
+        binding=binding(decision.stages, predicted),
         rejected=rejected,
     )
     return plan_of(problem, decision, predicted.prediction, search, (whole,))

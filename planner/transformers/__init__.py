@@ -8,35 +8,43 @@ for its stages, ``division``.  Times come from :mod:`planner.kernels`; nothing h
 
 from __future__ import annotations
 
-from planner.transformers.cluster import Cluster, clusters, named_cluster
+from planner.transformers.cluster import GpuCluster, clusters, named_cluster
 from planner.transformers.layers import layers_of
 from planner.transformers.memory import Memory, memory_of
 from planner.transformers.passes import Cost, Layers, Pass, Timed, timed
-from planner.transformers.pools import Pool, Pools, pools_of
-from planner.transformers.search import Choice, Found, search
-from planner.transformers.shape import TRANSFORMERS, Fusion, Recompute, Sends, Transformer, Ways, named_transformer
-from planner.transformers.space import Space
-from planner.transformers.step import Prediction, predict
+from planner.transformers.pools import GpuPool, Pools, pools_of
+from planner.transformers.search import BestDegrees, PricedDegrees, search
+from planner.transformers.shape import (
+    TRANSFORMERS,
+    Fusion,
+    ParallelDegrees,
+    Recompute,
+    Sends,
+    Transformer,
+    named_transformer,
+)
+from planner.transformers.space import DegreesSpace
+from planner.transformers.step import StepPrediction, predict
 
 __all__ = [
     "TRANSFORMERS",
-    "Choice",
-    "Cluster",
+    "BestDegrees",
     "Cost",
-    "Found",
+    "DegreesSpace",
     "Fusion",
+    "GpuCluster",
+    "GpuPool",
     "Layers",
     "Memory",
+    "ParallelDegrees",
     "Pass",
-    "Pool",
     "Pools",
-    "Prediction",
+    "PricedDegrees",
     "Recompute",
     "Sends",
-    "Space",
+    "StepPrediction",
     "Timed",
     "Transformer",
-    "Ways",
     "clusters",
     "layers_of",
     "memory_of",

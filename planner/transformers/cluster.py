@@ -16,12 +16,12 @@ from math import log2
 
 from planner.catalogue import device, link
 from planner.ir.errors import UnknownNameError
-from planner.kernels import Estimate, Kernels, Links, Wire, kernels, links
+from planner.kernels import AlphaBeta, Estimate, Kernels, SystemLinks, kernels, links
 from planner.kernels.clusters import SYSTEMS, System
 from planner.kernels.estimates import DATASHEET, NOTHING
 from planner.kernels.links import ALL_REDUCE, ALPHA_ACROSS_S, EFFICIENCY, SEND, bus_factor
 from planner.transformers.passes import Timed
-from planner.transformers.shape import Ways
+from planner.transformers.shape import ParallelDegrees
 
 GBIT = 1e9 / 8
 RESERVED_BYTES = 1.5 * 2**30
@@ -36,7 +36,7 @@ _LOW, _HIGH = 0.75, 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class GpuCluster:
     """Hosts of ``per_host`` alike devices.
 
     Attributes:
@@ -53,8 +53,8 @@ class Cluster:
     name: str
     device: str
     per_host: int
-    within: str | Wire
-    across: Wire
+    within: str | AlphaBeta
+    across: AlphaBeta
     dtype: str = "float16"
     of_network: float = 0.85
     memory_bytes: float = 0.0
@@ -62,12 +62,12 @@ class Cluster:
     stream_bytes_per_s: float = 0.0
     timed: Timed | None = None
 
-    def at(self, ways: Ways, stage: int) -> Cluster:
+    def at(self, ways: ParallelDegrees, stage: int) -> GpuCluster:
         """Where a stage is: here."""
         del ways, stage
         return self
 
-    def alone(self, ways: Ways) -> Cluster:
+    def alone(self, ways: ParallelDegrees) -> GpuCluster:
         """Where all stages are."""
         del ways
         return self
@@ -110,7 +110,7 @@ class Cluster:
     def send(self, num_bytes: float, stride: int, at_once: int = 1) -> Estimate:
         """A message to the rank ``stride`` further on, while ``at_once`` ranks of each host send one too."""
         if stride < self.per_host:
-            if isinstance(self.within, Wire):
+            if isinstance(self.within, AlphaBeta):
                 return by_data_sheet(self.within.alpha_s + num_bytes / self.within.bytes_per_s)
             if self.island:  # of a chain of stages the slowest message counts
                 return self._between_islands(SEND, num_bytes, 2)
@@ -129,11 +129,11 @@ class Cluster:
     def latency_s(self, stride: int) -> float:
         """Of the least message to the rank ``stride`` further on."""
         if stride < self.per_host:
-            return self.within.alpha_s if isinstance(self.within, Wire) else self.send(1, stride).seconds
+            return self.within.alpha_s if isinstance(self.within, AlphaBeta) else self.send(1, stride).seconds
         return self.across.alpha_s
 
     @property
-    def _links(self) -> Links:
+    def _links(self) -> SystemLinks:
         return _links(str(self.within))
 
     def _between_islands(self, name: str, num_bytes: float, members: int) -> Estimate:
@@ -144,7 +144,7 @@ class Cluster:
     def _within(self, name: str, num_bytes: float, members: int, stride: int = 1) -> Estimate:
         if self.island and members * stride > self.island:
             return self._between_islands(name, num_bytes, members)
-        if not isinstance(self.within, Wire):
+        if not isinstance(self.within, AlphaBeta):
             return self._links.collective(name, num_bytes, members, members)
         steps = log2(members) * (2 if name == ALL_REDUCE else 1)
         ring = bus_factor(name, members) * num_bytes / self.within.bytes_per_s
@@ -152,7 +152,7 @@ class Cluster:
 
     def _rate_within(self, members: int, stride: int = 1) -> float:
         """Bytes a second that a ring of so many devices of a host, ``stride`` apart, passes on."""
-        if isinstance(self.within, Wire):
+        if isinstance(self.within, AlphaBeta):
             return self.within.bytes_per_s
         num_bytes = 64 * 2**20
         return (
@@ -170,31 +170,31 @@ def by_data_sheet(seconds: float) -> Estimate:
 
 
 @functools.cache
-def clusters() -> Mapping[str, Cluster]:
+def clusters() -> Mapping[str, GpuCluster]:
     """The clusters that have a name."""
     named = [
-        Cluster(name, system.device, system.per_host, system.tables, _cards(system), of_network=EFFICIENCY)
+        GpuCluster(name, system.device, system.per_host, system.tables, _cards(system), of_network=EFFICIENCY)
         for name, system in SYSTEMS.items()
     ]
     named += [
         # Pairs of A100 that NVLink joins, two to a host, and PCIe between them (Azure's NC96ads v4; 80 Gbit/s a host).
-        Cluster("a100-pairs", "A100-80GB", 4, "a100_pairwise_nvlink", Wire(60e-6, 80 * GBIT), island=2),
+        GpuCluster("a100-pairs", "A100-80GB", 4, "a100_pairwise_nvlink", AlphaBeta(60e-6, 80 * GBIT), island=2),
         # p3.16xlarge: NVLink-2 by tables of hosts of 2 and 4 V100; 25 Gbit/s a host.
-        Cluster("p3.16xlarge", "V100-16GB", 8, "v100_host", Wire(60e-6, 25 * GBIT), of_network=TCP_OF_EIGHT),
+        GpuCluster("p3.16xlarge", "V100-16GB", 8, "v100_host", AlphaBeta(60e-6, 25 * GBIT), of_network=TCP_OF_EIGHT),
         # p3.2xlarge: one V100 a host, up to 10 Gbit/s.
-        Cluster("p3.2xlarge", "V100-16GB", 1, Wire(20e-6, 1e9), Wire(100e-6, 10 * GBIT)),
+        GpuCluster("p3.2xlarge", "V100-16GB", 1, AlphaBeta(20e-6, 1e9), AlphaBeta(100e-6, 10 * GBIT)),
         # g4dn.12xlarge: 4 T4, 50 Gbit/s between them by PCIe (Li et al. 2022, AMP) and a host.
-        Cluster("g4dn.12xlarge", "T4", 4, Wire(30e-6, 50 * GBIT), Wire(60e-6, 50 * GBIT)),
+        GpuCluster("g4dn.12xlarge", "T4", 4, AlphaBeta(30e-6, 50 * GBIT), AlphaBeta(60e-6, 50 * GBIT)),
     ]
     return {cluster.name: cluster for cluster in named}
 
 
-def _cards(system: System) -> Wire:
+def _cards(system: System) -> AlphaBeta:
     """A card for each device of a host, together."""
-    return Wire(ALPHA_ACROSS_S, system.per_host * link(system.network).bandwidth_bytes_per_s.value)
+    return AlphaBeta(ALPHA_ACROSS_S, system.per_host * link(system.network).bandwidth_bytes_per_s.value)
 
 
-def named_cluster(name: str) -> Cluster:
+def named_cluster(name: str) -> GpuCluster:
     """The cluster of that name.
 
     Raises:

@@ -28,12 +28,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.transformers.cluster import Cluster
+from planner.transformers.cluster import GpuCluster
 from planner.transformers.memory import chain_in_flight, memory_with, parameters_of
 from planner.transformers.passes import Layers
 from planner.transformers.pipeline import even_s, stay_s
-from planner.transformers.pools import Place, Pool, Pools
-from planner.transformers.shape import Sends, Transformer, Ways
+from planner.transformers.pools import GpuPool, GpuRange, Pools
+from planner.transformers.shape import ParallelDegrees, Sends, Transformer
 from planner.transformers.step import (
     flowing_s,
     gradients,
@@ -45,11 +45,11 @@ from planner.transformers.step import (
 )
 
 _LARGEST_TABLE = 300_000
-"""Numbers of free GPUs by pool that :meth:`Division._table` is made for; of more, rates alone bound what is left."""
+"""Numbers of free GPUs by pool that :meth:`DivisionSearch._table` is made for; of more, rates alone bound the rest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class StageSeat:
     """What a stage may be on.
 
     Attributes:
@@ -60,8 +60,8 @@ class Seat:
     """
 
     pool: int
-    cluster: Cluster
-    ways: Ways
+    cluster: GpuCluster
+    ways: ParallelDegrees
     layers: Layers
     forward_s: float
     backward_s: float
@@ -69,7 +69,7 @@ class Seat:
     last_s: tuple[float, float]
 
     @classmethod
-    def of(cls, pool: int, cluster: Cluster, ways: Ways, layers: Layers) -> Seat:
+    def of(cls, pool: int, cluster: GpuCluster, ways: ParallelDegrees, layers: Layers) -> StageSeat:
         """With the seconds of its layers."""
         block, ends = layers.block, (layers.embedding, layers.head)
         first_s, last_s = ((end.forward.seconds, end.backward.seconds) for end in ends)
@@ -103,7 +103,7 @@ class _Label(NamedTuple):
 
 
 @dataclass
-class Division:
+class DivisionSearch:
     """The divisions of one context: replicas, micro-batch, recomputation, ZeRO and the seats that there are.
 
     Attributes:
@@ -113,10 +113,10 @@ class Division:
     """
 
     shape: Transformer
-    cluster: Cluster | Pools
-    ways: Ways
+    cluster: GpuCluster | Pools
+    ways: ParallelDegrees
     global_batch: int
-    seats: Sequence[Seat]
+    seats: Sequence[StageSeat]
     stages: int | None = None
     keep_all: bool = False
     above_s: float = inf
@@ -134,7 +134,7 @@ class Division:
         self._hops_s: list[float] = []
         self._tied_s = 0.0
         self._latency_s = 0.0
-        if isinstance(self.cluster, Cluster):
+        if isinstance(self.cluster, GpuCluster):
             hops = hops_of(self.shape, self.cluster, self.ways)
             longest = max(hops, key=lambda hop: hop.seconds, default=None)
             flowing = flowing_s(self.cluster, self.ways, longest) if longest is not None else 0.0
@@ -153,7 +153,7 @@ class Division:
         """No division that was not given yet has a shorter step."""
         return self._heap[0][0] if self._heap else inf
 
-    def advance(self) -> tuple[Ways, float] | None:
+    def advance(self) -> tuple[ParallelDegrees, float] | None:
         """Lengthens the least label; a pipeline with its least time, if it is one."""
         bound_s, _, _, label = heapq.heappop(self._heap)
         self.labels_met += 1
@@ -164,7 +164,7 @@ class Division:
             self._push(longer, least_s)
         return None
 
-    def dive(self, width: int) -> Iterator[tuple[Ways, float]]:
+    def dive(self, width: int) -> Iterator[tuple[ParallelDegrees, float]]:
         """Pipelines, with their least, by the ``width`` least labels of each number of stages: maybe not the best."""
         level = [entry[3] for entry in heapq.nsmallest(width, self._heap)]
         while level:
@@ -203,21 +203,26 @@ class Division:
         room = self._room(label.used, label.seat)
         if room is None:
             return
-        place, used = room
         window, last = label.stages + 1, label.stages == 0
         left = self.shape.layers - label.blocks
         if self.stages is None or window == self.stages:
-            yield from self._numbers(label, seat, place, used, -1, (left,))
+            yield from self._numbers(label, seat, room, -1, (left,))
         if self.stages is not None and window == self.stages:
             return
         behind = left - (1 if self.stages is None else self.stages - window)
         most = min(behind, self._most_blocks(label.seat, window, False, last))
         for before in range(len(self.seats)):
-            yield from self._numbers(label, seat, place, used, before, range(1, most + 1))
+            yield from self._numbers(label, seat, room, before, range(1, most + 1))
 
     def _numbers(
-        self, label: _Label, seat: Seat, place: Place, used: tuple[int, ...], before: int, numbers: Sequence[int]
+        self,
+        label: _Label,
+        seat: StageSeat,
+        room: tuple[GpuRange, tuple[int, ...]],
+        before: int,
+        numbers: Sequence[int],
     ) -> Iterator[tuple[_Label, float]]:
+        place, used = room
         window, last, first = label.stages + 1, label.stages == 0, before < 0
         hop_s = 0.0
         if not first:
@@ -321,24 +326,24 @@ class Division:
             self._bound_table = table
         return self._bound_table
 
-    def _least_hop_s(self, seat: Seat) -> float:
+    def _least_hop_s(self, seat: StageSeat) -> float:
         if not isinstance(self.cluster, Pools) or self.ways.sends is Sends.OVERLAPPED:
             return 0.0
         return self.cluster.least_hop_s(self.ways, self._bytes, seat.cluster, seat.ways.tensor)
 
-    def _room(self, used: tuple[int, ...], number: int) -> tuple[Place, tuple[int, ...]] | None:
+    def _room(self, used: tuple[int, ...], number: int) -> tuple[GpuRange, tuple[int, ...]] | None:
         """Where the next stage on that seat is, and what is used then; None: there is no room."""
         seat = self.seats[number]
         if not self._pools:
-            return Place(seat.cluster, seat.ways.tensor, 0, 0), used
-        pool: Pool = self._pools[seat.pool]
+            return GpuRange(seat.cluster, seat.ways.tensor, 0, 0), used
+        pool: GpuPool = self._pools[seat.pool]
         start, stop = pool.after(used[seat.pool], seat.ways.tensor, self.ways.data)
         if stop > pool.devices:
             return None
         filled = (*used[: seat.pool], stop, *used[seat.pool + 1 :])
-        return Place(pool.cluster, seat.ways.tensor, start, stop), filled
+        return GpuRange(pool.cluster, seat.ways.tensor, start, stop), filled
 
-    def _hop_s(self, window: int, before: int, one: Place, number: int, other: Place) -> float:
+    def _hop_s(self, window: int, before: int, one: GpuRange, number: int, other: GpuRange) -> float:
         """From the stage before, on the seat ``before``, to that of ``window``, counted from the last."""
         if not isinstance(self.cluster, Pools):
             return self._hops_s[self.ways.pipeline - 1 - window]
@@ -347,7 +352,7 @@ class Division:
             self._messages_s[key] = self.cluster.hop(self.ways, self._bytes, one, other).seconds
         return self._messages_s[key]
 
-    def _ends_sum_s(self, first: Place, number: int) -> float:
+    def _ends_sum_s(self, first: GpuRange, number: int) -> float:
         """Of the tied embedding's gradient, between the first stage and the last, on that seat."""
         if not isinstance(self.cluster, Pools):
             return self._tied_s
@@ -385,7 +390,7 @@ class Division:
 
         return after
 
-    def _ways(self, label: _Label) -> Ways:
+    def _ways(self, label: _Label) -> ParallelDegrees:
         seats = [self.seats[number] for number, _ in label.chain]
         blocks = tuple(number for _, number in label.chain)
         if not self._pools:
@@ -409,7 +414,7 @@ def _is_as_good(label: _Label, other: _Label) -> bool:
     )
 
 
-def longest_s(blocks: int, seats: Sequence[Seat], free: Sequence[int]) -> float:
+def longest_s(blocks: int, seats: Sequence[StageSeat], free: Sequence[int]) -> float:
     """Passes of the longest stage at least, if all free GPUs of the pools are as busy as they can be."""
     rates = [0.0] * len(free)
     for seat in seats:
@@ -418,7 +423,9 @@ def longest_s(blocks: int, seats: Sequence[Seat], free: Sequence[int]) -> float:
     return blocks / rate if rate else inf
 
 
-def uniform_s(shape: Transformer, pools: Pools, ways: Ways, global_batch: int, seats: Sequence[Seat]) -> float:
+def uniform_s(
+    shape: Transformer, pools: Pools, ways: ParallelDegrees, global_batch: int, seats: Sequence[StageSeat]
+) -> float:
     """What a pipeline through all pools takes, about, whose stages have one tensor degree and are equally long.
 
     (M + p - 1) times a stage and the messages on both of its sides, and the sums of its gradients.
@@ -440,12 +447,14 @@ def uniform_s(shape: Transformer, pools: Pools, ways: Ways, global_batch: int, s
     return best_s
 
 
-def seats_of(shape: Transformer, pools: Sequence[Cluster], ways: Ways, tensors: Sequence[int]) -> list[Seat]:
+def seats_of(
+    shape: Transformer, pools: Sequence[GpuCluster], ways: ParallelDegrees, tensors: Sequence[int]
+) -> list[StageSeat]:
     """The seats of each pool at each degree that divides the network and that something times."""
     seats = []
     for number, cluster in enumerate(pools):
         for tensor in tensors:
             own = replace(ways, tensor=tensor)
             if cluster.timed is None or cluster.timed.of(own) is not None:
-                seats.append(Seat.of(number, cluster, own, stage_layers(shape, cluster, own)))
+                seats.append(StageSeat.of(number, cluster, own, stage_layers(shape, cluster, own)))
     return seats

@@ -23,10 +23,10 @@ import functools
 from dataclasses import dataclass
 
 from planner.ir.errors import UsageError
-from planner.kernels import Kernels
-from planner.transformers.cluster import Cluster
+from planner.kernels import AttentionShape, Kernels
+from planner.transformers.cluster import GpuCluster
 from planner.transformers.passes import Cost, Layers, Pass, costs
-from planner.transformers.shape import Fusion, Recompute, Transformer, Ways
+from planner.transformers.shape import Fusion, ParallelDegrees, Recompute, Transformer
 
 PRODUCTS, ATTENTION, MEMORY, EXCHANGE = "products", "attention", "memory-bound", "tensor exchanges"
 
@@ -40,18 +40,15 @@ _STREAMING = {
 
 
 @functools.lru_cache(maxsize=4096)
-def layers_of(
-    shape: Transformer, cluster: Cluster, tensor: int, sequence_parallel: bool, micro_batch: int, recompute: Recompute,
-    overlap: bool = True, fp32_gradients: bool = True, fusion: Fusion = Fusion.FUSED,
-) -> Layers:  # fmt: skip
-    """The passes of a rank; everything else of the ways does not change them."""
-    rank = _Rank(shape, cluster, tensor, sequence_parallel, micro_batch, overlap, fp32_gradients, fusion)
+def layers_of(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -> Layers:
+    """The passes of a rank, from its kernels and exchanges; :func:`layers_for` leaves out what does not change them."""
+    rank = _Rank(shape, cluster, ways)
     forward, backward = rank.block_forward(), rank.block_backward()
-    recomputed = {Recompute.NONE: Cost(), Recompute.SELECTIVE: rank.core(), Recompute.FULL: forward}[recompute]
+    recomputed = {Recompute.NONE: Cost(), Recompute.SELECTIVE: rank.core(), Recompute.FULL: forward}[ways.recompute]
     return Layers(rank.embedding(), Pass(forward, backward + recomputed), rank.head())
 
 
-def layers_for(shape: Transformer, cluster: Cluster, ways: Ways) -> Layers:
+def layers_for(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees) -> Layers:
     """:func:`layers_of` of those ways, or what was measured.
 
     Raises:
@@ -67,22 +64,19 @@ def layers_for(shape: Transformer, cluster: Cluster, ways: Ways) -> Layers:
                 ],
             )
         return measured
-    return layers_of(
-        shape, cluster, ways.tensor, ways.sequence_parallel, ways.micro_batch, ways.recompute, ways.overlap_tensor,
-        ways.fp32_gradients, ways.kernels,
+    of_rank = ParallelDegrees(
+        tensor=ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel,
+        recompute=ways.recompute, fp32_gradients=ways.fp32_gradients, kernels=ways.kernels,
+        overlap_tensor=ways.overlap_tensor,
     )  # fmt: skip
+    return layers_of(shape, cluster, of_rank)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
     shape: Transformer
-    cluster: Cluster
-    tensor: int
-    sequence_parallel: bool
-    micro_batch: int
-    overlap: bool
-    fp32_gradients: bool
-    fusion: Fusion
+    cluster: GpuCluster
+    ways: ParallelDegrees
 
     @property
     def kernels(self) -> Kernels:
@@ -90,28 +84,37 @@ class _Rank:
 
     @property
     def tokens(self) -> int:
-        return self.micro_batch * self.shape.seq
+        return self.ways.micro_batch * self.shape.seq
 
     @property
     def own_tokens(self) -> int:
         """Whose norms and residuals this rank computes."""
-        return self.tokens // self.tensor if self.sequence_parallel else self.tokens
+        return self.tokens // self.ways.tensor if self.ways.sequence_parallel else self.tokens
 
     @property
     def products(self) -> tuple[tuple[int, int], ...]:
         """(n, k) of the block's four products, column-parallel and row-parallel in turn."""
-        s, t = self.shape, self.tensor
+        s, t = self.shape, self.ways.tensor
         mixed = s.heads * s.head_size // t
         up = s.ffn // t
         key = 2 * s.kv_heads * s.head_size // t
         return (mixed + key, s.hidden), (s.hidden, mixed), ((2 if s.gated else 1) * up, s.hidden), (s.hidden, up)
+
+    @property
+    def attention(self) -> AttentionShape:
+        """The heads of this rank."""
+        s, tensor = self.shape, self.ways.tensor
+        kv_heads = max(1, s.kv_heads // tensor)
+        return AttentionShape(
+            self.ways.micro_batch, s.heads // tensor, kv_heads, s.seq, s.seq, s.head_size, causal=True
+        )
 
     def product(self, m: int, n: int, k: int, batch: int = 1, what: str = PRODUCTS) -> Cost:
         return Cost.of(what, self.kernels.gemm(m, n, k, batch))
 
     def moved(self, numbers: float, num_bytes: float, kind: str = "elementwise") -> Cost:
         """An operator that memory bounds, of so many numbers, at so many bytes each."""
-        if self.fusion is Fusion.FUSED:
+        if self.ways.kernels is Fusion.FUSED:
             kind = _STREAMING.get(kind, kind)
         return Cost.of(MEMORY, self.kernels.memory_bound(numbers * num_bytes, kind=kind))
 
@@ -120,7 +123,7 @@ class _Rank:
         numbers = self.own_tokens * self.shape.hidden
         if not self.shape.dropout:
             return self.moved(numbers, 6)
-        if self.fusion is Fusion.EAGER:
+        if self.ways.kernels is Fusion.EAGER:
             return self.moved(numbers, 5, "dropout") + self.moved(numbers, 6)
         return self.moved(numbers, 7, "dropout_add")
 
@@ -129,35 +132,39 @@ class _Rank:
 
         Their backwards move as many bytes and half.
         """
-        if self.fusion is not Fusion.EAGER:
+        if self.ways.kernels is not Fusion.EAGER:
             return Cost()
-        wide, narrow = self.tokens * self.shape.ffn / self.tensor, self.tokens * self.shape.hidden / self.tensor
+        wide, narrow = (
+            self.tokens * self.shape.ffn / self.ways.tensor,
+            self.tokens * self.shape.hidden / self.ways.tensor,
+        )
         return costs([self.moved(scores, 4) * 2, self.moved(wide, 5) * 7, self.moved(narrow, 4) * 4])
 
     def biases(self, num_bytes: float) -> Cost:
         """Biases of products by kernels of their own: copied to where the product adds itself; sums of gradients."""
-        if self.fusion is not Fusion.EAGER:
+        if self.ways.kernels is not Fusion.EAGER:
             return Cost()
         return self.moved(self.tokens * sum(n for n, _ in self.products), num_bytes)
 
     def added(self, numbers: float) -> Cost:
         """A weight's gradient, added to that of earlier micro-batches: within its product, or by a pass of its own."""
-        return Cost() if self.fusion is Fusion.FUSED else self.moved(numbers, 12 if self.fp32_gradients else 6)
+        return (
+            Cost() if self.ways.kernels is Fusion.FUSED else self.moved(numbers, 12 if self.ways.fp32_gradients else 6)
+        )
 
     def summed(self, name: str, numbers: float, beside: float = 0.0) -> Cost:
         """An exchange of half-precision numbers among the tensor ranks; of which ``beside`` seconds are hidden."""
-        estimate = self.cluster.exchange(name, 2 * numbers, self.tensor)
-        if beside and self.overlap and estimate.seconds:
+        estimate = self.cluster.exchange(name, 2 * numbers, self.ways.tensor)
+        if beside and self.ways.overlap_tensor and estimate.seconds:
             estimate = estimate * (max(0.0, estimate.seconds - beside) / estimate.seconds)
         return Cost.of(EXCHANGE, estimate)
 
     def core(self) -> Cost:
         """Scores, softmax, dropout and context; or one fused kernel."""
-        s, b = self.shape, self.micro_batch
-        heads = s.heads // self.tensor
+        s, b = self.shape, self.ways.micro_batch
+        heads = s.heads // self.ways.tensor
         if s.fused_attention:
-            kv_heads = max(1, s.kv_heads // self.tensor)
-            return Cost.of(ATTENTION, self.kernels.attention(b, heads, kv_heads, s.seq, s.seq, s.head_size, True, True))
+            return Cost.of(ATTENTION, self.kernels.attention(self.attention, fused=True))
         scores = b * heads * s.seq**2
         parts = [
             self.product(s.seq, s.seq, s.head_size, b * heads, ATTENTION),
@@ -167,12 +174,10 @@ class _Rank:
         return costs([*parts, self.moved(scores * s.drops_scores, 5, "dropout")])
 
     def core_backward(self) -> Cost:
-        s, b = self.shape, self.micro_batch
-        heads = s.heads // self.tensor
+        s, b = self.shape, self.ways.micro_batch
+        heads = s.heads // self.ways.tensor
         if s.fused_attention:
-            kv_heads = max(1, s.kv_heads // self.tensor)
-            asked = (b, heads, kv_heads, s.seq, s.seq, s.head_size, True, True)
-            return Cost.of(ATTENTION, self.kernels.attention_backward(*asked))
+            return Cost.of(ATTENTION, self.kernels.attention_backward(self.attention, fused=True))
         scores = b * heads * s.seq**2
         square = self.product(s.seq, s.seq, s.head_size, b * heads, ATTENTION)  # of probabilities
         thin = self.product(s.seq, s.head_size, s.seq, b * heads, ATTENTION)  # of values, queries and keys
@@ -186,19 +191,19 @@ class _Rank:
         s, tokens, own = self.shape, self.tokens, self.own_tokens
         products = [self.product(tokens, n, k) for n, k in self.products]
         norm = self.moved(own * s.hidden, 4, "norm")
-        activation = self.moved(tokens * s.ffn / self.tensor, 6 if s.gated else 4, "activation")
-        if self.sequence_parallel:
+        activation = self.moved(tokens * s.ffn / self.ways.tensor, 6 if s.gated else 4, "activation")
+        if self.ways.sequence_parallel:
             whole = tokens * s.hidden
             exchanges = (self.summed("all_gather", whole) + self.summed("reduce_scatter", whole)) * 2
         else:
             exchanges = self.summed("all_reduce", tokens * s.hidden) * 2
-        more = self.eager(self.micro_batch * s.heads / self.tensor * s.seq**2)
+        more = self.eager(self.ways.micro_batch * s.heads / self.ways.tensor * s.seq**2)
         parts = [*products, norm * 2, self.residual() * 2, activation, self.rotary(), self.core(), more, exchanges]
         return costs([*parts, self.biases(4)])  # written, and read by the product
 
     def rotary(self) -> Cost:
         s = self.shape
-        return self.moved(s.rotary * self.tokens * (s.heads + s.kv_heads) * s.head_size / self.tensor, 4, "rope")
+        return self.moved(s.rotary * self.tokens * (s.heads + s.kv_heads) * s.head_size / self.ways.tensor, 4, "rope")
 
     def block_backward(self) -> Cost:
         s, tokens, own = self.shape, self.tokens, self.own_tokens
@@ -208,38 +213,38 @@ class _Rank:
             parts += [input_product, weight_product, self.added(n * k)]
             whole = tokens * s.hidden
             if index % 2:  # row-parallel: its forward ends in a sum
-                parts.append(self.summed("all_gather", whole) if self.sequence_parallel else Cost())
-            elif self.sequence_parallel:
+                parts.append(self.summed("all_gather", whole) if self.ways.sequence_parallel else Cost())
+            elif self.ways.sequence_parallel:
                 parts.append(self.summed("all_gather", whole, input_product.seconds))
                 parts.append(self.summed("reduce_scatter", whole, weight_product.seconds))
             else:
                 parts.append(self.summed("all_reduce", whole, weight_product.seconds))
         parts.append(self.moved(own * s.hidden, 6, "norm_backward") * 2 + self.moved(own * s.hidden, 6) * 2)
         parts.append(self.moved(s.dropout * own * s.hidden, 5, "dropout_backward") * 2)
-        parts.append(self.moved(tokens * s.ffn / self.tensor, 10 if s.gated else 6, "activation_backward"))
-        more = self.eager(self.micro_batch * s.heads / self.tensor * s.seq**2)
+        parts.append(self.moved(tokens * s.ffn / self.ways.tensor, 10 if s.gated else 6, "activation_backward"))
+        more = self.eager(self.ways.micro_batch * s.heads / self.ways.tensor * s.seq**2)
         return costs([*parts, self.rotary(), more * 1.5, self.biases(2)])
 
     def embedding(self) -> Pass:
         s, tokens = self.shape, self.tokens
         looked_up = self.moved(tokens * s.hidden, 4, "embedding") + self.residual()
-        exchange = self.summed("reduce_scatter" if self.sequence_parallel else "all_reduce", tokens * s.hidden)
+        exchange = self.summed("reduce_scatter" if self.ways.sequence_parallel else "all_reduce", tokens * s.hidden)
         backward = self.moved(tokens * s.hidden, 2 + 8) + self.moved(self.own_tokens * s.hidden * s.dropout, 5)
-        gathered = self.summed("all_gather", tokens * s.hidden) if self.sequence_parallel else Cost()
+        gathered = self.summed("all_gather", tokens * s.hidden) if self.ways.sequence_parallel else Cost()
         return Pass(looked_up + exchange, backward + gathered)
 
     def head(self) -> Pass:
         s, tokens = self.shape, self.tokens
-        width = -(-s.vocab // self.tensor)
+        width = -(-s.vocab // self.ways.tensor)
         whole = tokens * s.hidden
-        gathered = self.summed("all_gather", whole) if self.sequence_parallel else Cost()
+        gathered = self.summed("all_gather", whole) if self.ways.sequence_parallel else Cost()
         loss = self.moved(tokens * width, 2 + 4 + 4 + 8 + 8)  # to float32, largest, shifted, exponentials, their sum
         norm = self.moved(self.own_tokens * s.hidden, 4, "norm")
-        small = Cost.of(EXCHANGE, self.cluster.exchange("all_reduce", 4 * tokens, self.tensor), 3)
+        small = Cost.of(EXCHANGE, self.cluster.exchange("all_reduce", 4 * tokens, self.ways.tensor), 3)
         forward = costs([norm, gathered, self.product(tokens, width, s.hidden), loss, small])
         weight = self.product(s.hidden, width, tokens)
         backward = [self.moved(tokens * width, 8 + 6), self.product(tokens, s.hidden, width), weight]
         backward += [self.added(s.hidden * width), self.moved(self.own_tokens * s.hidden, 8)]
-        name = "reduce_scatter" if self.sequence_parallel else "all_reduce"
+        name = "reduce_scatter" if self.ways.sequence_parallel else "all_reduce"
         backward.append(self.summed(name, whole, weight.seconds))
         return Pass(forward, costs(backward))

@@ -19,7 +19,7 @@ from planner.ir.errors import UsageError
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.schedules import max_in_flight
 from planner.schedules.one_f_one_b import chunks_in_flight
-from planner.transformers.shape import Recompute, Transformer, Ways
+from planner.transformers.shape import ParallelDegrees, Recompute, Transformer
 
 WEIGHT_BYTES, MASTER_BYTES = 2, 12
 HALF, SINGLE = 2, 4
@@ -51,7 +51,7 @@ class Memory:
         return self.state + self.activations + self.working
 
 
-def block_bytes(shape: Transformer, ways: Ways, width: int = HALF) -> float:
+def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) -> float:
     """Kept for backward of one block and micro-batch.
 
     Args:
@@ -77,7 +77,7 @@ def _score_bytes(shape: Transformer, width: int) -> int:
     return 2 * width + 1 if shape.drops_scores else width
 
 
-def in_flight(ways: Ways, stage: int, micro_batches: int) -> float:
+def in_flight(ways: ParallelDegrees, stage: int, micro_batches: int) -> float:
     """Of a stage's chunks of one micro-batch, how many are held at once at most, in micro-batches."""
     if ways.interleave > 1:
         return min(micro_batches, chunks_in_flight(ways.pipeline, ways.interleave, stage) / ways.interleave)
@@ -97,13 +97,13 @@ def chain_in_flight(schedule: str, num_stages: int, micro_batches: int) -> tuple
     return stated
 
 
-def stage_parameters(shape: Transformer, ways: Ways, stage: int) -> float:
+def stage_parameters(shape: Transformer, ways: ParallelDegrees, stage: int) -> float:
     """Weights of a rank of that stage, before ZeRO divides any."""
     blocks = sum(ways.chunks(shape.layers)[stage :: ways.pipeline])
     return parameters_of(shape, ways.at(stage).tensor, blocks, *ends_of(ways, stage))
 
 
-def ends_of(ways: Ways, stage: int) -> tuple[bool, bool]:
+def ends_of(ways: ParallelDegrees, stage: int) -> tuple[bool, bool]:
     """Whether a stage is the first, and whether it is the last."""
     return stage == 0, stage == ways.pipeline - 1
 
@@ -117,7 +117,7 @@ def parameters_of(shape: Transformer, tensor: int, blocks: int, first: bool, las
     return blocks * ((shape.block_parameters - norms) / tensor + norms) + embedding + head
 
 
-def unlike_stages(shape: Transformer, ways: Ways) -> list[int]:
+def unlike_stages(shape: Transformer, ways: ParallelDegrees) -> list[int]:
     """The first stage, the last, and of those with as many blocks the earliest, which has the most in flight.
 
     All of them, where they have degrees or pools of their own.
@@ -129,7 +129,9 @@ def unlike_stages(shape: Transformer, ways: Ways) -> list[int]:
     return sorted({0, p - 1, *earliest.values()})
 
 
-def stage_memory(shape: Transformer, ways: Ways, stage: int, micro_batches: int, width: int = HALF) -> Memory:
+def stage_memory(
+    shape: Transformer, ways: ParallelDegrees, stage: int, micro_batches: int, width: int = HALF
+) -> Memory:
     """Of a rank of that stage; ``width`` as of :func:`block_bytes`."""
     blocks = sum(ways.chunks(shape.layers)[stage :: ways.pipeline])
     held = in_flight(ways, stage, micro_batches)
@@ -138,7 +140,7 @@ def stage_memory(shape: Transformer, ways: Ways, stage: int, micro_batches: int,
 
 
 def memory_with(
-    shape: Transformer, ways: Ways, blocks: int, held: float, ends: tuple[bool, bool], width: int = HALF
+    shape: Transformer, ways: ParallelDegrees, blocks: int, held: float, ends: tuple[bool, bool], width: int = HALF
 ) -> Memory:
     """Of a rank of a stage of so many blocks; as a function of them it is linear.
 
@@ -162,7 +164,7 @@ def memory_with(
     if last:
         working += tokens * (-(-shape.vocab // ways.tensor)) * _LOGIT_BYTES[width] + 2 * width * own
     if ways.recompute is Recompute.FULL:
-        again = Ways(ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel)
+        again = ParallelDegrees(ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel)
         working = max(working, block_bytes(shape, again, width))
     elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
         scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
@@ -172,7 +174,7 @@ def memory_with(
     return Memory(state, kept, working)
 
 
-def memory_of(shape: Transformer, ways: Ways, micro_batches: int, width: int = HALF) -> Memory:
+def memory_of(shape: Transformer, ways: ParallelDegrees, micro_batches: int, width: int = HALF) -> Memory:
     """Of the rank that holds most; ``width`` as of :func:`block_bytes`."""
     found = (stage_memory(shape, ways, stage, micro_batches, width) for stage in unlike_stages(shape, ways))
     return max(found, key=lambda memory: memory.total)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from planner.ir.errors import UsageError
 from planner.kernels import Estimate
 from planner.kernels.estimates import DATASHEET, NOTHING, TABLE
-from planner.transformers.shape import Recompute, Ways
+from planner.transformers.shape import ParallelDegrees, Recompute
 
 OPTIMISER = "optimiser"
 _SHOWN = 0.005
@@ -109,7 +109,7 @@ class Timed:
 
     layers: Mapping[tuple[int, int], Layers]
 
-    def of(self, ways: Ways) -> Layers | None:
+    def of(self, ways: ParallelDegrees) -> Layers | None:
         """Those of a rank; None: nobody measured them (sequence parallelism and the core of attention never are)."""
         layers = self.layers.get((ways.tensor, ways.micro_batch))
         if layers is None or ways.sequence_parallel or ways.recompute is Recompute.SELECTIVE:

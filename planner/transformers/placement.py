@@ -37,12 +37,12 @@ from planner.layers.contraction import ContractedDims, contracted_dims
 from planner.layers.elementwise import CLASS, has_classes_apart
 from planner.layers.sized import REPLICA
 from planner.transformers.pools import Pools
-from planner.transformers.shape import Ways
+from planner.transformers.shape import ParallelDegrees
 
 _NUMBERED = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
-def placements(graph: Graph, ways: Ways) -> dict[str, Placement]:
+def placements(graph: Graph, ways: ParallelDegrees) -> dict[str, Placement]:
     """The stage and the cuts of each layer, in the graph's order; stages are chunks of blocks.
 
     Raises:
@@ -52,7 +52,7 @@ def placements(graph: Graph, ways: Ways) -> dict[str, Placement]:
     return dict(_Tensor(graph, ways, _stages(graph, ways)).placements())
 
 
-def require_executable(ways: Ways) -> None:
+def require_executable(ways: ParallelDegrees) -> None:
     """Raises :class:`UsageError`, naming what of a way no plan of halopipe can say."""
     wrong, tensor = [], max(ways.degrees)
     if ways.zero and tensor > 1:
@@ -72,7 +72,7 @@ def _blocks(graph: Graph) -> tuple[str, list[int]]:
     return prefix, sorted(numbers.get(prefix, ()))
 
 
-def _stages(graph: Graph, ways: Ways) -> dict[str, int]:
+def _stages(graph: Graph, ways: ParallelDegrees) -> dict[str, int]:
     """The chunk of each layer: that of its block, else the first that has what it reads; behind all blocks the last.
 
     Raises:
@@ -99,7 +99,7 @@ def _stages(graph: Graph, ways: Ways) -> dict[str, int]:
     return stages
 
 
-def _samples(ways: Ways) -> dict[str, tuple[int, ...]]:
+def _samples(ways: ParallelDegrees) -> dict[str, tuple[int, ...]]:
     """The cut points of data parallelism, in samples of a micro-batch of all replicas."""
     each = ways.micro_batch
     return {SAMPLE: tuple(range(0, (ways.data + 1) * each, each))} if ways.data > 1 else {}
@@ -116,7 +116,7 @@ class _Tensor:
     """
 
     graph: Graph
-    ways: Ways
+    ways: ParallelDegrees
     stages: Mapping[str, int]
     _readers: dict[str, list[Layer]] = field(init=False)
     _values: dict[str, TensorSpec] = field(init=False)
@@ -277,17 +277,17 @@ def _within(inner: Interval, outer: Interval) -> bool:
     return outer.start <= inner.start and inner.stop <= outer.stop
 
 
-def schedule_of(ways: Ways) -> str:
+def schedule_of(ways: ParallelDegrees) -> str:
     """The schedule's name."""
     return "interleaved" if ways.interleave > 1 else ways.schedule
 
 
-def degree_of(ways: Ways, chunk: int) -> int:
+def degree_of(ways: ParallelDegrees, chunk: int) -> int:
     """Tensor ranks of a replica of a chunk's stage."""
     return ways.degrees[chunk % ways.pipeline]
 
 
-def groups_of(ways: Ways, pools: Pools | None = None) -> tuple[tuple[int, ...], ...]:
+def groups_of(ways: ParallelDegrees, pools: Pools | None = None) -> tuple[tuple[int, ...], ...]:
     """The ranks of each chunk: tensor ranks are neighbours, then replicas, then stages; or those of its pool.
 
     Raises:

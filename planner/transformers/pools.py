@@ -15,19 +15,18 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations, permutations
 from math import inf
 
-from planner.ir.cluster import HOST, Link
-from planner.ir.cluster import Cluster as Machines
+from planner.ir.cluster import HOST, Cluster, Link
 from planner.ir.errors import UsageError
-from planner.kernels import Estimate, Wire
+from planner.kernels import AlphaBeta, Estimate
 from planner.kernels.estimates import NOTHING
 from planner.kernels.links import EFFICIENCY
-from planner.transformers.cluster import Cluster, by_data_sheet
+from planner.transformers.cluster import GpuCluster, by_data_sheet
 from planner.transformers.passes import Timed
-from planner.transformers.shape import Transformer, Ways
+from planner.transformers.shape import ParallelDegrees, Transformer
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class GpuPool:
     """Alike hosts of one zone.
 
     Attributes:
@@ -36,7 +35,7 @@ class Pool:
         ranks: theirs in the cluster that the pool is of, host by host; empty: they have none.
     """
 
-    cluster: Cluster
+    cluster: GpuCluster
     devices: int
     ranks: tuple[int, ...] = ()
 
@@ -58,9 +57,9 @@ class Pools:
     """
 
     name: str
-    pools: tuple[Pool, ...]
-    between: Mapping[tuple[str, str], Wire]
-    whole: Cluster | None = None
+    pools: tuple[GpuPool, ...]
+    between: Mapping[tuple[str, str], AlphaBeta]
+    whole: GpuCluster | None = None
 
     @property
     def device(self) -> str:
@@ -77,30 +76,30 @@ class Pools:
         """Bytes of a number that is kept or sent."""
         return self.pools[0].cluster.width
 
-    def pool(self, name: str) -> Pool:
+    def pool(self, name: str) -> GpuPool:
         """The pool of that name."""
         return next(pool for pool in self.pools if pool.cluster.name == name)
 
-    def at(self, ways: Ways, stage: int) -> Cluster:
+    def at(self, ways: ParallelDegrees, stage: int) -> GpuCluster:
         """Where a stage is."""
         return self.whole if self.whole and not ways.pools else self.pool(ways.pools[stage]).cluster
 
-    def hops(self, ways: Ways, num_bytes: float) -> list[Estimate]:
+    def hops(self, ways: ParallelDegrees, num_bytes: float) -> list[Estimate]:
         """Messages of a replica, of ``num_bytes`` in all, from each stage to the next."""
         places = self.places(ways)
         return [self.hop(ways, num_bytes, places[stage], places[stage + 1]) for stage in range(ways.pipeline - 1)]
 
-    def places(self, ways: Ways) -> list[Place]:
+    def places(self, ways: ParallelDegrees) -> list[GpuRange]:
         """The GPUs of each stage."""
         used = dict.fromkeys(ways.pools, 0)
-        places: list[Place] = []
+        places: list[GpuRange] = []
         for name, tensor in reversed(list(zip(ways.pools, ways.degrees, strict=True))):
             pool = self.pool(name)
             start, used[name] = pool.after(used[name], tensor, ways.data)
-            places.append(Place(pool.cluster, tensor, start, used[name]))
+            places.append(GpuRange(pool.cluster, tensor, start, used[name]))
         return places[::-1]
 
-    def hop(self, ways: Ways, num_bytes: float, one: Place, other: Place) -> Estimate:
+    def hop(self, ways: ParallelDegrees, num_bytes: float, one: GpuRange, other: GpuRange) -> Estimate:
         """A message of a replica between two stages."""
         gathered = NOTHING
         if not ways.sequence_parallel:
@@ -119,7 +118,7 @@ class Pools:
             )
         return by_data_sheet(max(times)) + gathered
 
-    def least_hop_s(self, ways: Ways, num_bytes: float, cluster: Cluster, tensor: int) -> float:
+    def least_hop_s(self, ways: ParallelDegrees, num_bytes: float, cluster: GpuCluster, tensor: int) -> float:
         """Seconds that no message to or from a stage of that degree in that pool falls below."""
         gathered_s = 0.0
         if not ways.sequence_parallel:
@@ -129,13 +128,13 @@ class Pools:
             sent_s = min(sent_s, cluster.send(num_bytes / tensor, 1).seconds)
         return sent_s + gathered_s
 
-    def sum_of_two(self, shape: Transformer, ways: Ways, first: Place, last: Place) -> Estimate:
+    def sum_of_two(self, shape: Transformer, ways: ParallelDegrees, first: GpuRange, last: GpuRange) -> Estimate:
         """The embedding's gradient, which the first stage and the last add up, replica by replica."""
         num_bytes = shape.vocab * shape.hidden * (4 if ways.fp32_gradients else 2)
         # Of two ranks each sends half and receives half, twice; what is summed stays cut.
         return self.hop(replace(ways, sequence_parallel=True), num_bytes, first, last)
 
-    def alone(self, ways: Ways) -> Cluster | Pools:
+    def alone(self, ways: ParallelDegrees) -> GpuCluster | Pools:
         """Where all stages are, if devices are alike there and the stages have one degree: a pool, or all of them."""
         return self if ways.tensors or len(set(ways.pools)) > 1 else self.at(ways, 0)
 
@@ -145,12 +144,12 @@ class Pools:
         for one, other in combinations(self.pools, 2):
             if other in pools and one in pools and self._is_alike(one, other):
                 at = pools.index(one)
-                pools[at] = Pool(one.cluster, one.devices + other.devices, one.ranks + other.ranks)
+                pools[at] = GpuPool(one.cluster, one.devices + other.devices, one.ranks + other.ranks)
                 pools.remove(other)
                 return Pools(self.name, tuple(pools), self.between).joined()
         return self
 
-    def _is_alike(self, one: Pool, other: Pool) -> bool:
+    def _is_alike(self, one: GpuPool, other: GpuPool) -> bool:
         names = one.cluster.name, other.cluster.name
         clusters = [_kind(pool.cluster) for pool in (one, other)]
         if clusters[0] != clusters[1] or self.between[names] != _network(one.cluster):
@@ -164,28 +163,28 @@ class Pools:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GpuRange:
     """The GPUs of a stage in its pool, ``stop`` exclusive."""
 
-    cluster: Cluster
+    cluster: GpuCluster
     tensor: int
     start: int
     stop: int
 
 
-def _kind(cluster: Cluster) -> tuple[object, ...]:
+def _kind(cluster: GpuCluster) -> tuple[object, ...]:
     """What a pool's cost depends on."""
     timed = cluster.timed.layers if cluster.timed is not None else None
     passes = cluster.device if timed is None else tuple(sorted(timed.items(), key=lambda item: item[0]))
     return passes, cluster.usable_bytes, replace(cluster, name="", device="", timed=None, memory_bytes=0.0)
 
 
-def _network(cluster: Cluster) -> Wire:
+def _network(cluster: GpuCluster) -> AlphaBeta:
     """What joins two hosts of a pool."""
-    return Wire(cluster.across.alpha_s, cluster.of_network * cluster.across.bytes_per_s)
+    return AlphaBeta(cluster.across.alpha_s, cluster.of_network * cluster.across.bytes_per_s)
 
 
-def pools_of(name: str, machines: Machines, timed: Mapping[str, Timed] | None = None, dtype: str = "float16") -> Pools:
+def pools_of(name: str, machines: Cluster, timed: Mapping[str, Timed] | None = None, dtype: str = "float16") -> Pools:
     """The pools of a cluster file: hosts of one kind of device, as many on each, in one group beyond the host.
 
     Args:
@@ -222,11 +221,11 @@ def pools_of(name: str, machines: Machines, timed: Mapping[str, Timed] | None = 
         spec = machines.devices[members[0][0]]
         across = _worst(machines, members, members) or machines.links.get(_near_tier(machines))
         within = machines.link(*members[0][:2]) if len(members[0]) > 1 else across
-        cluster = Cluster(
+        cluster = GpuCluster(
             own, spec.kind, len(members[0]), _wire(within or across), _wire(across or within), dtype,
             of_network=1.0, memory_bytes=spec.memory_bytes, timed=timed[spec.kind] if timed else None,
         )  # fmt: skip
-        pools.append(Pool(cluster, sum(map(len, members)), tuple(chain(*members))))
+        pools.append(GpuPool(cluster, sum(map(len, members)), tuple(chain(*members))))
     between = {
         (one, other): _wire(_worst(machines, members_of[one], members_of[other]))
         for one, other in permutations(names, 2)
@@ -235,28 +234,28 @@ def pools_of(name: str, machines: Machines, timed: Mapping[str, Timed] | None = 
     return replace(joined, whole=_whole(joined))
 
 
-def _whole(pools: Pools) -> Cluster | None:
+def _whole(pools: Pools) -> GpuCluster | None:
     """All hosts as those of one cluster, whose slowest link counts, if they are alike."""
     first = replace(pools.pools[0].cluster, name=pools.name)
     wires = [*(pool.cluster.across for pool in pools.pools), *pools.between.values()]
-    slowest = Wire(max(wire.alpha_s for wire in wires), min(wire.bytes_per_s for wire in wires))
+    slowest = AlphaBeta(max(wire.alpha_s for wire in wires), min(wire.bytes_per_s for wire in wires))
     kinds = [_kind(replace(pool.cluster, across=slowest)) for pool in pools.pools]
     return replace(first, across=slowest) if all(kind == kinds[0] for kind in kinds) else None
 
 
-def _near_tier(machines: Machines) -> str:
+def _near_tier(machines: Cluster) -> str:
     """That of two hosts of one zone."""
     tiers = machines.nested_tiers
     return tiers[[tier.within for tier in tiers].index(HOST) + 1].name
 
 
-def _zone(machines: Machines, rank: int) -> tuple[str, ...]:
+def _zone(machines: Cluster, rank: int) -> tuple[str, ...]:
     """The groups of a host, beyond itself."""
     levels = [tier.within for tier in machines.nested_tiers]
     return machines.groups_of(rank)[levels.index(HOST) + 1 :]
 
 
-def _names(machines: Machines, first: list[int]) -> list[str]:
+def _names(machines: Cluster, first: list[int]) -> list[str]:
     """Of pools by a rank of each: their kind, and where that is not enough their zone and hosts."""
     kinds = [machines.devices[rank].kind for rank in first]
     zones = [" in ".join([kind, *_zone(machines, rank)[:1]]) for kind, rank in zip(kinds, first, strict=True)]
@@ -264,12 +263,12 @@ def _names(machines: Machines, first: list[int]) -> list[str]:
     return next(names for names in (kinds, zones, hosts) if len(set(names)) == len(names))
 
 
-def _worst(machines: Machines, ours: list[list[int]], theirs: list[list[int]]) -> Link | None:
+def _worst(machines: Cluster, ours: list[list[int]], theirs: list[list[int]]) -> Link | None:
     """The slowest link of a host of one pool to a host of another, or of one pool to another of its hosts."""
     return min(_links(machines, ours, theirs), key=lambda link: link.bandwidth_bytes_per_s, default=None)
 
 
-def _links(machines: Machines, ours: list[list[int]], theirs: list[list[int]]) -> Iterator[Link]:
+def _links(machines: Cluster, ours: list[list[int]], theirs: list[list[int]]) -> Iterator[Link]:
     for one in ours:
         for other in theirs:
             if one is not other:
@@ -278,8 +277,8 @@ def _links(machines: Machines, ours: list[list[int]], theirs: list[list[int]]) -
                     return
 
 
-def _wire(link: Link | None) -> Wire:
+def _wire(link: Link | None) -> AlphaBeta:
     """What messages get of a link; of none, where nothing is sent, all."""
     if link is None:
-        return Wire(0.0, inf)
-    return Wire(link.latency_s, link.bandwidth_bytes_per_s * EFFICIENCY)
+        return AlphaBeta(0.0, inf)
+    return AlphaBeta(link.latency_s, link.bandwidth_bytes_per_s * EFFICIENCY)

@@ -2,8 +2,8 @@
 
     space       tensor x sequence x pipeline x data on the devices or some of them; any number of blocks on each stage;
                 interleaving, of chunks alike; micro-batch; recomputation; ZeRO: all that divide the network and the
-                batch (:class:`Space`).  Of unlike GPUs each pool alone, and pipelines of 1F1B through several, of which
-                each stage has a pool and a tensor degree of its own
+                batch (:class:`DegreesSpace`).  Of unlike GPUs each pool alone, and pipelines of 1F1B through several,
+                of which each stage has a pool and a tensor degree of its own
     order       divisions by the work of their longest stage, then ways by what they can take at least
                 (:mod:`planner.transformers.step`), stages by :mod:`planner.transformers.division`; the smallest first,
                 each simulated in turn
@@ -25,14 +25,14 @@ from itertools import count
 from math import inf
 
 from planner.ir.errors import InfeasibleError, UsageError
-from planner.transformers.cluster import Cluster
-from planner.transformers.division import Division, Seat, longest_s, seats_of, uniform_s
+from planner.transformers.cluster import GpuCluster
+from planner.transformers.division import DivisionSearch, StageSeat, longest_s, seats_of, uniform_s
 from planner.transformers.memory import ends_of, in_flight, memory_of, memory_with
 from planner.transformers.pipeline import even_s
 from planner.transformers.pools import Pools
-from planner.transformers.shape import Transformer, Ways
-from planner.transformers.space import Space
-from planner.transformers.step import Prediction, fullest, least_s, predict
+from planner.transformers.shape import ParallelDegrees, Transformer
+from planner.transformers.space import DegreesSpace
+from planner.transformers.step import StepPrediction, fullest, least_s, predict
 
 TIE = 0.03
 """Two steps that are closer are a tie: runs of one source are as far from their predictions (benchmarks.published)."""
@@ -45,15 +45,15 @@ _WIDTH, _MOST_LOOKS = 32, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PricedDegrees:
     """A way and its prediction."""
 
-    ways: Ways
-    prediction: Prediction
+    ways: ParallelDegrees
+    prediction: StepPrediction
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BestDegrees:
     """The best, and what is known of the rest.
 
     Attributes:
@@ -64,8 +64,8 @@ class Found:
         usable_bytes: of the device that is fullest.
     """
 
-    best: Choice
-    rivals: tuple[Choice, ...]
+    best: PricedDegrees
+    rivals: tuple[PricedDegrees, ...]
     bound_s: float
     num_ways: int
     num_large: int
@@ -78,7 +78,7 @@ class Found:
         return self.best.prediction.step.seconds / self.bound_s - 1
 
     @property
-    def ties(self) -> tuple[Choice, ...]:
+    def ties(self) -> tuple[PricedDegrees, ...]:
         """Rivals that the model cannot tell from the best."""
         limit = (1 + TIE) * self.best.prediction.step.seconds
         return tuple(rival for rival in self.rivals if rival.prediction.step.seconds <= limit)
@@ -86,15 +86,15 @@ class Found:
 
 def search(
     shape: Transformer,
-    cluster: Cluster | Pools,
+    cluster: GpuCluster | Pools,
     devices: int,
     global_batch: int,
-    space: Space | None = None,
+    space: DegreesSpace | None = None,
     *,
     gap: float = 0.0,
     time_limit_s: float = 60.0,
     rivals: int = RIVALS,
-) -> Found:
+) -> BestDegrees:
     """The way with the shortest step that fits.
 
     Args:
@@ -108,8 +108,8 @@ def search(
         InfeasibleError: nothing fits in memory.
     """
     start_s = time.monotonic()
-    solver = _Search(shape, cluster, global_batch, space or Space(), gap, start_s + time_limit_s)
-    if isinstance(cluster, Cluster):
+    solver = _DegreesSearch(shape, cluster, global_batch, space or DegreesSpace(), gap, start_s + time_limit_s)
+    if isinstance(cluster, GpuCluster):
         grounds = [(cluster, devices)]
     else:
         grounds = [(pool.cluster, pool.devices) for pool in cluster.pools]
@@ -132,16 +132,16 @@ def search(
 class _Group:
     """A division whose details are not looked at yet; ``cluster`` is where it is."""
 
-    cluster: Cluster
-    ways: Ways
+    cluster: GpuCluster
+    ways: ParallelDegrees
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
     """A way of a division; ``is_ready`` once it fits, and is only to be simulated: chunks that are interleaved."""
 
-    cluster: Cluster
-    ways: Ways
+    cluster: GpuCluster
+    ways: ParallelDegrees
     is_ready: bool = False
 
 
@@ -150,36 +150,36 @@ class _Through:
     """Pipelines through several pools that are not looked at yet."""
 
     pools: Pools
-    ways: Ways
-    seats: tuple[Seat, ...]
+    ways: ParallelDegrees
+    seats: tuple[StageSeat, ...]
 
 
 @dataclass
-class _Search:
+class _DegreesSearch:
     shape: Transformer
-    cluster: Cluster | Pools
+    cluster: GpuCluster | Pools
     global_batch: int
-    space: Space
+    space: DegreesSpace
     gap: float
     stop_s: float
     num_ways: int = 0
     num_large: int = 0
     num_labels: int = 0
-    least_large: tuple[float, Ways, Cluster] | None = None
-    simulated: dict[Ways, Choice] = field(default_factory=dict)
-    loose: list[tuple[float, Division]] = field(default_factory=list)
+    least_large: tuple[float, ParallelDegrees, GpuCluster] | None = None
+    simulated: dict[ParallelDegrees, PricedDegrees] = field(default_factory=dict)
+    loose: list[tuple[float, DivisionSearch]] = field(default_factory=list)
     best_s: float = inf
     _blocks_s: dict[tuple[object, ...], float] = field(default_factory=dict)
-    _heap: list[tuple[float, int, _Group | _Way | _Through | Division]] = field(default_factory=list)
+    _heap: list[tuple[float, int, _Group | _Way | _Through | DivisionSearch]] = field(default_factory=list)
     _order: Iterator[int] = field(default_factory=count)
 
-    def divide(self, cluster: Cluster, devices: int) -> None:
+    def divide(self, cluster: GpuCluster, devices: int) -> None:
         """All divisions over alike devices, by the work of their longest stage."""
         for ways in self.space.divisions(self.shape, cluster, devices, self.global_batch):
             block_s = min(self._block_s(cluster, replace(ways, sequence_parallel=on)) for on in (False, True))
             self._push(self._even_s(ways, block_s, max(self.space.interleave)), _Group(cluster, ways))
 
-    def _block_s(self, cluster: Cluster, ways: Ways) -> float:
+    def _block_s(self, cluster: GpuCluster, ways: ParallelDegrees) -> float:
         """Both passes of a block, without what ZeRO adds."""
         key = cluster.name, ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute
         if key not in self._blocks_s:
@@ -188,7 +188,7 @@ class _Search:
             self._blocks_s[key] = min((seat.block_s for seat in seats), default=inf)
         return self._blocks_s[key]
 
-    def _even_s(self, ways: Ways, block_s: float, interleave: int) -> float:
+    def _even_s(self, ways: ParallelDegrees, block_s: float, interleave: int) -> float:
         """No division of the blocks is shorter."""
         micro_batches, p = ways.micro_batches(self.global_batch), ways.pipeline
         longest_s = micro_batches * block_s * self.shape.layers / p
@@ -217,7 +217,7 @@ class _Search:
                 self._push(ways.micro_batches(self.global_batch) * longest, through)
         self._dive([through for *_, through in sorted(throughs)[:_MOST_LOOKS]])
 
-    def _push(self, bound_s: float, item: _Group | _Way | _Through | Division) -> None:
+    def _push(self, bound_s: float, item: _Group | _Way | _Through | DivisionSearch) -> None:
         if bound_s < inf:
             if isinstance(item, _Group | _Through):
                 self.num_ways += 1
@@ -228,7 +228,7 @@ class _Search:
         while self._heap and self._heap[0][0] * (1 + self.gap) < self.best_s and not self._is_late(stop_s):
             self._take()
 
-    def run(self, rivals: int) -> Found:
+    def run(self, rivals: int) -> BestDegrees:
         """Until the best is proved."""
         self.take_all(self.stop_s)
         left_s = self._heap[0][0] if self._heap else inf
@@ -241,19 +241,19 @@ class _Search:
         shown = self._rivals(rivals)
         memory = best.prediction.memory
         usable = self._ground(best.ways).at(best.ways, memory.stage).usable_bytes
-        return Found(best, shown, bound_s, self.num_ways, self.num_large, num_simulated, usable)
+        return BestDegrees(best, shown, bound_s, self.num_ways, self.num_large, num_simulated, usable)
 
     def _is_late(self, stop_s: float = inf) -> bool:
         is_over = self.num_labels > _MOST_LABELS or time.monotonic() > min(stop_s, self.stop_s)
         return bool(self.simulated) and is_over
 
-    def _ground(self, ways: Ways) -> Cluster | Pools:
+    def _ground(self, ways: ParallelDegrees) -> GpuCluster | Pools:
         return self.cluster.alone(ways)
 
-    def _take(self) -> Choice | None:
+    def _take(self) -> PricedDegrees | None:
         """The item with the least bound: looked into, or simulated."""
         item = heapq.heappop(self._heap)[2]
-        if isinstance(item, Division):
+        if isinstance(item, DivisionSearch):
             return self._advance(item)
         if isinstance(item, _Through):
             division = self._division(item)
@@ -270,9 +270,9 @@ class _Search:
             self._open(item.cluster, item.ways)
         return None
 
-    def _division(self, through: _Through) -> Division:
+    def _division(self, through: _Through) -> DivisionSearch:
         stages = self.space.pipeline[0] if self.space.pipeline else None
-        return Division(
+        return DivisionSearch(
             self.shape, through.pools, through.ways, self.global_batch, through.seats, stages, above_s=self.best_s
         )
 
@@ -287,7 +287,7 @@ class _Search:
                     self._simulate(ways)
                     division.above_s = self.best_s
 
-    def _open(self, cluster: Cluster, ways: Ways) -> None:
+    def _open(self, cluster: GpuCluster, ways: ParallelDegrees) -> None:
         """A way whose turn it is: left out, if it is too large, or bounded stage by stage."""
         least_bytes = self._least_bytes(cluster, ways)
         if least_bytes > cluster.usable_bytes:
@@ -300,17 +300,17 @@ class _Search:
             self._push(bound_s, _Way(cluster, ways, is_ready=True))
         else:
             seats = seats_of(self.shape, [cluster], ways, [ways.tensor])
-            division = Division(self.shape, cluster, ways, self.global_batch, seats, ways.pipeline)
+            division = DivisionSearch(self.shape, cluster, ways, self.global_batch, seats, ways.pipeline)
             self._push(division.bound_s, division)
 
-    def _advance(self, division: Division) -> Choice | None:
+    def _advance(self, division: DivisionSearch) -> PricedDegrees | None:
         if isinstance(division.cluster, Pools):
             division.above_s = self.best_s
             self.num_labels += 1
         made = division.advance()
         self._push(division.bound_s, division)
         if made is None:
-            if division.bound_s == inf and not division.num_given and isinstance(division.cluster, Cluster):
+            if division.bound_s == inf and not division.num_given and isinstance(division.cluster, GpuCluster):
                 # Whole blocks do not fit, where fractions of them would.
                 self._leave_out(division.cluster, division.ways, self._least_bytes(division.cluster, division.ways))
             return None
@@ -320,19 +320,19 @@ class _Search:
             self.loose.append((bound_s, division))
         return choice
 
-    def _leave_out(self, cluster: Cluster, ways: Ways, least_bytes: float) -> None:
+    def _leave_out(self, cluster: GpuCluster, ways: ParallelDegrees, least_bytes: float) -> None:
         """What is too large."""
         self.num_large += 1
         if self.least_large is None or least_bytes < self.least_large[0]:
             self.least_large = least_bytes, ways, cluster
 
-    def _simulate(self, ways: Ways) -> Choice:
+    def _simulate(self, ways: ParallelDegrees) -> PricedDegrees:
         if ways not in self.simulated:
-            self.simulated[ways] = Choice(ways, predict(self.shape, self.cluster, ways, self.global_batch))
+            self.simulated[ways] = PricedDegrees(ways, predict(self.shape, self.cluster, ways, self.global_batch))
             self.best_s = min(self.best_s, self.simulated[ways].prediction.step.seconds)
         return self.simulated[ways]
 
-    def _tightened(self, bound_s: float, division: Division) -> float:
+    def _tightened(self, bound_s: float, division: DivisionSearch) -> float:
         """What a division can still take at least, with all that it dropped for a pipeline that took longer."""
         if bound_s * (1 + self.gap) >= self.best_s:
             return bound_s
@@ -345,21 +345,21 @@ class _Search:
                 self._simulate(made[0])
         return complete.bound_s
 
-    def _rivals(self, number: int) -> tuple[Choice, ...]:
+    def _rivals(self, number: int) -> tuple[PricedDegrees, ...]:
         """Of each further division the way that can be the shortest, simulated."""
-        shown: dict[tuple[object, ...], Choice] = {}
+        shown: dict[tuple[object, ...], PricedDegrees] = {}
         for choice in sorted(self.simulated.values(), key=_order):
             shown.setdefault(_division(choice.ways), choice)
         while self._heap and len(shown) <= number and not self._is_late():
             item = self._heap[0][2]
-            is_open = isinstance(item, _Through) or (isinstance(item, Division) and item.stages is None)
+            is_open = isinstance(item, _Through) or (isinstance(item, DivisionSearch) and item.stages is None)
             if not is_open and _division(item.ways) in shown:
                 heapq.heappop(self._heap)
             elif (made := self._take()) is not None:
                 shown.setdefault(_division(made.ways), made)
         return tuple(sorted(shown.values(), key=_order)[1 : number + 1])
 
-    def _least_bytes(self, cluster: Cluster, ways: Ways) -> float:
+    def _least_bytes(self, cluster: GpuCluster, ways: ParallelDegrees) -> float:
         """What the fullest rank holds at least, however the blocks are divided.
 
         Of stages with a + n b bytes for n blocks: L blocks in all need a capacity C with sum (C - a) / b >= L.
@@ -378,7 +378,9 @@ class _Search:
             least = max(least, empty + each)
         return max(least, blocks / rates)
 
-    def _linear_bytes(self, cluster: Cluster, ways: Ways, held: float, ends: tuple[bool, bool]) -> tuple[float, float]:
+    def _linear_bytes(
+        self, cluster: GpuCluster, ways: ParallelDegrees, held: float, ends: tuple[bool, bool]
+    ) -> tuple[float, float]:
         """Of a rank of a stage without blocks, and by the block."""
         none, one = (memory_with(self.shape, ways, number, held, ends, cluster.width).total for number in (0, 1))
         return none, one - none
@@ -402,13 +404,13 @@ class _Search:
         )
 
 
-def _order(choice: Choice) -> tuple[float, int, int, int, str]:
+def _order(choice: PricedDegrees) -> tuple[float, int, int, int, str]:
     """By the step; of equal ones the simpler."""
     ways = choice.ways
     return choice.prediction.step.seconds, ways.interleave, ways.zero, int(ways.sequence_parallel), str(ways)
 
 
-def _division(ways: Ways) -> tuple[object, ...]:
+def _division(ways: ParallelDegrees) -> tuple[object, ...]:
     return ways.degrees, ways.pools, ways.data
 
 

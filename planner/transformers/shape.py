@@ -111,7 +111,7 @@ class Fusion(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class ParallelDegrees:
     """How a step is divided.
 
     Attributes:
@@ -158,7 +158,7 @@ class Ways:
         """Ranks that it takes."""
         return self.data * sum(self.degrees)
 
-    def at(self, stage: int) -> Ways:
+    def at(self, stage: int) -> ParallelDegrees:
         """As a rank of that stage sees it: ``tensor`` is the stage's own."""
         return replace(self, tensor=self.tensors[stage], tensors=()) if self.tensors else self
 
@@ -237,11 +237,10 @@ def _gpt(name: str, hidden: int, heads: int, layers: int, vocab: int = 51200, se
     return Transformer(name, hidden, 4 * hidden, heads, layers, vocab, seq)
 
 
-def _llama(
-    name: str, hidden: int, ffn: int, heads: int, kv_heads: int, layers: int, vocab: int, seq: int
-) -> Transformer:
+def _llama(shape: Transformer) -> Transformer:
+    """``shape`` with what Llama's blocks have in place of GPT's."""
     modern = {"gated": True, "rotary": True, "fused_attention": True, "dropout": False, "parameters_tied": False}
-    return replace(Transformer(name, hidden, ffn, heads, layers, vocab, seq, kv_heads), **modern)  # type: ignore[arg-type]  # all are flags
+    return replace(shape, **modern)  # type: ignore[arg-type]  # all are flags
 
 
 TRANSFORMERS: Mapping[str, Transformer] = {
@@ -256,10 +255,10 @@ TRANSFORMERS: Mapping[str, Transformer] = {
         _gpt("gpt3-175b", 12288, 96, 96),
         _gpt("megatron-530b", 20480, 128, 105),
         _gpt("megatron-1t", 25600, 160, 128),
-        _llama("llama2-7b", 4096, 11008, 32, 32, 32, 32000, 4096),
-        _llama("llama2-70b", 8192, 28672, 64, 8, 80, 32000, 4096),
-        _llama("llama3-8b", 4096, 14336, 32, 8, 32, 128256, 8192),
-        _llama("llama3-70b", 8192, 28672, 64, 8, 80, 128256, 8192),
+        _llama(Transformer("llama2-7b", 4096, 11008, 32, 32, 32000, 4096, 32)),
+        _llama(Transformer("llama2-70b", 8192, 28672, 64, 80, 32000, 4096, 8)),
+        _llama(Transformer("llama3-8b", 4096, 14336, 32, 32, 128256, 8192, 8)),
+        _llama(Transformer("llama3-70b", 8192, 28672, 64, 80, 128256, 8192, 8)),
     )
 }
 """Brown et al. 2020, Narayanan et al. 2021, Korthikanti et al. 2022, Zhang et al. 2022, Touvron et al. 2023,

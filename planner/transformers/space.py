@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from planner.transformers.cluster import Cluster
+from planner.transformers.cluster import GpuCluster
 from planner.transformers.pools import Pools
-from planner.transformers.shape import Recompute, Transformer, Ways
+from planner.transformers.shape import ParallelDegrees, Recompute, Transformer
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class DegreesSpace:
     """What may be chosen; an empty tuple leaves it open.
 
     Attributes:
@@ -30,9 +30,11 @@ class Space:
     sequence_parallel: tuple[bool, ...] = (False, True)
     recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     zero: tuple[int, ...] = (0, 1, 2, 3)
-    base: Ways = field(default_factory=Ways)
+    base: ParallelDegrees = field(default_factory=ParallelDegrees)
 
-    def divisions(self, shape: Transformer, cluster: Cluster, devices: int, global_batch: int) -> Iterator[Ways]:
+    def divisions(
+        self, shape: Transformer, cluster: GpuCluster, devices: int, global_batch: int
+    ) -> Iterator[ParallelDegrees]:
         """All into tensor, pipeline and data ranks and micro-batches, on at most so many devices."""
         for tensor in self.degrees(shape, min(cluster.per_host, devices)):
             if tensor > devices:
@@ -57,7 +59,9 @@ class Space:
         share = global_batch // data
         return [size for size in self.micro_batch or _powers(share) if share % size == 0]
 
-    def details(self, shape: Transformer, cluster: Cluster | Pools, ways: Ways, global_batch: int) -> list[Ways]:
+    def details(
+        self, shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, global_batch: int
+    ) -> list[ParallelDegrees]:
         """All else of a division."""
         micro_batches = ways.micro_batches(global_batch)
         interleaves = [
@@ -78,10 +82,10 @@ class Space:
             replace(ways, interleave=interleave, sequence_parallel=sequence, recompute=recompute, zero=zero)
             for interleave, sequence, recompute, zero in product(interleaves, fitting, recomputes, zeros)
         ]
-        timed = cluster.timed if isinstance(cluster, Cluster) else None
+        timed = cluster.timed if isinstance(cluster, GpuCluster) else None
         return choices if timed is None else [each for each in choices if timed.of(each) is not None]
 
-    def through_pools(self, shape: Transformer, pools: Pools, global_batch: int) -> Iterator[Ways]:
+    def through_pools(self, shape: Transformer, pools: Pools, global_batch: int) -> Iterator[ParallelDegrees]:
         """Replicas, micro-batches and details of pipelines through several pools."""
         if 1 not in self.interleave:
             return

@@ -21,7 +21,7 @@ from math import sqrt
 
 from planner.kernels import Estimate
 from planner.kernels.estimates import NOTHING
-from planner.transformers.cluster import Cluster
+from planner.transformers.cluster import GpuCluster
 from planner.transformers.layers import layers_for
 from planner.transformers.memory import (
     MASTER_BYTES,
@@ -35,7 +35,7 @@ from planner.transformers.memory import (
 from planner.transformers.passes import OPTIMISER, Cost, Layers, Pass
 from planner.transformers.pipeline import Chunks, chunked
 from planner.transformers.pools import Pools
-from planner.transformers.shape import Sends, Transformer, Ways
+from planner.transformers.shape import ParallelDegrees, Sends, Transformer
 
 MODEL_ERROR = 0.06
 """Of a step, what it leaves out (data, jitter, Python) makes it longer or shorter: a judgement, of what four runs of
@@ -44,7 +44,7 @@ GRADIENTS, BUBBLE, SENDS = "gradient sums", "bubble", "messages between stages"
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class StepPrediction:
     """A step.
 
     Attributes:
@@ -82,7 +82,7 @@ class _Timing:
 
 
 def _timing(
-    shape: Transformer, cluster: Cluster | Pools, ways: Ways, global_batch: int, layers: Layers | None
+    shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, global_batch: int, layers: Layers | None
 ) -> _Timing:
     ways.check(shape)
     cluster = cluster.alone(ways)
@@ -120,7 +120,9 @@ def _timing(
     return _Timing(tuple(stages), chunks, hop, 2 * (p - 1) * latency_s, after, micro_batches)
 
 
-def stage_layers(shape: Transformer, cluster: Cluster, ways: Ways, layers: Layers | None = None) -> Layers:
+def stage_layers(
+    shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, layers: Layers | None = None
+) -> Layers:
     """Passes of a rank of a stage, with what ZeRO's exchanges add to a block.
 
     Args:
@@ -131,21 +133,25 @@ def stage_layers(shape: Transformer, cluster: Cluster, ways: Ways, layers: Layer
     return replace(passes, block=_with_shards(shape, cluster, ways, passes.block))
 
 
-def flowing_s(cluster: Cluster | Pools, ways: Ways, hop: Estimate) -> float:
+def flowing_s(cluster: GpuCluster | Pools, ways: ParallelDegrees, hop: Estimate) -> float:
     """Of a message the latency that what flows one way for long pays once a boundary, and a round trip every time."""
     if isinstance(cluster, Pools) or ways.sends is not Sends.OVERLAPPED or ways.schedule != "gpipe":
         return 0.0
     return min(cluster.latency_s(ways.tensor * ways.data), hop.seconds)
 
 
-def least_s(shape: Transformer, cluster: Cluster | Pools, ways: Ways, global_batch: int) -> float:
+def least_s(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, global_batch: int) -> float:
     """No step of :func:`predict` is shorter; quick."""
     return _timing(shape, cluster, ways, global_batch, None).at_least_s
 
 
 def predict(
-    shape: Transformer, cluster: Cluster | Pools, ways: Ways, global_batch: int, layers: Layers | None = None
-) -> Prediction:
+    shape: Transformer,
+    cluster: GpuCluster | Pools,
+    ways: ParallelDegrees,
+    global_batch: int,
+    layers: Layers | None = None,
+) -> StepPrediction:
     """A step of ``shape`` on ``cluster``, divided in those ways.
 
     Args:
@@ -171,10 +177,10 @@ def predict(
     step_s = pipeline_s + timing.after.seconds
     parts = {**spent.by_what, BUBBLE: max(0.0, step_s - whole.seconds)}
     memory = fullest(shape, cluster, ways, micro_batches)
-    return Prediction(_ranged(step_s, whole), parts, memory, micro_batches, timing.at_least_s)
+    return StepPrediction(_ranged(step_s, whole), parts, memory, micro_batches, timing.at_least_s)
 
 
-def fullest(shape: Transformer, cluster: Cluster | Pools, ways: Ways, micro_batches: int) -> Memory:
+def fullest(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, micro_batches: int) -> Memory:
     """Of the rank that is fullest, of what its device has."""
     held = (
         (stage_memory(shape, ways, stage, micro_batches, cluster.width), cluster.at(ways, stage).usable_bytes)
@@ -190,7 +196,7 @@ def _ranged(step_s: float, spent: Estimate) -> Estimate:
     return Estimate(step_s, step_s * (1 - low), step_s * (1 + high), spent.evidence)
 
 
-def hops_of(shape: Transformer, cluster: Cluster | Pools, ways: Ways) -> list[Estimate]:
+def hops_of(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees) -> list[Estimate]:
     """Messages from each chunk to the next: each tensor rank sends its part; parts are gathered there, or stay cut."""
     p, chunks = ways.pipeline, range(ways.pipeline * ways.interleave - 1)
     if p == 1:
@@ -207,12 +213,12 @@ def hops_of(shape: Transformer, cluster: Cluster | Pools, ways: Ways) -> list[Es
     return [across if crosses else inside for crosses in far]
 
 
-def message_bytes(shape: Transformer, cluster: Cluster | Pools, ways: Ways) -> float:
+def message_bytes(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees) -> float:
     """Of a micro-batch of a replica between two blocks."""
     return float(cluster.width) * ways.micro_batch * shape.seq * shape.hidden
 
 
-def _with_shards(shape: Transformer, cluster: Cluster, ways: Ways, block: Pass) -> Pass:
+def _with_shards(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, block: Pass) -> Pass:
     """With ZeRO-2 a micro-batch's gradients are scattered, with ZeRO-3 weights gathered: beside the block's pass."""
     if ways.zero < 2 or ways.data == 1:
         return block
@@ -233,7 +239,7 @@ def _beyond(exchange: Estimate, beside_s: float) -> Cost:
     return Cost.of(GRADIENTS, exchange, left / exchange.seconds) if left else Cost()
 
 
-def gradients(cluster: Cluster, ways: Ways, parameters: float, beside_s: float) -> Cost:
+def gradients(cluster: GpuCluster, ways: ParallelDegrees, parameters: float, beside_s: float) -> Cost:
     """Sums of a stage's gradients over the data-parallel ranks, after the last backward or beside it.
 
     Args:
@@ -256,7 +262,7 @@ def gradients(cluster: Cluster, ways: Ways, parameters: float, beside_s: float) 
     return Cost.of(GRADIENTS, summed)
 
 
-def tied(shape: Transformer, cluster: Cluster | Pools, ways: Ways) -> Cost:
+def tied(shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees) -> Cost:
     """The sum of the embedding's gradient on the first and the last stage."""
     if ways.pipeline == 1 or not shape.parameters_tied:
         return Cost()
@@ -269,7 +275,7 @@ def tied(shape: Transformer, cluster: Cluster | Pools, ways: Ways) -> Cost:
 
 
 def optimiser(
-    shape: Transformer, cluster: Cluster, ways: Ways, blocks: int, ends: tuple[bool, bool], layers: Layers
+    shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, blocks: int, ends: tuple[bool, bool], layers: Layers
 ) -> Cost:
     """Adam with float32 weights: state read and written, gradients zeroed, read for their norm and for the update.
 

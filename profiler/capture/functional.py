@@ -99,7 +99,7 @@ class Views:
             made.meta = {**written.meta, "val": self._whole[part].meta.get("val")}
         return made
 
-    def again(self, graph: fx.Graph, view: fx.Node, written: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    def rebuilt(self, graph: fx.Graph, view: fx.Node, written: Mapping[fx.Node, fx.Node]) -> fx.Node:
         """A new node: ``view`` of what is now in the place of its whole."""
         maker, whole = self._maker[view], written[self._whole[view]]
         if maker.target is not operator.getitem:
@@ -217,7 +217,7 @@ def rewrite_in_place(graph: fx.Graph, attributes: Mapping[str, Any]) -> None:
             node.target = torch.ops.aten.detach.default
             _replace_later(node.args[0], node, node)
             views.alias(node, node.args[0])
-        elif root.op == "get_attr" and not _is_trained(attributes[name_read(root)]):
+        elif root.op == "get_attr" and not is_trained(attributes[name_read(root)]):
             views.alias(node, node.args[0])
             buffers.append(node)
         else:
@@ -236,7 +236,7 @@ def _require_parameters_kept(node: fx.Node, views: Views, attributes: Mapping[st
     """
     for write in _writes_of(node, attributes):
         root = views.chain(write)[-1]
-        if root.op == "get_attr" and _is_trained(attributes.get(name_read(root))):
+        if root.op == "get_attr" and is_trained(attributes.get(name_read(root))):
             raise UnsupportedModelError(
                 f"forward writes to its own parameter {root.target}",
                 [f"{node.target} in {place(node) or 'the module itself'}"],
@@ -297,7 +297,8 @@ def written_buffer(node: fx.Node) -> str:
     return str(root.target) if isinstance(root, fx.Node) and root.op == "get_attr" else ""
 
 
-def _is_trained(value: Any) -> bool:
+def is_trained(value: Any) -> bool:
+    """Whether it is a parameter that gets a gradient."""
     return isinstance(value, torch.nn.Parameter) and value.requires_grad
 
 
@@ -323,7 +324,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, views: Views) -> None:
             last = made if made is not written[part] else last
         for view in others:
             with graph.inserting_after(last):
-                written[view] = last = views.again(graph, view, written)
+                written[view] = last = views.rebuilt(graph, view, written)
     for old, new in written.items():
         _replace_later(old, new, last)
     views.replace(written)
@@ -444,7 +445,7 @@ def detach_constants(graph: fx.Graph) -> None:
             continue
         maker = _MAKERS.get(operation(node).removeprefix("new_").removesuffix("_like"))
         shape = tuple(node.meta["val"].shape)
-        if maker is None or not node.args or not isinstance(node.args[0], fx.Node) or not _is_fixed(shape):
+        if maker is None or not node.args or not isinstance(node.args[0], fx.Node) or not _are_numbers(shape):
             continue
         value = node.meta["val"]
         with graph.inserting_before(node):
@@ -471,7 +472,7 @@ def keep_rows_apart(graph: fx.Graph) -> None:
             continue
         shape, width = divided.meta["val"].shape, merged.meta["val"].shape[-1]
         first, *others, last = shape
-        if last != product.meta["val"].shape[-1] or not _is_fixed((first,)) or _is_fixed(tuple(others)):
+        if last != product.meta["val"].shape[-1] or not _are_numbers((first,)) or _are_numbers(others):
             continue
         sizes = [*cast("list[Any]", divided.args[1])[:-1], width]
         with graph.inserting_before(divided):
@@ -490,10 +491,6 @@ def _sole_input(node: fx.Node | None) -> fx.Node | None:
     if not isinstance(source, fx.Node) or source.op != "call_function" or len(source.users) > 1:
         return None
     return source if isinstance(source.meta.get("val"), Tensor) else None
-
-
-def _is_fixed(shape: tuple[Any, ...]) -> bool:
-    return all(isinstance(size, int) for size in shape)
 
 
 def _fill(node: fx.Node) -> tuple[Any, ...]:

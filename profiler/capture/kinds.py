@@ -213,7 +213,7 @@ def part(node: fx.Node, arguments: Arguments) -> Attributes | None:
     start = arguments["index"] if drops else arguments.get("start") or 0
     if not isinstance(start, int) or (start < 0 and not isinstance(source.shape[at], int)):
         return None
-    start = min(max(start + source.shape[at], 0) if start < 0 else start, _known(source.shape[at], start))
+    start = min(max(start + source.shape[at], 0) if start < 0 else start, _size_or(source.shape[at], start))
     return {"dim": at, "starts": (start,), "step": int(arguments.get("step", 1)), "drops": drops}
 
 
@@ -273,7 +273,7 @@ def _moved(node: fx.Node, rank: int) -> tuple[int, ...]:
 
 def _expanded(source: Tensor, result: Tensor) -> tuple[int, ...]:
     new = result.ndim - source.ndim
-    same = (_is_same(a, b) for a, b in zip(source.shape, result.shape[new:], strict=True))
+    same = (str(a) == str(b) for a, b in zip(source.shape, result.shape[new:], strict=True))
     return (*(-1,) * new, *(place if alike else -1 for place, alike in enumerate(same)))
 
 
@@ -293,11 +293,7 @@ def _inner(value: Tensor, place: int) -> str:
     return str(prod(value.shape[place + 1 :]))
 
 
-def _is_same(a: Any, b: Any) -> bool:
-    return str(a) == str(b)
-
-
-def _known(size: Any, otherwise: int) -> int:
+def _size_or(size: Any, otherwise: int) -> int:
     return size if isinstance(size, int) else otherwise
 
 

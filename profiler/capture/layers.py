@@ -161,12 +161,12 @@ def _only_updates(node: fx.Node) -> bool:
 def _user_before(nodes: list[fx.Node], index: int) -> fx.Node | None:
     """The last operator before an update that uses the same buffer, such as the norm whose statistics it averages."""
     buffer = written_buffer(nodes[index])
-    using = (node for node in reversed(nodes[:index]) if any(buffer == each.target for each in _read(node)))
+    using = (
+        node
+        for node in reversed(nodes[:index])
+        if any(each.op == "get_attr" and each.target == buffer for each in node.all_input_nodes)
+    )
     return next((node for node in using if not _only_updates(node)), None) if buffer else None
-
-
-def _read(node: fx.Node) -> Iterator[fx.Node]:
-    return (each for each in node.all_input_nodes if each.op == "get_attr")
 
 
 def _neighbour(nodes: list[fx.Node], index: int) -> fx.Node | None:

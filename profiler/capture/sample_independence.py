@@ -122,7 +122,7 @@ def _is_mean_over_clouds(traced: TracedModel, model: LoadedModel) -> bool:
 def _loss_of_clouds(traced: TracedModel, model: LoadedModel, first: int, count: int) -> Tensor:
     fed, num_inputs = fed_example(model, _PAIR), len(model.fed[0])
     part = [tensor[first : first + count] if tensor.ndim and len(tensor) == _PAIR else tensor for tensor in fed]
-    inputs, targets = model.taken(tuple(part[:num_inputs]), tuple(part[num_inputs:]))
+    inputs, targets = model.prepared(tuple(part[:num_inputs]), tuple(part[num_inputs:]))
     run = _GraphRun(traced, count, dict(zip(traced.inputs, (*inputs, *targets), strict=True)))
     for node in traced.module.graph.nodes:
         if node.op == "output":
@@ -230,7 +230,7 @@ def _mixes_gradients(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) 
     numbers = [fx.node.map_arg(integers, run.values.__getitem__) for run in runs]
 
     def gradients(of: int, seeds: list[Tensor]) -> list[Tensor]:
-        leaves = [_leaf(value) for value in values[of]]
+        leaves = [value.detach().clone().requires_grad_(value.is_floating_point()) for value in values[of]]
         outputs = function(leaves, numbers[of], name)
         pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if out.requires_grad]
         wanted = [each for each in leaves if each.requires_grad]
@@ -271,10 +271,6 @@ def _mixes_gradients(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) 
     return False
 
 
-def _leaf(value: Tensor) -> Tensor:
-    return value.detach().clone().requires_grad_(value.is_floating_point())
-
-
 def _part(seed: Tensor, meta: Tensor, sample: int, traced: TracedModel) -> Tensor:
     dims = sample_dims(meta, traced)
     return seed.chunk(_PAIR, dims[0])[sample] if dims else seed
@@ -297,7 +293,7 @@ class _GraphRun(loss_reduction.Executed):
     def __init__(self, traced: TracedModel, samples: int, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.traced = traced
-        self.given = traced.given(tensors, samples)
+        self.graph_inputs = traced.graph_inputs(tensors, samples)
         self.readers = {node: len(node.users) for node in traced.module.graph.nodes}
 
     def keep(self) -> None:
@@ -306,7 +302,7 @@ class _GraphRun(loss_reduction.Executed):
 
     def execute(self, node: fx.Node) -> None:
         if node.op == "placeholder":
-            self.values[node] = self.given[name_read(node)]
+            self.values[node] = self.graph_inputs[name_read(node)]
         elif node.op == "get_attr":
             value: Any = self.traced.module
             for part in name_read(node).split("."):

@@ -42,6 +42,7 @@ from planner.ir.graph import LOSS_PREFIX
 from profiler.capture.by_sample import BagsOfRows, pick_by_sample
 from profiler.capture.functional import (
     detach_constants,
+    is_trained,
     is_write,
     keep_indices_home,
     keep_rows_apart,
@@ -108,7 +109,7 @@ class TracedModel:
         """Whether it reads a trained parameter."""
         return node.op == "get_attr" and node.target in self.parameters
 
-    def given(self, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Any]:
+    def graph_inputs(self, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Any]:
         """What the placeholders stand for, in their order, where ``tensors`` are the inputs for ``samples`` samples."""
         count = {NUM_SAMPLES: samples} if self.is_polymorphic else {}
         sizes = {name: tensors[tensor].shape[dim] for name, (tensor, dim) in self.sizes.items()}
@@ -306,7 +307,7 @@ def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced
     _join_data_dependent(graph)
     graph.eliminate_dead_code(_has_effects)
     module = fx.GraphModule(attributes, graph)
-    parameters = {name: value for name, value in attributes.items() if _is_trained(value)}
+    parameters = {name: value for name, value in attributes.items() if is_trained(value)}
     there = {node.name for node in module.graph.nodes}
     kept = {name: node.name if node.name in there else "" for name, node in found_outputs.items()}
     return TracedModel(module, names, samples, symbols, parameters, model.varying, outputs=kept)
@@ -470,10 +471,6 @@ def _canonical_names(model: LoadedModel) -> dict[int, str]:
         for name, value in (*module.named_parameters(), *module.named_buffers()):
             name_of.setdefault(id(value), prefix + name)
     return name_of
-
-
-def _is_trained(value: Any) -> bool:
-    return isinstance(value, nn.Parameter) and value.requires_grad
 
 
 def _outputs(node: fx.Node, program: ExportedProgram) -> tuple[fx.Node, dict[str, fx.Node]]:

@@ -54,8 +54,7 @@ def require_same_loss(traced: TracedModel, model: LoadedModel) -> frozenset[str]
     Buffers and gradients are put back.  Sizes that vary are tried at about half the example's extents and at 1 as well,
     where the module runs with these.
     """
-    samples = _PAIR if traced.is_polymorphic else traced.samples
-    whole = example_of(traced.inputs, model, samples)
+    samples, whole = _example(traced, model)
     expected = _own_result(model, whole, samples)
     _require_same_inputs(model, whole)
     rest = _rest(traced, model, samples)
@@ -83,7 +82,7 @@ def require_same_loss(traced: TracedModel, model: LoadedModel) -> frozenset[str]
             by_graph = _graph_result(traced, model, tensors, samples)
         except UnsupportedModelError:  # a condition under which it was captured
             continue
-        _require_alike(traced, expected.loss, by_graph.loss, traced.given(tensors, samples))
+        _require_alike(traced, expected.loss, by_graph.loss, traced.graph_inputs(tensors, samples))
     return frozenset(idle)
 
 
@@ -111,8 +110,7 @@ def require_known_parameters(traced: TracedModel, model: LoadedModel) -> None:
     A parameter that a loss function finds in its closure is a constant of the graph: it would not be trained.  What is
     made anew in each call, as the inputs of wav2vec 2.0 that are told to require gradients, nobody trains.
     """
-    samples = _PAIR if traced.is_polymorphic else traced.samples
-    tensors = example_of(traced.inputs, model, samples)
+    _, tensors = _example(traced, model)
 
     def leaves() -> list[Tensor]:
         with torch.enable_grad():
@@ -158,8 +156,8 @@ def correct_dtypes(traced: TracedModel, model: LoadedModel) -> None:
 
     torch's shapes of composite operators cast where the operators themselves do not.
     """
-    samples = _PAIR if traced.is_polymorphic else traced.samples
-    graph_inputs = traced.given(example_of(traced.inputs, model, samples), samples)
+    samples, tensors = _example(traced, model)
+    graph_inputs = traced.graph_inputs(tensors, samples)
     with kept_state(*model.stateful), model.precision():
         _Correcting(traced.module).run(*graph_inputs.values())
 
@@ -172,9 +170,8 @@ def evaluation_fault(traced: TracedModel, model: LoadedModel) -> str:
     """
     if any(draws_in_any_mode(node) for node in traced.module.graph.nodes):
         return ""
-    samples = _PAIR if traced.is_polymorphic else traced.samples
-    tensors = example_of(traced.inputs, model, samples)
-    graph_inputs = traced.given(tensors, samples)
+    samples, tensors = _example(traced, model)
+    graph_inputs = traced.graph_inputs(tensors, samples)
 
     def loss() -> Tensor:
         with model.precision():
@@ -193,6 +190,12 @@ def evaluation_fault(traced: TracedModel, model: LoadedModel) -> str:
         f"its code does something else in evaluation than its operators do: the module gives a loss of "
         f"{expected.item()}, its graph {of_graph.item()}"
     )
+
+
+def _example(traced: TracedModel, model: LoadedModel) -> tuple[int, dict[str, Tensor]]:
+    """How many samples the graph is compared with, and these."""
+    samples = _PAIR if traced.is_polymorphic else traced.samples
+    return samples, example_of(traced.inputs, model, samples)
 
 
 class _Evaluating(fx.Interpreter):
@@ -231,7 +234,7 @@ def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = F
     calmed = _calm(model) if calm else nullcontext()
     with kept_state(*model.stateful), calmed:
         torch.manual_seed(0)
-        return model.loss_of_taken(values[: len(model.inputs)], values[len(model.inputs) :])
+        return model.loss_of_prepared(values[: len(model.inputs)], values[len(model.inputs) :])
 
 
 def _module_result(model: LoadedModel, tensors: Mapping[str, Tensor]) -> _Result:
@@ -249,7 +252,7 @@ def _loss_of(model: LoadedModel, values: Sequence[Tensor]) -> Tensor:
             step reaches; what it computes may be alike by chance.
     """
     before = drawn_so_far()
-    loss = model.loss_of_taken(tuple(values[: len(model.inputs)]), tuple(values[len(model.inputs) :]))
+    loss = model.loss_of_prepared(tuple(values[: len(model.inputs)]), tuple(values[len(model.inputs) :]))
     for who, was, is_now in zip(("the random module", "numpy.random"), before, drawn_so_far(), strict=True):
         if was != is_now:
             raise UnsupportedModelError(
@@ -302,7 +305,7 @@ def _graph_result(
 ) -> _Result:
     def loss_of(batch: Mapping[str, Tensor]) -> Tensor:
         with model.precision():
-            loss: Tensor = traced.module(*traced.given(batch, samples).values())
+            loss: Tensor = traced.module(*traced.graph_inputs(batch, samples).values())
             return loss
 
     try:

@@ -263,7 +263,7 @@ def measure_together(
         for operation, measure in ((ALL_REDUCE, gradients), (STATISTICS, of_statistics)):
             transport.barrier(SILENCE_S)
             points = measure(transport, ranks, effort) if transport.rank in ranks else ()
-            points = _told(store, f"{operation} {ranks}", points, transport.rank == ranks[0])
+            points = _agreed_points(store, f"{operation} {ranks}", points, transport.rank == ranks[0])
             sums.append(Collective(operation, len(ranks), host_tier(on), points, len(on)))
             report((f"{operation} over {len(ranks)}", points[0][1]))
     sums += _memory(transport, store, hosts, effort)
@@ -279,7 +279,7 @@ def _memory(transport: Transport, store: Store, hosts: Sequence[str], effort: Li
     for ranks in [groups[0][:1], *groups] if groups else []:
         transport.barrier(SILENCE_S)
         points: Points = ((_MEMORY_BYTES, _passes_s(transport, ranks, effort)),) if transport.rank in ranks else ()
-        points = _told(store, f"{MEMORY} {ranks}", points, transport.rank == ranks[0])
+        points = _agreed_points(store, f"{MEMORY} {ranks}", points, transport.rank == ranks[0])
         passes.append(Collective(MEMORY, len(ranks), host_tier({hosts[ranks[0]]}), points))
     return passes
 
@@ -320,7 +320,7 @@ def _neighbours(hosts: Sequence[str]) -> tuple[int, int] | None:
     return None
 
 
-def _told(store: Store, what: str, points: Points, tells: bool) -> Points:
+def _agreed_points(store: Store, what: str, points: Points, tells: bool) -> Points:
     """The points of the one rank that tells them, on all."""
     if tells:
         store.set(f"halopipe/{what}", json.dumps(points))

@@ -285,7 +285,9 @@ def _table(wire: PeerLink, effort: LinkEffort, sizes: tuple[int, ...]) -> dict[i
     for _ in range(1, effort.rounds):
         for size in sorted(times):
             measured(size)
-    return {size: (there_s, call_s) for size in sorted(times) for there_s, call_s in [_known(wire, *times[size])]}
+    return {
+        size: (there_s, call_s) for size in sorted(times) for there_s, call_s in [_agreed_values(wire, *times[size])]
+    }
 
 
 def _look_between(wire: PeerLink, times: dict[int, tuple[float, float]], measured: Callable[[int], float]) -> None:
@@ -321,7 +323,7 @@ def _apart(wire: PeerLink, times: dict[int, tuple[float, float]], leads: bool) -
         pause_s = times[size][0]
         runs = [there_and_back_s(sender, size, short, pause_s) for _ in range(5 if pause_s < 0.02 else 2)]
         seconds, call_s = (statistics.median(column) for column in zip(*runs, strict=True))
-        seconds, call_s = _known(wire, seconds, call_s, who=sender.leads)
+        seconds, call_s = _agreed_values(wire, seconds, call_s, who=sender.leads)
         one_way_s[size] = (seconds, call_s)
     sender.forget()
     answer_s = times[short][0]
@@ -333,7 +335,7 @@ def _stream_s(wire: PeerLink, num_bytes: int, effort: LinkEffort, leads: bool) -
     sends, number, before_s, start_s = wire.leads is leads, 2 * _WINDOW, math.inf, time.perf_counter()
     while True:
         found_s = _receive_stream(wire, num_bytes, number) if not sends else _send_stream(wire, num_bytes, number)
-        (found_s,) = _known(wire, found_s, who=not sends)
+        (found_s,) = _agreed_values(wire, found_s, who=not sends)
         steady = abs(found_s - before_s) < _STEADY * found_s
         if wire.agree(float(steady or time.perf_counter() - start_s > effort.stream_s / 2)):
             return found_s
@@ -381,7 +383,7 @@ def _median(wire: PeerLink, action: Callable[[], tuple[float, float]], effort: L
     return seconds, call_s
 
 
-def _known(wire: PeerLink, *values: float, who: bool | None = None) -> tuple[float, ...]:
+def _agreed_values(wire: PeerLink, *values: float, who: bool | None = None) -> tuple[float, ...]:
     """The values of the rank for which ``who`` is true, on both; the leader's if it is None."""
     teller = wire if who is None else wire.led_by_this(who)
     return tuple([teller.agree(value) for value in values])

@@ -101,7 +101,7 @@ def iteration_s(
     update = still_optimizer(optimizer, parameters) if parameters else None
 
     def step() -> None:
-        model.loss_of_taken(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        model.loss_of_prepared(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
         if update is not None:
             update.step()
             update.zero_grad(set_to_none=True)
@@ -187,15 +187,12 @@ def _owners(captured: CapturedModule) -> dict[str, tuple[nn.Parameter, ...]]:
     owned: set[int] = set()
     by_layer: dict[str, tuple[nn.Parameter, ...]] = {}
     for part in segments(captured):
-        own = tuple(parameter for parameter in _distinct(part) if id(parameter) not in owned)
+        distinct = {id(parameter): parameter for parameter in part.parameters}.values()
+        own = tuple(parameter for parameter in distinct if id(parameter) not in owned)
         owned.update(map(id, own))
         if own:
             by_layer[part.name] = own
     return by_layer
-
-
-def _distinct(part: LayerSegment) -> tuple[nn.Parameter, ...]:
-    return tuple({id(parameter): parameter for parameter in part.parameters}.values())
 
 
 @torch.no_grad()

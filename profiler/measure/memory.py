@@ -109,7 +109,7 @@ class SavedStorages:
 
     def __init__(self, existing: Iterable[Tensor]) -> None:
         self._seen = {storage_id(tensor): tensor for tensor in existing}
-        self._known = frozenset(self._seen)
+        self._existing = frozenset(self._seen)
         self.num_bytes = 0
         self.found: dict[int, int] = {}
         self.saved: dict[int, int] = {}
@@ -121,7 +121,7 @@ class SavedStorages:
             self._seen[address] = tensor
             self.num_bytes += num_bytes
             self.found[address] = num_bytes
-        if address not in self._known:
+        if address not in self._existing:
             self.saved[address] = num_bytes
         return tensor
 
@@ -190,7 +190,7 @@ def watched_passes(
 
 def saved_bytes(captured: CapturedModule, tensors: Mapping[str, Tensor], samples: int) -> dict[str, int]:
     """``Footprint.saved_bytes`` by layer."""
-    counter = SavedStorages(_known(captured, tensors))
+    counter = SavedStorages(_existing(captured, tensors))
     run = SegmentedPass(captured, tensors, samples)
     by_layer = {}
     for part in segments(captured):
@@ -214,10 +214,8 @@ def workspace_bytes(parts: Sequence[LayerSegment], run: SegmentedPass) -> dict[s
     run.start_backward()
     for part in reversed(parts):
         gradient_bytes = sum(gradient.nbytes for gradient in run.gradients_of(part)[1])
-        new = [parameter for parameter in part.parameters if parameter.grad is None]
-        rise, _ = _rise(meter, partial(run.backward, part))
-        made = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
-        workspace[part.name] = max(0, workspace[part.name], gradient_bytes + rise - made)
+        rise = _backward_rise(meter, part, partial(run.backward, part))
+        workspace[part.name] = max(0, workspace[part.name], gradient_bytes + rise)
     return workspace
 
 
@@ -287,8 +285,8 @@ class _Watched:
         clock: LapClock | None = None,
     ) -> None:
         self._parts, self._meter, self._halves = segments(captured), meter, halves
-        self._known = {_address(tensor) for tensor in _known(captured, tensors)}
-        self._counter = SavedStorages(_known(captured, tensors))
+        self._existing = {_address(tensor) for tensor in _existing(captured, tensors)}
+        self._counter = SavedStorages(_existing(captured, tensors))
         self.passed = SegmentedPass(captured, tensors, samples, clock, split=halves)
         self.layers = [_Layer() for _ in self._parts]
         self.gradients = _GradientsUnderWay([part.name for part in self._parts])
@@ -315,9 +313,7 @@ class _Watched:
         first = {address: k for k, layer in enumerate(self.layers) for address in layer.saved}
         self.passed.start_backward()
         left: dict[int, Tensor] = {}  # kept alive, so that their addresses stay their own
-        outputs_of: dict[
-            int, list[_Layer]
-        ] = {}  # by address of a gradient under way, the layers whose outputs it is of
+        outputs_of: dict[int, list[_Layer]] = {}  # the layers, by address of the gradient under way of their output
         for k in reversed(range(len(self._parts))):
             outputs_of = self._backward(k, first, made, left, outputs_of)
         self.gradients.look(-1, ())
@@ -338,11 +334,9 @@ class _Watched:
         under_way, addresses = _total(moving), {_address(gradient) for gradient in moving}
         now = {a: [*outputs_of.get(a, ()), *([layer] if a in own else ())] for a in addresses | own}
         del gradients, moving
-        new = [parameter for parameter in part.parameters if parameter.grad is None]
-        rise, _ = _rise(self._meter, lambda: self.passed.backward_input(part))
-        own_bytes = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
-        layer.backward = max(0, under_way + rise - own_bytes)
-        layer.workspace = max(0, layer.workspace, gradient_bytes + rise - own_bytes)
+        rise = _backward_rise(self._meter, part, partial(self.passed.backward_input, part))
+        layer.backward = max(0, under_way + rise)
+        layer.workspace = max(0, layer.workspace, gradient_bytes + rise)
         if not self._halves:
             self.passed.backward_weight(part)
             return now
@@ -350,17 +344,14 @@ class _Watched:
         for address, tensor in held.items():
             if (maker := made.get(address, k)) != k:
                 layer.inputs_left[maker] = layer.inputs_left.get(maker, 0) + _size(tensor)
-            if address not in left and address not in self._known:
+            if address not in left and address not in self._existing:
                 left[address] = tensor
                 self.layers[first.get(address, k)].left += _size(tensor)
                 if (whose := self.gradients.maker(tensor)) is not None:
                     layer.gradients_left_from[whose] = layer.gradients_left_from.get(whose, 0) + _size(tensor)
                 for other in now.get(address, ()):
                     other.gradients_left += _size(tensor)
-        new = [parameter for parameter in part.parameters if parameter.grad is None]
-        rise, _ = _rise(self._meter, lambda: self.passed.backward_weight(part))
-        own_bytes = sum(parameter.nbytes for parameter in new if parameter.grad is not None)
-        layer.weight = max(0, rise - own_bytes)
+        layer.weight = max(0, _backward_rise(self._meter, part, partial(self.passed.backward_weight, part)))
         return now
 
     def _unsaved(self) -> list[int]:
@@ -376,7 +367,7 @@ class _Watched:
         more = [0] * (len(self._parts) + 1)
         for address, (k, size) in made.items():
             until = min(last.get(address, k), saved.get(address, len(self._parts)))
-            if until > k and address not in self._known:
+            if until > k and address not in self._existing:
                 more[k + 1] += size
                 more[until + 1] -= size
         levels, level = [], 0
@@ -398,11 +389,18 @@ def _rise(meter: MemoryMeter, run: Callable[[], None]) -> tuple[int, int]:
     return meter.take_peak() - before, meter.current_bytes - before
 
 
+def _backward_rise(meter: MemoryMeter, part: LayerSegment, run: Callable[[], None]) -> int:
+    """By how much memory rose at most in a backward, less the first gradients of the layer's parameters."""
+    new = [parameter for parameter in part.parameters if parameter.grad is None]
+    rise, _ = _rise(meter, run)
+    return rise - sum(parameter.nbytes for parameter in new if parameter.grad is not None)
+
+
 def _named(parts: Sequence[LayerSegment], by_layer: Mapping[int, int]) -> tuple[tuple[str, int], ...]:
     return tuple((parts[k].name, size) for k, size in by_layer.items() if size)
 
 
-def _known(captured: CapturedModule, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+def _existing(captured: CapturedModule, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     module = captured.graph_module
     return (*module.parameters(), *module.buffers(), *tensors.values())
 

@@ -110,13 +110,9 @@ class CudaClock:
         return max(device_s, lap.host_s)
 
     def _recorded(self) -> torch.cuda.Event:
-        event = self._spare.pop() if self._spare else _timing_event()
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type its constructor
         event.record(torch.cuda.current_stream(self._device))
         return event
-
-
-def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type its constructor
 
 
 def clock_for(device: torch.device | str = "cpu") -> LapClock:
@@ -142,7 +138,7 @@ MOST_RUN_DELAY = 0.01
 MOST_DRIFT = 0.05
 
 
-def canary_s(device: torch.device | str = "cpu") -> float:
+def reference_kernel_s(device: torch.device | str = "cpu") -> float:
     """Median time of a product of two square matrices by the device's clock: of 512 rows, on a GPU of 4096."""
     device = torch.device(device)
     clock, size = clock_for(device), _SIZE.get(device.type, _SIZE["cuda"])

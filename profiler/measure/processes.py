@@ -40,7 +40,7 @@ class MeasuredProcesses:
     """What all processes found: of each the quieter of its runs."""
 
     graph: Graph
-    found: tuple[ModelCosts, ...]
+    costs: tuple[ModelCosts, ...]
     processes: tuple[MeasuringProcess, ...]
 
 

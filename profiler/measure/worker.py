@@ -20,7 +20,6 @@ from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
 from profiler.capture.graph import CapturedModule, capture_for
 from profiler.capture.kinds import Rules
-from profiler.measure.alike import time_alike
 from profiler.measure.beside_layers import (
     action_overhead_s,
     iteration_s,
@@ -28,9 +27,10 @@ from profiler.measure.beside_layers import (
     still_optimizer,
 )
 from profiler.measure.child_process import Report
+from profiler.measure.deduplicated import time_deduplicated
 from profiler.measure.devices import BACKENDS, back_end_keys
 from profiler.measure.memory import footprints
-from profiler.measure.noise import LapClock, RunDelay, canary_s, clock_for
+from profiler.measure.noise import LapClock, RunDelay, clock_for, reference_kernel_s
 from profiler.measure.partial_results import (
     CapturedGraph,
     ChosenMeasurements,
@@ -161,8 +161,8 @@ class _Measuring:
         self._limits = Limits(
             most_sizes=_MOST_SIZES_QUICK if job.quick else _MOST_SIZES, passes=passes * job.num_processes
         )
-        self._given = given_sizes(job, captured.graph.samples, captured.polymorphic)
-        self._changes = () if self._given else _changes(captured)
+        self._given_sizes = given_sizes(job, captured.graph.samples, captured.polymorphic)
+        self._changes = () if self._given_sizes else _changes(captured)
         has_parts = bool(job.chosen.shapes) if job.chosen is not None else job.shapes is not None
         self._counter = ProgressCounter(report, passes, num_passes(self._of_parts), has_parts)
 
@@ -170,14 +170,14 @@ class _Measuring:
         """Everything that is not done yet."""
         device = torch.device(self._job.device)
         clocks_of = BACKENDS[device.type].clocks
-        delay, before_s, before = RunDelay(), canary_s(device), clocks_of(device.index or 0)
+        delay, before_s, before = RunDelay(), reference_kernel_s(device), clocks_of(device.index or 0)
         sizes = self._measure_sizes()
         if not any(size.measurements for size in sizes):
             raise UnsupportedModelError("the model runs at no number of samples", [size.failure for size in sizes])
         parts = self._measure_parts(sizes)
         costs = parameter_costs(self._captured, self._job.optimizer, self._effort.min_runs, self._clock)
         overhead_s = self._action_overhead_s(min(_running(sizes)))
-        after_s = canary_s(device)
+        after_s = reference_kernel_s(device)
         rest = Rest(
             costs,
             before_s,
@@ -209,8 +209,8 @@ class _Measuring:
 
     def _expect(self, by_samples: Mapping[int, SizeCosts]) -> None:
         """Tells the progress what is likely to be measured still, by what was."""
-        if self._given or self._job.read is None:
-            sizes = tuple(size for size in self._given if size not in by_samples)
+        if self._given_sizes or self._job.read is None:
+            sizes = tuple(size for size in self._given_sizes if size not in by_samples)
         else:
             measured = {samples: size.measurements for samples, size in by_samples.items()}
             batch = self._captured.graph.samples
@@ -229,8 +229,8 @@ class _Measuring:
 
     def _sizes(self, by_samples: Mapping[int, SizeCosts]) -> Iterator[int]:
         """Sizes, one after another, each once the one before is in ``by_samples``."""
-        if self._given or self._job.read is None:
-            yield from self._given
+        if self._given_sizes or self._job.read is None:
+            yield from self._given_sizes
             return
         batch = self._captured.graph.samples
         while True:
@@ -247,7 +247,7 @@ class _Measuring:
             whole_s = self._iteration_s(tensors)
         except (RuntimeError, ValueError) as error:  # a batch norm of one value, for one
             return SizeCosts(samples, failure=f"{samples} samples: {type(error).__name__}: {error}")
-        time = time_alike if self._job.quick else time_layers
+        time = time_deduplicated if self._job.quick else time_layers
         times = time(
             self._captured,
             tensors,

@@ -126,7 +126,9 @@ class _Rules:
         if MIXES_SAMPLES in details or self._acts_along_samples(node, read):
             return None
         is_loss = name in MEANS_OVER_PLACES | MEANS_OVER_ELEMENTS and self._dim(node) is not None
-        if kind == ELEMENTWISE and any(not _is_tensor(each) for each in node.all_input_nodes):
+        if kind == ELEMENTWISE and any(
+            each.op != "get_attr" and not isinstance(each.meta.get("val"), Tensor) for each in node.all_input_nodes
+        ):
             return None  # of sizes, which may be the number of samples
         if kind != OPAQUE or is_loss:
             return pieces if kind != ELEMENTWISE or self._agree(node, read) else None
@@ -234,10 +236,6 @@ _EACH_BY_ITSELF = frozenset(
     | {"pairwise_distance", "pixel_unshuffle", "rnn_relu_cell", "rnn_tanh_cell"}
 )
 """Operators that treat each sample by itself where samples come first."""
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return node.op == "get_attr" or isinstance(node.meta.get("val"), Tensor)
 
 
 def _joins(node: fx.Node, mark: str) -> bool:

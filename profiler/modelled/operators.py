@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from cuda_ops._torch import OpOverload, schema_of, tree_leaves
-from planner.kernels import NOTHING, Estimate, Kernels
+from planner.kernels import NOTHING, AttentionShape, Estimate, Kernels
 
 _FREE = frozenset(
     {"_local_scalar_dense", "_reshape_alias", "_unsafe_view", "empty", "empty_like", "empty_strided", "is_same_size"}
@@ -181,10 +181,11 @@ def _embedding_backward(kernels: Kernels, arguments: Arguments, made: list[Tenso
 def _attention(kernels: Kernels, name: str, arguments: Arguments) -> Estimate:
     query, key = arguments["query"], arguments["key"]
     *outer, heads, queries, size = query.shape
-    shape = prod(outer), heads, key.shape[-3], queries, key.shape[-2], size, bool(arguments.get("is_causal"))
+    is_causal = bool(arguments.get("is_causal"))
+    shape = AttentionShape(prod(outer), heads, key.shape[-3], queries, key.shape[-2], size, is_causal)
     is_backward = name.endswith(_BACKWARD)
     price = kernels.attention_backward if is_backward else kernels.attention
-    estimate: Estimate = price(*shape, fused=True)
+    estimate: Estimate = price(shape, fused=True)
     return estimate
 
 

@@ -37,7 +37,7 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         self.meter = FakeMeter()
         self._prices = prices
         self._times: Times = (NOTHING,) * len(prices)
-        self._known: dict[Any, Times] = {}
+        self._priced: dict[Any, Times] = {}
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -50,9 +50,9 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         operands = tree_leaves((args, dict(keywords)))
         self.meter.note(operands, result)
         key = (func, *(_sort(each) for each in operands))
-        times = self._known.get(key)
+        times = self._priced.get(key)
         if times is None:
-            times = self._known[key] = tuple(price(func, args, keywords, result) for price in self._prices)
+            times = self._priced[key] = tuple(price(func, args, keywords, result) for price in self._prices)
         self._times = added(self._times, times)
         return result
 

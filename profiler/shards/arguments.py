@@ -62,7 +62,7 @@ class PartReads:
     turn: Iterator[int]
     cut: frozenset[int]
     input_shapes: tuple[tuple[int, ...], ...]
-    found: dict[tuple[fx.Node, Box], Operand] = field(default_factory=dict)
+    operands: dict[tuple[fx.Node, Box], Operand] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, value_of: ValueOf, samples: int, name: str, shape: PartShape) -> PartReads:
@@ -89,10 +89,10 @@ class PartReads:
             return value
         role, box = self._place(node, value)
         key = node, box
-        if key not in self.found:
+        if key not in self.operands:
             piece = _piece(value, box) if volume(box) else self._nothing(value)
-            self.found[key] = Operand(piece, role)
-        return self.found[key]
+            self.operands[key] = Operand(piece, role)
+        return self.operands[key]
 
     def _nothing(self, value: Tensor) -> Tensor:
         """Of an input whose part of a concatenation is another rank's."""

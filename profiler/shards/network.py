@@ -223,7 +223,7 @@ class _Builder:
     def add(self, part: LocalPart, shape: PartShape) -> None:
         """One more part."""
         name = f"part{len(self.layers)}"
-        nodes = {each: self._given(each, f"{name}_{index}") for index, each in enumerate(operands(part))}
+        nodes = {each: self._placeholder(each, f"{name}_{index}") for index, each in enumerate(operands(part))}
 
         def node_of(argument: Any) -> Any:
             return nodes[argument] if isinstance(argument, Operand) else argument
@@ -249,7 +249,7 @@ class _Builder:
         captured = CapturedModule(graph, module, self.layer_of_node, self.node_of_value, False, autocast=autocast)
         return PartNetwork(captured, self.tensors, self.shapes, self.shares)
 
-    def _given(self, operand: Operand, name: str) -> fx.Node:
+    def _placeholder(self, operand: Operand, name: str) -> fx.Node:
         spec = parameter_spec(operand.value)
         if operand.role == INPUT:
             self.inputs[name], self.tensors[name] = spec, operand.value

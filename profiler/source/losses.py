@@ -81,7 +81,7 @@ def _require_terms(kind: str, named: Mapping[Any, Tensor]) -> None:
             [_THE_LOSS_ALONE, _LOOKED_AT],
         )
     for name, value in named.items():
-        behind = _made_of(value)
+        behind = frozenset(_behind(value.grad_fn))
         twice = next((other for other, term in named.items() if other != name and term.grad_fn in behind), None)
         if twice is not None:
             raise UnsupportedModelError(
@@ -89,11 +89,6 @@ def _require_terms(kind: str, named: Mapping[Any, Tensor]) -> None:
                 [f"{name!r} is made of {twice!r} already"],
                 [_THE_LOSS_ALONE, _LOOKED_AT],
             )
-
-
-def _made_of(value: Tensor) -> frozenset[Any]:
-    """The nodes of autograd's graph behind ``value``, its own included."""
-    return frozenset(_behind(value.grad_fn))
 
 
 def _behind(function: Any) -> Iterator[Any]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def example_of(names: Iterable[str], model: LoadedModel, samples: int) -> dict[str, Tensor]:
     """Inputs and targets by name, for ``samples`` samples: the model's example, cut or repeated; where the model is."""
     fed, count = fed_example(model, samples), len(model.fed[0])
-    inputs, targets = model.taken(fed[:count], fed[count:])
+    inputs, targets = model.prepared(fed[:count], fed[count:])
     return dict(zip(names, (*inputs, *targets), strict=True))
 
 
@@ -255,10 +255,10 @@ class LoadedModel:
 
     def loss(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
         """The loss of a batch as a step is given it, under autocast if that is asked for."""
-        return self.loss_of_taken(*self.taken(inputs, targets))
+        return self.loss_of_prepared(*self.prepared(inputs, targets))
 
-    def loss_of_taken(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
-        """The same of what :meth:`taken` made of it."""
+    def loss_of_prepared(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
+        """The same of what :meth:`prepared` made of it."""
         with self.precision():
             return self.loss_fn(self.call.output(self.module, inputs), self.call.aims(targets))
 
@@ -285,7 +285,7 @@ class LoadedModel:
                     extents[dim] = self.sizes[word]
         return tuple(extents)
 
-    def taken(
+    def prepared(
         self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """What ``module`` and ``loss_fn`` take, of a batch as a step is given it; where the model's example is."""

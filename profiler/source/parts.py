@@ -115,7 +115,7 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
             )
         dtype = next((each.dtype for each in result.parameters() if each.is_floating_point()), None)
         result = (result, torch.randn(input_shape, dtype=dtype))
-    module, example, loss_fn, varying = _taken(name, result)
+    module, example, loss_fn, varying = _unpacked(name, result)
     inputs, targets = example, ()
     if loss_fn is not None:
         if not isinstance(example, (tuple, list)) or len(example) != _PAIR:
@@ -151,7 +151,7 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
     return LoadedModel(module, fed, compared, loss, structure=structure), varying
 
 
-def _taken(name: str, result: Any) -> tuple[nn.Module, Any, Any, Any]:
+def _unpacked(name: str, result: Any) -> tuple[nn.Module, Any, Any, Any]:
     """Module, example, loss function (or None) and what varies."""
     if isinstance(result, tuple) and 1 < len(result) <= 4 and isinstance(result[0], nn.Module):
         padded: tuple[Any, ...] = (*result, *(None, {})[len(result) - 2 :])

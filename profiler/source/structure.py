@@ -104,13 +104,13 @@ class Nest:
         def match(wanted: Any, value: Any, path: Path) -> None:
             if isinstance(wanted, TensorSlot):
                 if not isinstance(value, Tensor):
-                    raise ValueError(f"{_text(path)} is {_told(value)}, a tensor in the example")
+                    raise ValueError(f"{_text(path)} is {_kind_text(value)}, a tensor in the example")
                 by_index[wanted.index] = value
                 return
             opened = _opened(wanted)
             if opened is None:
                 if isinstance(value, Tensor) or type(value) is not type(wanted) or value != wanted:
-                    raise ValueError(f"{_text(path)} is {_told(value)}, {wanted!r} in the example: a constant")
+                    raise ValueError(f"{_text(path)} is {_kind_text(value)}, {wanted!r} in the example: a constant")
                 return
             children, others = opened[0], _children_like(wanted, value, path)
             odd = [key for key in (*others, *children) if (key in others) != (key in children)]
@@ -203,7 +203,7 @@ class BatchStructure:
             loops = ["for batch in loader: run.step(batch)", "run.evaluate(*loader)"] if is_loader(batch) else []
             raise FactoryError(
                 f"{name} gave no (inputs, targets)",
-                [f"it gave {_told(batch)}", f"wanted: {self.text}"],
+                [f"it gave {_kind_text(batch)}", f"wanted: {self.text}"],
                 [*loops, f"a batch that is made up as the model's example: {self.text}"],
             )
         pair = tuple(batch) if isinstance(batch, (tuple, list)) and len(batch) == _PAIR else None
@@ -229,7 +229,9 @@ class BatchStructure:
         if self.passing == POSITIONS and len(inputs) == 1:
             inputs = inputs[0]
         return (
-            f"({_told(inputs)}, {_told(self.targets.template)})" if self.has_targets and self.targets else _told(inputs)
+            f"({_kind_text(inputs)}, {_kind_text(self.targets.template)})"
+            if self.has_targets and self.targets
+            else _kind_text(inputs)
         )
 
     def _of_inputs(self, value: Any) -> tuple[Tensor, ...]:
@@ -336,7 +338,7 @@ def _children_like(wanted: Any, value: Any, path: Path) -> Mapping[str | int, An
         or type(value) is type(wanted)
     ):
         return opened[0]
-    raise ValueError(f"{_text(path)} is {_told(value)}, {_told(wanted)} in the example")
+    raise ValueError(f"{_text(path)} is {_kind_text(value)}, {_kind_text(wanted)} in the example")
 
 
 def _like(template: Any, value: Any) -> Any:
@@ -412,7 +414,7 @@ def _text(path: Path) -> str:
     return "batch" + "".join(f"[{key!r}]" for key in path)
 
 
-def _told(value: Any) -> str:
+def _kind_text(value: Any) -> str:
     """A value's form, for people."""
     if isinstance(value, (Tensor, TensorSlot)):
         return "tensor"
@@ -420,6 +422,6 @@ def _told(value: Any) -> str:
         return f"{{{', '.join(map(str, list(value)[:_MOST_SHOWN]))}}}"
     if isinstance(value, (tuple, list)):
         marks = "()" if isinstance(value, tuple) else "[]"
-        shown = [_told(each) for each in value[:_MOST_SHOWN]]
+        shown = [_kind_text(each) for each in value[:_MOST_SHOWN]]
         return f"{marks[0]}{', '.join(shown)}{', ...' if len(value) > _MOST_SHOWN else ''}{marks[1]}"
     return repr(value)[:60] if isinstance(value, _PLAIN) else f"a {type(value).__name__}"

@@ -33,8 +33,8 @@ from planner.ir.plan import Decision
 from planner.layers import MAPPED
 from planner.sites.arrangement import Arrangement, arrange, cut_places
 from planner.sites.keys import block_keys
-from planner.sites.partition import BlockWork, Level
-from planner.sites.prices import Pairs, Prices, network_work
+from planner.sites.partition import BlockWork, SiteLevel
+from planner.sites.prices import NeighbourPairs, SitePrices, network_work
 from runtime.pipeline.microbatches import Batch, Shapes
 
 
@@ -60,9 +60,9 @@ class ArrangedClouds:
         speeds: of the ranks of the stage that whole samples should suit best.
     """
 
-    def __init__(self, clouds: Clouds, names: Mapping[str, str], price: Prices, speeds: Sequence[float]) -> None:
+    def __init__(self, clouds: Clouds, names: Mapping[str, str], price: SitePrices, speeds: Sequence[float]) -> None:
         self.clouds = clouds
-        self._levels = {route: Level(*clouds.level(route)) for route in clouds.preparation.size_of}
+        self._levels = {route: SiteLevel(*clouds.level(route)) for route in clouds.preparation.size_of}
         self._arrangement: Arrangement = arrange(self._work(names, price), speeds)
         self._orders: dict[Route, tuple[Tensor, Tensor, Tensor]] = {}
         self._maps: dict[MapSpec, KernelMap] = {}
@@ -124,14 +124,14 @@ class ArrangedClouds:
         rows = self.clouds.tensor(name)
         return rows[self._order(())[0]] if (name, 0) in preparation.varying[SITES] else rows
 
-    def _work(self, names: Mapping[str, str], price: Prices) -> BlockWork:
+    def _work(self, names: Mapping[str, str], price: SitePrices) -> BlockWork:
         size_of, recipe = self.clouds.preparation.size_of, self.clouds.preparation.recipe
         pairs = {}
         for name in price.pair:
             passage = recipe.passage(self.clouds, names[name])
             if passage is not None:
                 counts = passage.kernel_map.pairs_of_inputs().numpy(), passage.kernel_map.pairs_of_outputs().numpy()
-                pairs[name] = Pairs(size_of[passage.source], size_of[passage.target], *counts)
+                pairs[name] = NeighbourPairs(size_of[passage.source], size_of[passage.target], *counts)
         levels = {word: self._levels[route] for route, word in size_of.items()}
         return network_work(levels, pairs, price)
 
@@ -213,7 +213,7 @@ class PreparedBatch:
             it away (:func:`runtime.sparse.share.share_of`), as it refers to the batch.
     """
 
-    def __init__(self, raw: Batch, prepared: InputPreparation, price: Prices, speeds: Sequence[float] = ()) -> None:
+    def __init__(self, raw: Batch, prepared: InputPreparation, price: SitePrices, speeds: Sequence[float] = ()) -> None:
         self.rows = raw.rows
         self.prepared = prepared
         self._raw, self._price, self._speeds = raw, price, tuple(speeds)

@@ -14,7 +14,7 @@ from functools import partial
 
 from cuda_ops.sampling.preparation import SampledPreparation
 from planner.ir.plan import Decision
-from planner.sites.prices import Prices, prices
+from planner.sites.prices import SitePrices, prices
 from runtime.pipeline.microbatches import Batch
 from runtime.sparse.ahead import BatchPreparation, Beside, Expected, PreparationClock
 from runtime.sparse.batch import InputPreparation, PreparedBatch, site_speeds
@@ -49,7 +49,7 @@ class Preparing:
     """
 
     prepared: InputPreparation
-    price: Prices
+    price: SitePrices
     speeds: tuple[float, ...]
     decision: Decision
     aside: Beside = field(default_factory=Beside)

@@ -8,14 +8,14 @@ import pytest
 
 from benchmarks import dapple
 from benchmarks.planner import main
-from planner.baselines.hpgo import Machines, Pipeline, search
+from planner.baselines.hpgo import HpgoMachines, HpgoPipeline, search
 from planner.baselines.pipedream.format import read
 
 VGG = Path(__file__).parents[1] / "data" / "profiles" / "pipedream" / "vgg16.graph.txt"
 COLUMNS = ("instance", "devices", "memory_limit", "objective", "value", "solver", "seconds", "provenance")
 
 
-def stages_text(found: Pipeline, per_host: int) -> str:
+def stages_text(found: HpgoPipeline, per_host: int) -> str:
     """As its source prints them."""
     free = [list(range(per_host * host, per_host * (host + 1))) for host in range(len(found.devices[0]))]
     starts = (0, *(end + 1 for end in found.ends))
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for text, servers, each in (("4xV100 as 2 servers of 2 (NVLink)", 2, 2), ("4 single-GPU servers", 4, 1)):
-            speed_up, found = search(read(VGG), Machines(servers, each, 25e9, 1e9, 3e9), 1024, 128)
+            speed_up, found = search(read(VGG), HpgoMachines(servers, each, 25e9, 1e9, 3e9), 1024, 128)
             plan = stages_text(found, each)
             row = ("DAPPLE/vgg16-pbs-128", text, "-", "speedup, GBS=1024", f"{speed_up:.4f}", dapple.SOLVER, "", plan)
             writer.writerow(row)

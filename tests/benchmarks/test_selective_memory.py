@@ -16,6 +16,7 @@ from cuda_ops.memory import available
 from halopipe.run_spec.options import GLOO
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, Profile
@@ -60,7 +61,9 @@ def test_what_selective_recomputation_holds_is_predicted_within_three_per_cent(
     spans = [cores_among(profile.graph, plain.layers_of(number)) for number in range(len(plain.stages))]
     stages = tuple(replace(each, recomputed=own) for each, own in zip(plain.stages, spans, strict=True))
     again, book = replace(plain, stages=stages), PriceBook(problem.profile)
-    said, before = ([rank.peak_bytes for rank in forecast(book, each, 0.0).memories] for each in (again, plain))
+    said, before = (
+        [rank.peak_bytes for rank in forecast(Pricing(book), each, 0.0).memories] for each in (again, plain)
+    )
     assert said == pytest.approx(counted(case_of(problem, plan, again, pads=False).plan), rel=0.03)
     assert max(said) < 0.9 * max(before), "the scores are most of what is held"
     found = evaluate(book, again)

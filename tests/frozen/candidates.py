@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
@@ -86,6 +87,6 @@ def _plans(kind: str, first: int) -> Iterator[tuple[Profile, Decision]]:
 
 
 def _row(profile: Profile, decision: Decision) -> tuple[float, float, float]:
-    prediction = forecast(PriceBook(profile), decision, MARGIN, num_draws=0).prediction
+    prediction = forecast(Pricing.of(profile), decision, MARGIN, num_draws=0).prediction
     peaks = [float(rank.peak_bytes) for rank in prediction.ranks]
     return prediction.step_s, max(peaks), sum(peaks)

@@ -1,20 +1,28 @@
-"""What users read: the help of every verb, every error with its remedies, and the schema of every file."""
+"""What users read: the help and the words of verbs, every error with its remedies, and the schema of every file."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+from typer.testing import CliRunner
 
 import planner.ir.errors
 from halopipe.cli import app
 from halopipe.run_spec import job_file
+from planner.check import check
+from planner.check.statements import STATUSES
 from planner.ir import codec
 from planner.ir.errors import HalopipeError
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
 from runtime.checkpoint.reader import Checkpoint, whole_state_dict
 from tests.frozen.files import FOLDER
 
@@ -30,13 +38,101 @@ ERRORS: Mapping[str, str] = {
 }
 """Codes by the names of the classes."""
 
+FREE = re.compile(r"[\d.]+ GiB(?= +–)")
+"""The memory that a machine has free at the moment, in the table of ``cluster``."""
+
+TYPED: Mapping[str, tuple[str, ...]] = {
+    "explain": ("explain", "plan.json"),
+    "explain-as-json": ("explain", "two.json", "--json"),
+    "explain-a-layer": ("explain", "two.json", "--layer", "1"),
+    "explain-a-field": ("explain", "two.json", "--receptive-field", "1"),
+    "explain-why-not": ("explain", "two.json", "--why-not", "one-device"),
+    "explain-what-if": ("explain", "plan.json", "--what-if", "n0/*.memory=8GiB"),
+    "compare": ("compare", "plan.json", "two.json"),
+    "check": ("check", "two.json"),
+    "check-a-proof": ("check", "plan.json", "--proof", "proof.json"),
+    "checkpoint": ("checkpoint", "checkpoint"),
+    "devices": ("devices",),
+    "ways": ("ways", "gpt3-175b", "--on", "a100-dgx", "--gpus", "64", "--global-batch", "64", "--json"),
+    "refused-no-memory": ("plan", "profile.json", "--memory", "1KiB"),
+    "refused-ranks": ("plan", "profile.json", "--ranks", "7"),
+    "refused-a-size": ("plan", "profile.json", "--memory", "2 giga"),
+    "refused-a-file": ("explain", "proof.json"),
+    "refused-no-file": ("explain", "nowhere.json"),
+    "refused-an-option": ("run", "two.json", "--time-limits", "3"),
+    "refused-nothing": ("run",),
+}
+"""What a person types in the folder of the files of a release."""
+
 
 def values() -> dict[str, Callable[[], Any]]:
     """What is frozen, by name."""
     helps = {f"help-{verb}": partial(help_of, verb) for verb in app._VERBS}
     schemas = {f"schema-{name}": partial(schema_of, name) for name in (*codec.FORMATS, job_file.NAME)}
     states = {f"checkpoint-{folder.name}": partial(state_of, folder / "checkpoint") for folder in FILES.iterdir()}
-    return {**helps, **schemas, **states, "errors": errors}
+    said = {f"said-{name}": partial(said_of, *arguments) for name, arguments in TYPED.items()}
+    checked = {f"checked-{name}": partial(noticed, name) for name in ("plan", "two")}
+    return {**helps, **schemas, **states, **said, **checked, "errors": errors, "error-classes": error_classes}
+
+
+def said_of(*arguments: str) -> dict[str, Any]:
+    """What a verb answers, line by line, of the newest files that are kept."""
+    with contextlib.chdir(max(FILES.iterdir())):
+        result = CliRunner().invoke(app.app, arguments, env={"COLUMNS": "120", "NO_COLOR": "1"})
+    answer = FREE.sub("GiB", result.stdout).splitlines()
+    return {"exit code": result.exit_code, "said": answer, "errors": result.stderr.splitlines()}
+
+
+def noticed(name: str) -> dict[str, list[str]]:
+    """Where the checker finds fault with a plan in which one value is another; by the place of the value.
+
+    Of a number there are three others, of which the first is checked with the profile as well.
+    """
+    folder = max(FILES.iterdir())
+    profile = codec.load(folder / "profile.json", Profile)
+    document = json.loads((folder / f"{name}.json").read_text("utf-8"))
+    places: dict[str, list[str]] = {}
+    for holder, key, place in [*_leaves(document, "")]:
+        was = holder[key]
+        for number, other in enumerate(_others(was)):
+            holder[key] = other
+            for given in (None, profile)[: 2 - bool(number)]:
+                faults = _faults(json.dumps(document), given)
+                places[f"{place} {number}{' with the profile' if given else ''}"] = faults
+        holder[key] = was
+    return places
+
+
+def _others(value: Any) -> list[Any]:
+    if isinstance(value, bool) or value is None:
+        return [not value]
+    if isinstance(value, str):
+        return [f"{value}x", *(status for status in STATUSES if value in STATUSES and status != value)]
+    return [value * 2, value * 1_000_000, -1]
+
+
+def _faults(text: str, profile: Profile | None) -> list[str]:
+    try:
+        return [fault.partition(":")[0] for fault in check(codec.loads(text, Plan), profile)]
+    except HalopipeError as error:
+        return [error.code]
+
+
+def _leaves(value: Any, place: str) -> Iterator[tuple[Any, Any, str]]:
+    """What holds each value that holds no other, its key, and its place."""
+    keys = value if isinstance(value, dict) else range(len(value))
+    for key in [*keys]:
+        inner = f"{place}.{key}" if place else str(key)
+        if isinstance(value[key], dict | list):
+            yield from _leaves(value[key], inner)
+        else:
+            yield value, key, inner
+
+
+def error_classes() -> dict[str, Any]:
+    """Of each class of errors its word, its code, its exit code, and what usually helps."""
+    classes = {name: getattr(planner.ir.errors, name) for name in ERRORS}
+    return {name: [each.word, each.code, each.exit_code, *each.usual] for name, each in classes.items()}
 
 
 def state_of(folder: Path) -> Any:
@@ -50,6 +146,7 @@ def schema_of(name: str) -> Any:
     return json.loads(job_file.schema() if name == job_file.NAME else codec.schema(name))
 
 
+@cache
 def errors() -> dict[str, list[str]]:
     """By code and title what an error says and what it tells to do; ``{}`` stands for what a run fills in.
 

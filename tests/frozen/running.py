@@ -1,4 +1,6 @@
-"""Networks of the zoo under plans of every kind: what they compute, and what ranks send to one another for it.
+"""Networks under plans of every kind: what they compute, and what ranks send to one another for it.
+
+Those of the zoo, sparse networks whose ranks share sites, transformers in token slices, and what training asks besides.
 
 Of each rank are kept the number, the bytes and a digest of what it sends or sums, in order, with peers; of the step
 its losses, and of gradients and state a norm and a projection onto fixed numbers.  A refusal is kept as its text.
@@ -18,15 +20,22 @@ from torch import Tensor
 from planner.check.structure import require_possible
 from planner.ir.errors import HalopipeError, WorkerError
 from planner.ir.plan import Decision
+from planner.ir.profile import ModelSource
+from planner.schedules import can_slice, traits
+from planner.schedules import names as schedule_names
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
+from runtime.engine import Engine
+from runtime.numerics.finite import OnNan
 from runtime.stage.builder import check_layers
 from runtime.transport import Hub, InProcessTransport
+from tests.runtime import plans
 from tests.runtime.cases import recomputing
-from tests.runtime.training import sharded
+from tests.runtime.engines import on_engines
+from tests.runtime.training import adamw, sharded
 from tests.zoo import ALL
 from tests.zoo.entries import DATA, PIPELINE, PLANS, SPATIAL, SPLIT
-from tests.zoo.judging import NUM_STEPS, SEED, Ranks, batch_of, decision_of, source_of, space_of
+from tests.zoo.judging import NUM_STEPS, SEED, Ranks, Trained, batch_of, decision_of, source_of, space_of, together
 
 Change = Callable[[Decision], Decision]
 
@@ -39,11 +48,71 @@ VARIANTS: Mapping[str, tuple[str, Change]] = {
 }
 """By name: a plan of the zoo, and what is changed in it; without a dim of space a pipeline takes its place."""
 
+
+def _file_name(text: str) -> str:
+    return text.replace(":", ".").replace("/", ".").replace(",", "").replace(" ", "-")
+
+
 PAIRS = {
-    f"{name.replace(':', '.').replace('/', '.')}--{variant.replace(',', '').replace(' ', '-')}": (name, variant)
+    _file_name(f"{name}--{variant}"): (name, variant)
     for place, name in enumerate(sorted(ALL, key=lambda name: hashlib.sha256(name.encode()).digest()))
     for variant in [list(VARIANTS)[place % len(VARIANTS)]]
 }
+
+TOKENS = 12
+SLICED = {
+    "gpt": {"vocabulary": "11", "width": "8", "layers": "2", "heads": "2", "context": "16"},
+    "llama": {"vocabulary": "11", "width": "16", "hidden": "24", "layers": "2", "heads": "4", "kv_heads": "2"},
+}
+LAYOUTS: Mapping[str, Mapping[str, Any]] = {
+    "three ranks": {"cuts": [], "ranks": [(2, 0, 1)], "shares": [(1, 3, 2)]},
+    "two ranks, then one": {"cuts": [0.3], "ranks": [(0, 1), (2,)], "shares": [(2, 1), (1,)]},
+    "one rank, then two": {"cuts": [0.2], "ranks": [(0,), (1, 2)], "shares": [(1,), (1, 3)]},
+}
+"""Of stages that share out sites."""
+
+SPARSE = ("unet", "residual", "mean_pooled", "max_pooled", "averaged", "per_sample", "generated", "above")
+ASKED: Mapping[str, Mapping[str, Any]] = {
+    "clipped": {"clip_norm": 0.05},
+    "clipped, skipping": {"clip_norm": 0.05, "on_nan": OnNan.SKIP},
+    "accumulated": {"accumulate": 2},
+    "accumulated and clipped": {"accumulate": 2, "clip_norm": 0.05},
+}
+"""What training asks of an engine."""
+
+
+def _trained_so() -> dict[str, tuple[ModelSource, Mapping[str, Any], Change, Mapping[str, Any]]]:
+    """Networks that are no entries of the zoo, by name: the network, its plan, what is changed in it, what is asked."""
+    cases: dict[str, tuple[ModelSource, Mapping[str, Any], Change, Mapping[str, Any]]] = {}
+    for place, name in enumerate(SPARSE):
+        layout = list(LAYOUTS)[place % len(LAYOUTS)]
+        source = ModelSource(f"tests.runtime.sparse.networks:{name}", {}, (), "float64")
+        plan = {**LAYOUTS[layout], "micro_batches": (1, 3) if place % 2 else (4,)}
+        cases[f"sites.{name}--{layout}"] = source, plan, _as_it_is, {}
+    transformers = {
+        name: ModelSource(f"profiler.models.{name}:{name}", arguments, (4, TOKENS), "float64")
+        for name, arguments in SLICED.items()
+    }
+    for schedule in (name for name in schedule_names() if can_slice(name) and traits(name).trains):
+        plan = {"cuts": [0.5], "micro_batches": (2, 2), "schedule": schedule, "token_slices": (5, 4, 3)}
+        cases[f"slices.gpt--{schedule}"] = transformers["gpt"], plan, _as_it_is, {}
+    plan = {"cuts": [0.25, 0.5, 0.75], "micro_batches": (1, 3), "token_slices": (3, 3, 3, 3)}
+    cases["slices.llama--four stages"] = transformers["llama"], plan, _as_it_is, {}
+    tied = ModelSource("tests.runtime.training:tied_gpt", {}, (4, 6), "float64")
+    groups = {"cuts": [0.5], "ranks": [(0, 1), (2,)], "shares": [(1, 1), (1,)], "micro_batches": (2, 2)}
+    alone = {**groups, "cuts": [], "ranks": [(0, 1)], "shares": [(2, 1)]}
+    for name, options in ASKED.items():
+        cases[f"asked.tied_gpt--{name}"] = tied, groups, _as_it_is, options
+        cases[f"asked.tied_gpt--{name}, zero"] = tied, alone, sharded, options
+    return cases
+
+
+def _as_it_is(decision: Decision) -> Decision:
+    return decision
+
+
+BESIDE = {_file_name(name): case for name, case in _trained_so().items()}
+"""Pairs of networks that are no entries of the zoo."""
 
 
 class Recording(InProcessTransport):
@@ -68,6 +137,34 @@ class Recording(InProcessTransport):
 
 def frozen(pair: str) -> Any:
     """What becomes of a network under a plan."""
+    return _beside(pair) if pair in BESIDE else _of_the_zoo(pair)
+
+
+def _beside(pair: str) -> Any:
+    source, plan, change, options = BESIDE[pair]
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    logs: dict[int, list[list[Any]]] = {}
+    model = load_model(source, SEED)
+    captured = capture(model)
+    decision = change(plans.decide(captured.graph, **plan))
+    batches = [
+        plans.batch_of(model, decision.global_batch, step) for step in range(2 * NUM_STEPS if options else NUM_STEPS)
+    ]
+
+    def work(engine: Engine) -> tuple[list[float | None], dict[str, Tensor], dict[str, Tensor]]:
+        losses = [engine.step(*batch).loss for batch in batches]
+        return losses, dict(engine.gradients()), dict(engine.state_dict())
+
+    transport: Any = partial(Recording, logs)
+    optimizer: Any = adamw if options else plans.sgd
+    trained = together(
+        on_engines((model, captured), decision, work, transport=transport, optimizer=optimizer, **options)
+    )
+    return _described_run(trained, decision, logs)
+
+
+def _of_the_zoo(pair: str) -> Any:
     name, variant = PAIRS[pair]
     entry, (plan, change) = ALL[name], VARIANTS[variant]
     torch.set_num_threads(1)
@@ -85,6 +182,10 @@ def frozen(pair: str) -> Any:
         raise  # in a step: no refusal
     except HalopipeError as error:
         return {"code": error.code, "title": error.title}
+    return _described_run(trained, decision, logs)
+
+
+def _described_run(trained: Trained, decision: Decision, logs: Mapping[int, list[list[Any]]]) -> dict[str, Any]:
     return {
         "losses": [*trained.losses],
         "gradients": _projected(trained.gradients),
@@ -96,7 +197,7 @@ def frozen(pair: str) -> Any:
 
 def values() -> dict[str, Callable[[], Any]]:
     """What is frozen, by name."""
-    return {pair: partial(frozen, pair) for pair in PAIRS}
+    return {pair: partial(frozen, pair) for pair in (*PAIRS, *BESIDE)}
 
 
 def _described(tensor: Tensor) -> list[Any]:

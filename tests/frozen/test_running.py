@@ -8,12 +8,21 @@ import pytest
 import torch
 
 from tests.frozen.files import differences, read
-from tests.frozen.running import PAIRS, frozen
+from tests.frozen.running import BESIDE, PAIRS, frozen
 
 
 @pytest.mark.cases(12)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_ranks_compute_and_send_what_they_did(pair: str) -> None:
+    _assert_frozen(pair)
+
+
+@pytest.mark.parametrize("pair", BESIDE)
+def test_sites_token_slices_and_what_training_asks_are_what_they_were(pair: str) -> None:
+    _assert_frozen(pair)
+
+
+def _assert_frozen(pair: str) -> None:
     now = json.loads(json.dumps(frozen(pair)))
     if now.get("code") == "H204" and torch.__version__ < (2, 13):
         pytest.skip(f"torch {torch.__version__} does not run this network")

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from halopipe.data.feeds import MESSAGE_KINDS
+from halopipe.data.batch_sources import MESSAGE_KINDS
 from halopipe.run_spec.job import Job, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.training.single_device import make_reference

@@ -35,10 +35,6 @@ class ActionTimes:
         self._adding = {(r, index) for r, row in enumerate(self._program.rows) for index in adding_to_gradients(row)}
         self.is_prepared = self._decision.prepares_next_step or self._book.preparations.look_ahead
         self.shares_sites = any(len(group) > 1 for group in self._program.ranks)
-        self._reductions: dict[int, float] = {}
-        self._exchanged: dict[tuple[int, Op, int], float] = {}
-        self._computed: dict[tuple[int, int, Op, int, bool], float] = {}
-        self._first_uses: dict[str, tuple[Layer, float]] = {}
 
     def action_s(self, rank: int, action: Action, index: int) -> float:
         """Seconds of the action at a place in the row of ``rank``; of a send or receive beside its messages."""
@@ -91,7 +87,7 @@ class ActionTimes:
         rows = self._program.rows
         own_s = [sum(self.prepare_s(r, a) for a in row if a.op is Op.PREPARE) for r, row in enumerate(rows)]
         cores = spare_cores(self._book.profile.cluster, len(rows))
-        found = []
+        by_rank = []
         for rank, core in enumerate(cores):
             on_core = [s for s, other in zip(own_s, cores, strict=True) if other == core]
             has_core, kind, lost_s = core is not None, self._book.kind(rank), 0.0
@@ -99,8 +95,8 @@ class ActionTimes:
                 if a.op is Op.PREPARE:
                     made_s = self.prepare_s(rank, a)
                     lost_s += self._book.preparations.turns_s(kind, self._indices[a.stage], made_s, has_core)
-            found.append((sum(on_core) if has_core else own_s[rank], has_core, lost_s))
-        return found
+            by_rank.append((sum(on_core) if has_core else own_s[rank], has_core, lost_s))
+        return by_rank
 
     def exchanged_s(self, action: Action) -> float:
         """The part of a computation in which the ranks of its stage exchange something."""
@@ -108,16 +104,13 @@ class ActionTimes:
         if self._has_layouts[stage]:
             return self._stages.of_size(stage, size).exchanged_s(_SECONDS[action.op])
         samples, price, trains = samples_in(size), self._prices.exchange_s, self._program.trains
-        key = (stage, action.op, samples)
-        if key not in self._exchanged:
-            found = 0.0
-            for layer in self._layers[stage] if action.op is not Op.BACKWARD_WEIGHT else ():
-                backward = action.op is not Op.FORWARD
-                found += price(layer, self._program.ranks[stage], samples, backward=backward, trains=trains)
-                if backward and self._runs_twice(layer, stage):
-                    found += price(layer, self._program.ranks[stage], samples, backward=False)
-            self._exchanged[key] = found + self._in_slices_s(stage, action.op)
-        return self._exchanged[key]
+        total_s = self._in_slices_s(stage, action.op)
+        for layer in self._layers[stage] if action.op is not Op.BACKWARD_WEIGHT else ():
+            backward = action.op is not Op.FORWARD
+            total_s += price(layer, self._program.ranks[stage], samples, backward=backward, trains=trains)
+            if backward and self._runs_twice(layer, stage):
+                total_s += price(layer, self._program.ranks[stage], samples, backward=False)
+        return total_s
 
     def summed(self, stage: int) -> tuple[float, float]:
         """Of the sum of a stage's gradients that is waited for: seconds, and bytes/s on each card of its hosts."""
@@ -128,37 +121,26 @@ class ActionTimes:
         return self._reduction_s(stage), 2 * (len(group) - 1) / len(group) * size / whole_s if whole_s > 0 else 0.0
 
     def _compute_s(self, rank: int, action: Action, accumulates: bool) -> float:
-        key = (rank, action.stage, action.op, samples_in(self._sizes[action.microbatch or 0]), accumulates)
-        if key not in self._computed:
-            kind, shared = self._stages.kind(rank), len(self._program.ranks[action.stage]) > 1
-            costs = self._prices.columns(
-                kind, self._stages.samples_on(rank, action.stage, action.microbatch or 0), shared
-            )
-            goes_back = action.op in (Op.BACKWARD, Op.BACKWARD_INPUT)
-            total = 0.0
-            for layer, at in zip(self._layers[action.stage], self._indices[action.stage], strict=True):
-                again = goes_back and self._runs_twice(layer, action.stage)
-                total += float(costs[_SECONDS[action.op]][at]) + (float(costs["forward_s"][at]) if again else 0.0)
-                if accumulates:
-                    total += self._prices.accumulate_s(layer, kind, shared)
-            for name, stages in self._users.items() if accumulates else ():
-                if action.stage in stages and len(stages) > 1:
-                    first, part = self._priced_with(name)
-                    elsewhere = first not in self._layers[action.stage]
-                    total += part * self._prices.accumulate_s(first, kind, shared) * elsewhere
-            self._computed[key] = total
-        return self._computed[key]
+        stage, kind, shared = action.stage, self._stages.kind(rank), len(self._program.ranks[action.stage]) > 1
+        costs = self._prices.columns(kind, self._stages.samples_on(rank, stage, action.microbatch or 0), shared)
+        goes_back = action.op in (Op.BACKWARD, Op.BACKWARD_INPUT)
+        total_s = 0.0
+        for layer, at in zip(self._layers[stage], self._indices[stage], strict=True):
+            total_s += float(costs[_SECONDS[action.op]][at])
+            total_s += float(costs["forward_s"][at]) if goes_back and self._runs_twice(layer, stage) else 0.0
+            total_s += self._prices.accumulate_s(layer, kind, shared) if accumulates else 0.0
+        for name, stages in self._users.items() if accumulates else ():
+            if stage in stages and len(stages) > 1:
+                first, part = self._priced_with(name)
+                elsewhere = first not in self._layers[stage]
+                total_s += part * self._prices.accumulate_s(first, kind, shared) * elsewhere
+        return total_s
 
     def _runs_twice(self, layer: Layer, stage: int) -> bool:
         return self._decision.stages[stage].recompute or layer.name in self._stages.again[stage]
 
     def _reduction_s(self, stage: int) -> float:
         """What is waited for sums of the stage's gradients when its slowest rank has ended its last backward."""
-        if stage not in self._reductions:
-            self._reductions[stage] = self._find_reduction_s(stage)
-        return self._reductions[stage]
-
-    def _find_reduction_s(self, stage: int) -> float:
         group = self._program.ranks[stage]
         if self._has_layouts[stage]:
             return self._stages.of_size(stage, self._sizes[0]).reduction_s()
@@ -225,13 +207,11 @@ class ActionTimes:
 
     def _priced_with(self, name: str) -> tuple[Layer, float]:
         """The first layer that uses a parameter, and what part it is of those that this is the first to use."""
-        if name not in self._first_uses:
-            known: set[str] = set()
-            for layer in self._graph.layers:
-                new = {each: self._graph.parameters[each].num_bytes for each in layer.parameters if each not in known}
-                known.update(new)
-                self._first_uses.update({each: (layer, size / max(1, sum(new.values()))) for each, size in new.items()})
-        return self._first_uses[name]
+        users = [layer for layer in self._graph.layers if name in layer.parameters]
+        earlier = self._graph.layers[: self._graph.layers.index(users[0])]
+        before = {each for layer in earlier for each in layer.parameters}
+        own = {each: self._graph.parameters[each].num_bytes for each in users[0].parameters if each not in before}
+        return users[0], own[name] / max(1, sum(own.values()))
 
     def _in_slices_s(self, stage: int, op: Op) -> float:
         """Of a pass: halves of all-reduces, one for each bucket, that gather parameters or scatter gradients."""

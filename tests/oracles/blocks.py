@@ -107,7 +107,7 @@ class BlockAccount:
 
     def _got(self, block: BlockDivision, member: int) -> int:
         """What came of others, and the copy in which a tile has it together with its own rows."""
-        found = 0
+        received_bytes = 0
         for value, wanted in block.wanted.items():
             if producer(value) not in self.division.layers:
                 continue
@@ -117,9 +117,9 @@ class BlockAccount:
             ]
             missing = volume(wanted[member]) - volume(tuple(there))
             if missing > 0:
-                found += missing * BYTES_PER_ELEMENT[dtype]
-                found += max(box_bytes(tile.held(value)[member], dtype) for tile in block.tiles)
-        return found
+                received_bytes += missing * BYTES_PER_ELEMENT[dtype]
+                received_bytes += max(box_bytes(tile.held(value)[member], dtype) for tile in block.tiles)
+        return received_bytes
 
     def _whole(self, value: str, member: int) -> int:
         box: Box = self.division.held(value)[member]

@@ -1,4 +1,4 @@
-"""The length of a step for the checker: every rank is a coroutine that says what it waits for.
+"""The length of a step, plainly: every rank is a coroutine that says what it waits for.
 
 The model is that of ``planner.costs.simulator.events`` and ``planner.costs.simulator.contention``; the form is not.
 There is one clock, and whatever comes next on it is looked for among all ranks and all that is under way.  How fast
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.ir.cluster import Cluster
 from planner.ir.program import Message, Program, sent_by
@@ -96,7 +95,7 @@ class Step:
 
     def __init__(
         self,
-        network: Network,
+        network: NetworkPrices,
         program: Program,
         action_s: Callable[[int, Action, int], float],
         sum_of: Callable[[int], tuple[float, float]],
@@ -112,7 +111,6 @@ class Step:
         self.called: set[Key] = set()
         self.wires: dict[object, list[Transfer]] = {}
         self.under_way: dict[Key, Moving] = {}
-        self.slowing: dict[Key, Moving] = {}  # of these, what takes from cores
         self.members: dict[Key, list[int]] = {}
         self.joined_s: dict[tuple[int, int | None], float] = {}  # when the last member was there
         self.work: dict[int, Computing] = {}
@@ -120,9 +118,6 @@ class Step:
         self.spans: list[list[tuple[float, float]]] = [[] for _ in program.rows]  # from, to: by rank and action
         self.rows = [self._row(rank) for rank in range(len(program.rows))]
         self.waits = {rank: next(row) for rank, row in enumerate(self.rows)}
-        self.coming: list[tuple[float, int, int]] = []  # when, whether it is a rank that goes on, which
-        self.names: dict[int, Key] = {}  # of what is under way, numbered as it began
-        self.numbers: dict[Key, int] = {}
         links = [*self.cluster.links.values(), *(pair.link for pair in self.cluster.pairs)]
         self.in_ticks = not all(link.duplex for link in links)
 
@@ -132,26 +127,17 @@ class Step:
         Raises:
             ValueError: it never ends.
         """
-        for rank in self.waits:
-            self._expect(rank)
         while self.waits:
-            if not self.coming:
+            moves = ((self._tick(moving.ends_s), 0, n) for n, moving in enumerate(self.under_way.values()))
+            ranks = ((self._tick(at_s), 1, r) for r in self.waits if (at_s := self._due_s(r)) is not None)
+            _, is_rank, number = min((*moves, *ranks), default=(0.0, 0, -1))  # of what is at once, messages come first
+            if number < 0:
                 raise ValueError("the program never ends")
-            at_s, is_rank, number = heappop(self.coming)
             if is_rank:
-                due_s = self._due_s(number) if number in self.waits else None
-                if due_s is not None and self._tick(due_s) == at_s:  # else it was put off, or brought forward, since
-                    self._resume(number)
-            elif (key := self.names.get(number)) is not None and self._tick(self.under_way[key].ends_s) == at_s:
-                del self.names[number]
-                self._over(key)
+                self._resume(number)
+            else:
+                self._over(list(self.under_way)[number])
         return max(self.ends, default=0.0)
-
-    def _expect(self, rank: int) -> None:
-        """Puts down when a rank goes on, if that is known."""
-        due_s = self._due_s(rank)
-        if due_s is not None:
-            heappush(self.coming, (self._tick(due_s), 1, rank))
 
     def _tick(self, at_s: float) -> float:
         """Where directions share a wire, rounding is not to decide who is first."""
@@ -175,12 +161,10 @@ class Step:
             return
         self.waits[rank] = wait
         if isinstance(wait, Work):
-            rate = computing_rate(rank, list(self.slowing.values()))
+            rate = computing_rate(rank, list(self.under_way.values()))
             self.work[rank] = Computing(wait.seconds, now_s, rate, now_s + wait.seconds / rate)
         elif isinstance(wait, Together):
             self._join(wait, rank, now_s)
-            return
-        self._expect(rank)
 
     def _row(self, rank: int) -> Row:
         now_s = yield Until(0.0)
@@ -308,7 +292,6 @@ class Step:
         for rank, wait in self.waits.items():
             if isinstance(wait, Arrival) and wait.key == key:
                 self.waits[rank] = Until(now_s)
-                self._expect(rank)
 
     def _sum(self, stage: int) -> Moving:
         return summed(self.cluster, self.program.ranks[stage], *self.sum_of(stage))
@@ -328,28 +311,17 @@ class Step:
     def _release(self, key: Key, now_s: float) -> None:
         for rank in self.members[key]:
             self.waits[rank] = Until(now_s)
-            self._expect(rank)
 
     def _start(self, key: Key, moving: Moving, now_s: float) -> None:
         moving.left_s, moving.since_s = moving.seconds, now_s
         self.under_way[key] = moving
-        number = self.numbers[key] = len(self.numbers)
-        self.names[number] = key
-        if moving.losses:
-            self.slowing[key] = moving
-        if moving.losses or moving.cards:
-            self._pace(now_s)
-        else:  # it shares nothing
-            moving.speed, moving.ends_s = 1.0, now_s + moving.seconds
-            heappush(self.coming, (self._tick(moving.ends_s), 0, number))
+        self._pace(now_s)
 
     def _over(self, key: Key) -> None:
         """A message is there, or a sum made."""
         moved = self.under_way.pop(key)
         now_s = moved.ends_s
-        self.slowing.pop(key, None)
-        if moved.losses or moved.cards:
-            self._pace(now_s)
+        self._pace(now_s)
         if key[0] == "sum":
             self._release(key[1:], now_s)
             return
@@ -361,17 +333,15 @@ class Step:
     def _pace(self, now_s: float) -> None:
         """What is under way has changed: what is left of each is counted, and its end found anew."""
         under_way = list(self.under_way.values())
-        for key, each, speed in zip(self.under_way, under_way, share(self.cluster, under_way), strict=True):
+        for each, speed in zip(under_way, share(self.cluster, under_way), strict=True):
             if speed != each.speed:
                 each.left_s = max(0.0, each.left_s - (now_s - each.since_s) * each.speed)
                 each.since_s, each.speed, each.ends_s = now_s, speed, now_s + each.left_s / speed
-                heappush(self.coming, (self._tick(each.ends_s), 0, self.numbers[key]))
         for rank, mine in self.work.items():
-            rate = computing_rate(rank, list(self.slowing.values()))
+            rate = computing_rate(rank, under_way)
             if rate != mine.rate:
                 left_s = max(0.0, mine.left_s - (now_s - mine.since_s) * mine.rate)
                 self.work[rank] = Computing(left_s, now_s, rate, now_s + left_s / rate)
-                self._expect(rank)
 
 
 @dataclass(slots=True, eq=False)
@@ -395,13 +365,13 @@ class Moving:
     ends_s: float = 0.0
 
 
-def called_s(network: Network, src: int, dst: int, size: int, ahead: int = 0) -> float:
+def called_s(network: NetworkPrices, src: int, dst: int, size: int, ahead: int = 0) -> float:
     """How long a call that sends takes, or is longer for what joins ``ahead`` bytes."""
     whole_s = network.sending_s(src, dst, ahead + size)
     return max(0.0, whole_s - network.sending_s(src, dst, ahead)) if ahead else whole_s
 
 
-def message(network: Network, src: int, dst: int, size: int, ahead: int = 0) -> Moving:
+def message(network: NetworkPrices, src: int, dst: int, size: int, ahead: int = 0) -> Moving:
     """A message between two ranks, or by how much ``size`` bytes make one of ``ahead`` bytes longer."""
     ends, seconds = (
         (network.cluster.devices[src], network.cluster.devices[dst]),

@@ -1,13 +1,13 @@
 """A second, plain account of what ranks hold (``peaks``): a loop over each row, in each action one over layers.
 
-Follows the same model as ``planner.costs.memory.peak`` (its docstring says what that is) but none of its code; how high
-memory rises in an action is worked out in ``stage_memory``, what one layer saves and needs is a price, and given.
+Follows the same model as ``planner.costs.memory.lifetimes`` (its table says what that is) but none of its code; how
+high memory rises in an action is worked out in ``stage_memory``, what one layer saves and needs is a price, and given.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from planner.costs.cost_model import PriceBook
@@ -20,7 +20,6 @@ from planner.ir.program import (
     SPARE_BYTES,
     Leg,
     Message,
-    Program,
     receive_window,
     sent_by,
     taken_by,
@@ -59,16 +58,7 @@ def peaks(profile: Profile | PriceBook, decision: Decision) -> tuple[int, ...]:
 
 def peaks_of(stages: Stages) -> tuple[int, ...]:
     """The same of a program's stages."""
-    book, decision, program = stages.book, stages.decision, stages.program
-    times = 2 if decision.prepares_next_step or book.preparations.look_ahead else 1  # this step's, the next one's
-    is_shared = any(len(group) > 1 for group in program.ranks)
-    sites = times * sum(book.preparations.found_bytes(rows, shared=is_shared) for rows in decision.micro_batches)
-    places: dict[int, dict[Action, int]] = {}
-    accounts = (
-        Account(book.profile, decision, program, rank, stages.holding, places, sites)
-        for rank in range(len(program.rows))
-    )
-    return tuple(account.peak_bytes() for account in accounts)
+    return tuple(Account(stages, rank).peak_bytes() for rank in range(len(stages.program.rows)))
 
 
 @dataclass(slots=True)
@@ -92,29 +82,17 @@ class _Now:
 
 
 class Account:
-    """What one rank holds.
+    """What one rank holds in a step of a program."""
 
-    Args:
-        holding: the stage of that number on that rank (rank, stage, micro-batch).
-        places: where each action stands in the rows looked at, by rank; shared by the accounts of a program.
-        site_bytes: what every rank holds of the sites of a step.
-    """
-
-    def __init__(
-        self,
-        profile: Profile,
-        decision: Decision,
-        program: Program,
-        rank: int,
-        holding: Callable[[int, int, int], Holding],
-        places: dict[int, dict[Action, int]],
-        site_bytes: int = 0,
-    ) -> None:
-        self._site_bytes = site_bytes
-        costs = (cost for several in profile.preparations.values() for cost in several)
-        self._is_prepared = decision.prepares_next_step or any(cost.is_beside for cost in costs)
-        self._profile, self._decision, self._program, self._rank = profile, decision, program, rank
-        self._row, self._holding, self._places = program.rows[rank], holding, places
+    def __init__(self, stages: Stages, rank: int) -> None:
+        self._profile, self._decision, self._program = stages.book.profile, stages.decision, stages.program
+        program = self._program
+        self._stages, self._rank, self._row = stages, rank, program.rows[rank]
+        preparations, is_shared = stages.book.preparations, any(len(group) > 1 for group in program.ranks)
+        self._is_prepared = self._decision.prepares_next_step or preparations.look_ahead
+        sites = (preparations.found_bytes(rows, shared=is_shared) for rows in self._decision.micro_batches)
+        self._site_bytes = (1 + self._is_prepared) * sum(sites)  # this step's, and the next one's
+        self._places: dict[int, dict[Action, int]] = {}
         self._joined = {leg: before for leg, before in program.joined().items() if leg[2] == rank}
         self._others: dict[Leg, list[Action]] = {}  # what travels with a leg, in its message
         for (sender, send, _), before in self._joined.items():
@@ -127,7 +105,7 @@ class Account:
         self._trains = any(action.op in (*ADDS_GRADIENTS, Op.BACKWARD_INPUT) for action in self._row)
 
     def _stage(self, number: int, microbatch: int) -> Holding:
-        return self._holding(self._rank, number, microbatch)
+        return self._stages.holding(self._rank, number, microbatch)
 
     def peak_bytes(self) -> int:
         """The most that the rank holds: what is always there, and :meth:`most`."""
@@ -169,15 +147,17 @@ class Account:
         coming = [list(self._coming(action)) for action in receives]
         posted = [sum(_buffer(*size) for _, size in each if not size[2]) for each in coming]
         window = receive_window(size for action in receives for size, _, _ in self._sizes(action))
-        now.posted, came = sum(posted[:window]), 0
+        now.posted, num_received = sum(posted[:window]), 0
         if self._is_prepared:
             made = [self._stage(a.stage, a.microbatch or 0).prepared for a in self._row if a.op is Op.PREPARE]
             now.prepared = 2 * sum(made)
         for position, action in enumerate(self._row):
             if action.op in RECEIVE:
-                now.posted += (posted[came + window] if came + window < len(posted) else 0) - posted[came]
-                self._receive(now, action, coming[came])
-                came += 1
+                now.posted += (posted[num_received + window] if num_received + window < len(posted) else 0) - posted[
+                    num_received
+                ]
+                self._receive(now, action, coming[num_received])
+                num_received += 1
             elif action.op in SEND:
                 forward = action.op is Op.SEND_FORWARD
                 share = self._unsaved_share(action.stage, action.microbatch or 0) if forward else 1.0
@@ -280,13 +260,13 @@ class Account:
         theirs = {part.value for each in messages for message in each for part in message.parts}
         names, values = {layer.name for layer in stage.layers}, graph.values()
         reads = stage.reads or [(stage.samples, levels[6], False) for levels in stage.levels]
-        found = []
+        by_layer = []
         for layer, (samples, kept, _), saved in zip(stage.layers, reads, stage.saved, strict=True):
             sizes = {x: values[x].num_bytes / graph.samples * samples for x in set(layer.inputs)}
             mine = sum(size for x, size in sizes.items() if x not in graph.inputs and producer(x) in names)
-            came = sum(size for x, size in sizes.items() if x in theirs)
-            found.append(min(max(0.0, kept - mine), came, saved))
-        return tuple(found)
+            received_bytes = sum(size for x, size in sizes.items() if x in theirs)
+            by_layer.append(min(max(0.0, kept - mine), received_bytes, saved))
+        return tuple(by_layer)
 
     def _coming(self, action: Action) -> Iterator[tuple[Action, tuple[int, int, bool]]]:
         """What comes with a receive, by the receive that it belongs to: sizes as of :meth:`_sizes`."""
@@ -319,8 +299,8 @@ class Account:
         takes = Op.RECV_FORWARD if sending.op is Op.SEND_FORWARD else Op.RECV_BACKWARD
         places, last = self._places_of(peer), len(self._program.rows[peer])
         left = places.get(Action(action.peer, answers, action.microbatch, action.stage), last)
-        came = places.get(Action(sending.peer, takes, sending.microbatch, sending.stage), last)
-        return came < left
+        received_at = places.get(Action(sending.peer, takes, sending.microbatch, sending.stage), last)
+        return received_at < left
 
     def _places_of(self, peer: int) -> dict[Action, int]:
         """Where each action stands in the row of another rank."""
@@ -385,11 +365,11 @@ class Account:
         if not alone or stage.levels is None or stage.recompute:
             return 1.0 if alone else 0.0
         graph, names = self._profile.graph, [layer.name for layer in stage.layers]
-        again = {place for span in stage.spans for place in span}  # which drop what they save of their outputs
+        recomputed = {place for span in stage.spans for place in span}  # which drop what they save of their outputs
         copies = {place for place, (_, _, is_copy) in enumerate(stage.reads) if is_copy}
-        saves = [0.0 if place in again | copies else saved for place, saved in enumerate(stage.own or stage.saved)]
+        saves = [0.0 if place in recomputed | copies else saved for place, saved in enumerate(stage.own or stage.saved)]
         parts = [samples * share for samples, share in stage.parts] or [stage.samples] * len(names)
-        found = 0.0
+        unsaved_bytes = 0.0
         for place, layer in enumerate(stage.layers):
             readers = readers_of(graph, layer.name)
             if all(reader in names for reader in readers):
@@ -397,8 +377,8 @@ class Account:
             size = sum(spec.num_bytes for spec in layer.outputs) / graph.samples * parts[place]
             inside = [saves[names.index(reader)] for reader in readers if reader in names]
             if not any(saved >= 0.99 * size for saved in inside):
-                found += max(0.0, size - (0.0 if place in again else stage.levels[place][5]))
-        return min(float(round(found)), alone) / alone
+                unsaved_bytes += max(0.0, size - (0.0 if place in recomputed else stage.levels[place][5]))
+        return min(float(round(unsaved_bytes)), alone) / alone
 
     def _most_versions(self, stage: int) -> int:
         """How many versions of a stage's weights there are at once at most."""

@@ -1,7 +1,7 @@
-"""Prices that the checker takes as given: of layers and their parts, messages, sums over ranks, preparations.
+"""Prices that the oracles take as given: of layers and their parts, messages, sums over ranks, preparations.
 
 The cost model (:mod:`planner.costs`) says what one layer or one link costs.  What a stage, a rank and a step make of
-that is added up by the checker itself: of stages whose layers have layouts of their own here, else in ``action_times``.
+that is added up by themselves: of stages whose layers have layouts of their own here, else in ``action_times``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.resharding import Crossing, crossing, exposed, scattered_s
+from planner.costs.communication.resharding import Resharding, exposed, resharding_of, scattered_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.shards.option import Option, Reading, Shards, shards_of
@@ -49,8 +49,8 @@ class LayerPrices:
         key = (kind, samples, shared)
         if key not in self._columns:
             table = self.book.at(kind, samples, shared)
-            found = {what: np.maximum(0.0, np.diff(getattr(table, what))) for what in QUANTITIES[:-1]}
-            self._columns[key] = {**found, "workspace_bytes": table.workspace_bytes}
+            seconds_and_bytes = {what: np.maximum(0.0, np.diff(getattr(table, what))) for what in QUANTITIES[:-1]}
+            self._columns[key] = {**seconds_and_bytes, "workspace_bytes": table.workspace_bytes}
         return self._columns[key]
 
     def update_s(self, layer: Layer, kind: str) -> float:
@@ -75,13 +75,13 @@ class LayerPrices:
 
     def gradients(self, kind: str, sizes: Sequence[float]) -> dict[float, list[tuple[str, str, float]]]:
         """Of values, by samples: (whose backward makes one, whose is the last to be given it, bytes)."""
-        found = {}
+        by_samples = {}
         for samples in set(sizes):
             if (pairs := self.book.levels.gradients_made(kind, samples)) is not None:
-                found[samples] = [
+                by_samples[samples] = [
                     (self._names[a], self._names[b], float(size)) for a, b, size in zip(*pairs, strict=True)
                 ]
-        return found
+        return by_samples
 
     def inputs_left(self, kind: str, samples: float, index: int) -> dict[str, float]:
         """What the weight gradients of a layer need of other layers' values, by their makers."""
@@ -165,12 +165,12 @@ class LaidOut:
 
     def saved_bytes(self, member: int) -> list[float]:
         """What each layer of a member saves for the backward, also of inputs that it reads whole or was sent."""
-        found = []
+        by_layer = []
         for layer in self.layers:
             own = float(self._costs[layer.name]["saved_bytes"][member])
             beyond = self._received(layer, member) if self.recompute else self._inputs_saved(layer, member)[0]
-            found.append(own + beyond)
-        return found
+            by_layer.append(own + beyond)
+        return by_layer
 
     def _inputs_saved(self, layer: Layer, member: int) -> tuple[float, float]:
         """A price: what is saved of inputs beyond the part's share, and what of all that lies where it was."""
@@ -194,7 +194,7 @@ class LaidOut:
 
     def summed(self, member: int) -> dict[str, tuple[tuple[int, ...], int]]:
         """By parameter: the members that have the same part as this one, and its bytes, where others have it."""
-        found = dict[str, tuple[tuple[int, ...], int]]()
+        members = dict[str, tuple[tuple[int, ...], int]]()
         for layer in self.layers:
             shards = self._shards[layer.name]
             for name, spec, boxes in zip(layer.parameters, shards.sized.parameters, shards.weights, strict=True):
@@ -202,8 +202,8 @@ class LaidOut:
                 alike = tuple(np.flatnonzero((boxes[0] == own).all(axis=(1, 2))).tolist())
                 size = int(np.prod(own[:, 1] - own[:, 0])) * BYTES_PER_ELEMENT[spec.dtype]
                 if size > 0 and len(alike) > 1:
-                    found.setdefault(name, (alike, size))
-        return found
+                    members.setdefault(name, (alike, size))
+        return members
 
     def always_bytes(self) -> float:
         """What a stage keeps although it computes its activations again: nothing."""
@@ -245,7 +245,7 @@ class LaidOut:
 
     def levels(self, member: int) -> list[list[float]] | None:
         """How high memory rises in each layer; None if that was not measured."""
-        found, sums = [], self._book.tables.graph.parameter_bytes
+        by_layer, sums = [], self._book.tables.graph.parameter_bytes
         for layer in self.layers:
             part, index, kind = self._reading(layer, member), self.prices.index[layer.name], self._kinds[member]
             whole = float(self._book.tables.at(kind, part.samples).workspace_bytes[index])
@@ -255,8 +255,8 @@ class LaidOut:
             one = self._book.levels.of_part(kind, index, part, needs, weights, size)
             if one is None:
                 return None
-            found.append(one.tolist())
-        return found
+            by_layer.append(one.tolist())
+        return by_layer
 
     def parts(self, member: int) -> list[tuple[float, float]]:
         """Of how many samples a member has which share of each layer."""
@@ -265,12 +265,12 @@ class LaidOut:
 
     def reads(self, member: int) -> list[tuple[float, float, bool]]:
         """By layer, of how many samples a member reads, what it saves of these where they lie, and if it has a copy."""
-        found = []
+        by_layer = []
         for layer, (samples, share) in zip(self.layers, self.parts(member), strict=True):
             read = max(share, float(self._shards[layer.name].read_share(0)[member]))
             is_copy = self._received(layer, member, copied=True) > 0
-            found.append((samples * read, self._inputs_saved(layer, member)[1], is_copy))
-        return found
+            by_layer.append((samples * read, self._inputs_saved(layer, member)[1], is_copy))
+        return by_layer
 
     def own_bytes(self, member: int) -> list[float]:
         """What each layer of a member saves, its share of the inputs included."""
@@ -318,12 +318,12 @@ class LaidOut:
         return sum(float(one.received_bytes[0, 0, member]) for one in into)
 
     @cached_property
-    def _into(self) -> dict[str, list[Crossing]]:
+    def _into(self) -> dict[str, list[Resharding]]:
         """By layer, what crosses on the way to it."""
-        found: dict[str, list[Crossing]] = {}
+        by_reader: dict[str, list[Resharding]] = {}
         for (_, reader), one in self._crossings.items():
-            found.setdefault(reader, []).append(one)
-        return found
+            by_reader.setdefault(reader, []).append(one)
+        return by_reader
 
     @property
     def _book(self) -> PriceBook:
@@ -336,11 +336,11 @@ class LaidOut:
     @cached_property
     def _shards(self) -> dict[str, Shards]:
         graph = self._book.profile.graph
-        values, found = graph.values(), {}
+        values, by_layer = graph.values(), {}
         for layer in self.layers:
             sized = SizedLayer.of(graph, layer, values, self.samples, mixes_samples=False)
-            found[layer.name] = shards_of(sized, (Option.placed(self.placements[layer.name]),))
-        return found
+            by_layer[layer.name] = shards_of(sized, (Option.placed(self.placements[layer.name]),))
+        return by_layer
 
     @cached_property
     def _costs(self) -> dict[str, dict[str, Array]]:
@@ -386,7 +386,7 @@ class LaidOut:
         }
 
     @cached_property
-    def _crossings(self) -> dict[tuple[str, str], Crossing]:
+    def _crossings(self) -> dict[tuple[str, str], Resharding]:
         """What passes between two layers of the stage, by (maker, reader)."""
         values: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for reader in self.layers:
@@ -395,7 +395,7 @@ class LaidOut:
                 if maker in self._shards and reader.inputs.index(name) == position:
                     values.setdefault((maker, reader.name), []).append((output, position))
         return {
-            (maker, reader): crossing(
+            (maker, reader): resharding_of(
                 self._shards[maker], self._shards[reader], tuple(passing), self.ranks, self._book.network
             )
             for (maker, reader), passing in values.items()

@@ -80,7 +80,7 @@ class Sliced:
 
     def levels(self, member: int) -> list[list[float]] | None:
         """How high memory rises in each layer; None if that was not measured."""
-        found, book = [], self.prices.book
+        by_layer, book = [], self.prices.book
         for layer in self.layers:
             at = self.prices.index[layer.name]
             share = float(self.table.share[at])
@@ -91,8 +91,8 @@ class Sliced:
             one = book.levels.of_part(self.kind, at, self._reading(layer), needs, 1.0 if size else 0.0, size)
             if one is None:
                 return None
-            found.append(one.tolist())
-        return found
+            by_layer.append(one.tolist())
+        return by_layer
 
     def parts(self, member: int) -> list[tuple[float, float]]:
         """Of the samples of a micro-batch which share each layer of a slice is."""

@@ -1,7 +1,7 @@
 """What a stage holds of a micro-batch on a rank, and how high memory rises in its actions: one loop over its layers.
 
-Follows the same model as ``planner.costs.memory.courses`` but none of its code; what one layer saves and needs is a
-price, and given.  ``memory`` asks this of each action of a rank's row.
+Follows the same model as ``planner.costs.memory.action_peaks`` but none of its code; what one layer saves and needs
+is a price, and given.  ``memory`` asks this of each action of a rank's row.
 """
 
 from __future__ import annotations
@@ -203,10 +203,10 @@ class Rises:
     def backward(self) -> float:
         """While a whole backward runs."""
         if self._stage.levels is None:
-            again = round(self._again)
+            recomputed_bytes = round(self._again)
             needs = round(self._stage.workspace + max(self._copied, default=0) + self._most_of_a_bucket)
             making = self._bucket_needs if self._stage.zero > 1 else 0
-            return self.saved + again + needs + making + (self._all_made if self._first else 0)
+            return self.saved + recomputed_bytes + needs + making + (self._all_made if self._first else 0)
         return self._down(1, self._kept, self._made)
 
     def halved(self) -> float:
@@ -263,8 +263,8 @@ class Rises:
 
     def _flow(self, what: str, place: int) -> float:
         """Gradients that the stage made: under way when the backward of a layer begins, that go with it, or behind."""
-        found: list[float] = getattr(self._under_way, what)
-        return found[place]
+        by_layer: list[float] = getattr(self._under_way, what)
+        return by_layer[place]
 
     def _given(self, place: int, level: float) -> float:
         """What received gradients add to the level of a layer: where it has them itself, the room behind them alone."""
@@ -306,7 +306,7 @@ def _under_way(stage: Holding, graph: Graph) -> _Gradients:
     at = {layer.name: number for number, layer in enumerate(graph.layers)}
     mine = [at[layer.name] for layer in stage.layers]
     inside, parts = set(mine), stage.parts or [(stage.samples, 1.0)] * len(mine)
-    outside, begin, after, given, shared = ([0.0] * len(mine) for _ in range(5))
+    outside, begin, after, with_layer, shared = ([0.0] * len(mine) for _ in range(5))
     copies: dict[str, str] = {}
 
     def add(target: list[float], first: int, behind: int, samples: float, size: float) -> None:
@@ -316,7 +316,7 @@ def _under_way(stage: Holding, graph: Graph) -> _Gradients:
 
     def made_here(last: int, maker: int, samples: float, size: float) -> None:
         add(begin, last, maker, samples, size)
-        add(given, last, last + 1, samples, size)
+        add(with_layer, last, last + 1, samples, size)
         add(after, last + 1, maker + 1, samples, size)
 
     for samples, pairs in stage.gradients.items():
@@ -338,7 +338,9 @@ def _under_way(stage: Holding, graph: Graph) -> _Gradients:
                 made_here(at[last], copy, samples, size)
             else:
                 add(outside, at[last], at[maker], samples, size)
-    return _Gradients(outside, begin, after, given, shared, frozenset(name for name, copy in copies.items() if copy))
+    return _Gradients(
+        outside, begin, after, with_layer, shared, frozenset(name for name, copy in copies.items() if copy)
+    )
 
 
 def _all_made(waiting: Sequence[tuple[float, float]]) -> float:
@@ -384,16 +386,16 @@ def buckets_in(stage: Holding, graph: Graph) -> list[tuple[int, int]]:
     """Of each bucket of gradients: its earliest layer in the stage, and its bytes if they have to be put together."""
     earliest = {name: place for place, layer in reversed([*enumerate(stage.layers)]) for name in layer.parameters}
     sizes = {name: graph.parameters[name].num_bytes for name in earliest}
-    found = buckets_of(stage.layers, graph, stage.tied)
+    buckets = buckets_of(stage.layers, graph, stage.tied)
     if stage.has_layouts:
         sizes |= {name: size for name, (_, size) in stage.summed.items()}
         groups = dict.fromkeys(group for group, _ in stage.summed.values())
         of_groups = [[name for name, (of_name, _) in stage.summed.items() if of_name == group] for group in groups]
-        found = [bucket for names in of_groups for bucket in _in_buckets(names, sizes)]
+        buckets = [bucket for names in of_groups for bucket in _in_buckets(names, sizes)]
         order = {name: place for place, name in enumerate(stage.summed)}
-        found.sort(key=lambda names: -min(order[name] for name in names))
-    copied = [sum(sizes[name] for name in names) if len(names) > 1 else 0 for names in found]
-    return [(min(earliest[name] for name in names), size) for names, size in zip(found, copied, strict=True)]
+        buckets.sort(key=lambda names: -min(order[name] for name in names))
+    copied = [sum(sizes[name] for name in names) if len(names) > 1 else 0 for names in buckets]
+    return [(min(earliest[name] for name in names), size) for names, size in zip(buckets, copied, strict=True)]
 
 
 def exchanged_sums(stage: Holding, graph: Graph, num_ranks: int) -> Iterator[int]:
@@ -419,15 +421,15 @@ def buckets_of(layers: Sequence[Layer], graph: Graph, tied: Collection[str]) -> 
 
 
 def _in_buckets(names: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
-    found: list[list[str]] = []
+    buckets: list[list[str]] = []
     room = 0
     for name in reversed(names):
-        if not found or sizes[name] > room:
-            found.append([])
+        if not buckets or sizes[name] > room:
+            buckets.append([])
             room = BUCKET_BYTES
-        found[-1].append(name)
+        buckets[-1].append(name)
         room -= sizes[name]
-    return found
+    return buckets
 
 
 def _made(stage: Holding, graph: Graph) -> list[float]:
@@ -435,19 +437,19 @@ def _made(stage: Holding, graph: Graph) -> list[float]:
     if stage.made:
         return list(stage.made)
     names = [layer.name for layer in stage.layers]
-    found = [0.0] * len(names)
+    made_bytes = [0.0] * len(names)
     if stage.on_chip:
-        return found
-    seen: dict[str, str] = {}
+        return made_bytes
+    first_user: dict[str, str] = {}
     for layer in graph.layers:
         for name in layer.parameters:
-            seen.setdefault(name, layer.name)
+            first_user.setdefault(name, layer.name)
     for parameter in {name for layer in stage.layers for name in layer.parameters}:
-        user = seen[parameter]
-        found[names.index(user) if user in names else 0] += graph.parameters[parameter].num_bytes
+        user = first_user[parameter]
+        made_bytes[names.index(user) if user in names else 0] += graph.parameters[parameter].num_bytes
     if stage.levels is None:
         return [stage.parameter_bytes, *[0.0] * (len(names) - 1)]
-    return found
+    return made_bytes
 
 
 def readers_of(graph: Graph, name: str) -> list[str]:

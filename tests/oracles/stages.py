@@ -124,9 +124,9 @@ class Stages:
 
     def _of_slice(self, stage: int, size: TokenSlice) -> Sliced:
         if (stage, size) not in self._slices:
-            kind, again = self.book.kind(self.program.ranks[stage][0]), self.decision.stages[stage].recompute
+            kind, recompute = self.book.kind(self.program.ranks[stage][0]), self.decision.stages[stage].recompute
             table = self.book.slices.table(kind, size)
-            self._slices[stage, size] = Sliced(self.prices, self.layers[stage], table, kind, size.samples, again)
+            self._slices[stage, size] = Sliced(self.prices, self.layers[stage], table, kind, size.samples, recompute)
         return self._slices[stage, size]
 
     def samples_on(self, rank: int, stage: int, microbatch: int) -> float:
@@ -219,7 +219,7 @@ class Stages:
             gradients_left=[self.prices.gradients_left(kind, samples, at) for at in indices],
             defers=() if levels is None else [bool(deferring[at]) for at in indices],
             workspace=max(float(costs["workspace_bytes"][at]) for at in indices),
-            left=round(self.book.tables.left_bytes(kind, samples, runs_of(indices))),
+            left=round(self.book.tables.deferred_bytes(kind, samples, runs_of(indices))),
             prepared=self.book.preparations.num_bytes(indices, samples, len(self.program.ranks[stage])),
             samples=samples,
             parameter_bytes=self.graph.parameter_bytes(frozenset(layer.name for layer in layers)),
@@ -255,5 +255,5 @@ class Stages:
             return _NOTHING_KEPT
         spans = tuple(tuple(self.prices.index[name] for name in span) for span in self.spans[stage])
         order = np.array([self.prices.index[layer.name] for layer in layers], dtype=np.int64)
-        found = self.book.levels.kept(order, spans, None if levels is None else np.array(levels).T, np.array(parts))
-        return _Kept(found.kept.tolist(), found.same.tolist())
+        by_layer = self.book.levels.kept(order, spans, None if levels is None else np.array(levels).T, np.array(parts))
+        return _Kept(by_layer.kept.tolist(), by_layer.same.tolist())

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import ast
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from planner.costs.predict import predict
+from planner.schedules import names
+from tests.oracles.evaluation import evaluate
+from tests.oracles.memory import peaks
+from tests.oracles.plans import differences
+from tests.planner.shared_hosts import random_plan
 
 HOME = Path(__file__).parent
 GIVEN = (
@@ -29,3 +38,31 @@ def imported(source: str) -> list[str]:
 def test_an_oracle_is_given_prices_and_nothing_else(path: Path) -> None:
     of_costs = [name for name in imported(path.read_text("utf-8")) if name.startswith("planner.costs")]
     assert [name for name in of_costs if not name.startswith(GIVEN)] == []
+
+
+@pytest.mark.parametrize("schedule", names())
+def test_a_random_plan_is_what_the_oracle_makes_of_it_and_any_other_figure_is_seen(schedule: str) -> None:
+    profile, decision = random_plan(random.Random(7), schedule)
+    prediction, plain = predict(profile, decision)[0], evaluate(profile, decision)
+    rounded_bytes = 2 * len(decision.sizes) + 2
+    assert list(differences(prediction, plain, rounded_bytes)) == []
+    rank = prediction.ranks[0]
+    wrong = {
+        "step_s": replace(prediction, step_s=prediction.step_s * (1 + 1e-6)),
+        "bubble": replace(prediction, bubble_fraction=prediction.bubble_fraction + 1e-3),
+        **{
+            name: replace(prediction, ranks=(replace(rank, **{name: value}), *prediction.ranks[1:]))
+            for name, value in (
+                ("peak_bytes", rank.peak_bytes + rounded_bytes + 1),
+                ("on_chip_bytes", rank.on_chip_bytes + 1),
+                ("compute_s", rank.compute_s + 1e-3 * prediction.step_s),
+            )
+        },
+    }
+    for name, other in wrong.items():
+        assert len(list(differences(other, plain, rounded_bytes))) == 1, name
+
+
+def test_the_oracle_of_memory_stands_by_itself() -> None:
+    profile, decision = random_plan(random.Random(7), "1f1b")
+    assert peaks(profile, decision) == evaluate(profile, decision).peak_bytes

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from cuda_ops.dense.recurrent import RECURRENT_SHAPES, autocast
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.profile import ModelSource, Optimizer
-from profiler import Captured, LoadedModel
+from profiler import CapturedModule, LoadedModel
 from profiler.capture.graph import capture
 from profiler.capture.verify_capture import _own_result
 from profiler.measure.timing import SegmentedPass, segments
@@ -36,7 +36,7 @@ def _one_thread_and_a_seed() -> None:
 
 
 @functools.cache
-def captured(factory: Callable[..., Any]) -> tuple[Captured, LoadedModel]:
+def captured(factory: Callable[..., Any]) -> tuple[CapturedModule, LoadedModel]:
     plain = loaded(factory, 2)
     model = LoadedModel(plain.module, plain.inputs, plain.targets, plain.loss_fn, autocast=torch.bfloat16)
     return capture(model), model
@@ -56,7 +56,7 @@ class Watched(fx.Interpreter):
         return value
 
 
-def dtypes_of(graph: Captured, *tensors: Tensor) -> dict[str, str]:
+def dtypes_of(graph: CapturedModule, *tensors: Tensor) -> dict[str, str]:
     watched = Watched(graph.graph_module)
     with autocast("cpu", torch.bfloat16):
         watched.run(tensors[0].shape[0], *tensors)

@@ -55,7 +55,7 @@ def test_bytes_are_those_of_the_caching_allocator(source: ModelSource) -> None:
     found = footprints(captured, tensors, model.samples)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated(device)
-    loss = model.loss_of_taken(model.inputs, model.targets)
+    loss = model.loss_of_prepared(model.inputs, model.targets)
     held = torch.cuda.memory_allocated(device) - before
     assert loss.device == device
     saved = sum(each.saved_bytes for each in found.values())
@@ -69,7 +69,7 @@ def test_a_pass_gives_the_gradients_of_the_module(split: bool) -> None:
     source = ModelSource(GPT.factory, GPT.arguments, GPT.input_shape, "float64")
     model, captured = capture_for(load_model(source), device)
     assert {tensor.device for tensor in tensors_of(captured.graph_module)} == {device}
-    model.loss_of_taken(model.inputs, model.targets).backward()
+    model.loss_of_prepared(model.inputs, model.targets).backward()
     expected = {name: p.grad.clone() for name, p in model.module.named_parameters()}
     model.module.zero_grad(set_to_none=True)
     tensors = example_of(captured.graph.inputs, model, model.samples)

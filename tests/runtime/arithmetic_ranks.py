@@ -1,6 +1,6 @@
 """The ranks, as threads, of programs on networks of trivial arithmetic.
 
-Post, plumbing, executor, stages, reductions and optimisers are the runtime's own; only the captured graph is missing.
+Mailbox, routing, executor, stages, reductions and optimisers are the runtime's own; only the captured graph is missing.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class Ranks:
             thread.join()
         if errors:
             raise min(errors, key=lambda error: (blame(error), not isinstance(error, HalopipeError)))
-        return _together([found[rank] for rank in sorted(found)])
+        return together([found[rank] for rank in sorted(found)])
 
     def _copy(self) -> tuple[LoadedModel, CapturedModule]:
         try:
@@ -238,7 +238,8 @@ class Ranks:
         )
 
 
-def _together(of_ranks: list[tuple[list[float | None], dict[str, Tensor], dict[str, Tensor]]]) -> Trained:
+def together(of_ranks: list[tuple[list[float | None], dict[str, Tensor], dict[str, Tensor]]]) -> Trained:
+    """Of all ranks one result; what ranks share must be the same on each of them."""
     gradients: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
     for _, *more in of_ranks:

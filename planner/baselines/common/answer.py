@@ -13,6 +13,7 @@ from math import inf
 from planner.baselines.common.budgets import budget_s
 from planner.baselines.common.problem import priced
 from planner.costs.calibration.apply_corrections import corrected_cluster
+from planner.costs.candidate import Candidate
 from planner.costs.communication.collectives import collective_s
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import ALL_REDUCE
@@ -21,7 +22,7 @@ from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.budget import part_of_current
-from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.choose import best_of
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import heuristic_plan
@@ -35,7 +36,7 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RivalAnswer:
     """A plan under a peer's objective.
 
     Attributes:
@@ -51,14 +52,14 @@ class Answer:
     plan: Mapping[str, Json] = field(default_factory=dict)
 
     @property
-    def found(self) -> bool:
+    def has_plan(self) -> bool:
         """Whether there is a plan."""
         return self.value < inf
 
 
-def infeasible() -> Answer:
+def infeasible() -> RivalAnswer:
     """No plan exists."""
-    return Answer(inf, inf, INFEASIBLE)
+    return RivalAnswer(inf, inf, INFEASIBLE)
 
 
 Placed = tuple[tuple[int, ...], tuple[int, ...]]
@@ -89,17 +90,17 @@ class Trial:
         for number, size in enumerate(reversed(sizes)):
             yield size, budget.left_s / (len(sizes) - number)
 
-    def has_plan(self, size: int, answer: Answer, rule: str = "its own rules") -> bool:
+    def has_plan(self, size: int, answer: RivalAnswer, rule: str = "its own rules") -> bool:
         """Whether there is one; notes why not.
 
         Args:
             rule: what its plans keep to, in words.
         """
-        if not answer.found:
+        if not answer.has_plan:
             is_late = answer.status == TIME_LIMIT
             why = f"nothing found in its part of {self.limit_s:.3g} s" if is_late else f"no plan keeps to {rule}"
             self.reasons.append(f"micro-batches of {size}: {why}")
-        return answer.found
+        return answer.has_plan
 
 
 _SHARE, _MOST_S = 0.5, 10.0
@@ -212,7 +213,7 @@ def sums_bytes_per_s(problem: Problem, ranks: Sequence[int]) -> float:
     return 2 * (len(ranks) - 1) / len(ranks) * parameter_bytes / seconds if seconds > 0 else inf
 
 
-def stages_in(answer: Answer) -> list[dict[str, Json]]:
+def stages_in(answer: RivalAnswer) -> list[dict[str, Json]]:
     """The stages of a peer's plan."""
     stages = answer.plan.get("stages", [])
     return [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from planner.baselines.pipedream.format import LayerGraph, Node
+from planner.baselines.pipedream.format import LayerGraph, LayerNode
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec
@@ -136,17 +136,17 @@ def _tensor(num_bytes: float, samples: int) -> TensorSpec:
     return TensorSpec((SAMPLE, "feature"), (samples, features), DTYPE)
 
 
-def _parameters(node: Node) -> int:
+def _parameters(node: LayerNode) -> int:
     return math.ceil(node.parameter_bytes / BYTES_PER_ELEMENT[DTYPE])
 
 
-def _timed(graph: LayerGraph, order: tuple[int, ...], layers: Graph) -> list[tuple[Layer, Node]]:
-    nothing = Node("", "", 0.0, 0.0, 0.0, 0.0)
+def _timed(graph: LayerGraph, order: tuple[int, ...], layers: Graph) -> list[tuple[Layer, LayerNode]]:
+    nothing = LayerNode("", "", 0.0, 0.0, 0.0, 0.0)
     nodes = [graph.nodes[index] for index in order]
     return [(layer, nodes[k] if k < len(nodes) else nothing) for k, layer in enumerate(layers.layers)]
 
 
-def _measurements(layer: Layer, node: Node, samples: int, speed: float) -> list[Measurement]:
+def _measurements(layer: Layer, node: LayerNode, samples: int, speed: float) -> list[Measurement]:
     measurements = []
     for rows in _sizes(samples):
         share = rows / samples

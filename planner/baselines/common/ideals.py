@@ -160,7 +160,7 @@ def bits_of(bits: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Contraction:
+class MergedNodes:
     """Nodes merged into blocks.
 
     Attributes:
@@ -174,7 +174,7 @@ class Contraction:
     successors: tuple[tuple[int, ...], ...]
 
 
-def contract(num_nodes: int, edges: Iterable[tuple[int, int]], together: Iterable[Sequence[int]]) -> Contraction:
+def contract(num_nodes: int, edges: Iterable[tuple[int, int]], together: Iterable[Sequence[int]]) -> MergedNodes:
     """Merges the nodes of each class in ``together``, and then all that lie on a common cycle.
 
     Blocks come in an order that is topological, else by their first node.
@@ -199,7 +199,7 @@ def contract(num_nodes: int, edges: Iterable[tuple[int, int]], together: Iterabl
     return _in_order(keys, {(keys[src], keys[dst]) for src, dst in pairs if keys[src] != keys[dst]})
 
 
-def _in_order(keys: Sequence[int], edges: Iterable[tuple[int, int]]) -> Contraction:
+def _in_order(keys: Sequence[int], edges: Iterable[tuple[int, int]]) -> MergedNodes:
     """Blocks (named by their first node) in topological order, of those that are ready always the one named first."""
     after: dict[int, list[int]] = {key: [] for key in sorted(set(keys))}
     missing = dict.fromkeys(after, 0)
@@ -221,7 +221,7 @@ def _in_order(keys: Sequence[int], edges: Iterable[tuple[int, int]]) -> Contract
     for node, block in enumerate(block_of):
         blocks[block].append(node)
     successors = tuple(tuple(sorted(number[dst] for dst in after[key])) for key in number)
-    return Contraction(block_of, tuple(map(tuple, blocks)), successors)
+    return MergedNodes(block_of, tuple(map(tuple, blocks)), successors)
 
 
 def _components(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:

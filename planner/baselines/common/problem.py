@@ -3,8 +3,8 @@
 Layers that share a parameter, and all between them, are one layer here, since a plan may not part them.  A network of
 more states than a peer can hold is given as a chain of blocks of about equal work.
 
-:class:`Held` is what its nodes hold on a device, as planners that count memory see it; :class:`Chain` is a network in
-the order its layers run, on devices of several types: what DAPPLE and BaPipe plan.
+:class:`NodeBytes` is what its nodes hold on a device, as planners that count memory see it; :class:`ChainCosts` is a
+network in the order its layers run, on devices of several types: what DAPPLE and BaPipe plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from planner.baselines.pipedream.format import LayerGraph, Node, states_of
+from planner.baselines.pipedream.format import LayerGraph, LayerNode, states_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, SizeTable
 from planner.ir.errors import MissingMeasurementError, UsageError
@@ -25,7 +25,7 @@ from planner.solvers.candidates.feasibility import cut_positions, may_part_ties
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class ChainCosts:
     """Layers in the order they run, with their costs for one mini-batch.
 
     Attributes:
@@ -48,14 +48,14 @@ class Chain:
         """Number of layers."""
         return len(self.names)
 
-    def scaled(self, factor: float) -> Chain:
+    def scaled(self, factor: float) -> ChainCosts:
         """The chain for ``factor`` mini-batches; parameters stay."""
         seconds = [tuple(factor * s for s in column) for column in (self.forward_s, self.backward_s)]
         sizes = [tuple(factor * s for s in column) for column in (self.saved_bytes, self.crossing_bytes)]
-        return Chain(self.names, seconds[0], seconds[1], sizes[0], self.parameter_bytes, sizes[1])
+        return ChainCosts(self.names, seconds[0], seconds[1], sizes[0], self.parameter_bytes, sizes[1])
 
 
-def chain_of(graph: LayerGraph) -> Chain:
+def chain_of(graph: LayerGraph) -> ChainCosts:
     """A graph's layers in their order; a value counts at every cut between its layer and its last reader."""
     order = graph.in_order()
     place = {index: position for position, index in enumerate(order)}
@@ -68,7 +68,7 @@ def chain_of(graph: LayerGraph) -> Chain:
         changes[place[index]] += graph.nodes[index].activation_bytes
         changes[last_read[index]] -= graph.nodes[index].activation_bytes
     nodes = [graph.nodes[index] for index in order]
-    return Chain(
+    return ChainCosts(
         tuple(node.name for node in nodes),
         tuple(node.forward_s for node in nodes),
         tuple(node.backward_s for node in nodes),
@@ -90,7 +90,7 @@ def require_positive(**values: float) -> None:
         raise UsageError("a number must be above 0", wrong)
 
 
-def coarse_ends(chain: Chain, blocks: int) -> tuple[int, ...]:
+def coarse_ends(chain: ChainCosts, blocks: int) -> tuple[int, ...]:
     """Ends of at most ``blocks`` blocks of about equal work, cut where least crosses: the last layer of each."""
     if chain.num_layers <= blocks:
         return tuple(range(chain.num_layers))
@@ -104,7 +104,7 @@ def coarse_ends(chain: Chain, blocks: int) -> tuple[int, ...]:
     return (*ends, chain.num_layers - 1)
 
 
-def merged(chain: Chain, ends: Iterable[int]) -> Chain:
+def merged(chain: ChainCosts, ends: Iterable[int]) -> ChainCosts:
     """The chain with one layer for each of ``ends``: the layers up to it and behind the one before."""
     bounds = [0, *(end + 1 for end in ends)]
     spans = list(pairwise(bounds))
@@ -112,7 +112,7 @@ def merged(chain: Chain, ends: Iterable[int]) -> Chain:
     def added(values: Sequence[float]) -> tuple[float, ...]:
         return tuple(sum(values[first:last]) for first, last in spans)
 
-    return Chain(
+    return ChainCosts(
         tuple(chain.names[last - 1] for _, last in spans),
         added(chain.forward_s),
         added(chain.backward_s),
@@ -147,7 +147,7 @@ _FEWEST_BLOCKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class PricedNetwork:
     """A peer's instance.
 
     Attributes:
@@ -163,7 +163,7 @@ class Network:
         return tuple(sorted(index for node in nodes for index in self.members[node]))
 
 
-def network(problem: Problem, book: PriceBook, kind: str, size: int, prepares: bool = False) -> Network:
+def network(problem: Problem, book: PriceBook, kind: str, size: int, prepares: bool = False) -> PricedNetwork:
     """All layers at ``size`` samples on a device of ``kind``.
 
     Args:
@@ -195,7 +195,7 @@ def network(problem: Problem, book: PriceBook, kind: str, size: int, prepares: b
         return until - before if prepares else 0.0
 
     nodes = tuple(
-        Node(
+        LayerNode(
             name=f"n{block}",
             description="layer",
             forward_s=factor * max(0.0, float(table.forward_s[last] - table.forward_s[first])) + preparing(first, last),
@@ -206,16 +206,16 @@ def network(problem: Problem, book: PriceBook, kind: str, size: int, prepares: b
         for block, (first, last) in enumerate(pairwise(bounds))
     )
     members = {f"n{block}": tuple(range(first, last)) for block, (first, last) in enumerate(pairwise(bounds))}
-    return Network(LayerGraph("the profile's network", nodes, tuple(edges)), members)
+    return PricedNetwork(LayerGraph("the profile's network", nodes, tuple(edges)), members)
 
 
-def searchable(net: Network, machines: int) -> Network:
+def searchable(net: PricedNetwork, machines: int) -> PricedNetwork:
     """The network, or its blocks if it has too many states to be searched on so many machines."""
     ends = block_ends(net, machines)
     return net if ends is None else blocks_at(net, ends)
 
 
-def block_ends(net: Network, machines: int) -> tuple[int, ...] | None:
+def block_ends(net: PricedNetwork, machines: int) -> tuple[int, ...] | None:
     """Where blocks end, in the order of layers, if there are too many states for so many machines; None if not."""
     most = max(_FEWEST_BLOCKS, int((_WORK / max(1, machines) ** 2) ** 0.5))
     try:
@@ -226,20 +226,20 @@ def block_ends(net: Network, machines: int) -> tuple[int, ...] | None:
     return coarse_ends(chain_of(net.graph), most)
 
 
-def blocks_at(net: Network, ends: Sequence[int]) -> Network:
+def blocks_at(net: PricedNetwork, ends: Sequence[int]) -> PricedNetwork:
     """The network as a chain of blocks that end at ``ends``."""
     fine = chain_of(net.graph)
     chain = merged(fine, ends)
     costs = zip(chain.forward_s, chain.backward_s, chain.crossing_bytes, chain.parameter_bytes, strict=True)
-    nodes = tuple(Node(f"n{k}", "layer", *cost) for k, cost in enumerate(costs))
+    nodes = tuple(LayerNode(f"n{k}", "layer", *cost) for k, cost in enumerate(costs))
     bounds = pairwise([0, *(end + 1 for end in ends)])
     members = {f"n{k}": net.layers(fine.names[first:last]) for k, (first, last) in enumerate(bounds)}
     edges = tuple((k, k + 1) for k in range(len(nodes) - 1))
-    return Network(LayerGraph(net.graph.source, nodes, edges), members)
+    return PricedNetwork(LayerGraph(net.graph.source, nodes, edges), members)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class NodeBytes:
     """By node of a network, in bytes.
 
     Attributes:
@@ -253,7 +253,7 @@ class Held:
     inputs: tuple[float, ...]
 
 
-def held(book: PriceBook, net: Network, kind: str, size: int) -> Held:
+def held(book: PriceBook, net: PricedNetwork, kind: str, size: int) -> NodeBytes:
     """What each node holds on a device of ``kind`` with micro-batches of ``size`` samples."""
     each = 2 + book.profile.optimizer.state_bytes_per_parameter_byte
     nodes = net.graph.nodes
@@ -264,9 +264,9 @@ def held(book: PriceBook, net: Network, kind: str, size: int) -> Held:
     saved = _by_node(factor * table.saved_bytes, net)
     buffers = _by_node(book.tables.graph.buffer_bytes, net)
     always = tuple(each * node.parameter_bytes + kept for node, kept in zip(nodes, buffers, strict=True))
-    return Held(always, saved, tuple(min(a, b) for a, b in zip(reads, saved, strict=True)))
+    return NodeBytes(always, saved, tuple(min(a, b) for a, b in zip(reads, saved, strict=True)))
 
 
-def _by_node(sums: Array, net: Network) -> tuple[float, ...]:
+def _by_node(sums: Array, net: PricedNetwork) -> tuple[float, ...]:
     by_layer = np.diff(sums)
     return tuple(float(by_layer[list(net.members[node.name])].sum()) for node in net.graph.nodes)

@@ -50,7 +50,7 @@ _MS = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class LayerNode:
     """A layer, measured at one mini-batch.
 
     Attributes:
@@ -79,7 +79,7 @@ class LayerGraph:
     """
 
     source: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[LayerNode, ...]
     edges: tuple[tuple[int, int], ...]
 
     def kept(self) -> tuple[int, ...]:
@@ -143,7 +143,7 @@ def parse(text: str, source: str = "graph.txt") -> LayerGraph:
 
 
 def _parse(file: FileText) -> LayerGraph:
-    nodes: list[Node] = []
+    nodes: list[LayerNode] = []
     numbers: dict[str, int] = {}
     node_lines: list[int] = []
     edge_lines: list[tuple[int, str, str]] = []
@@ -180,7 +180,7 @@ _EXPECTED = (
 )
 
 
-def _node(file: FileText, number: int, name: str, description: str, costs: str) -> Node:
+def _node(file: FileText, number: int, name: str, description: str, costs: str) -> LayerNode:
     fields: dict[str, str] = {}
     position = 0
     for match in _FIELD.finditer(costs):
@@ -194,7 +194,7 @@ def _node(file: FileText, number: int, name: str, description: str, costs: str) 
     if missing:
         raise file.fault(number, f"layer {name!r} has no {', '.join(missing)}", f"found: {', '.join(fields)}")
     forward_ms, backward_ms, activation, parameters = (_number(file, number, name, f, fields[f]) for f in _FIELDS)
-    return Node(name, description, forward_ms * _MS, backward_ms * _MS, activation, parameters)
+    return LayerNode(name, description, forward_ms * _MS, backward_ms * _MS, activation, parameters)
 
 
 def _number(file: FileText, number: int, name: str, field: str, text: str) -> float:
@@ -209,7 +209,7 @@ def _number(file: FileText, number: int, name: str, field: str, text: str) -> fl
     return math.fsum(values)
 
 
-def _require_no_cycle(file: FileText, nodes: Sequence[Node], edges: Mapping[tuple[int, int], int]) -> None:
+def _require_no_cycle(file: FileText, nodes: Sequence[LayerNode], edges: Mapping[tuple[int, int], int]) -> None:
     left = set(on_or_behind_cycles(len(nodes), edges))
     if left:
         (src, dst), number = next((edge, line) for edge, line in edges.items() if set(edge) <= left)
@@ -245,7 +245,7 @@ class States:
         before: ``[k, j]``, whether state k is strictly inside state j.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[LayerNode, ...]
     done: tuple[int, ...]
     compute_s: Floats
     activation_bytes: Floats
@@ -266,7 +266,7 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class _Dag:
-    nodes: tuple[Node, ...]
+    nodes: tuple[LayerNode, ...]
     successors: tuple[tuple[int, ...], ...]
     ancestors: tuple[int, ...]
     """Bits of all layers that a layer needs, itself not among them."""

@@ -9,8 +9,8 @@ code computes it (optimizer/optimizer_graph_hierarchical.py).  A network is cut 
               in_s    = 2 a(i_{s-1}) / (B m_s)   for s > 1            a: bytes that cross (activations, gradients)
               out_s   = 2 a(i_s) / (B m_s)       for 1 < s < S
     such that m_1 + ... + m_S = N                                     every machine is used: ``best_row``
-              m_s = 1                                                 if ``straight``: ``Level.replicas``
-              ceil((N - m_1 - ... - m_s) / m_s) (A_s + P_s) <= memory    A: all activations: ``Level.fits``
+              m_s = 1                                                 if ``straight``: ``MachineLevel.replicas``
+              ceil((N - m_1 - ... - m_s) / m_s) (A_s + P_s) <= memory    A: all activations: ``MachineLevel.fits``
 
 Without communication in and out are 0.  Over levels (machines of a host, hosts, ...), the machine of a level is a whole
 pipeline on all machines of the level below: T_s is that level's optimum for the same span, and in the first stage of a
@@ -42,7 +42,7 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.baselines.common.answer import OPTIMAL, Answer, Json, infeasible
+from planner.baselines.common.answer import OPTIMAL, Json, RivalAnswer, infeasible
 from planner.baselines.pipedream.format import Bools, Floats, LayerGraph, States, states_of
 from planner.ir.errors import UsageError
 from planner.solvers.budget import check_time
@@ -51,7 +51,7 @@ _BLOCK_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class PipeDreamOptions:
     """PipeDream's restrictions beside its cost.
 
     Attributes:
@@ -66,7 +66,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StageChoice:
     """A stage: it starts in state ``first`` (None: nothing done), ends in ``last``, and has ``machines`` machines."""
 
     first: int | None
@@ -101,7 +101,7 @@ def require_levels(machines: Sequence[int], bandwidths_bytes_per_s: Sequence[flo
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class MachineLevel:
     """One level of machines.
 
     Attributes:
@@ -115,7 +115,7 @@ class Level:
     bandwidth: float
     below: int
     times_s: Floats
-    options: Options
+    options: PipeDreamOptions
 
     def replicas(self) -> range:
         """How many machines a stage may have."""
@@ -156,7 +156,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OptimaRow:
     """Optima of all pipelines that start in one state: ``[m - 1, j - start]`` for m machines up to state j.
 
     Attributes:
@@ -170,7 +170,7 @@ class Row:
     last: NDArray[np.intp]
 
 
-def best_row(level: Level, start: int, traced: bool = False) -> Row:
+def best_row(level: MachineLevel, start: int, traced: bool = False) -> OptimaRow:
     """The dynamic programme of one row: A[m][j] = min over k, m' of max(A[m - m'][k], last stage k to j on m')."""
     count, width = level.machines, level.states.num_states - start
     best = np.full((count, width), inf)
@@ -200,16 +200,16 @@ def best_row(level: Level, start: int, traced: bool = False) -> Row:
                     if traced:
                         split[m - 1, here][better] = start + cost.argmin(axis=0)[better]
                         last[m - 1, here][better] = replicas
-    return Row(start, best, split, last)
+    return OptimaRow(start, best, split, last)
 
 
-def trace(row: Row, first: int | None, last: int) -> list[Choice]:
+def trace(row: OptimaRow, first: int | None, last: int) -> list[StageChoice]:
     """The stages of the best pipeline of all machines from state ``first`` to state ``last``; the row was traced."""
-    stages: list[Choice] = []
+    stages: list[StageChoice] = []
     used, state = row.best_s.shape[0], last
     while True:
         replicas, split = int(row.last[used - 1, state - row.start]), int(row.split[used - 1, state - row.start])
-        stages.append(Choice(split if split >= 0 else first, state, replicas))
+        stages.append(StageChoice(split if split >= 0 else first, state, replicas))
         if split < 0:
             return stages[::-1]
         used, state = used - replicas, split
@@ -219,9 +219,9 @@ def solve(
     instance: LayerGraph,
     machines: Sequence[int],
     bandwidths_bytes_per_s: Sequence[float],
-    options: Options | None = None,
+    options: PipeDreamOptions | None = None,
     released: bool = False,
-) -> Answer:
+) -> RivalAnswer:
     """The best plan of a network on ``machines``: seconds a mini-batch of the slowest stage.
 
     Args:
@@ -232,7 +232,7 @@ def solve(
     Raises:
         UsageError: levels without machines or bandwidth, or a network with too many states.
     """
-    chosen = options or Options()
+    chosen = options or PipeDreamOptions()
     require_levels(machines, bandwidths_bytes_per_s)
     peer = _hierarchical(states_of(instance), machines, bandwidths_bytes_per_s, chosen)
     if not released:
@@ -252,15 +252,17 @@ def data_parallel_s(instance: LayerGraph, machines: Sequence[int], bandwidths_by
     return seconds
 
 
-def _hierarchical(states: States, machines: Sequence[int], bandwidths: Sequence[float], options: Options) -> Answer:
+def _hierarchical(
+    states: States, machines: Sequence[int], bandwidths: Sequence[float], options: PipeDreamOptions
+) -> RivalAnswer:
     count = states.num_states
     times = np.full((count + 1, count), inf)
     times[0] = states.compute_s
     spans = states.compute_s[None, :] - states.compute_s[:, None]
     times[1:] = np.where(states.before, spans, inf)
-    levels: list[Level] = []
+    levels: list[MachineLevel] = []
     for number, (size, bandwidth) in enumerate(zip(machines, bandwidths, strict=True)):
-        level = Level(states, size, bandwidth, levels[-1].machines if levels else 1, times, options)
+        level = MachineLevel(states, size, bandwidth, levels[-1].machines if levels else 1, times, options)
         levels.append(level)
         if number < len(machines) - 1:
             times = np.full((count + 1, count), inf)
@@ -270,10 +272,10 @@ def _hierarchical(states: States, machines: Sequence[int], bandwidths: Sequence[
     if value == inf:
         return infeasible()
     stages = _stages(levels, None, count - 1)
-    return Answer(value, value, OPTIMAL, {"machines": prod(machines), "stages": stages})
+    return RivalAnswer(value, value, OPTIMAL, {"machines": prod(machines), "stages": stages})
 
 
-def _stages(levels: Sequence[Level], first: int | None, last: int) -> list[Json]:
+def _stages(levels: Sequence[MachineLevel], first: int | None, last: int) -> list[Json]:
     """The stages of the upper level between two states, each with those of the levels below."""
     level = levels[-1]
     choices = trace(best_row(level, 0 if first is None else first + 1, traced=True), first, last)
@@ -334,8 +336,8 @@ class _Best:
 
 
 def best_in_order(
-    states: States, machines: Sequence[int], bandwidths_bytes_per_s: Sequence[float], options: Options
-) -> Answer:
+    states: States, machines: Sequence[int], bandwidths_bytes_per_s: Sequence[float], options: PipeDreamOptions
+) -> RivalAnswer:
     """The best plan in which stages take the machines in order, exact.
 
     Args:
@@ -352,14 +354,14 @@ def best_in_order(
     seconds = float(chosen.seconds[used, -1])
     if seconds == inf:
         return infeasible()
-    return Answer(seconds, seconds, OPTIMAL, {"machines": total, "stages": _stages_in_order(states, chosen, used)})
+    return RivalAnswer(seconds, seconds, OPTIMAL, {"machines": total, "stages": _stages_in_order(states, chosen, used)})
 
 
-def _best(states: States, topology: _Topology, total: int, options: Options) -> _Best:
+def _best(states: States, topology: _Topology, total: int, options: PipeDreamOptions) -> _Best:
     count = states.num_states
     seconds, split = np.full((total + 1, count), inf), np.full((total + 1, count), -1)
     steps: dict[tuple[int, int], _Step] = {}
-    prices = _Prices(states, topology, options)
+    prices = _StatePrices(states, topology, options)
     for start in range(total):
         largest = 1 if options.straight else total - start
         if start and seconds[start].min() == inf:
@@ -381,10 +383,10 @@ def _best(states: States, topology: _Topology, total: int, options: Options) -> 
     return _Best(seconds, split, steps)
 
 
-class _Prices:
+class _StatePrices:
     """What stages cost; matrices by the state they start from and the one they reach, kept where there is room."""
 
-    def __init__(self, states: States, topology: _Topology, options: Options) -> None:
+    def __init__(self, states: States, topology: _Topology, options: PipeDreamOptions) -> None:
         self._states, self._topology, self._options = states, topology, options
         compute, parameters = states.compute_s, states.parameter_bytes
         self._compute = np.where(states.before, compute[None, :] - compute[:, None], inf)

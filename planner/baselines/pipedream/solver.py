@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from math import inf
 
 from planner.baselines.common.answer import (
-    Answer,
     Json,
     Placed,
+    RivalAnswer,
     Trial,
     bandwidth_bytes_per_s,
     candidates,
@@ -29,13 +29,13 @@ from planner.baselines.common.answer import (
     slowest_kind,
     stages_in,
 )
-from planner.baselines.common.problem import Network, network, searchable
+from planner.baselines.common.problem import PricedNetwork, network, searchable
 from planner.baselines.pipedream import planner as pipedream
-from planner.baselines.pipedream.planner import Options
+from planner.baselines.pipedream.planner import PipeDreamOptions
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.feasibility import micro_batch_sizes, mixing_layers
 from planner.solvers.progress import Progress
 
@@ -94,7 +94,7 @@ def hierarchical_pipelines(problem: Problem, book: PriceBook, trial: Trial) -> I
 
 def answers(
     problem: Problem, book: PriceBook, machines: Sequence[int], bandwidths: Sequence[float], trial: Trial
-) -> Iterator[tuple[int, Network, Answer]]:
+) -> Iterator[tuple[int, PricedNetwork, RivalAnswer]]:
     """PipeDream's answer for every micro-batch size on levels of machines, without and with memory."""
     straight = bool(mixing_layers(problem.profile.graph))
     least = min(problem.memory_limit_bytes(rank) for rank in problem.ranks)
@@ -104,13 +104,13 @@ def answers(
         everything = sum(node.activation_bytes + node.parameter_bytes for node in net.graph.nodes)
         binds = everything * max(machines) > least  # else no stage can stash too much
         for memory_bytes in (inf, float(least)) if binds else (inf,):
-            options = Options(straight=straight, memory_bytes=memory_bytes)
+            options = PipeDreamOptions(straight=straight, memory_bytes=memory_bytes)
             answer = pipedream.solve(net.graph, machines, bandwidths, options)
             if trial.has_plan(size, answer, "its count of memory"):
                 yield size, net, answer
 
 
-def _on_hosts(net: Network, stages: Json, hosts: tuple[tuple[int, ...], ...]) -> Iterator[Placed]:
+def _on_hosts(net: PricedNetwork, stages: Json, hosts: tuple[tuple[int, ...], ...]) -> Iterator[Placed]:
     """The same stages on every one of ``hosts``, in the order of its devices."""
     used = 0
     for stage in stages if isinstance(stages, list) else []:

@@ -47,7 +47,7 @@ _MOST_DEVICES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class PiperOption:
     """One way to run a layer on the devices that share its tensors.
 
     Attributes:
@@ -70,7 +70,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class PiperNode:
     """A layer.
 
     Attributes:
@@ -81,11 +81,11 @@ class Node:
 
     number: int
     name: str
-    options: Mapping[int, tuple[Option, ...]]
+    options: Mapping[int, tuple[PiperOption, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class PiperInstance:
     """A whole file.
 
     Attributes:
@@ -103,11 +103,11 @@ class Instance:
     memory_bytes: float
     bandwidth_bytes_per_s: float
     micro_batches: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[PiperNode, ...]
     edges: tuple[tuple[int, int, float], ...]
 
 
-def read(path: str | Path) -> Instance:
+def read(path: str | Path) -> PiperInstance:
     """The instance in a file.
 
     Raises:
@@ -117,7 +117,7 @@ def read(path: str | Path) -> Instance:
     return _parse(read_text(path))
 
 
-def parse(text: str, source: str = "instance.json") -> Instance:
+def parse(text: str, source: str = "instance.json") -> PiperInstance:
     """The instance in a text; ``source`` is what messages call it.
 
     Raises:
@@ -126,7 +126,7 @@ def parse(text: str, source: str = "instance.json") -> Instance:
     return _parse(FileText(source, text))
 
 
-def _parse(file: FileText) -> Instance:
+def _parse(file: FileText) -> PiperInstance:
     top = parse_object(file)
     items, index = numbered_nodes(top)
     edges = _edges(top, index)
@@ -141,7 +141,7 @@ def _parse(file: FileText) -> Instance:
     if devices > _MOST_DEVICES:
         raise top.fault(f"{devices} devices", [f"at most {_MOST_DEVICES}"])
     batches = "mbsInBatch" if top.has("mbsInBatch") or not top.has("maxBatchSize") else "maxBatchSize"
-    return Instance(
+    return PiperInstance(
         source=file.source,
         devices=devices,
         memory_bytes=top.number("maxMemoryPerDevice", least=1e-9),
@@ -162,11 +162,11 @@ def _edges(top: Item, index: Mapping[int, int]) -> tuple[tuple[int, int, float],
     return tuple((src, dst, size) for (src, dst), size in edges.items())
 
 
-def _node(item: Item, index: Mapping[int, int], reads: set[int], readers: set[int]) -> Node:
+def _node(item: Item, index: Mapping[int, int], reads: set[int], readers: set[int]) -> PiperNode:
     number = item.whole("id")
     name = item.text("name", f"node{number}")
     lists = item.named(name).item("TMPCs")
-    options: dict[int, tuple[Option, ...]] = {}
+    options: dict[int, tuple[PiperOption, ...]] = {}
     for key in lists.fields:
         degree = whole_number(key)
         if degree is None or not 1 <= degree <= _MOST_DEVICES:
@@ -179,11 +179,11 @@ def _node(item: Item, index: Mapping[int, int], reads: set[int], readers: set[in
             options[degree] = choices
     if not options:
         raise lists.fault("no options", ["a layer needs at least one way to run"])
-    return Node(number, name, options)
+    return PiperNode(number, name, options)
 
 
-def _option(item: Item, index: Mapping[int, int], reads: set[int], readers: set[int]) -> Option:
-    return Option(
+def _option(item: Item, index: Mapping[int, int], reads: set[int], readers: set[int]) -> PiperOption:
+    return PiperOption(
         name=item.text("id"),
         time_per_sample=item.number("timePerSample"),
         parameter_bytes=item.number("parameterSize"),
@@ -260,7 +260,9 @@ class Room:
     most: Ints
 
     @classmethod
-    def of(cls, instance: Instance, machine: Machine, lattice: Lattice, below: float, degrees: Sequence[int]) -> Room:
+    def of(
+        cls, instance: PiperInstance, machine: Machine, lattice: Lattice, below: float, degrees: Sequence[int]
+    ) -> Room:
         """Work, with the bytes over an ideal's border, over what a device does in ``below``; bytes over its memory."""
         inside = lattice.members(len(instance.nodes)).astype(np.float64)
         behind = inside @ np.array(least_work(instance))
@@ -297,7 +299,7 @@ def devices_for(work: Floats, below: float) -> Ints:
     return np.ceil(np.minimum(work / below, _MANY) * (1 - 1e-9)).astype(np.intp)
 
 
-def least_work(instance: Instance) -> list[float]:
+def least_work(instance: PiperInstance) -> list[float]:
     """Of each layer, its time summed over devices, at the tensor degree where that is least."""
     return [
         min(t * option.time_per_sample for t, options in node.options.items() for option in options)
@@ -305,7 +307,7 @@ def least_work(instance: Instance) -> list[float]:
     ]
 
 
-def _least_bytes(instance: Instance) -> list[float]:
+def _least_bytes(instance: PiperInstance) -> list[float]:
     """Of each layer, what it takes with one micro-batch in flight, in its leanest option."""
     return [
         min(option.bytes_per_in_flight + option.fixed_bytes for options in node.options.values() for option in options)

@@ -45,10 +45,18 @@ from math import ceil, inf
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Answer, Json, infeasible
+from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Json, RivalAnswer, infeasible
 from planner.baselines.common.ideals import Bools, Ideals, Lattice, bits_of, chain_of, lattice_of
-from planner.baselines.piper.format import Floats, Instance, Machine, Option, Room, least_work
-from planner.baselines.piper.stages import Pairs, PlainPairs, Stage, StageCosts, are_alike, choose_options, value_of
+from planner.baselines.piper.format import Floats, Machine, PiperInstance, PiperOption, Room, least_work
+from planner.baselines.piper.stages import (
+    IdealCosts,
+    IdealPairs,
+    PiperStage,
+    PlainPairs,
+    are_alike,
+    choose_options,
+    value_of,
+)
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.solvers.budget import part_of_current
 
@@ -66,7 +74,7 @@ _ANY_TIME = 1e300
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
+class LatticeStages:
     """Stages in order, as differences of the lattice's ideals."""
 
     lattice: Lattice
@@ -79,8 +87,8 @@ class Cuts:
 
 
 def search(
-    instance: Instance, machine: Machine, high: float, out_of_time: Callable[[], bool], fractional: bool = False
-) -> tuple[Cuts | None, float]:
+    instance: PiperInstance, machine: Machine, high: float, out_of_time: Callable[[], bool], fractional: bool = False
+) -> tuple[LatticeStages | None, float]:
     """The best plan, None if none is better than ``high``, and the bound that is proved.
 
     Args:
@@ -95,40 +103,41 @@ def search(
     if lattice is not None and len(lattice.bits) > _FEW * len(chain.bits):
         lattices = [chain, lattice]
     degrees = sorted({t for node in instance.nodes for t in node.options if t <= machine.devices})
-    best: Cuts | None = None
+    best: LatticeStages | None = None
     try:
         for each in lattices if degrees else []:
             kept = _kept(each, Room.of(instance, machine, each, high, degrees).hopeful)
-            best, high = _on_lattice(instance, machine, kept, degrees, best, high, out_of_time, fractional)
+
+            def sweep(of: Sequence[int], below: float, lattice: Lattice = kept) -> Sweep:
+                return Sweep(instance, machine, lattice, tuple(of), out_of_time, below, fractional)
+
+            best, high = _on_lattice(sweep, degrees, best, high)
     except TimeoutError:
         return best, min(high, _work_bound(instance, machine))
     return best, high if lattice is not None else min(high, _work_bound(instance, machine))
 
 
 def _on_lattice(
-    instance: Instance,
-    machine: Machine,
-    lattice: Lattice,
-    degrees: Sequence[int],
-    best: Cuts | None,
-    high: float,
-    out_of_time: Callable[[], bool],
-    fractional: bool,
-) -> tuple[Cuts | None, float]:
-    """A better plan than ``best`` whose stages end in ideals of ``lattice``, and its value; else both as they are."""
+    sweep: Callable[[Sequence[int], float], Sweep], degrees: Sequence[int], best: LatticeStages | None, high: float
+) -> tuple[LatticeStages | None, float]:
+    """A better plan than ``best`` whose stages end in ideals of one lattice, and its value; else both as they are.
 
-    def sweep(of: Sequence[int]) -> Sweep:
-        return Sweep(instance, machine, lattice, tuple(of), out_of_time, high, fractional)
-
+    Args:
+        sweep: over the stages of some tensor degrees that take less than a time.
+    """
     for degree in degrees:
-        cuts = sweep([degree]).smallest()
+        of_degree = sweep([degree], high)
+        cuts = of_degree.smallest()
         if cuts:
-            best = Cuts(lattice, cuts)
+            best = LatticeStages(of_degree.lattice, cuts)
             high = best.value
-    return _halve(sweep(degrees), best, _work_bound(instance, machine), high) if len(degrees) > 1 else (best, high)
+    if len(degrees) < 2:
+        return best, high
+    of_all = sweep(degrees, high)
+    return _halve(of_all, best, _work_bound(of_all.instance, of_all.machine), high)
 
 
-def _halve(sweep: Sweep, best: Cuts | None, low: float, high: float) -> tuple[Cuts | None, float]:
+def _halve(sweep: Sweep, best: LatticeStages | None, low: float, high: float) -> tuple[LatticeStages | None, float]:
     """Better stages than ``best``, between a bound and what is known, by asking what is possible in less time."""
     step = 0
     while low < high * (1 - SAME):
@@ -137,7 +146,7 @@ def _halve(sweep: Sweep, best: Cuts | None, low: float, high: float) -> tuple[Cu
         cuts, least = sweep.fewest(limit)
         step += 1
         if cuts:
-            best = Cuts(sweep.lattice, cuts)
+            best = LatticeStages(sweep.lattice, cuts)
             high = best.value
         else:
             low = min(high, least)
@@ -150,7 +159,7 @@ def _kept(lattice: Lattice, kept: Bools) -> Lattice:
     return Lattice(tuple(bits for bits, keep in zip(lattice.bits, kept, strict=True) if keep), nothing, nothing)
 
 
-def _work_bound(instance: Instance, machine: Machine) -> float:
+def _work_bound(instance: PiperInstance, machine: Machine) -> float:
     """All work over all devices."""
     return sum(least_work(instance)) / machine.devices
 
@@ -185,7 +194,7 @@ class Sweep:
         replicas: data degrees that may be used, ascending.
     """
 
-    instance: Instance
+    instance: PiperInstance
     machine: Machine
     lattice: Lattice
     degrees: tuple[int, ...]
@@ -194,15 +203,15 @@ class Sweep:
     fractional: bool = False
     room: Room = field(init=False)
     replicas: tuple[int, ...] = field(init=False)
-    _costs: tuple[StageCosts, ...] = field(init=False, default=())
-    _tables: tuple[Pairs, ...] = field(init=False, default=())
+    _costs: tuple[IdealCosts, ...] = field(init=False, default=())
+    _tables: tuple[IdealPairs, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         self.room = Room.of(self.instance, self.machine, self.lattice, self.below, self.degrees)
         largest = int(self.room.most.max())
         self.replicas = self.machine.replicas(self.instance.micro_batches, largest)
         if are_alike(self.instance):
-            self._costs = tuple(StageCosts.of(self.instance, self.machine, self.lattice, d) for d in self.degrees)
+            self._costs = tuple(IdealCosts.of(self.instance, self.machine, self.lattice, d) for d in self.degrees)
 
     def smallest(self) -> tuple[Cut, ...] | None:
         """Stages of the smallest largest time, in order; None if there are none below ``below``.
@@ -273,14 +282,14 @@ class Sweep:
             at, s = cuts[-1].below, s - cuts[-1].replicas
         return tuple(cuts)
 
-    def _ways(self, above: int, alone: bool = False) -> Iterator[tuple[Pairs | PlainPairs, int]]:
+    def _ways(self, above: int, alone: bool = False) -> Iterator[tuple[IdealPairs | PlainPairs, int]]:
         """The stages that begin in an ideal, by tensor degree and data degree; ``alone``: not the next ones too."""
         for pairs in self._pairs(above, alone):
             for d in self.replicas:
                 if d * pairs.degree <= self.machine.devices and len(pairs.below):
                     yield pairs, d
 
-    def _pairs(self, above: int, alone: bool) -> list[Pairs | PlainPairs]:
+    def _pairs(self, above: int, alone: bool) -> list[IdealPairs | PlainPairs]:
         if not self._costs:
             return [PlainPairs.of(self.instance, self.machine, self.lattice, d, above) for d in self.degrees]
         if not self._tables or above not in self._tables[0].ends:
@@ -291,7 +300,7 @@ class Sweep:
         return [table.of(above) for table in self._tables]
 
 
-def equal_stages(instance: Instance, machine: Machine) -> tuple[Stage, ...] | None:
+def equal_stages(instance: PiperInstance, machine: Machine) -> tuple[PiperStage, ...] | None:
     """The best equi-partition, stages in order; None if none fits."""
     order = depth_first(instance)
     best: tuple[float, int, int, int, int] = (inf, 0, 0, 0, 0)
@@ -308,16 +317,16 @@ def equal_stages(instance: Instance, machine: Machine) -> tuple[Stage, ...] | No
     for first, last in pairwise(_bounds(len(order), num_stages)):
         nodes = tuple(sorted(order[first:last]))
         picked = tuple(len(instance.nodes[node].options[degree]) - 1 if choice else 0 for node in nodes)
-        stages.append(Stage(nodes, replicas, degree, picked))
+        stages.append(PiperStage(nodes, replicas, degree, picked))
     return tuple(stages)
 
 
-def _common_degrees(instance: Instance) -> list[int]:
+def _common_degrees(instance: PiperInstance) -> list[int]:
     """Tensor degrees that every layer has options of."""
     return sorted(set.intersection(*(set(node.options) for node in instance.nodes)))
 
 
-def depth_first(instance: Instance) -> tuple[int, ...]:
+def depth_first(instance: PiperInstance) -> tuple[int, ...]:
     """The public code's topological order: of the layers that are ready, one that became so last."""
     readers: list[list[int]] = [[] for _ in instance.nodes]
     missing = [0] * len(instance.nodes)
@@ -349,7 +358,7 @@ def _stage_of(order: Sequence[int], num_stages: int) -> NDArray[np.intp]:
 
 
 def _times(
-    instance: Instance, machine: Machine, options: Sequence[Option], stage_of: NDArray[np.intp], most: int
+    instance: PiperInstance, machine: Machine, options: Sequence[PiperOption], stage_of: NDArray[np.intp], most: int
 ) -> list[tuple[float, int]]:
     """(time per micro-batch, data degree up to ``most``) of every plan of these stages that fits."""
     num_stages = int(stage_of.max()) + 1
@@ -379,19 +388,15 @@ VARIANTS = ("piper", "equal", "released")
 
 
 def solve(
-    instance: Instance,
+    instance: PiperInstance,
     *,
-    devices: int | None = None,
-    memory_bytes: float | None = None,
-    bandwidth_bytes_per_s: float | None = None,
     variant: str = "piper",
     most_replicas: int = sys.maxsize,
     time_limit_s: float = 60.0,
-) -> Answer:
+) -> RivalAnswer:
     """The smallest time per micro-batch, in the unit of the file.
 
     Args:
-        devices, memory_bytes, bandwidth_bytes_per_s: instead of those of the file.
         variant: one of ``VARIANTS``.
         most_replicas: of a stage.
         time_limit_s: then the best so far is returned, with the bound that is proved.
@@ -400,12 +405,7 @@ def solve(
         UsageError: no devices, no memory or no bandwidth.
         UnknownNameError: there is no such variant.
     """
-    machine = Machine(
-        instance.devices if devices is None else devices,
-        instance.memory_bytes if memory_bytes is None else memory_bytes,
-        instance.bandwidth_bytes_per_s if bandwidth_bytes_per_s is None else bandwidth_bytes_per_s,
-        most_replicas,
-    )
+    machine = Machine(instance.devices, instance.memory_bytes, instance.bandwidth_bytes_per_s, most_replicas)
     if min(machine.devices, most_replicas) < 1 or machine.memory_bytes < 0 or not machine.bandwidth_bytes_per_s > 0:
         shown = f"{machine.devices} devices, {machine.memory_bytes:g} bytes, {machine.bandwidth_bytes_per_s:g} bytes/s"
         raise UsageError("nothing to plan for", [shown], ["give at least one device, and a bandwidth above 0"])
@@ -424,7 +424,7 @@ def solve(
     return _answer(instance, machine, stages, bound)
 
 
-def _stages(instance: Instance, machine: Machine, cuts: Cuts) -> tuple[Stage, ...]:
+def _stages(instance: PiperInstance, machine: Machine, cuts: LatticeStages) -> tuple[PiperStage, ...]:
     """With the options of each layer.
 
     A rule of thumb may do better for more micro-batches in flight than there are: that choice is then taken.
@@ -442,20 +442,22 @@ def _stages(instance: Instance, machine: Machine, cuts: Cuts) -> tuple[Stage, ..
             in_flight += 1
         if chosen is None:
             raise ArithmeticError(f"the options of {len(nodes)} layers do not take {cut.time} as found before")
-        stages.append(Stage(nodes, cut.replicas, cut.degree, chosen[0]))
+        stages.append(PiperStage(nodes, cut.replicas, cut.degree, chosen[0]))
     return tuple(stages)
 
 
-def _answer(instance: Instance, machine: Machine, stages: Sequence[Stage] | None, bound: float) -> Answer:
+def _answer(
+    instance: PiperInstance, machine: Machine, stages: Sequence[PiperStage] | None, bound: float
+) -> RivalAnswer:
     """With the value summed afresh."""
     if stages is None:
-        return infeasible() if bound == inf else Answer(inf, bound, TIME_LIMIT)
+        return infeasible() if bound == inf else RivalAnswer(inf, bound, TIME_LIMIT)
     value = value_of(instance, machine, stages)
     proved = value <= bound * (1 + 2 * SAME)
-    return Answer(value, value if proved else bound, OPTIMAL if proved else TIME_LIMIT, _plan(instance, stages))
+    return RivalAnswer(value, value if proved else bound, OPTIMAL if proved else TIME_LIMIT, _plan(instance, stages))
 
 
-def _plan(instance: Instance, stages: Sequence[Stage]) -> Mapping[str, Json]:
+def _plan(instance: PiperInstance, stages: Sequence[PiperStage]) -> Mapping[str, Json]:
     """Stages in order, with the ids of their layers, and the layers of each that do not take their first option."""
     listed: list[Json] = []
     for stage in stages:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from planner.baselines.common.answer import (
-    Answer,
     Placed,
+    RivalAnswer,
     Trial,
     bandwidth_bytes_per_s,
     candidates,
@@ -26,13 +26,14 @@ from planner.baselines.common.answer import (
     slowest_kind,
     stages_in,
 )
-from planner.baselines.common.problem import Held, Network, held, network, searchable
+from planner.baselines.common.problem import NodeBytes, PricedNetwork, held, network, searchable
 from planner.baselines.piper import planner as piper
-from planner.baselines.piper.format import Instance, Node, Option
+from planner.baselines.piper.format import PiperInstance, PiperNode, PiperOption
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, Problem
-from planner.solvers.candidates.candidate import Candidate, Recomputes, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.feasibility import mixing_layers
 from planner.solvers.progress import Progress
 
@@ -78,12 +79,10 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial, variant: str = "p
         if problem.recompute == AUTO:
             rules.append((replace(problem, recompute=ALWAYS), least))
         most = 1 if together else min(micro_batches(problem, size))
-        offered: list[Chosen] = []
+        offered: list[PiperStages] = []
         for asked, memory_bytes in rules:
-            made, part_s = instance(asked, net, memory, size), limit_s / len(rules)
-            answer = piper.solve(
-                made, memory_bytes=memory_bytes, variant=variant, most_replicas=most, time_limit_s=part_s
-            )
+            made = replace(instance(asked, net, memory, size), memory_bytes=memory_bytes)
+            answer = piper.solve(made, variant=variant, most_replicas=most, time_limit_s=limit_s / len(rules))
             chosen = _chosen(asked, net, answer)
             if trial.has_plan(size, answer, "its count of memory") and chosen not in offered:
                 offered.append(chosen)
@@ -92,14 +91,14 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial, variant: str = "p
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class PiperStages:
     """Stages, and whether each computes its activations again."""
 
     stages: tuple[Placed, ...]
     recompute: tuple[Recomputes, ...]
 
 
-def _chosen(problem: Problem, net: Network, answer: Answer) -> Chosen:
+def _chosen(problem: Problem, net: PricedNetwork, answer: RivalAnswer) -> PiperStages:
     used = 0
     stages: list[Placed] = []
     recompute: list[Recomputes] = []
@@ -109,10 +108,10 @@ def _chosen(problem: Problem, net: Network, answer: Answer) -> Chosen:
             stages.append((net.layers([f"n{node}" for node in nodes]), problem.ranks[used : used + count]))
             recompute.append(Recomputes(problem.recompute == ALWAYS or bool(options)))
             used += count
-    return Chosen(tuple(stages), tuple(recompute))
+    return PiperStages(tuple(stages), tuple(recompute))
 
 
-def instance(problem: Problem, net: Network, memory: Held, size: int) -> Instance:
+def instance(problem: Problem, net: PricedNetwork, memory: NodeBytes, size: int) -> PiperInstance:
     """The network in the planner's own form, with the options that the problem allows."""
     graph = net.graph
     nodes = []
@@ -121,7 +120,7 @@ def instance(problem: Problem, net: Network, memory: Held, size: int) -> Instanc
         readers = {dst: 0.0 for src, dst in graph.edges if src == k}
         once = node.forward_s + node.backward_s
         always, saved, inputs = memory.always[k], memory.saved[k], memory.inputs[k]
-        plain = Option("vanilla", once, node.parameter_bytes, saved, always, reads, readers)
+        plain = PiperOption("vanilla", once, node.parameter_bytes, saved, always, reads, readers)
         recomputed = replace(
             plain,
             name=_AGAIN,
@@ -130,8 +129,8 @@ def instance(problem: Problem, net: Network, memory: Held, size: int) -> Instanc
             fixed_bytes=always + saved - inputs,
         )
         options = {AUTO: (plain, recomputed), ALWAYS: (recomputed,)}.get(problem.recompute, (plain,))
-        nodes.append(Node(k, node.name, {1: options}))
+        nodes.append(PiperNode(k, node.name, {1: options}))
     edges = tuple((src, dst, graph.nodes[src].activation_bytes) for src, dst in graph.edges)
     bandwidth = bandwidth_bytes_per_s(problem, problem.ranks)
     batches = len(micro_batches(problem, size))
-    return Instance(graph.source, len(problem.ranks), inf, bandwidth, batches, tuple(nodes), edges)
+    return PiperInstance(graph.source, len(problem.ranks), inf, bandwidth, batches, tuple(nodes), edges)

@@ -27,7 +27,7 @@ from math import ceil, inf
 import numpy as np
 
 from planner.baselines.common.ideals import Ints, Lattice, bits_of
-from planner.baselines.piper.format import Floats, Instance, Machine, Option, Room, devices_for
+from planner.baselines.piper.format import Floats, Machine, PiperInstance, PiperOption, Room, devices_for
 
 _ENOUGH_BYTES = 1e-6
 
@@ -36,7 +36,7 @@ _CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class IdealPairs:
     """Stages that may be formed, J minus I, with what they cost at one tensor degree.
 
     Attributes:
@@ -58,7 +58,7 @@ class Pairs:
     parameter_bytes: Floats
     extra: Floats
 
-    def of(self, above: int) -> Pairs:
+    def of(self, above: int) -> IdealPairs:
         """The pairs of one J."""
         first, last = np.searchsorted(self.above, [above, above + 1])
         part = slice(int(first), int(last))
@@ -85,7 +85,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, slots=True)
-class StageCosts:
+class IdealCosts:
     """Costs of stages at one tensor degree, by ideal.
 
     Attributes:
@@ -109,7 +109,7 @@ class StageCosts:
     _divided_cost: Floats
 
     @classmethod
-    def of(cls, instance: Instance, machine: Machine, lattice: Lattice, degree: int) -> StageCosts:
+    def of(cls, instance: PiperInstance, machine: Machine, lattice: Lattice, degree: int) -> IdealCosts:
         """The sums over every ideal of ``lattice``; see :func:`are_alike`."""
         inside = lattice.members(len(instance.nodes)).astype(np.float64)
         choices = [fast_and_other(node.options.get(degree, ())) for node in instance.nodes]
@@ -138,11 +138,11 @@ class StageCosts:
             _divided_cost=into + out,
         )
 
-    def pairs(self, room: Room, first: int, most_cells: float = inf, fractional: bool = False) -> Pairs:
+    def pairs(self, room: Room, first: int, most_cells: float = inf, fractional: bool = False) -> IdealPairs:
         """The stages that end in ideal ``first``, the next one, and so on until there are ``most_cells`` numbers.
 
         Args:
-            room: what stages must leave for others; ``Pairs.extra`` is infinite beyond.
+            room: what stages must leave for others; ``IdealPairs.extra`` is infinite beyond.
             fractional: switch the last layer in part only.
         """
         chunks: list[tuple[Ints, Ints, Floats]] = []
@@ -154,7 +154,7 @@ class StageCosts:
         below, above, crossing = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
         time = self.time[above] - self.time[below]
         in_flight = room.in_flight(below, above, np.maximum(1, devices_for(time, room.below)), self.degree)
-        return Pairs(
+        return IdealPairs(
             self.micro_batches,
             self.machine,
             self.degree,
@@ -164,7 +164,7 @@ class StageCosts:
             time,
             crossing_bytes=crossing,
             parameter_bytes=self.parameter_bytes[above] - self.parameter_bytes[below],
-            extra=self._extra(below, above, *in_flight, most, fractional),
+            extra=self._extra(below, above, in_flight, most, fractional),
         )
 
     def _stages(self, room: Room, first: int, last: int) -> tuple[Ints, Ints, Floats]:
@@ -182,9 +182,9 @@ class StageCosts:
         crossing = self._incoming[block][above] + self._outgoing[below] - shared[above, below]
         return below, above + first, crossing
 
-    def _extra(self, below: Ints, above: Ints, fewest: Ints, largest: Ints, most: int, fractional: bool) -> Floats:
-        """See ``Pairs.extra``; each pair is asked for ``fewest`` to ``largest`` in flight."""
-        extra = np.full((len(below), most + 1), inf)
+    def _extra(self, below: Ints, above: Ints, in_flight: tuple[Ints, Ints], most: int, fractional: bool) -> Floats:
+        """See ``IdealPairs.extra``; ``in_flight``: the fewest and the most that each pair is asked for."""
+        extra, (fewest, largest) = np.full((len(below), most + 1), inf), in_flight
         a, b = (self.fast[above] - self.fast[below]).T
         left = np.arange(len(below))
         for y in range(1, most + 1):
@@ -226,7 +226,7 @@ class StageCosts:
         return np.where(enough, extra, inf)
 
 
-def are_alike(instance: Instance) -> bool:
+def are_alike(instance: PiperInstance) -> bool:
     """Whether layers have at most two options of a degree, which differ in time and memory alone."""
     for node in instance.nodes:
         for options in node.options.values():
@@ -241,7 +241,7 @@ def are_alike(instance: Instance) -> bool:
     return True
 
 
-def fast_and_other(options: Sequence[Option]) -> tuple[Option | None, Option | None]:
+def fast_and_other(options: Sequence[PiperOption]) -> tuple[PiperOption | None, PiperOption | None]:
     """The fastest option, and the other one if there is one."""
     if not options:
         return None, None
@@ -249,13 +249,13 @@ def fast_and_other(options: Sequence[Option]) -> tuple[Option | None, Option | N
     return fast, next((option for option in options if option is not fast), None)
 
 
-def _row(fast: Option | None) -> tuple[float, ...]:
+def _row(fast: PiperOption | None) -> tuple[float, ...]:
     if fast is None:
         return (0.0, 0.0, 0.0, 0.0, 1.0)
     return (fast.time_per_sample, fast.parameter_bytes, fast.bytes_per_in_flight, fast.fixed_bytes, 0.0)
 
 
-def _difference(fast: Option, other: Option) -> tuple[float, float, float]:
+def _difference(fast: PiperOption, other: PiperOption) -> tuple[float, float, float]:
     return (
         other.time_per_sample - fast.time_per_sample,
         other.bytes_per_in_flight - fast.bytes_per_in_flight,
@@ -263,7 +263,7 @@ def _difference(fast: Option, other: Option) -> tuple[float, float, float]:
     )
 
 
-def _edge_bytes(instance: Instance, fast: Sequence[Option | None]) -> tuple[Floats, Floats]:
+def _edge_bytes(instance: PiperInstance, fast: Sequence[PiperOption | None]) -> tuple[Floats, Floats]:
     """By edge, what it costs a stage that it leads into, and one that it leads out of."""
     into, out = [], []
     for src, dst, size in instance.edges:
@@ -274,7 +274,7 @@ def _edge_bytes(instance: Instance, fast: Sequence[Option | None]) -> tuple[Floa
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PiperStage:
     """A stage of a plan.
 
     Attributes:
@@ -290,7 +290,7 @@ class Stage:
     options: tuple[int, ...]
 
 
-def value_of(instance: Instance, machine: Machine, stages: Sequence[Stage]) -> float:
+def value_of(instance: PiperInstance, machine: Machine, stages: Sequence[PiperStage]) -> float:
     """Time per micro-batch of a plan; infinite if it does not fit the devices or their memory, or is no plan."""
     done = [node for stage in stages for node in stage.nodes]
     at = {node: number for number, stage in enumerate(stages) for node in stage.nodes}
@@ -317,7 +317,7 @@ def value_of(instance: Instance, machine: Machine, stages: Sequence[Stage]) -> f
 
 
 def choose_options(
-    instance: Instance, machine: Machine, nodes: Iterable[int], degree: int, replicas: int, in_flight: int
+    instance: PiperInstance, machine: Machine, nodes: Iterable[int], degree: int, replicas: int, in_flight: int
 ) -> tuple[tuple[int, ...], float] | None:
     """Options of a stage's layers by the public code's rule, and their time; None if none fit.
 
@@ -354,16 +354,16 @@ def choose_options(
 
 @dataclass(frozen=True, slots=True)
 class PlainPairs:
-    """As :class:`planner.baselines.piper.stages.Pairs`, each stage by itself: slow, and for any options."""
+    """As :class:`planner.baselines.piper.stages.IdealPairs`, each stage by itself: slow, and for any options."""
 
-    instance: Instance
+    instance: PiperInstance
     machine: Machine
     degree: int
     below: Ints
     sets: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, instance: Instance, machine: Machine, lattice: Lattice, degree: int, above: int) -> PlainPairs:
+    def of(cls, instance: PiperInstance, machine: Machine, lattice: Lattice, degree: int, above: int) -> PlainPairs:
         """The stages that end in one ideal."""
         usable = sum(1 << node for node, each in enumerate(instance.nodes) if degree in each.options)
         bits = lattice.bits[above]
@@ -394,7 +394,7 @@ class PlainPairs:
 
 
 def _time(
-    instance: Instance, machine: Machine, inside: frozenset[int], node: int, option: Option, replicas: int
+    instance: PiperInstance, machine: Machine, inside: frozenset[int], node: int, option: PiperOption, replicas: int
 ) -> float:
     """What a layer adds to its stage's time per micro-batch."""
     moved_bytes = 0.0

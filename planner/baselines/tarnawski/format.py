@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.baselines.common.ideals import Bools, Contraction, bits_of, contract
+from planner.baselines.common.ideals import Bools, MergedNodes, bits_of, contract
 from planner.baselines.common.reading import (
     FileText,
     Item,
@@ -48,7 +48,7 @@ _SAME_COST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TarnawskiNode:
     """An operator or layer.
 
     Attributes:
@@ -74,7 +74,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class TarnawskiInstance:
     """A whole file.
 
     Attributes:
@@ -89,11 +89,11 @@ class Instance:
     accelerators: int
     cpus: int
     memory_bytes: float
-    nodes: tuple[Node, ...]
+    nodes: tuple[TarnawskiNode, ...]
     edges: tuple[tuple[int, int], ...]
 
 
-def read(path: str | Path) -> Instance:
+def read(path: str | Path) -> TarnawskiInstance:
     """The instance in a file.
 
     Raises:
@@ -103,7 +103,7 @@ def read(path: str | Path) -> Instance:
     return _parse(read_text(path))
 
 
-def parse(text: str, source: str = "instance.json") -> Instance:
+def parse(text: str, source: str = "instance.json") -> TarnawskiInstance:
     """The instance in a text; ``source`` is what messages call it.
 
     Raises:
@@ -112,21 +112,21 @@ def parse(text: str, source: str = "instance.json") -> Instance:
     return _parse(FileText(source, text))
 
 
-def _parse(file: FileText) -> Instance:
+def _parse(file: FileText) -> TarnawskiInstance:
     top = parse_object(file)
     items, index = numbered_nodes(top)
     edges, costs = _edges(top, index)
     nodes = tuple(_node(item, costs.get(position, 0.0)) for position, item in enumerate(items))
     _require_order(top, nodes, edges)
     accelerators, cpus = top.whole("maxFPGAs", least=0), top.whole("maxCPUs", least=0)
-    return Instance(file.source, accelerators, cpus, top.number("maxSizePerFPGA"), nodes, edges)
+    return TarnawskiInstance(file.source, accelerators, cpus, top.number("maxSizePerFPGA"), nodes, edges)
 
 
-def _node(item: Item, transfer_ms: float) -> Node:
+def _node(item: Item, transfer_ms: float) -> TarnawskiNode:
     number = item.whole("id")
     name = item.text("name", f"node{number}")
     named = item.named(name)
-    return Node(
+    return TarnawskiNode(
         number=number,
         name=name,
         accelerator_ms=named.number("fpgaLatency"),
@@ -155,7 +155,7 @@ def _edges(top: Item, index: Mapping[int, int]) -> tuple[tuple[tuple[int, int], 
     return tuple(edges), costs
 
 
-def _require_order(top: Item, nodes: Sequence[Node], edges: Sequence[tuple[int, int]]) -> None:
+def _require_order(top: Item, nodes: Sequence[TarnawskiNode], edges: Sequence[tuple[int, int]]) -> None:
     for src, dst in edges:
         if nodes[src].backward and not nodes[dst].backward:
             raise top.fault(
@@ -228,7 +228,7 @@ class Coloured:
 
 
 def blocks_of(
-    instance: Instance,
+    instance: TarnawskiInstance,
     memory_bytes: float,
     together: Iterable[Sequence[int]] = (),
     move_bytes: bool = False,
@@ -258,7 +258,7 @@ def blocks_of(
                 colour[node] = colour[merged.blocks[home][0]]
 
 
-def colours_of(instance: Instance) -> list[int]:
+def colours_of(instance: TarnawskiInstance) -> list[int]:
     """The colour of each node; fresh ones where the file gives none."""
     colours: list[int] = []
     fresh = _FRESH_COLOUR
@@ -268,7 +268,7 @@ def colours_of(instance: Instance) -> list[int]:
     return colours
 
 
-def crowded_groups(instance: Instance) -> list[tuple[int, ...]]:
+def crowded_groups(instance: TarnawskiInstance) -> list[tuple[int, ...]]:
     """Nodes that the ``-pipeDream`` row keeps together: those that send within one biconnected component.
 
     PipeDream plans for chains, so that parallel branches are first merged.
@@ -322,7 +322,7 @@ def _classes(colour: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(nodes) for nodes in classes.values()]
 
 
-def _order(instance: Instance, colour: Sequence[int]) -> list[tuple[int, int]]:
+def _order(instance: TarnawskiInstance, colour: Sequence[int]) -> list[tuple[int, int]]:
     nodes = instance.nodes
     forward = {each for each, node in zip(colour, nodes, strict=True) if not node.backward}
     edges = [(src, dst) for src, dst in instance.edges if not nodes[dst].backward]
@@ -330,7 +330,7 @@ def _order(instance: Instance, colour: Sequence[int]) -> list[tuple[int, int]]:
     return edges + [(a, b) for a, b in mirrored if not {colour[a], colour[b]} <= forward]
 
 
-def _blocks(instance: Instance, merged: Contraction) -> Blocks:
+def _blocks(instance: TarnawskiInstance, merged: MergedNodes) -> Blocks:
     nodes = instance.nodes
 
     def sums(numbers: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -47,9 +47,24 @@ from numpy.typing import NDArray
 
 from planner.baselines.common.ideals import Bools, Ints, Lattice, bits_of, chain_of
 from planner.baselines.tarnawski.format import Blocks, Floats
-from planner.solvers.budget import check_time
+from planner.solvers.budget import Budget, check_time
 
 Singles = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TarnawskiDevices:
+    """What there is to place on.
+
+    Attributes:
+        memory_bytes: of each accelerator.
+        budget: when it is over, the best so far is the answer.
+    """
+
+    accelerators: int
+    cpus: int
+    memory_bytes: float
+    budget: Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +155,7 @@ MOST_IN_TABLE = 3000
 """Ideals of which a table of all pairs is made."""
 
 
-def direct(loads: Loads, accelerators: int, cpus: int) -> Chain | None:
+def direct(loads: Loads, accelerators: int, cpus: int) -> DeviceChain | None:
     """The best chain, from a table of all pairs; None if there is none."""
     every = np.arange(len(loads.lattice.bits))
     tables = (loads.accelerator(every, every), loads.cpu(every, every) if cpus else None)
@@ -170,10 +185,10 @@ def direct(loads: Loads, accelerators: int, cpus: int) -> Chain | None:
                 stages += [(loads.lattice.bits[at] & ~loads.lattice.bits[source], kind)] if source != at else []
                 used, at = before, source
                 break
-    return Chain(largest, tuple(reversed(stages)))
+    return DeviceChain(largest, tuple(reversed(stages)))
 
 
-def along(blocks: Blocks, memory_bytes: float, accelerators: int, cpus: int, chain: Chain) -> Chain:
+def along(blocks: Blocks, memory_bytes: float, accelerators: int, cpus: int, chain: DeviceChain) -> DeviceChain:
     """The best chain in an order of all blocks that ``chain`` follows: its stages' borders move."""
     order = [block for inside, _ in chain.stages for block in bits_of(inside)]
     if len(order) > MOST_IN_TABLE:
@@ -182,7 +197,7 @@ def along(blocks: Blocks, memory_bytes: float, accelerators: int, cpus: int, cha
     if improved is None:
         return chain
     value = value_of(blocks, improved.stages)
-    return Chain(value, improved.stages) if value < chain.value else chain
+    return DeviceChain(value, improved.stages) if value < chain.value else chain
 
 
 def lower_bound(blocks: Blocks, accelerators: int, cpus: int) -> float:
@@ -208,14 +223,8 @@ def lower_bound(blocks: Blocks, accelerators: int, cpus: int) -> float:
 
 
 def search(
-    blocks: Blocks,
-    loads: Loads,
-    accelerators: int,
-    cpus: int,
-    start: Chain | None,
-    bound: float,
-    out_of_time: Callable[[], bool],
-) -> tuple[Chain | None, float]:
+    blocks: Blocks, loads: Loads, devices: TarnawskiDevices, start: DeviceChain | None, bound: float
+) -> tuple[DeviceChain | None, float]:
     """The best chain and the bound that is proved; equal (within ``SAME``) unless time ran out.
 
     Args:
@@ -223,13 +232,14 @@ def search(
         bound: proved before.
     """
     anything = float(blocks.accelerator_ms.sum() + blocks.cpu_ms.sum()) + 2 * sum(cost for _, cost in blocks.values)
+    accelerators, cpus = devices.accelerators, devices.cpus
     best, low = start, bound
     high = best.value if best else anything * (1 + SAME)
     step = 0
     try:
         while best is None or low < high * (1 - SAME):
             limit = high if best is None else high * (1 - SAME) if step % 3 == 0 else (low + high) / 2
-            chain = Walk(blocks, loads, accelerators, cpus, limit, out_of_time).chain()
+            chain = Walk(blocks, loads, accelerators, cpus, limit, devices.budget.ends).chain()
             step += 1
             if chain is not None:
                 best = along(blocks, loads.memory_bytes, accelerators, cpus, chain)
@@ -253,7 +263,7 @@ _ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class DeviceChain:
     """A pipeline.
 
     Attributes:
@@ -294,7 +304,7 @@ class Walk:
         better = gain[lattice.above] >= gain[lattice.below]
         self._below, self._above = lattice.below[better], lattice.above[better]
 
-    def chain(self) -> Chain | None:
+    def chain(self) -> DeviceChain | None:
         """The chain found; None if there is none.
 
         Raises:
@@ -308,7 +318,7 @@ class Walk:
         for c, a in every:
             front = self._settle(c, a)
             if self.settled[c, a][full]:
-                return self._found(c, a, full)
+                return self._chain_to(c, a, full)
             if a < self.accelerators:
                 self._expand(front, (c, a), (c, a + 1), ACCELERATOR)
             if c < self.cpus:
@@ -377,7 +387,7 @@ class Walk:
         hopeful &= loads.num_cpu_only == loads.num_cpu_only[-1]
         return hopeful
 
-    def _found(self, c: int, a: int, at: int) -> Chain:
+    def _chain_to(self, c: int, a: int, at: int) -> DeviceChain:
         stages: list[tuple[int, str]] = []
         bits = self.loads.lattice.bits
         while at:
@@ -387,7 +397,7 @@ class Walk:
             stages.append((bits[at] & ~bits[source], kind))
             c, a = (c, a - 1) if kind == ACCELERATOR else (c - 1, a)
             at = source
-        return Chain(value_of(self.blocks, stages), tuple(reversed(stages)))
+        return DeviceChain(value_of(self.blocks, stages), tuple(reversed(stages)))
 
 
 def most_left_to_cpus(blocks: Blocks, cpu_ms: float) -> float:

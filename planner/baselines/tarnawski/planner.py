@@ -36,28 +36,35 @@ same with one variable for sending and one for receiving.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Answer, Json, infeasible
+from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Json, RivalAnswer, infeasible
 from planner.baselines.common.ideals import Ideals, bits_of, chain_of, lattice_of
-from planner.baselines.tarnawski.format import Blocks, Coloured, Instance, blocks_of, crowded_groups, depth_first
+from planner.baselines.tarnawski.format import (
+    Blocks,
+    Coloured,
+    TarnawskiInstance,
+    blocks_of,
+    crowded_groups,
+    depth_first,
+)
 from planner.baselines.tarnawski.max_load import (
     ACCELERATOR,
     CPU,
     MOST_IN_TABLE,
     SAME,
-    Chain,
+    DeviceChain,
     Loads,
+    TarnawskiDevices,
     direct,
     lower_bound,
     search,
 )
 from planner.ir.errors import UnknownNameError, UsageError
-from planner.solvers.budget import Budget, part_of_current
+from planner.solvers.budget import part_of_current
 
 if TYPE_CHECKING:
     import pulp
@@ -66,30 +73,15 @@ _MOST_CELLS = 60_000_000
 """Numbers that the tables over all ideals may have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Devices:
-    """What there is to place on.
-
-    Attributes:
-        memory_bytes: of each accelerator.
-        budget: when it is over, the best so far is the answer.
-    """
-
-    accelerators: int
-    cpus: int
-    memory_bytes: float
-    budget: Budget
-
-
 def solve(
-    instance: Instance,
+    instance: TarnawskiInstance,
     *,
     accelerators: int | None = None,
     cpus: int | None = None,
     memory_bytes: float | None = None,
     variant: str = "contiguous",
     time_limit_s: float = 60.0,
-) -> Answer:
+) -> RivalAnswer:
     """The smallest largest load, in milliseconds.
 
     Args:
@@ -101,7 +93,7 @@ def solve(
         UsageError: no devices, or a negative number of them.
         UnknownNameError: there is no such variant.
     """
-    devices = Devices(
+    devices = TarnawskiDevices(
         instance.accelerators if accelerators is None else accelerators,
         instance.cpus if cpus is None else cpus,
         instance.memory_bytes if memory_bytes is None else memory_bytes,
@@ -119,7 +111,7 @@ def solve(
     return VARIANTS[variant](instance, devices)
 
 
-def _contiguous(instance: Instance, devices: Devices) -> Answer:
+def _contiguous(instance: TarnawskiInstance, devices: TarnawskiDevices) -> RivalAnswer:
     coloured = blocks_of(instance, devices.memory_bytes)
     answer = _over_ideals(instance, coloured, devices)
     if answer is not None:
@@ -132,14 +124,14 @@ def _contiguous(instance: Instance, devices: Devices) -> Answer:
     if relaxed is None:
         start, _ = _on_chain(moved.blocks, devices, depth_first(moved))
         return _answer(instance, moved.blocks, start, bound)
-    endless = Devices(devices.accelerators, devices.cpus, inf, devices.budget)
+    endless = TarnawskiDevices(devices.accelerators, devices.cpus, inf, devices.budget)
     free = _over_ideals(instance, moved, endless)
     bound = max(bound, free.bound if free is not None else 0.0)
-    proved = relaxed.found and relaxed.value <= bound * (1 + SAME)
-    return Answer(relaxed.value, min(bound, relaxed.value), OPTIMAL if proved else TIME_LIMIT, relaxed.plan)
+    proved = relaxed.has_plan and relaxed.value <= bound * (1 + SAME)
+    return RivalAnswer(relaxed.value, min(bound, relaxed.value), OPTIMAL if proved else TIME_LIMIT, relaxed.plan)
 
 
-def _over_ideals(instance: Instance, coloured: Coloured, devices: Devices) -> Answer | None:
+def _over_ideals(instance: TarnawskiInstance, coloured: Coloured, devices: TarnawskiDevices) -> RivalAnswer | None:
     """The exact answer; None if there are too many ideals."""
     blocks = coloured.blocks
     most = _MOST_CELLS // (blocks.num_blocks + 2 * sum(bits.bit_count() - 1 for bits, _ in blocks.values) + 1)
@@ -149,43 +141,45 @@ def _over_ideals(instance: Instance, coloured: Coloured, devices: Devices) -> An
     start, _ = _on_chain(blocks, devices, depth_first(coloured))
     loads = Loads.of(blocks, lattice, devices.memory_bytes)
     bound = lower_bound(blocks, devices.accelerators, devices.cpus)
-    chain, bound = search(blocks, loads, devices.accelerators, devices.cpus, start, bound, devices.budget.ends)
+    chain, bound = search(blocks, loads, devices, start, bound)
     return _answer(instance, blocks, chain, bound)
 
 
-def _linearized(instance: Instance, devices: Devices) -> Answer:
+def _linearized(instance: TarnawskiInstance, devices: TarnawskiDevices) -> RivalAnswer:
     coloured = blocks_of(instance, devices.memory_bytes, move_bytes=True)
     return _of_chain(instance, coloured, devices, depth_first(coloured))
 
 
-def _pipedream(instance: Instance, devices: Devices) -> Answer:
+def _pipedream(instance: TarnawskiInstance, devices: TarnawskiDevices) -> RivalAnswer:
     coloured = blocks_of(instance, devices.memory_bytes, crowded_groups(instance), move_bytes=True)
     return _of_chain(instance, coloured, devices, depth_first(coloured, largest_first=True))
 
 
-def _of_chain(instance: Instance, coloured: Coloured, devices: Devices, order: Sequence[int]) -> Answer:
+def _of_chain(
+    instance: TarnawskiInstance, coloured: Coloured, devices: TarnawskiDevices, order: Sequence[int]
+) -> RivalAnswer:
     chain, bound = _on_chain(coloured.blocks, devices, order)
     return _answer(instance, coloured.blocks, chain, bound)
 
 
-def _on_chain(blocks: Blocks, devices: Devices, order: Sequence[int]) -> tuple[Chain | None, float]:
+def _on_chain(blocks: Blocks, devices: TarnawskiDevices, order: Sequence[int]) -> tuple[DeviceChain | None, float]:
     """The best pipeline whose stages follow one another in ``order``, and a bound for such pipelines."""
     loads = Loads.of(blocks, chain_of(order), devices.memory_bytes)
     if blocks.num_blocks < MOST_IN_TABLE:
         chain = direct(loads, devices.accelerators, devices.cpus)
         return chain, chain.value if chain else inf
     bound = lower_bound(blocks, devices.accelerators, devices.cpus)
-    return search(blocks, loads, devices.accelerators, devices.cpus, None, bound, devices.budget.ends)
+    return search(blocks, loads, devices, None, bound)
 
 
-def _single(instance: Instance, devices: Devices) -> Answer:
+def _single(instance: TarnawskiInstance, devices: TarnawskiDevices) -> RivalAnswer:
     every = range(len(instance.nodes))
     stages = [(every, ACCELERATOR)]
     value = load_of(instance, every, ACCELERATOR)
-    return Answer(value, value, OPTIMAL, plan_of(instance, stages))
+    return RivalAnswer(value, value, OPTIMAL, plan_of(instance, stages))
 
 
-def _free(instance: Instance, devices: Devices) -> Answer:
+def _free(instance: TarnawskiInstance, devices: TarnawskiDevices) -> RivalAnswer:
     start = _contiguous(instance, devices)
     blocks = blocks_of(instance, devices.memory_bytes, ordered=False).blocks
     bound = lower_bound(blocks, devices.accelerators, devices.cpus)
@@ -193,24 +187,24 @@ def _free(instance: Instance, devices: Devices) -> Answer:
     sets, proved = place(blocks, devices.accelerators, devices.cpus, devices.memory_bytes, start.value, left_s)
     bound = max(bound, proved)
     if sets is None:
-        if not start.found:
-            return infeasible() if bound == inf else Answer(inf, bound, TIME_LIMIT)
+        if not start.has_plan:
+            return infeasible() if bound == inf else RivalAnswer(inf, bound, TIME_LIMIT)
         status = OPTIMAL if start.value <= bound * (1 + SAME) else TIME_LIMIT
-        return Answer(start.value, min(bound, start.value), status, start.plan)
-    return _answer(instance, blocks, Chain(0.0, sets), bound)
+        return RivalAnswer(start.value, min(bound, start.value), status, start.plan)
+    return _answer(instance, blocks, DeviceChain(0.0, sets), bound)
 
 
-def _answer(instance: Instance, blocks: Blocks, chain: Chain | None, bound: float) -> Answer:
+def _answer(instance: TarnawskiInstance, blocks: Blocks, chain: DeviceChain | None, bound: float) -> RivalAnswer:
     """With the value summed afresh from the instance's own nodes and edges."""
     if chain is None:
-        return infeasible() if bound == inf else Answer(inf, bound, TIME_LIMIT)
+        return infeasible() if bound == inf else RivalAnswer(inf, bound, TIME_LIMIT)
     stages = [([n for b in bits_of(inside) for n in blocks.nodes[b]], kind) for inside, kind in chain.stages]
     value = max(load_of(instance, nodes, kind) for nodes, kind in stages)
     proved = value <= bound * (1 + 2 * SAME)
-    return Answer(value, value if proved else bound, OPTIMAL if proved else TIME_LIMIT, plan_of(instance, stages))
+    return RivalAnswer(value, value if proved else bound, OPTIMAL if proved else TIME_LIMIT, plan_of(instance, stages))
 
 
-def load_of(instance: Instance, nodes: Sequence[int], kind: str) -> float:
+def load_of(instance: TarnawskiInstance, nodes: Sequence[int], kind: str) -> float:
     """Load of a device of ``kind`` that has ``nodes``, given as indices."""
     inside = set(nodes)
     if kind == CPU:
@@ -219,7 +213,7 @@ def load_of(instance: Instance, nodes: Sequence[int], kind: str) -> float:
     return sum(instance.nodes[n].accelerator_ms for n in inside) + sum(instance.nodes[n].transfer_ms for n in crossing)
 
 
-def plan_of(instance: Instance, stages: Sequence[tuple[Sequence[int], str]]) -> Mapping[str, Json]:
+def plan_of(instance: TarnawskiInstance, stages: Sequence[tuple[Sequence[int], str]]) -> Mapping[str, Json]:
     """Devices in the pipeline's order, each with its load and the ids of its nodes."""
     devices: list[Json] = [
         {
@@ -326,7 +320,7 @@ def _read(
     return tuple((inside, kind) for inside, kind in zip(sets, kinds, strict=True) if inside), bound
 
 
-VARIANTS: Mapping[str, Callable[[Instance, Devices], Answer]] = {
+VARIANTS: Mapping[str, Callable[[TarnawskiInstance, TarnawskiDevices], RivalAnswer]] = {
     "contiguous": _contiguous,
     "linearized": _linearized,
     "pipedream": _pipedream,

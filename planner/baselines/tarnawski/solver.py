@@ -13,21 +13,21 @@ from collections.abc import Iterator
 from math import inf
 
 from planner.baselines.common.answer import (
-    Answer,
     Placed,
+    RivalAnswer,
     Trial,
     bandwidth_bytes_per_s,
     candidates,
     rival_plan,
     slowest_kind,
 )
-from planner.baselines.common.problem import Held, Network, held, network, searchable
+from planner.baselines.common.problem import NodeBytes, PricedNetwork, held, network, searchable
 from planner.baselines.tarnawski import planner as tarnawski
-from planner.baselines.tarnawski.format import Instance, Node
+from planner.baselines.tarnawski.format import TarnawskiInstance, TarnawskiNode
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.progress import Progress
 
 _MS = 1e3
@@ -58,7 +58,7 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
                 yield from candidates(problem, book, stages, size, trial)
 
 
-def instance(problem: Problem, net: Network, memory: Held, in_flight: int) -> Instance:
+def instance(problem: Problem, net: PricedNetwork, memory: NodeBytes, in_flight: int) -> TarnawskiInstance:
     """The network in the planner's own form: node ``k`` forward, then node ``k`` backward."""
     nodes, count = net.graph.nodes, len(net.graph.nodes)
     bandwidth = bandwidth_bytes_per_s(problem, problem.ranks)
@@ -67,21 +67,23 @@ def instance(problem: Problem, net: Network, memory: Held, in_flight: int) -> In
         reads[dst] += nodes[src].activation_bytes
     sizes = [always + in_flight * saved for always, saved in zip(memory.always, memory.saved, strict=True)]
     forward = [
-        Node(k, node.name, node.forward_s * _MS, 0.0, node.activation_bytes / bandwidth * _MS, sizes[k], True, False, k)
+        TarnawskiNode(
+            k, node.name, node.forward_s * _MS, 0.0, node.activation_bytes / bandwidth * _MS, sizes[k], True, False, k
+        )
         for k, node in enumerate(nodes)
     ]
     backward = [
-        Node(count + k, node.name, node.backward_s * _MS, 0.0, reads[k] / bandwidth * _MS, 0.0, True, True, k)
+        TarnawskiNode(count + k, node.name, node.backward_s * _MS, 0.0, reads[k] / bandwidth * _MS, 0.0, True, True, k)
         for k, node in enumerate(nodes)
     ]
     edges = [*net.graph.edges, *((count + dst, count + src) for src, dst in net.graph.edges)]
     edges += [(k, count + k) for k in range(count)]
     devices = min(len(problem.ranks), problem.max_stages or len(problem.ranks))
     least = min(problem.memory_limit_bytes(rank) for rank in problem.ranks)
-    return Instance(net.graph.source, devices, 0, float(least), (*forward, *backward), tuple(edges))
+    return TarnawskiInstance(net.graph.source, devices, 0, float(least), (*forward, *backward), tuple(edges))
 
 
-def _stages(problem: Problem, net: Network, answer: Answer) -> tuple[Placed, ...]:
+def _stages(problem: Problem, net: PricedNetwork, answer: RivalAnswer) -> tuple[Placed, ...]:
     """Each device's layers; ranks in the problem's order."""
     devices = answer.plan.get("devices", [])
     listed = [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []

@@ -6,7 +6,7 @@
 
 Forward and backward have two factors, for stages of one rank and for those whose ranks share layers.  The profile
 takes the smaller of the two, so that whoever reads it without knowing the stage has a lower bound (which is what the
-searches want of it); the rest, :class:`Excess`, is put on where a stage is priced.
+searches want of it); the rest, :class:`StepResidual`, is put on where a stage is priced.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Factors:
 
 
 @dataclass(frozen=True, slots=True)
-class Excess:
+class StepResidual:
     """By how much stages cost more than the corrected profile says; at least 1."""
 
     factors: Factors

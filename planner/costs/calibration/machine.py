@@ -20,19 +20,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from planner.costs.candidate import candidate_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
-from planner.costs.stages.placement import placements
+from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision
 from planner.ir.profile import MACHINE, Correction, CostClass, Profile
-from planner.ir.schedule import FORWARD_PASS, Op
+from planner.ir.schedule import Op
 from planner.ir.timeline import Drift, LonePasses
 
 LEAST_CHANGE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
+class MachineSpeeds:
     """What stages alone say of the machine.
 
     Attributes:
@@ -65,7 +66,7 @@ def is_change(speed: float, noise: float) -> bool:
     return not 1 / (1 + least) <= speed <= 1 + least
 
 
-def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -> Speeds | None:
+def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -> MachineSpeeds | None:
     """What the passes of a run say; None if there are none.
 
     Args:
@@ -77,8 +78,8 @@ def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -
     if not passes:
         return None
     book = PriceBook(profile.bare)
-    placed = placements(book, decision)
-    trains = any(action.op not in FORWARD_PASS for row in decision.rows() for action in row)
+    candidate = candidate_of(profile.graph, decision)
+    placed, trains = Pricing(book).stages(candidate), candidate.trains
     now: dict[str, float] = defaultdict(float)
     then: dict[str, float] = defaultdict(float)
     for each in passes:
@@ -93,11 +94,11 @@ def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -
     slowdowns = {kind: now[kind] / then[kind] for kind in now if then[kind] > 0}
     during = after_s / before_s - 1
     noise = max(_between_processes(profile, passes), abs(during))
-    return Speeds(sum(now.values()), sum(then.values()), slowdowns, noise, during)
+    return MachineSpeeds(sum(now.values()), sum(then.values()), slowdowns, noise, during)
 
 
 def drift(
-    profile: Profile, decision: Decision, machine_speeds: Speeds, counted: Sequence[Correction], step_s: float
+    profile: Profile, decision: Decision, machine_speeds: MachineSpeeds, counted: Sequence[Correction], step_s: float
 ) -> Drift:
     """Splits the error of a prediction.
 

@@ -42,11 +42,20 @@ from planner.costs.communication.collectives import (
 from planner.costs.layers.confidence import weakest
 from planner.ir.cluster import ALL_REDUCE, SHARED_MEMORY, Cluster, Evidence, Link, transport_text
 
-__all__ = ["Network", "Points", "collective_s", "fastest", "read_points", "transfer_s", "transport_of", "without_pairs"]
+__all__ = [
+    "NetworkPrices",
+    "Points",
+    "collective_s",
+    "fastest",
+    "read_points",
+    "transfer_s",
+    "transport_of",
+    "without_pairs",
+]
 
 
 @dataclass(slots=True, eq=False)
-class Network:
+class NetworkPrices:
     """The cluster's prices, each looked up once, and how well they are known."""
 
     cluster: Cluster

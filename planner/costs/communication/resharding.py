@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import call_s, transfer_s
 from planner.costs.communication.halo import halo_of_dy
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.costs.shards.boxes import Boxes, Counts, moved
 from planner.costs.shards.option import Shards
 from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster
@@ -31,7 +31,7 @@ _ROUNDING = 1e-9  # ways that differ by less are equally cheap
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Crossing:
+class Resharding:
     """What moves from a layer to another, ``[options of the maker, options of the reader]``.
 
     Attributes:
@@ -54,9 +54,9 @@ class Crossing:
     ways: NDArray[np.int64]
 
 
-def crossing(
-    maker: Shards, reader: Shards, values: tuple[tuple[int, int], ...], ranks: tuple[int, ...], network: Network
-) -> Crossing:
+def resharding_of(
+    maker: Shards, reader: Shards, values: tuple[tuple[int, int], ...], ranks: tuple[int, ...], network: NetworkPrices
+) -> Resharding:
     """What moves for ``values``: pairs (output of the maker, input of the reader)."""
     shape = (len(maker.options), len(reader.options))
     total = _Total(shape, len(ranks))
@@ -93,17 +93,17 @@ def crossing(
                 total.seconds[1, k, l] = exchange_s(dy_counts * of_dy, ranks, network)
                 total.standing[1, k, l] = _standing(dy_counts * of_dy)
     seconds, standing = total.seconds, total.standing.sum(axis=0)
-    return Crossing(seconds[0], seconds[1], total.received, standing, total.moved, is_halo, total.ways)
+    return Resharding(seconds[0], seconds[1], total.received, standing, total.moved, is_halo, total.ways)
 
 
-def scattered_s(shards: Shards, ranks: tuple[int, ...], network: Network) -> Array:
+def scattered_s(shards: Shards, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
     """``[options]``: partial sums of a contraction whose input no layer of the group makes; 0 where none is shared."""
     nothing = np.zeros((len(ranks), len(ranks)))
     shared = [ways[0].scattered if ways and ways[0].ways > 1 else nothing for ways in shards.contractions]
     return exchange_s(np.array(shared) * BYTES_PER_ELEMENT[shards.sized.layer.outputs[0].dtype], ranks, network)
 
 
-def exchange_s(part: Counts, ranks: tuple[int, ...], network: Network) -> Array:
+def exchange_s(part: Counts, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
     """Seconds until all messages have arrived, ``[...]``.
 
     A rank's messages follow one another; it receives while it sends where the link is duplex.
@@ -195,17 +195,17 @@ def _cheapest(seconds: Array, number: NDArray[np.int64], shape: tuple[int, int])
 
 
 def exposed(
-    crossing: Crossing, kind: str, forward_s: Array, backward_s: Array, cluster: Cluster
+    resharding: Resharding, kind: str, forward_s: Array, backward_s: Array, cluster: Cluster
 ) -> tuple[Array, Array]:
-    """Seconds that ranks wait for a crossing, forward and backward, ``[options of the maker, options of the reader]``.
+    """Seconds that ranks wait for it, forward and backward, ``[options of the maker, options of the reader]``.
 
     Args:
         kind: of the reader.
         forward_s, backward_s: the reader's compute, ``[options, ranks]``.
     """
-    calls_s = call_s(cluster, PIECES, crossing.received_bytes.max(axis=-1))
-    hides = crossing.is_halo & is_convolution(kind)  # which computes while its halo travels
-    pairs = ((crossing.forward_s, forward_s), (crossing.backward_s, backward_s))
+    calls_s = call_s(cluster, PIECES, resharding.received_bytes.max(axis=-1))
+    hides = resharding.is_halo & is_convolution(kind)  # which computes while its halo travels
+    pairs = ((resharding.forward_s, forward_s), (resharding.backward_s, backward_s))
     forward, backward = (
         np.where(hides, np.maximum(0.0, moved - computing.max(axis=-1)[None, :]), moved)
         + np.where(moved > 0, calls_s, 0.0)

@@ -67,7 +67,7 @@ Ranges = tuple[tuple[str, float, float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Noise:
+class CostNoise:
     """What is known of how one action's cost varies.
 
     Attributes:
@@ -95,10 +95,10 @@ class Noise:
         )
 
 
-QUIET = Noise(np.ones(1), np.zeros((1, 1)), 0.0, 0.0, 0.0, ())
+QUIET = CostNoise(np.ones(1), np.zeros((1, 1)), 0.0, 0.0, 0.0, ())
 
 
-class Measured:
+class MeasuredNoise:
     """A profile's measurements by kind of device and layer."""
 
     def __init__(self, profile: Profile) -> None:
@@ -127,13 +127,13 @@ class Measured:
 
     def noise(
         self, kind: str, nearest: Mapping[int, Measurement], weights: Mapping[int, float], ranges: Ranges
-    ) -> Noise:
+    ) -> CostNoise:
         """Of an action whose layers were measured as ``nearest`` says, by index.
 
         Args:
             kind: of device.
             weights: seconds of each of them.
-            ranges: of the action, see :class:`Noise`.
+            ranges: of the action, see :class:`CostNoise`.
         """
         total_s = sum(weights.values())
         if total_s <= 0:
@@ -148,7 +148,7 @@ class Measured:
         levels = np.median(runs, axis=1)
         passes = runs - levels[:, None]
         measured = sum(weights[index] for index in with_runs) / total_s
-        return Noise(levels, passes, _drift(passes), measured, spread / _QUARTILES, ranges)
+        return CostNoise(levels, passes, _drift(passes), measured, spread / _QUARTILES, ranges)
 
 
 def _drift(passes: NDArray[np.float64]) -> float:

@@ -1,6 +1,6 @@
 """Costs of all layers at one size: running sums, so that any stretch is one subtraction, and what has no sum.
 
-How far off such costs may be where they were read between measured sizes: :class:`HeldBack`.
+How far off such costs may be where they were read between measured sizes: :class:`HeldBackRanges`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planner.costs.layers.interpolation import (
     measured_alike,
     neighbours,
 )
-from planner.costs.layers.regression import Families, Features, family_names
+from planner.costs.layers.regression import FamilyModels, Features, family_names
 from planner.costs.layers.roofline import under_a_roof
 from planner.costs.layers.shards import MeasuredParts
 from planner.ir.cluster import INTERPOLATED, Evidence
@@ -79,8 +79,8 @@ class CostTables:
     _deferring: dict[str, Flags] = field(init=False, default_factory=dict, repr=False)
     _alike: dict[str, tuple[MeasuredAlike, ...]] = field(init=False, default_factory=dict, repr=False)
     _features: list[Features] = field(init=False, default_factory=list, repr=False)
-    _families: dict[str, Families] = field(init=False, default_factory=dict, repr=False)
-    _held_back: dict[str, HeldBack] = field(init=False, default_factory=dict, repr=False)
+    _families: dict[str, FamilyModels] = field(init=False, default_factory=dict, repr=False)
+    _held_back: dict[str, HeldBackRanges] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.graph = graph_table(self.profile.graph)
@@ -118,7 +118,7 @@ class CostTables:
             table = self._parameters[kind] = parameter_table(self.profile, kind, self.graph)
         return table
 
-    def left_bytes(self, kind: str, samples: float, runs: Iterable[Run]) -> float:
+    def deferred_bytes(self, kind: str, samples: float, runs: Iterable[Run]) -> float:
         """What the layers of ``runs`` keep between a backward for the input and the one for the weights.
 
         A layer whose weight gradient is left for later keeps its inputs and the gradient of its outputs.
@@ -155,13 +155,13 @@ class CostTables:
         low, high = self._range(kind, index, samples, cost)
         return LayerCost(cost.values, cost.evidence, low, high)
 
-    def families(self, kind: str) -> Families:
+    def families(self, kind: str) -> FamilyModels:
         """Models of what was measured on ``kind``."""
         models = self._families.get(kind)
         if models is None:
             if not self._features:
                 self._features.append(Features(self.profile.graph))
-            models = self._families[kind] = Families(self.profile, kind, self._features[0])
+            models = self._families[kind] = FamilyModels(self.profile, kind, self._features[0])
         return models
 
     def overhead_s(self, kind: str) -> float:
@@ -217,7 +217,7 @@ class CostTables:
             return cost.low, cost.high
         held_back = self._held_back.get(kind)
         if held_back is None:
-            held_back = self._held_back[kind] = HeldBack(self.profile.graph, self._by_layer(kind))
+            held_back = self._held_back[kind] = HeldBackRanges(self.profile.graph, self._by_layer(kind))
         low, high = held_back.range(index, line.low.key, line.inside)
         least, most = (1.0, 1.0) if cost.evidence == INTERPOLATED else _own_range(line.low, cost.evidence)
         return min(low, least), max(high, most)
@@ -428,7 +428,7 @@ _Name = tuple[object, ...]
 
 
 @dataclass(slots=True, eq=False)
-class HeldBack:
+class HeldBackRanges:
     """Ranges of interpolated figures on one kind of device, by family, between measured sizes or beyond them.
 
     A family of few measurements has the range of all.  Nothing is computed before the first question.

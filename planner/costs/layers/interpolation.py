@@ -49,7 +49,7 @@ class LayerCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbours:
+class SizeNeighbours:
     """Two measurements to draw a line through.
 
     Attributes:
@@ -97,20 +97,20 @@ def hit(measured: Sequence[Measurement], samples: float) -> Measurement | None:
     return measured[position] if position < len(measured) and measured[position].samples == samples else None
 
 
-def neighbours(measured: Sequence[Measurement], samples: float) -> Neighbours | None:
+def neighbours(measured: Sequence[Measurement], samples: float) -> SizeNeighbours | None:
     """The two measurements to draw a line through: around ``samples``, or the nearest two of a neighbour's key."""
     position = bisect_left(measured, samples, key=_size)
     below, above = measured[:position], measured[position:]
     if below and above and below[-1].key == above[0].key:
-        return Neighbours(below[-1], above[0], True)
+        return SizeNeighbours(below[-1], above[0], True)
     if below:
         alike = [m for m in below if m.key == below[-1].key]
         if len(alike) > 1:
-            return Neighbours(alike[-2], alike[-1], False)
+            return SizeNeighbours(alike[-2], alike[-1], False)
     if above:
         alike = [m for m in above if m.key == above[0].key]
         if len(alike) > 1:
-            return Neighbours(alike[0], alike[1], False)
+            return SizeNeighbours(alike[0], alike[1], False)
     return None
 
 
@@ -119,7 +119,7 @@ def values_of(measurement: Measurement) -> tuple[float, ...]:
     return tuple(float(getattr(measurement, name)) for name in QUANTITIES)
 
 
-def _read(line: Neighbours, samples: float) -> LayerCost:
+def _read(line: SizeNeighbours, samples: float) -> LayerCost:
     low, high = line.low, line.high
     values = read_line(low.samples, np.array(values_of(low)), high.samples, np.array(values_of(high)), samples)
     return LayerCost(tuple(values.tolist()), weakest((INTERPOLATED, low.evidence, high.evidence)))

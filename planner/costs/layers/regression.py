@@ -61,7 +61,7 @@ _NEAR = 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Model:
+class FittedModel:
     """A model of some rows.
 
     Attributes:
@@ -81,7 +81,7 @@ class _Anchors:
 
     Attributes:
         logs: ``[rows, 2]``.
-        models: of each row; its numbers in ``Families``; -1 for none.
+        models: of each row; its numbers in ``FamilyModels``; -1 for none.
         ratios: ``[rows, quantities]``: measured over model.
     """
 
@@ -93,7 +93,7 @@ class _Anchors:
 
 
 @dataclass(slots=True, eq=False)
-class Families:
+class FamilyModels:
     """Models of all families on one kind of device; nothing is computed before the first question."""
 
     profile: Profile
@@ -105,7 +105,7 @@ class Families:
     _evidence: list[Evidence] = field(init=False, repr=False)
     _rows_of: dict[Name, list[int]] = field(init=False, repr=False)
     _names: list[tuple[Name, ...]] = field(init=False, repr=False)
-    _models: list[Model] = field(init=False, default_factory=list, repr=False)
+    _models: list[FittedModel] = field(init=False, default_factory=list, repr=False)
     _number: dict[Name, int] = field(init=False, default_factory=dict, repr=False)
     _anchors: dict[int, _Anchors] = field(init=False, default_factory=dict, repr=False)
     _ranges: dict[tuple[int, bool], Range] = field(init=False, default_factory=dict, repr=False)
@@ -254,11 +254,11 @@ def fitted(points: Array, measured: Array) -> Array:
     return unscaled
 
 
-def _fitted(rows: Rows, points: Array, values: Array) -> Model:
+def _fitted(rows: Rows, points: Array, values: Array) -> FittedModel:
     coefficients = np.stack([fitted(points, values[:, q]) for q in range(len(QUANTITIES))], axis=1)
     mostly_zero = np.array([not column.any() for column in coefficients.T])
     coefficients[BYTES, mostly_zero] = 1.0
-    return Model(rows, coefficients, mostly_zero)
+    return FittedModel(rows, coefficients, mostly_zero)
 
 
 def family_names(graph: Graph, layer: Layer, key: str) -> tuple[Name, ...]:

@@ -39,7 +39,7 @@ _ADDS, _READS_AND_WRITES = 3, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LayerWork:
     """What a pass of a layer does: floating-point operations and bytes moved, and of these the parameters'."""
 
     flops: int
@@ -95,12 +95,12 @@ def _memories(device: DeviceSpec, two: bool) -> dict[str, DeviceSpec]:
     return {device.kind: replace(device, on_chip_bytes=max(1, device.on_chip_bytes)), off_chip(device.kind): plain}
 
 
-def work_of(graph: Graph, layer: Layer, samples: int) -> Work:
+def work_of(graph: Graph, layer: Layer, samples: int) -> LayerWork:
     """What a forward pass of ``layer`` does for ``samples`` samples."""
     return _work(graph, graph.values(), layer, samples)
 
 
-def roof_s(work: Work, device: DeviceSpec, dtype: str, layer: str) -> float:
+def roof_s(work: LayerWork, device: DeviceSpec, dtype: str, layer: str) -> float:
     """The least time in which ``device`` can do ``work``, its parameters on chip where it has such a memory.
 
     Raises:
@@ -150,7 +150,7 @@ def under_a_roof(
 
     def roof(size: float) -> tuple[float, float]:
         _, flops, num_bytes, _ = features.whole(size)[index].tolist()
-        return roof_s(Work(round(flops), round(num_bytes), parameter_bytes), device, dtype, layer.name), num_bytes
+        return roof_s(LayerWork(round(flops), round(num_bytes), parameter_bytes), device, dtype, layer.name), num_bytes
 
     seconds, num_bytes = roof(samples)
     low, high = DATASHEET_RANGE
@@ -176,7 +176,7 @@ def _is_known(device: DeviceSpec) -> bool:
     return bool(device.peak_flop_per_s) and bool(device.memory_bytes_per_s)
 
 
-def _works(profile: Profile) -> dict[tuple[str, int], Work]:
+def _works(profile: Profile) -> dict[tuple[str, int], LayerWork]:
     sizes = {m.samples for measured in profile.measurements.values() for m in measured}
     values = profile.graph.values()
     return {(x.name, n): _work(profile.graph, values, x, n) for x in profile.graph.layers for n in sizes}
@@ -185,7 +185,7 @@ def _works(profile: Profile) -> dict[tuple[str, int], Work]:
 def _measurements(
     profile: Profile,
     source: str,
-    works: Mapping[tuple[str, int], Work],
+    works: Mapping[tuple[str, int], LayerWork],
     here: DeviceSpec | None,
     there: DeviceSpec,
 ) -> tuple[Measurement, ...]:
@@ -230,7 +230,7 @@ def _parameters(profile: Profile, source: str, here: DeviceSpec | None, there: D
             continue
         num_bytes = _num_bytes([profile.graph.parameters[each] for each in layers[name].parameters])
         sizes = _ADDS * num_bytes, round((_READS_AND_WRITES + 2 * state) * num_bytes)
-        add, update = (Work(0, size, size) for size in sizes)
+        add, update = (LayerWork(0, size, size) for size in sizes)
         add_s, update_s = (roof_s(work, there, "", name) for work in (add, update))
         if here is not None:
             bases = [roof_s(work, here, "", name) for work in (add, update)]
@@ -244,7 +244,7 @@ def _num_bytes(specs: Sequence[TensorSpec]) -> int:
     return sum(spec.num_bytes for spec in specs)
 
 
-def _work(graph: Graph, values: Mapping[str, TensorSpec], layer: Layer, samples: int) -> Work:
+def _work(graph: Graph, values: Mapping[str, TensorSpec], layer: Layer, samples: int) -> LayerWork:
     sized, inputs, parameters = graph.layer_at(layer, samples, values)
     flops = kind_named(layer.kind).forward_flops(sized, inputs)
-    return Work(flops, _num_bytes((*inputs, *sized.outputs, *parameters)), _num_bytes(parameters))
+    return LayerWork(flops, _num_bytes((*inputs, *sized.outputs, *parameters)), _num_bytes(parameters))

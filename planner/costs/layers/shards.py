@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.interpolation import LayerCost, layer_cost, values_of
-from planner.costs.layers.regression import Families
+from planner.costs.layers.regression import FamilyModels
 from planner.costs.shards.boxes import boxes_of
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts
 from planner.costs.shards.option import Shards
@@ -152,7 +152,7 @@ class MeasuredParts:
     """
 
     profile: Profile
-    families: Callable[[str], Families] | None = None
+    families: Callable[[str], FamilyModels] | None = None
     _parts: dict[tuple[str, str], list[Measurement]] = field(init=False, default_factory=dict, repr=False)
     _behind: dict[tuple[str, str], list[Measurement]] = field(init=False, default_factory=dict, repr=False)
     _whole: dict[tuple[str, str, int], Measurement] = field(init=False, default_factory=dict, repr=False)
@@ -219,16 +219,16 @@ class MeasuredParts:
         box = shards.work[option, member]
         part = part_of(shards.sized, (box[:, 1] - box[:, 0]).tolist())
         samples = int(shards.samples[option, member])
-        if self._is_modelled(kind, layer, samples, part, whole, _over_sites(shards)):
+        if self._is_modelled(kind, layer, (samples, part), whole, _over_sites(shards)):
             families = self.families(kind) if self.families is not None else None
             if families is not None and families.answers(self._index[layer], samples, part):
                 return (families.evidence(self._index[layer]),)
         return tuple(c.evidence for c in self.cost(kind, layer, samples, part, whole))
 
-    def estimate(self, kind: str, layer: str, samples: int, part: Part, whole: Part, share: Array) -> Array:
+    def estimate(self, kind: str, layer: str, asked: _Asked, whole: Part, share: Array) -> Array:
         """What one part costs, in the order of ``QUANTITIES``; ``share`` is its share of the whole layer's cost."""
-        asked, estimated = (samples, part), share.copy()
-        for measured in self.cost(kind, layer, samples, part, whole):
+        estimated = share.copy()
+        for measured in self.cost(kind, layer, *asked, whole):
             estimated[:] = measured.values
         for seconds in self._by_family(kind, layer, {asked: share[:4]}, whole, over_sites=False).values():
             estimated[:4] = seconds
@@ -240,8 +240,9 @@ class MeasuredParts:
         near = min(parts, key=lambda one: abs(log(max(1, one.samples) / max(1, samples))), default=None)
         return () if near is None else tuple(one for one in parts if one.samples == near.samples)
 
-    def _is_modelled(self, kind: str, layer: str, samples: int, part: Part, whole: Part, over_sites: bool) -> bool:
+    def _is_modelled(self, kind: str, layer: str, asked: _Asked, whole: Part, over_sites: bool) -> bool:
         """Whether a family is asked: of parts, but those of sites, without measurements of their own to go by."""
+        samples, part = asked
         if self.families is None or over_sites or part == whole or not samples or not prod(part):
             return False
         return not self._of_own_extents(kind, layer, samples, part)
@@ -250,7 +251,7 @@ class MeasuredParts:
         self, kind: str, layer: str, shares: Mapping[_Asked, Array], whole: Part, over_sites: bool
     ) -> dict[_Asked, Array]:
         """Seconds of those that the layer's family says, of parts whose ``shares`` of the whole are given."""
-        wanted = [asked for asked in shares if self._is_modelled(kind, layer, *asked, whole, over_sites)]
+        wanted = [asked for asked in shares if self._is_modelled(kind, layer, asked, whole, over_sites)]
         fresh = [asked for asked in wanted if (kind, layer, *asked) not in self._modelled]
         if fresh and self.families is not None:
             families, index = self.families(kind), self._index[layer]

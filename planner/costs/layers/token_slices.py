@@ -137,7 +137,7 @@ class SlicePrices:
                 sized = SizedLayer.of(graph, layer, graph.values(), samples, mixes_samples=False)
                 extents = [length if dim == work.dim else extent for dim, extent in enumerate(sized.work.shape)]
                 part, of_all = part_of(sized, extents), part_of(sized, sized.work.shape)
-                costs = self.tables.parts.estimate(kind, layer.name, samples, part, of_all, share)
+                costs = self.tables.parts.estimate(kind, layer.name, (samples, part), of_all, share)
             self._own[key] = costs
         return costs
 

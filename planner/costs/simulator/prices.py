@@ -9,9 +9,9 @@ visits host after host does.  Where a card would carry more than it can, its flo
 and Gallager 1992, section 6.5.2), none faster than it is alone.  A card can carry what the host's links do, or the
 fastest of the flows on it, if that is more: alone, nothing is slowed (a burst).
 
-A message delays computing at its ends by ``Network.core_s`` in all, evenly while it moves (at the sender: behind its
-call), so that what a core loses goes with the message's speed; several add.  ``DeviceSpec.core_share`` says how much of
-that a device feels.
+A message delays computing at its ends by ``NetworkPrices.core_s`` in all, evenly while it moves (at the sender: behind
+its call), so that what a core loses goes with the message's speed; several add.  ``DeviceSpec.core_share`` says how
+much of that a device feels.
 
 What several sends of one action bring to one rank may travel as one message
 (:meth:`planner.ir.program.Program.joined`): what is behind the first then costs by how much it makes the message
@@ -34,7 +34,7 @@ from functools import partial
 
 import numpy as np
 
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.costs.simulator.next_step import NextStep, next_steps
 from planner.costs.simulator.program import CompiledProgram, TransferSlot
 from planner.costs.stages.action_costs import StageCosts
@@ -102,12 +102,12 @@ def transfer_bytes(program: Program, compiled: CompiledProgram) -> list[int]:
     return [sum(part.num_bytes for part in slot.parts(program)) for slot in compiled.transfers]
 
 
-def transfer_prices(compiled: CompiledProgram, sizes: Sequence[int], network: Network) -> list[float]:
+def transfer_prices(compiled: CompiledProgram, sizes: Sequence[int], network: NetworkPrices) -> list[float]:
     """Seconds by transfer slot."""
     return _by_slot(compiled, sizes, network.transfer_s)
 
 
-def sending_prices(compiled: CompiledProgram, sizes: Sequence[int], network: Network) -> list[float]:
+def sending_prices(compiled: CompiledProgram, sizes: Sequence[int], network: NetworkPrices) -> list[float]:
     """Seconds of the call that sends, by transfer slot; empty if none of them takes any."""
     sending_s = _by_slot(compiled, sizes, network.sending_s)
     return sending_s if any(sending_s) else []
@@ -174,7 +174,7 @@ def streamed(
     return lasting_s, (rest * transfer_s).tolist(), (rest * sending_s).tolist() if sending_s else []
 
 
-def resources(compiled: CompiledProgram, network: Network) -> list[int]:
+def resources(compiled: CompiledProgram, network: NetworkPrices) -> list[int]:
     """The wire that each channel uses: its own, or one for both directions where the link is not duplex."""
     number = {pair: index for index, pair in enumerate(compiled.channels)}
     return [
@@ -366,7 +366,7 @@ def traffic_of(
 
 
 def _losses(
-    network: Network, slot: TransferSlot, moved: tuple[int, int | None], seconds: float
+    network: NetworkPrices, slot: TransferSlot, moved: tuple[int, int | None], seconds: float
 ) -> tuple[tuple[int, float], ...]:
     """(rank, what it loses of its computing speed) at both ends of a message; ``moved`` as of :func:`_more`."""
     size, ahead = moved

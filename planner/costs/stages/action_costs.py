@@ -29,13 +29,11 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import Array, SizeTable, before, layers_of, span
 from planner.costs.stages.gradient_overlap import exposed_s
-from planner.costs.stages.placement import StagePlacement, placements
-from planner.costs.stages.stage_sums import exchange_s
+from planner.costs.stages.placement import StagePlacement
+from planner.costs.stages.stage_sums import PASSES, StageTimes
 from planner.ir.cluster import GRADIENT_SUMS, Evidence
 from planner.ir.plan import Size, TokenSlice, samples_in
-from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, RECEIVE, Action, Op
-
-__all__ = ["PriceBook", "StageCosts", "StagePlacement", "placements"]
+from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
 
 
 @dataclass(slots=True, eq=False)
@@ -54,8 +52,7 @@ class StageCosts:
     micro_batches: tuple[Size, ...]
     trains: bool = True
     prepares_next_step: bool = False
-    _local: dict[tuple[int, int, Op, Size, bool], float] = field(init=False, default_factory=dict, repr=False)
-    _exchanged: dict[tuple[int, Op, Size], float] = field(init=False, default_factory=dict, repr=False)
+    _times: dict[tuple[int, Size], StageTimes] = field(init=False, default_factory=dict, repr=False)
     _reductions: dict[int, float] = field(init=False, default_factory=dict, repr=False)
     _found: dict[str, float] = field(init=False, default_factory=dict, repr=False)
     _kinds: dict[int, str] = field(init=False, default_factory=dict, repr=False)
@@ -70,7 +67,8 @@ class StageCosts:
         if action.op in RECEIVE:
             return self.book.tables.overhead_s(self.book.kind(rank))
         if action.microbatch is not None and action.op in COMPUTE:
-            return self._compute_s(action.stage, rank, action.op, action.microbatch, accumulates)
+            times = self.times(action.stage, self.micro_batches[action.microbatch])
+            return times.action_s(action.op, stage.ranks.index(rank), accumulates)
         if action.op is Op.PREPARE and action.microbatch is not None:
             if self.is_prepared:
                 return 0.0
@@ -79,7 +77,7 @@ class StageCosts:
         once = stage.once
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
             beside = memory_factor(self.book.profile.cluster, stage.ranks)
-            return once.reduction_s if action.op is Op.REDUCE_GRAD else once.paced_update_s * beside
+            return once.reduction_s if action.op is Op.REDUCE_GRAD else once.update_s * beside
         if action.op is Op.REDUCE_GRAD:
             return self.waited_s(action.stage)
         if action.op is Op.UPDATE:
@@ -260,38 +258,45 @@ class StageCosts:
         }
         return weakest((*own, *(self.book.tables.evidence(kind, samples, runs) for runs, kind, samples in found)))
 
-    def _compute_s(self, stage: int, rank: int, op: Op, microbatch: int, accumulates: bool) -> float:
-        placed = self.stages[stage]
-        if placed.laid_out:
-            return placed.laid_out[self.micro_batches[microbatch]].action_s(op, accumulates)
-        exchanged_s = self._exchange_s(placed, op, microbatch)
-        if not exchanged_s:
-            return self._local_s(stage, placed.ranks.index(rank), op, microbatch, accumulates)
-        members = range(len(placed.ranks))
-        return exchanged_s + max(self._local_s(stage, member, op, microbatch, accumulates) for member in members)
-
     def exchange_s(self, action: Action) -> float:
         """The part of a compute action in which its ranks exchange statistics, halos and other parts of tensors."""
-        placed = self.stages[action.stage]
-        if placed.laid_out:
-            if action.microbatch is None or action.op not in COMPUTE:
-                return 0.0
-            return placed.laid_out[self.micro_batches[action.microbatch]].exchange_s(action.op)
-        return self._exchange_s(placed, action.op, action.microbatch or 0)
-
-    def _exchange_s(self, placed: StagePlacement, op: Op, microbatch: int) -> float:
-        if op not in COMPUTE or len(placed.ranks) < 2:
+        if action.microbatch is None or action.op not in COMPUTE:
             return 0.0
-        key = (id(placed), op, self.micro_batches[microbatch])
-        found = self._exchanged.get(key)
-        if found is None:
-            samples = samples_in(self.micro_batches[microbatch])
-            sums = self.book.exchanges_s(placed.ranks, samples, placed.again, self.trains)
-            forward_s, backward_s = (span(way, placed.runs) for way in sums)
+        return self.times(action.stage, self.micro_batches[action.microbatch]).exchange_s(action.op)
+
+    def times(self, number: int, size: Size) -> StageTimes:
+        """What the passes of a stage take for a micro-batch or slice of this size."""
+        placed = self.stages[number]
+        if placed.laid_out:
+            return placed.laid_out[size]
+        times = self._times.get((number, size))
+        if times is None:
+            times = self._times[number, size] = self._cut_alike(placed, samples_in(size))
+        return times
+
+    def _cut_alike(self, placed: StagePlacement, samples: int) -> StageTimes:
+        """Of a stage that is cut along samples alone: differences of sums over layers, once for like members."""
+        members = [(self.kind(rank), own) for rank, own in zip(placed.ranks, placed.samples[samples], strict=True)]
+        is_shared, runs = len(members) > 1, placed.runs
+        sums = {member: self.book.sums(*member, is_shared, placed.again) for member in members}
+        passes = {member: tuple(own.action_s(op, runs, False) for op in PASSES) for member, own in sums.items()}
+        adds = {
+            member: span(own.accumulate_s, runs) + sum(_part_of(own.accumulate_s, tie.outside) for tie in placed.ties)
+            for member, own in sums.items()
+        }
+        forward_s = backward_s = 0.0
+        if is_shared:
+            exchanges = self.book.exchanges_s(placed.ranks, samples, placed.again, self.trains)
+            forward_s, backward_s = (span(way, runs) for way in exchanges)
             gather_s, scatter_s = self._in_slices_s(placed)
-            found = exchange_s(op, forward_s + gather_s, backward_s + (1 + placed.recompute) * gather_s + scatter_s)
-            self._exchanged[key] = found
-        return found
+            forward_s += gather_s
+            backward_s += (1 + placed.recompute) * gather_s + scatter_s
+        return StageTimes(
+            tuple(zip(*(passes[member] for member in members), strict=True)),
+            tuple(adds[member] for member in members),
+            forward_s,
+            backward_s,
+        )
 
     def _in_slices_s(self, placed: StagePlacement) -> tuple[float, float]:
         """What a pass waits for its parameters, and a backward for the sums of its gradients, bucket by bucket.
@@ -304,20 +309,6 @@ class StageCosts:
         found = self.book.buckets(placed.runs, placed.tied)
         half_s = sum(self.book.network.all_reduce_s(placed.ranks, bucket.num_bytes) for bucket in found) / 2
         return half_s * (placed.zero > 2), half_s
-
-    def _local_s(self, stage: int, member: int, op: Op, microbatch: int, accumulates: bool) -> float:
-        key = (stage, member, op, self.micro_batches[microbatch], accumulates)
-        found = self._local.get(key)
-        if found is None:
-            placed = self.stages[stage]
-            samples = placed.samples[samples_in(self.micro_batches[microbatch])][member]
-            kind, shared = self.kind(placed.ranks[member]), len(placed.ranks) > 1
-            sums = self.book.sums(kind, samples, shared, placed.again)
-            found = sums.action_s(op, placed.runs, accumulates)
-            if accumulates and op in ADDS_GRADIENTS:
-                found += sum(_part_of(sums.accumulate_s, tie.outside) for tie in placed.ties)
-            self._local[key] = found
-        return found
 
 
 def _part_of(sums: Array, parts: Iterable[tuple[int, float]]) -> float:

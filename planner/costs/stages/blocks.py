@@ -43,24 +43,21 @@ def stage_cost_in_blocks(prices: LayoutPrices, chosen: Mapping[int, Option], blo
     alone = frozenset(index for index in chosen if prices.layers[index].name not in inside)
     plain = stage_cost(prices, chosen, alone)
     costs = [_block_cost(prices, division, block) for block in division.blocks]
-    seconds = [cost.seconds for cost in costs]
+    (forward_s,), *others = plain.compute_s
     return replace(
         plain,
-        forward_s=plain.forward_s + sum(seconds, np.zeros(len(prices.ranks))),
-        paced_forward_s=plain.paced_forward_s + sum(float(each.max()) for each in seconds),
+        compute_s=((forward_s + sum(cost.slowest_s for cost in costs),), *others),
         exchange_forward_s=plain.exchange_forward_s + sum(cost.exchange_s for cost in costs),
-        moved_bytes=plain.moved_bytes + sum(cost.moved_bytes for cost in costs),
         unrecorded_bytes=_peaks(prices, division),
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _BlockCost:
-    """Seconds of a block by rank, of its exchanges and sums, and what moves."""
+    """Seconds of a block: of its slowest rank, and of its exchanges and sums."""
 
-    seconds: Array
+    slowest_s: float
     exchange_s: float
-    moved_bytes: float
 
 
 def _block_cost(prices: LayoutPrices, division: Division, block: BlockDivision) -> _BlockCost:
@@ -71,13 +68,12 @@ def _block_cost(prices: LayoutPrices, division: Division, block: BlockDivision) 
         shards = tile_shards(prices.sized(number), [tile.layers[name] for tile in block.tiles])
         seconds += prices.cost_of_part(number, shards)[FORWARD].sum(axis=0)
         summed_s += float(prices.sums(number, shards).statistics_s[0].sum())
-    exchanged_s, moved = _fetching(prices, division, block)
-    return _BlockCost(seconds, summed_s + exchanged_s, moved)
+    return _BlockCost(float(seconds.max()), summed_s + _fetching_s(prices, division, block))
 
 
-def _fetching(prices: LayoutPrices, division: Division, block: BlockDivision) -> tuple[float, float]:
-    """Seconds and bytes of what is exchanged before a block."""
-    seconds = moved = 0.0
+def _fetching_s(prices: LayoutPrices, division: Division, block: BlockDivision) -> float:
+    """Seconds of what is exchanged before a block."""
+    seconds = 0.0
     for value, wanted in block.wanted.items():
         part = np.zeros((len(prices.ranks), len(prices.ranks)))
         for move in division.moves_to(value, wanted):
@@ -85,8 +81,7 @@ def _fetching(prices: LayoutPrices, division: Division, block: BlockDivision) ->
         if part.any():
             around = float(call_s(prices.book.profile.cluster, PIECES, part.sum(axis=0).max()))
             seconds += float(exchange_s(part, prices.ranks, prices.book.network)) + around
-            moved += float(part.sum())
-    return seconds, moved
+    return seconds
 
 
 def _dtype(division: Division, value: str) -> str:

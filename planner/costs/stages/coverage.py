@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from planner.costs.candidate import candidate_of
 from planner.costs.communication.halo import SUMMED
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.layers.shards import part_of
+from planner.costs.pricing import Pricing
 from planner.costs.shards.option import Option
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.costs.stages.layouts import LayoutPrices
-from planner.costs.stages.placement import StagePlacement, placements
+from planner.costs.stages.placement import StagePlacement
 from planner.ir.cluster import AROUND, GRADIENT_SUMS, MEASURED, NORMALISATION, PARTIAL_SUMS, PIECES, SITES
 from planner.ir.plan import Decision, TokenSlice
 from planner.ir.profile import PartShape
@@ -61,7 +63,8 @@ def unmeasured(book: PriceBook, decisions: Iterable[Decision]) -> dict[str, Unme
     exchanging: dict[str, set[str]] = {}
     known = {table.operation for table in book.profile.cluster.collectives}
     for decision in decisions:
-        stages = placements(book, decision)
+        candidate = candidate_of(book.profile.graph, decision)
+        stages = Pricing(book).stages(candidate)
         waiting |= _processors(book, stages) if len(stages) > 1 else set()
         for stage in stages:
             unknown = _exchanges(book, decision, stage) - known

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.resharding import Crossing, crossing, exposed, scattered_s
+from planner.costs.communication.resharding import Resharding, exposed, resharding_of, scattered_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.shards import MeasuredParts
 from planner.costs.shards.boxes import volumes
@@ -89,7 +89,7 @@ class LayoutPrices:
     _sized: dict[int, SizedLayer] = field(init=False, default_factory=dict, repr=False)
     _options: dict[object, tuple[Option, ...]] = field(init=False, default_factory=dict, repr=False)
     _shards: dict[object, Shards] = field(init=False, default_factory=dict, repr=False)
-    _crossings: dict[object, Crossing] = field(init=False, default_factory=dict, repr=False)
+    _crossings: dict[object, Resharding] = field(init=False, default_factory=dict, repr=False)
     _summed: dict[object, Sums] = field(init=False, default_factory=dict, repr=False)
     _rates: dict[tuple[int, ...], float] = field(init=False, default_factory=dict, repr=False)
     _own: dict[str, tuple[bool, ...]] = field(init=False, repr=False)
@@ -181,17 +181,17 @@ class LayoutPrices:
 
     def crossing(
         self, maker: int, reader: int, of_maker: tuple[Option, ...], of_reader: tuple[Option, ...]
-    ) -> Crossing:
+    ) -> Resharding:
         """What moves from layer ``maker`` to layer ``reader``, by the options of both."""
         source, destination = self.shards(maker, of_maker), self.shards(reader, of_reader)
         values = tuple(_values_read(self.layers[maker], self.layers[reader]))
         key = (source.sized.signature, of_maker, destination.sized.signature, of_reader, values)
         found = self._crossings.get(key)
         if found is None:
-            found = self._crossings[key] = crossing(source, destination, values, self.ranks, self.book.network)
+            found = self._crossings[key] = resharding_of(source, destination, values, self.ranks, self.book.network)
         return found
 
-    def exposed_s(self, reader: int, crossing: Crossing, table: LayerTable) -> tuple[Array, Array]:
+    def exposed_s(self, reader: int, crossing: Resharding, table: LayerTable) -> tuple[Array, Array]:
         """What of a crossing into layer ``reader`` is waited for, forward and backward; halos hide behind compute."""
         seconds = table.seconds[FORWARD], table.seconds[BACKWARD]
         return exposed(crossing, self.layers[reader].kind, *seconds, self.book.profile.cluster)

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
-from planner.costs.layers.cost_table import Run, TiedParameter, runs_of
+from planner.costs.layers.cost_table import Run, TiedParameter
 from planner.costs.layers.token_slices import SAVED, WORKSPACE
 from planner.costs.shards.option import Option
 from planner.costs.stages.blocks import stage_cost_in_blocks
-from planner.costs.stages.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayoutPrices
+from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import LayerBytes, StageCost, stage_cost
 from planner.costs.stages.stage_sums import Again, with_recompute
 from planner.ir.cluster import INTERPOLATED
-from planner.ir.graph import SAMPLE
-from planner.ir.layout import Layout
-from planner.ir.plan import Block, Decision, Size, TokenSlice
+from planner.ir.plan import Block, Size, TokenSlice
 from planner.ir.problem import SAMPLE_DIMS
-from planner.ir.schedule import FORWARD_PASS
-from planner.layers import throughout_sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,82 +98,6 @@ class StagePlacement:
         return max(self.laid_out.items(), key=_size_first)[1] if self.laid_out else None
 
 
-def placements(book: PriceBook, decision: Decision) -> tuple[StagePlacement, ...]:
-    """The stages of a plan.
-
-    Raises:
-        MissingMeasurementError: the profile says nothing about a number of samples that a layout uses.
-    """
-    graph = book.profile.graph
-    index = {layer.name: position for position, layer in enumerate(graph.layers)}
-    if decision.token_slices:
-        return _sliced(book, decision, index)
-    evaluates = not any(action.op not in FORWARD_PASS for row in decision.rows() for action in row)
-    sizes = set(decision.micro_batches)
-    layouts = LayoutBook(book, evaluates=evaluates)
-    ties, tied = _ties_of(book, decision)
-    sites = throughout_sites(graph)
-    found = []
-    for stage, group in enumerate(decision.stages):
-        names = decision.layers_of(stage)
-        layout = decision.layout_of(stage)
-        spans = tuple(tuple(index[name] for name in span) for span in group.recomputed) if not evaluates else ()
-        again = {number for span in spans for number in span}
-        options = {
-            index[name]: Option.placed(decision.layers[name], group.recompute or index[name] in again) for name in names
-        }
-        plain = not group.blocks and cut_alike([option.cuts for option in options.values()])
-        found.append(
-            StagePlacement(
-                runs_of(options),
-                group.ranks,
-                {rows: loads(layout, rows, max(sizes), sites.issuperset(names)) for rows in sizes} if plain else {},
-                graph.parameter_bytes(frozenset(names)),
-                group.recompute,
-                group.level if plain and len(group.ranks) > 1 else 0,
-                ties[stage],
-                tied,
-                {} if plain else layouts.costs(group.ranks, options, sizes, group.blocks),
-                spans,
-            )
-        )
-    return tuple(found)
-
-
-def _sliced(book: PriceBook, decision: Decision, index: Mapping[str, int]) -> tuple[StagePlacement, ...]:
-    """The stages of a plan with token slices, each on one rank."""
-    graph = book.profile.graph
-    ties, tied = _ties_of(book, decision)
-    found = []
-    for stage, group in enumerate(decision.stages):
-        names = decision.layers_of(stage)
-        layers, kind = sorted(index[name] for name in names), book.kind(group.ranks[0])
-        sizes = [size for size in dict.fromkeys(decision.sizes) if isinstance(size, TokenSlice)]
-        costs = slice_costs(book, kind, layers, sizes, group.recompute)
-        parameters = graph.parameter_bytes(frozenset(names))
-        runs, again = runs_of(layers), group.recompute
-        found.append(StagePlacement(runs, group.ranks, {}, parameters, again, 0, ties[stage], tied, costs))
-    return tuple(found)
-
-
-def loads(layout: Layout, rows: int, full: int, throughout: bool) -> tuple[float, ...]:
-    """How many samples of a micro-batch of ``rows`` each rank of a stage takes; of a part of one, a fraction.
-
-    Args:
-        full: samples of a full micro-batch: where shares sum to as many they are samples, else parts of sites.
-        throughout: whether all layers of the stage lie along sites alone (``planner.layers.throughout_sites``).
-    """
-    points = layout.cuts.get(SAMPLE, (0, 1))
-    if not throughout or points[-1] == full or len(points) < 3:
-        return layout.samples(rows)
-    return tuple(rows * (b - a) / points[-1] for a, b in pairwise(points))
-
-
-def _ties_of(book: PriceBook, decision: Decision) -> tuple[list[tuple[Tie, ...]], frozenset[str]]:
-    stage_of = [decision.layers[layer.name].stage for layer in book.profile.graph.layers]
-    return ties_between(book.tables.graph.tied, stage_of, [stage.ranks for stage in decision.stages])
-
-
 def ties_between(
     parameters: Sequence[TiedParameter], stage_of: Sequence[int], ranks: Sequence[tuple[int, ...]]
 ) -> tuple[list[tuple[Tie, ...]], frozenset[str]]:
@@ -218,12 +137,6 @@ def bytes_elsewhere(parameters: Sequence[TiedParameter], stage_of: Sequence[int]
 def ranks_of(stages: Sequence[int], ranks: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """All ranks of some stages, by growing number."""
     return tuple(sorted({rank for stage in stages for rank in ranks[stage]}))
-
-
-def cut_alike(cuts: Collection[object]) -> bool:
-    """Whether layers are all cut in the same way, along samples at most (cuts as in :class:`Option`)."""
-    kinds = set(cuts)
-    return len(kinds) <= 1 and all(dim == SAMPLE for each in kinds if isinstance(each, tuple) for dim, _ in each)
 
 
 @dataclass(slots=True, eq=False)
@@ -289,28 +202,18 @@ def slice_cost(book: PriceBook, kind: str, layers: Sequence[int], size: TokenSli
     table = book.slices.table(kind, size)
     costs, received = table.costs[:, chosen], table.received[chosen]
     seconds = costs[:SAVED].sum(axis=1)
-    backward, of_input = with_recompute(seconds[BACKWARD], seconds[BACKWARD_INPUT], seconds[FORWARD] * recompute)
+    forward, backward, of_input, of_weight = seconds.tolist()
+    backward, of_input = with_recompute(backward, of_input, forward * recompute)
     parameters = np.diff(book.tables.graph.parameter_bytes)[chosen]
-    update = float(np.diff(book.tables.parameters(kind).update_s)[chosen].sum())
-    accumulate = float(np.diff(book.accumulate_s(kind, shared=False))[chosen].sum())
     kept = float(costs[SAVED].sum() + received.sum())
     one = np.array([1.0])
     return StageCost(
-        forward_s=seconds[FORWARD] * one,
-        backward_s=backward * one,
-        backward_input_s=of_input * one,
-        backward_weight_s=seconds[BACKWARD_WEIGHT] * one,
-        paced_forward_s=float(seconds[FORWARD]),
-        paced_backward_s=float(backward),
-        paced_backward_input_s=float(of_input),
-        paced_backward_weight_s=float(seconds[BACKWARD_WEIGHT]),
-        paced_update_s=update,
-        paced_accumulate_s=accumulate,
+        compute_s=((forward,), (backward,), (of_input,), (of_weight,)),
+        accumulate_s=(float(np.diff(book.accumulate_s(kind, shared=False))[chosen].sum()),),
         exchange_forward_s=0.0,
         exchange_backward_s=0.0,
+        update_s=float(np.diff(book.tables.parameters(kind).update_s)[chosen].sum()),
         reduction_s=0.0,
-        update_s=update * one,
-        accumulate_s=accumulate * one,
         saved_bytes=(float(received.sum()) if recompute else kept) * one,
         transient_bytes=(float(costs[SAVED].sum()) if recompute else 0.0) * one,
         workspace_bytes=float(costs[WORKSPACE].max(initial=0.0)) * one,
@@ -327,7 +230,6 @@ def slice_cost(book: PriceBook, kind: str, layers: Sequence[int], size: TokenSli
             np.zeros((len(chosen), 1)),
         ),
         standing_bytes=np.zeros(1),
-        moved_bytes=0.0,
         evidence=weakest((INTERPOLATED, *(book.tables.at(kind, size.samples).evidence[at] for at in chosen))),
     )
 

@@ -17,14 +17,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.resharding import Crossing
+from planner.costs.communication.resharding import Resharding
 from planner.costs.layers.confidence import weakest
 from planner.costs.shards.boxes import Boxes
 from planner.costs.shards.option import Option
-from planner.costs.stages.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayerTable, LayoutPrices
-from planner.costs.stages.stage_sums import exchange_s, of_op, with_recompute
+from planner.costs.stages.layouts import FORWARD, LayerTable, LayoutPrices
+from planner.costs.stages.stage_sums import StageTimes, with_recompute
 from planner.ir.cluster import INTERPOLATED, Evidence
-from planner.ir.schedule import ADDS_GRADIENTS, Op
 from planner.layers import is_convolution
 
 Array = NDArray[np.float64]
@@ -62,73 +61,40 @@ class LayerBytes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StageCost:
-    """A stage under given options, for one micro-batch (``*_s``) on its group.
+class StageCost(StageTimes):
+    """A stage under given options, for one micro-batch on its group; its ranks go at one pace.
+
+    Exchanges are statistics, and messages between layers as far as nothing is computed meanwhile
+    (``costs.communication.resharding``), all ranks busy.
 
     Attributes:
-        forward_s, backward_s, backward_input_s, backward_weight_s: by rank, compute alone.
-        paced_forward_s, paced_backward_s, paced_backward_input_s, paced_backward_weight_s, paced_update_s,
-            paced_accumulate_s: sums over layers of the slowest rank's compute.
-        exchange_forward_s, exchange_backward_s: statistics, and messages between layers as far as nothing is computed
-            meanwhile (``costs.communication.resharding``), all ranks busy.
+        update_s: once a step, the sum over layers of the slowest rank's.
         reduction_s: once a step; gradients over ranks with equal weights.
-        update_s, accumulate_s: by rank: once a step; for each micro-batch but the first.
         saved_bytes: by rank, kept for each micro-batch between forward and backward, what was received included.
         transient_bytes: by rank, of recomputed layers, there for one micro-batch at a time.
         workspace_bytes, parameter_bytes: by rank.
         by_layer: bytes of each layer.
         standing_bytes: by rank, of its exchanges (``costs.communication.resharding``).
-        moved_bytes: between ranks in a forward.
         unrecorded_bytes: by rank, the most in a forward that keeps nothing; None: it follows from ``by_layer``.
     """
 
-    forward_s: Array
-    backward_s: Array
-    backward_input_s: Array
-    backward_weight_s: Array
-    paced_forward_s: float
-    paced_backward_s: float
-    paced_backward_input_s: float
-    paced_backward_weight_s: float
-    paced_update_s: float
-    paced_accumulate_s: float
-    exchange_forward_s: float
-    exchange_backward_s: float
+    update_s: float
     reduction_s: float
-    update_s: Array
-    accumulate_s: Array
     saved_bytes: Array
     transient_bytes: Array
     workspace_bytes: Array
     parameter_bytes: Array
     by_layer: LayerBytes
     standing_bytes: Array
-    moved_bytes: float
     evidence: Evidence
     unrecorded_bytes: Array | None = None
 
-    def action_s(self, op: Op, accumulates: bool) -> float:
-        """An action of the stage: all its ranks go at one pace."""
-        compute_s = of_op(
-            op, self.paced_forward_s, self.paced_backward_s, self.paced_backward_input_s, self.paced_backward_weight_s
-        )
-        added_s = self.paced_accumulate_s if accumulates and op in ADDS_GRADIENTS else 0.0
-        return compute_s + added_s + self.exchange_s(op)
-
-    def exchange_s(self, op: Op) -> float:
-        """The part of it in which ranks exchange."""
-        return exchange_s(op, self.exchange_forward_s, self.exchange_backward_s)
-
     def step_s(self, micro_batches: float) -> float:
         """A step of the stage alone: the objective of the inner search (layer by layer, the slowest rank)."""
-        once = self.paced_forward_s + self.paced_backward_s + self.exchange_forward_s + self.exchange_backward_s
-        more = max(0.0, micro_batches - 1) * self.paced_accumulate_s
-        return micro_batches * once + more + self.reduction_s + self.paced_update_s
-
-    def memory_bytes(self, in_flight: int, state_per_parameter_byte: float) -> Array:
-        """By rank: parameters, gradients, optimiser state, activations of ``in_flight`` micro-batches, workspace."""
-        resident = self.parameter_bytes * (2.0 + state_per_parameter_byte)
-        return resident + in_flight * self.saved_bytes + self.transient_bytes + self.workspace_bytes
+        (forward_s,), (backward_s,), *_ = self.compute_s
+        once = forward_s + backward_s + self.exchange_forward_s + self.exchange_backward_s
+        more = max(0.0, micro_batches - 1) * self.accumulate_s[0]
+        return micro_batches * once + more + self.reduction_s + self.update_s
 
 
 def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option], counted: Collection[int] | None = None) -> StageCost:
@@ -150,30 +116,20 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option], counted: Coll
     }
     again = {index: float(chosen[index].recompute) for index in layers}
     ranks = len(prices.ranks)
-    compute = _total([table.seconds[:, 0] for table in tables.values()], (4, ranks))
-    repeated = _total([again[index] * table.seconds[FORWARD, 0] for index, table in tables.items()], (ranks,))
-    paced = [sum(float(table.seconds[way, 0].max()) for table in tables.values()) for way in range(4)]
-    paced_again = sum(again[index] * float(table.seconds[FORWARD, 0].max()) for index, table in tables.items())
-    backward, backward_input = with_recompute(compute[BACKWARD], compute[BACKWARD_INPUT], repeated)
-    paced_backward, paced_input = with_recompute(paced[BACKWARD], paced[BACKWARD_INPUT], paced_again)
-    exchanged = _exchanged(prices, tables, crossings, again, layers)
+    forward, backward, of_input, of_weight = (
+        sum(float(table.seconds[way, 0].max()) for table in tables.values()) for way in range(4)
+    )
+    repeated = sum(again[index] * float(table.seconds[FORWARD, 0].max()) for index, table in tables.items())
+    backward, of_input = with_recompute(backward, of_input, repeated)
+    exchange_forward_s, exchange_backward_s = _exchanged(prices, tables, crossings, again, layers)
     saved, transient = _kept(prices, every, crossings, again)
     return StageCost(
-        forward_s=compute[FORWARD],
-        backward_s=backward,
-        backward_input_s=backward_input,
-        backward_weight_s=compute[BACKWARD_WEIGHT],
-        paced_forward_s=paced[FORWARD],
-        paced_backward_s=paced_backward,
-        paced_backward_input_s=paced_input,
-        paced_backward_weight_s=paced[BACKWARD_WEIGHT],
-        paced_update_s=sum(float(table.update_s[0].max()) for table in tables.values()),
-        paced_accumulate_s=sum(float(table.accumulate_s[0].max()) for table in tables.values()),
-        exchange_forward_s=exchanged[0],
-        exchange_backward_s=exchanged[1],
+        compute_s=((forward,), (backward,), (of_input,), (of_weight,)),
+        accumulate_s=(sum(float(table.accumulate_s[0].max()) for table in tables.values()),),
+        exchange_forward_s=exchange_forward_s,
+        exchange_backward_s=exchange_backward_s,
+        update_s=sum(float(table.update_s[0].max()) for table in tables.values()),
         reduction_s=sum(float(table.reduction_s[0]) for table in tables.values()),
-        update_s=_total([table.update_s[0] for table in tables.values()], (ranks,)),
-        accumulate_s=_total([table.accumulate_s[0] for table in tables.values()], (ranks,)),
         saved_bytes=saved,
         transient_bytes=transient,
         workspace_bytes=np.max([np.zeros(ranks), *(table.workspace_bytes[0] for table in tables.values())], axis=0),
@@ -186,7 +142,6 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option], counted: Coll
             ],
             (ranks,),
         ),
-        moved_bytes=sum(float(crossing.moved_bytes[0, 0]) for crossing in crossings.values()),
         evidence=_evidence(prices, every),
     )
 
@@ -209,7 +164,7 @@ def with_ways(prices: LayoutPrices, chosen: Mapping[int, Option]) -> dict[int, O
 def _exchanged(
     prices: LayoutPrices,
     tables: Mapping[int, LayerTable],
-    crossings: Mapping[tuple[int, int], Crossing],
+    crossings: Mapping[tuple[int, int], Resharding],
     again: Mapping[int, float],
     layers: Collection[int],
 ) -> tuple[float, float]:
@@ -229,7 +184,7 @@ def _exchanged(
 def _kept(
     prices: LayoutPrices,
     tables: Mapping[int, LayerTable],
-    crossings: Mapping[tuple[int, int], Crossing],
+    crossings: Mapping[tuple[int, int], Resharding],
     again: Mapping[int, float],
 ) -> tuple[Array, Array]:
     """(kept for each micro-batch in flight, there while one is recomputed), by rank."""
@@ -246,7 +201,7 @@ def _kept(
 
 
 def _by_layer(
-    prices: LayoutPrices, tables: Mapping[int, LayerTable], crossings: Mapping[tuple[int, int], Crossing]
+    prices: LayoutPrices, tables: Mapping[int, LayerTable], crossings: Mapping[tuple[int, int], Resharding]
 ) -> LayerBytes:
     place = {index: number for number, index in enumerate(tables)}
     received, copied = np.zeros((2, len(tables), len(prices.ranks)))

@@ -6,7 +6,7 @@
     adds  what a B or a W takes longer that finds gradients to add to
     exchange   of statistics, halos and other parts of tensors inside a stage: in F, in B and in I, not in W
 
-Exactly (``action_s``, ``exchange_s``): the layers of a stage and the action are known.  At least: whatever halves the
+Exactly (``StageTimes``): the layers of a stage and the action are known.  At least: whatever halves the
 schedule makes, ``StageSums.path_back_s`` is what a gradient passes through on its way to the stage before,
 ``least_backward_s`` all of a backward.  What corrections add to layers that ranks share is in the sums
 (``PriceBook.sums``).
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import add
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +25,8 @@ from numpy.typing import ArrayLike
 from planner.costs.layers.cost_table import Array, Run, SizeTable, running, span
 from planner.ir.schedule import ADDS_GRADIENTS, Op
 
-_PLACE = {Op.FORWARD: 0, Op.BACKWARD: 1, Op.BACKWARD_INPUT: 2, Op.BACKWARD_WEIGHT: 3}
+PASSES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+_PLACE = {op: place for place, op in enumerate(PASSES)}
 
 Again = bool | tuple[int, ...]
 """Which layers' activations are computed again: those of all, of none, or of these by index in the graph."""
@@ -38,18 +40,41 @@ def of_op(op: Op, forward: T, backward: T, backward_input: T, backward_weight: T
     return (forward, backward, backward_input, backward_weight)[_PLACE[op]]
 
 
-def exchange_s(op: Op, forward_s: float, backward_s: float) -> float:
-    """What an action exchanges inside its stage, given what F and B do."""
-    if op is Op.FORWARD:
-        return forward_s
-    return backward_s if op in (Op.BACKWARD, Op.BACKWARD_INPUT) else 0.0
-
-
 def least_backward_s(whole_s: ArrayLike, input_s: ArrayLike, weight_s: ArrayLike, splits: bool) -> Array:
     """The least that all of a backward takes, elementwise: B, or I and W where backwards may be split."""
     return np.asarray(
         np.minimum(whole_s, np.asarray(input_s) + np.asarray(weight_s)) if splits else whole_s, dtype=np.float64
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageTimes:
+    """What F, B, I and W of a stage take for one micro-batch, in seconds.
+
+    Attributes:
+        compute_s: of each of the four, by member of the stage; one for all where ranks go at one pace, layer by layer.
+        accumulate_s: by member, what a B or W takes longer that finds gradients to add to.
+        exchange_forward_s, exchange_backward_s: in which ranks exchange; they end together.
+    """
+
+    compute_s: tuple[tuple[float, ...], ...]
+    accumulate_s: tuple[float, ...]
+    exchange_forward_s: float
+    exchange_backward_s: float
+
+    def action_s(self, op: Op, member: int, accumulates: bool) -> float:
+        """An action on the stage's rank number ``member``: after an exchange, of the slowest one."""
+        seconds = of_op(op, *self.compute_s)
+        if accumulates and op in ADDS_GRADIENTS:
+            seconds = tuple(map(add, seconds, self.accumulate_s))
+        waits_s = self.exchange_s(op)
+        return max(seconds) + waits_s if waits_s or len(seconds) == 1 else seconds[member]
+
+    def exchange_s(self, op: Op) -> float:
+        """The part of an action in which ranks exchange: of F, of B and of I."""
+        if op is Op.FORWARD:
+            return self.exchange_forward_s
+        return self.exchange_backward_s if op in (Op.BACKWARD, Op.BACKWARD_INPUT) else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,14 +26,16 @@ from math import prod
 
 import numpy as np
 
+from planner.costs.candidate import Candidate
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.layers.shards import part_of
+from planner.costs.memory.lifetimes import What
 from planner.costs.shards.device_mesh import factorisations, layout_on
 from planner.costs.shards.option import Option
 from planner.costs.shards.tiles import box_bytes, transient_bytes
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import Box, intersect, volume, whole
-from planner.ir.constraints import Ways
+from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, output_of, producer, value_name
 from planner.ir.lazy import Memo
@@ -47,7 +49,7 @@ from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget
-from planner.solvers.candidates.candidate import Candidate, group_shares, micro_batches, pools
+from planner.solvers.candidates.candidate import group_shares, micro_batches, pools
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -166,9 +168,8 @@ class _Parting:
             if evaluation is None or evaluation.fits:
                 return evaluation
             over = max(evaluation.memories[rank].peak_bytes - problem.memory_limit_bytes(rank) for rank in self.ranks)
-            values = max(
-                evaluation.memories[rank].activations + evaluation.memories[rank].workspace for rank in self.ranks
-            )
+            held = (evaluation.memories[rank].held for rank in self.ranks)
+            values = max(one[What.ACTIVATIONS] + one[What.WORKSPACE] for one in held)
             free = min(free * 0.98, max(values, 1) - over)
             if free <= 0:
                 return None
@@ -193,7 +194,7 @@ class _Parting:
 
     def _is_allowed(self) -> bool:
         constraints = Constraints.of(self.evaluator.problem)
-        ways = [Ways.of(dict(option.cuts)) for option in self._options]
+        ways = [CutDegrees.of(dict(option.cuts)) for option in self._options]
         return all(constraints.allows_layer(index, way) for index, way in enumerate(ways))
 
     @cached_property
@@ -253,7 +254,7 @@ class _Parting:
         sized, whole = self.prices.sized(index), book.tables.columns(device, self.size)[:, index]
         share = whole * (prod(extents) / max(1, prod(sized.work.shape)))
         name, part, all_of_it = sized.layer.name, part_of(sized, extents), part_of(sized, sized.work.shape)
-        return float(self.prices.parts.estimate(device, name, self.size, part, all_of_it, share)[0])
+        return float(self.prices.parts.estimate(device, name, (self.size, part), all_of_it, share)[0])
 
     def _evaluated(self, parts: list[Stretch]) -> Evaluation | None:
         problem = self.evaluator.problem

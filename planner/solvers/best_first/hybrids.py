@@ -37,6 +37,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from planner.costs.candidate import Candidate
 from planner.costs.communication.collectives import collective_s
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
@@ -52,7 +53,6 @@ from planner.solvers.best_first.leaf_bound import CAPS, Leaves
 from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
 MOST_ROUGH = 36

@@ -18,6 +18,7 @@ from planner.baselines.common.answer import Trial
 from planner.baselines.pipedream import solver as pipedream
 from planner.baselines.piper import solver as piper
 from planner.baselines.tarnawski import solver as tarnawski
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
@@ -26,7 +27,7 @@ from planner.ir.layout import samples_of
 from planner.ir.problem import Problem
 from planner.ir.schedule import Action, Op
 from planner.solvers.budget import CALL_S, Budget, check_time
-from planner.solvers.candidates.candidate import Candidate, Pool, group_shares, micro_batches
+from planner.solvers.candidates.candidate import Pool, group_shares, micro_batches
 from planner.solvers.candidates.choose import Choice, cheapest_first, choose
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import as_asked, mixing_layers, schedule_names, usable

@@ -13,6 +13,7 @@ from itertools import chain
 
 import numpy as np
 
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
@@ -30,7 +31,6 @@ from planner.solvers.best_first.prefixes import Frontier, PipelinePrefix
 from planner.solvers.best_first.virtual_pipelines import Family
 from planner.solvers.best_first.warm_start import all_families, first_fit, spaces
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import infeasible
 from planner.solvers.candidates.feasibility import mixing_text, sees_whole_batch

@@ -21,7 +21,7 @@ from planner.costs.layers.cost_table import Array, running
 from planner.costs.shards.option import Option
 from planner.costs.stages.gradient_overlap import least_exposed_s, least_reduction_s
 from planner.costs.stages.layouts import LayoutPrices
-from planner.ir.constraints import Ways
+from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import samples_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
@@ -123,7 +123,7 @@ class TableMaker:
             least = self._by_samples(ranks)
         except MissingMeasurementError:
             least = np.full((4, count + 1, count + 1), np.inf)
-        least = np.where(self._allowed(ranks, Ways(sample=len(ranks))), least, np.inf)
+        least = np.where(self._allowed(ranks, CutDegrees(sample=len(ranks))), least, np.inf)
         plain_s = least[0]
         options: tuple[Options, ...] = ()
         graph, is_restricted = None, False
@@ -153,7 +153,7 @@ class TableMaker:
         step_s, once_s, forward_s, back_s = least
         return GroupTable(ranks, shares, step_s, once_s, forward_s, back_s, plain_s, options, graph, is_restricted)
 
-    def _allowed(self, ranks: tuple[int, ...], ways: Ways | None) -> Flags:
+    def _allowed(self, ranks: tuple[int, ...], ways: CutDegrees | None) -> Flags:
         """``[first, last]``: the stages on a group like ``ranks`` that side constraints allow.
 
         Args:
@@ -265,7 +265,7 @@ def allowed_options(
     if not constraints.rules:
         return options
     return tuple(
-        tuple(option for option in each if constraints.allows_layer(index, Ways.of(dict(option.cuts))))
+        tuple(option for option in each if constraints.allows_layer(index, CutDegrees.of(dict(option.cuts))))
         for index, each in zip(layers, options, strict=True)
     )
 

@@ -25,6 +25,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from planner.costs.candidate import Candidate
+from planner.costs.memory.lifetimes import What
+from planner.costs.pricing import program_of
 from planner.costs.shards.option import Option
 from planner.ir.errors import HalopipeError, MissingMeasurementError
 from planner.ir.plan import PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
@@ -39,15 +42,7 @@ from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, allo
 from planner.solvers.best_first.layout_chains import Chains, LayoutChain, links_of
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget, OutOfTimeError
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Pool,
-    ends_of_hosts,
-    micro_batches,
-    pools,
-    program_of,
-    with_options,
-)
+from planner.solvers.candidates.candidate import Pool, ends_of_hosts, micro_batches, pools, with_options
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -402,7 +397,7 @@ class LayoutPlans:
             if own and not gives_all_work(self.evaluator.layouts, group, own, sizes):
                 return False
             if not own and len(group) > 1:
-                shares = [self.evaluator.samples(candidate.shares[stage], rows) for rows in sizes]
+                shares = [self.evaluator.pricing.samples(candidate.shares[stage], rows) for rows in sizes]
                 if min(map(min, shares)) < 1 or any(graph.layers[index].name in mixing for index in layers):
                     return False
         return not candidate.options or joins_all_ranks(graph, candidate)
@@ -412,8 +407,7 @@ class LayoutPlans:
         problem = self.evaluator.problem
         beside = [0] * len(closest.memories)  # bytes of each rank that layouts do not decide about
         for rank, memory in enumerate(closest.memories):
-            held = memory.resident
-            beside[rank] = held.buffers + held.receive_buffers + held.batch
+            beside[rank] = sum(memory.held[what] for what in (What.BUFFERS, What.RECEIVE_BUFFERS, What.BATCH))
         for _ in range(_FITTINGS):
             options: Layouts = {}
             for stage, group in enumerate(candidate.groups):

@@ -9,8 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.handover import Piece, Pieces, least_link, least_links, pieces, without_time
 from planner.costs.communication.links import fastest
+from planner.costs.communication.stage_transfers import (
+    BoundaryMessages,
+    Piece,
+    least_link,
+    least_links,
+    pieces,
+    without_time,
+)
 from planner.costs.layers.cost_table import Array
 from planner.ir.cluster import Link
 from planner.ir.lazy import Memo
@@ -99,7 +106,7 @@ class HandoverBounds:
 
     def _patterns(
         self, source: PricedGroup, first: tuple[int, ...], destination: PricedGroup, second: tuple[int, ...]
-    ) -> dict[int, Pieces]:
+    ) -> dict[int, BoundaryMessages]:
         """Who hands what to whom, by samples of the micro-batch, if members are in the orders given."""
         mine, theirs = list(dict.fromkeys(first)), list(dict.fromkeys(second))
         between = tuple(map(tuple, self._tiers[np.ix_(mine, theirs)].tolist()))

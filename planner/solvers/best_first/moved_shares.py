@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
 
+from planner.costs.candidate import Candidate
 from planner.costs.shards.device_mesh import proportional
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Candidate, all_shares, has_own_options
+from planner.solvers.candidates.candidate import all_shares
 from planner.solvers.candidates.choose import ROUNDING
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import usable
@@ -93,7 +94,7 @@ def _evaluated(evaluator: Evaluator, candidate: Candidate, known_s: float = floa
 def _is_open(problem: Problem, candidate: Candidate, stage: int) -> bool:
     """Whether the stage has shares of samples, of which not all are looked at."""
     size = max(candidate.micro_batches)
-    if sum(candidate.shares[stage]) != size or has_own_options(candidate, stage):
+    if sum(candidate.shares[stage]) != size or candidate.has_own_options(stage):
         return False
     return not all_shares(problem, candidate.groups[stage], size)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import Stage
 from planner.ir.lazy import Memo
@@ -14,7 +15,6 @@ from planner.solvers.best_first.device_groups import Counts, at_pools, ranks_apa
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import HandoverBound
 from planner.solvers.best_first.priced_groups import PricedGroup, Version
-from planner.solvers.candidates.candidate import Candidate
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,13 +13,14 @@ from itertools import chain
 
 import numpy as np
 
+from planner.costs.candidate import Candidate, Recomputes, again_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.stages.shared_bound import SharedBound
 from planner.costs.stages.shared_times import GroupTimes, MemberTimes
 from planner.costs.stages.stage_bound import Stage, StageBound, StageBounds
-from planner.ir.constraints import Ways
+from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.lazy import Memo
@@ -29,15 +30,7 @@ from planner.layers.recomputed import cores_by_index
 from planner.schedules import traits
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
-from planner.solvers.candidates.candidate import (
-    Candidate,
-    Pool,
-    Recomputes,
-    again_of,
-    all_shares,
-    group_shares,
-    site_shares,
-)
+from planner.solvers.candidates.candidate import Pool, all_shares, group_shares, site_shares
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import (
     mixing_layers,
@@ -106,7 +99,7 @@ class Freedom:
         """Whether side constraints that concern the whole pipeline allow a complete one."""
         if not self.constraints.rules:
             return True
-        ways = [Ways(sample=len(group)) for group in candidate.groups]
+        ways = [CutDegrees(sample=len(group)) for group in candidate.groups]
         recompute = [candidate.recomputes(stage) for stage in range(candidate.num_stages)]
         return self.constraints.allows_stages(candidate.stage_of, candidate.groups, recompute, ways)
 
@@ -125,7 +118,7 @@ class Freedom:
         """Which stages side constraints allow on ``ranks``, by first and last cut; None: all."""
         if not self.constraints.rules:
             return None
-        return self.constraints.mask(cuts.members, ranks, recompute == Recomputes.ALL, Ways(sample=len(ranks)))
+        return self.constraints.mask(cuts.members, ranks, recompute == Recomputes.ALL, CutDegrees(sample=len(ranks)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

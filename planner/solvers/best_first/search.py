@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from planner.costs.candidate import Candidate
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.solvers.best_first import virtual_pipelines
@@ -20,7 +21,6 @@ from planner.solvers.best_first.leaf_bound import Leaf, Leaves
 from planner.solvers.best_first.moved_shares import made_to_fit
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
 from planner.solvers.budget import CALL_S, Budget, OutOfTimeError
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.choose import ROUNDING, Choice, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.progress import Progress, SearchProgress

@@ -16,6 +16,7 @@ from itertools import chain
 
 import numpy as np
 
+from planner.costs.candidate import Recomputes, again_of
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.shared_bound import SharedBound
@@ -27,7 +28,6 @@ from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import Budget, OutOfTimeError
-from planner.solvers.candidates.candidate import Recomputes, again_of
 
 
 def other_shares_s(prices: GroupPrices, devices: DeviceStates, upper_s: float, within: Budget) -> float:

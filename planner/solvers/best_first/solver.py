@@ -58,7 +58,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.costs.cost_model import PriceBook
-from planner.costs.predict import forecast
 from planner.costs.sentences import binding
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
@@ -70,10 +69,10 @@ from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.sustained_rate import highest_rate, is_stream
 from planner.solvers.best_first.warm_start import SearchStart
 from planner.solvers.budget import part_of_current
-from planner.solvers.candidates.candidate import decision_of, plan_of
+from planner.solvers.candidates.candidate import plan_of
 from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import out_of_time
+from planner.solvers.candidates.explain import out_of_time, written
 from planner.solvers.progress import Progress
 from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
 
@@ -123,8 +122,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     incumbents = [evaluation for evaluation in plans if evaluation is not None]
     budget.reserve(evaluator.forecast_s(outcome.best.candidate) + evaluator.writing_s)
     chosen, tie = without_ties(evaluator, outcome.best, incumbents)
-    decision = decision_of(problem, chosen.candidate)
-    predicted = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
+    decision, predicted = written(problem, evaluator.pricing, chosen.candidate)
     budget.reserve(evaluator.writing_s)
     step_s = tie.step_s if tie is not None else predicted.prediction.step_s
     bound_s = min(outcome.bound_s, start.least_work_s, others_s, step_s)
@@ -142,7 +140,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
             **({"every group of devices": min(start.whole_s, bound_s)} if not beyond_samples(limited) else {}),
             "work over capacity": min(start.capacity_s, bound_s),
         },
-        binding=certainty + binding(decision, predicted),
+        binding=certainty + binding(decision.stages, predicted),
         rejected=(*start.rejected, *left_out(limited), *outcome.rejected),
         tie=tie,
     )

@@ -25,6 +25,7 @@ from math import prod
 
 import numpy as np
 
+from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.ir.layout import equal_shares
@@ -37,7 +38,7 @@ from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.best_first.virtual_bound import First, StagePrices, Tables, least_largest
 from planner.solvers.budget import NUMBER_S
-from planner.solvers.candidates.candidate import Candidate, Pool
+from planner.solvers.candidates.candidate import Pool
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 

@@ -10,41 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from itertools import chain, combinations, groupby, pairwise
 from typing import Any
 
+from planner.costs.candidate import Candidate, cut_alike
 from planner.costs.cost_model import PriceBook
+from planner.costs.pricing import program_of
 from planner.costs.shards.device_mesh import at_least_one, proportional
 from planner.costs.shards.option import Option
-from planner.costs.simulator.symmetry import Symmetry
-from planner.costs.stages.placement import LayoutBook, cut_alike
+from planner.costs.stages.placement import LayoutBook
 from planner.costs.stages.stage_cost import with_ways
-from planner.costs.stages.stage_sums import Again
 from planner.ir.codec import fingerprint
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.graph import SAMPLE, Graph
-from planner.ir.layout import Layout, cut_points, equal_shares
-from planner.ir.plan import (
-    Alternative,
-    Block,
-    Decision,
-    Placement,
-    Plan,
-    PlanInputs,
-    Prediction,
-    Search,
-    Stage,
-    sizes_of,
-)
+from planner.ir.layout import equal_shares
+from planner.ir.plan import Alternative, Decision, Plan, PlanInputs, Prediction, Search, Stage
 from planner.ir.problem import Problem
-from planner.ir.program import Program
-from planner.ir.schedule import Pipeline
-from planner.layers.boundary import Boundaries
 from planner.layers.recomputed import cores_among
-from planner.passes.lowering import with_rows
-from planner.schedules import schedule as schedule_named
-from planner.schedules import traits
 from planner.solvers.candidates.constraints import Constraints
 
 
@@ -135,171 +116,52 @@ def micro_batches(problem: Problem, size: int) -> tuple[int, ...]:
     return split_batch(problem.global_batch, size)
 
 
-class Recomputes(IntEnum):
-    """What a stage computes again before a backward, or in it: nothing, all activations, or attention's cores alone."""
-
-    NOTHING = 0
-    ALL = 1
-    CORES = 2
-
-
-def again_of(recompute: Recomputes, cores: tuple[int, ...]) -> Again:
-    """Which layers of a stage that is asked to are computed again; ``cores``: the layers of all, by index."""
-    return cores if recompute == Recomputes.CORES else recompute == Recomputes.ALL
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A point of the searched space.
-
-    Attributes:
-        stage_of: the stage of each layer, in the graph's order; stages are in topological order.
-        groups: ranks of each stage; stages on the same ranks, in any order, are virtual stages of one position.
-        shares: samples of each rank of each stage, in a full micro-batch.
-        micro_batches: samples of each.
-        schedule: its name.
-        windows: most forwards before the first backward, by stage; empty: the schedule's own.
-        recompute: by stage, which activations are computed again for the backward; empty: none anywhere.
-        options: by layer: how it is divided where its stage is not cut along samples alone, else None; empty: nowhere.
-        prepares_ahead: whether hosts prepare inputs one micro-batch ahead (``passes.lower``).
-        prepares_next_step: whether threads prepare the next step's inputs during this one; whoever evaluates the
-            candidate decides (:meth:`planner.solvers.candidates.evaluate.Evaluator.evaluate`).
-        blocks: by stage, layers that are run in blocks; empty: nowhere.
-        token_slices: tokens of each slice that sequences are cut into; empty: they are not.
-    """
-
-    stage_of: tuple[int, ...]
-    groups: tuple[tuple[int, ...], ...]
-    shares: tuple[tuple[int, ...], ...]
-    micro_batches: tuple[int, ...]
-    schedule: str
-    windows: tuple[int, ...] = ()
-    recompute: tuple[Recomputes, ...] = ()
-    options: tuple[Option | None, ...] = ()
-    prepares_ahead: bool = True
-    blocks: tuple[tuple[Block, ...], ...] = ()
-    token_slices: tuple[int, ...] = ()
-    prepares_next_step: bool = False
-
-    @classmethod
-    def chain(
-        cls,
-        bounds: tuple[int, ...],
-        groups: tuple[tuple[int, ...], ...],
-        shares: tuple[tuple[int, ...], ...],
-        micro_batches: tuple[int, ...],
-        schedule: str,
-    ) -> Candidate:
-        """Stage ``s`` has layers ``bounds[s]`` to ``bounds[s + 1]`` of the graph."""
-        stage_of = tuple(stage for stage, (first, last) in enumerate(pairwise(bounds)) for _ in range(first, last))
-        return cls(stage_of, groups, shares, micro_batches, schedule)
-
-    @property
-    def num_stages(self) -> int:
-        """Number of stages."""
-        return len(self.groups)
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """The position that runs each stage; empty if every stage has its own."""
-        groups = [frozenset(group) for group in self.groups]
-        numbers = {group: position for position, group in enumerate(dict.fromkeys(groups))}
-        return () if len(numbers) == len(groups) else tuple(numbers[group] for group in groups)
-
-    def layouts(self) -> tuple[Layout, ...]:
-        """The layout of each stage; nothing is cut on a stage of one rank."""
-        return tuple(Layout({SAMPLE: cut_points(share)} if len(share) > 1 else {}) for share in self.shares)
-
-    def option_of(self, layer: int) -> Option | None:
-        """How the layer is divided; None if it is as its stage's shares say."""
-        return self.options[layer] if self.options else None
-
-    def placement_of(self, layer: int) -> Placement:
-        """How a plan writes down where the layer runs."""
-        stage, option = self.stage_of[layer], self.option_of(layer)
-        return Placement(stage, self.layouts()[stage].cuts) if option is None else option.placement(stage)
-
-    def blocks_of(self, stage: int) -> tuple[Block, ...]:
-        """What is run in blocks of a stage."""
-        return self.blocks[stage] if self.blocks else ()
-
-    def stage_names(self, graph: Graph) -> dict[str, int]:
-        """The stage of each layer by name."""
-        return {layer.name: stage for layer, stage in zip(graph.layers, self.stage_of, strict=True)}
-
-    def recomputes(self, stage: int) -> bool:
-        """Whether ``stage`` computes all its activations again."""
-        return bool(self.recompute) and self.recompute[stage] == Recomputes.ALL
-
-    def recomputes_cores(self, stage: int) -> bool:
-        """Whether ``stage`` computes attention's cores again, and nothing else."""
-        return bool(self.recompute) and self.recompute[stage] == Recomputes.CORES and traits(self.schedule).trains
-
-
-def has_own_options(candidate: Candidate, stage: int) -> bool:
-    """Whether the layers of ``stage`` are each divided in their own way."""
-    return any(own is not None for own, at in zip(candidate.options, candidate.stage_of, strict=False) if at == stage)
-
-
 def split_batch(global_batch: int, size: int) -> tuple[int, ...]:
     """Micro-batches of ``size`` samples, the last one of what remains."""
     full, rest = divmod(global_batch, size)
     return (size,) * full + ((rest,) if rest else ())
 
 
-def boundaries_of(graph: Graph, candidate: Candidate) -> Boundaries:
-    """Who owns, needs and sends what."""
-    own = {
-        layer.name: option.layout
-        for layer, option in zip(graph.layers, candidate.options, strict=False)
-        if option is not None
-    }
-    placed = {
-        layer.name: option.placement(candidate.stage_of[index])
-        for index, layer in enumerate(graph.layers)
-        if (option := candidate.option_of(index)) is not None and (option.ways > 1 or option.margin)
-    }
-    names, blocks = candidate.stage_names(graph), dict(enumerate(candidate.blocks))
-    return Boundaries.of(graph, names, candidate.layouts(), candidate.groups, own, placed, blocks)
+def divided(problem: Problem, candidate: Candidate) -> Candidate:
+    """The candidate as it is priced: each stage's ranks divide among them what the problem says."""
+    zero = tuple(problem.zero_over(len(group)) for group in candidate.groups)
+    return replace(candidate, zero=zero) if any(zero) else candidate
 
 
-def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = None) -> Program:
-    """The candidate's program, validated by whoever predicts it; of a symmetric one the first slice."""
-    boundaries = boundaries_of(graph, candidate).sliced(candidate.token_slices)
-    edges, sizes = boundaries.edges(), sizes_of(candidate.micro_batches, candidate.token_slices)
-    stages, routes = boundaries.stages(edges, sizes), boundaries.routes(edges, sizes)
-    num_ranks = 1 + max(rank for group in candidate.groups for rank in group)
-    order = schedule_named(candidate.schedule)(Pipeline(stages, candidate.positions, candidate.windows))
-    kept, messages = (range(num_ranks), routes) if symmetry is None else (symmetry.kept, symmetry.routes(routes))
-    draft = Program(((),) * num_ranks, stages, candidate.groups, messages)
-    return with_rows(draft, order, kept, candidate.prepares_ahead)
+def stages_of(problem: Problem, candidate: Candidate) -> tuple[Stage, ...]:
+    """The candidate's stages as a plan writes them down."""
+    graph, devices = problem.profile.graph, problem.profile.cluster.devices
+    by_stage: list[list[str]] = [[] for _ in candidate.groups]
+    for layer, stage in zip(graph.layers, candidate.stage_of, strict=True):
+        by_stage[stage].append(layer.name)
+    levels = [
+        0 if candidate.has_own_options(stage) else problem.zero_over(len(group))
+        for stage, group in enumerate(candidate.groups)
+    ]
+    return tuple(
+        Stage(
+            group,
+            tuple(devices[rank].name for rank in group),
+            candidate.recomputes(stage),
+            levels[stage] > 0,
+            candidate.blocks_of(stage),
+            max(1, levels[stage]),
+            cores_among(graph, by_stage[stage]) if candidate.recomputes_cores(stage) else (),
+        )
+        for stage, group in enumerate(candidate.groups)
+    )
 
 
 def decision_of(problem: Problem, candidate: Candidate) -> Decision:
     """The candidate as a plan writes it down."""
-    profile = problem.profile
-    devices = profile.cluster.devices
-    program = program_of(profile.graph, candidate)
-    by_stage: list[list[str]] = [[] for _ in candidate.groups]
-    for layer, stage in zip(profile.graph.layers, candidate.stage_of, strict=True):
-        by_stage[stage].append(layer.name)
+    graph = problem.profile.graph
+    rows = candidate.rows or program_of(graph, candidate).rows
     return Decision(
         schedule=candidate.schedule,
         micro_batches=candidate.micro_batches,
-        stages=tuple(
-            Stage(
-                group,
-                tuple(devices[rank].name for rank in group),
-                candidate.recomputes(stage),
-                problem.shards(len(group)) and not has_own_options(candidate, stage),
-                candidate.blocks_of(stage),
-                max(1, problem.zero_over(len(group))) if not has_own_options(candidate, stage) else 1,
-                cores_among(profile.graph, by_stage[stage]) if candidate.recomputes_cores(stage) else (),
-            )
-            for stage, group in enumerate(candidate.groups)
-        ),
-        layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(profile.graph.layers)},
-        program=tuple(tuple(str(action) for action in row) for row in program.rows),
+        stages=stages_of(problem, candidate),
+        layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(graph.layers)},
+        program=tuple(tuple(str(action) for action in row) for row in rows),
         token_slices=candidate.token_slices,
         prepares_next_step=candidate.prepares_next_step,
     )

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
-from planner.costs.predict import Forecast, forecast
 from planner.costs.sentences import binding
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
 from planner.ir.plan import Alternative, Decision, Plan, Tie
 from planner.ir.problem import THROUGHPUT, Problem
 from planner.solvers.budget import Budget, made_within
-from planner.solvers.candidates.candidate import Candidate, decision_of
+from planner.solvers.candidates.candidate import decision_of, divided, stages_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import heuristic_plan, infeasible, out_of_time, slower, too_large
 from planner.solvers.candidates.feasibility import as_asked, schedule_names
@@ -187,10 +187,10 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
     for candidate in sorted(different, key=evaluator.takes_s):
         takes_s += _JUDGING_TAKES * evaluator.takes_s(candidate)
         if evaluator.budget.allows(takes_s):
-            rivals[candidate] = decision_of(problem, candidate)
+            rivals[candidate] = _drawn(evaluator, candidate)
     if not rivals:
         return best, None
-    fastest = decision_of(problem, best.candidate)
+    fastest = _drawn(evaluator, best.candidate)
     decision = evaluator.ties.taken(fastest, list(rivals.values()), problem.confidence)
     if decision is fastest:
         return best, None
@@ -200,6 +200,14 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
     confidence = round(evaluator.ties.confidence(fastest, decision), 4)
     given_up, num_ranks = taken.step_s / best.step_s - 1, len(fastest.used_ranks)
     return taken, Tie(in_words(best.candidate), best.step_s, given_up, confidence, num_ranks)
+
+
+def _drawn(evaluator: Evaluator, candidate: Candidate) -> Decision:
+    """The candidate as a plan writes it down, by which its draws are found."""
+    whole = divided(evaluator.problem, evaluator.pricing.with_rows(candidate))
+    decision = decision_of(evaluator.problem, whole)
+    evaluator.ties.judged(decision, whole)
+    return decision
 
 
 def in_words(candidate: Candidate) -> str:
@@ -281,7 +289,7 @@ def _is_tie(evaluator: Evaluator, found: Evaluation, best: Evaluation) -> bool:
     wanted = evaluator.problem.confidence
     if not wanted or not evaluator.has_time_for(found.candidate) or found.step_s > _FAR * best.step_s:
         return False
-    one, other = (decision_of(evaluator.problem, each.candidate) for each in (found, best))
+    one, other = (_drawn(evaluator, each.candidate) for each in (found, best))
     return evaluator.ties.is_tie(one, other, wanted)
 
 
@@ -289,8 +297,5 @@ def _reason(evaluator: Evaluator, found: Evaluation) -> str:
     """What the other plan spends its time on, beside computing; empty if there is no time to find out."""
     if not evaluator.has_time_for(found.candidate):
         return ""
-    decision = decision_of(evaluator.problem, found.candidate)
-    margin, limit_bytes = evaluator.problem.memory_margin, evaluator.problem.memory_bytes
-    seen: Forecast = forecast(evaluator.book, decision, margin, limit_bytes, num_draws=0)
-    words = binding(decision, seen)
-    return next((text for text in words if "computes" not in text), next(iter(words), ""))
+    limits = binding(stages_of(evaluator.problem, found.candidate), evaluator.forecast(found.candidate, num_draws=0))
+    return next((limit for limit in limits if "computes" not in limit), next(iter(limits), ""))

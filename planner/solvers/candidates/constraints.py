@@ -37,8 +37,8 @@ from planner.ir.constraints import (
     STAGE,
     TOGETHER,
     YES,
+    CutDegrees,
     StageFacts,
-    Ways,
     allowed,
     allowed_together,
     check_names,
@@ -100,7 +100,7 @@ class Constraints:
         layer_indices: Iterable[int],
         ranks: Sequence[int] = (),
         recompute: bool | None = None,
-        ways: Ways | None = None,
+        ways: CutDegrees | None = None,
         number: int | None = None,
     ) -> bool:
         """Whether a stage may have these layers (by index); what is not decided (no ranks, None) is allowed.
@@ -120,12 +120,16 @@ class Constraints:
             allowed_together(int((flags & inside).sum()), int(flags.sum()), fixed) for flags, fixed in self._sets()
         )
 
-    def allows_layer(self, index: int, ways: Ways) -> bool:
+    def allows_layer(self, index: int, ways: CutDegrees) -> bool:
         """Whether the layer may be cut so, whatever its stage."""
         return not self._wrong((), None, ways, None)[index]
 
     def allows_stages(
-        self, stage_of: Sequence[int], groups: Sequence[Sequence[int]], recompute: Sequence[bool], ways: Sequence[Ways]
+        self,
+        stage_of: Sequence[int],
+        groups: Sequence[Sequence[int]],
+        recompute: Sequence[bool],
+        ways: Sequence[CutDegrees],
     ) -> bool:
         """Whether the rules allow a complete assignment: the stage of each layer, the rest by stage."""
         by_stage = np.asarray(stage_of)
@@ -139,7 +143,7 @@ class Constraints:
         cuts: ArrayLike,
         ranks: Sequence[int] = (),
         recompute: bool | None = None,
-        ways: Ways | None = None,
+        ways: CutDegrees | None = None,
         number: int | None = None,
     ) -> Flags:
         """:meth:`allows_stage` of every stage from one of ``cuts`` to another, [a, b] that between cuts a and b.
@@ -189,7 +193,9 @@ class Constraints:
         """The number of layers."""
         return len(self.problem.profile.graph.layers)
 
-    def _wrong(self, ranks: Sequence[int], recompute: bool | None, ways: Ways | None, number: int | None) -> Flags:
+    def _wrong(
+        self, ranks: Sequence[int], recompute: bool | None, ways: CutDegrees | None, number: int | None
+    ) -> Flags:
         """The layers that may not be in such a stage."""
         devices = [self.problem.profile.cluster.devices[rank] for rank in ranks]
         facts = StageFacts(

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from planner.costs.memory.peak import RankMemory
-from planner.costs.predict import forecast
+from planner.costs.candidate import Candidate
+from planner.costs.memory.lifetimes import RankMemory
+from planner.costs.predict import Forecast, forecast
+from planner.costs.pricing import Pricing
 from planner.costs.sentences import AS_FAST, TIE, binding, needs_text, size_text, slower_text, too_slow_text
 from planner.ir.errors import InfeasibleError
-from planner.ir.plan import Alternative, Plan, Search
+from planner.ir.plan import Alternative, Decision, Plan, Search
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import decision_of, plan_of
+from planner.solvers.candidates.candidate import decision_of, divided, plan_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import mixing_text
 
 
 def heuristic_plan(evaluator: Evaluator, found: Evaluation, solver: str, method: str) -> Plan:
     """The plan of a solver that knows no bound."""
-    decision = decision_of(evaluator.problem, found.candidate)
-    seen = forecast(evaluator.book, decision, evaluator.problem.memory_margin, evaluator.problem.memory_bytes)
+    decision, predicted = written(evaluator.problem, evaluator.pricing, found.candidate)
     search = Search(
         method=method,
         solver=solver,
@@ -28,9 +29,16 @@ def heuristic_plan(evaluator: Evaluator, found: Evaluation, solver: str, method:
         gap=0.0,
         num_simulated=evaluator.num_simulated,
         num_candidates=evaluator.num_simulated,
-        binding=binding(decision, seen),
+        binding=binding(decision.stages, predicted),
     )
-    return plan_of(evaluator.problem, decision, seen.prediction, search)
+    return plan_of(evaluator.problem, decision, predicted.prediction, search)
+
+
+def written(problem: Problem, pricing: Pricing, candidate: Candidate) -> tuple[Decision, Forecast]:
+    """The candidate as a plan writes it down, with its rows validated, and what is predicted of it."""
+    whole = pricing.with_rows(candidate)
+    predicted = forecast(pricing, divided(problem, whole), problem.memory_margin, problem.memory_bytes)
+    return decision_of(problem, whole), predicted
 
 
 def slower(name: str, step_s: float, peak_bytes: int, best_s: float, why: str, *, is_tie: bool = False) -> Alternative:

@@ -26,14 +26,15 @@ from dataclasses import replace
 import numpy as np
 
 from planner import schedules
+from planner.costs.candidate import Candidate, Recomputes, boundaries_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.costs.stages.placement import LayoutBook
-from planner.ir.constraints import FAMILIES, REPLICAS, Ways, broken
+from planner.ir.constraints import FAMILIES, REPLICAS, CutDegrees, broken
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.graph import KEEPS_SAMPLES, Graph
 from planner.ir.layout import parts_of, samples_of
-from planner.ir.plan import UNCUT, Decision, Rejected, Stage
+from planner.ir.plan import UNCUT, Decision, Rejected
 from planner.ir.problem import ALWAYS, AUTO, LATENCY, NEVER, SAMPLE_DIMS, SELECTIVE, SPATIAL_DIMS, WHOLE, Problem
 from planner.layers import (
     batch_dependent_layers,
@@ -44,7 +45,7 @@ from planner.layers import (
 )
 from planner.layers.recomputed import attention_cores
 from planner.layers.stage_rules import rules_of_state
-from planner.solvers.candidates.candidate import Candidate, Recomputes, boundaries_of
+from planner.solvers.candidates.candidate import stages_of
 from planner.solvers.candidates.constraints import Constraints
 
 FEW_SAMPLES = 12
@@ -406,11 +407,13 @@ def _rules(constraints: Constraints, candidate: Candidate) -> str:
     for stage, group in enumerate(candidate.groups):
         layers = [index for index, number in enumerate(candidate.stage_of) if number == stage]
         own = {index: option for index in layers if (option := candidate.option_of(index)) is not None}
-        ways = None if own else Ways(sample=len(group))
+        ways = None if own else CutDegrees(sample=len(group))
         if not constraints.allows_stage(layers, group, candidate.recomputes(stage), ways, stage):
             return _broken_rule(problem, candidate)
         wrong = [
-            index for index, option in own.items() if not constraints.allows_layer(index, Ways.of(dict(option.cuts)))
+            index
+            for index, option in own.items()
+            if not constraints.allows_layer(index, CutDegrees.of(dict(option.cuts)))
         ]
         if wrong:
             return _broken_rule(problem, candidate)
@@ -419,13 +422,8 @@ def _rules(constraints: Constraints, candidate: Candidate) -> str:
 
 def _broken_rule(problem: Problem, candidate: Candidate) -> str:
     """The first rule that is broken, and by which layer."""
-    devices = problem.profile.cluster.devices
-    stages = tuple(
-        Stage(group, tuple(devices[rank].name for rank in group), candidate.recomputes(stage))
-        for stage, group in enumerate(candidate.groups)
-    )
     layers = {layer.name: candidate.placement_of(index) for index, layer in enumerate(problem.profile.graph.layers)}
-    decision = Decision(candidate.schedule, candidate.micro_batches, stages, layers, ())
+    decision = Decision(candidate.schedule, candidate.micro_batches, stages_of(problem, candidate), layers, ())
     cluster, of_network = problem.profile.cluster, rules_of_state(problem.profile.graph)
     wrong = next((why for rule, why in of_network.items() if broken((rule,), (), decision, cluster)), "")
     return wrong or next(iter(broken(problem.fix, problem.forbid, decision, cluster)), "a side constraint")

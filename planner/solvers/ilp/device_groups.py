@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.handover import Piece, bytes_read, least_links, pieces
+from planner.costs.communication.stage_transfers import Piece, bytes_read, least_links, pieces
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, Flags
 from planner.ir.cluster import Cluster, Link
@@ -50,7 +50,7 @@ class DeviceClass:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StageGroup:
     """Devices that share the samples of a stage, or, of one that lies along sites alone, its sites.
 
     Attributes:
@@ -103,7 +103,7 @@ def device_classes(problem: Problem, constraints: Constraints) -> tuple[DeviceCl
 
 def groups(
     problem: Problem, book: PriceBook, classes: tuple[DeviceClass, ...], micro_batches: tuple[int, ...]
-) -> tuple[Group, ...]:
+) -> tuple[StageGroup, ...]:
     """Every group that gets a sample of every micro-batch, or some of its sites, and whose sizes were measured."""
     usable_groups = []
     of_sites = (False, True) if throughout_sites(problem.profile.graph) else (False,)
@@ -119,13 +119,13 @@ def groups(
         for shares in shared or ((site_shares if by_parts else group_shares)(problem, book, ranks, micro_batches[0]),):
             try:
                 if usable(problem, book, ranks, shares, micro_batches):
-                    usable_groups.append(Group(takes, tuple(classes[k] for k in members), ranks, shares, by_parts))
+                    usable_groups.append(StageGroup(takes, tuple(classes[k] for k in members), ranks, shares, by_parts))
             except MissingMeasurementError:
                 continue
     return tuple(usable_groups)
 
 
-def assign(classes: tuple[DeviceClass, ...], chosen: tuple[Group, ...]) -> tuple[tuple[int, ...], ...]:
+def assign(classes: tuple[DeviceClass, ...], chosen: tuple[StageGroup, ...]) -> tuple[tuple[int, ...], ...]:
     """Ranks for groups that run at once, the first ones of each class first."""
     num_assigned = [0] * len(classes)
     return tuple(_first(classes, _members(classes, group.takes), num_assigned) for group in chosen)
@@ -169,7 +169,7 @@ def _takes(classes: tuple[DeviceClass, ...]) -> Iterator[tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Crossing:
+class CutTraffic:
     """Matrices over pairs of cuts: a stage from cut ``a`` to cut ``b``, and the stage that starts at ``b``.
 
     Attributes:
@@ -183,7 +183,7 @@ class Crossing:
     backward_bytes: Array
 
     @classmethod
-    def of(cls, graph: Graph, cuts: tuple[int, ...]) -> Crossing:
+    def of(cls, graph: Graph, cuts: tuple[int, ...]) -> CutTraffic:
         """Between stages that start and end at ``cuts``, positions in the list of layers with both ends."""
         made_at = {layer.name: position for position, layer in enumerate(graph.layers)}
         values, silent = graph.values(), without_gradient(graph)
@@ -210,7 +210,7 @@ class Crossing:
 
 
 @dataclass(slots=True, eq=False)
-class Messages:
+class LeastMessages:
     """What messages between groups take at least, by (first cut, last cut) of the stage before.
 
     An F waits for all its pieces and a B for all its gradients: the slowest of those to (or from) one member behind,
@@ -221,7 +221,7 @@ class Messages:
     """
 
     cluster: Cluster
-    crossing: Crossing
+    crossing: CutTraffic
     micro_batches: tuple[int, ...]
     overhead_s: Mapping[str, float]
     _links: Mapping[str, Link] = field(init=False, repr=False)
@@ -232,15 +232,15 @@ class Messages:
     def __post_init__(self) -> None:
         self._links = least_links(self.cluster)
 
-    def there_s(self, source: Group, destination: Group) -> Array:
+    def there_s(self, source: StageGroup, destination: StageGroup) -> Array:
         """From the end of an F of the stage (a, b) to the start of the F behind it."""
         return self._message_s(source, destination, True)
 
-    def back_s(self, source: Group, destination: Group) -> Array:
+    def back_s(self, source: StageGroup, destination: StageGroup) -> Array:
         """From the end of a B of the stage behind to the start of the B of the stage (a, b)."""
         return self._message_s(source, destination, False)
 
-    def wires_s(self, source: Group, destination: Group) -> tuple[Array, Array]:
+    def wires_s(self, source: StageGroup, destination: StageGroup) -> tuple[Array, Array]:
         """What all messages of full micro-batches take longer, on one wire, than the first there and the last back.
 
         One way, beside which the last F and B behind still have to be done; and both ways, which share a wire where the
@@ -265,7 +265,7 @@ class Messages:
                 both = np.maximum(both, count * (there + back) - first - last)
         return (count - 1) * np.maximum(first, last), both
 
-    def _message_s(self, source: Group, destination: Group, forward: bool) -> Array:
+    def _message_s(self, source: StageGroup, destination: StageGroup, forward: bool) -> Array:
         own = frozenset[frozenset[Piece]]().union(
             *(self._pieces(source, destination, rows) for rows in set(self.micro_batches))
         )
@@ -279,7 +279,7 @@ class Messages:
             seconds = self._known[own, forward] = np.asarray(np.minimum.reduce(slowest))
         return seconds + overhead_s * (self._bytes(forward) > 0)
 
-    def _pieces(self, source: Group, destination: Group, rows: int) -> frozenset[frozenset[Piece]]:
+    def _pieces(self, source: StageGroup, destination: StageGroup, rows: int) -> frozenset[frozenset[Piece]]:
         """What each member behind waits for, of a micro-batch of ``rows``; like members once."""
         mine, theirs = list(dict.fromkeys(source.classes)), list(dict.fromkeys(destination.classes))
         between = tuple(

@@ -53,7 +53,7 @@ import numpy as np
 import pulp
 
 from planner.costs.layers.cost_table import Array, Flags
-from planner.solvers.ilp.spans import Instance
+from planner.solvers.ilp.spans import SpanInstance
 
 OPTIMAL, TIME_LIMIT, INFEASIBLE = "optimal", "time limit", "infeasible"
 
@@ -79,16 +79,16 @@ class Solution:
 
 
 @dataclass(slots=True, eq=False)
-class Program:
+class SpanProgram:
     """The program of an instance; solutions that were seen can be excluded, to get the next best."""
 
-    instance: Instance
+    instance: SpanInstance
     upper_s: float
-    _model: Model = field(init=False, repr=False)
+    _model: PulpModel = field(init=False, repr=False)
     _excluded: list[frozenset[int]] = field(init=False, default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        self._model = Model.of(self.instance, self.upper_s)
+        self._model = PulpModel.of(self.instance, self.upper_s)
         self.limit(self.upper_s)
         for family in (
             path,
@@ -146,25 +146,25 @@ _SCALE = 100.0
 
 
 @dataclass(slots=True, eq=False)
-class Model:
+class PulpModel:
     """A PuLP problem over an instance.
 
     Attributes:
         unit_s: what 1 stands for in rows of time.
         step: T, the objective.
         stages: z[v] = 1 if span v is a stage.
-        handovers: y[h] = 1 if hand-over h happens; whole where z are.
+        transfers: y[h] = 1 if transfer h happens; whole where z are.
     """
 
-    instance: Instance
+    instance: SpanInstance
     unit_s: float
     problem: Any = field(init=False, repr=False)
     step: Any = field(init=False, repr=False)
     stages: list[Any] = field(init=False, repr=False)
-    handovers: list[Any] = field(init=False, repr=False)
+    transfers: list[Any] = field(init=False, repr=False)
 
     @classmethod
-    def of(cls, instance: Instance, upper_s: float) -> Model:
+    def of(cls, instance: SpanInstance, upper_s: float) -> PulpModel:
         """Scaled for solutions of at most ``upper_s``."""
         longest_s = float((instance.spans.work_s + instance.spans.last_s).max(initial=0.0))
         return cls(instance, (upper_s if np.isfinite(upper_s) else longest_s or 1.0) / _SCALE)
@@ -173,7 +173,7 @@ class Model:
         self.problem = pulp.LpProblem("spans", pulp.LpMinimize)
         self.step = self.variable("T")
         self.stages = [self.binary(f"z{v}") for v in range(len(self.instance.spans))]
-        self.handovers = [self.variable(f"y{h}", 1.0) for h in range(len(self.instance.handovers))]
+        self.transfers = [self.variable(f"y{h}", 1.0) for h in range(len(self.instance.transfers))]
         self.problem.setObjective(self.step)
 
     def variable(self, name: str, most: float | None = None) -> Any:
@@ -207,22 +207,22 @@ class Model:
         return pulp.lpSum(variables[int(v)] for v in which)
 
 
-def path(model: Model) -> None:
+def path(model: PulpModel) -> None:
     """A stage starts at the first cut; where one ends, its group hands over to that of the next."""
-    spans, handovers = model.instance.spans, model.instance.handovers
+    spans, transfers = model.instance.spans, model.instance.transfers
     starts, ends = _by(spans.first, spans.group), _by(spans.last, spans.group)
-    sources, destinations = _by(handovers.cut, handovers.source), _by(handovers.cut, handovers.destination)
+    sources, destinations = _by(transfers.cut, transfers.source), _by(transfers.cut, transfers.destination)
     model.add(model.number(model.stages, np.flatnonzero(spans.first == 0)) == 1, "start")
     for cut in range(1, model.instance.end):
         for group in range(len(model.instance.groups)):
             for name, stages, over in (("end", ends, sources), ("begin", starts, destinations)):
                 here, there = stages.get((cut, group), []), over.get((cut, group), [])
                 if here or there:
-                    row = model.number(model.stages, here) == model.number(model.handovers, there)
+                    row = model.number(model.stages, here) == model.number(model.transfers, there)
                     model.add(row, f"{name}{cut}_{group}")
 
 
-def resources(model: Model) -> None:
+def resources(model: PulpModel) -> None:
     """No more devices of a class, nor time on them, than there is; like hosts in order; a limit on stages.
 
     Time on devices follows from the rest; while z are fractions it says more.
@@ -241,7 +241,7 @@ def resources(model: Model) -> None:
     model.add(pulp.lpSum(model.stages) <= instance.most_stages, "stages")
 
 
-def depths(model: Model) -> None:
+def depths(model: PulpModel) -> None:
     """A stage that starts at a cut has at most ``depth`` stages downstream, if all of them surely wait in a row."""
     spans, most = model.instance.spans, model.instance.most_stages
     broken = ~spans.linked & (spans.last < model.instance.end)
@@ -255,7 +255,7 @@ def depths(model: Model) -> None:
             model.add(downstream + missing <= most, f"depth{cut}")
 
 
-def stage_numbers(model: Model) -> None:
+def stage_numbers(model: PulpModel) -> None:
     """The number of a layer's stage is how many stages start before its end, less one."""
     instance, most = model.instance, model.instance.most_stages
     for rule, (number, fixed, layers) in enumerate(instance.stage_rules):
@@ -278,18 +278,18 @@ def _by(cut: Iterable[int], group: Iterable[int]) -> dict[tuple[int, int], list[
     return indices
 
 
-def round_trips(model: Model) -> None:
+def round_trips(model: PulpModel) -> None:
     """The rows of stages and messages behind round trips; the first stage's reduction and update come after all."""
     spans = model.instance.spans
-    before = _Passing.of(model, "A", spans.round_s, model.instance.handovers.round_s, spans.linked_back)
+    before = _Passing.of(model, "A", spans.round_s, model.instance.transfers.round_s, spans.linked_back)
     _stages(before, spans.turn_s, spans.last_s)
     _wires(before)
 
 
-def forwards(model: Model) -> None:
+def forwards(model: PulpModel) -> None:
     """The rows of stages, each with its own reduction and update, behind forwards."""
     spans = model.instance.spans
-    before = _Passing.of(model, "B", spans.there_s, model.instance.handovers.there_s, spans.linked)
+    before = _Passing.of(model, "B", spans.there_s, model.instance.transfers.there_s, spans.linked)
     _stages(before, spans.work_s + spans.last_s, np.zeros(len(spans)))
 
 
@@ -304,7 +304,7 @@ class _Passing:
         enough: more than any row without a break comes to, in the unit of rows: with a break a row says nothing.
     """
 
-    model: Model
+    model: PulpModel
     name: str
     passed: tuple[Any, ...]
     breaks: tuple[Any, ...]
@@ -312,16 +312,16 @@ class _Passing:
     enough: float
 
     @classmethod
-    def of(cls, model: Model, name: str, passing: Array, message: Array, linked: Flags) -> _Passing:
+    def of(cls, model: PulpModel, name: str, passing: Array, message: Array, linked: Flags) -> _Passing:
         """The chain of what passes through spans and hand-overs."""
-        spans, handovers = model.instance.spans, model.instance.handovers
+        spans, transfers = model.instance.spans, model.instance.transfers
         broken = ~linked & (spans.last < model.instance.end)
         passed: list[Any] = [0]
         breaks: list[Any] = [0]
         for cut in range(1, model.instance.end):
             ending = np.flatnonzero(spans.last == cut)
             more = model.seconds(passing, model.stages, ending)
-            more += model.seconds(message, model.handovers, np.flatnonzero(handovers.cut == cut))
+            more += model.seconds(message, model.transfers, np.flatnonzero(transfers.cut == cut))
             passed.append(model.running(f"passed{name}{cut}", passed[-1], more))
             last = breaks[-1]
             if broken[ending].any():
@@ -363,26 +363,26 @@ def _stages(before: _Passing, own_s: Array, first_s: Array) -> None:
 
 def _wires(before: _Passing) -> None:
     """All messages on a wire: one way, with the last F and B behind it, or both ways where they share it."""
-    model, spans, handovers = before.model, before.model.instance.spans, before.model.instance.handovers
+    model, spans, transfers = before.model, before.model.instance.spans, before.model.instance.transfers
     for cut in range(1, model.instance.end):
         pair = model.seconds(spans.pair_s, model.stages, np.flatnonzero(spans.first == cut))
-        for name, seconds, more in (("wire", handovers.wire_s, pair), ("shared", handovers.shared_s, 0)):
-            over = np.flatnonzero((handovers.cut == cut) & (seconds > 0))
+        for name, seconds, more in (("wire", transfers.wire_s, pair), ("shared", transfers.shared_s, 0)):
+            over = np.flatnonzero((transfers.cut == cut) & (seconds > 0))
             if len(over):
-                before.bound(cut, model.seconds(seconds, model.handovers, over) + more, spans.last_s, name)
+                before.bound(cut, model.seconds(seconds, model.transfers, over) + more, spans.last_s, name)
 
 
-def _longest_s(model: Model) -> float:
-    spans, handovers = model.instance.spans, model.instance.handovers
+def _longest_s(model: PulpModel) -> float:
+    spans, transfers = model.instance.spans, model.instance.transfers
     passing, messages = np.zeros(len(model.instance.cuts)), np.zeros(len(model.instance.cuts))
     np.maximum.at(passing, spans.last, spans.round_s)
-    np.maximum.at(messages, handovers.cut, handovers.round_s)
+    np.maximum.at(messages, transfers.cut, transfers.round_s)
     ending = (spans.work_s + spans.pair_s + spans.last_s).max(initial=0.0)
-    ending += np.maximum(handovers.wire_s, handovers.shared_s).max(initial=0.0)
+    ending += np.maximum(transfers.wire_s, transfers.shared_s).max(initial=0.0)
     return float(passing.sum() + messages.sum() + ending + spans.last_s.max(initial=0.0))
 
 
-def order(instance: Instance, chosen: Sequence[int]) -> tuple[int, ...]:
+def order(instance: SpanInstance, chosen: Sequence[int]) -> tuple[int, ...]:
     """Spans, by index, in the order of the pipeline; empty if they are none from the first cut to the last."""
     spans = instance.spans
     ordered = tuple(sorted(chosen, key=lambda v: int(spans.first[v])))
@@ -391,7 +391,7 @@ def order(instance: Instance, chosen: Sequence[int]) -> tuple[int, ...]:
     return ordered if cuts == starts else ()
 
 
-def objective_s(instance: Instance, chain: Sequence[int]) -> float:
+def objective_s(instance: SpanInstance, chain: Sequence[int]) -> float:
     """Max over stages of what passes through the ones before it, and all its own work; the same of wires.
 
         round trip: sum of (F + B + both messages) before t + turn_t + reduction and update of stage 0
@@ -416,27 +416,27 @@ def objective_s(instance: Instance, chain: Sequence[int]) -> float:
     return best
 
 
-def _message(instance: Instance, source: int, destination: int) -> tuple[float, float, float, float]:
-    handovers, spans = instance.handovers, instance.spans
+def _message(instance: SpanInstance, source: int, destination: int) -> tuple[float, float, float, float]:
+    transfers, spans = instance.transfers, instance.spans
     match = (
-        (handovers.cut == spans.last[source])
-        & (handovers.source == spans.group[source])
-        & (handovers.destination == spans.group[destination])
+        (transfers.cut == spans.last[source])
+        & (transfers.source == spans.group[source])
+        & (transfers.destination == spans.group[destination])
     )
     row = next(iter(np.flatnonzero(match)), None)
     if row is None:  # it was pruned
         return (float("inf"),) * 4
-    columns = (handovers.there_s, handovers.round_s, handovers.wire_s, handovers.shared_s)
+    columns = (transfers.there_s, transfers.round_s, transfers.wire_s, transfers.shared_s)
     there_s, round_s, wire_s, shared_s = (float(seconds[row]) for seconds in columns)
     return there_s, round_s, wire_s, shared_s
 
 
-def cuts_of(instance: Instance, chain: Sequence[int]) -> tuple[int, ...]:
+def cuts_of(instance: SpanInstance, chain: Sequence[int]) -> tuple[int, ...]:
     """Positions in the list of layers, both ends included."""
     return (*(instance.cuts[int(instance.spans.first[v])] for v in chain), instance.cuts[-1])
 
 
-def follows(instance: Instance, chain: Sequence[int]) -> bool:
+def follows(instance: SpanInstance, chain: Sequence[int]) -> bool:
     """Whether the numbers of the stages are what the rules want."""
     bounds = cuts_of(instance, chain)
     number = {layer: stage for stage, (a, b) in enumerate(pairwise(bounds)) for layer in range(a, b)}

@@ -15,29 +15,21 @@ from heapq import heappop, heappush
 import numpy as np
 
 from planner.baselines import everyday
-from planner.costs.communication.handover import without_time
+from planner.costs.candidate import Candidate, Recomputes
+from planner.costs.communication.stage_transfers import without_time
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import fewest_kept
-from planner.costs.predict import forecast
 from planner.costs.sentences import binding
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Plan, Rejected, Search, status_of
 from planner.ir.problem import SAMPLE_DIMS, THROUGHPUT, Problem
 from planner.schedules import traits
-from planner.solvers.candidates.candidate import (
-    FEW_SHARES,
-    Candidate,
-    Recomputes,
-    all_shares,
-    decision_of,
-    micro_batches,
-    plan_of,
-)
+from planner.solvers.candidates.candidate import FEW_SHARES, all_shares, micro_batches, plan_of
 from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import infeasible, out_of_time
+from planner.solvers.candidates.explain import infeasible, out_of_time, written
 from planner.solvers.candidates.feasibility import (
     as_asked,
     cut_positions,
@@ -47,9 +39,9 @@ from planner.solvers.candidates.feasibility import (
     mixing_layers,
     schedule_names,
 )
-from planner.solvers.ilp.device_groups import Crossing, Messages, assign, device_classes, groups
-from planner.solvers.ilp.formulas import INFEASIBLE, Program, cuts_of
-from planner.solvers.ilp.spans import Builder, Instance, prune
+from planner.solvers.ilp.device_groups import CutTraffic, LeastMessages, assign, device_classes, groups
+from planner.solvers.ilp.formulas import INFEASIBLE, SpanProgram, cuts_of
+from planner.solvers.ilp.spans import SpanBuilder, SpanInstance, prune
 from planner.solvers.progress import Progress, SearchProgress
 
 METHOD = "integer program over spans, its solutions simulated in order of their bound"
@@ -82,12 +74,11 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         rules += [f"--forbid {format_rule(rule)}" for rule in problem.forbid]
         if rules and enumeration.fits_without_rules():
             raise InfeasibleError("no plan satisfies the side constraints", rules, ["drop one of them"])
-        closest = choose(evaluator, known(problem, evaluator.book)).closest
+        closest = choose(evaluator, everyday_plans(problem, evaluator.book)).closest
         if closest is not None:
             raise infeasible(problem, closest)
         raise InfeasibleError("no plan fits", [f"on {len(problem.ranks)} devices"], ["use more devices"])
-    decision = decision_of(problem, outcome.best.candidate)
-    predicted = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
+    decision, predicted = written(problem, evaluator.pricing, outcome.best.candidate)
     step_s = predicted.prediction.step_s
     bound_s = min(outcome.bound_s, step_s)
     search = Search(
@@ -99,14 +90,14 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         num_simulated=evaluator.num_simulated,
         num_candidates=outcome.num_solutions,
         bounds_s={"integer program": bound_s, "root": min(outcome.root_s, bound_s)},
-        binding=binding(decision, predicted),
+        binding=binding(decision.stages, predicted),
         rejected=enumeration.rejected,
     )
     return plan_of(problem, decision, predicted.prediction, search)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Enumerated:
     """What the enumeration comes to.
 
     Attributes:
@@ -124,24 +115,24 @@ class Found:
 
 
 @dataclass(slots=True, eq=False)
-class Way:
+class BatchSplit:
     """One way to cut the batch, with the schedules that allow the same spans; the program is built when it is due."""
 
-    instance: Instance
+    instance: SpanInstance
     micro_batches: tuple[int, ...]
     schedules: tuple[str, ...]
-    program: Program | None = None
+    program: SpanProgram | None = None
 
 
-def known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def everyday_plans(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     """Plans that people make without a planner, as far as the program knows their schedules; they may not fit."""
     names = priced_schedules(problem)
-    for candidate in _known(problem, book):
+    for candidate in _unfiltered(problem, book):
         if candidate.schedule in names and not 0 < problem.max_stages < candidate.num_stages:
             yield as_asked(problem, candidate)
 
 
-def _known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def _unfiltered(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     yield from everyday.one_device(problem, book)
     if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph) and SAMPLE_DIMS in problem.allow:
         with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
@@ -179,14 +170,14 @@ class Enumeration:
     root_s: float = field(init=False, default=0.0)
     num_solutions: int = field(init=False, default=0)
     rejected: tuple[Rejected, ...] = field(init=False, default=())
-    _heap: list[tuple[float, int, Way]] = field(init=False, default_factory=list, repr=False)
+    _heap: list[tuple[float, int, BatchSplit]] = field(init=False, default_factory=list, repr=False)
     _pushed: int = field(init=False, default=0, repr=False)
     _current_s: float = field(init=False, default=float("inf"), repr=False)
 
-    def run(self) -> Found:
+    def run(self) -> Enumerated:
         """The best plan, and how far it can be from the best there is."""
         try:
-            self._try_known()
+            self._try_everyday_plans()
             for bound_s, way in self._ways():
                 self._push(bound_s, way)
             self.root_s = self._bound_s()
@@ -195,7 +186,7 @@ class Enumeration:
             if self.best is None:
                 raise
             status = STOPPED
-        return Found(status, self.best, self._bound_s(), self.root_s, self.num_solutions)
+        return Enumerated(status, self.best, self._bound_s(), self.root_s, self.num_solutions)
 
     def fits_without_rules(self) -> bool:
         """Whether there is a plan once the side constraints are dropped."""
@@ -203,8 +194,8 @@ class Enumeration:
         free = Enumeration(Evaluator(problem, self.evaluator.book), Constraints.of(problem))
         return free.run().best is not None
 
-    def _try_known(self) -> None:
-        candidates = known(self.evaluator.problem, self.evaluator.book)
+    def _try_everyday_plans(self) -> None:
+        candidates = everyday_plans(self.evaluator.problem, self.evaluator.book)
         for candidate in cheapest_first(self.evaluator, candidates, self.evaluator.budget):
             if self.best is not None and not self.evaluator.has_time_for(candidate):
                 continue
@@ -212,13 +203,13 @@ class Enumeration:
                 with suppress(MissingMeasurementError):
                     self._take(self.evaluator.evaluate(candidate))
 
-    def _ways(self) -> Iterator[tuple[float, Way]]:
+    def _ways(self) -> Iterator[tuple[float, BatchSplit]]:
         """Every way with a lower bound on all its plans; those that cannot beat what is known are left out."""
         problem, book = self.evaluator.problem, self.evaluator.book
         graph = problem.profile.graph
         cluster = without_time(book.profile.cluster) if may_stream(problem) else book.profile.cluster
         cuts = cut_positions(graph, may_part_ties(problem))
-        crossing, classes = Crossing.of(graph, cuts), device_classes(problem, self.constraints)
+        crossing, classes = CutTraffic.of(graph, cuts), device_classes(problem, self.constraints)
         mixing = np.array([layer.name in mixing_layers(graph) for layer in graph.layers])
         overhead = {kind.kind: book.tables.overhead_s(kind.kind) for kind in classes}
         most = min(len(problem.ranks), len(cuts) - 1, problem.max_stages or len(problem.ranks))
@@ -228,9 +219,9 @@ class Enumeration:
             if any(not all_shares(problem, group.ranks, size) for group in found_groups if not group.by_parts):
                 why = f"more than {FEW_SHARES} ways; those whose largest time over the whole network is least are taken"
                 self.rejected = (Rejected("other shares of unlike devices", why),)
-            messages = Messages(cluster, crossing, batches, overhead)
+            messages = LeastMessages(cluster, crossing, batches, overhead)
             for splits, by_flight in self._schedules(most, len(batches)).items():
-                builder = Builder(
+                builder = SpanBuilder(
                     problem,
                     book,
                     self.constraints,
@@ -243,20 +234,20 @@ class Enumeration:
                     found_groups,
                     mixing,
                 )
-                handovers = builder.handovers()
+                transfers = builder.transfers()
                 for flight, names in by_flight.items():
-                    whole = Instance(
+                    whole = SpanInstance(
                         cuts,
                         classes,
                         found_groups,
                         builder.spans(flight),
-                        handovers,
+                        transfers,
                         most,
                         self.constraints.stage_rules(),
                     )
                     instance, bound_s = prune(whole, self._upper_s())
                     if bound_s < float("inf"):
-                        yield bound_s, Way(instance, batches, names)
+                        yield bound_s, BatchSplit(instance, batches, names)
 
     def _schedules(self, most: int, count: int) -> dict[bool, dict[tuple[int, ...], tuple[str, ...]]]:
         """By whether they split backwards and by what they keep in flight, where times do not decide that."""
@@ -280,13 +271,13 @@ class Enumeration:
             return PROVEN
         return status_of(SEARCHED, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
 
-    def _step(self, bound_s: float, way: Way) -> None:
+    def _step(self, bound_s: float, way: BatchSplit) -> None:
         """Solves the way's program once more, simulates what it finds, and queues what remains."""
         if way.program is None:
             instance, least_s = prune(way.instance, self._upper_s())
             if least_s == float("inf"):
                 return
-            way = replace(way, instance=instance, program=Program(instance, self._upper_s()))
+            way = replace(way, instance=instance, program=SpanProgram(instance, self._upper_s()))
         if way.program is None:
             return
         way.program.limit(self._upper_s())
@@ -299,7 +290,7 @@ class Enumeration:
             self._simulate(way, solution.spans)
         self._push(max(bound_s, solution.bound_s), way)
 
-    def _simulate(self, way: Way, chain: Sequence[int]) -> None:
+    def _simulate(self, way: BatchSplit, chain: Sequence[int]) -> None:
         instance = way.instance
         chosen = tuple(instance.groups[int(instance.spans.group[v])] for v in chain)
         shares = tuple(group.shares for group in chosen)
@@ -323,7 +314,7 @@ class Enumeration:
             return False
         return bound_s >= self.best.step_s / (1 + self.evaluator.problem.gap) * (1 - ROUNDING)
 
-    def _push(self, bound_s: float, way: Way) -> None:
+    def _push(self, bound_s: float, way: BatchSplit) -> None:
         self._pushed += 1
         heappush(self._heap, (bound_s, self._pushed, way))
 

@@ -21,24 +21,24 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.candidate import Recomputes, again_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, Flags, running
 from planner.costs.stages.stage_bound import Stage, StageBounds
-from planner.ir.constraints import Ways
+from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import Problem
 from planner.layers import throughout_sites
 from planner.layers.recomputed import cores_by_index
-from planner.solvers.candidates.candidate import Recomputes, again_of
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import recompute_choices
-from planner.solvers.ilp.device_groups import Crossing, DeviceClass, Group, Messages
+from planner.solvers.ilp.device_groups import CutTraffic, DeviceClass, LeastMessages, StageGroup
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spans:
+class SpanTable:
     """Layers from one cut to another as a stage of a group; an entry a span.
 
     Attributes:
@@ -71,13 +71,13 @@ class Spans:
     def __len__(self) -> int:
         return len(self.first)
 
-    def where(self, keep: Flags) -> Spans:
+    def where(self, keep: Flags) -> SpanTable:
         """Those that ``keep`` picks."""
-        return Spans(*(getattr(self, field.name)[keep] for field in fields(self)))
+        return SpanTable(*(getattr(self, field.name)[keep] for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Handovers:
+class StageTransfers:
     """What a message at a cut between two groups takes at least; an entry a cut and pair of groups.
 
     Attributes:
@@ -96,13 +96,13 @@ class Handovers:
     def __len__(self) -> int:
         return len(self.cut)
 
-    def where(self, keep: Flags) -> Handovers:
+    def where(self, keep: Flags) -> StageTransfers:
         """Those that ``keep`` picks."""
-        return Handovers(*(getattr(self, field.name)[keep] for field in fields(self)))
+        return StageTransfers(*(getattr(self, field.name)[keep] for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Instance:
+class SpanInstance:
     """What the program is about.
 
     Attributes:
@@ -114,9 +114,9 @@ class Instance:
 
     cuts: tuple[int, ...]
     classes: tuple[DeviceClass, ...]
-    groups: tuple[Group, ...]
-    spans: Spans
-    handovers: Handovers
+    groups: tuple[StageGroup, ...]
+    spans: SpanTable
+    transfers: StageTransfers
     most_stages: int
     stage_rules: tuple[tuple[int, bool, tuple[int, ...]], ...] = ()
 
@@ -127,7 +127,7 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chain:
+class CutChain:
     """The places between layers in a row where stages may begin and end: positions, both ends included."""
 
     positions: tuple[int, ...]
@@ -147,7 +147,7 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Builder:
+class SpanBuilder:
     """Makes tables for one way to cut the batch.
 
     Attributes:
@@ -159,15 +159,15 @@ class Builder:
     book: PriceBook
     constraints: Constraints
     cuts: tuple[int, ...]
-    crossing: Crossing
-    messages: Messages
+    crossing: CutTraffic
+    messages: LeastMessages
     micro_batches: tuple[int, ...]
     splits: bool
     classes: tuple[DeviceClass, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[StageGroup, ...]
     mixing: Flags
 
-    def handovers(self) -> Handovers:
+    def transfers(self) -> StageTransfers:
         """Between all groups that can run at once, at all inner cuts."""
         rows = [
             (cut, i, j, *(seconds[cut] for seconds in least))
@@ -178,9 +178,9 @@ class Builder:
         ]
         index = np.array([row[:3] for row in rows], dtype=np.int64).reshape(len(rows), 3)
         seconds = np.array([row[3:] for row in rows], dtype=np.float64).reshape(len(rows), 4)
-        return Handovers(index[:, 0], index[:, 1], index[:, 2], *seconds.T)
+        return StageTransfers(index[:, 0], index[:, 1], index[:, 2], *seconds.T)
 
-    def spans(self, in_flight: Sequence[int] | None) -> Spans:
+    def spans(self, in_flight: Sequence[int] | None) -> SpanTable:
         """All that the rules and memory allow.
 
         Args:
@@ -188,7 +188,7 @@ class Builder:
         """
         parts = [self._of_group(number, recompute, stage, in_flight) for number, recompute, stage in self._stages()]
         empty = [np.zeros(0, dtype=kind) for kind in "llll" + "dddddd" + "l??"]
-        return Spans(*(np.concatenate(column) for column in zip(empty, *parts, strict=True)))
+        return SpanTable(*(np.concatenate(column) for column in zip(empty, *parts, strict=True)))
 
     def _stages(self) -> Iterator[tuple[int, Recomputes, Stage]]:
         """All groups, with recompute or without, as stages between any two cuts."""
@@ -196,7 +196,7 @@ class Builder:
         cores = sum(cores_by_index(self.problem.profile.graph), start=())
         fed, at = self._surely_fed(), np.arange(len(self.cuts))
         received = np.where(fed, self.crossing.least(self.crossing.forward_bytes), 0.0)
-        bounds = StageBounds(self.book, Chain(self.cuts), self.micro_batches, True, self.splits, received)
+        bounds = StageBounds(self.book, CutChain(self.cuts), self.micro_batches, True, self.splits, received)
         sizes = (self.micro_batches[0], self.micro_batches[-1])
         for (number, group), recompute in product(enumerate(self.groups), options):
             samples = zip(*map(group.samples, sizes), strict=True)
@@ -218,8 +218,10 @@ class Builder:
         self, number: int, recompute: Recomputes, stage: Stage, in_flight: Sequence[int] | None
     ) -> tuple[NDArray[np.generic], ...]:
         group, crossing = self.groups[number], self.crossing
-        allowed = self.constraints.mask(self.cuts, group.ranks, recompute == Recomputes.ALL, Ways(sample=group.size))
-        chain = Chain(self.cuts)
+        allowed = self.constraints.mask(
+            self.cuts, group.ranks, recompute == Recomputes.ALL, CutDegrees(sample=group.size)
+        )
+        chain = CutChain(self.cuts)
         if group.size > 1:
             mixing = chain.sums(self.mixing.astype(np.float64))
             allowed &= mixing[None, :] == mixing[:, None]
@@ -248,7 +250,7 @@ class Builder:
             crossing.linked_back[at],
         )
 
-    def _overhead_s(self, group: Group) -> Array:
+    def _overhead_s(self, group: StageGroup) -> Array:
         """Of receiving all messages back from the stage behind, by span."""
         each = min(self.messages.overhead_s.get(member.kind, 0.0) for member in group.classes)
         return np.asarray(len(self.micro_batches) * each * (self.crossing.backward_bytes > 0))
@@ -269,8 +271,8 @@ class Builder:
             if all(count <= len(c.ranks) for count, c in zip(total, self.classes, strict=True)):
                 yield other
 
-    def _least(self, source: Group, destination: Group) -> tuple[Array, Array, Array, Array]:
-        """By cut: the least that any linked stage of ``source`` pays there, as in :class:`Handovers`."""
+    def _least(self, source: StageGroup, destination: StageGroup) -> tuple[Array, Array, Array, Array]:
+        """By cut: the least that any linked stage of ``source`` pays there, as in :class:`StageTransfers`."""
         crossing, messages = self.crossing, self.messages
         there, back = messages.there_s(source, destination), messages.back_s(source, destination)
         wire, shared = messages.wires_s(source, destination)
@@ -318,31 +320,31 @@ class _Path:
     linked: Flags
 
 
-def prune(instance: Instance, upper_s: float) -> tuple[Instance, float]:
+def prune(instance: SpanInstance, upper_s: float) -> tuple[SpanInstance, float]:
     """What a solution of at most ``upper_s`` can have, and a lower bound on all of them (infinite: there is none)."""
     bound_s, limit_s = 0.0, upper_s * (1 + _SLACK)
     for _ in range(_ROUNDS):
-        spans, handovers = instance.spans, instance.handovers
-        keep, keep_handovers = np.ones(len(spans), dtype=bool), np.ones(len(handovers), dtype=bool)
-        for chain in _chains(spans, handovers):
+        spans, transfers = instance.spans, instance.transfers
+        keep, keep_transfers = np.ones(len(spans), dtype=bool), np.ones(len(transfers), dtype=bool)
+        for chain in _chains(spans, transfers):
             before, behind = _before(instance, chain), _behind(instance, chain)
             bound_s = max(bound_s, float(behind.begins[0].min(initial=np.inf)))
             with np.errstate(invalid="ignore"):  # no way there, with no way on
                 least = _least(instance, chain, before, behind)
                 keep &= (least <= limit_s) & np.isfinite(least)
                 least = _least_over(instance, chain, before, behind)
-                keep_handovers &= (least <= limit_s) & np.isfinite(least)
-        instance = replace(instance, spans=spans.where(keep), handovers=handovers.where(keep_handovers))
-        if keep.all() and keep_handovers.all():
+                keep_transfers &= (least <= limit_s) & np.isfinite(least)
+        instance = replace(instance, spans=spans.where(keep), transfers=transfers.where(keep_transfers))
+        if keep.all() and keep_transfers.all():
             break
     return instance, bound_s if len(instance.spans) else float("inf")
 
 
-def _chains(spans: Spans, handovers: Handovers) -> tuple[_Path, _Path]:
-    wire_s, none_s = np.maximum(handovers.wire_s, handovers.shared_s), np.zeros(len(handovers))
+def _chains(spans: SpanTable, transfers: StageTransfers) -> tuple[_Path, _Path]:
+    wire_s, none_s = np.maximum(transfers.wire_s, transfers.shared_s), np.zeros(len(transfers))
     return (
-        _Path(spans.round_s, spans.turn_s, handovers.round_s, wire_s, spans.linked_back),
-        _Path(spans.there_s, spans.work_s + spans.last_s, handovers.there_s, none_s, spans.linked),
+        _Path(spans.round_s, spans.turn_s, transfers.round_s, wire_s, spans.linked_back),
+        _Path(spans.there_s, spans.work_s + spans.last_s, transfers.there_s, none_s, spans.linked),
     )
 
 
@@ -363,8 +365,8 @@ class _Behind:
     unlinked: Array
 
 
-def _before(instance: Instance, chain: _Path) -> _Before:
-    spans, handovers = instance.spans, instance.handovers
+def _before(instance: SpanInstance, chain: _Path) -> _Before:
+    spans, transfers = instance.spans, instance.transfers
     shape = (len(instance.cuts), len(instance.groups))
     begun, ended = np.full(shape, np.inf), np.full(shape, np.inf)
     begun[0] = 0.0
@@ -373,14 +375,14 @@ def _before(instance: Instance, chain: _Path) -> _Before:
         value = begun[spans.first[here], spans.group[here]] + chain.pass_s[here]
         value = np.where(chain.linked[here] | np.isinf(value), value, -np.inf)
         np.minimum.at(ended[cut], spans.group[here], value)
-        over = np.flatnonzero(handovers.cut == cut)
-        arrived = np.maximum(ended[cut, handovers.source[over]] + chain.message_s[over], 0.0)
-        np.minimum.at(begun[cut], handovers.destination[over], arrived)
+        over = np.flatnonzero(transfers.cut == cut)
+        arrived = np.maximum(ended[cut, transfers.source[over]] + chain.message_s[over], 0.0)
+        np.minimum.at(begun[cut], transfers.destination[over], arrived)
     return _Before(begun, ended)
 
 
-def _behind(instance: Instance, chain: _Path) -> _Behind:
-    spans, handovers = instance.spans, instance.handovers
+def _behind(instance: SpanInstance, chain: _Path) -> _Behind:
+    spans, transfers = instance.spans, instance.transfers
     shape = (len(instance.cuts), len(instance.groups))
     begins, linked, unlinked = (np.full(shape, np.inf) for _ in range(3))
     for cut in range(instance.end - 1, -1, -1):
@@ -389,15 +391,15 @@ def _behind(instance: Instance, chain: _Path) -> _Behind:
         follows = np.where(chain.linked[here], chain.pass_s[here] + linked[at], unlinked[at])
         follows = np.where(spans.last[here] == instance.end, 0.0, follows)
         np.minimum.at(begins[cut], spans.group[here], np.maximum(chain.end_s[here], follows))
-        over = np.flatnonzero(handovers.cut == cut)
-        after = begins[cut, handovers.destination[over]]
+        over = np.flatnonzero(transfers.cut == cut)
+        after = begins[cut, transfers.destination[over]]
         waited = np.maximum(after, chain.wire_s[over])
-        np.minimum.at(linked[cut], handovers.source[over], chain.message_s[over] + waited)
-        np.minimum.at(unlinked[cut], handovers.source[over], after)
+        np.minimum.at(linked[cut], transfers.source[over], chain.message_s[over] + waited)
+        np.minimum.at(unlinked[cut], transfers.source[over], after)
     return _Behind(begins, linked, unlinked)
 
 
-def _least(instance: Instance, chain: _Path, before: _Before, behind: _Behind) -> Array:
+def _least(instance: SpanInstance, chain: _Path, before: _Before, behind: _Behind) -> Array:
     """By span: the least of a pipeline that has it."""
     spans = instance.spans
     at = spans.last, spans.group
@@ -406,9 +408,9 @@ def _least(instance: Instance, chain: _Path, before: _Before, behind: _Behind) -
     return np.maximum(begun + chain.end_s, np.where(spans.last == instance.end, 0.0, follows))
 
 
-def _least_over(instance: Instance, chain: _Path, before: _Before, behind: _Behind) -> Array:
+def _least_over(instance: SpanInstance, chain: _Path, before: _Before, behind: _Behind) -> Array:
     """By hand-over: the least of a pipeline that has it; where a stage may end unlinked, its message is no bound."""
-    handovers = instance.handovers
-    ended = before.ended[handovers.cut, handovers.source]
-    follows = behind.begins[handovers.cut, handovers.destination]
+    transfers = instance.transfers
+    ended = before.ended[transfers.cut, transfers.source]
+    follows = behind.begins[transfers.cut, transfers.destination]
     return np.where(np.isneginf(ended), follows, ended + chain.message_s + np.maximum(follows, chain.wire_s))

@@ -1,7 +1,7 @@
 """A labelled graph with budgets as one mixed-integer program, by scipy's HiGHS.
 
     minimise    sum c_v[k] x_v[k] + sum c_uv[k, l] y_uv[k, l]                                              ``_costs``
-    over        x_v[k] in {0, 1}: node v takes option k;   y_uv[k, l] in [0, 1]: u takes k and v takes l   ``Columns``
+    over        x_v[k] in {0, 1}: node v takes option k;   y_uv[k, l] in [0, 1]: u takes k and v takes l ``MilpColumns``
                 W_r in [least workspace, budget_r]: the most that any node needs of resource r
     such that   sum_k x_v[k] = 1                                                 one option a node        ``_nodes``
                 sum_l y_uv[k, l] = x_u[k],   sum_k y_uv[k, l] = x_v[l]           pairs agree with nodes   ``_edges``
@@ -45,7 +45,7 @@ class IntegerAnswer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns:
+class MilpColumns:
     """Where the variables are.
 
     Attributes:
@@ -60,7 +60,7 @@ class Columns:
     count: int
 
     @classmethod
-    def of(cls, graph: LabelledGraph) -> Columns:
+    def of(cls, graph: LabelledGraph) -> MilpColumns:
         """One after another."""
         options = graph.num_options
         shapes = [(count,) for count in options] + [(options[u], options[v]) for u, v in graph.edges]
@@ -74,7 +74,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class MilpRows:
     """``lower <= sum of value x column <= upper``: coefficients with their row (from 0) and column, limits by row."""
 
     row: Places
@@ -91,7 +91,7 @@ def solve_integer(
     from scipy.optimize import Bounds, LinearConstraint, milp  # a quarter of a second, and most plans need none
     from scipy.sparse import coo_array
 
-    columns = Columns.of(graph)
+    columns = MilpColumns.of(graph)
     blocks = [*_nodes(columns), *_edges(columns), *_memory(graph, columns), *_workspace(graph, columns)]
     first = np.cumsum([0, *(len(block.lower) for block in blocks)])
     row = np.concatenate([block.row + start for block, start in zip(blocks, first, strict=False)])
@@ -125,7 +125,7 @@ def solve_integer(
     return IntegerAnswer(best if graph.fits(best) and np.isfinite(graph.cost(best)) else None, bound, nodes)
 
 
-def _costs(graph: LabelledGraph, columns: Columns) -> tuple[Array, Array, Array]:
+def _costs(graph: LabelledGraph, columns: MilpColumns) -> tuple[Array, Array, Array]:
     """(cost, least value, most value) of each column."""
     cost, least, most = (np.zeros(columns.count) for _ in range(3))
     for where, costs in zip(columns.nodes, graph.node_cost, strict=True):
@@ -141,24 +141,24 @@ def _costs(graph: LabelledGraph, columns: Columns) -> tuple[Array, Array, Array]
     return cost, least, most
 
 
-def _nodes(columns: Columns) -> Iterator[Rows]:
+def _nodes(columns: MilpColumns) -> Iterator[MilpRows]:
     """Each node takes one option."""
     for where in columns.nodes:
         one = np.ones(1)
-        yield Rows(np.zeros(len(where), dtype=np.intp), where, np.ones(len(where)), one, one)
+        yield MilpRows(np.zeros(len(where), dtype=np.intp), where, np.ones(len(where)), one, one)
 
 
-def _edges(columns: Columns) -> Iterator[Rows]:
+def _edges(columns: MilpColumns) -> Iterator[MilpRows]:
     """The pairs of an edge sum to the options of its ends."""
     for (u, v), table in columns.edges.items():
         for pairs, ends in ((table, columns.nodes[u]), (table.T, columns.nodes[v])):
             number, zero = np.arange(len(ends)), np.zeros(len(ends))
             row = np.concatenate([np.repeat(number, pairs.shape[1]), number])
             value = np.concatenate([np.ones(pairs.size), -np.ones(len(ends))])
-            yield Rows(row, np.concatenate([pairs.ravel(), ends]), value, zero, zero)
+            yield MilpRows(row, np.concatenate([pairs.ravel(), ends]), value, zero, zero)
 
 
-def _memory(graph: LabelledGraph, columns: Columns) -> Iterator[Rows]:
+def _memory(graph: LabelledGraph, columns: MilpColumns) -> Iterator[MilpRows]:
     """What options and pairs take of each resource, with the workspace, stays within the budget."""
     held = [(where, usage) for where, usage in zip(columns.nodes, graph.node_memory, strict=False)]
     held += [
@@ -170,17 +170,17 @@ def _memory(graph: LabelledGraph, columns: Columns) -> Iterator[Rows]:
         column = np.concatenate([where for where, _ in held])
         value = np.concatenate([usage[:, resource] for _, usage in held]) / unit
         budget = graph.budget[[resource]] / unit
-        yield Rows(np.zeros(len(column), dtype=np.intp), column, value, np.full(1, -np.inf), budget)
+        yield MilpRows(np.zeros(len(column), dtype=np.intp), column, value, np.full(1, -np.inf), budget)
 
 
-def _workspace(graph: LabelledGraph, columns: Columns) -> Iterator[Rows]:
+def _workspace(graph: LabelledGraph, columns: MilpColumns) -> Iterator[MilpRows]:
     """The workspace is at least what each node needs; nodes that never need more than all do are left out."""
     units, least = _units(graph), graph.least_workspace
     for where, needs in zip(columns.nodes, graph.workspace, strict=False):
         for resource in np.flatnonzero(needs.max(axis=0) > least):
             column = np.append(where, columns.workspace[resource])
             value = np.append(np.maximum(needs[:, resource], least[resource]) / units[resource], -1.0)
-            yield Rows(np.zeros(len(column), dtype=np.intp), column, value, np.full(1, -np.inf), np.zeros(1))
+            yield MilpRows(np.zeros(len(column), dtype=np.intp), column, value, np.full(1, -np.inf), np.zeros(1))
 
 
 def _units(graph: LabelledGraph) -> Array:

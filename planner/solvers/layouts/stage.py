@@ -36,7 +36,7 @@ from planner.ir.problem import ALWAYS, NEVER
 from planner.layers.sized import REPLICA
 from planner.solvers.budget import MOST_BYTES, Budget
 from planner.solvers.layouts.factor_graph import Array, LabelledGraph
-from planner.solvers.layouts.solve import Answer, minimise
+from planner.solvers.layouts.solve import CertifiedAssignment, minimise
 
 WHOLE, LEAST, INPUT, NONE = "whole", "least", "input", "none"
 
@@ -84,7 +84,7 @@ class StageLayouts:
 
     chosen: Mapping[int, Option]
     cost: StageCost | None
-    answer: Answer
+    answer: CertifiedAssignment
 
 
 def best_layouts(

@@ -46,7 +46,7 @@ Scope = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class EliminationOrder:
     """In which order nodes are eliminated.
 
     Attributes:
@@ -77,7 +77,7 @@ class Elimination:
         tables: by node in the order, the summed table over its scope; its minimum over the last axis was passed on.
     """
 
-    order: Order
+    order: EliminationOrder
     cost: float
     assignment: Assignment
     tables: tuple[Array, ...]
@@ -99,7 +99,7 @@ class Elimination:
         return [last[node] for node in range(len(last))]
 
 
-def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge]) -> Order:
+def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge]) -> EliminationOrder:
     """The order that eliminates the node with the smallest table first (ties: the first node)."""
     neighbours: list[set[int]] = [set() for _ in num_options]
     for u, v in edges:
@@ -128,15 +128,15 @@ def elimination_order(num_options: tuple[int, ...], edges: Iterable[Edge]) -> Or
         for other in around:
             sizes[other] = size(other)
             heapq.heappush(waiting, (sizes[other], other))
-    return Order(tuple(scopes), largest, total)
+    return EliminationOrder(tuple(scopes), largest, total)
 
 
-def order_of(graph: LabelledGraph) -> Order:
+def order_of(graph: LabelledGraph) -> EliminationOrder:
     """The elimination order of ``graph``."""
     return elimination_order(graph.num_options, graph.edges)
 
 
-def eliminate(graph: LabelledGraph, order: Order | None = None) -> Elimination:
+def eliminate(graph: LabelledGraph, order: EliminationOrder | None = None) -> Elimination:
     """The least cost of ``graph``, budgets ignored; infinity (and option 0 everywhere) if all is forbidden.
 
     Raises:
@@ -229,7 +229,7 @@ def _aligned(nodes: Scope, cost: Array, place: Mapping[int, int]) -> Array:
     return cost.transpose(by_place).reshape(shape)
 
 
-def _read_back(order: Order, tables: list[Array]) -> Assignment:
+def _read_back(order: EliminationOrder, tables: list[Array]) -> Assignment:
     chosen: dict[int, int] = {}
     for scope, table in zip(reversed(order.scopes), reversed(tables), strict=True):
         row = table[tuple(chosen[node] for node in scope[:-1])]
@@ -237,7 +237,7 @@ def _read_back(order: Order, tables: list[Array]) -> Assignment:
     return tuple(chosen[node] for node in range(len(chosen)))
 
 
-def _calibrated(order: Order, tables: tuple[Array, ...]) -> list[Array]:
+def _calibrated(order: EliminationOrder, tables: tuple[Array, ...]) -> list[Array]:
     """Each table with what the rest of its component adds: entries are least costs of assignments that agree."""
     position = {scope[-1]: index for index, scope in enumerate(order.scopes)}
     beliefs = list(tables)

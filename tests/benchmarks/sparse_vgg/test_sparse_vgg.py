@@ -17,8 +17,8 @@ from benchmarks.sparse_vgg import __main__ as sparse_vgg
 from benchmarks.sparse_vgg.__main__ import QUICK, rows, sums, undisturbed
 from benchmarks.sparse_vgg.plans import OURS, SPARSEPIPE, UNRESTRICTED, Case, batches, cases, counted_out, sizes
 from benchmarks.sparse_vgg.runs import Network, count_samples
-from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.ir.cluster import MEMORY, SITES, WITHIN_HOST, Collective
 from planner.ir.plan import Decision
 from planner.ir.problem import Problem
@@ -154,7 +154,7 @@ def test_a_slower_device_takes_the_factor_as_long_for_everything() -> None:
     def busy_s(found: object, rank: int) -> float:
         graph = profile.graph
         decision = decide(graph, [], (4,), ranks=[(rank,)])
-        return forecast(PriceBook(found), decision, 0.0).prediction.step_s  # type: ignore[arg-type]
+        return forecast(Pricing.of(found), decision, 0.0).prediction.step_s  # type: ignore[arg-type]
 
     assert busy_s(slow, 0) == busy_s(profile, 0)
     assert busy_s(slow, 1) == pytest.approx(2 * busy_s(profile, 0))

@@ -33,7 +33,7 @@ def test_a_run_tells_machine_and_model_apart_and_teaches_the_profile_that_its_pl
 
     def run_plan(plan: Plan, options: run.RunOptions, progress: object, replanner: object) -> run.RunResult:
         lone = tuple(passes(plan.decision, lambda _: 1.3, PROFILE)) if options.lone_passes == "on" else ()
-        return run.RunResult((2.3,) * 9, (timeline.step_s,) * 9, 1, timeline, (), (), (), lone=lone)
+        return run.RunResult((2.3,) * 9, (timeline.step_s,) * 9, 1, timeline, (), (), (), isolated_passes=lone)
 
     monkeypatch.setattr(run, "run_plan", run_plan)
     before = Path("profile.json").read_bytes()

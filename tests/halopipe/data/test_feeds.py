@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
-from halopipe.data.feeds import Agreement
+from halopipe.data.batch_sources import Agreement
 from halopipe.data.sources import Position, digest, open_data, read
 from planner.ir.errors import DifferentDataError, UsageError
 from profiler.source.model import LoadedModel

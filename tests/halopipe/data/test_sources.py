@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from halopipe.data.feeds import consumer_of
+from halopipe.data.batch_sources import consumer_of
 from halopipe.data.sources import Position, Samples, bound, drawing, open_data, read
 from halopipe.launch.restart import may_pass
 from planner.ir.errors import FactoryError, OutOfMemoryError, UsageError

@@ -42,11 +42,11 @@ def test_a_job_measures_cores_from_the_beginning(device: str, resume: bool, why:
         measure_in_job(JobRank(0, 2), SOURCE, MeasuringOptions(device), resume=resume)
 
 
-def waiting(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> profile_hosts._RankWait:
+def waiting(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> profile_hosts._HostsWait:
     """Of rank 0, for two hosts of which only its own speaks."""
     monkeypatch.setattr(profile_hosts, "SILENCE_S", 0.5)
     monkeypatch.setattr(profile_hosts, "_POLL_S", 0.01)
-    return profile_hosts._RankWait(StatusStore(store), ("n0", "n1"), True)
+    return profile_hosts._HostsWait(StatusStore(store), ("n0", "n1"), True)
 
 
 def test_a_rank_that_is_gone_is_named_with_its_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ from halopipe.cli.app import app
 from halopipe.launch.replanning import (
     HOSTS,
     PLAN,
-    Came,
+    ArrivedRank,
     Replanner,
-    _settled,
+    _assigned,
     absent,
     devices_there,
     lost_in_succession,
@@ -222,21 +222,23 @@ def test_a_host_that_does_not_come_is_planned_without_and_planned_with_again_whe
     said: list[str] = []
     given = Replanner(plan, TWO_HOSTS, RunOptions(replan=True, checkpoint=str(tmp_path / "saved")), said.append)
 
-    def came(*names: str) -> list[Came]:
-        return [Came(2 * host + local, host, name, local) for host, name in enumerate(names) for local in range(2)]
+    def came(*names: str) -> list[ArrivedRank]:
+        return [
+            ArrivedRank(2 * host + local, host, name, local) for host, name in enumerate(names) for local in range(2)
+        ]
 
-    whole = _settled(given, came("b", "a"))
+    whole = _assigned(given, came("b", "a"))
     assert (whole.plan, whole.rank_of) == (plan, {0: 0, 1: 1, 2: 2, 3: 3})
     assert json.loads((tmp_path / "saved" / HOSTS).read_text()) == {"b": "n0", "a": "n1"}
-    left = _settled(given, came("a"))
+    left = _assigned(given, came("a"))
     assert {name for stage in left.plan.decision.stages for name in stage.devices} <= {"n1/cpu2", "n1/cpu3"}
     assert set(left.rank_of) <= {0, 1}
     assert load(tmp_path / "saved" / PLAN, Plan) == left.plan
     num_said = len(said)
     again = Replanner(plan, TWO_HOSTS, given.options, said.append)
-    assert _settled(again, came("a")) == left, "kept, not searched for again"
+    assert _assigned(again, came("a")) == left, "kept, not searched for again"
     assert said[num_said].startswith("another plan without n0/cpu0, n0/cpu1: ")
-    back = _settled(given, came("a", "b"))
+    back = _assigned(given, came("a", "b"))
     assert (back.plan, back.rank_of) == (plan, {2: 0, 3: 1, 0: 2, 1: 3})
 
 

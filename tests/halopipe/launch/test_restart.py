@@ -14,7 +14,7 @@ import pytest
 from halopipe.launch import restart
 from halopipe.launch.restart import Decide, EventLogs, History, LostAttempt, may_pass, supervised
 from halopipe.launch.run import run_plan
-from halopipe.run_spec.job import EventLog, journal_path
+from halopipe.run_spec.job import EventLog, event_log_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult, Saves, Score
 from halopipe.training.resuming import newest_sound
@@ -99,12 +99,12 @@ class Attempts:
         self.asked.append((plan, options))
         first = options.resume_step if options.resume else 0
         for rank in range(2):
-            journal = EventLog(journal_path(folder, rank))
+            journal = EventLog(event_log_path(folder, rank))
             for step in range(first, stop):
                 journal.step(step, None if rank == 0 else float(step), 0.1)
             journal.score(Score(first + 1, 0.5, 8))
             journal.saves(Saves(1 + rank, stood_s=0.25 + rank))
-        with journal_path(folder, 1).open("a") as file:
+        with event_log_path(folder, 1).open("a") as file:
             file.write('{"step": 99, "lo')  # where it was killed
         for step in range(first + 2, stop + 1, 2):
             saved = save_all(Path(options.checkpoint), step, [alone(whole(), {"run/step": step})])
@@ -217,8 +217,8 @@ def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: P
 
     def attempt(first: int, stop: int, saved: int = 0) -> tuple[EventLogs, int]:
         journals = EventLogs(tmp_path, "one job")
-        start = journals.settled(plan, options)
-        for rank, journal in enumerate([journals.journal(rank) for rank in range(2)]):
+        start = journals.resume_point(plan, options)
+        for rank, journal in enumerate([journals.event_log(rank) for rank in range(2)]):
             assert journal is not None
             for step in range(first, stop):
                 journal.step(step, float(step) if rank else None, 0.1)
@@ -250,7 +250,7 @@ def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: P
     other = EventLogs(tmp_path, "another job")
     other.ended(lost("the folder is held"))
     assert not (other.folder / "error.json").exists()
-    assert other.settled(plan, options).step == 4
+    assert other.resume_point(plan, options).step == 4
     assert other.history == History()
 
 
@@ -259,11 +259,11 @@ def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: P
 @pytest.mark.parametrize("text", ["", "[]", '{"job": "one job"}', '{"job": "one job", "history": {"steps": 1}}', "{}"])
 def test_what_no_attempt_left_there_is_taken_for_nothing(tmp_path: Path, name: str, text: str) -> None:
     journals = EventLogs(tmp_path, "one job")
-    journals.settled(mined(), RunOptions(8, checkpoint=str(tmp_path), resume="auto"))
+    journals.resume_point(mined(), RunOptions(8, checkpoint=str(tmp_path), resume="auto"))
     (journals.folder / name).unlink(missing_ok=True)
     (journals.folder / name).write_text(text) if text else os.mkfifo(journals.folder / name)
     options = RunOptions(8, checkpoint=str(tmp_path), resume="auto")
-    assert EventLogs(tmp_path, "one job").settled(mined(), options).step == 0
+    assert EventLogs(tmp_path, "one job").resume_point(mined(), options).step == 0
     assert [path.name for path in journals.folder.iterdir()] == ["history.json"]
 
 
@@ -274,7 +274,7 @@ def test_a_link_in_the_place_of_their_folder_is_not_followed(tmp_path: Path) -> 
     (private / "letter").touch()
     journals = EventLogs(saved, "one job")
     journals.folder.symlink_to(private)
-    journals.settled(mined(), RunOptions(8, checkpoint=str(saved), resume="auto"))
+    journals.resume_point(mined(), RunOptions(8, checkpoint=str(saved), resume="auto"))
     assert [path.name for path in private.iterdir()] == ["letter"]
 
 

@@ -59,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 def teach(
     folder: Path, plan: Plan, options: RunOptions | None = None, given: Path | None = None
 ) -> calibration.CalibrationUpdate:
-    return calibration.teach(plan, folder / "plan.json", given, options or RunOptions(), run(plan))
+    return calibration.calibrate(plan, folder / "plan.json", given, options or RunOptions(), run(plan))
 
 
 def test_a_run_teaches_the_profile_beside_the_plan_and_the_next_plan_counts_with_it(folder: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_run_over_another_transport_teaches_nothing(folder: Path) -> None:
     plan = planned(TRUE.profile)
     plan = replace(plan, prediction=replace(plan.prediction, transport="shared memory"))
     found = replace(run(plan), transport="gloo")
-    lesson = calibration.teach(plan, folder / "plan.json", None, RunOptions(), found)
+    lesson = calibration.calibrate(plan, folder / "plan.json", None, RunOptions(), found)
     assert "it ran over gloo, the profile's links were measured over shared memory" in lesson.text
     assert load(folder / "profile.json", Profile) == TRUE.profile
 
@@ -180,12 +180,12 @@ def test_a_plan_remembers_where_its_profile_was(folder: Path) -> None:
     (folder / "plans").mkdir()
     plan = plan_files.remembering(planned(TRUE.profile), folder / "profile.json", folder / "plans" / "plan.json")
     assert plan.inputs.profile_path == "../profile.json"
-    lesson = calibration.teach(plan, folder / "plans" / "plan.json", None, RunOptions(), run(plan))
+    lesson = calibration.calibrate(plan, folder / "plans" / "plan.json", None, RunOptions(), run(plan))
     assert lesson.path == folder / "profile.json"
     assert plan_files.profile_of(plan, folder / "plans" / "plan.json", None) == TRUE.profile
     dump(TRUE.profile, folder / "plans" / "profile.json")
     dump(replace(TRUE.profile, action_overhead_s={}), folder / "profile.json")
-    lesson = calibration.teach(plan, folder / "plans" / "plan.json", None, RunOptions(), run(plan))
+    lesson = calibration.calibrate(plan, folder / "plans" / "plan.json", None, RunOptions(), run(plan))
     assert lesson.path == folder / "plans" / "profile.json", "the one remembered is another by now"
     beside = plan_files.remembering(plan, folder / "plans" / "profile.json", folder / "plans" / "plan.json")
     assert beside == planned(TRUE.profile), "as before"
@@ -221,7 +221,7 @@ def slower(plan: Plan, factor: float, true: Machine = TRUE) -> RunResult:
     """A run on a machine that computes ``factor`` times as long as the true one, with its stages timed alone."""
     found = run(plan, true)
     lone = passes(plan.decision, lambda _: factor, true.profile)
-    return replace(found, lone=tuple(lone))
+    return replace(found, isolated_passes=tuple(lone))
 
 
 def test_a_run_says_what_the_machine_has_changed_and_what_the_model_missed(folder: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_profile_of_another_torch_is_said_so() -> None:
 
 def test_a_run_with_its_stages_alone_rescales_the_profile(folder: Path) -> None:
     plan = planned(TRUE.profile)
-    lesson = calibration.teach(plan, folder / "plan.json", None, RunOptions(), slower(plan, 1.25))
+    lesson = calibration.calibrate(plan, folder / "plan.json", None, RunOptions(), slower(plan, 1.25))
     assert "has learnt from 1 run: machine x1.25" in lesson.text
     after = planned(load(folder / "profile.json", Profile))
     assert "calibrated by 1 run: machine x1.25" in explain.headline(after)

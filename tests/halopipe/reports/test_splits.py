@@ -37,11 +37,11 @@ def test_the_winner_and_the_runner_up_are_named(plan: Plan, profile: Profile) ->
     assert found[0].rival.is_chosen
     shown = describe_layer(plan, profile, "conv0")
     assert "Layouts of this layer on 2 devices, all others as planned" in shown
-    assert f"{found[0].words} wins, by " in shown
-    assert f"runner-up {found[1].words}" in shown
+    assert f"{found[0].layout} wins, by " in shown
+    assert f"runner-up {found[1].layout}" in shown
     assert "as planned" in shown
     assert "not allowed (--allow)" in shown  # channels
-    assert {split.words for split in found} >= {"height:2", "width:2", "channel:2"}
+    assert {split.layout for split in found} >= {"height:2", "width:2", "channel:2"}
 
 
 def test_the_same_in_json(plan: Plan, profile: Profile) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from halopipe.serving import http
-from halopipe.serving.feeds import Draining
+from halopipe.serving.request_sources import Draining
 from planner.ir.errors import FormatError, UsageError, WorkerDiedError
 from tests.halopipe.serving.stand_in import StandIn
 
@@ -274,7 +274,7 @@ def test_others_are_answered_while_a_body_is_parsed(monkeypatch: pytest.MonkeyPa
         late.append(not go.wait(5))
         raise FormatError("this is no request")
 
-    monkeypatch.setattr(http.feeds, "request_of_json", slow)
+    monkeypatch.setattr(http.request_sources, "request_of_json", slow)
     with port_of(StandIn(network())) as port, connected(port, SLOW + b" " * 99) as link:
         assert parsing.wait(20)
         with connected(port, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n") as health:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from halopipe.data.feeds import consumer_of
+from halopipe.data.batch_sources import consumer_of
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
 from halopipe.training.rank import JobConfig, OpenedRank
 from halopipe.training.session import Execution
@@ -66,11 +66,11 @@ def together(
             optimizer = Followed(made_by_user, own["scheduler"])
             optimizer.recognise(parameters_of(twin, captured))
         engine = Engine(plan.decision, given, twin.module, end, optimizer, **own)
-        opened = OpenedRank(engine, consumer_of(plan.decision, given, end, 20.0))
+        opened = OpenedRank(engine, consumer_of(plan.decision, given, end, 20.0), rank_heartbeat.activity)
         terms = JobConfig(plan, optimizer, seed=seed)
         with (
             rank_heartbeat,
-            Execution(opened, twin.module, engine.close, terms, rank_heartbeat.activity, twin.batch) as execution,
+            Execution(opened, twin, engine.close, terms) as execution,
         ):
             return do(execution)
 

@@ -22,8 +22,8 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.training import first_step, single_device
 from halopipe.training import rank as opening
-from halopipe.training.parting import parting
-from halopipe.training.rank import terms_of
+from halopipe.training.first_divergence import first_divergence
+from halopipe.training.rank import job_config_of
 from halopipe.training.reference import Reference
 from halopipe.training.single_device import IN_PARTS, WHOLE, make_reference, reference_of
 from planner.ir.errors import (
@@ -212,7 +212,7 @@ def test_a_module_that_runs_on_the_host_alone_is_told_with_its_line(
     job = Job(plan("plain_net"), RunOptions(), tmp_path)
     model = load_model(job.source)
     with pytest.raises(UnsupportedModelError, match="one device of type cuda cannot run the module") as caught:
-        reference_of(terms_of(job), model, [(model.inputs, model.targets)], torch.device("cuda:0"))
+        reference_of(job_config_of(job), model, [(model.inputs, model.targets)], torch.device("cuda:0"))
     assert caught.value.details[0] == "Expected all tensors to be on the same device, but found cuda:0 and cpu"
     assert "test_first_step.py:" in caught.value.details[1]
     assert any("--no-check-first-step" in remedy for remedy in caught.value.remedies)
@@ -290,13 +290,14 @@ def test_values_that_part_in_the_captured_graph_are_named_by_layer(name: str) ->
     model = load_model(job.source)
     item = model.inputs, model.targets
     assert (
-        "does on one device what the user's module does" in parting(terms_of(job), model, capture(model), item, [])[0]
+        "does on one device what the user's module does"
+        in first_divergence(job_config_of(job), model, capture(model), item, [])[0]
     )
     captured = capture(model)
     for node in captured.graph_module.graph.nodes:
         if node.target is torch.ops.aten.relu.default:
             node.target = torch.ops.aten.sigmoid.default
-    (line,) = parting(terms_of(job), model, captured, item, [])
+    (line,) = first_divergence(job_config_of(job), model, captured, item, [])
     stage = made.decision.layers["relu"].stage
     assert f"in the forward of micro-batch 0, layer relu (stage {stage}, rank {stage}) makes values of norm" in line
 
@@ -318,7 +319,7 @@ def test_gradients_that_part_in_the_captured_graph_are_named_by_layer() -> None:
     model = load_model(job.source)
     captured = capture(model)
     model.module.between = lambda x: Doubled.apply(torch.tanh(x))
-    (line,) = parting(terms_of(job), model, captured, (model.inputs, model.targets), [])
+    (line,) = first_divergence(job_config_of(job), model, captured, (model.inputs, model.targets), [])
     assert "in the backward of micro-batch 0, layer first (stage 0, rank 0) gets a gradient of norm " in line
 
 
@@ -406,7 +407,7 @@ def _no_room(path: Path) -> None:
 
 
 def terms(**given: Any) -> opening.JobConfig:
-    found = terms_of(Job(plan(), RunOptions(), Path()))
+    found = job_config_of(Job(plan(), RunOptions(), Path()))
     return replace(found, **given)
 
 
@@ -468,7 +469,7 @@ def test_a_rank_with_another_plan_is_refused() -> None:
 def test_a_reference_travels_whole() -> None:
     job = Job(plan("dropping", "float32"), RunOptions(), Path())
     model = load_model(job.source)
-    found = reference_of(terms_of(job), model, [(model.inputs, model.targets)], torch.device("cpu"))
+    found = reference_of(job_config_of(job), model, [(model.inputs, model.targets)], torch.device("cpu"))
     store = dist.HashStore()
     first_step._publish(store, "reference", found.to_bytes())
     there = Reference.from_bytes(first_step._published(store, "reference"))

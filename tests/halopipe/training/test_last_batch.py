@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from halopipe.data.sharded_feed import DataSources
+from halopipe.data.shared_source import DataSources
 from planner.ir.errors import UsageError
 from planner.ir.profile import ModelSource
 from profiler.models.example import Example

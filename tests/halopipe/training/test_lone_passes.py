@@ -13,8 +13,8 @@ import torch
 from halopipe.run_spec.job import RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
-from halopipe.training import lone_passes
-from halopipe.training.lone_passes import LEAST_PASSES, MOST_PASSES, Timer, budget_s
+from halopipe.training import isolated_timing
+from halopipe.training.isolated_timing import LEAST_PASSES, MOST_PASSES, IsolatedTimer, budget_s
 from planner.ir.plan import Plan, RankPrediction
 from planner.ir.timeline import LonePasses
 from profiler.source.source import load_model
@@ -31,7 +31,7 @@ from tests.runtime.divided import divided as decide_divided
 @pytest.fixture(autouse=True)
 def few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(lone_passes, "LONGEST_S", 0.05)
+    monkeypatch.setattr(isolated_timing, "LONGEST_S", 0.05)
 
 
 @cache
@@ -66,14 +66,14 @@ def test_what_is_trained_is_the_same_to_the_last_bit(tmp_path: Path, name: str) 
     plan = PLANS[name]()
     accumulate = 1 if name == "weight versions" else 2
     (plain, before), (timed, after) = (trained(plan, tmp_path / lone, lone, accumulate) for lone in ("off", "on"))
-    assert (plain.lone, plain.not_lone, timed.not_lone) == ((), "", "")
+    assert (plain.isolated_passes, plain.why_not_isolated, timed.why_not_isolated) == ((), "", "")
     assert timed.losses == plain.losses
     assert sorted(before.tensors()) == sorted(after.tensors())
     for key in before.tensors():
         assert torch.equal(before.read(key), after.read(key)), key
     wanted = [(rank, number) for number, stage in enumerate(plan.decision.stages) for rank in stage.ranks]
-    assert sorted((each.rank, each.stage) for each in timed.lone) == sorted(wanted)
-    for each in timed.lone:
+    assert sorted((each.rank, each.stage) for each in timed.isolated_passes) == sorted(wanted)
+    for each in timed.isolated_passes:
         assert len(each.before_s) >= LEAST_PASSES - 1
         assert len(each.after_s) >= LEAST_PASSES - 1
         assert min(*each.before_s, *each.after_s) > 0
@@ -97,24 +97,24 @@ def test_a_pass_leaves_the_generators_of_torch_as_they_were(tmp_path: Path, monk
 
 def test_samples_are_those_that_the_rank_has(tmp_path: Path) -> None:
     found = run_job(learners.replicas(), tmp_path, lone_passes="on")
-    assert {each.rank: each.samples for each in found.lone} == {0: 2, 1: 1, 2: 1, 3: 2}
-    assert {each.samples for each in run_job(divided("height"), tmp_path, lone_passes="on").lone} == {1}
+    assert {each.rank: each.samples for each in found.isolated_passes} == {0: 2, 1: 1, 2: 1, 3: 2}
+    assert {each.samples for each in run_job(divided("height"), tmp_path, lone_passes="on").isolated_passes} == {1}
 
 
 def test_a_stage_that_cannot_be_run_alone_says_why_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = run_job(divided("channel"), tmp_path, lone_passes="on")
-    assert (parts.lone, len(parts.losses)) == ((), 6)
-    assert parts.not_lone == "stage 0 is not timed alone: its ranks have parts of its parameters"
+    assert (parts.isolated_passes, len(parts.losses)) == ((), 6)
+    assert parts.why_not_isolated == "stage 0 is not timed alone: its ranks have parts of its parameters"
     monkeypatch.setattr(LoneStage, "pass_s", lambda stage: 1 / 0)
     failed = run_job(learners.plan(), tmp_path, lone_passes="on")
-    assert (failed.lone, failed.not_lone) == ((), "ZeroDivisionError: division by zero")
+    assert (failed.isolated_passes, failed.why_not_isolated) == ((), "ZeroDivisionError: division by zero")
     assert failed.losses == run_job(learners.plan(), tmp_path, lone_passes="off").losses
 
 
 def test_long_runs_time_their_stages_and_give_it_a_twentieth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lone_passes, "LONGEST_S", 2.0)
+    monkeypatch.setattr(isolated_timing, "LONGEST_S", 2.0)
     plan = plan_of(RESNET, [0.5])
     ranks = tuple(RankPrediction(rank, 0.8, 0.0, 0.0, 0, 0) for rank in (0, 1))
     plan = replace(plan, prediction=replace(plan.prediction, step_s=1.0, ranks=ranks))
@@ -133,8 +133,8 @@ def test_long_runs_time_their_stages_and_give_it_a_twentieth(monkeypatch: pytest
 
 def test_passes_end_with_their_time_or_number(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(lone_passes.time, "perf_counter", lambda: now[0])
-    timer = Timer((), 1.0, lambda: None, Activity(), 0)
+    monkeypatch.setattr(isolated_timing.time, "perf_counter", lambda: now[0])
+    timer = IsolatedTimer((), 1.0, lambda: None, Activity(), 0)
 
     def lasting(seconds: float) -> int:
         def pass_s() -> float:
@@ -148,5 +148,5 @@ def test_passes_end_with_their_time_or_number(monkeypatch: pytest.MonkeyPatch) -
 
 def test_passes_travel_with_the_result_of_a_rank() -> None:
     lone = (LonePasses(0, 1, 4, (0.1, 0.2), (0.3,)),)
-    result = RankResult(0, (), (), {}, 0, (), lone=lone, not_lone="")
+    result = RankResult(0, (), (), {}, 0, (), isolated_passes=lone, why_not_isolated="")
     assert RankResult.from_json(result.to_json()) == result

@@ -13,10 +13,18 @@ from cuda_ops.device import host
 from cuda_ops.device.host import DeviceDescription
 from halopipe.launch.parallelize import ScriptRanks
 from halopipe.launch.run import run_plan
+from halopipe.launch.script_rank import Script
 from halopipe.run_spec.options import RunOptions
 from halopipe.training import rank_device
 from halopipe.training.rank import JobConfig, open_rank
-from halopipe.training.rank_device import DeviceAssignment, device_of, number_here, require_devices, seat_of, seats_of
+from halopipe.training.rank_device import (
+    DeviceAssignment,
+    device_assignment_of,
+    device_assignments_of,
+    device_of,
+    number_here,
+    require_devices,
+)
 from planner.costs.stages.input_pipeline import spare_cores
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.plan import Decision, RankPrediction, Stage
@@ -35,10 +43,10 @@ def here(monkeypatch: pytest.MonkeyPatch, count: int, why: str = "") -> None:
 
 
 def test_each_rank_has_the_gpu_of_its_device_and_its_share_of_the_cores() -> None:
-    found = seats_of(decision(("n0/gpu1", "n1/gpu0"), ("n0/gpu3",)))
-    assert [seat.gpu for seat in found] == [1, 0, 3]
-    assert [seat.beside for seat in found] == [(0, 2), (0, 1), (1, 2)]
-    assert all(seat.over_nccl for seat in found)
+    found = device_assignments_of(decision(("n0/gpu1", "n1/gpu0"), ("n0/gpu3",)))
+    assert [assignment.gpu for assignment in found] == [1, 0, 3]
+    assert [assignment.beside for assignment in found] == [(0, 2), (0, 1), (1, 2)]
+    assert all(assignment.over_nccl for assignment in found)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +64,11 @@ def test_a_thread_beside_a_rank_has_a_spare_core_or_gives_way_as_the_plan_means_
 ) -> None:
     monkeypatch.setattr(host, "_cores", lambda: cores)
     plan = replace(decision(("n0/cpu0",), ("n0/cpu1",)), prepares_next_step=ahead)
-    assert [rank_device.beside(seat, seat.rank, plan) for seat in seats_of(plan)] == [expected] * 2
+    assert [rank_device.beside(assignment, assignment.rank, plan) for assignment in device_assignments_of(plan)] == [
+        expected
+    ] * 2
     gpus = replace(decision(("n0/gpu0", "n0/gpu1")), prepares_next_step=ahead)
-    assert rank_device.beside(seat_of(gpus, 0), 0, gpus) == (None, False)
+    assert rank_device.beside(device_assignment_of(gpus, 0), 0, gpus) == (None, False)
 
 
 def test_ranks_of_a_host_take_its_spare_cores_by_turns_as_the_planner_expects(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,23 +81,23 @@ def test_ranks_of_a_host_take_its_spare_cores_by_turns_as_the_planner_expects(mo
     "devices", [("n0/cpu0", "n0/gpu0"), ("n0/gpu0", "n0/gpu0"), ("n0/cpu0", "n0/cpu1")], ids=["mixed", "one", "cores"]
 )
 def test_ranks_without_a_gpu_of_their_own_exchange_over_gloo(devices: tuple[str, ...]) -> None:
-    assert not any(seat.over_nccl for seat in seats_of(decision(devices)))
+    assert not any(assignment.over_nccl for assignment in device_assignments_of(decision(devices)))
 
 
 def test_a_run_on_the_processor_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     here(monkeypatch, 0, "torch finds no NVIDIA GPU")
-    found = seats_of(decision(("n0/gpu0", "n0/gpu1")), "cpu")
+    found = device_assignments_of(decision(("n0/gpu0", "n0/gpu1")), "cpu")
     require_devices(found)
-    assert [(seat.gpu, seat.over_nccl) for seat in found] == [(None, False)] * 2
+    assert [(assignment.gpu, assignment.over_nccl) for assignment in found] == [(None, False)] * 2
     assert device_of(found[0]) is None
     with pytest.raises(UsageError, match="device 'tpu' is not known"):
-        seats_of(decision(("n0/gpu0",)), "tpu")
+        device_assignments_of(decision(("n0/gpu0",)), "tpu")
 
 
 def test_a_gpu_that_is_not_there_is_named_with_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     here(monkeypatch, 1)
-    found = seats_of(decision(("n0/gpu0", "n0/gpu1")))
+    found = device_assignments_of(decision(("n0/gpu0", "n0/gpu1")))
     require_devices(found[:1])
     with pytest.raises(MissingDeviceError, match=r"rank 1 is to run on n0/gpu1, this host has 1 GPUs") as caught:
         require_devices(found)
@@ -100,18 +110,21 @@ def test_a_gpu_that_is_not_there_is_named_with_what_is(monkeypatch: pytest.Monke
 
 
 def test_a_process_that_was_given_one_gpu_calls_it_the_first() -> None:
-    seat = DeviceAssignment(3, "n0/gpu3", 3)
-    assert number_here(seat, 1, {"LOCAL_RANK": "3"}) == 0
-    assert number_here(seat, 1, {}) == 3  # nobody gave it one: the plan's third is missing
-    assert number_here(seat, 4, {"LOCAL_RANK": "3"}) == 3
+    assignment = DeviceAssignment(3, "n0/gpu3", 3)
+    assert number_here(assignment, 1, {"LOCAL_RANK": "3"}) == 0
+    assert number_here(assignment, 1, {}) == 3  # nobody gave it one: the plan's third is missing
+    assert number_here(assignment, 4, {"LOCAL_RANK": "3"}) == 3
 
 
 def test_a_process_with_a_gpu_keeps_several_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[object] = []
     monkeypatch.setattr(rank_device, "prepare_process", prepared.append)
     monkeypatch.setattr("cuda_ops.device.host._cores", lambda: list(range(10, 18)))
-    for seat in (*seats_of(decision(("n0/gpu0", "n0/gpu1"))), seat_of(decision(("n0/cpu0",)), 0)):
-        rank_device.prepare(seat, 5)
+    for assignment in (
+        *device_assignments_of(decision(("n0/gpu0", "n0/gpu1"))),
+        device_assignment_of(decision(("n0/cpu0",)), 0),
+    ):
+        rank_device.prepare(assignment, 5)
     assert prepared == [(10, 11, 12, 13), (14, 15, 16, 17), 15]
 
 
@@ -123,9 +136,9 @@ def test_ranks_with_gpus_of_their_own_open_nccl_with_the_channels_of_the_program
     monkeypatch.setattr("runtime.transport.open_nccl", lambda *given: asked.append(given))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
-    seat = seat_of(decision(("n0/gpu0", "n1/gpu0")), 1)
+    assignment = device_assignment_of(decision(("n0/gpu0", "n1/gpu0")), 1)
     store, groups = object(), ((0, 1),)
-    rank_device.opened(seat, torch.device("cuda:0"), ("n0", "n1"), store, groups, lambda: "program", 30.0)
+    rank_device.opened(assignment, torch.device("cuda:0"), ("n0", "n1"), store, groups, lambda: "program", 30.0)
     assert asked == [("cuda:0", ("program", "its channels"), 1, 2, store, 30.0, groups, ("H", "D"))]
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"
 
@@ -150,7 +163,7 @@ def test_a_device_that_nothing_drives_is_refused_with_its_kind_what_is_here_and_
     here(monkeypatch, 0, "torch finds no NVIDIA GPU")
     known = DeviceDescription("AMD EPYC 7763 64-Core Processor", 2, 2**30)
     monkeypatch.setattr(rank_device, "device_description", lambda: known)
-    found = seats_of(decision(("n0/cpu0",), (name,)))
+    found = device_assignments_of(decision(("n0/cpu0",), (name,)))
     ranks = (predicted(0, "a core"), predicted(1, "VCU118"))
     require_devices(found[:1], ranks)
     with pytest.raises(MissingDeviceError, match=f"rank 1 is to run on {name}, a device of kind VCU118") as caught:
@@ -163,14 +176,14 @@ def test_a_device_that_nothing_drives_is_refused_with_its_kind_what_is_here_and_
     assert all(word in words for word in ("halopipe profile", "--what-if", "halopipe export", "--device cpu"))
     with pytest.raises(MissingDeviceError):
         device_of(found[1], ranks)
-    on_cores = seats_of(decision(("n0/cpu0",), (name,)), "cpu")
+    on_cores = device_assignments_of(decision(("n0/cpu0",), (name,)), "cpu")
     require_devices(on_cores, ranks)
     assert device_of(on_cores[1], ranks) is None
 
 
 @pytest.mark.parametrize("names", [("n0/cpu0", "n0/cpu12"), ("", ""), ("n0/cpu", "n1/cpu")])
 def test_cores_are_there_and_so_is_a_device_without_a_name(names: tuple[str, ...]) -> None:
-    require_devices(seats_of(decision(names)))
+    require_devices(device_assignments_of(decision(names)))
 
 
 def test_a_plan_for_boards_is_refused_by_every_way_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +194,7 @@ def test_a_plan_for_boards_is_refused_by_every_way_to_start_it(monkeypatch: pyte
     with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/fpga0"):
         run_plan(there, RunOptions(steps=1))
     with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/fpga0"):  # hp.parallelize, halopipe serve
-        ScriptRanks(there, None, {"device": ""}, None, 60.0, answers=False)
+        ScriptRanks(Script(there, None, {"device": ""}, has_state=False), None, 60.0)
     terms = JobConfig(there, lambda _: [])  # hp.execute, torchrun and mpiexec: each rank for itself
     with pytest.raises(MissingDeviceError, match="rank 1 is to run on n0/fpga1"), open_rank(terms, 1, None, None):
         pytest.fail("it was opened")

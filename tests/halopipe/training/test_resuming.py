@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from halopipe.run_spec.options import RunOptions
-from halopipe.training.resuming import ResumePoint, said_by_rank_0, settled, settled_by_rank_0
+from halopipe.training.resuming import ResumePoint, resume_point, resume_point_by_rank_0, said_by_rank_0
 from planner.ir.errors import CorruptFileError, NewerFileError, StaleFileError
 from planner.ir.plan import Plan
 from runtime.checkpoint import complete_steps
@@ -39,7 +39,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 
 def begin(folder: Path, plan: Plan = PLAN, **options: object) -> ResumePoint:
-    return settled(plan, RunOptions(**{"steps": 8, "checkpoint": str(folder), "resume": "auto", **options}))
+    return resume_point(plan, RunOptions(**{"steps": 8, "checkpoint": str(folder), "resume": "auto", **options}))
 
 
 def damage(path: Path) -> None:
@@ -121,7 +121,7 @@ def test_rank_0_looks_for_all_and_what_it_raises_all_raise(folder: Path) -> None
     store, found = dist.HashStore(), dict[int, ResumePoint]()
 
     def look(rank: int) -> None:
-        found[rank] = settled_by_rank_0(PLAN, options, store, rank)
+        found[rank] = resume_point_by_rank_0(PLAN, options, store, rank)
 
     other = threading.Thread(target=look, args=(1,))
     other.start()
@@ -135,5 +135,5 @@ def test_rank_0_looks_for_all_and_what_it_raises_all_raise(folder: Path) -> None
     store = dist.HashStore()
     for rank in range(2):
         with pytest.raises(CorruptFileError, match="is sound"):
-            settled_by_rank_0(PLAN, options, store, rank)
+            resume_point_by_rank_0(PLAN, options, store, rank)
     assert said_by_rank_0(dist.HashStore(), "key", 0, lambda: "word") == "word"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.baselines.bapipe import AS, FBP, SNO, SO, Pipeline, Row, best_pipeline, kept, minibatch_s
-from planner.baselines.common.problem import Chain, chain_of
+from planner.baselines.bapipe import AS, FBP, SNO, SO, BapipePipeline, DeviceRow, best_pipeline, kept, minibatch_s
+from planner.baselines.common.problem import ChainCosts, chain_of
 from planner.baselines.pipedream import format as graph_format
 from planner.ir.errors import UsageError
 from tests.planner.peers.chains import random_chain
@@ -16,11 +16,11 @@ from tests.planner.peers.chains import random_chain
 PROFILES = Path(__file__).parents[2] / "data" / "profiles" / "pipedream"
 
 
-def even(layers: int, crossing: float = 0.0) -> Chain:
+def even(layers: int, crossing: float = 0.0) -> ChainCosts:
     """Layers of F = 1 and B = 2 each."""
     names = tuple(f"l{k}" for k in range(layers))
     ones = (1.0,) * layers
-    return Chain(names, ones, (2.0,) * layers, ones, ones, (*(crossing,) * (layers - 1), 0.0))
+    return ChainCosts(names, ones, (2.0,) * layers, ones, ones, (*(crossing,) * (layers - 1), 0.0))
 
 
 @pytest.mark.parametrize("schedule", [SNO, SO, AS, FBP])
@@ -29,12 +29,12 @@ def test_equals_brute_force(seed: int, schedule: str) -> None:
     draw = random.Random(seed)
     chain = random_chain(seed, 6)
     speeds = tuple(draw.choice([1.0, 1.0, 2.5]) for _ in range(draw.randint(1, 4)))
-    row = Row(speeds, draw.uniform(0.5, 8), draw.choice([inf, draw.uniform(4, 40)]))
+    row = DeviceRow(speeds, draw.uniform(0.5, 8), draw.choice([inf, draw.uniform(4, 40)]))
     counts = (1, 2, 8)
     inner = combinations(range(1, chain.num_layers), len(speeds) - 1)
     expected = min(
         (
-            minibatch_s(chain, row, Pipeline(schedule, count, tuple(map(float, cuts))))
+            minibatch_s(chain, row, BapipePipeline(schedule, count, tuple(map(float, cuts))))
             for cuts in inner
             for count in counts
         ),
@@ -47,7 +47,7 @@ def test_equals_brute_force(seed: int, schedule: str) -> None:
 def test_without_transfers_every_schedule_takes_the_closed_form(p: int, m: int) -> None:
     for schedule in (SNO, SO, AS, FBP):
         value = minibatch_s(
-            even(p).scaled(m), Row((1.0,) * p, 1.0), Pipeline(schedule, m, tuple(map(float, range(1, p))))
+            even(p).scaled(m), DeviceRow((1.0,) * p, 1.0), BapipePipeline(schedule, m, tuple(map(float, range(1, p))))
         )
         assert value == pytest.approx((m + p - 1) * 3.0)
 
@@ -55,9 +55,11 @@ def test_without_transfers_every_schedule_takes_the_closed_form(p: int, m: int) 
 def test_transfers_cost_what_the_table_says() -> None:
     p, m, c = 4, 8, 0.5
     cuts = tuple(map(float, range(1, p)))
-    chain, row = even(p, c).scaled(m), Row((1.0,) * p, 1.0)
-    assert minibatch_s(chain, row, Pipeline(SO, m, cuts)) == pytest.approx((m + p - 1) * 3 + 2 * (p - 1) * c)
-    assert minibatch_s(chain, row, Pipeline(SNO, m, cuts)) == pytest.approx((m + p - 1) * 3 + 2 * c * (p + m - 2 - 2))
+    chain, row = even(p, c).scaled(m), DeviceRow((1.0,) * p, 1.0)
+    assert minibatch_s(chain, row, BapipePipeline(SO, m, cuts)) == pytest.approx((m + p - 1) * 3 + 2 * (p - 1) * c)
+    assert minibatch_s(chain, row, BapipePipeline(SNO, m, cuts)) == pytest.approx(
+        (m + p - 1) * 3 + 2 * c * (p + m - 2 - 2)
+    )
 
 
 def test_overlap_costs_twice_the_warm_up() -> None:
@@ -68,43 +70,45 @@ def test_overlap_costs_twice_the_warm_up() -> None:
 
 def test_little_memory_takes_overlap_away() -> None:
     chain = even(4, 0.5).scaled(8)
-    wide, narrow = Row((1.0,) * 4, 1.0), Row((1.0,) * 4, 1.0, memory_bytes=2 + 4.0)
+    wide, narrow = DeviceRow((1.0,) * 4, 1.0), DeviceRow((1.0,) * 4, 1.0, memory_bytes=2 + 4.0)
     assert best_pipeline(chain, wide, (8,)).plan["schedule"] == SO
     assert best_pipeline(chain, narrow, (8,)).plan["schedule"] == SNO
-    assert not best_pipeline(chain, Row((1.0,) * 4, 1.0, memory_bytes=2 + 3.9), (8,)).found
+    assert not best_pipeline(chain, DeviceRow((1.0,) * 4, 1.0, memory_bytes=2 + 3.9), (8,)).has_plan
 
 
 def test_a_cut_inside_a_layer_balances() -> None:
     chain = even(3)
-    assert best_pipeline(chain, Row((1.0, 1.0), 1.0), (1,)).value == 2 * 6.0
-    answer = best_pipeline(chain, Row((1.0, 1.0), 1.0), (1,), intra_layer=True)
+    assert best_pipeline(chain, DeviceRow((1.0, 1.0), 1.0), (1,)).value == 2 * 6.0
+    answer = best_pipeline(chain, DeviceRow((1.0, 1.0), 1.0), (1,), intra_layer=True)
     assert answer.value == pytest.approx(2 * 4.5)
     assert answer.plan["cuts"] == [1.5]
 
 
 def test_slow_links_move_cuts_to_where_little_crosses() -> None:
-    chain = Chain(("a", "b", "c", "d"), (1.0,) * 4, (2.0,) * 4, (1.0,) * 4, (1.0,) * 4, (1.0, 100.0, 1.0, 0.0))
-    assert best_pipeline(chain, Row((1.0, 1.0), 1e6), (4,)).plan["cuts"] == [2.0]
-    assert best_pipeline(chain, Row((1.0, 1.0), 10.0), (4,)).plan["cuts"] in ([1.0], [3.0])
+    chain = ChainCosts(("a", "b", "c", "d"), (1.0,) * 4, (2.0,) * 4, (1.0,) * 4, (1.0,) * 4, (1.0, 100.0, 1.0, 0.0))
+    assert best_pipeline(chain, DeviceRow((1.0, 1.0), 1e6), (4,)).plan["cuts"] == [2.0]
+    assert best_pipeline(chain, DeviceRow((1.0, 1.0), 10.0), (4,)).plan["cuts"] in ([1.0], [3.0])
 
 
 def test_data_parallelism_is_the_fall_back() -> None:
     chain = chain_of(graph_format.read(PROFILES / "resnet50.graph.txt"))
-    row = Row((1.0,) * 4, 1e10)
+    row = DeviceRow((1.0,) * 4, 1e10)
     pipeline, either = best_pipeline(chain, row, (4, 8)), best_pipeline(chain, row, (4, 8), data_parallel=True)
     assert either.plan["schedule"] == "data-parallel"
     assert either.value < pipeline.value
 
 
 def test_faster_devices_take_more() -> None:
-    assert best_pipeline(even(6), Row((1.0, 2.0), 1.0), (1,)).plan["cuts"] == [2.0]
+    assert best_pipeline(even(6), DeviceRow((1.0, 2.0), 1.0), (1,)).plan["cuts"] == [2.0]
 
 
-@pytest.mark.parametrize(("row", "counts"), [(Row((), 1.0), (1,)), (Row((1.0,), 0.0), (1,)), (Row((1.0,), 1.0), ())])
-def test_no_devices_links_or_micro_batches_are_refused(row: Row, counts: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("row", "counts"), [(DeviceRow((), 1.0), (1,)), (DeviceRow((1.0,), 0.0), (1,)), (DeviceRow((1.0,), 1.0), ())]
+)
+def test_no_devices_links_or_micro_batches_are_refused(row: DeviceRow, counts: tuple[int, ...]) -> None:
     with pytest.raises(UsageError):
         best_pipeline(even(2), row, counts)
 
 
 def test_fewer_layers_than_devices_are_infeasible() -> None:
-    assert not best_pipeline(even(2), Row((1.0,) * 3, 1.0), (1,)).found
+    assert not best_pipeline(even(2), DeviceRow((1.0,) * 3, 1.0), (1,)).has_plan

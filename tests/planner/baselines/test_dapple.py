@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.baselines.common.problem import Chain, chain_of, coarse_ends, merged
+from planner.baselines.common.problem import ChainCosts, chain_of, coarse_ends, merged
 from planner.baselines.dapple import (
     Assignment,
     Hosts,
@@ -41,7 +41,7 @@ def placements(
             yield from ((found, *rest) for rest in placements(most_first(found.after), hosts, stages - 1))
 
 
-def costs(chain: Chain, hosts: Hosts, count: int, bounds: tuple[int, ...], placed: tuple[Assignment, ...]) -> list:
+def costs(chain: ChainCosts, hosts: Hosts, count: int, bounds: tuple[int, ...], placed: tuple[Assignment, ...]) -> list:
     """(F, B, AR) of stages and boundaries, on hosts that keep their names."""
     real = real_hosts(placed)
     found = []
@@ -61,7 +61,7 @@ def costs(chain: Chain, hosts: Hosts, count: int, bounds: tuple[int, ...], place
     return found
 
 
-def best_by_exhaustion(chain: Chain, hosts: Hosts, count: int) -> float:
+def best_by_exhaustion(chain: ChainCosts, hosts: Hosts, count: int) -> float:
     best = inf
     for stages in range(1, min(chain.num_layers, hosts.hosts * hosts.per_host) + 1):
         for placed in placements((0,) * hosts.hosts, hosts, stages):
@@ -181,7 +181,7 @@ def test_when_time_is_up_the_bound_is_a_bound() -> None:
     exact = best_pipeline(chain, Hosts(1, 4, 1e9, 1e9), 16)
     answer = best_pipeline(chain, Hosts(1, 4, 1e9, 1e9), 16, time_limit_s=0.0)
     assert answer.status in ("time limit", "infeasible")
-    assert answer.bound <= exact.value or not answer.found
+    assert answer.bound <= exact.value or not answer.has_plan
 
 
 def test_a_coarse_chain_has_the_same_totals() -> None:

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from planner.baselines.hpgo import HALVES, ONE_BY_ONE, ONE_STAGE, TWO_STAGES, Machines, Pipeline, Planner, search
-from planner.baselines.pipedream.format import LayerGraph, Node, read, states_of
+from planner.baselines.hpgo import (
+    HALVES,
+    ONE_BY_ONE,
+    ONE_STAGE,
+    TWO_STAGES,
+    HpgoMachines,
+    HpgoPipeline,
+    Planner,
+    search,
+)
+from planner.baselines.pipedream.format import LayerGraph, LayerNode, read, states_of
 from planner.ir.errors import UsageError
 from tests.planner.peers.chains import random_chain
 
@@ -21,7 +30,7 @@ Stages = Sequence[tuple[int, set[int]]]
 class Released:
     """What HPGO's source says of one pipeline, device by device."""
 
-    def __init__(self, graph: LayerGraph, machines: Machines, count: int) -> None:
+    def __init__(self, graph: LayerGraph, machines: HpgoMachines, count: int) -> None:
         self.states, self.machines, self.count = states_of(graph), machines, count
         self.done = [0.0, *self.states.compute_s.tolist()]
         self.parameters = [0.0, *self.states.parameter_bytes.tolist()]
@@ -85,15 +94,15 @@ class Released:
 def chain(seed: int, largest: int = 6) -> LayerGraph:
     found = random_chain(seed, largest)
     rows = zip(found.names, found.forward_s, found.backward_s, found.crossing_bytes, found.parameter_bytes, strict=True)
-    nodes = tuple(Node(name, "layer", f, b, size, parameters) for name, f, b, size, parameters in rows)
+    nodes = tuple(LayerNode(name, "layer", f, b, size, parameters) for name, f, b, size, parameters in rows)
     return LayerGraph("chain", nodes, tuple((k, k + 1) for k in range(len(nodes) - 1)))
 
 
-def machines(draw: random.Random, shapes: Sequence[tuple[int, int]]) -> Machines:
-    return Machines(*draw.choice(shapes), draw.uniform(5, 20), draw.uniform(0.5, 2), draw.uniform(0.5, 4))
+def machines(draw: random.Random, shapes: Sequence[tuple[int, int]]) -> HpgoMachines:
+    return HpgoMachines(*draw.choice(shapes), draw.uniform(5, 20), draw.uniform(0.5, 2), draw.uniform(0.5, 4))
 
 
-def by_number(found: Pipeline, shape: Machines) -> list[tuple[int, set[int]]]:
+def by_number(found: HpgoPipeline, shape: HpgoMachines) -> list[tuple[int, set[int]]]:
     """The stages with devices by number, the lowest that are free on each host."""
     free = [list(range(host * shape.per_host, (host + 1) * shape.per_host)) for host in range(shape.hosts)]
     return [
@@ -146,7 +155,7 @@ def test_no_cuts_of_halves_or_of_one_by_one_have_a_shorter_longest_stage(seed: i
 
 @pytest.mark.parametrize("name", ["vgg16", "resnet50", "gnmt"])
 def test_a_plan_holds_every_layer_once_and_its_devices(name: str) -> None:
-    graph, shape = read(PROFILES / f"{name}.graph.txt"), Machines(2, 4, 25e9, 1e9, 3e9)
+    graph, shape = read(PROFILES / f"{name}.graph.txt"), HpgoMachines(2, 4, 25e9, 1e9, 3e9)
     planner = Planner(graph, shape, 16)
     found = planner.pipelines()
     assert set(found) == {ONE_STAGE, HALVES, ONE_BY_ONE, TWO_STAGES}
@@ -158,7 +167,7 @@ def test_a_plan_holds_every_layer_once_and_its_devices(name: str) -> None:
 
 
 def test_a_larger_mini_batch_of_the_same_micro_batches_takes_longer_in_proportion_but_for_sums() -> None:
-    graph, shape = read(PROFILES / "vgg16.graph.txt"), Machines(1, 2, 1e20, 1e20, 1e20)
+    graph, shape = read(PROFILES / "vgg16.graph.txt"), HpgoMachines(1, 2, 1e20, 1e20, 1e20)
     one, four = (Planner(graph, shape, 8, factor).pipelines()[TWO_STAGES].estimate_s for factor in (1.0, 4.0))
     assert four == pytest.approx(4 * one)
 
@@ -166,13 +175,13 @@ def test_a_larger_mini_batch_of_the_same_micro_batches_takes_longer_in_proportio
 @pytest.mark.parametrize(
     ("shape", "count"),
     [
-        (Machines(0, 4, 1.0, 1.0, 1.0), 1),
-        (Machines(1, 4, 0.0, 1.0, 1.0), 1),
-        (Machines(1, 4, 1.0, 1.0, 0.0), 1),
-        (Machines(1, 4, 1.0, 1.0, 1.0), 0),
+        (HpgoMachines(0, 4, 1.0, 1.0, 1.0), 1),
+        (HpgoMachines(1, 4, 0.0, 1.0, 1.0), 1),
+        (HpgoMachines(1, 4, 1.0, 1.0, 0.0), 1),
+        (HpgoMachines(1, 4, 1.0, 1.0, 1.0), 0),
     ],
 )
-def test_no_devices_no_links_and_no_micro_batches_are_refused(shape: Machines, count: int) -> None:
+def test_no_devices_no_links_and_no_micro_batches_are_refused(shape: HpgoMachines, count: int) -> None:
     with pytest.raises(UsageError):
         Planner(chain(0), shape, count)
 
@@ -180,7 +189,7 @@ def test_no_devices_no_links_and_no_micro_batches_are_refused(shape: Machines, c
 @pytest.mark.parametrize("shape", [(2, 4), (8, 1)])
 @pytest.mark.parametrize("name", ["vgg16", "gnmt"])
 def test_the_answer_is_the_best_of_all_numbers_of_pipelines_side_by_side(name: str, shape: tuple[int, int]) -> None:
-    graph, cluster = read(PROFILES / f"{name}.graph.txt"), Machines(*shape, 25e9, 1e9, 3e9)
+    graph, cluster = read(PROFILES / f"{name}.graph.txt"), HpgoMachines(*shape, 25e9, 1e9, 3e9)
     speed_up, found = search(graph, cluster, 1024, 64)
     for copies in range(1, 9):
         count = 1024 // copies // 64
@@ -193,6 +202,6 @@ def test_the_answer_is_the_best_of_all_numbers_of_pipelines_side_by_side(name: s
 
 def test_nothing_to_choose_is_refused() -> None:
     graph = read(PROFILES / "vgg16.graph.txt")
-    for cluster, batch in ((Machines(1, 1, 1.0, 1.0, 1.0), 64), (Machines(1, 4, 1.0, 1.0, 1.0), 32)):
+    for cluster, batch in ((HpgoMachines(1, 1, 1.0, 1.0, 1.0), 64), (HpgoMachines(1, 4, 1.0, 1.0, 1.0), 32)):
         with pytest.raises(UsageError, match="nothing to choose"):
             search(graph, cluster, batch, 64)

@@ -1,4 +1,4 @@
-"""The checker and the planner agree about plans made under corrections, whatever these and the layouts are."""
+"""The oracle and the planner agree about plans made under corrections, whatever these and the layouts are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker's events against the simulator's: no code in common, equal steps."""
+"""The events of the oracle against the simulator: no code in common, equal steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.planner.shared_hosts import random_plan
 
 
 @given(st.integers(0, 2**32), st.sampled_from(names()))
-def test_the_checker_agrees_on_hosts_that_share_cards_and_cores(seed: int, schedule: str) -> None:
+def test_the_oracle_agrees_on_hosts_that_share_cards_and_cores(seed: int, schedule: str) -> None:
     profile, decision = random_plan(random.Random(seed), schedule)
     predicted, _ = predict(profile, decision)
     assert evaluate(profile, decision).step_s == pytest.approx(predicted.step_s, rel=1e-9)
@@ -58,7 +58,7 @@ def test_rounding_does_not_decide_who_is_first_on_a_wire_of_both_directions(seed
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
-def test_the_checker_joins_messages_as_the_simulator_does(schedule: str) -> None:
+def test_the_oracle_joins_messages_as_the_simulator_does(schedule: str) -> None:
     num_joined = 0
     for seed in range(20):
         profile, decision = random_plan(random.Random(seed), schedule, small=True)

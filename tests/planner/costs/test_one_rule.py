@@ -20,7 +20,6 @@ _SEARCHES = (
     "planner.solvers.ilp.solver planner.solvers.ilp.spans planner.solvers.best_first.layout_bound "
     "planner.solvers.token_slices"
 )
-_READERS = f"planner.check.action_times {_SEARCHES}"
 
 
 def pricing_places(sources: Mapping[str, str]) -> list[str]:
@@ -46,8 +45,8 @@ def test_the_halves_of_a_backward_are_added_up_by_one_rule() -> None:
 @pytest.mark.parametrize(
     ("pattern", "places"),
     [
-        # what an action costs the executor: exactly (and again by the checker), at least, and where a profile is read
-        (r"\boverhead_s\(", f"{STAGE}.action_costs {STAGE}.stage_bound planner.costs.layers.cost_table {_READERS}"),
+        # what an action costs the executor: exactly, at least, and where a profile is read
+        (r"\boverhead_s\(", f"{STAGE}.action_costs {STAGE}.stage_bound planner.costs.layers.cost_table {_SEARCHES}"),
         # what corrections add to stages
         (r"\bExcess\b", "planner.costs.cost_model planner.costs.calibration.apply_corrections"),
         # what is left of a sum of gradients

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict, unflushed_step_s
+from planner.costs.pricing import Pricing
 from planner.ir.cluster import DATASHEET, GRADIENT_SUMS, INTERPOLATED, MEASURED, MEMORY, WITHIN_HOST, Collective
 from planner.ir.errors import IllegalProgramError
 from planner.ir.graph import TensorSpec
@@ -84,7 +84,7 @@ def test_without_a_flush_a_step_lasts_as_long_as_its_busiest_stage_works(name: s
     decision = chain_decision(profile, (1, 3), (2,) * 6, [(0,), (1,), (2,)], schedule=name)
     prediction, _ = predict(profile, decision)
     busiest_s = max(rank.compute_s for rank in prediction.ranks)
-    assert unflushed_step_s(PriceBook(profile), decision) == pytest.approx(busiest_s)
+    assert unflushed_step_s(Pricing.of(profile), decision) == pytest.approx(busiest_s)
     assert prediction.step_s > 1.1 * busiest_s
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.cost_model import PriceBook
+from planner.costs.pricing import Pricing
 from planner.costs.ties import DRAWS, OWN, Judged, Ties
 from planner.costs.uncertainty import MODEL
 from planner.ir.codec import fingerprint
@@ -47,7 +47,7 @@ def alone(profile: Profile, rank: int, micro_batches: tuple[int, ...] = (2, 2)) 
 
 def test_errors_that_plans_share_leave_no_doubt_and_others_do() -> None:
     profile = noisy(chain_profile(3, 2, accumulate_s=2.4e-4))
-    ties = Ties(PriceBook(profile))
+    ties = Ties(Pricing.of(profile))
     few, many = alone(profile, 0, (4,)), alone(profile, 0, (1, 1, 1, 1))  # 6 % longer, on a machine that varies by 20
     assert ties.confidence(few, many) == 1.0
     assert ties.confidence(alone(profile, 1, (4,)), many) == pytest.approx(0.6, abs=0.15)
@@ -56,7 +56,7 @@ def test_errors_that_plans_share_leave_no_doubt_and_others_do() -> None:
 
 def test_what_the_model_leaves_out_is_alike_in_plans_of_a_kind() -> None:
     profile = chain_profile(4, 2)
-    ties = Ties(PriceBook(profile))
+    ties = Ties(Pricing.of(profile))
     one = alone(profile, 0)
     even, uneven = (chain_decision(profile, (cut,), (2, 2)) for cut in (2, 1))
     steps_s = {cut: np.median(ties.judged(plan).steps) for cut, plan in ((2, even), (1, uneven))}
@@ -66,7 +66,7 @@ def test_what_the_model_leaves_out_is_alike_in_plans_of_a_kind() -> None:
     ratios = np.log(ties.judged(even).steps / ties.judged(uneven).steps)
     assert np.std(ratios) == pytest.approx((2 * OWN) ** 0.5 * apart, rel=0.1)
     slower = replace(profile, action_overhead_s={"kind-1": 1e-3})
-    held = Ties(PriceBook(slower))
+    held = Ties(Pricing.of(slower))
     ratio = log(np.median(held.judged(one).steps) / np.median(held.judged(even).steps))
     assert held.confidence(even, one) == pytest.approx(NormalDist().cdf(ratio / apart), abs=SURE)
     assert steps_s[2] < steps_s[1]
@@ -74,7 +74,7 @@ def test_what_the_model_leaves_out_is_alike_in_plans_of_a_kind() -> None:
 
 def test_of_plans_that_cannot_be_told_apart_one_on_the_fewest_ranks_is_taken() -> None:
     profile = chain_profile(4, 3)
-    ties = Ties(PriceBook(profile))
+    ties = Ties(Pricing.of(profile))
     two, three = chain_decision(profile, (2,), (2, 2)), chain_decision(profile, (2, 3), (2, 2))
     one = alone(profile, 0)
     assert [ties.judged(plan).num_ranks for plan in (one, two, three)] == [1, 2, 3]
@@ -96,10 +96,10 @@ def taken(plans: dict[str, Judged], best: str, confidence: float = 0.8) -> str:
     """By the rule, of plans that are told by their figures alone."""
     profile = chain_profile(2, 1)
     made = {name: alone(profile, 0, (number,)) for number, name in enumerate(plans, 1)}
-    ties = Ties(PriceBook(profile))
+    ties = Ties(Pricing.of(profile))
     for name, plan in made.items():
         found = replace(plans[name], steps=plans[name].steps * plan.global_batch)
-        ties._known[fingerprint(plan)] = found
+        ties._judged[fingerprint(plan)] = found
     rest = [plan for name, plan in made.items() if name != best]
     found = ties.taken(made[best], rest, confidence)
     assert ties.taken(made[best], rest[::-1], confidence) == found, "whatever the order that they were found in"

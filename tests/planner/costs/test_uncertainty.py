@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from benchmarks.chains import chain_profile
 from planner.costs import uncertainty
+from planner.costs.candidate import candidate_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
+from planner.costs.pricing import Pricing
 from planner.costs.simulator.events import run
 from planner.costs.simulator.prices import SlotPrices, prices_of, transfer_bytes
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
-from planner.costs.stages.placement import placements
 from planner.costs.timeline import Trace
 from planner.costs.uncertainty import MODEL, Deciles, deciles, kind_of, replayed
 from planner.ir.codec import canonical
@@ -45,7 +46,7 @@ NUM_MICROBATCHES = 16
 def simulated(profile: Profile, decision: Decision) -> tuple[CompiledProgram, StageCosts, SlotPrices, Trace]:
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
     book = PriceBook(profile)
-    costs = StageCosts(book, placements(book, decision), decision.micro_batches)
+    costs = StageCosts(book, Pricing(book).stages(candidate_of(book.profile.graph, decision)), decision.micro_batches)
     compiled = compile_program(program, decision.micro_batches, costs.tied_ranks)
     prices = prices_of(compiled, costs, transfer_bytes(program, compiled))
     return compiled, costs, prices, run(compiled, prices)

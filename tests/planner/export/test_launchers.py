@@ -9,20 +9,20 @@ from types import SimpleNamespace
 import pytest
 
 from planner.export.launchers import LAUNCHERS, deepspeed, megatron, torchtitan
-from planner.transformers import Recompute, Ways, named_transformer
+from planner.transformers import ParallelDegrees, Recompute, named_transformer
 
 LLAMA = named_transformer("llama2-7b")
 WAYS = [
-    Ways(tensor=4, pipeline=2, data=2, micro_batch=2, sequence_parallel=True, interleave=2),
-    Ways(tensor=2, data=8, micro_batch=1, zero=1, recompute=Recompute.FULL),
-    Ways(data=4, micro_batch=2, zero=3),
-    Ways(pipeline=4, micro_batch=1, schedule="gpipe"),
-    Ways(4, 2, 2, tensors=(2, 4), pools=("A100-40GB", "V100-16GB")),
+    ParallelDegrees(tensor=4, pipeline=2, data=2, micro_batch=2, sequence_parallel=True, interleave=2),
+    ParallelDegrees(tensor=2, data=8, micro_batch=1, zero=1, recompute=Recompute.FULL),
+    ParallelDegrees(data=4, micro_batch=2, zero=3),
+    ParallelDegrees(pipeline=4, micro_batch=1, schedule="gpipe"),
+    ParallelDegrees(4, 2, 2, tensors=(2, 4), pools=("A100-40GB", "V100-16GB")),
 ]
 
 
 @pytest.mark.parametrize("ways", WAYS, ids=str)
-def test_torchtitan_reads_what_it_is_told(ways: Ways) -> None:
+def test_torchtitan_reads_what_it_is_told(ways: ParallelDegrees) -> None:
     reason = "torchtitan is not installed (it parses options without a GPU: pip install torchtitan tyro)"
     configs = pytest.importorskip("torchtitan.config.configs", reason=reason)
     tyro = pytest.importorskip("tyro", reason=reason)
@@ -40,7 +40,7 @@ def test_torchtitan_reads_what_it_is_told(ways: Ways) -> None:
 
 
 @pytest.mark.parametrize("ways", WAYS, ids=str)
-def test_deepspeed_reads_what_it_is_told(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed_reads_what_it_is_told(ways: ParallelDegrees, monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "deepspeed is not installed (it parses settings without a GPU: DS_BUILD_OPS=0 pip install deepspeed)"
     config = pytest.importorskip("deepspeed.runtime.config", reason=reason)
     monkeypatch.setattr(config.dist, "get_rank", lambda: 0)
@@ -53,7 +53,7 @@ def test_deepspeed_reads_what_it_is_told(ways: Ways, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("ways", WAYS, ids=str)
-def test_megatron_reads_what_it_is_told(ways: Ways) -> None:
+def test_megatron_reads_what_it_is_told(ways: ParallelDegrees) -> None:
     reason = "megatron.training, which has pretrain_gpt.py's parser, is in no package of PyPI (megatron-core has none)"
     arguments = pytest.importorskip("megatron.training.arguments", reason=reason)
     parser = arguments.add_megatron_arguments(__import__("argparse").ArgumentParser())
@@ -63,7 +63,7 @@ def test_megatron_reads_what_it_is_told(ways: Ways) -> None:
 
 @pytest.mark.parametrize("ways", WAYS, ids=str)
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_what_a_target_is_not_told_is_said(name: str, ways: Ways) -> None:
+def test_what_a_target_is_not_told_is_said(name: str, ways: ParallelDegrees) -> None:
     missing = " ".join(LAUNCHERS[name](LLAMA, ways, 32).missing)
     expected = {
         "megatron": {"ZeRO-3": ways.zero == 3, "GPipe": ways.schedule == "gpipe"},

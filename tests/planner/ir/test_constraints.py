@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.ir.constraints import (
+    CutDegrees,
     StageFacts,
-    Ways,
     allowed,
     allowed_together,
     broken,
@@ -85,7 +85,7 @@ def test_a_rule_about_a_device_that_is_not_there_names_those_that_are() -> None:
         check_names(parse_rule("*=kind:V100"), cluster)
 
 
-FACTS = StageFacts(("n0/gpu0", "n0/gpu1"), ("V100", "V100"), 1, False, Ways(2, 1, 1))
+FACTS = StageFacts(("n0/gpu0", "n0/gpu1"), ("V100", "V100"), 1, False, CutDegrees(2, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_together_is_all_or_none_and_forbidden_is_not_all() -> None:
 
 
 def test_ways_are_those_of_a_layout() -> None:
-    assert Ways.of({"sample": (0, 1, 2), "height": (0, 4, 8), "width": (0, 8, 16, 24)}) == Ways(2, 6, 1)
-    assert Ways.of({"channel": (0, 8, 16)}) == Ways(1, 1, 2)
-    assert Ways.of({}) == Ways()
+    assert CutDegrees.of({"sample": (0, 1, 2), "height": (0, 4, 8), "width": (0, 8, 16, 24)}) == CutDegrees(2, 6, 1)
+    assert CutDegrees.of({"channel": (0, 8, 16)}) == CutDegrees(1, 1, 2)
+    assert CutDegrees.of({}) == CutDegrees()
 
 
 def test_a_decision_is_held_against_the_rules() -> None:

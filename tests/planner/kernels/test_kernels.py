@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from planner.ir.errors import CorruptFileError, MissingMeasurementError, UnknownNameError
-from planner.kernels import kernels
+from planner.kernels import AttentionShape, kernels
 from planner.kernels.estimates import NOTHING, Estimate, weakest
 from planner.kernels.fit import BATCHED, as_json, fit_rows, stored_fits
-from planner.kernels.tables import GEMM, MEMORY_BOUND, Row, read_table, shipped
+from planner.kernels.tables import GEMM, MEMORY_BOUND, KernelRow, read_table, shipped
 
 SLICE = Path(__file__).parents[2] / "data" / "kernels" / "a40.csv"
 WITH_TABLES = ("A100-80GB", "H100-SXM", "A40")
@@ -91,15 +91,15 @@ def test_a_device_without_tables_says_so_and_has_the_wider_range() -> None:
 
 def test_attention_that_is_not_fused_is_its_products_and_softmax() -> None:
     known = kernels("A100-80GB", "float16")
-    shape = (2, 16, 16, 1024, 1024, 64, True)
+    shape = AttentionShape(2, 16, 16, 1024, 1024, 64, True)
     scores = 2 * 2 * 16 * 1024 * 1024
     parts = (
         known.gemm(1024, 1024, 64, 32) + known.memory_bound(2 * scores, kind="softmax") + known.gemm(1024, 64, 1024, 32)
     )
-    assert known.attention(*shape, fused=False) == parts
-    assert known.attention(*shape, fused=True).seconds < parts.seconds
+    assert known.attention(shape, fused=False) == parts
+    assert known.attention(shape, fused=True).seconds < parts.seconds
     for fused in (True, False):
-        forward, backward = known.attention(*shape, fused=fused), known.attention_backward(*shape, fused=fused)
+        forward, backward = known.attention(shape, fused=fused), known.attention_backward(shape, fused=fused)
         assert forward.seconds < backward.seconds < 4 * forward.seconds
 
 
@@ -112,12 +112,11 @@ def test_a_table_of_ones_own_comes_first(tmp_path: Path) -> None:
     path.write_text(
         "device,dtype,op,batch,heads,kv_heads,queries,keys,head_size,causal,median_ms\n" + "\n".join(lines) + "\n"
     )
-    found = kernels("A40", "bfloat16", path).attention(3, 16, 16, 1536, 1536, 64, True, fused=True)
+    shape = AttentionShape(3, 16, 16, 1536, 1536, 64, True)
+    found = kernels("A40", "bfloat16", path).attention(shape, fused=True)
     assert found.seconds == pytest.approx(1e-5 + 2 * 3 * 16 * 1536**2 * 64 / 5e13, rel=0.05)
     assert found.evidence.startswith("fitted, held-back error")
-    assert (
-        "FlashAttention" in kernels("A40", "bfloat16").attention(3, 16, 16, 1536, 1536, 64, True, fused=True).evidence
-    )
+    assert "FlashAttention" in kernels("A40", "bfloat16").attention(shape, fused=True).evidence
 
 
 def test_estimates_add_up_with_the_weakest_evidence() -> None:
@@ -157,7 +156,7 @@ def test_a_device_or_a_figure_that_is_not_known_is_named() -> None:
 
 
 def test_products_in_one_kernel_are_fitted_apart() -> None:
-    rows = [Row("A40", "float16", GEMM, (64, 64, 64 * (1 + i), 1 + i % 2), 1e-5, "one") for i in range(32)]
+    rows = [KernelRow("A40", "float16", GEMM, (64, 64, 64 * (1 + i), 1 + i % 2), 1e-5, "one") for i in range(32)]
     assert {fit.kind for fit in fit_rows(replace(row, seconds=row.seconds * row.extents[2] / 64) for row in rows)} == {
         GEMM,
         BATCHED,

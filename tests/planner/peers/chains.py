@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from planner.baselines.common.problem import Chain
+from planner.baselines.common.problem import ChainCosts
 
 
-def random_chain(seed: int, largest: int = 5) -> Chain:
+def random_chain(seed: int, largest: int = 5) -> ChainCosts:
     """At most ``largest`` layers with random costs."""
     draw = random.Random(seed)
     count = draw.randint(1, largest)
@@ -18,7 +18,7 @@ def random_chain(seed: int, largest: int = 5) -> Chain:
 
     names = tuple(f"l{k}" for k in range(count))
     crossing = (*(draw.uniform(0, 3) for _ in range(count - 1)), 0.0)
-    return Chain(names, each(2), each(3), each(4), each(5), crossing)
+    return ChainCosts(names, each(2), each(3), each(4), each(5), crossing)
 
 
 def latency_s(costs: Sequence[tuple[float, float, float]], micro_batches: int) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 from math import ceil, inf
 
-from planner.baselines.pipedream.format import LayerGraph, Node
-from planner.baselines.pipedream.planner import Options
+from planner.baselines.pipedream.format import LayerGraph, LayerNode
+from planner.baselines.pipedream.planner import PipeDreamOptions
 
 Layers = frozenset[int]
 
@@ -18,7 +18,9 @@ def random_graph(seed: int, largest: int = 6, sources: int = 1) -> LayerGraph:
     draw = random.Random(seed)
     count = draw.randint(sources, largest)
     nodes = tuple(
-        Node(f"n{k}", "layer", draw.uniform(0, 1), draw.uniform(0, 2), draw.uniform(0, 5), draw.choice([0, 1, 4, 9]))
+        LayerNode(
+            f"n{k}", "layer", draw.uniform(0, 1), draw.uniform(0, 2), draw.uniform(0, 5), draw.choice([0, 1, 4, 9])
+        )
         for k in range(count)
     )
     edges = []
@@ -109,7 +111,7 @@ def best_by_exhaustion(
     sets: Sequence[Layers],
     machines: Sequence[int],
     bandwidths: Sequence[float],
-    options: Options,
+    options: PipeDreamOptions,
     first: Layers = frozenset(),
     last: Layers | None = None,
 ) -> float:
@@ -139,7 +141,7 @@ def _slowest(
     replicas: Sequence[int],
     bandwidth: float,
     below: int,
-    options: Options,
+    options: PipeDreamOptions,
 ) -> float:
     value = 0.0
     for stage, ((a, b), seconds, m) in enumerate(zip(spans, times, replicas, strict=True)):

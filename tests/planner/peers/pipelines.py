@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, product
 from math import ceil, inf
 
-from planner.baselines.piper.format import Instance, Machine, Node, Option
-from planner.baselines.piper.stages import Stage, choose_options, value_of
+from planner.baselines.piper.format import Machine, PiperInstance, PiperNode, PiperOption
+from planner.baselines.piper.stages import PiperStage, choose_options, value_of
 
 
-def random_instance(seed: int, largest: int = 5, degrees: tuple[int, ...] = (1,), alike: bool = True) -> Instance:
+def random_instance(seed: int, largest: int = 5, degrees: tuple[int, ...] = (1,), alike: bool = True) -> PiperInstance:
     """At most ``largest`` layers with one or two options of each degree (three if they need not be alike).
 
     Args:
@@ -29,16 +29,16 @@ def random_instance(seed: int, largest: int = 5, degrees: tuple[int, ...] = (1,)
         for degree in degrees:
             if degree == degrees[0] or draw.random() < 0.8:
                 options[degree] = _options(draw, number, edges, degree, scale, alike)
-        nodes.append(Node(number, f"n{number}", options))
+        nodes.append(PiperNode(number, f"n{number}", options))
     memory = draw.choice([inf, draw.uniform(4, 30), draw.uniform(2, 60)])
-    return Instance(
+    return PiperInstance(
         "random", draw.randint(1, 5), memory, draw.uniform(2, 9), draw.choice([2, 4, 6, 12]), tuple(nodes), edges
     )
 
 
 def _options(
     draw: random.Random, number: int, edges: tuple[tuple[int, int, float], ...], degree: int, scale: float, alike: bool
-) -> tuple[Option, ...]:
+) -> tuple[PiperOption, ...]:
     def synced() -> tuple[float, dict[int, float], dict[int, float]]:
         reads = {src: scale * draw.random() for src, dst, _ in edges if dst == number}
         readers = {dst: scale * draw.random() for src, dst, _ in edges if src == number}
@@ -46,18 +46,18 @@ def _options(
 
     time, held, always = draw.uniform(0.5, 4) / degree, draw.uniform(0, 4) / degree, draw.uniform(0, 3)
     same = synced()
-    quick = Option("vanilla", time, same[0], held, always, same[1], same[2])
+    quick = PiperOption("vanilla", time, same[0], held, always, same[1], same[2])
     if draw.random() < 0.2:
         return (quick,)
     other = same if alike else synced()
     found = [quick]
     for name in ("activation recomp",) if alike else ("activation recomp", "sharded")[: draw.randint(1, 2)]:
         less, more, slower = draw.uniform(0, 0.9), draw.uniform(0, 1.2), draw.uniform(1, 2)
-        found.append(Option(name, slower * time, other[0], less * held, more * always, *other[1:]))
+        found.append(PiperOption(name, slower * time, other[0], less * held, more * always, *other[1:]))
     return tuple(found)
 
 
-def best_plan(instance: Instance, machine: Machine) -> tuple[float, float]:
+def best_plan(instance: PiperInstance, machine: Machine) -> tuple[float, float]:
     """The smallest time by the rule of thumb for options, and by any choice of options; infinite if nothing fits."""
     by_rule, by_any = inf, inf
     for split in _splits(len(instance.nodes)):
@@ -75,7 +75,7 @@ def best_plan(instance: Instance, machine: Machine) -> tuple[float, float]:
     return by_rule, by_any
 
 
-def best_equal_plan(instance: Instance, machine: Machine, order: Sequence[int]) -> float:
+def best_equal_plan(instance: PiperInstance, machine: Machine, order: Sequence[int]) -> float:
     """The smallest time of equally many layers a stage, in ``order``, one way for all; infinite if nothing fits."""
     best = inf
     for num_stages in range(1, len(order) + 1):
@@ -86,7 +86,7 @@ def best_equal_plan(instance: Instance, machine: Machine, order: Sequence[int]) 
         for d, t, last in product(range(1, 6), range(1, 5), (False, True)):
             if all(t in node.options for node in instance.nodes):
                 picked = [tuple(last * (len(instance.nodes[k].options[t]) - 1) for k in nodes) for nodes in sets]
-                stages = [Stage(nodes, d, t, own) for nodes, own in zip(sets, picked, strict=True)]
+                stages = [PiperStage(nodes, d, t, own) for nodes, own in zip(sets, picked, strict=True)]
                 best = min(best, value_of(instance, machine, stages))
     return best
 
@@ -98,7 +98,9 @@ def _splits(count: int) -> Iterator[tuple[int, ...]]:
             yield split
 
 
-def _by_rule(instance: Instance, machine: Machine, sets: list[tuple[int, ...]], shape: list[tuple[int, int]]) -> float:
+def _by_rule(
+    instance: PiperInstance, machine: Machine, sets: list[tuple[int, ...]], shape: list[tuple[int, int]]
+) -> float:
     """Where the rule does better for more in flight than there are, that counts, as in the public code."""
     slowest = 0.0
     most = min(instance.micro_batches, machine.devices)
@@ -111,18 +113,20 @@ def _by_rule(instance: Instance, machine: Machine, sets: list[tuple[int, ...]], 
     return slowest
 
 
-def _by_any(instance: Instance, machine: Machine, sets: list[tuple[int, ...]], shape: list[tuple[int, int]]) -> float:
+def _by_any(
+    instance: PiperInstance, machine: Machine, sets: list[tuple[int, ...]], shape: list[tuple[int, int]]
+) -> float:
     per_stage = [
         list(product(*(range(len(instance.nodes[k].options[t])) for k in nodes)))
         for nodes, (_, t) in zip(sets, shape, strict=True)
     ]
     return min(
-        value_of(instance, machine, [Stage(n, d, t, o) for n, (d, t), o in zip(sets, shape, options, strict=True)])
+        value_of(instance, machine, [PiperStage(n, d, t, o) for n, (d, t), o in zip(sets, shape, options, strict=True)])
         for options in product(*per_stage)
     )
 
 
-def plain_programme(instance: Instance, machine: Machine) -> float:
+def plain_programme(instance: PiperInstance, machine: Machine) -> float:
     """The smallest time by the rule of thumb, by the published programme: over (ideal, devices, data degrees)."""
     count = len(instance.nodes)
     readers = [sum(1 << dst for src, dst, _ in instance.edges if src == k) for k in range(count)]

@@ -8,12 +8,12 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 
-from planner.baselines.tarnawski.format import Instance, Node
+from planner.baselines.tarnawski.format import TarnawskiInstance, TarnawskiNode
 
 Edges = Sequence[tuple[int, int]]
 
 
-def random_instance(seed: int, largest: int = 6, training: bool = False) -> Instance:
+def random_instance(seed: int, largest: int = 6, training: bool = False) -> TarnawskiInstance:
     """At most ``largest`` forward nodes: some take no time, share colours, or need a CPU; memory may bind."""
     draw = random.Random(seed)
     count = draw.randint(2, largest)
@@ -31,12 +31,12 @@ def random_instance(seed: int, largest: int = 6, training: bool = False) -> Inst
     memory = draw.choice([1e9, 0.6, 0.35]) * sum(node.size_bytes for node in nodes)
     sends = {a for a, _ in edges}
     sent = tuple(node if k in sends else replace(node, transfer_ms=0.0) for k, node in enumerate(nodes))
-    return Instance("random", draw.randint(0, 3), draw.randint(0, 1), memory, sent, tuple(edges))
+    return TarnawskiInstance("random", draw.randint(0, 3), draw.randint(0, 1), memory, sent, tuple(edges))
 
 
-def _node(draw: random.Random, number: int, scale: float) -> Node:
+def _node(draw: random.Random, number: int, scale: float) -> TarnawskiNode:
     idle = draw.random() < 0.35
-    return Node(
+    return TarnawskiNode(
         number=number,
         name=f"n{number}",
         accelerator_ms=0.0 if idle else draw.choice([0.5, draw.uniform(0, 3)]),
@@ -49,7 +49,7 @@ def _node(draw: random.Random, number: int, scale: float) -> Node:
     )
 
 
-def best_load(instance: Instance, contiguous: bool = True) -> float:
+def best_load(instance: TarnawskiInstance, contiguous: bool = True) -> float:
     """The smallest largest load over every assignment of colours to devices; infinite if there is none."""
     kinds = ["accelerator"] * instance.accelerators + ["cpu"] * instance.cpus
     colours = sorted({node.colour for node in instance.nodes if node.colour is not None})
@@ -62,7 +62,7 @@ def best_load(instance: Instance, contiguous: bool = True) -> float:
     return best
 
 
-def in_order(instance: Instance, placed: Sequence[int]) -> bool:
+def in_order(instance: TarnawskiInstance, placed: Sequence[int]) -> bool:
     """Whether the devices can be put in an order that all forward edges, and mirrored backward ones, follow."""
     forward = {node.colour for node in instance.nodes if not node.backward}
     after: dict[int, set[int]] = {device: set() for device in placed}
@@ -81,7 +81,7 @@ def in_order(instance: Instance, placed: Sequence[int]) -> bool:
     return True
 
 
-def _loads(instance: Instance, placed: Sequence[int], kinds: Sequence[str]) -> Iterator[float]:
+def _loads(instance: TarnawskiInstance, placed: Sequence[int], kinds: Sequence[str]) -> Iterator[float]:
     for device, kind in enumerate(kinds):
         here = [node for node, at in zip(instance.nodes, placed, strict=True) if at == device]
         if kind == "cpu":

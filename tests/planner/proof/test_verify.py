@@ -16,19 +16,20 @@ import pytest
 
 import planner.proof
 from benchmarks.chains import chain_profile
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import PriceBook
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.ir.proof import Proof
-from planner.proof.prices import Prices
+from planner.proof.prices import SpacePrices
 from planner.proof.prove import prove, require_provable
-from planner.proof.space import Space
-from planner.proof.verify import Account, Prefix, verify
+from planner.proof.space import PlanSpace
+from planner.proof.verify import ProofAccount, ProofPrefix, verify
 from planner.schedules import traits
 from planner.solvers.best_first.solver import solve
-from planner.solvers.candidates.candidate import Candidate, Recomputes, split_batch
+from planner.solvers.candidates.candidate import split_batch
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.networks import priced, residual
 from tests.planner.solvers.instances import (
@@ -67,17 +68,19 @@ def certified(problem: Problem) -> tuple[Plan, Proof]:
     return plan, prove(plan, problem.profile)
 
 
-def account_of(problem: Problem) -> Account:
+def account_of(problem: Problem) -> ProofAccount:
     """Of everything: with no claim, no pipeline is passed over."""
-    prices = Prices(Space(problem))
+    prices = SpacePrices(PlanSpace(problem))
     prices.of_layers.update({key: prices.derived(*key) for key in prices.space.sized()})
-    account = Account(prices, inf)
+    account = ProofAccount(prices, inf)
     for size in prices.space.sizes:
         account.potentials.update((key, account.allowed(key)) for key in account.keys(size))
     return account
 
 
-def pipelines(account: Account, size: int, prefix: Prefix, bounds: tuple[float, ...]) -> Iterator[tuple[Prefix, float]]:
+def pipelines(
+    account: ProofAccount, size: int, prefix: ProofPrefix, bounds: tuple[float, ...]
+) -> Iterator[tuple[ProofPrefix, float]]:
     """Complete ones, each with the largest bound of its beginnings."""
     for bound_s, child in account.children(prefix, size):
         if child.cuts[-1] == account.space.last:
@@ -86,7 +89,7 @@ def pipelines(account: Account, size: int, prefix: Prefix, bounds: tuple[float, 
             yield from pipelines(account, size, child, (*bounds, bound_s))
 
 
-def candidates(account: Account, size: int, prefix: Prefix) -> Iterator[Candidate]:
+def candidates(account: ProofAccount, size: int, prefix: ProofPrefix) -> Iterator[Candidate]:
     """The pipeline under every schedule, in every window."""
     space, used, groups = account.space, [0] * len(account.space.pools), list[tuple[int, ...]]()
     order = sorted(range(len(space.pools)), key=lambda n: space.kinds.index(space.kinds[n]))
@@ -124,7 +127,7 @@ def test_the_account_never_says_more_than_the_simulator(seed: int, make: Callabl
     account, draw, num_compared = account_of(problem), random.Random(seed), 0
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     for size in account.space.sizes:
-        complete = list(pipelines(account, size, Prefix(), ()))
+        complete = list(pipelines(account, size, ProofPrefix(), ()))
         for prefix, bound_s in draw.sample(complete, min(len(complete), 25)):
             least_s, _ = account.step_s(prefix, size)
             evaluated = (evaluator.evaluate(each) for each in candidates(account, size, prefix))
@@ -145,7 +148,9 @@ def test_the_least_of_all_pipelines_is_no_more_than_the_best_plan_takes(make: Ca
     for seed in (320, 322, 324, 326, 328, 330):
         problem = make(seed)
         account, best_s = account_of(problem), solve(problem).prediction.step_s
-        complete = [(size, *each) for size in account.space.sizes for each in pipelines(account, size, Prefix(), ())]
+        complete = [
+            (size, *each) for size in account.space.sizes for each in pipelines(account, size, ProofPrefix(), ())
+        ]
         least_s = min(max(bound_s, account.step_s(prefix, size)[0]) for size, prefix, bound_s in complete)
         assert least_s <= best_s * (1 + 1e-9), seed
 

@@ -12,7 +12,7 @@ from planner.ir.errors import UsageError
 from planner.sites.arrangement import Arrangement, arrange, cut, cut_places
 from planner.sites.balance import imbalance, rank_work
 from planner.sites.keys import Ints, pack, samples_of, unpack
-from planner.sites.partition import BlockWork, Level, Load, bisection, block_work, bottleneck
+from planner.sites.partition import BlockWork, SiteLevel, SiteLoad, bisection, block_work, bottleneck
 from tests.planner.sites.clouds import blocks
 
 WORKS = st.lists(st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0, 40.0]), max_size=5), min_size=1, max_size=4)
@@ -130,8 +130,8 @@ def test_seconds_come_back_from_units() -> None:
 def test_a_large_cloud_is_balanced_to_one_block() -> None:
     random = np.random.default_rng(0)
     sites = np.unique(np.abs(random.normal(0, 20, size=(4000, 3))).astype(np.int64), axis=0) - 30
-    level = Level(np.zeros(len(sites), np.int64), sites)
-    work = block_work([level], [Load(0, random.integers(1, 28, size=len(sites)), 1e-9)])
+    level = SiteLevel(np.zeros(len(sites), np.int64), sites)
+    work = block_work([level], [SiteLoad(0, random.integers(1, 28, size=len(sites)), 1e-9)])
     for num_ranks in (2, 3, 8):
         owned = cut(arrange(work, [1.0] * num_ranks), [1.0] * num_ranks)
         assert imbalance(rank_work(owned, work)) <= 1 + work.work_s.max() * num_ranks / work.work_s.sum()

@@ -6,7 +6,7 @@ import pytest
 from planner.ir.errors import UsageError
 from planner.sites.arrangement import arrange, cut
 from planner.sites.balance import SiteMap, halo, halo_sites, imbalance, random_blocks, rank_work
-from planner.sites.partition import Level, Load, block_work
+from planner.sites.partition import SiteLevel, SiteLoad, block_work
 from tests.planner.sites.clouds import blocks
 
 ROW = np.array([[-1, 0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7, -1]])
@@ -54,8 +54,8 @@ def test_halo_against_sets() -> None:
 def test_bytes_are_those_of_all_maps() -> None:
     sites = np.zeros((8, 3), np.int64)
     sites[:, 0] = np.arange(8)
-    level = Level(np.zeros(8, np.int64), sites)
-    work = block_work([level], [Load(0, np.ones(8, np.int64), 1.0)])
+    level = SiteLevel(np.zeros(8, np.int64), sites)
+    work = block_work([level], [SiteLoad(0, np.ones(8, np.int64), 1.0)])
     owned = cut(arrange(work), [1.0, 1.0])
     found = halo(owned, [level], [SiteMap(0, 0, ROW, 4.0), SiteMap(0, 0, ROW, 6.0)])
     assert [table.tolist() for table in found.sites] == [[[0, 1], [1, 0]]] * 2
@@ -65,14 +65,14 @@ def test_bytes_are_those_of_all_maps() -> None:
 
 
 def test_nothing_to_read() -> None:
-    empty = Level(np.zeros(0, np.int64), np.zeros((0, 3), np.int64))
+    empty = SiteLevel(np.zeros(0, np.int64), np.zeros((0, 3), np.int64))
     owned = random_blocks(np.zeros(0, np.int64), 3)
     found = halo(owned, [empty], [SiteMap(0, 0, np.zeros((27, 0), np.int32), 4.0)])
     assert (found.share, found.received_bytes.tolist()) == (0.0, [0.0, 0.0, 0.0])
 
 
 def test_tables_that_do_not_fit_are_refused() -> None:
-    level = Level(np.zeros(2, np.int64), np.array([[0, 0, 0], [9, 0, 0]]))
+    level = SiteLevel(np.zeros(2, np.int64), np.array([[0, 0, 0], [9, 0, 0]]))
     owned = random_blocks(block_work([level], []).keys, 2)
     for table in (ROW, ROW[:, :2] + 1, ROW[0, :2]):
         with pytest.raises(UsageError, match="a map does not fit its levels"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from planner.sites.arrangement import Ownership, arrange, cut, ownership_of
 from planner.sites.balance import random_blocks
 from planner.sites.keys import pack
-from planner.sites.partition import Level, Load, block_work
+from planner.sites.partition import SiteLevel, SiteLoad, block_work
 
 
 def scattered(seed: int = 0) -> Ownership:
@@ -26,8 +26,8 @@ def test_a_coarse_site_belongs_to_the_owner_of_its_origin(
 ) -> None:
     sites = np.array(rows)
     coarse = np.unique(np.column_stack([sites[:, 0], sites[:, 1:] // stride]), axis=0)
-    levels = [Level(sites[:, 0], sites[:, 1:]), Level(coarse[:, 0], coarse[:, 1:], stride)]
-    loads = [Load(place, np.ones(len(level.samples), np.int64), 1.0) for place, level in enumerate(levels)]
+    levels = [SiteLevel(sites[:, 0], sites[:, 1:]), SiteLevel(coarse[:, 0], coarse[:, 1:], stride)]
+    loads = [SiteLoad(place, np.ones(len(level.samples), np.int64), 1.0) for place, level in enumerate(levels)]
     owned = cut(arrange(block_work(levels, loads), [1.0] * num_ranks), [1.0] * num_ranks)
     by_coarse = owned.owner(coarse[:, 0], coarse[:, 1:], stride)
     assert by_coarse.tolist() == owned.owner(coarse[:, 0], coarse[:, 1:] * stride).tolist()

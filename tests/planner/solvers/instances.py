@@ -10,6 +10,7 @@ from itertools import combinations, pairwise, product
 from math import inf
 
 from benchmarks.chains import chain_profile
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import off_chip
 from planner.ir.constraints import parse_rule
@@ -19,7 +20,7 @@ from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost
 from planner.layers import throughout_sites
 from planner.schedules import positions, traits
-from planner.solvers.candidates.candidate import Candidate, Recomputes, site_shares, split_batch
+from planner.solvers.candidates.candidate import site_shares, split_batch
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import recompute_choices, schedule_names
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from planner.costs.candidate import Candidate
 from planner.costs.predict import forecast
 from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import AUTO, Problem
 from planner.ir.profile import Optimizer, Profile
-from planner.solvers.candidates.candidate import Candidate, decision_of, micro_batches, plan_of, with_options
+from planner.solvers.candidates.candidate import decision_of, micro_batches, plan_of, with_options
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import gives_all_work, joins_all_ranks
 from tests.planner.networks import Named, Network, mesh_like, plain, priced, residual
@@ -97,7 +98,9 @@ def random_candidate(draw: random.Random, evaluator: Evaluator) -> Candidate:
                 options = {i: draw.choice(prices.options(i)) for i in range(bounds[stage], bounds[stage + 1])}
                 candidate = with_options(evaluator.layouts, candidate, options)
                 fits = fits and gives_all_work(evaluator.layouts, group, options, set(batches))
-            fits = fits and all(min(evaluator.samples(candidate.shares[stage], rows)) > 0 for rows in set(batches))
+            fits = fits and all(
+                min(evaluator.pricing.samples(candidate.shares[stage], rows)) > 0 for rows in set(batches)
+            )
         if fits and joins_all_ranks(problem.profile.graph, candidate):
             return candidate
 
@@ -109,5 +112,5 @@ def plan_of_candidate(evaluator: Evaluator, candidate: Candidate) -> Plan:
         evaluator.problem, schedules=(candidate.schedule,), recompute=AUTO, halo_depth=max((0, *margins))
     )
     decision = decision_of(problem, candidate)
-    seen = forecast(evaluator.book, decision, problem.memory_margin, problem.memory_bytes)
+    seen = forecast(evaluator.pricing, decision, problem.memory_margin, problem.memory_bytes)
     return plan_of(problem, decision, seen.prediction, Search("by chance", "test", "heuristic", 0.0, 0.0, 1, 1))

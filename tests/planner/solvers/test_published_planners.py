@@ -13,6 +13,7 @@ from planner.baselines.common.as_profile import as_profile
 from planner.baselines.common.problem import block_ends, network, searchable
 from planner.baselines.pipedream import solver as pipedream
 from planner.baselines.pipedream.format import read, states_of
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import Cluster
 from planner.ir.errors import InfeasibleError
@@ -21,7 +22,6 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import baselines, solver
 from planner.solvers.best_first.incumbents import promising
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.oracles.plans import check
 from tests.planner.solvers.instances import branching_problem, random_problem
@@ -147,7 +147,7 @@ def test_dapple_offers_what_its_authors_released() -> None:
     problem = vgg16(clusters.hosts(2, 4, 2.5e10, 1e9, ROOM))
     book = PriceBook(problem.profile)
     graph = network(problem, book, "gpu", 128).graph
-    machines = hpgo.Machines(2, 4, 2.5e10, 1e9, 1e9)
+    machines = hpgo.HpgoMachines(2, 4, 2.5e10, 1e9, 1e9)
     halves = hpgo.Planner(graph, machines, 4, 4).pipelines()[hpgo.HALVES]
     cut = len(states_of(graph).layers(None, halves.ends[0]))
     both = cut, len(problem.profile.graph.layers)

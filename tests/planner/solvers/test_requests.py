@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.costs.cost_model import PriceBook
-from planner.ir.constraints import FAMILIES, Ways, broken, parse_rule
+from planner.ir.constraints import FAMILIES, CutDegrees, broken, parse_rule
 from planner.ir.errors import HalopipeError, InfeasibleError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
@@ -48,7 +48,7 @@ def disobeyed(plan: Plan, problem: Problem) -> Iterator[str]:
     again = {stage.recompute for stage in decision.stages}
     if problem.recompute != "auto" and again != {problem.recompute == "always"}:
         yield "recompute"
-    ways = [Ways.of(placement.cuts) for placement in decision.layers.values()]
+    ways = [CutDegrees.of(placement.cuts) for placement in decision.layers.values()]
     if any(way.along(family) > 1 for way in ways for family in FAMILIES if family not in problem.allow):
         yield "allow"
     yield from broken(problem.fix, problem.forbid, decision, problem.profile.cluster)

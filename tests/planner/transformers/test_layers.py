@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from planner.kernels import Estimate, Wire
+from planner.kernels import AlphaBeta, Estimate
 from planner.kernels.estimates import TABLE
-from planner.transformers import Cost, Fusion, Recompute, Transformer, Ways, named_cluster
-from planner.transformers.cluster import Cluster
+from planner.transformers import Cost, Fusion, ParallelDegrees, Recompute, Transformer, named_cluster
+from planner.transformers.cluster import GpuCluster
 from planner.transformers.layers import ATTENTION, EXCHANGE, MEMORY, PRODUCTS, layers_for
 
 SHAPE = Transformer("small", hidden=64, ffn=256, heads=8, layers=4, vocab=128, seq=16)
@@ -30,7 +30,7 @@ def exact(seconds: float) -> Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted(Cluster):
+class Counted(GpuCluster):
     """A cluster that counts operations and bytes; an exchange takes a second for each byte that a rank sends."""
 
     @property
@@ -48,8 +48,8 @@ class Slow(Counted):
         return exact(1e3 * num_bytes)
 
 
-COUNTED = Counted("counted", "A100-80GB", 8, Wire(0, 1), Wire(0, 1))
-SLOW = Slow("slow", "A100-80GB", 8, Wire(0, 1), Wire(0, 1))
+COUNTED = Counted("counted", "A100-80GB", 8, AlphaBeta(0, 1), AlphaBeta(0, 1))
+SLOW = Slow("slow", "A100-80GB", 8, AlphaBeta(0, 1), AlphaBeta(0, 1))
 
 
 def spent(cost: Cost, what: str) -> float:
@@ -59,7 +59,7 @@ def spent(cost: Cost, what: str) -> float:
 @pytest.mark.parametrize("shape", [SHAPE, SHARED])
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 def test_the_products_of_all_tensor_ranks_are_those_of_the_network(shape: Transformer, tensor: int) -> None:
-    layers = layers_for(shape, COUNTED, Ways(tensor, micro_batch=2))
+    layers = layers_for(shape, COUNTED, ParallelDegrees(tensor, micro_batch=2))
     tokens = 2 * shape.seq
     weights = shape.block_parameters - 9 * shape.hidden - 2 * shape.ffn
     assert tensor * spent(layers.block.forward, PRODUCTS) == 2 * tokens * weights
@@ -71,7 +71,7 @@ def test_the_products_of_all_tensor_ranks_are_those_of_the_network(shape: Transf
 
 
 def test_the_step_has_the_operations_of_its_products() -> None:
-    layers = layers_for(SHAPE, COUNTED, Ways(micro_batch=3))
+    layers = layers_for(SHAPE, COUNTED, ParallelDegrees(micro_batch=3))
     passes = [(layers.block, SHAPE.layers), (layers.head, 1)]
     products = sum(
         number * spent(part, what)
@@ -85,7 +85,7 @@ def test_the_step_has_the_operations_of_its_products() -> None:
 def test_sequence_parallelism_sends_as_much_forward_and_moves_less() -> None:
     """A reduce-scatter and an all-gather are an all-reduce; backward gathers the inputs of two products once more."""
     plain, cut = (
-        layers_for(SHAPE, COUNTED, Ways(4, sequence_parallel=sequence, overlap_tensor=False)).block
+        layers_for(SHAPE, COUNTED, ParallelDegrees(4, sequence_parallel=sequence, overlap_tensor=False)).block
         for sequence in (False, True)
     )
     assert spent(cut.forward, EXCHANGE) == spent(plain.forward, EXCHANGE) > 0
@@ -95,7 +95,7 @@ def test_sequence_parallelism_sends_as_much_forward_and_moves_less() -> None:
 
 
 def test_recomputation_adds_a_forward_or_the_core_of_attention() -> None:
-    none, selective, full = (layers_for(SHAPE, COUNTED, Ways(2, recompute=how)).block for how in Recompute)
+    none, selective, full = (layers_for(SHAPE, COUNTED, ParallelDegrees(2, recompute=how)).block for how in Recompute)
     assert full.backward.seconds == pytest.approx(none.backward.seconds + none.forward.seconds)
     more = selective.backward.seconds - none.backward.seconds
     assert spent(none.forward, ATTENTION) < more < none.forward.seconds
@@ -103,16 +103,20 @@ def test_recomputation_adds_a_forward_or_the_core_of_attention() -> None:
 
 
 def test_less_is_hidden_and_more_is_moved_where_software_does_less() -> None:
-    overlapped, waited = (layers_for(SHAPE, COUNTED, Ways(2, overlap_tensor=on)).block.backward for on in (True, False))
+    overlapped, waited = (
+        layers_for(SHAPE, COUNTED, ParallelDegrees(2, overlap_tensor=on)).block.backward for on in (True, False)
+    )
     assert spent(overlapped, EXCHANGE) < spent(waited, EXCHANGE)
-    fused, kernels, eager = (layers_for(SHAPE, COUNTED, Ways(kernels=how)).block for how in Fusion)
+    fused, kernels, eager = (layers_for(SHAPE, COUNTED, ParallelDegrees(kernels=how)).block for how in Fusion)
     assert fused.backward.seconds < kernels.backward.seconds < eager.backward.seconds
     assert fused.forward.seconds == kernels.forward.seconds < eager.forward.seconds
 
 
 def test_separate_kernels_copy_biases_before_their_products_and_sum_their_gradients() -> None:
     """Of the operators' own texts: 4 bytes a number of the products' results forward, and 2 backward."""
-    kernels, eager = (layers_for(SHAPE, COUNTED, Ways(2, kernels=how)).block for how in (Fusion.KERNELS, Fusion.EAGER))
+    kernels, eager = (
+        layers_for(SHAPE, COUNTED, ParallelDegrees(2, kernels=how)).block for how in (Fusion.KERNELS, Fusion.EAGER)
+    )
     results = SHAPE.seq * (3 * 64 / 2 + 64 + 256 / 2 + 64)
     scores, wide, narrow = 8 / 2 * SHAPE.seq**2, SHAPE.seq * 256 / 2, SHAPE.seq * 64 / 2
     moved = 4 * scores * 2 + 5 * wide * 7 + 4 * narrow * 4
@@ -122,7 +126,9 @@ def test_separate_kernels_copy_biases_before_their_products_and_sum_their_gradie
 
 
 def test_probabilities_that_are_not_dropped_take_no_kernel_for_it() -> None:
-    dropped, kept = (layers_for(replace(SHAPE, attention_dropout=on), COUNTED, Ways()).block for on in (True, False))
+    dropped, kept = (
+        layers_for(replace(SHAPE, attention_dropout=on), COUNTED, ParallelDegrees()).block for on in (True, False)
+    )
     for one, other in ((dropped.forward, kept.forward), (dropped.backward, kept.backward)):
         assert spent(one, MEMORY) - spent(other, MEMORY) == 5 * 8 * SHAPE.seq**2
 
@@ -131,7 +137,7 @@ def test_probabilities_that_are_not_dropped_take_no_kernel_for_it() -> None:
 def test_sums_hide_behind_the_weight_products_of_the_column_parallel_layers(sequence: bool) -> None:
     """Those of queries, keys, values and of the first feed-forward half; with sequence parallelism the input's too."""
     overlapped, waited = (
-        layers_for(SHAPE, SLOW, Ways(2, sequence_parallel=sequence, overlap_tensor=on)).block.backward
+        layers_for(SHAPE, SLOW, ParallelDegrees(2, sequence_parallel=sequence, overlap_tensor=on)).block.backward
         for on in (True, False)
     )
     columns = (3 * SHAPE.hidden + SHAPE.ffn) * SHAPE.hidden / 2
@@ -146,7 +152,7 @@ def test_an_estimate_says_what_share_rests_on_what() -> None:
 
 
 def test_groups_that_talk_at_once_share_the_cards_of_their_host() -> None:
-    cluster = replace(named_cluster("p3.16xlarge"), of_network=1.0, across=Wire(0.0, 8e9))
+    cluster = replace(named_cluster("p3.16xlarge"), of_network=1.0, across=AlphaBeta(0.0, 8e9))
     alone = cluster.exchange("all_reduce", 1e9, 2, stride=1 * 8)
     assert alone.seconds == pytest.approx(8 * 1e9 / 8e9)  # eight pairs, each with an eighth of the cards
     whole = cluster.exchange("all_reduce", 1e9, 16, stride=1)

@@ -10,20 +10,20 @@ from dataclasses import replace
 import pytest
 
 from planner.ir.errors import InfeasibleError
-from planner.kernels import Estimate, Wire
+from planner.kernels import AlphaBeta, Estimate
 from planner.kernels.estimates import TABLE
 from planner.transformers import (
-    Cluster,
     Cost,
+    DegreesSpace,
+    GpuCluster,
+    GpuPool,
     Layers,
+    ParallelDegrees,
     Pass,
-    Pool,
     Pools,
     Recompute,
-    Space,
     Timed,
     Transformer,
-    Ways,
     predict,
     search,
 )
@@ -32,7 +32,7 @@ from planner.transformers.step import hops_of
 from tests.planner.transformers.test_search import compositions
 
 SHAPE = Transformer("tiny", 512, 2048, 8, 4, 8000, 512)
-NVLINK, CARD = Wire(10e-6, 50e9), Wire(20e-6, 4e9)
+NVLINK, CARD = AlphaBeta(10e-6, 50e9), AlphaBeta(20e-6, 4e9)
 
 
 def timed(block_s: float, shrinks: float = 0.6, sizes: tuple[int, ...] = (1, 2)) -> Timed:
@@ -49,8 +49,8 @@ def timed(block_s: float, shrinks: float = 0.6, sizes: tuple[int, ...] = (1, 2))
     return Timed(layers)
 
 
-def pool(name: str, devices: int, block_s: float, per_host: int = 2, gib: float = 16, **more: float) -> Pool:
-    cluster = Cluster(
+def pool(name: str, devices: int, block_s: float, per_host: int = 2, gib: float = 16, **more: float) -> GpuPool:
+    cluster = GpuCluster(
         name,
         "V100-16GB",
         per_host,
@@ -60,22 +60,22 @@ def pool(name: str, devices: int, block_s: float, per_host: int = 2, gib: float 
         memory_bytes=gib * 2**30,
         timed=timed(block_s, **more),
     )
-    return Pool(cluster, devices)
+    return GpuPool(cluster, devices)
 
 
-def pools(*of: Pool, wire: Wire = CARD, between: Mapping[tuple[str, str], Wire] | None = None) -> Pools:
+def pools(*of: GpuPool, wire: AlphaBeta = CARD, between: Mapping[tuple[str, str], AlphaBeta] | None = None) -> Pools:
     names = [each.cluster.name for each in of]
     links = dict.fromkeys(itertools.permutations(names, 2), wire) | dict(between or {})
     return Pools("unlike", of, links)
 
 
-def step_s(of: Pools, batch: int = 8, shape: Transformer = SHAPE, space: Space | None = None) -> float:
+def step_s(of: Pools, batch: int = 8, shape: Transformer = SHAPE, space: DegreesSpace | None = None) -> float:
     found = search(shape, of, of.devices, batch, space, rivals=0)
     assert found.gap <= 1e-9
     return found.best.prediction.step.seconds
 
 
-def enumerated(shape: Transformer, of: Pools, batch: int, space: Space) -> Iterator[Ways]:
+def enumerated(shape: Transformer, of: Pools, batch: int, space: DegreesSpace) -> Iterator[ParallelDegrees]:
     """Every pipeline through the pools that has room and fits."""
     names = {each.cluster.name: each.devices for each in of.pools}
     seats = [(each.cluster.name, tensor) for each in of.pools for tensor in (1, 2) if tensor <= each.cluster.per_host]
@@ -104,10 +104,10 @@ def test_no_pipeline_through_two_kinds_is_better_than_what_is_proven(seed: int) 
     of = pools(
         pool("fast", draw.choice((2, 3)), 2e-3, gib=draw.choice((1.68, 1.72, 16))),
         pool("slow", draw.choice((2, 3, 4)), draw.choice((3e-3, 5e-3)), gib=draw.choice((1.68, 1.72, 16))),
-        wire=draw.choice((CARD, Wire(50e-6, 5e8))),
+        wire=draw.choice((CARD, AlphaBeta(50e-6, 5e8))),
     )
     how = draw.choice(((Recompute.NONE,), (Recompute.FULL,)))
-    space = Space((1, 2), micro_batch=(draw.choice((1, 2)),), zero=(draw.choice((0, 1)),), recompute=how)
+    space = DegreesSpace((1, 2), micro_batch=(draw.choice((1, 2)),), zero=(draw.choice((0, 1)),), recompute=how)
     batch = draw.choice((4, 8, 24))
     every = [predict(shape, of, ways, batch).step.seconds for ways in enumerated(shape, of, batch, space)]
     if not every:
@@ -158,28 +158,30 @@ def test_a_kind_under_two_names_is_one_kind(seed: int) -> None:
     two = pools(pool("fast", 2, 2e-3), slow, pool("quick", devices - 2, 2e-3)).joined()
     assert [(each.cluster.name, each.devices) for each in two.pools] == [("fast", devices), ("slow", slow.devices)]
     assert search(SHAPE, one, one.devices, 8, rivals=0) == search(SHAPE, two, two.devices, 8, rivals=0)
-    apart = pools(pool("fast", 2, 2e-3), pool("quick", 2, 2e-3), wire=Wire(50e-6, 1e8)).joined()
+    apart = pools(pool("fast", 2, 2e-3), pool("quick", 2, 2e-3), wire=AlphaBeta(50e-6, 1e8)).joined()
     assert len(apart.pools) == 2  # alike, and far from each other
 
 
 def test_messages_between_zones_take_the_link_that_joins_them() -> None:
-    far = Wire(1e-3, 1e8)
+    far = AlphaBeta(1e-3, 1e8)
     of = pools(pool("a", 2, 2e-3), pool("b", 2, 2e-3), pool("c", 2, 2e-3), between={("a", "b"): far, ("b", "a"): far})
-    ways = Ways(pipeline=3, micro_batch=2, tensors=(1, 1, 2), pools=("b", "a", "c"), blocks=(1, 1, 2))
+    ways = ParallelDegrees(pipeline=3, micro_batch=2, tensors=(1, 1, 2), pools=("b", "a", "c"), blocks=(1, 1, 2))
     num_bytes = 2.0 * 2 * SHAPE.seq * SHAPE.hidden
     to_a, to_c = hops_of(SHAPE, of, ways)
     assert to_a.seconds == pytest.approx(1e-3 + num_bytes / 1e8)
     gathered = of.pools[2].cluster.exchange("all_gather", num_bytes, 2).seconds
     assert to_c.seconds == pytest.approx(CARD.alpha_s + num_bytes / CARD.bytes_per_s + gathered)
-    near = search(SHAPE, of, of.devices, 8, Space(pipeline=(2,), tensor=(1,)), rivals=0).best.ways
+    near = search(SHAPE, of, of.devices, 8, DegreesSpace(pipeline=(2,), tensor=(1,)), rivals=0).best.ways
     assert set(near.pools) != {"a", "b"}
-    slow = search(SHAPE, pools(pool("a", 1, 2e-3), pool("b", 1, 2e-3), wire=Wire(1.0, 1e8)), 2, 8, rivals=0).best.ways
+    slow = search(
+        SHAPE, pools(pool("a", 1, 2e-3), pool("b", 1, 2e-3), wire=AlphaBeta(1.0, 1e8)), 2, 8, rivals=0
+    ).best.ways
     assert len(set(slow.pools)) == 1
 
 
 def test_stages_of_a_pool_share_a_host_where_they_fit() -> None:
     of = pools(pool("a", 8, 2e-3, per_host=4))
-    ways = Ways(pipeline=4, data=2, tensors=(2, 1, 1, 1), pools=("a",) * 4, blocks=(1, 1, 1, 1))
+    ways = ParallelDegrees(pipeline=4, data=2, tensors=(2, 1, 1, 1), pools=("a",) * 4, blocks=(1, 1, 1, 1))
     assert [(place.start, place.stop) for place in of.places(ways)] == [(8, 12), (4, 6), (2, 4), (0, 2)]
     num_bytes = 2.0 * SHAPE.seq * SHAPE.hidden
     first, second, third = hops_of(SHAPE, of, ways)

@@ -7,12 +7,12 @@ import pytest
 
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.transformers import (
-    Cluster,
+    DegreesSpace,
+    GpuCluster,
+    ParallelDegrees,
     Recompute,
     Sends,
-    Space,
     Transformer,
-    Ways,
     memory_of,
     named_cluster,
     named_transformer,
@@ -34,11 +34,13 @@ def compositions(blocks: int, stages: int) -> Iterator[tuple[int, ...]]:
         yield from ((first, *rest) for rest in compositions(blocks - first, stages - 1))
 
 
-def fits(shape: Transformer, cluster: Cluster, ways: Ways, batch: int) -> bool:
+def fits(shape: Transformer, cluster: GpuCluster, ways: ParallelDegrees, batch: int) -> bool:
     return memory_of(shape, ways, ways.micro_batches(batch)).total <= cluster.usable_bytes
 
 
-def enumerated(shape: Transformer, cluster: Cluster, devices: int, batch: int, space: Space) -> Iterator[Ways]:
+def enumerated(
+    shape: Transformer, cluster: GpuCluster, devices: int, batch: int, space: DegreesSpace
+) -> Iterator[ParallelDegrees]:
     """Every way of the space, with blocks in all numbers, that fits."""
     for division in space.divisions(shape, cluster, devices, batch):
         for ways in space.details(shape, cluster, division, batch):
@@ -50,15 +52,27 @@ def enumerated(shape: Transformer, cluster: Cluster, devices: int, batch: int, s
 @pytest.mark.parametrize(
     ("shape", "cluster", "devices", "batch", "space"),
     [
-        (FEW, A100, 5, 12, Space(recompute=(Recompute.NONE, Recompute.FULL))),
-        (FEW, named_cluster("p3.2xlarge"), 4, 12, Space()),
-        (FEW, replace(A100, memory_bytes=2.9 * 2**30), 4, 8, Space(zero=(0, 1))),
-        (replace(FEW, layers=4), named_cluster("g4dn.12xlarge"), 6, 6, Space(base=Ways(sends=Sends.OVERLAPPED))),
-        (FEW, named_cluster("p3.2xlarge"), 3, 12, Space(base=Ways(overlap_gradients=True, sends=Sends.BLOCKING))),
+        (FEW, A100, 5, 12, DegreesSpace(recompute=(Recompute.NONE, Recompute.FULL))),
+        (FEW, named_cluster("p3.2xlarge"), 4, 12, DegreesSpace()),
+        (FEW, replace(A100, memory_bytes=2.9 * 2**30), 4, 8, DegreesSpace(zero=(0, 1))),
+        (
+            replace(FEW, layers=4),
+            named_cluster("g4dn.12xlarge"),
+            6,
+            6,
+            DegreesSpace(base=ParallelDegrees(sends=Sends.OVERLAPPED)),
+        ),
+        (
+            FEW,
+            named_cluster("p3.2xlarge"),
+            3,
+            12,
+            DegreesSpace(base=ParallelDegrees(overlap_gradients=True, sends=Sends.BLOCKING)),
+        ),
     ],
 )
 def test_the_search_equals_exhaustive_enumeration(
-    shape: Transformer, cluster: Cluster, devices: int, batch: int, space: Space
+    shape: Transformer, cluster: GpuCluster, devices: int, batch: int, space: DegreesSpace
 ) -> None:
     every = list(enumerated(shape, cluster, devices, batch, space))
     best_s = min(predict(shape, cluster, ways, batch).step.seconds for ways in every)
@@ -73,7 +87,7 @@ def test_the_search_equals_exhaustive_enumeration(
 def test_stages_of_unlike_numbers_of_blocks_are_better_where_the_head_is_long() -> None:
     """On four stages of 32 blocks the last has the head beside its blocks: 8 each is not the best."""
     shape = replace(TINY, layers=32, vocab=40000)
-    space = Space(tensor=(1,), pipeline=(4,), micro_batch=(1,), zero=(0,), interleave=(1,))
+    space = DegreesSpace(tensor=(1,), pipeline=(4,), micro_batch=(1,), zero=(0,), interleave=(1,))
     found = search(shape, A100, 4, 32, space)
     assert len(set(found.best.ways.blocks)) > 1
     assert sum(found.best.ways.blocks) == 32
@@ -94,7 +108,7 @@ def test_more_devices_are_never_worse(batch: int) -> None:
 @pytest.mark.parametrize(("devices", "used"), [(1032, 1024), (1000, 960)])
 def test_devices_that_do_not_divide_are_left_idle(devices: int, used: int) -> None:
     shape = named_transformer("gpt3-175b")
-    space = Space(tensor=(4, 8), micro_batch=(1,), sequence_parallel=(True,), recompute=(Recompute.SELECTIVE,))
+    space = DegreesSpace(tensor=(4, 8), micro_batch=(1,), sequence_parallel=(True,), recompute=(Recompute.SELECTIVE,))
     fewer, more = (search(shape, A100, number, 1536, space, rivals=0) for number in (used, devices))
     assert more.best.prediction.step.seconds <= fewer.best.prediction.step.seconds
     assert more.gap == 0
@@ -122,4 +136,4 @@ def test_what_cannot_be_is_said() -> None:
         search(named_transformer("gpt3-175b"), named_cluster("a100-dgx"), 8, 8)
     assert "usable" in told.value.details[0]
     with pytest.raises(UsageError, match="no way divides"):
-        search(SMALL, named_cluster("a100-dgx"), 8, 8, Space(tensor=(3,)))
+        search(SMALL, named_cluster("a100-dgx"), 8, 8, DegreesSpace(tensor=(3,)))

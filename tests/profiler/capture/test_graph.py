@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from planner.ir.graph import TensorSpec
 from planner.layers import kind, kinds
-from profiler import Captured, LoadedModel
+from profiler import CapturedModule, LoadedModel
 from profiler.capture.graph import capture
 from profiler.source.losses import TrainedLoss
 from tests.profiler.test_models import TINY, as_tuple, tiny
@@ -29,7 +29,7 @@ def _one_thread() -> None:
 
 
 @functools.cache
-def captured(factory: Callable[..., Any]) -> tuple[Captured, LoadedModel]:
+def captured(factory: Callable[..., Any]) -> tuple[CapturedModule, LoadedModel]:
     model = loaded(factory, 2)
     return capture(model), model
 

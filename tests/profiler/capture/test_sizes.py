@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from planner.ir.errors import UnsupportedModelError
-from profiler import Captured, LoadedModel
+from profiler import CapturedModule, LoadedModel
 from profiler.capture.graph import capture
 from profiler.capture.sizes import require
 from profiler.measure.timing import SegmentedPass, segments
@@ -32,12 +32,12 @@ def _one_thread_and_a_seed() -> None:
 
 
 @functools.cache
-def captured(name: str) -> tuple[Captured, LoadedModel]:
+def captured(name: str) -> tuple[CapturedModule, LoadedModel]:
     model = MODELS[name].load()
     return capture(model), model
 
 
-def run(graph: Captured, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
+def run(graph: CapturedModule, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
     """The graph's loss, its integers taken from the tensors."""
     tensors = dict(zip(graph.graph.inputs, (*inputs, *targets), strict=True))
     sizes = [tensors[tensor].shape[dim] for tensor, dim in graph.sizes.values()]

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from planner.ir.errors import UnsupportedModelError
 from planner.layers import check_samples_apart, fixes_samples
-from profiler import Captured, LoadedModel, mean_of_squares
+from profiler import CapturedModule, LoadedModel, mean_of_squares
 from profiler.capture import trace
 from profiler.capture.functional import rewrite_in_place
 from profiler.capture.graph import capture
@@ -49,7 +49,7 @@ def model_of(function: Callable[[Any, Tensor], Any], x: Tensor, **parts: Any) ->
     return LoadedModel(Module(function, **parts), (x,), (), TrainedLoss(mean_of_squares))
 
 
-def checked(model: LoadedModel, samples: int = 3) -> Captured:
+def checked(model: LoadedModel, samples: int = 3) -> CapturedModule:
     """The capture, after the graph gave the module's loss, gradients and buffers at another number of samples."""
     graph = capture(model)
     x = torch.cat([model.inputs[0].roll(1, -1)] * samples)[:samples]
@@ -66,7 +66,7 @@ def checked(model: LoadedModel, samples: int = 3) -> Captured:
     return graph
 
 
-def names(graph: Captured) -> list[str]:
+def names(graph: CapturedModule) -> list[str]:
     return [layer.name for layer in graph.graph.layers]
 
 

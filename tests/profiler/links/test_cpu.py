@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch.distributed as dist
 
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.ir.cluster import (
     ACROSS_HOSTS,
     GLOO,
@@ -186,7 +186,7 @@ def test_beyond_the_table_a_message_within_a_host_goes_on_as_between_its_largest
     assert costs is not None
     link = link_of(host_pairs._record(costs, costs.there, CoreCosts((), ()), SHARED_MEMORY))
     devices = tuple(DeviceSpec(f"a/cpu{rank}", "cpu", "a", 2**30) for rank in range(2))
-    network = Network(Cluster(devices, {WITHIN_HOST: link}))
+    network = NetworkPrices(Cluster(devices, {WITHIN_HOST: link}))
     assert network.transfer_s(0, 1, 64 << 20) == pytest.approx(way_s(64 << 20), rel=0.01)
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from profiler.capture.graph import CapturedModule, capture
-from profiler.measure import alike
-from profiler.measure.alike import ShorterPass, StandIn, stand_ins_of, time_alike
+from profiler.measure import deduplicated
+from profiler.measure.deduplicated import ShorterPass, StandIn, stand_ins_of, time_deduplicated
 from profiler.measure.timing import QUICK, BackwardTimes, LayerSegment, SegmentedPass, run_pass, segments
 from profiler.source.model import LoadedModel
 from profiler.source.parts import model_of
@@ -116,12 +116,12 @@ def test_layers_that_do_not_take_alike_are_timed() -> None:
 
 
 def test_every_layer_has_times_and_says_whose(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alike, "LEAST_PASS_S", 0.0)
-    monkeypatch.setattr(alike, "MOST_SUM", 1e9)
-    monkeypatch.setattr(alike, "_MATTERS", 1e9)
+    monkeypatch.setattr(deduplicated, "LEAST_PASS_S", 0.0)
+    monkeypatch.setattr(deduplicated, "MOST_SUM", 1e9)
+    monkeypatch.setattr(deduplicated, "_MATTERS", 1e9)
     graph, _, tensors = captured(Net(6))
     seen: list[Any] = []
-    found = time_alike(graph, tensors, 6, QUICK, lambda *slowest: seen.append(slowest))
+    found = time_deduplicated(graph, tensors, 6, QUICK, lambda *slowest: seen.append(slowest))
     assert list(found) == [layer.name for layer in graph.graph.layers]
     assert len(seen) == QUICK.num_warm_ups + QUICK.min_runs + QUICK.split_runs + 1
     assert found["blocks.2.up"].alike == "blocks.0.up"
@@ -134,19 +134,19 @@ def test_all_are_timed_where_the_sum_is_another_one(monkeypatch: pytest.MonkeyPa
     graph, _, tensors = captured(Net(6))
     asked: list[int] = []
 
-    def timed(parts: list[LayerSegment], *_: object) -> dict[str, alike.LayerTimes]:
+    def timed(parts: list[LayerSegment], *_: object) -> dict[str, deduplicated.TimedLayer]:
         asked.append(len(parts))
-        return {part.name: alike.LayerTimes(off, 0.0, 0.0, 0.0, 1, 0.0) for part in parts}
+        return {part.name: deduplicated.TimedLayer(off, 0.0, 0.0, 0.0, 1, 0.0) for part in parts}
 
     monkeypatch.setattr(
-        alike,
+        deduplicated,
         "run_pass",
         lambda parts, start, split: (
             run_pass(parts, start, split) and {part.name: (1.0, BackwardTimes()) for part in parts}
         ),
     )
-    monkeypatch.setattr(alike, "time_segments", timed)
-    found = time_alike(graph, tensors, 6, QUICK, lambda *_: None)
+    monkeypatch.setattr(deduplicated, "time_segments", timed)
+    found = time_deduplicated(graph, tensors, 6, QUICK, lambda *_: None)
     every = len(graph.graph.layers)
     assert len(found) == every
     assert asked == ([every - 4 * 5] if off == 1.0 else [every - 4 * 5, every])

@@ -9,8 +9,8 @@ import torch
 from planner.ir.profile import ModelSource
 from planner.sites.arrangement import arrange, cut
 from planner.sites.balance import halo_sites
-from planner.sites.partition import Level
-from planner.sites.prices import Pairs, network_work, prices
+from planner.sites.partition import SiteLevel
+from planner.sites.prices import NeighbourPairs, network_work, prices
 from profiler.measure import preparing
 from profiler.measure.preparing import PARTS, preparation_costs, site_halos
 from profiler.source.model import LoadedModel, fed_example
@@ -51,9 +51,9 @@ def test_halos_are_those_of_the_intervals_that_ranks_own() -> None:
     graph, clouds = capture(model).graph, model.clouds.preparation.clouds(fed_example(model, SAMPLES))
     words, names = clouds.preparation.size_of, dict(zip(graph.inputs, clouds.preparation.names, strict=True))
     passages = {name: clouds.preparation.recipe.passage(clouds, names[name]) for name in prices(graph).pair}
-    levels = {word: Level(*clouds.level(route)) for route, word in words.items()}
+    levels = {word: SiteLevel(*clouds.level(route)) for route, word in words.items()}
     pairs = {
-        name: Pairs(words[each.source], words[each.target], *((half.numpy() >= 0).sum(0) for half in halves))
+        name: NeighbourPairs(words[each.source], words[each.target], *((half.numpy() >= 0).sum(0) for half in halves))
         for name, each in passages.items()
         for halves in [(each.kernel_map.reverse, each.kernel_map.neighbours)]
     }

@@ -123,7 +123,7 @@ def test_the_first_process_chooses_and_the_others_repeat(machine: Machine, sessi
     machine.rests = [QUIET] * 3
     found = session.measure()
     assert [job.chosen.sizes if job.chosen else None for job in machine.jobs] == [None, (1, 2, 4), (1, 2, 4)]
-    assert (len(found.found), len(found.processes), found.graph) == (3, 3, machine.graph)
+    assert (len(found.costs), len(found.processes), found.graph) == (3, 3, machine.graph)
     assert [process.step_s["4"] for process in found.processes] == [2.2, 2.4, 2.6]
     assert [at.done for at in session.seen] == sorted(at.done for at in session.seen)
     assert never_falls(session.seen)
@@ -139,7 +139,7 @@ def test_a_contended_process_runs_once_more_and_the_quieter_counts(
     machine.rests = [QUIET, BUSY, again, QUIET]
     found = session.measure()
     assert len(machine.jobs) == 4
-    assert [costs.rest for costs in found.found] == [QUIET, counts, QUIET]
+    assert [costs.rest for costs in found.costs] == [QUIET, counts, QUIET]
     assert [process.repeated for process in found.processes] == [False, True, False]
     assert [process.contended for process in found.processes] == [False, counts is BUSY, False]
     said = "\n".join(session.said)
@@ -163,7 +163,7 @@ def test_an_interrupted_profile_goes_on_where_it_was(machine: Machine, session: 
     machine.interrupt_at = -1
     found = session.measure(resume=True)
     assert machine.measured == [1, 2, 4] * 3
-    assert [[size.samples for size in costs.done.sizes] for costs in found.found] == [[1, 2, 4]] * 3
+    assert [[size.samples for size in costs.done.sizes] for costs in found.costs] == [[1, 2, 4]] * 3
     assert found.graph == machine.graph
 
 
@@ -182,7 +182,7 @@ def test_where_all_is_measured_the_graph_alone_is_captured_again(machine: Machin
     first = session.measure()
     again = session.measure(resume=True)
     assert (again.graph, again.processes) == (first.graph, first.processes)
-    assert [costs.done for costs in again.found] == [costs.done for costs in first.found]
+    assert [costs.done for costs in again.costs] == [costs.done for costs in first.costs]
     assert len(machine.jobs) == 4
     assert len(machine.measured) == 9
 

@@ -109,7 +109,7 @@ def test_nothing_is_summed_before_the_last_of_several_batches() -> None:
 def local_stage(parameters: Mapping[str, nn.Parameter], ranks: tuple[int, ...]) -> SimpleNamespace:
     """What finishing sees of a stage whose gradients have been summed."""
     updates = Updates(frozenset(), GradientBuckets([], lambda flat: None), None, frozenset())
-    named = {"parameters": parameters, "ranks": ranks, "updates": updates, "phase": AccumulationStep()}
+    named = {"parameters": parameters, "ranks": ranks, "updates": updates, "accumulation": AccumulationStep()}
     return SimpleNamespace(**named, is_finite=lambda *, gradients=True: True)
 
 

@@ -20,7 +20,7 @@ from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, S
 from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
 from planner.sites.arrangement import Ownership, arrange, cut
 from planner.sites.balance import random_blocks
-from planner.sites.partition import Level, Load, bisection, block_work, morton
+from planner.sites.partition import SiteLevel, SiteLoad, bisection, block_work, morton
 from runtime.sparse.rules import SharedSites
 from runtime.spatial.exchange import PeerGroup
 from runtime.stage.modes import MicrobatchShard
@@ -53,7 +53,7 @@ def ownership(kind: str, geometry: BuiltGeometry, num_ranks: int, seed: int = 0)
     if kind == "only_last":
         return lambda route: torch.full((geometry.num_sites(route),), num_ranks - 1)
     level = level_of(geometry, ())
-    work = block_work([level], [Load(0, np.ones(len(level.samples), np.int64), 1.0)])
+    work = block_work([level], [SiteLoad(0, np.ones(len(level.samples), np.int64), 1.0)])
     speeds = [float(rank + 1) for rank in range(num_ranks)]
     if kind == "one_empty":
         speeds[0] = 0.0
@@ -71,9 +71,9 @@ def ownership(kind: str, geometry: BuiltGeometry, num_ranks: int, seed: int = 0)
     return _kept(owners)
 
 
-def level_of(geometry: BuiltGeometry, route: Route) -> Level:
+def level_of(geometry: BuiltGeometry, route: Route) -> SiteLevel:
     coordinates = geometry.coordinates(route).long()
-    return Level(coordinates[:, 0].numpy(), coordinates[:, 1:].numpy(), stride_of(route))
+    return SiteLevel(coordinates[:, 0].numpy(), coordinates[:, 1:].numpy(), stride_of(route))
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def test_an_evaluation_is_one_devices() -> None:
     inputs, targets = batch_of(model, 8, 0)
     loss, rows = evaluated(network("sage"), decision_of("sage", "two ranks", (5, 3)), inputs, targets)
     assert loss == pytest.approx(model.loss(inputs, targets).item(), rel=1e-10)
-    prepared, _ = model.taken(inputs, targets)
+    prepared, _ = model.prepared(inputs, targets)
     assert torch.allclose(rows, model.module(*prepared), rtol=1e-10, atol=1e-12)
 
 

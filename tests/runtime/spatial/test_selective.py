@@ -15,7 +15,7 @@ from planner.ir.graph import Graph
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.layers.recomputed import cores_among
-from planner.transformers import Ways
+from planner.transformers import ParallelDegrees
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.stage import recomputed as rooms
@@ -38,14 +38,14 @@ NETWORKS: Mapping[str, tuple[str, tuple[int, ...], Mapping[str, object]]] = {
     "stranger, dropout": ("tests.runtime.strangers:transformer", (BATCH, 8), {"layers": 4, "dropout": 0.2}),
 }
 WAYS = {
-    "tensor": Ways(tensor=2),
-    "sequence": Ways(tensor=2, sequence_parallel=True, micro_batch=2),
-    "sequence of four": Ways(tensor=4, sequence_parallel=True),
-    "stages": Ways(tensor=2, pipeline=2, sequence_parallel=True),
-    "gpipe": Ways(pipeline=2, schedule="gpipe"),
-    "interleaved": Ways(pipeline=2, interleave=2),
-    "interleaved, tensor": Ways(tensor=2, pipeline=2, interleave=2, sequence_parallel=True),
-    "replicas": Ways(data=2, pipeline=2),
+    "tensor": ParallelDegrees(tensor=2),
+    "sequence": ParallelDegrees(tensor=2, sequence_parallel=True, micro_batch=2),
+    "sequence of four": ParallelDegrees(tensor=4, sequence_parallel=True),
+    "stages": ParallelDegrees(tensor=2, pipeline=2, sequence_parallel=True),
+    "gpipe": ParallelDegrees(pipeline=2, schedule="gpipe"),
+    "interleaved": ParallelDegrees(pipeline=2, interleave=2),
+    "interleaved, tensor": ParallelDegrees(tensor=2, pipeline=2, interleave=2, sequence_parallel=True),
+    "replicas": ParallelDegrees(data=2, pipeline=2),
 }
 
 

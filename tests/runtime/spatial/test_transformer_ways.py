@@ -23,7 +23,7 @@ from planner.layers.contraction import contraction_of
 from planner.layers.division import Division
 from planner.passes import lower, validate
 from planner.schedules import schedule
-from planner.transformers import Recompute, Ways
+from planner.transformers import ParallelDegrees, Recompute
 from planner.transformers.placement import groups_of, placements, schedule_of
 from profiler.capture.graph import capture
 from profiler.models.example import Example
@@ -49,26 +49,26 @@ NETWORKS: Mapping[str, tuple[str, tuple[int, ...], Mapping[str, object]]] = {
     ),
 }
 WAYS = {
-    "tensor": Ways(tensor=2),
-    "tensor of four": Ways(tensor=4),
-    "sequence": Ways(tensor=2, sequence_parallel=True, micro_batch=2),
-    "sequence of four": Ways(tensor=4, sequence_parallel=True),
-    "sequence and replicas": Ways(tensor=2, data=2, sequence_parallel=True),
-    "stages": Ways(tensor=2, pipeline=2, sequence_parallel=True),
-    "interleaved": Ways(tensor=2, pipeline=2, interleave=2, sequence_parallel=True),
-    "interleaved alone": Ways(pipeline=2, interleave=2),
-    "all": Ways(tensor=2, pipeline=2, data=2, sequence_parallel=True, recompute=Recompute.FULL),
-    "degrees of stages": Ways(tensor=2, pipeline=2, tensors=(2, 1), blocks=(1, 3)),
-    "degrees and replicas": Ways(
+    "tensor": ParallelDegrees(tensor=2),
+    "tensor of four": ParallelDegrees(tensor=4),
+    "sequence": ParallelDegrees(tensor=2, sequence_parallel=True, micro_batch=2),
+    "sequence of four": ParallelDegrees(tensor=4, sequence_parallel=True),
+    "sequence and replicas": ParallelDegrees(tensor=2, data=2, sequence_parallel=True),
+    "stages": ParallelDegrees(tensor=2, pipeline=2, sequence_parallel=True),
+    "interleaved": ParallelDegrees(tensor=2, pipeline=2, interleave=2, sequence_parallel=True),
+    "interleaved alone": ParallelDegrees(pipeline=2, interleave=2),
+    "all": ParallelDegrees(tensor=2, pipeline=2, data=2, sequence_parallel=True, recompute=Recompute.FULL),
+    "degrees of stages": ParallelDegrees(tensor=2, pipeline=2, tensors=(2, 1), blocks=(1, 3)),
+    "degrees and replicas": ParallelDegrees(
         tensor=4, pipeline=3, tensors=(1, 4, 2), blocks=(1, 2, 1), sequence_parallel=True, recompute=Recompute.FULL
     ),
-    "replicas of degrees": Ways(tensor=2, pipeline=2, data=2, tensors=(1, 2), micro_batch=2),
-    "ZeRO-1": Ways(data=2, pipeline=2, zero=1, recompute=Recompute.FULL),
-    "ZeRO-2": Ways(data=4, zero=2),
-    "ZeRO-2 with stages": Ways(data=2, pipeline=2, zero=2, recompute=Recompute.FULL),
-    "ZeRO-3": Ways(data=2, zero=3, micro_batch=2),
-    "ZeRO-3 with stages": Ways(data=2, pipeline=2, zero=3, recompute=Recompute.FULL),
-    "ZeRO-3, interleaved": Ways(data=2, pipeline=2, interleave=2, zero=3),
+    "replicas of degrees": ParallelDegrees(tensor=2, pipeline=2, data=2, tensors=(1, 2), micro_batch=2),
+    "ZeRO-1": ParallelDegrees(data=2, pipeline=2, zero=1, recompute=Recompute.FULL),
+    "ZeRO-2": ParallelDegrees(data=4, zero=2),
+    "ZeRO-2 with stages": ParallelDegrees(data=2, pipeline=2, zero=2, recompute=Recompute.FULL),
+    "ZeRO-3": ParallelDegrees(data=2, zero=3, micro_batch=2),
+    "ZeRO-3 with stages": ParallelDegrees(data=2, pipeline=2, zero=3, recompute=Recompute.FULL),
+    "ZeRO-3, interleaved": ParallelDegrees(data=2, pipeline=2, interleave=2, zero=3),
 }
 CASES = [
     *(("gpt", ways) for ways in WAYS),
@@ -98,7 +98,7 @@ def serial(name: str, micro_batches: tuple[int, ...]) -> Trained:
     return train_serially(network(name)[0], micro_batches, 2)
 
 
-def decision_of(graph: Graph, ways: Ways) -> Decision:
+def decision_of(graph: Graph, ways: ParallelDegrees) -> Decision:
     groups, again = groups_of(ways), ways.recompute is Recompute.FULL
     stages = tuple(Stage(ranks, tuple(f"n0/cpu{rank}" for rank in ranks), again) for ranks in groups)
     batches = (ways.micro_batch * ways.data,) * ways.micro_batches(BATCH)
@@ -139,7 +139,7 @@ def test_under_autocast_gradients_of_micro_batches_are_summed_in_float32() -> No
 def test_a_block_sends_two_all_reduces_worth_forward_in_their_two_halves(sequence_parallel: bool, tensor: int) -> None:
     """Korthikanti et al. 2022, section 4.2.2: sequence parallelism moves no byte more than tensor parallelism."""
     graph = network("gpt")[1].graph
-    decision = decision_of(graph, Ways(tensor=tensor, sequence_parallel=sequence_parallel))
+    decision = decision_of(graph, ParallelDegrees(tensor=tensor, sequence_parallel=sequence_parallel))
     division = Division.of(graph, decision, 0, 1)
     sent: dict[str, int] = {}
     for name, layer in division.layers.items():
@@ -195,18 +195,18 @@ def volume_of(shape: tuple[int, ...]) -> int:
 @pytest.mark.parametrize(
     ("ways", "why"),
     [
-        (Ways(tensor=2, data=2, zero=1), "beside tensor 2"),
-        (Ways(tensor=2, data=2, zero=3), "beside tensor 2"),
+        (ParallelDegrees(tensor=2, data=2, zero=1), "beside tensor 2"),
+        (ParallelDegrees(tensor=2, data=2, zero=3), "beside tensor 2"),
     ],
 )
-def test_what_no_plan_says_is_refused_by_name(ways: Ways, why: str) -> None:
+def test_what_no_plan_says_is_refused_by_name(ways: ParallelDegrees, why: str) -> None:
     with pytest.raises(UsageError) as caught:
         placements(network("gpt")[1].graph, ways)
     assert why in caught.value.details[0]
 
 
 def test_a_tied_table_in_parts_that_differ_on_two_stages_is_refused_by_name() -> None:
-    decision = decision_of(network("tied")[1].graph, Ways(tensor=2, pipeline=2, sequence_parallel=True))
+    decision = decision_of(network("tied")[1].graph, ParallelDegrees(tensor=2, pipeline=2, sequence_parallel=True))
     whole = replace(decision.layers["head"], cuts={"replica": (0, 1, 2)})
     changed = replace(decision, layers={**decision.layers, "head": whole})
     with pytest.raises(UnsupportedModelError, match=r"tokens\.weight"):
@@ -216,7 +216,7 @@ def test_a_tied_table_in_parts_that_differ_on_two_stages_is_refused_by_name() ->
 @pytest.mark.parametrize("back", [False, True])
 def test_a_tied_table_in_parts_is_clipped_saved_and_read_by_another_plan(back: bool, tmp_path: Path) -> None:
     of = network("tied")
-    in_parts = decision_of(of[1].graph, Ways(tensor=2, pipeline=2, sequence_parallel=True))
+    in_parts = decision_of(of[1].graph, ParallelDegrees(tensor=2, pipeline=2, sequence_parallel=True))
     plans = [in_parts, decide(of[1].graph, [], in_parts.micro_batches)]
     first, second = reversed(plans) if back else plans
     batches = [batch_of(of[0], BATCH, step) for step in range(3)]
@@ -245,4 +245,4 @@ def test_a_product_that_cannot_be_cut_is_refused_by_name() -> None:
     torch.manual_seed(0)
     model = load_model(ModelSource(f"{__name__}:transposed", {}, (4, 6), "float64"))
     with pytest.raises(UsageError, match=r"blocks\.0 \(aten\.addmm\.default\) cannot be divided over 2 tensor"):
-        placements(capture(model).graph, Ways(tensor=2))
+        placements(capture(model).graph, ParallelDegrees(tensor=2))

@@ -8,7 +8,7 @@ import pytest
 from planner.baselines.common import as_profile as clusters
 from planner.baselines.common.as_profile import as_profile
 from planner.baselines.everyday import solve_one_device
-from planner.baselines.pipedream.format import LayerGraph, Node, parse, read
+from planner.baselines.pipedream.format import LayerGraph, LayerNode, parse, read
 from planner.ir import codec
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST
 from planner.ir.errors import FormatError, UsageError
@@ -22,8 +22,8 @@ NETWORKS = (("pipedream/vgg16", 128), ("pipedream/resnet50", 128), ("pipedream/g
 FOUR = clusters.flat(4, 1.25e9, memory_bytes=2**40)
 
 
-def node(name: str, seconds: float = 1.0, activation: float = 4.0, parameters: float = 0.0) -> Node:
-    return Node(name, "layer", seconds, 2 * seconds, activation, parameters)
+def node(name: str, seconds: float = 1.0, activation: float = 4.0, parameters: float = 0.0) -> LayerNode:
+    return LayerNode(name, "layer", seconds, 2 * seconds, activation, parameters)
 
 
 def network(name: str) -> LayerGraph:
@@ -127,7 +127,7 @@ def test_a_kind_without_a_file_and_a_batch_without_samples_are_refused() -> None
     with pytest.raises(UsageError, match="needs samples"):
         as_profile(graph, FOUR, 0)
     with pytest.raises(FormatError, match="no layers besides inputs"):
-        as_profile(LayerGraph("x", (Node("a", "Input", 1.0, 1.0, 1.0, 1.0),), ()), FOUR, 1)
+        as_profile(LayerGraph("x", (LayerNode("a", "Input", 1.0, 1.0, 1.0, 1.0),), ()), FOUR, 1)
 
 
 def test_hosts_have_two_classes_of_links() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.baselines.pipedream.format import LayerGraph, Node, parse, read
+from planner.baselines.pipedream.format import LayerGraph, LayerNode, parse, read
 from planner.ir.errors import FormatError, MissingFileError
 
 PROFILES = Path(__file__).parents[3] / "data" / "profiles"
@@ -12,7 +12,7 @@ COSTS = "forward_compute_time=1.500, backward_compute_time=2.000, activation_siz
 PLAIN = f"a -- Input0 -- {COSTS}\nb -- Conv2d(3, 64) -- {COSTS}\nc -- ReLU -- {COSTS}\n\ta -- b\n\tb -- c"
 
 
-def one(costs: str) -> Node:
+def one(costs: str) -> LayerNode:
     return parse(f"a -- x -- {costs}").nodes[0]
 
 
@@ -27,7 +27,7 @@ def test_published_profiles_are_read(path: Path) -> None:
 
 
 def test_milliseconds_become_seconds_and_bytes_stay() -> None:
-    assert one(COSTS) == Node("a", "x", 0.0015, 0.002, 8.0, 16.0)
+    assert one(COSTS) == LayerNode("a", "x", 0.0015, 0.002, 8.0, 16.0)
 
 
 def test_the_order_is_the_files() -> None:
@@ -122,8 +122,8 @@ def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_inputs_and_items_that_nobody_reads_are_not_planned() -> None:
-    def node(description: str) -> Node:
-        return Node(description, description, 1.0, 1.0, 1.0, 1.0)
+    def node(description: str) -> LayerNode:
+        return LayerNode(description, description, 1.0, 1.0, 1.0, 1.0)
 
     names = ["Input0", "Conv", "__getitem__(0)", "__getitem__(1)", "Input1", "ReLU"]
     edges = ((0, 1), (1, 2), (1, 3), (2, 5), (4, 5))
@@ -131,5 +131,5 @@ def test_inputs_and_items_that_nobody_reads_are_not_planned() -> None:
 
 
 def test_an_input_that_is_read_by_nobody_or_fed_by_a_layer() -> None:
-    nodes = tuple(Node(name, name, 1.0, 1.0, 1.0, 1.0) for name in ("Input0", "a", "InputNorm"))
+    nodes = tuple(LayerNode(name, name, 1.0, 1.0, 1.0, 1.0) for name in ("Input0", "a", "InputNorm"))
     assert LayerGraph("x", nodes, ((1, 2),)).kept() == (1, 2)

@@ -11,8 +11,8 @@ import pytest
 
 from planner.baselines.common.answer import OPTIMAL
 from planner.baselines.pipedream import format as graph_format
-from planner.baselines.pipedream.format import LayerGraph, Node, states_of
-from planner.baselines.pipedream.planner import Options, data_parallel_s, solve
+from planner.baselines.pipedream.format import LayerGraph, LayerNode, states_of
+from planner.baselines.pipedream.planner import PipeDreamOptions, data_parallel_s, solve
 from planner.ir.errors import FormatError, UsageError
 from tests.planner.peers.graphs import best_by_exhaustion, closed_sets, random_graph, walked_sets
 
@@ -35,15 +35,15 @@ def levels(row: dict[str, str]) -> tuple[list[int], list[float]]:
     return json.loads(match[1]), json.loads(match[2])
 
 
-def options_of(row: dict[str, str]) -> Options:
+def options_of(row: dict[str, str]) -> PipeDreamOptions:
     memory = inf if row["memory_limit"] == "none" else 1e9 * float(row["memory_limit"].removesuffix("GB"))
-    return Options("ignored" not in row["objective"], "straight" in row["objective"], memory)
+    return PipeDreamOptions("ignored" not in row["objective"], "straight" in row["objective"], memory)
 
 
-def some_options(seed: int) -> Options:
+def some_options(seed: int) -> PipeDreamOptions:
     draw = random.Random(seed)
     memory = draw.choice([inf, inf, draw.uniform(5, 60)])
-    return Options(draw.random() < 0.7, draw.random() < 0.2, memory)
+    return PipeDreamOptions(draw.random() < 0.7, draw.random() < 0.2, memory)
 
 
 def test_the_reference_has_as_many_rows_as_it_had() -> None:
@@ -130,7 +130,7 @@ def test_released_never_loses_by_topology_machines_or_bandwidth(seed: int) -> No
 @pytest.mark.parametrize("seed", range(30))
 def test_the_plan_holds_every_layer_once_and_costs_what_the_answer_says(seed: int, released: bool) -> None:
     graph = random_graph(seed)
-    answer = solve(graph, [4], [3.0], Options(communication=False), released)
+    answer = solve(graph, [4], [3.0], PipeDreamOptions(communication=False), released)
     stages = answer.plan["stages"]
     assert isinstance(stages, list)
     names = [name for stage in stages for name in stage["layers"]]  # type: ignore[index,call-overload,union-attr]
@@ -156,25 +156,25 @@ def test_levels_plan_a_pipeline_inside_every_stage() -> None:
 
 
 def test_a_part_of_the_network_with_no_edge_to_the_rest_is_planned_too() -> None:
-    nodes = tuple(Node(name, "layer", 1.0, 0.0, 0.0, 0.0) for name in "abcd")
+    nodes = tuple(LayerNode(name, "layer", 1.0, 0.0, 0.0, 0.0) for name in "abcd")
     graph = LayerGraph("two parts", nodes, ((0, 1), (2, 3)))
     assert solve(graph, [2], [1.0]).value == pytest.approx(2.0)
     assert states_of(graph).done[-1].bit_count() == 4
 
 
 def test_too_little_memory_is_infeasible() -> None:
-    answer = solve(graph_of("vgg16"), [4], [1e9], Options(straight=True, memory_bytes=1.0))
-    assert (answer.status, answer.found) == ("infeasible", False)
+    answer = solve(graph_of("vgg16"), [4], [1e9], PipeDreamOptions(straight=True, memory_bytes=1.0))
+    assert (answer.status, answer.has_plan) == ("infeasible", False)
 
 
 def test_more_stages_than_there_are_states_are_infeasible() -> None:
-    graph = LayerGraph("one", (Node("a", "layer", 1.0, 1.0, 0.0, 0.0),), ())
-    assert not solve(graph, [2], [1.0], Options(straight=True)).found
-    assert solve(graph, [2], [1.0], Options(straight=True), released=True).value == 2.0
+    graph = LayerGraph("one", (LayerNode("a", "layer", 1.0, 1.0, 0.0, 0.0),), ())
+    assert not solve(graph, [2], [1.0], PipeDreamOptions(straight=True)).has_plan
+    assert solve(graph, [2], [1.0], PipeDreamOptions(straight=True), released=True).value == 2.0
 
 
 def test_a_network_of_inputs_alone_is_refused() -> None:
-    graph = LayerGraph("inputs", (Node("a", "Input0", 1.0, 1.0, 0.0, 0.0),), ())
+    graph = LayerGraph("inputs", (LayerNode("a", "Input0", 1.0, 1.0, 0.0, 0.0),), ())
     with pytest.raises(FormatError, match="no layers besides inputs"):
         solve(graph, [2], [1.0])
 
@@ -186,7 +186,7 @@ def test_levels_without_machines_or_bandwidth_are_refused(machines: list[int], b
 
 
 def test_too_many_states_are_refused_with_their_number() -> None:
-    nodes = tuple(Node(f"n{k}", "layer", 1.0, 1.0, 0.0, 0.0) for k in range(20))
+    nodes = tuple(LayerNode(f"n{k}", "layer", 1.0, 1.0, 0.0, 0.0) for k in range(20))
     fan = LayerGraph("fan", nodes, tuple((0, k) for k in range(1, 20)))
     with pytest.raises(UsageError, match="too many states"):
         states_of(fan)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.baselines.piper.format import Instance, Node, Option, parse, read
+from planner.baselines.piper.format import PiperInstance, PiperNode, PiperOption, parse, read
 from planner.ir.errors import FormatError
 
 RESNET = Path(__file__).parents[3] / "data" / "profiles" / "piper" / "resnet.json"
@@ -61,17 +61,20 @@ def test_the_published_file_is_read() -> None:
         "node77",
         ["vanilla", "activation recomp"],
     )
-    assert first.options[1][0] == Option("vanilla", 2.678, 4096.0, 205520896.0, 8192.0, {1: 0.0}, {9: 0.0})
+    assert first.options[1][0] == PiperOption("vanilla", 2.678, 4096.0, 205520896.0, 8192.0, {1: 0.0}, {9: 0.0})
     assert sum(len(node.options[1]) for node in found.nodes) == 354
 
 
 def test_each_field_is_read() -> None:
     found = parse(json.dumps(small()), "x.json")
-    a = Node(5, "ä b", {1: (Option("vanilla", 2.0, 3.0, 4.0, 5.0, {}, {1: 0.5, 2: 0.0}),)})
-    b = (Option("vanilla", 2.0, 3.0, 4.0, 5.0, {0: 1.0}, {}), Option("other", 2.0, 3.0, 4.0, 5.0, {0: 2.0}, {}))
-    c = (Option("vanilla", 2.0, 3.0, 4.0, 5.0, {0: 0.0}, {}),)
-    nodes = (a, Node(9, "node9", {1: b}), Node(-1, "node-1", {2: c}))
-    assert found == Instance("x.json", 8, 1e9, 25.0, 64, nodes, ((0, 1, 7.0), (0, 2, 0.0)))
+    a = PiperNode(5, "ä b", {1: (PiperOption("vanilla", 2.0, 3.0, 4.0, 5.0, {}, {1: 0.5, 2: 0.0}),)})
+    b = (
+        PiperOption("vanilla", 2.0, 3.0, 4.0, 5.0, {0: 1.0}, {}),
+        PiperOption("other", 2.0, 3.0, 4.0, 5.0, {0: 2.0}, {}),
+    )
+    c = (PiperOption("vanilla", 2.0, 3.0, 4.0, 5.0, {0: 0.0}, {}),)
+    nodes = (a, PiperNode(9, "node9", {1: b}), PiperNode(-1, "node-1", {2: c}))
+    assert found == PiperInstance("x.json", 8, 1e9, 25.0, 64, nodes, ((0, 1, 7.0), (0, 2, 0.0)))
 
 
 def test_blanks_marks_and_other_spellings_do_no_harm() -> None:

@@ -13,9 +13,9 @@ import pytest
 from planner.baselines.common.answer import INFEASIBLE, OPTIMAL, TIME_LIMIT
 from planner.baselines.common.ideals import Ideals, chain_of, lattice_of
 from planner.baselines.piper import format as piper_format
-from planner.baselines.piper.format import Instance, Machine, Node, Option, Room
+from planner.baselines.piper.format import Machine, PiperInstance, PiperNode, PiperOption, Room
 from planner.baselines.piper.planner import depth_first, solve
-from planner.baselines.piper.stages import PlainPairs, Stage, StageCosts, are_alike, choose_options, value_of
+from planner.baselines.piper.stages import IdealCosts, PiperStage, PlainPairs, are_alike, choose_options, value_of
 from planner.ir.errors import UnknownNameError, UsageError
 from tests.planner.peers.pipelines import best_equal_plan, best_plan, plain_programme, random_instance
 
@@ -29,15 +29,15 @@ def reference() -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def resnet() -> Instance:
+def resnet() -> PiperInstance:
     return piper_format.read(DATA / "profiles" / "piper" / "resnet.json")
 
 
-def machine_of(instance: Instance) -> Machine:
+def machine_of(instance: PiperInstance) -> Machine:
     return Machine(instance.devices, instance.memory_bytes, instance.bandwidth_bytes_per_s)
 
 
-def stages_of(instance: Instance, plan: Mapping[str, object]) -> list[Stage]:
+def stages_of(instance: PiperInstance, plan: Mapping[str, object]) -> list[PiperStage]:
     number = {node.number: k for k, node in enumerate(instance.nodes)}
     listed = plan["stages"]
     assert isinstance(listed, list)
@@ -50,7 +50,7 @@ def stages_of(instance: Instance, plan: Mapping[str, object]) -> list[Stage]:
             next((k for k, option in enumerate(each) if option.name == name), 0)
             for each, name in zip(choices, names, strict=True)
         )
-        stages.append(Stage(nodes, stage["data_degree"], stage["tensor_degree"], picked))
+        stages.append(PiperStage(nodes, stage["data_degree"], stage["tensor_degree"], picked))
     return stages
 
 
@@ -59,10 +59,12 @@ def test_the_reference_has_as_many_rows_as_it_had() -> None:
 
 
 @pytest.mark.parametrize("row", reference(), ids=lambda row: f"{row['devices']} {row['memory_limit']} {row['solver']}")
-def test_every_reference_value_is_found(resnet: Instance, row: dict[str, str]) -> None:
+def test_every_reference_value_is_found(resnet: PiperInstance, row: dict[str, str]) -> None:
     devices, memory = int(row["devices"].split()[0]), float(row["memory_limit"].split()[0]) * GIB
     variant = "piper" if row["solver"].startswith("Piper DP") else "equal"
-    answer = solve(resnet, devices=devices, memory_bytes=memory, bandwidth_bytes_per_s=25 * GIB, variant=variant)
+    answer = solve(
+        replace(resnet, devices=devices, memory_bytes=memory, bandwidth_bytes_per_s=25 * GIB), variant=variant
+    )
     if row["value"] == "OOM":
         assert (answer.status, answer.value, answer.plan) == (INFEASIBLE, inf, {})
         return
@@ -83,7 +85,7 @@ def test_no_plan_is_better(block: int, degrees: tuple[int, ...]) -> None:
         answer = solve(instance)
         assert answer.value == pytest.approx(by_rule, rel=2e-9), seed
         assert answer.status == (INFEASIBLE if by_rule == inf else OPTIMAL), seed
-        if answer.found:
+        if answer.has_plan:
             assert value_of(instance, machine_of(instance), stages_of(instance, answer.plan)) == answer.value
         released = solve(instance, variant="released")
         assert released.bound <= by_any * (1 + 1e-9) <= answer.value * (1 + 2e-9), seed
@@ -99,7 +101,7 @@ def test_equi_partitions_are_the_best_of_all_of_them_and_never_better_than_piper
     equal, best = solve(instance, variant="equal"), solve(instance)
     assert equal.value == pytest.approx(best_equal_plan(instance, machine_of(instance), depth_first(instance)))
     assert equal.value >= best.value * (1 - 1e-9)
-    if equal.found:
+    if equal.has_plan:
         stages = stages_of(instance, equal.plan)
         sizes = [len(stage.nodes) for stage in stages if stage.nodes]
         assert max(sizes) - min(sizes) <= 1
@@ -108,13 +110,13 @@ def test_equi_partitions_are_the_best_of_all_of_them_and_never_better_than_piper
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4, 6, 12])
 def test_of_alike_layers_an_equi_partition_is_pipers_own_optimum(devices: int) -> None:
-    option = Option("vanilla", 1.0, 2.0, 1.0, 1.0, {}, {})
+    option = PiperOption("vanilla", 1.0, 2.0, 1.0, 1.0, {}, {})
     nodes = tuple(
-        Node(k, f"n{k}", {1: (replace(option, sync_forward_bytes=reads(k), sync_backward_bytes=readers(k)),)})
+        PiperNode(k, f"n{k}", {1: (replace(option, sync_forward_bytes=reads(k), sync_backward_bytes=readers(k)),)})
         for k in range(12)
     )
     edges = tuple((k, k + 1, 0.0) for k in range(11))
-    instance = Instance("alike", devices, 30.0, 1e9, 24, nodes, edges)
+    instance = PiperInstance("alike", devices, 30.0, 1e9, 24, nodes, edges)
     assert solve(instance, variant="equal").value == pytest.approx(solve(instance).value)
     assert solve(instance).value == pytest.approx(12 / devices)
 
@@ -140,7 +142,7 @@ def test_options_of_every_kind_are_planned_with(seed: int) -> None:
     instance = replace(random_instance(seed, 5, (1, 2), alike=False), devices=4, memory_bytes=5.0 + 2 * seed)
     answer = solve(instance)
     assert answer.value == pytest.approx(plain_programme(instance, machine_of(instance)), rel=2e-9)
-    if answer.found:
+    if answer.has_plan:
         assert value_of(instance, machine_of(instance), stages_of(instance, answer.plan)) == answer.value
 
 
@@ -160,7 +162,7 @@ def test_the_table_of_stages_has_each_stage_s_time(seed: int) -> None:
     in_flight = np.arange(1, 9)
     for degree in (1, 2):
         room = Room.of(instance, machine.with_endless_memory(), lattice, inf, (1,))
-        table = StageCosts.of(instance, machine, lattice, degree).pairs(
+        table = IdealCosts.of(instance, machine, lattice, degree).pairs(
             replace(room, devices=99, most=np.full_like(room.most, 8)), 1
         )
         for above in range(1, len(lattice.bits)):
@@ -184,7 +186,7 @@ def test_a_better_choice_for_more_in_flight_is_taken_for_fewer() -> None:
     assert by_rule[0][1] > by_rule[1][1]
     lattice = chain_of(every)
     room = replace(Room.of(instance, machine, lattice, inf, (1,)), devices=9, most=np.full(len(lattice.bits), 4))
-    whole = StageCosts.of(instance, machine, lattice, 1).pairs(room, 1).of(len(every))
+    whole = IdealCosts.of(instance, machine, lattice, 1).pairs(room, 1).of(len(every))
     assert whole.times(np.array([0]), 1, np.array([2, 3]))[0] == pytest.approx([by_rule[1][1]] * 2)
 
 
@@ -192,14 +194,14 @@ def test_a_better_choice_for_more_in_flight_is_taken_for_fewer() -> None:
 def test_more_of_anything_is_never_worse(seed: int) -> None:
     instance = random_instance(seed, 6, (1, 2))
     margin = solve(instance, variant="piper").value * (1 + 1e-9)
-    assert solve(instance, devices=instance.devices + 1).value <= margin
-    assert solve(instance, bandwidth_bytes_per_s=2 * instance.bandwidth_bytes_per_s).value <= margin
-    assert solve(instance, memory_bytes=inf).value <= margin
+    assert solve(replace(instance, devices=instance.devices + 1)).value <= margin
+    assert solve(replace(instance, bandwidth_bytes_per_s=2 * instance.bandwidth_bytes_per_s)).value <= margin
+    assert solve(replace(instance, memory_bytes=inf)).value <= margin
     assert solve(instance, variant="equal").value >= margin / (1 + 1e-9) * (1 - 1e-9)
 
 
-def test_no_time_still_gives_a_plan_and_a_bound(resnet: Instance) -> None:
-    answer = solve(resnet, devices=8, memory_bytes=8 * GIB, time_limit_s=0.0)
+def test_no_time_still_gives_a_plan_and_a_bound(resnet: PiperInstance) -> None:
+    answer = solve(replace(resnet, devices=8, memory_bytes=8 * GIB), time_limit_s=0.0)
     assert answer.status == TIME_LIMIT
     assert 0 < answer.bound < answer.value < inf
 
@@ -208,6 +210,6 @@ def test_what_does_not_exist_is_refused() -> None:
     instance = random_instance(3)
     for wrong in ({"devices": 0}, {"bandwidth_bytes_per_s": 0.0}, {"memory_bytes": -1.0}):
         with pytest.raises(UsageError, match="nothing to plan for"):
-            solve(instance, **wrong)  # type: ignore[arg-type]
+            solve(replace(instance, **wrong))
     with pytest.raises(UnknownNameError, match="no variant 'best'"):
         solve(instance, variant="best")

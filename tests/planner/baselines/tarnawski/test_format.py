@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from planner.baselines.tarnawski import format as dnn_partitioning
-from planner.baselines.tarnawski.format import Instance, Node, parse, read
+from planner.baselines.tarnawski.format import TarnawskiInstance, TarnawskiNode, parse, read
 from planner.ir.errors import FormatError, MissingFileError
 
 PROFILES = Path(__file__).parents[3] / "data" / "profiles" / "dnn-partitioning"
@@ -58,9 +58,9 @@ def test_published_files_are_read(name: str) -> None:
 def test_each_field_is_read() -> None:
     nodes = [node(7, name="a", size=4.0, colorClass=3), node(2, isBackwardNode=True, supportedOnFpga=False)]
     found = parse(text(nodes, [edge(7, 2, 0.25)]), "x.json")
-    a = Node(7, "a", 1.0, 2.0, 0.25, 4.0, True, False, 3)
-    b = Node(2, "node2", 1.0, 2.0, 0.0, 0.0, False, True, None)
-    assert found == Instance("x.json", 2, 1, 1e9, (a, b), ((0, 1),))
+    a = TarnawskiNode(7, "a", 1.0, 2.0, 0.25, 4.0, True, False, 3)
+    b = TarnawskiNode(2, "node2", 1.0, 2.0, 0.0, 0.0, False, True, None)
+    assert found == TarnawskiInstance("x.json", 2, 1, 1e9, (a, b), ((0, 1),))
 
 
 def test_numbers_may_be_written_in_any_way() -> None:
@@ -93,7 +93,7 @@ def test_optional_and_unknown_keys() -> None:
     lone = node(1, layerId=4, anything={"a": [1]}, colorClass=None)
     del lone["isBackwardNode"]
     found = parse(text([lone], [], comment="x"))
-    assert found.nodes[0] == Node(1, "node1", 1.0, 2.0, 0.0, 0.0, True, False, None)
+    assert found.nodes[0] == TarnawskiNode(1, "node1", 1.0, 2.0, 0.0, 0.0, True, False, None)
 
 
 def test_what_is_wrong_is_named_with_its_place() -> None:

@@ -12,10 +12,11 @@ import pytest
 from planner.baselines.common.answer import INFEASIBLE, OPTIMAL, TIME_LIMIT
 from planner.baselines.common.ideals import Ideals, lattice_of
 from planner.baselines.tarnawski import format as dnn_partitioning
-from planner.baselines.tarnawski.format import Instance, Node, blocks_of, depth_first
-from planner.baselines.tarnawski.max_load import Loads, direct, lower_bound, search, value_of
+from planner.baselines.tarnawski.format import TarnawskiInstance, TarnawskiNode, blocks_of, depth_first
+from planner.baselines.tarnawski.max_load import Loads, TarnawskiDevices, direct, lower_bound, search, value_of
 from planner.baselines.tarnawski.planner import VARIANTS, load_of, solve
 from planner.ir.errors import UnknownNameError, UsageError
+from planner.solvers.budget import Budget
 from tests.planner.peers.placements import best_load, in_order, random_instance
 
 DATA = Path(__file__).parents[3] / "data"
@@ -33,7 +34,7 @@ def reference() -> list[dict[str, str]]:
         return [row for row in csv.DictReader(stream) if row["instance"].startswith("dnn-partitioning/")]
 
 
-def instance_of(row: dict[str, str]) -> Instance:
+def instance_of(row: dict[str, str]) -> TarnawskiInstance:
     name = row["instance"].removeprefix("dnn-partitioning/").replace("/", "_")
     words = row["devices"].split()
     found = dnn_partitioning.read(DATA / "profiles" / "dnn-partitioning" / f"{name}.json")
@@ -49,12 +50,12 @@ def endless() -> bool:
     return False
 
 
-def stages_of(instance: Instance, plan: object) -> list[dict[str, object]]:
+def stages_of(instance: TarnawskiInstance, plan: object) -> list[dict[str, object]]:
     assert isinstance(plan, dict)
     return list(plan["devices"])
 
 
-def check_plan(instance: Instance, value: float, plan: object, contiguous: bool = True) -> None:
+def check_plan(instance: TarnawskiInstance, value: float, plan: object, contiguous: bool = True) -> None:
     """The plan is one, and has the value."""
     number = {node.number: k for k, node in enumerate(instance.nodes)}
     devices = stages_of(instance, plan)
@@ -143,8 +144,9 @@ def test_the_walk_finds_what_the_table_of_all_pairs_has(seed: int, training: boo
     lattice = lattice_of(Ideals.of(blocks.successors), 10_000)
     assert lattice is not None
     loads = Loads.of(blocks, lattice, instance.memory_bytes)
+    devices = TarnawskiDevices(a, c, instance.memory_bytes, Budget(inf))
     plain = direct(loads, a, c)
-    found, bound = search(blocks, loads, a, c, None, lower_bound(blocks, a, c), endless)
+    found, bound = search(blocks, loads, devices, None, lower_bound(blocks, a, c))
     assert (found is None) == (plain is None)
     if found is None or plain is None:
         assert bound == inf
@@ -201,16 +203,20 @@ def test_the_order_of_nodes_in_the_file_changes_nothing(seed: int) -> None:
 
 def test_a_node_without_time_stays_where_moving_it_would_close_a_cycle() -> None:
     """0 feeds 1 feeds 2, and 3, which takes no time, reads 0 and 2: with 0 it would join all to one block."""
-    nodes = tuple(Node(k, f"n{k}", ms, ms, 0.0, 1.0, True, False, k) for k, ms in enumerate((4.0, 4.0, 4.0, 0.0)))
-    instance = Instance("triangle", 3, 0, 1e9, nodes, ((0, 1), (1, 2), (2, 3), (0, 3)))
+    nodes = tuple(
+        TarnawskiNode(k, f"n{k}", ms, ms, 0.0, 1.0, True, False, k) for k, ms in enumerate((4.0, 4.0, 4.0, 0.0))
+    )
+    instance = TarnawskiInstance("triangle", 3, 0, 1e9, nodes, ((0, 1), (1, 2), (2, 3), (0, 3)))
     assert solve(instance).value == 4.0
 
 
-def parallel(width: int, length: int) -> Instance:
+def parallel(width: int, length: int) -> TarnawskiInstance:
     """Chains side by side: ``(length + 1) ** width`` ideals."""
-    nodes = tuple(Node(k, f"n{k}", 1.0 + k % 7, 9.0, 0.1, 1.0, True, False, None) for k in range(width * length))
+    nodes = tuple(
+        TarnawskiNode(k, f"n{k}", 1.0 + k % 7, 9.0, 0.1, 1.0, True, False, None) for k in range(width * length)
+    )
     edges = tuple((k, k + 1) for k in range(width * length) if (k + 1) % length)
-    return Instance("parallel", 3, 0, 1e9, nodes, edges)
+    return TarnawskiInstance("parallel", 3, 0, 1e9, nodes, edges)
 
 
 def test_too_many_ideals_still_give_a_plan_and_a_bound() -> None:

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from planner.costs.calibration.apply_corrections import Excess, Factors, corrected
+from planner.costs.calibration.apply_corrections import Factors, StepResidual, corrected
 from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, STATISTICS, WITHIN_HOST, Link
 from planner.ir.profile import BACKWARD, FORWARD, Calibration, Measurement, Profile
 from tests.planner.corrections import random_corrections
@@ -105,7 +105,7 @@ def test_every_figure_is_multiplied_by_the_factor_of_its_class(seed: int) -> Non
 def test_what_is_left_for_stages_is_of_one_sort_of_stage_alone() -> None:
     profile = priced(*residual())
     profile = profile.corrected_by(random_corrections(random.Random(1), profile, share=1.0))
-    excess, kind = Excess(Factors.of(profile.calibration.corrections)), profile.cluster.devices[0].kind
+    excess, kind = StepResidual(Factors.of(profile.calibration.corrections)), profile.cluster.devices[0].kind
     for what in (FORWARD, BACKWARD):
         both = {excess(what, kind, shared) for shared in (False, True)}
         assert min(both) == 1.0 < max(both)

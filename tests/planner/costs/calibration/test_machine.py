@@ -8,10 +8,11 @@ import pytest
 
 from planner.costs.calibration.fit import with_observation
 from planner.costs.calibration.machine import LEAST_CHANGE, drift, speeds
+from planner.costs.candidate import candidate_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.observe import observe
 from planner.costs.predict import predict
-from planner.costs.stages.placement import placements
+from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision
 from planner.ir.profile import MACHINE, STEP_RANGE, Correction, CostClass, Profile
 from planner.ir.schedule import Op
@@ -25,7 +26,7 @@ PROFILE, KIND = TRUE.profile, TRUE.profile.cluster.devices[0].kind
 def passes(asked: Decision, slower: Callable[[int], float], profile: Profile = PROFILE) -> list[LonePasses]:
     """Of every rank's stages, ``slower(time)`` times their price, before (0) and after (1) the run."""
     book, found = PriceBook(profile), []
-    for number, stage in enumerate(placements(book, asked)):
+    for number, stage in enumerate(Pricing(book).stages(candidate_of(book.profile.graph, asked))):
         for rank in stage.ranks:
             samples = round(stage.samples[max(asked.micro_batches)][stage.ranks.index(rank)])
             sums = book.sums(KIND, samples, False, False)

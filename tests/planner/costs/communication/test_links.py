@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.links import Network, transport_of, without_pairs
+from planner.costs.communication.links import NetworkPrices, transport_of, without_pairs
 from planner.ir.cluster import (
     ACROSS_HOSTS,
     DATASHEET,
@@ -51,7 +51,7 @@ def test_a_link_from_a_datasheet_is_latency_and_bandwidth() -> None:
 
 
 def test_prices_know_how_well_they_are_known() -> None:
-    network = Network(cluster((Collective("all_reduce", 2, WITHIN_HOST, POINTS),)))
+    network = NetworkPrices(cluster((Collective("all_reduce", 2, WITHIN_HOST, POINTS),)))
     assert network.transfer_s(0, 1, 4000) == pytest.approx(2e-3)
     assert network.transfer_evidence(0, 1, 4000) == MEASURED
     assert network.transfer_evidence(0, 1, 10**9) == INTERPOLATED
@@ -63,7 +63,7 @@ def test_prices_know_how_well_they_are_known() -> None:
 def test_what_a_message_takes_of_its_ranks_is_read_straight() -> None:
     delays = ((1000, 0.0), (3000, 2e-3))
     link = replace(MEASURED_LINK, sending=((1000, 1e-4), (2000, 2e-4)), sender_core=delays, receiver_core=delays[1:])
-    network = Network(replace(cluster(), links={WITHIN_HOST: link, ACROSS_HOSTS: SHEET}))
+    network = NetworkPrices(replace(cluster(), links={WITHIN_HOST: link, ACROSS_HOSTS: SHEET}))
     assert [network.sending_s(0, 1, n) for n in (0, 10, 1500, 4000)] == pytest.approx([0.0, 1e-4, 1.5e-4, 4e-4])
     assert network.core_s(0, 1, 2000) == pytest.approx((1e-3, 2e-3))
     assert network.core_s(0, 1, 6000) == pytest.approx((4e-3, 4e-3))
@@ -72,7 +72,7 @@ def test_what_a_message_takes_of_its_ranks_is_read_straight() -> None:
 
 def test_a_link_stated_for_a_pair_of_hosts_goes_before_its_class_and_one_way_only() -> None:
     slow = Link(1.0, 1e3)
-    network = Network(replace(cluster(), pairs=(PairLink("n0", "n1", slow),)))
+    network = NetworkPrices(replace(cluster(), pairs=(PairLink("n0", "n1", slow),)))
     assert [network.transfer_s(*ends, 1000) for ends in ENDS] == pytest.approx([2.0, 2.0, 2e-3, 1e-3])
     links, numbers = network.classes((0, 1, 2))
     assert set(links) == {slow, SHEET, MEASURED_LINK}
@@ -113,7 +113,7 @@ def test_what_ranks_exchange_by_is_that_of_the_links_between_them() -> None:
 
 
 def test_in_shared_memory_nothing_goes_on_while_ranks_compute() -> None:
-    network = Network(over(SHARED_MEMORY, GLOO))
+    network = NetworkPrices(over(SHARED_MEMORY, GLOO))
     assert not network.in_background((0, 1))
     assert network.in_background((0, 1, 2))  # it waits for gloo
-    assert Network(cluster()).in_background((0, 1))
+    assert NetworkPrices(cluster()).in_background((0, 1))

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from planner.costs.communication.resharding import Crossing, exposed
+from planner.costs.communication.resharding import Resharding, exposed
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.costs.stages.layouts import LayoutPrices
@@ -37,10 +37,10 @@ def two_convolutions(groups: int = 1) -> tuple[Network, Named]:
 ALONE = Cluster((), {})
 
 
-def crossing(seconds: float, is_halo: bool, received: float = 0.0) -> Crossing:
+def crossing(seconds: float, is_halo: bool, received: float = 0.0) -> Resharding:
     one = np.array([[seconds]])
     bytes_in, none = np.full((1, 1, 2), received), np.zeros((1, 1, 2))
-    return Crossing(one, 2 * one, bytes_in, none, one, np.array([[is_halo]]), np.ones((1, 1), dtype=np.int64))
+    return Resharding(one, 2 * one, bytes_in, none, one, np.array([[is_halo]]), np.ones((1, 1), dtype=np.int64))
 
 
 def test_a_halo_costs_what_exceeds_the_compute_of_the_slowest_rank() -> None:

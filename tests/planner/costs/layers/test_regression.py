@@ -10,7 +10,7 @@ import pytest
 
 from planner.costs.layers.cost_table import CostTables
 from planner.costs.layers.interpolation import QUANTITIES
-from planner.costs.layers.regression import Families, Features, family_names, fitted
+from planner.costs.layers.regression import FamilyModels, Features, family_names, fitted
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, MEASURED
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Measurement, Profile
@@ -150,7 +150,7 @@ def test_a_range_is_how_far_off_a_model_is_of_each_shape_that_it_has_not_seen() 
         for m in (m for point, m in found if tuple(point) == shape):
             ratios.append((m.forward_s + m.backward_s) / sum(float(np.array(shape) @ each) for each in passes))
     low, high = np.quantile(ratios, (0.1, 0.9))
-    families, last = Families(profile, KIND, features), index[convs[-1].name]
+    families, last = FamilyModels(profile, KIND, features), index[convs[-1].name]
     _, models = families.values(last, np.array([features.whole(4)[last]]))
     assert families.bounds(last, int(models[0])) == pytest.approx((min(1.0, low), max(1.0, high)), rel=1e-9)
 
@@ -167,7 +167,7 @@ def test_plain_loops_say_the_same_of_every_layer_and_quantity(seed: int) -> None
         if draw.random() < 0.6
     ]
     profile = replace(profile, measurements={KIND: tuple(measured)})
-    families, plainly = Families(profile, KIND, Features(profile.graph)), Modelled(profile, KIND)
+    families, plainly = FamilyModels(profile, KIND, Features(profile.graph)), Modelled(profile, KIND)
     for index, layer in enumerate(profile.graph.layers):
         for samples in (1, 3, 0.5, 64):
             found = families.whole(index, samples)

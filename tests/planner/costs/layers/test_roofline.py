@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.layers.roofline import Work, on_cluster, roof_s, work_of
+from planner.costs.layers.roofline import LayerWork, on_cluster, roof_s, work_of
 from planner.costs.predict import predict
 from planner.ir.cluster import DATASHEET, MEASURED, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.errors import MissingMeasurementError
@@ -38,13 +38,15 @@ def costs(profile: Profile, kind: str, layer: str, samples: int = 8) -> tuple[fl
 
 def test_work_is_the_relations_flops_and_the_bytes_of_all_tensors() -> None:
     # l2 is linear: 8 samples of 1024 features to 1024, with 2048 parameters
-    assert work_of(PROFILE.graph, PROFILE.graph.layers[2], 8) == Work(2 * 8 * 1024 * 1024, 8 * 4096 * 2 + 8192, 8192)
+    assert work_of(PROFILE.graph, PROFILE.graph.layers[2], 8) == LayerWork(
+        2 * 8 * 1024 * 1024, 8 * 4096 * 2 + 8192, 8192
+    )
     assert work_of(PROFILE.graph, PROFILE.graph.layers[2], 2).flops == 2 * 2 * 1024 * 1024
 
 
 def test_the_roof_is_the_slower_of_compute_and_memory() -> None:
-    assert roof_s(Work(4 * 10**9, 10**8), THERE, "float32", "l") == 1.0
-    assert roof_s(Work(4 * 10**8, 10**8), THERE, "float32", "l") == 0.5
+    assert roof_s(LayerWork(4 * 10**9, 10**8), THERE, "float32", "l") == 1.0
+    assert roof_s(LayerWork(4 * 10**8, 10**8), THERE, "float32", "l") == 0.5
 
 
 def test_the_share_of_the_roof_that_was_reached_is_carried_over() -> None:

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.chains import chain_profile
+from planner.costs.candidate import candidate_of
 from planner.costs.cost_model import PriceBook
+from planner.costs.pricing import Pricing
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.events import execute, least_s, run
 from planner.costs.simulator.prices import (
@@ -21,7 +23,6 @@ from planner.costs.simulator.prices import (
 )
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
-from planner.costs.stages.placement import placements
 from planner.costs.timeline import Trace
 from planner.ir.plan import Decision
 from planner.ir.profile import Profile
@@ -36,7 +37,7 @@ BANDWIDTH = 1e6
 def priced(profile: Profile, decision: Decision) -> tuple[CompiledProgram, SlotPrices]:
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
     book = PriceBook(profile)
-    costs = StageCosts(book, placements(book, decision), decision.micro_batches)
+    costs = StageCosts(book, Pricing(book).stages(candidate_of(book.profile.graph, decision)), decision.micro_batches)
     compiled = compile_program(program, decision.micro_batches, costs.tied_ranks)
     return compiled, prices_of(compiled, costs, transfer_bytes(program, compiled))
 

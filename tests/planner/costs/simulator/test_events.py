@@ -5,16 +5,17 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.communication.links import Network, transfer_s
+from planner.costs.candidate import candidate_of
+from planner.costs.communication.links import NetworkPrices, transfer_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.messages import carried_by
 from planner.costs.predict import predict
+from planner.costs.pricing import Pricing
 from planner.costs.simulator import events
 from planner.costs.simulator.events import timeline
 from planner.costs.simulator.prices import prices_of, transfer_bytes, transfer_prices
 from planner.costs.simulator.program import compile_program
 from planner.costs.stages.action_costs import StageCosts
-from planner.costs.stages.placement import placements
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import IllegalProgramError
 from planner.ir.layout import Layout
@@ -39,7 +40,7 @@ def program_of(profile: Profile, decision: Decision) -> Program:
 
 def run(profile: Profile, decision: Decision, program: Program | None = None) -> Timeline:
     book = PriceBook(profile)
-    costs = StageCosts(book, placements(book, decision), decision.micro_batches)
+    costs = StageCosts(book, Pricing(book).stages(candidate_of(book.profile.graph, decision)), decision.micro_batches)
     program = program or program_of(profile, decision)
     compiled = compile_program(program, costs.micro_batches)
     sizes = transfer_bytes(program, compiled)
@@ -275,7 +276,7 @@ def test_sums_in_shared_memory_hide_behind_no_backward() -> None:
     decision = chain_decision(profile, (), (2,), ranks=((0, 1),))
     for each, number in ((profile, 1), (in_shared_memory(profile), 4)):  # of four buckets so many are waited for
         span = next(span for span in run(each, decision).spans if "R" in span.action)
-        sum_s = Network(each.cluster).all_reduce_s((0, 1), BUCKET_BYTES)
+        sum_s = NetworkPrices(each.cluster).all_reduce_s((0, 1), BUCKET_BYTES)
         assert span.stop_s - span.start_s == pytest.approx(number * sum_s, rel=1e-6)
         predicted = predict(each, decision)[0].step_s
         assert evaluate(each, decision).step_s == pytest.approx(predicted, rel=1e-9)
@@ -292,7 +293,7 @@ def test_two_sends_of_an_action_to_one_rank_cost_one_latency() -> None:
         decision = interleaved(profile, 4, 2, "interleaved", 2)
         program = program_of(profile, decision)
         compiled = compile_program(program, decision.micro_batches)
-        prices = transfer_prices(compiled, transfer_bytes(program, compiled), Network(profile.cluster))
+        prices = transfer_prices(compiled, transfer_bytes(program, compiled), NetworkPrices(profile.cluster))
         (link,) = profile.cluster.links.values()
         found[size] = {slot.route[:2]: s for slot, s in zip(compiled.transfers, prices, strict=True) if slot.forward}
         alone_s[size], both_s[size] = (float(transfer_s(link, count * size)) for count in (1, 2))

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from benchmarks.chains import cluster
+from planner.costs.candidate import candidate_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import predict
+from planner.costs.pricing import Pricing
 from planner.costs.simulator.events import run
 from planner.costs.simulator.prices import prices_of, transfer_bytes
 from planner.costs.simulator.program import compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.input_pipeline import TURN_S, TURN_SHARE, Preparations, spare_cores
-from planner.costs.stages.placement import placements
 from planner.costs.uncertainty import replayed
 from planner.ir.codec import dumps, loads
 from planner.ir.graph import Graph
@@ -119,7 +120,9 @@ def test_the_checker_counts_waits_alike_and_a_replay_without_noise_is_the_step(s
         assert total_s == pytest.approx(prediction.step_s, rel=1e-9)
     book, sizes = PriceBook(profile), decision.micro_batches
     compiled = compile_program(program, sizes)
-    costs = StageCosts(book, placements(book, decision), sizes, prepares_next_step=True)
+    costs = StageCosts(
+        book, Pricing(book).stages(candidate_of(book.profile.graph, decision)), sizes, prepares_next_step=True
+    )
     prices = prices_of(compiled, costs, transfer_bytes(program, compiled))
     trace = run(compiled, prices)
     assert trace.step_s == pytest.approx(prediction.step_s, rel=1e-12)
@@ -136,7 +139,7 @@ def test_it_costs_no_more_than_turns_where_no_two_ranks_share_a_spare_core(seed:
     before_s, after_s = both(profile, replace(decision, prepares_next_step=False))
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
     book, sizes = PriceBook(profile), decision.micro_batches
-    costs = StageCosts(book, placements(book, decision), sizes)
+    costs = StageCosts(book, Pricing(book).stages(candidate_of(book.profile.graph, decision)), sizes)
     made_s = [sum(costs.action_s(rank, a) for a in row if a.op is Op.PREPARE) for rank, row in enumerate(program.rows)]
     assert after_s <= before_s * (1 + 1e-9) + max(TURN_SHARE * max(made_s), min(max(made_s), 12 * TURN_S))
 

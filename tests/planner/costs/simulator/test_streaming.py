@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.baselines.bapipe import AS, FBP, SNO, SO, Pipeline, Row, kept, minibatch_s
-from planner.baselines.common.problem import Chain
+from planner.baselines.bapipe import AS, FBP, SNO, SO, BapipePipeline, DeviceRow, kept, minibatch_s
+from planner.baselines.common.problem import ChainCosts
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.predict import predict
@@ -54,9 +54,9 @@ def test_a_step_is_that_of_the_table(p: int, m: int, schedule: str, transfer: fl
     closed = (m + p - 1) * (max(1, transfer) + max(2, transfer) if schedule == AS else max(3, transfer))
     assert found == pytest.approx(closed)
     ones = (1.0 * m,) * p
-    chain = Chain(tuple(map(str, range(p))), ones, (2.0 * m,) * p, ones, ones, (*(MIB * m,) * (p - 1), 0.0))
-    pipeline = Pipeline(schedule, m, tuple(map(float, range(1, p))))
-    assert found == pytest.approx(minibatch_s(chain, Row((1.0,) * p, MIB / transfer), pipeline))
+    chain = ChainCosts(tuple(map(str, range(p))), ones, (2.0 * m,) * p, ones, ones, (*(MIB * m,) * (p - 1), 0.0))
+    pipeline = BapipePipeline(schedule, m, tuple(map(float, range(1, p))))
+    assert found == pytest.approx(minibatch_s(chain, DeviceRow((1.0,) * p, MIB / transfer), pipeline))
 
 
 @pytest.mark.parametrize("schedule", OURS)

@@ -9,13 +9,15 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.scale import scale_profile
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.costs.simulator.symmetry import Symmetry, slices
 from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
-from planner.solvers.candidates import evaluate
-from planner.solvers.candidates.candidate import Candidate, decision_of, micro_batches
+from planner.solvers.candidates.candidate import decision_of, micro_batches
+from planner.solvers.candidates.evaluate import Evaluator
 
 
 def _drawn(seed: int) -> tuple[Problem, Candidate]:
@@ -44,15 +46,14 @@ def test_a_symmetric_plan_takes_as_long_as_if_all_its_ranks_were_simulated(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem, candidate = _drawn(seed)
-    found = evaluate.Evaluator(problem, PriceBook(problem.profile)).evaluate(candidate)
+    found = Evaluator(problem, PriceBook(problem.profile)).evaluate(candidate)
     decision = decision_of(problem, candidate)
-    seen = forecast(PriceBook(problem.profile), decision, 0.08)
-    monkeypatch.setattr(evaluate, "symmetry_of", lambda costs: None)
-    monkeypatch.setattr("planner.costs.predict.symmetry_of", lambda costs: None)
-    whole = evaluate.Evaluator(problem, PriceBook(problem.profile)).evaluate(candidate)
+    seen = forecast(Pricing.of(problem.profile), decision, 0.08)
+    monkeypatch.setattr("planner.costs.pricing.symmetry_of", lambda costs: None)
+    whole = Evaluator(problem, PriceBook(problem.profile)).evaluate(candidate)
     assert found.step_s == pytest.approx(whole.step_s, rel=1e-9)
     assert found.memories == whole.memories
-    known = forecast(PriceBook(problem.profile), decision, 0.08)
+    known = forecast(Pricing.of(problem.profile), decision, 0.08)
     assert seen.memories == known.memories
     assert [(span.rank, span.action) for span in seen.timeline.spans] == [
         (span.rank, span.action) for span in known.timeline.spans

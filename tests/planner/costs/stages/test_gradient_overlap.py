@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.chains import chain_profile
-from planner.costs.communication.links import Network
+from planner.costs.communication.links import NetworkPrices
 from planner.costs.stages.gradient_overlap import Bucket, buckets_of_parts, exposed_s, least_exposed_s
 from planner.ir.cluster import ALL_REDUCE, MEASURED, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
 from planner.ir.program import BUCKET_BYTES, in_buckets
@@ -129,7 +129,7 @@ def test_no_stage_waits_less_than_the_bound(layers: list[tuple[int, float]], sec
     devices = tuple(DeviceSpec(f"n0/cpu{rank}", "cpu", "n0", 1) for rank in range(2))
     link = Link(1e-4, 1e9, evidence=MEASURED)
     cluster = Cluster(devices, {WITHIN_HOST: link}, (Collective(ALL_REDUCE, 2, WITHIN_HOST, points),))
-    network = Network(cluster)
+    network = NetworkPrices(cluster)
     sizes, backward = zip(*layers, strict=True)
     ends = np.concatenate(([0.0], np.cumsum(backward)))
     found = [Bucket(sum(sizes[place] for place in places), min(places)) for places in in_buckets(sizes)]

@@ -14,6 +14,7 @@ from planner.ir.cluster import FAMILY, INTERPOLATED, MEASURED
 from planner.ir.layout import Layout
 from planner.ir.profile import Profile
 from tests.planner.networks import BYTES_PER_S, CALL_S, Named, Network, plain, priced, residual
+from tests.planner.solvers.layouts.stage_memory import stage_bytes
 
 EVERYTHING = ("sample", "spatial", "channel")
 H2, W2 = Option((("height", (0, 1, 2)),)), Option((("width", (0, 1, 2)),))
@@ -153,9 +154,9 @@ def test_a_stage_cut_by_samples_costs_what_the_sums_of_the_profile_say() -> None
     prices = prices_of(plain(), latency_s=1e-5)
     cost = everywhere(prices, S2)
     table = prices.book.tables.at("kind-1", 2)
-    assert cost.forward_s == pytest.approx([table.forward_s[-1]] * 2)
-    assert cost.backward_s == pytest.approx([table.backward_s[-1]] * 2)
-    assert (cost.exchange_forward_s, cost.exchange_backward_s, cost.moved_bytes) == (0, 0, 0)
+    assert cost.compute_s[FORWARD] == pytest.approx((table.forward_s[-1],))
+    assert cost.compute_s[BACKWARD] == pytest.approx((table.backward_s[-1],))
+    assert (cost.exchange_forward_s, cost.exchange_backward_s) == (0, 0)
     assert cost.reduction_s == pytest.approx(
         prices.book.network.all_reduce_s((0, 1), prices.book.profile.graph.parameter_bytes())
     )
@@ -169,8 +170,9 @@ def test_the_slowest_rank_counts() -> None:
     profile = priced(*plain(samples=8, height=256), speeds=(1.0, 3.0))
     prices = LayoutPrices(PriceBook(profile), (0, 1), 8, EVERYTHING)
     even, fair = everywhere(prices, S2), everywhere(prices, Option((("sample", (0, 2, 8)),)))
-    assert even.paced_forward_s == pytest.approx(even.forward_s[0])
-    assert fair.paced_forward_s < 0.6 * even.paced_forward_s
+    slowest = prices.book.tables.at(prices.book.kind(0), 4)
+    assert even.compute_s[FORWARD] == pytest.approx((slowest.forward_s[-1],))
+    assert fair.compute_s[FORWARD][0] < 0.6 * even.compute_s[FORWARD][0]
 
 
 def test_working_beyond_ones_part_saves_the_halo_and_costs_the_rows() -> None:
@@ -200,10 +202,10 @@ def test_recomputing_runs_the_forward_twice_and_keeps_less() -> None:
     layers = range(len(prices.layers))
     kept = stage_cost(prices, dict.fromkeys(layers, S2))
     again = stage_cost(prices, dict.fromkeys(layers, Option(S2.cuts, recompute=True)))
-    assert again.backward_s == pytest.approx(kept.backward_s + kept.forward_s)
+    assert again.compute_s[BACKWARD][0] == pytest.approx(kept.compute_s[BACKWARD][0] + kept.compute_s[FORWARD][0])
     assert again.saved_bytes.tolist() == [0, 0]
     assert again.transient_bytes.tolist() == kept.saved_bytes.tolist()
-    assert np.all(again.memory_bytes(4, 0.0) < kept.memory_bytes(4, 0.0))
+    assert np.all(stage_bytes(again, 4, 0.0) < stage_bytes(kept, 4, 0.0))
 
 
 def test_a_tied_parameter_is_held_and_summed_once() -> None:

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.chains import chain_profile
 from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import CorruptFileError, UsageError
@@ -48,7 +49,7 @@ def decision_of(zero: int, recompute: bool = False) -> Decision:
 def predicted(zero: int, recompute: bool = False) -> Prediction:
     """By the cost model; the checker's own sums are held against it."""
     decision = decision_of(zero, recompute)
-    found = forecast(PriceBook(PROFILE), decision, 0.0, num_draws=0).prediction
+    found = forecast(Pricing.of(PROFILE), decision, 0.0, num_draws=0).prediction
     again = evaluate(PROFILE, decision)
     assert again.step_s == pytest.approx(found.step_s, rel=1e-12)
     assert again.peak_bytes == tuple(rank.peak_bytes for rank in found.ranks)
@@ -118,7 +119,7 @@ def test_a_sum_to_who_updates_takes_a_bucket_or_its_pieces_beside_all_gradients(
     profile = replace(found, cluster=replace(found.cluster, links=links))
     decision = chain_decision(profile, (), (8,), [tuple(range(ranks))])
     decision = replace(decision, stages=(replace(decision.stages[0], sharded=True, zero=1),))
-    peaks = [rank.peak_bytes for rank in forecast(PriceBook(profile), decision, 0.0, num_draws=0).prediction.ranks]
+    peaks = [rank.peak_bytes for rank in forecast(Pricing.of(profile), decision, 0.0, num_draws=0).prediction.ranks]
     again = evaluate(profile, decision)
     assert again.peak_bytes == tuple(peaks)
     total, batch = 4 * layer, 8 * (SAVED + 8)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.ir.errors import InfeasibleError
@@ -17,7 +18,6 @@ from planner.ir.problem import LATENCY, Problem
 from planner.ir.profile import Profile
 from planner.layers.tiling import overlap
 from planner.solvers.best_first.solver import solve
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.oracles.plans import check
 from tests.planner.networks import Network, priced

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.cluster import SHARED_MEMORY
-from planner.ir.constraints import Ways, parse_rule
+from planner.ir.constraints import CutDegrees, parse_rule
 from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
 from planner.schedules import default_names
@@ -19,7 +20,7 @@ from planner.solvers.best_first.layout_search import beyond_samples, left_out, w
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
 from planner.solvers.best_first.warm_start import SearchStart
 from planner.solvers.budget import Budget
-from planner.solvers.candidates.candidate import Candidate, micro_batches, with_options
+from planner.solvers.candidates.candidate import micro_batches, with_options
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import gives_all_work, joins_all_ranks
 from tests.oracles.plans import check
@@ -194,7 +195,7 @@ def test_side_constraints_hold(rule: str, parts: int | None) -> None:
     evaluator, found = searched(problem)
     assert found.best is not None
     decision = plan_of_candidate(evaluator, found.best.candidate).decision
-    ways = {name: Ways.of(placed.cuts) for name, placed in decision.layers.items()}
+    ways = {name: CutDegrees.of(placed.cuts) for name, placed in decision.layers.items()}
     if parts:
         assert {each.spatial for name, each in ways.items() if name.startswith("conv")} == {parts}
     assert {each.channel for each in ways.values()} == {1}

@@ -75,7 +75,7 @@ def test_a_stream_is_simulated_alike_by_the_search_and_by_the_prediction(seed: i
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     for candidate in list(plans(problem))[:40:7]:
         decision = decision_of(problem, candidate)
-        period_s = sustained(evaluator.book, decision).period_s
+        period_s = sustained(evaluator.pricing, decision).period_s
         assert decision.global_batch / period_s == pytest.approx(evaluator.sustained_per_s(candidate), rel=1e-9)
 
 

@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.ir.constraints import Ways, broken, parse_rule
+from planner.ir.constraints import CutDegrees, broken, parse_rule
 from planner.ir.errors import InfeasibleError, UnknownNameError
 from planner.ir.plan import Stage
 from planner.ir.problem import Problem, Rule
@@ -62,7 +62,7 @@ def test_the_mask_allows_what_the_meaning_of_the_rules_allows(seed: int) -> None
     cuts = tuple(range(len(PROFILE.graph.layers) + 1))
     for groups in GROUPS:
         recompute = [draw.random() < 0.5 for _ in groups]
-        ways = [Ways(len(group)) for group in groups]
+        ways = [CutDegrees(len(group)) for group in groups]
         masks = [
             constraints.mask(cuts, *about) for about in zip(groups, recompute, ways, range(len(groups)), strict=True)
         ]
@@ -116,8 +116,8 @@ def test_what_is_not_decided_is_allowed() -> None:
 
 def test_layers_are_judged_alone_by_how_they_are_cut() -> None:
     constraints = Constraints.of(problem(("l[01]=sample:2",), ("l2=channel:2",)))
-    assert [constraints.allows_layer(k, Ways(2, 1, 2)) for k in range(5)] == [True, True, False, True, True]
-    assert [constraints.allows_layer(k, Ways(1, 2)) for k in range(5)] == [False, False, True, True, True]
+    assert [constraints.allows_layer(k, CutDegrees(2, 1, 2)) for k in range(5)] == [True, True, False, True, True]
+    assert [constraints.allows_layer(k, CutDegrees(1, 2)) for k in range(5)] == [False, False, True, True, True]
 
 
 def test_devices_that_no_rule_tells_apart_are_of_one_class() -> None:

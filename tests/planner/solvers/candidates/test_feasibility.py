@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.option import Option
 from planner.ir.constraints import parse_rule
@@ -15,7 +16,6 @@ from planner.ir.plan import UNCUT, Block
 from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.ir.profile import Profile
 from planner.solvers import solver
-from planner.solvers.candidates.candidate import Candidate
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import cut_positions, may_part_ties
 from tests.oracles.plans import check

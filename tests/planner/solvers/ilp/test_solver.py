@@ -10,21 +10,22 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.chains import chain_profile
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
-from planner.ir.constraints import Ways, broken, parse_rule
+from planner.ir.constraints import CutDegrees, broken, parse_rule
 from planner.ir.errors import InfeasibleError, UnknownNameError, UsageError
 from planner.ir.problem import Problem
 from planner.schedules import names as schedules
 from planner.schedules import traits
 from planner.solvers import solver
-from planner.solvers.candidates.candidate import Candidate, micro_batches
+from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import cut_positions
 from planner.solvers.ilp.device_groups import assign, device_classes, groups
-from planner.solvers.ilp.formulas import INFEASIBLE, OPTIMAL, TIME_LIMIT, Program, follows, objective_s
-from planner.solvers.ilp.solver import Enumeration, Way, solve
-from planner.solvers.ilp.spans import Instance, prune
+from planner.solvers.ilp.formulas import INFEASIBLE, OPTIMAL, TIME_LIMIT, SpanProgram, follows, objective_s
+from planner.solvers.ilp.solver import BatchSplit, Enumeration, solve
+from planner.solvers.ilp.spans import SpanInstance, prune
 from planner.solvers.progress import SearchProgress
 from tests.oracles.plans import check
 from tests.planner.solvers.instances import branching_problem, plans, random_problem, tied_problem
@@ -56,13 +57,13 @@ def plain(seed: int, make: Callable[[int], Problem] = random_problem, rules: boo
     return replace(problem, fix=fix, forbid=forbid)
 
 
-def ways(problem: Problem) -> list[Way]:
+def ways(problem: Problem) -> list[BatchSplit]:
     """Every way to cut the batch, nothing pruned."""
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     return [way for _, way in Enumeration(evaluator, Constraints.of(problem))._ways()]
 
 
-def chains(instance: Instance, cut: int = 0, used: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+def chains(instance: SpanInstance, cut: int = 0, used: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
     """Every pipeline of spans, whatever devices it takes."""
     for v in range(len(instance.spans)):
         if instance.spans.first[v] == cut:
@@ -70,7 +71,7 @@ def chains(instance: Instance, cut: int = 0, used: tuple[int, ...] = ()) -> Iter
             yield from [(*used, v)] if last == instance.end else chains(instance, last, (*used, v))
 
 
-def within_memory(instance: Instance, chain: Sequence[int]) -> bool:
+def within_memory(instance: SpanInstance, chain: Sequence[int]) -> bool:
     """Whether no stage has more stages downstream than it has memory for, as far as they surely wait in a row."""
     spans, certain = instance.spans, True
     for downstream, v in enumerate(reversed(chain), start=1):
@@ -80,13 +81,13 @@ def within_memory(instance: Instance, chain: Sequence[int]) -> bool:
     return True
 
 
-def possible(instance: Instance, chain: tuple[int, ...]) -> bool:
+def possible(instance: SpanInstance, chain: tuple[int, ...]) -> bool:
     takes = [instance.groups[int(instance.spans.group[v])].takes for v in chain]
     enough = all(sum(n) <= len(c.ranks) for n, c in zip(zip(*takes, strict=True), instance.classes, strict=True))
     return enough and within_memory(instance, chain) and follows(instance, chain) and len(chain) <= instance.most_stages
 
 
-def without_twins(instance: Instance) -> Instance:
+def without_twins(instance: SpanInstance) -> SpanInstance:
     """With like hosts told apart, so that every pipeline is there by each of its names."""
     return replace(instance, classes=tuple(replace(found, twin=-1) for found in instance.classes))
 
@@ -102,7 +103,7 @@ def test_the_program_is_solved_as_by_exhaustion(first: int, make: Callable[[int]
             continue
         for way in random.Random(seed).sample(found, min(2, len(found))):
             values = [objective_s(way.instance, c) for c in chains(way.instance) if possible(way.instance, c)]
-            solution = Program(way.instance, float("inf")).solve(60.0)
+            solution = SpanProgram(way.instance, float("inf")).solve(60.0)
             if not values:
                 assert solution.status == INFEASIBLE
                 continue
@@ -120,7 +121,7 @@ def test_excluding_solutions_gives_the_next_best(seed: int, make: Callable[[int]
     for way in ways(plain(seed, make))[:2]:
         instance = without_twins(way.instance)
         values = sorted(objective_s(instance, c) for c in chains(instance) if possible(instance, c))
-        program = Program(instance, float("inf"))
+        program = SpanProgram(instance, float("inf"))
         for value in values[:5]:
             solution = program.solve(60.0)
             assert solution.value_s == pytest.approx(value, rel=1e-6)
@@ -144,14 +145,14 @@ def test_nothing_that_is_good_enough_is_pruned(seed: int, make: Callable[[int], 
             kept = sorted(objective_s(least, c) for c in chains(least) if possible(least, c))
             wanted = [value for value in values if value <= upper_s]
             assert kept[: len(wanted)] == pytest.approx(wanted, rel=1e-9)
-            assert Program(least, upper_s).solve(60.0).value_s == pytest.approx(values[0], rel=1e-6)
+            assert SpanProgram(least, upper_s).solve(60.0).value_s == pytest.approx(values[0], rel=1e-6)
 
 
 Shape = tuple[tuple[int, ...], str, tuple[int, ...], tuple[tuple[int, ...], ...], tuple[bool, ...]]
 """Micro-batches, schedule, bounds, devices by class of each stage, and whether each computes again."""
 
 
-def chain_of(instance: Instance, shape: Shape) -> tuple[int, ...]:
+def chain_of(instance: SpanInstance, shape: Shape) -> tuple[int, ...]:
     """The plan's spans.
 
     Raises:
@@ -219,7 +220,7 @@ def test_the_plan_is_the_best_of_all_plans_that_the_rules_allow(first: int) -> N
         evaluator = Evaluator(problem, PriceBook(problem.profile))
         steps = []
         for candidate in plans(problem):
-            shape = [Ways(sample=len(group)) for group in candidate.groups]
+            shape = [CutDegrees(sample=len(group)) for group in candidate.groups]
             again = [candidate.recomputes(s) for s in range(candidate.num_stages)]
             if constraints.allows_stages(candidate.stage_of, candidate.groups, again, shape):
                 steps.append(evaluator.evaluate(candidate).step_s)
@@ -275,10 +276,10 @@ def test_a_time_limit_too_short_to_prove_is_never_called_optimal() -> None:
         1
     ]
     cut_short = 0
-    best = Program(way.instance, float("inf")).solve(60.0)
+    best = SpanProgram(way.instance, float("inf")).solve(60.0)
     assert best.status == OPTIMAL
     for limit_s in (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1):
-        solution = Program(way.instance, float("inf")).solve(limit_s)
+        solution = SpanProgram(way.instance, float("inf")).solve(limit_s)
         assert solution.bound_s <= best.value_s * (1 + 1e-9)
         if solution.status == OPTIMAL:
             assert solution.value_s == pytest.approx(best.value_s, rel=1e-6)

@@ -13,6 +13,7 @@ from planner.costs.stages.stage_cost import stage_cost, with_ways
 from planner.solvers.layouts.stage import NONE, Question, best_layouts, rivals
 from tests.planner.networks import priced, residual
 from tests.planner.solvers.laid_out_plans import EVERYTHING, MADE
+from tests.planner.solvers.layouts.stage_memory import stage_bytes
 
 FAR = 2**40
 
@@ -42,7 +43,7 @@ def test_each_is_priced_as_the_stage_is_with_it(seed: int) -> None:
         cost = stage_cost(prices, {**chosen, index: rival.option})
         assert rival.total_s - planned.total_s == pytest.approx(cost.step_s(3.0) - planned_s, abs=1e-12)
         state = profile.optimizer.state_bytes_per_parameter_byte
-        assert rival.memory_bytes == pytest.approx(cost.memory_bytes(2, state).max(), abs=1)
+        assert rival.memory_bytes == pytest.approx(stage_bytes(cost, 2, state).max(), abs=1)
     assert [rival.total_s for rival in found] == sorted(rival.total_s for rival in found)
 
 

@@ -21,6 +21,7 @@ from planner.solvers.layouts.stage import Question, best_layouts, labelled_graph
 from planner.solvers.layouts.variable_elimination import all_spans, order_of
 from tests.planner.networks import mesh_like, plain, priced, residual
 from tests.planner.solvers.laid_out_plans import MADE
+from tests.planner.solvers.layouts.stage_memory import stage_bytes
 
 SAMPLES, SPACE, EVERYTHING = ("sample",), ("sample", "spatial"), ("sample", "spatial", "channel")
 
@@ -40,7 +41,7 @@ def by_trying(prices: LayoutPrices, question: Question) -> float:
     state = prices.book.profile.optimizer.state_bytes_per_parameter_byte
     for choice in itertools.product(*options_of(prices, question)):
         cost = stage_cost(prices, dict(zip(question.layers, choice, strict=True)))
-        needs = cost.memory_bytes(question.in_flight, state)
+        needs = stage_bytes(cost, question.in_flight, state)
         if not question.memory_limit_bytes or np.all(needs <= np.array(question.memory_limit_bytes) + 0.5):
             best = min(best, cost.step_s(question.micro_batches))
     return best
@@ -74,13 +75,13 @@ def test_no_choice_that_fits_is_better(share: float, recompute: str) -> None:
     free = asked(prices, micro_batches=2.0, in_flight=3, recompute=recompute)
     cost = best_layouts(prices, replace(free, recompute="never")).cost
     assert cost is not None
-    limit = int(share * cost.memory_bytes(3, 0.0).max())
+    limit = int(share * stage_bytes(cost, 3, 0.0).max())
     question = replace(free, memory_limit_bytes=(limit, limit))
     found, best = best_layouts(prices, question), by_trying(prices, question)
     assert found.answer.cost == pytest.approx(best, rel=1e-9)
     assert found.answer.status == (PROVEN if np.isfinite(best) else INFEASIBLE)
     if found.cost is not None:
-        assert np.all(found.cost.memory_bytes(3, 0.0) <= limit * (1 + 1e-9))
+        assert np.all(stage_bytes(found.cost, 3, 0.0) <= limit * (1 + 1e-9))
 
 
 def test_the_best_choice_within_memory_and_workspace_is_the_best_of_all() -> None:
@@ -94,13 +95,13 @@ def test_the_best_choice_within_memory_and_workspace_is_the_best_of_all() -> Non
     free = best_layouts(prices, asked(prices, in_flight=2)).cost
     assert free is not None
     for less in (1000, 3000, 6000, 9000, 12000):
-        limit = int(free.memory_bytes(2, 0.0).max()) - less
+        limit = int(stage_bytes(free, 2, 0.0).max()) - less
         question = asked(prices, in_flight=2, memory_limit_bytes=(limit, limit), recompute="auto")
         found, best = best_layouts(prices, question), by_trying(prices, question)
         assert found.answer.cost == pytest.approx(best, rel=1e-9)
         assert found.answer.status == (PROVEN if np.isfinite(best) else INFEASIBLE)
         if found.cost is not None:
-            assert np.all(found.cost.memory_bytes(2, 0.0) <= limit * (1 + 1e-9))
+            assert np.all(stage_bytes(found.cost, 2, 0.0) <= limit * (1 + 1e-9))
 
 
 @pytest.mark.parametrize("made", [plain(), residual(blocks=2), mesh_like()], ids=["plain", "residual", "mesh"])
@@ -138,7 +139,7 @@ def test_a_single_sample_is_cut_along_space_and_a_classifier_along_channels() ->
     assert "sample" not in dims["conv0"]
     assert found.cost is not None
     alone = sum(prices.book.tables.at("kind-1", 1).forward_s[-1:])
-    assert found.cost.paced_forward_s < 0.5 * alone
+    assert found.cost.compute_s[0][0] < 0.5 * alone
 
 
 def test_where_latency_rules_one_wide_halo_serves_several_layers() -> None:
@@ -198,7 +199,6 @@ def test_the_objective_is_the_price_of_the_choice(recompute: str) -> None:
     prices = prices_of(profile, EVERYTHING, 1)
     found = best_layouts(prices, asked(prices, micro_batches=2.5, recompute=recompute))
     assert found.cost is not None
-    assert found.cost.moved_bytes > 0
     assert found.cost.step_s(2.5) == pytest.approx(found.answer.cost, rel=1e-12)
 
 

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from benchmarks.chains import chain_profile
+from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
@@ -16,7 +17,7 @@ from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.layout_bound import TableMaker
 from planner.solvers.best_first.layout_chains import Chains, links_of
 from planner.solvers.budget import Budget
-from planner.solvers.candidates.candidate import Candidate, micro_batches, pools, with_options
+from planner.solvers.candidates.candidate import micro_batches, pools, with_options
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import cut_positions, gives_all_work, joins_all_ranks
@@ -127,7 +128,7 @@ def any_pipeline(draw: random.Random, evaluator: Evaluator, sizes: tuple[int, ..
         shares = tuple(equal_shares(max(batches), len(group)) for group in groups)
         schedule = draw.choice(["gpipe", "1f1b", "zb-h1"])
         candidate = Candidate.chain(bounds, tuple(groups), shares, batches, schedule)
-        fits = all(min(evaluator.samples(share, rows)) > 0 for share in shares for rows in set(batches))
+        fits = all(min(evaluator.pricing.samples(share, rows)) > 0 for share in shares for rows in set(batches))
         for group, (first, stop) in zip(groups, itertools.pairwise(bounds), strict=True):
             prices = evaluator.layouts.prices(group, max(batches))
             if draw.random() < 0.7:

@@ -62,7 +62,7 @@ def noise(step: int = 0) -> NodeStream:
 
 def torch_s_own(function: Callable[[], Any], source: NodeStream) -> Any:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(source.draw.key(source.node))
+        torch.manual_seed(source.rng.key(source.node))
         return function()
 
 

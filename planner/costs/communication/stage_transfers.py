@@ -39,7 +39,7 @@ def bytes_read(layer: Layer, values: Mapping[str, TensorSpec], samples: int) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class BoundaryMessages:
     """The messages of one micro-batch: those of each receiver, and of each sender, equal ones once."""
 
     by_receiver: frozenset[frozenset[Piece]]
@@ -53,7 +53,7 @@ def pieces(
     sources: tuple[int, ...],
     destinations: tuple[int, ...],
     between: tuple[tuple[str, ...], ...],
-) -> Pieces:
+) -> BoundaryMessages:
     """The messages, given the samples of each member before and behind, their pools, and the tiers between these."""
     starts, ends = (np.round(np.cumsum([0, *shares]), 9) for shares in (source, destination))  # of whole samples exact
     borders = np.union1d(starts, ends)
@@ -65,7 +65,7 @@ def pieces(
         piece = (between[sources[i]][destinations[j]], size)
         by_receiver[j].add(piece)
         by_sender[i].add(piece)
-    return Pieces(frozenset(map(frozenset, by_receiver)), frozenset(map(frozenset, by_sender)))
+    return BoundaryMessages(frozenset(map(frozenset, by_receiver)), frozenset(map(frozenset, by_sender)))
 
 
 def least_links(cluster: Cluster) -> dict[str, Link]:

@@ -2,7 +2,7 @@
 
 All ranks know the order of the samples; where the model's sizes vary, they also tell one another the shapes.
 
-The feeds of one rank, of the data that a run names.
+The sources of one rank's batches, of the data that a run names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from halopipe.data.feeds import Agreement, BatchSource, Consumer, OwnSource, PartialBatch, SentSource, agreement_of
+from halopipe.data.batch_sources import (
+    Agreement,
+    BatchSource,
+    Consumer,
+    OwnSource,
+    PartialBatch,
+    SentSource,
+    agreement_of,
+)
 from halopipe.data.rank_slices import Need
 from halopipe.data.sources import Data, Position, Samples, digest, open_data, samples_of_epoch
 from halopipe.run_spec.options import EACH, FIRST, SHARE, RunOptions
@@ -157,11 +165,11 @@ class DataSources:
         """
         if start != Position() and isinstance(self._training, Samples):
             self._training.require_repeatable(start)
-        return self._feed(self._training, start, 0, step)
+        return self._source(self._training, start, 0, step)
 
     def evaluation(self) -> BatchSource:
         """Batches to evaluate on, one epoch."""
-        return self._feed(self._evaluation, Position(), 1, 0)
+        return self._source(self._evaluation, Position(), 1, 0)
 
     def _require_last(self, options: RunOptions) -> None:
         """Raises :class:`UsageError` where an epoch's smaller last batch would end the job in the middle."""
@@ -196,7 +204,7 @@ class DataSources:
             )
         return data
 
-    def _feed(self, data: Data | None, start: Position, epochs: int, step: int) -> BatchSource:
+    def _source(self, data: Data | None, start: Position, epochs: int, step: int) -> BatchSource:
         consumer = self._consumer
         if self._way == SHARE and isinstance(data, Samples):
             slots = consumer.decision.global_batch

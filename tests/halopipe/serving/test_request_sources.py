@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halopipe.serving import feeds
+from halopipe.serving import request_sources
 from halopipe.serving.command import require_fitting
 from halopipe.serving.options import ServeOptions
 from planner.ir.errors import (
@@ -47,13 +47,13 @@ def rows(number: int, count: int = 2) -> np.ndarray:
 
 
 def pumped(serving: StandIn, requests: object) -> None:
-    feeds.pump(serving, requests, feeds.Draining())  # type: ignore[arg-type]
+    request_sources.pump(serving, requests, request_sources.Draining())  # type: ignore[arg-type]
 
 
 def test_lines_of_json_are_answered_in_order() -> None:
     serving, answers = StandIn(network()), io.BytesIO()
     lines = b"".join(json.dumps({"inputs": rows(n).tolist()}).encode() + b"\n" for n in range(7)) + b"\n"
-    pumped(serving, feeds.of_lines(serving, io.BytesIO(lines), answers, 10_000))  # type: ignore[arg-type]
+    pumped(serving, request_sources.of_lines(serving, io.BytesIO(lines), answers, 10_000))  # type: ignore[arg-type]
     found = [json.loads(line)["output"] for line in answers.getvalue().splitlines()]
     expected = [serving.module(torch.from_numpy(rows(n))).tolist() for n in range(7)]
     assert found == expected
@@ -84,7 +84,7 @@ def test_a_line_that_is_no_request_ends_the_stream_with_its_number(line: bytes, 
     serving, answers = StandIn(network()), io.BytesIO()
     lines = b'{"inputs": [[1, 2, 3]]}\n' + line + b"\n"
     with pytest.raises(FormatError, match=r"(line|request) 2") as told:
-        pumped(serving, feeds.of_lines(serving, io.BytesIO(lines), answers, 200))  # type: ignore[arg-type]
+        pumped(serving, request_sources.of_lines(serving, io.BytesIO(lines), answers, 200))  # type: ignore[arg-type]
     assert text in str(told.value)
     assert len(answers.getvalue().splitlines()) == 1  # what came before is answered
 
@@ -94,7 +94,7 @@ def test_arrays_behind_one_another_are_answered_by_arrays() -> None:
     for number in range(5):
         np.save(given, rows(number))
     given.seek(0)
-    pumped(serving, feeds.of_arrays(serving, given, answers, 10_000))  # type: ignore[arg-type]
+    pumped(serving, request_sources.of_arrays(serving, given, answers, 10_000))  # type: ignore[arg-type]
     answers.seek(0)
     for number in range(5):
         expected = serving.module(torch.from_numpy(rows(number))).detach().numpy()
@@ -106,15 +106,17 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
     given = io.BytesIO()
     np.save(given, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(FormatError, match="array 0"):
-        pumped(serving, feeds.of_arrays(serving, io.BytesIO(given.getvalue()), io.BytesIO(), 10_000))  # type: ignore[arg-type]
+        pumped(serving, request_sources.of_arrays(serving, io.BytesIO(given.getvalue()), io.BytesIO(), 10_000))  # type: ignore[arg-type]
     with pytest.raises(FormatError, match="inputs is object"):
-        feeds.array_of(serving, io.BytesIO(given.getvalue()), 10_000)  # type: ignore[arg-type]
+        request_sources.array_of(serving, io.BytesIO(given.getvalue()), 10_000)  # type: ignore[arg-type]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.pt").write_bytes(pickle.dumps(Path("x")))
     with pytest.raises(CorruptFileError, match=r"a\.pt"):
         pumped(
             serving,
-            feeds.of_folder(serving, tmp_path / "in", tmp_path / "out", "", feeds.Draining(), 10_000, follow=False),
+            request_sources.of_folder(
+                serving, tmp_path / "in", tmp_path / "out", "", request_sources.Draining(), 10_000, follow=False
+            ),
         )
 
 
@@ -125,13 +127,20 @@ def test_files_are_answered_under_their_names(tmp_path: Path) -> None:
     np.savez(given / "b.npz", inputs=rows(1))
     torch.save({"inputs": torch.from_numpy(rows(2))}, given / "c.pt")
     (given / "notes.txt").write_text("not looked at")
-    pumped(serving, feeds.of_folder(serving, given, output, "", feeds.Draining(), 10_000, follow=False))
+    pumped(
+        serving, request_sources.of_folder(serving, given, output, "", request_sources.Draining(), 10_000, follow=False)
+    )
     assert sorted(each.name for each in output.iterdir()) == ["a.npy.npz", "b.npz.npz", "c.pt.pt"]
     with np.load(output / "b.npz.npz") as found:
         np.testing.assert_array_equal(found["parts.1"], rows(1) - 1)
     torch.testing.assert_close(torch.load(output / "c.pt.pt")["twice"], 2 * torch.from_numpy(rows(2)))
     with pytest.raises(MissingFileError, match="nothing to answer"):
-        pumped(serving, feeds.of_folder(serving, output / "..", output, "", feeds.Draining(), 10_000, follow=False))
+        pumped(
+            serving,
+            request_sources.of_folder(
+                serving, output / "..", output, "", request_sources.Draining(), 10_000, follow=False
+            ),
+        )
 
 
 def read_text(path: Path) -> Tensor:
@@ -143,21 +152,26 @@ def test_other_files_are_read_by_a_function_of_the_users(tmp_path: Path) -> None
     given.mkdir()
     (given / "a.txt").write_text("1 2 3")
     reader = f"{__name__}:read_text"
-    pumped(serving, feeds.of_folder(serving, given, tmp_path / "out", reader, feeds.Draining(), 10_000, follow=False))
+    pumped(
+        serving,
+        request_sources.of_folder(
+            serving, given, tmp_path / "out", reader, request_sources.Draining(), 10_000, follow=False
+        ),
+    )
     expected = serving.module(torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64))
     torch.testing.assert_close(torch.load(tmp_path / "out" / "a.txt.pt"), expected.detach())
 
 
 def test_a_source_is_read_no_faster_than_it_is_answered() -> None:
     serving, read = StandIn(network(), room=3, held=True), list[int]()
-    draining = feeds.Draining()
+    draining = request_sources.Draining()
 
     def requests() -> object:
         for number in range(50):
             read.append(number)
             yield torch.from_numpy(rows(number)), None, lambda output: None
 
-    pump = threading.Thread(target=feeds.pump, args=(serving, requests(), draining))
+    pump = threading.Thread(target=request_sources.pump, args=(serving, requests(), draining))
     pump.start()
     while len(read) < 4:
         time.sleep(1e-3)
@@ -170,7 +184,7 @@ def test_a_source_is_read_no_faster_than_it_is_answered() -> None:
 
 
 def test_a_stream_that_drains_answers_what_was_taken() -> None:
-    serving, draining, taken = StandIn(network()), feeds.Draining(), list[int]()
+    serving, draining, taken = StandIn(network()), request_sources.Draining(), list[int]()
 
     def requests() -> object:
         for number in range(100):
@@ -178,7 +192,7 @@ def test_a_stream_that_drains_answers_what_was_taken() -> None:
                 draining.set()
             yield torch.from_numpy(rows(number)), None, lambda output, number=number: taken.append(number)
 
-    feeds.pump(serving, feeds.patiently(requests(), serving, draining), draining)  # type: ignore[arg-type]
+    request_sources.pump(serving, request_sources.patiently(requests(), serving, draining), draining)  # type: ignore[arg-type]
     assert taken == list(range(len(taken)))
     assert len(taken) == serving.counts.requests < 10
 
@@ -191,8 +205,8 @@ def test_a_read_that_never_ends_does_not_keep_a_stream_that_drains_or_has_failed
         never.wait()
 
     for lost in (False, True):
-        serving, draining = StandIn(network()), feeds.Draining()
-        found = feeds.patiently(requests(), serving, draining)  # type: ignore[arg-type]
+        serving, draining = StandIn(network()), request_sources.Draining()
+        found = request_sources.patiently(requests(), serving, draining)  # type: ignore[arg-type]
         next(found)
         if lost:
             serving.failure = WorkerDiedError("rank 1 died")  # type: ignore[assignment]
@@ -247,21 +261,26 @@ def test_files_of_one_stem_have_answers_of_their_own_and_none_replaces_a_file(tm
     np.save(given / "x.npy", rows(0))
     np.savez(given / "x.npz", inputs=rows(1))
     torch.save(torch.from_numpy(rows(2)), given / "x.pt")
-    pumped(serving, feeds.of_folder(serving, given, output, "", feeds.Draining(), 10_000, follow=False))
+    pumped(
+        serving, request_sources.of_folder(serving, given, output, "", request_sources.Draining(), 10_000, follow=False)
+    )
     assert sorted(each.name for each in output.iterdir()) == ["x.npy.npy", "x.npz.npy", "x.pt.pt"]
     expected = serving.module(torch.from_numpy(rows(1))).detach().numpy()
     np.testing.assert_array_equal(np.load(output / "x.npz.npy"), expected)
     with pytest.raises(UsageError, match="answers would replace files"):
-        feeds.require_free(output, feeds.questions(given, any_file=False), any_file=False)
+        request_sources.require_free(output, request_sources.questions(given, any_file=False), any_file=False)
     with pytest.raises(UsageError, match="answers would replace files"):
-        pumped(serving, feeds.of_folder(serving, given, output, "", feeds.Draining(), 10_000, follow=False))
+        pumped(
+            serving,
+            request_sources.of_folder(serving, given, output, "", request_sources.Draining(), 10_000, follow=False),
+        )
 
 
 def test_an_archive_that_grows_beyond_its_limit_is_not_unpacked(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     np.savez_compressed(tmp_path / "in" / "x.npz", inputs=np.zeros((1000, 1000)))
-    requests = feeds.of_folder(
-        StandIn(network()), tmp_path / "in", tmp_path / "out", "", feeds.Draining(), 99, follow=False
+    requests = request_sources.of_folder(
+        StandIn(network()), tmp_path / "in", tmp_path / "out", "", request_sources.Draining(), 99, follow=False
     )
     with pytest.raises(FormatError, match="inputs is too large"):
         next(requests)
@@ -276,7 +295,7 @@ def test_arrays_come_over_a_pipe() -> None:
                 one = io.BytesIO()
                 np.save(one, np.asfortranarray(rows(number).astype(">f8")))
                 asks.write(one.getvalue())
-        pumped(serving, feeds.of_arrays(serving, given, answers, 10_000))
+        pumped(serving, request_sources.of_arrays(serving, given, answers, 10_000))
     answers.seek(0)
     for number in range(3):
         expected = serving.module(torch.from_numpy(rows(number))).detach().numpy()
@@ -289,10 +308,10 @@ def read_exit(path: Path) -> Tensor:
 
 @pytest.mark.parametrize(("name", "error"), [("a.end", SystemExit), ("a.txt", HalopipeError)])
 def test_a_reader_that_fails_in_any_way_is_not_waited_for(tmp_path: Path, name: str, error: type) -> None:
-    serving, draining = StandIn(network()), feeds.Draining()
+    serving, draining = StandIn(network()), request_sources.Draining()
     (tmp_path / name).write_text("")
-    found = feeds.of_folder(
+    found = request_sources.of_folder(
         serving, tmp_path, tmp_path / "out", f"{__name__}:read_exit", draining, 10_000, follow=False
     )
     with pytest.raises(error, match=name):
-        list(feeds.patiently(found, serving, draining))
+        list(request_sources.patiently(found, serving, draining))

@@ -42,7 +42,7 @@ def budget_s(plan: Plan, options: RunOptions, num_steps: int) -> float:
 
 
 @dataclass(slots=True)
-class Timer:
+class IsolatedTimer:
     """Times the stages of one rank alone.
 
     Attributes:

@@ -35,8 +35,8 @@ from runtime.stage.random.user_module import Answers
 _GRADIENT = "gradient"
 
 
-def parting(
-    terms: JobConfig, model: LoadedModel, captured: CapturedModule, item: Item, wrong: Sequence[Difference]
+def first_divergence(
+    config: JobConfig, model: LoadedModel, captured: CapturedModule, item: Item, wrong: Sequence[Difference]
 ) -> list[str]:
     """The lines that say it.
 
@@ -46,9 +46,9 @@ def parting(
         item: what the first step read.
         wrong: what is not as on one device.
     """
-    decision, model_graph = terms.plan.decision, captured_model(captured)
+    decision, model_graph = config.plan.decision, captured_model(captured)
     if model_graph.prepared is None:
-        line = _in_the_graph(terms, model, captured, item)
+        line = _in_the_graph(config, model, captured, item)
         if line:
             return [line]
     lines = [
@@ -65,12 +65,12 @@ def parting(
     return [line for line in lines if line]
 
 
-def _in_the_graph(terms: JobConfig, model: LoadedModel, captured: CapturedModule, item: Item) -> str:
+def _in_the_graph(config: JobConfig, model: LoadedModel, captured: CapturedModule, item: Item) -> str:
     """The first value that the graph makes on one device and the user's module does not; empty: there is none."""
-    model_graph, decision = captured_model(captured), terms.plan.decision
+    model_graph, decision = captured_model(captured), config.plan.decision
     dtype = next((each.dtype for each in model.module.parameters()), torch.get_default_dtype())
     near = TOLERANCES.get(model.autocast or dtype, TOLERANCES[torch.float32]).tensor
-    loss_of, draw = losses_of(model, captured, terms), CounterRng(terms.seed)
+    loss_of, draw = losses_of(model, captured, config), CounterRng(config.seed)
     for number, (rows, inputs, targets) in enumerate(_micro_batches(item, decision)):
         trace = _Trace()
         with trace, Answers(model_graph, draw).given((rows,), number):  # answers come first, and need not be looked at
@@ -78,7 +78,7 @@ def _in_the_graph(terms: JobConfig, model: LoadedModel, captured: CapturedModule
         draw.at(MicrobatchShard(number, rows, 0, rows))
         run = _SketchingRun(model_graph, draw)
         with nullcontext() if model.autocast is None else torch.autocast(inputs[0].device.type, model.autocast):
-            loss = run.run(*_given(model_graph, rows, (*inputs, *targets)))
+            loss = run.run(*_graph_inputs(model_graph, rows, (*inputs, *targets)))
         loss.backward()
         for direction, values in (("forward", run.values), ("backward", dict(reversed(run.gradients.items())))):
             for value, sketch in values.items():
@@ -148,7 +148,7 @@ class _SketchingRun(fx.Interpreter):
         return made
 
 
-def _given(model: CapturedModel, rows: int, tensors: Sequence[Tensor]) -> Iterator[Any]:
+def _graph_inputs(model: CapturedModel, rows: int, tensors: Sequence[Tensor]) -> Iterator[Any]:
     """What the placeholders of the graph stand for, in their order."""
     named: Mapping[str, Tensor] = dict(zip(model.graph.inputs, tensors, strict=True))
     for node in model.graph_module.graph.nodes:

@@ -62,7 +62,7 @@ class StandIn:
     nearer: str
 
 
-def time_alike(
+def time_deduplicated(
     captured: CapturedModule,
     tensors: Mapping[str, Tensor],
     samples: int,

@@ -1,7 +1,7 @@
 """How a rank comes by its batches: it reads the data itself, or rank 0 reads and sends everyone its part.
 
 Rank 0 sends the shapes of a batch to every rank, and rows of inputs to those whose stages read them.  How ranks share
-a Dataset is told in :mod:`halopipe.data.sharded_feed`.
+a Dataset is told in :mod:`halopipe.data.shared_source`.
 
 Whether the ranks read the same data: they compare digests of what each of them read of a batch.
 
@@ -141,7 +141,7 @@ class Agreement:
         sample = f", sample {slot} of the batch" if self.slots > 1 else ""
         wrong = [name for name, is_wrong in zip(self.names, differs, strict=True) if is_wrong]
         details = [
-            f"{where}{sample}, {name}: {_told(digests[:, place].tolist())}"
+            f"{where}{sample}, {name}: {_digests_text(digests[:, place].tolist())}"
             for place, (name, is_wrong) in enumerate(zip(self.names, differs, strict=True))
             if is_wrong
         ]
@@ -155,7 +155,7 @@ def _joined(tensors: Sequence[Tensor]) -> int:
     return digests[0] if len(digests) == 1 else digest(torch.tensor(digests))
 
 
-def _told(digests: Sequence[int]) -> str:
+def _digests_text(digests: Sequence[int]) -> str:
     """``ranks 0, 2 read 5f3a12bc, rank 1 read 99ab0c1d``."""
     ranks: dict[int, list[int]] = {}
     for rank, value in enumerate(digests):
@@ -199,7 +199,7 @@ class Consumer:
         inputs: what a step is given.
         preparation: makes the graph's inputs of them, on every rank; None: they are the graph's inputs.
         counted: by stage, inputs of which each rank reads its samples to know what parts of a batch count for.
-        turns: numbers the batches of all feeds of this rank; the same on all ranks.
+        turns: numbers the batches of all sources of this rank; the same on all ranks.
         outputs: values that are the module's outputs, by the names that its user has for them.
     """
 

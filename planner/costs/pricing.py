@@ -1,0 +1,331 @@
+"""What a decision costs: the one way from a candidate, or a plan's file, to the numbers that the simulator runs on.
+
+    stages     its layers on their ranks                                             ``Pricing.stages``
+    edges      what crosses from stage to stage, by pair of ranks                    ``Pricing.edges``
+    rows       of the file, or those that the schedule gives                         ``program_of``
+    program    rows as integers; those of a schedule are compiled once for all       ``Pricing.priced``
+               candidates that differ in prices alone
+    prices     of every action and message                                           ``PricedProgram.prices``
+    memory     that each rank holds when it holds most                               ``PricedProgram.memories``
+
+Of ranks that do the same at the same times one stands for the others (:mod:`planner.costs.simulator.symmetry`), unless
+all are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import add
+from typing import NamedTuple
+
+from planner.costs.candidate import Candidate, Spans, boundaries_of
+from planner.costs.cost_model import PriceBook
+from planner.costs.layers.cost_table import runs_of, span
+from planner.costs.memory.lifetimes import RankMemory, rank_memories
+from planner.costs.memory.messages import Carried
+from planner.costs.simulator.prices import SlotPrices, prices_of, resources
+from planner.costs.simulator.program import CompiledProgram, compile_program
+from planner.costs.simulator.symmetry import Symmetry, symmetry_of
+from planner.costs.stages.action_costs import StageCosts
+from planner.costs.stages.placement import LayoutBook, StagePlacement, bytes_elsewhere, slice_costs, ties_between
+from planner.ir.graph import Graph, producer
+from planner.ir.layout import parts_of, samples_of
+from planner.ir.plan import Size, TokenSlice
+from planner.ir.profile import Profile
+from planner.ir.program import Program
+from planner.ir.schedule import Edge, Pipeline
+from planner.layers import prepared_inputs, throughout_sites
+from planner.layers.boundary import Boundaries
+from planner.layers.recomputed import cores_by_index
+from planner.passes import validate
+from planner.passes.lowering import with_rows
+from planner.schedules import schedule as schedule_named
+
+
+class Load(NamedTuple):
+    """Bytes between two ranks, there and back: in all, and how these are carried."""
+
+    forward: int
+    backward: int
+    forward_framed: int
+    forward_copied: int
+    backward_framed: int
+    backward_copied: int
+
+
+Pieces = Mapping[tuple[int, int], Load]
+"""What crosses an edge, by (rank of the source, rank of the destination)."""
+Edges = Mapping[tuple[int, int], Mapping[Size, Pieces]]
+"""By (source stage, destination stage), then by size of the micro-batch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PricedProgram:
+    """A program with all that decides what it takes and holds.
+
+    Attributes:
+        compiled: of a symmetric one the first slice.
+        sizes: bytes by transfer slot.
+        carried: by transfer slot, how these are carried.
+        wires: by channel.
+        symmetry: which ranks stand for which; None: each for itself.
+    """
+
+    costs: StageCosts
+    compiled: CompiledProgram
+    sizes: Sequence[int]
+    carried: Sequence[Carried]
+    wires: Sequence[int]
+    symmetry: Symmetry | None = None
+
+    def prices(self) -> SlotPrices:
+        """Of every action and message."""
+        return prices_of(self.compiled, self.costs, self.sizes, self.wires)
+
+    def memories(self) -> tuple[RankMemory, ...]:
+        """What each rank holds when it holds most; ranks that are not used hold nothing."""
+        memories = rank_memories(self.costs, self.compiled, self.sizes, self.carried)
+        return memories if self.symmetry is None else self.symmetry.spread(memories)
+
+    def preparing_next_step(self) -> PricedProgram:
+        """The same where threads prepare the next step's inputs during this one."""
+        return replace(self, costs=replace(self.costs, prepares_next_step=True))
+
+
+@dataclass(eq=False)
+class Pricing:
+    """SlotPrices of decisions on one profile; what several of them have in common is worked out once.
+
+    Attributes:
+        layouts: prices of layouts of layers; None: those of each decision's own.
+    """
+
+    book: PriceBook
+    layouts: LayoutBook | None = None
+    _shapes: dict[object, tuple[CompiledProgram, list[int]]] = field(init=False, default_factory=dict, repr=False)
+    _pieces: dict[object, Pieces] = field(init=False, default_factory=dict, repr=False)
+    _samples: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = field(init=False, default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, profile: Profile) -> Pricing:
+        """On a profile of which no price was looked up before."""
+        return cls(PriceBook(profile))
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The profile's."""
+        return self.book.profile.graph
+
+    def priced(self, candidate: Candidate, *, each_rank: bool = False) -> PricedProgram:
+        """The candidate's program with its prices.
+
+        Args:
+            each_rank: whether no rank stands for others.
+
+        Raises:
+            IllegalProgramError: the rows that it has are no legal program.
+            MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
+        """
+        sizes, trains = candidate.sizes, candidate.trains
+        costs = StageCosts(
+            self.book, self.stages(candidate), sizes, trains, prepares_next_step=candidate.prepares_next_step
+        )
+        edges, symmetry = self.edges(candidate), None if each_rank else symmetry_of(costs)
+        if candidate.rows:
+            compiled, wires, symmetry = self._compiled(candidate, costs.tied_ranks, symmetry)
+        else:
+            compiled, wires = self._shape(candidate, edges, costs.tied_ranks, symmetry)
+        return PricedProgram(costs, compiled, *_transfers(compiled, edges, sizes), wires, symmetry)
+
+    def with_rows(self, candidate: Candidate) -> Candidate:
+        """The candidate with the rows that its schedule gives."""
+        return candidate if candidate.rows else replace(candidate, rows=program_of(self.graph, candidate).rows)
+
+    def stages(self, candidate: Candidate) -> tuple[StagePlacement, ...]:
+        """The stages as the prices see them; raises as :meth:`priced`."""
+        table, full = self.book.tables.graph, max(candidate.micro_batches)
+        layouts = self.layouts or LayoutBook(self.book, evaluates=not candidate.trains)
+        ties, tied = ties_between(table.tied, candidate.stage_of, candidate.groups)
+        layers: list[list[int]] = [[] for _ in candidate.groups]
+        for index, stage in enumerate(candidate.stage_of):
+            layers[stage].append(index)
+        stages = []
+        for stage, (group, shares) in enumerate(zip(candidate.groups, candidate.shares, strict=True)):
+            runs, spans = runs_of(layers[stage]), self._spans(candidate, stage, layers[stage])
+            recompute, again = candidate.recomputes(stage), {index for span in spans for index in span}
+            options = {
+                index: replace(option, recompute=recompute or index in again)
+                for index in layers[stage]
+                if (option := candidate.option_of(index)) is not None
+            }
+            if candidate.token_slices:
+                slices = [size for size in dict.fromkeys(candidate.sizes) if isinstance(size, TokenSlice)]
+                costs = slice_costs(self.book, self.book.kind(group[0]), layers[stage], slices, recompute)
+            elif options:
+                costs = layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage))
+            else:
+                costs = {}
+            divides = candidate.zero and not costs and len(group) > 1
+            stages.append(
+                StagePlacement(
+                    runs,
+                    group,
+                    {} if costs else self._samples_by_size(shares, full, candidate.micro_batches, layers[stage]),
+                    round(span(table.parameter_bytes, runs)) + bytes_elsewhere(table.tied, candidate.stage_of, stage),
+                    recompute,
+                    candidate.zero[stage] if divides else 0,
+                    ties[stage],
+                    tied,
+                    laid_out=costs,
+                    recomputed=spans,
+                )
+            )
+        return tuple(stages)
+
+    def samples(self, shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
+        """Samples of each member of a group with ``shares``, of a micro-batch of ``rows``."""
+        samples = self._samples.get((shares, rows))
+        if samples is None:
+            samples = self._samples[shares, rows] = samples_of(shares, rows)
+        return samples
+
+    def _samples_by_size(
+        self, shares: tuple[int, ...], full: int, micro_batches: Sequence[int], layers: Sequence[int]
+    ) -> dict[int, tuple[float, ...]]:
+        """Samples of each member, by samples of the micro-batch: where shares do not sum to a full one, parts of sites.
+
+        Parts are of layers that lie along sites alone (``planner.layers.throughout_sites``), and are fractions.
+        """
+        if len(shares) < 2 or sum(shares) == full or not self._throughout.issuperset(layers):
+            return {rows: self.samples(shares, rows) for rows in set(micro_batches)}
+        return {rows: parts_of(shares, rows) for rows in set(micro_batches)}
+
+    def _spans(self, candidate: Candidate, stage: int, layers: Sequence[int]) -> Spans:
+        """Layers of a stage that are computed again span by span, by index: a file's own, or attention's cores."""
+        if candidate.spans:
+            return candidate.spans[stage]
+        if not candidate.recomputes_cores(stage):
+            return ()
+        own = frozenset(layers)
+        inside = (tuple(index for index in core if index in own) for core in self._cores)
+        return tuple(core for core in inside if core)
+
+    @cached_property
+    def _cores(self) -> Spans:
+        return cores_by_index(self.graph)
+
+    @cached_property
+    def _throughout(self) -> frozenset[int]:
+        along = throughout_sites(self.graph)
+        return frozenset(index for index, layer in enumerate(self.graph.layers) if layer.name in along)
+
+    @cached_property
+    def _preparing(self) -> tuple[int, ...]:
+        """Layers that read what a host prepares."""
+        prepared = frozenset(prepared_inputs(self.graph))
+        return tuple(i for i, layer in enumerate(self.graph.layers) if prepared.intersection(layer.inputs))
+
+    @cached_property
+    def _readers(self) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        """(value, layer that makes it, layers that read it) for every value that is read, layers by index."""
+        made_by = {layer.name: index for index, layer in enumerate(self.graph.layers)}
+        read_by: dict[str, list[int]] = {}
+        for index, layer in enumerate(self.graph.layers):
+            for value in dict.fromkeys(layer.inputs):
+                if producer(value) in made_by:
+                    read_by.setdefault(value, []).append(index)
+        return tuple((value, made_by[producer(value)], tuple(readers)) for value, readers in read_by.items())
+
+    def edges(self, candidate: Candidate) -> Edges:
+        """What crosses from stage to stage."""
+        stage_of, sizes = candidate.stage_of, set(candidate.sizes)
+        boundaries: Boundaries | None = None
+        edges: dict[tuple[int, int], dict[Size, dict[tuple[int, int], Load]]] = {}
+        for value, made_by, readers in self._readers:
+            src = stage_of[made_by]
+            by_stage: dict[int, list[int]] = {}
+            for reader in readers:
+                if stage_of[reader] != src:
+                    by_stage.setdefault(stage_of[reader], []).append(reader)
+            for dst, read_by in by_stage.items():
+                ends = (candidate.groups[src], candidate.shares[src], candidate.groups[dst], candidate.shares[dst])
+                options = tuple(map(candidate.option_of, (made_by, *read_by)))
+                blocks = tuple((block.layers, tuple(block.tiles.items())) for block in candidate.blocks_of(dst))
+                for size in sizes:
+                    key = (value, tuple(read_by), size, ends, options, blocks)
+                    if key not in self._pieces:
+                        boundaries = boundaries or boundaries_of(self.graph, candidate)
+                        self._pieces[key] = _pieces(boundaries, Edge(src, dst, (value,)), size)
+                    total = edges.setdefault((src, dst), {}).setdefault(size, {})
+                    for pair, more in self._pieces[key].items():
+                        total[pair] = Load(*map(add, total[pair], more)) if pair in total else more
+        return edges
+
+    def _shape(
+        self, candidate: Candidate, edges: Edges, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None
+    ) -> tuple[CompiledProgram, list[int]]:
+        """The compiled program of all candidates that differ in prices alone, and the wires of its channels."""
+        crossing = frozenset(
+            (edge, size, pair, load.forward > 0, load.backward > 0)
+            for edge, by_size in edges.items()
+            for size, pieces in by_size.items()
+            for pair, load in pieces.items()
+        )
+        prepares = frozenset(candidate.stage_of[index] for index in self._preparing)
+        ways = (prepares, candidate.prepares_ahead, ties, None if symmetry is None else symmetry.kept)
+        key = (candidate.schedule, candidate.windows, candidate.sizes, candidate.groups, crossing, ways)
+        shape = self._shapes.get(key)
+        if shape is None:
+            program = program_of(self.graph, candidate, symmetry)
+            compiled = compile_program(program, candidate.sizes, ties, 1 if symmetry is None else symmetry.copies)
+            shape = self._shapes[key] = (compiled, resources(compiled, self.book.network))
+        return shape
+
+    def _compiled(
+        self, candidate: Candidate, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None
+    ) -> tuple[CompiledProgram, list[int], Symmetry | None]:
+        """The same of the rows that a candidate has, whatever they are; and the symmetry, if they have it."""
+        program = program_of(self.graph, candidate)
+        validate(program)
+        if symmetry is not None and not symmetry.holds(program):
+            symmetry = None
+        program = program if symmetry is None else symmetry.first(program)
+        compiled = compile_program(program, candidate.sizes, ties, 1 if symmetry is None else symmetry.copies)
+        return compiled, resources(compiled, self.book.network), symmetry
+
+
+def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = None) -> Program:
+    """The candidate's program, whether it is legal or not; of a symmetric one the first slice."""
+    boundaries = boundaries_of(graph, candidate)
+    edges, sizes = boundaries.edges(), candidate.sizes
+    stages, routes = boundaries.stages(edges, sizes), boundaries.routes(edges, sizes)
+    if candidate.rows:
+        program = Program(candidate.rows, stages, candidate.groups, routes)
+        return program if symmetry is None else symmetry.first(program)
+    order = schedule_named(candidate.schedule)(Pipeline(stages, candidate.positions, candidate.windows))
+    num_ranks = 1 + max(candidate.used_ranks)
+    kept, messages = (range(num_ranks), routes) if symmetry is None else (symmetry.kept, symmetry.routes(routes))
+    draft = Program(((),) * num_ranks, stages, candidate.groups, messages)
+    return with_rows(draft, order, kept, candidate.prepares_ahead)
+
+
+def _pieces(boundaries: Boundaries, edge: Edge, size: Size) -> Pieces:
+    return {
+        (m.src, m.dst): Load(m.forward_bytes, m.backward_bytes, *Carried.of(m.parts), *Carried.of(m.gradient_parts))
+        for m in boundaries.messages(edge, size)
+    }
+
+
+def _transfers(compiled: CompiledProgram, edges: Edges, sizes: Sequence[Size]) -> tuple[list[int], list[Carried]]:
+    """By transfer slot: all bytes, and how they are carried."""
+    num_bytes, carried = [], []
+    for slot in compiled.transfers:
+        src, dst, microbatch = slot.route
+        pieces = edges[src, dst][sizes[microbatch]]
+        load = pieces[slot.src, slot.dst] if slot.forward else pieces[slot.dst, slot.src]
+        num_bytes.append(load.forward if slot.forward else load.backward)
+        there, back = (load.forward_framed, load.forward_copied), (load.backward_framed, load.backward_copied)
+        carried.append(Carried(*(there if slot.forward else back)))
+    return num_bytes, carried
