@@ -16,7 +16,7 @@ from planner.costs.candidate import Candidate, candidate_of
 from planner.costs.communication.links import transport_of
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import layers_of
-from planner.costs.memory.peak import RankMemory
+from planner.costs.memory.lifetimes import RankMemory
 from planner.costs.pricing import PricedProgram, Pricing
 from planner.costs.simulator.breakdown import Parts, breakdown
 from planner.costs.simulator.events import run, timeline

@@ -1,7 +1,7 @@
 """A second, plain account of what ranks hold (``peaks``): a loop over each row, in each action one over layers.
 
-Follows the same model as ``planner.costs.memory.peak`` (its docstring says what that is) but none of its code; how high
-memory rises in an action is worked out in ``stage_memory``, what one layer saves and needs is a price, and given.
+Follows the same model as ``planner.costs.memory.lifetimes`` (its table says what that is) but none of its code; how
+high memory rises in an action is worked out in ``stage_memory``, what one layer saves and needs is a price, and given.
 """
 
 from __future__ import annotations

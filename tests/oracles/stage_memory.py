@@ -1,7 +1,7 @@
 """What a stage holds of a micro-batch on a rank, and how high memory rises in its actions: one loop over its layers.
 
-Follows the same model as ``planner.costs.memory.courses`` but none of its code; what one layer saves and needs is a
-price, and given.  ``memory`` asks this of each action of a rank's row.
+Follows the same model as ``planner.costs.memory.action_peaks`` but none of its code; what one layer saves and needs
+is a price, and given.  ``memory`` asks this of each action of a rank's row.
 """
 
 from __future__ import annotations

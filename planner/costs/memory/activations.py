@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.layers.cost_table import SizeTable
-from planner.costs.memory.courses import Course, Flow, Kept, PutOff, course, plain_course
+from planner.costs.memory.action_peaks import ActionPeaks, Flow, Kept, PutOff, action_peaks, plain_peaks
 from planner.costs.memory.levels import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -27,6 +27,7 @@ from planner.costs.memory.levels import (
 )
 from planner.costs.memory.messages import Received
 from planner.costs.shards.option import Reading
+from planner.costs.simulator.program import ActivationSlot
 from planner.costs.stages.action_costs import StageCosts, left_to_others
 from planner.costs.stages.gradient_overlap import Bucket, buckets_of_parts
 from planner.costs.stages.placement import StagePlacement
@@ -39,69 +40,66 @@ class Activation:
     """What a stage holds of a micro-batch on a rank, in bytes, what it received apart.
 
     Attributes:
-        kept: from forward to the end of backward: what was saved.
         unsaved: of the outputs that are sent on their own, what nobody saves.
-        recompute: whether what layers save is not among that, but computed again for the backward.
+        recompute: whether what layers save is not kept, but computed again for the backward.
         last: the course in which sums of gradients begin, of the last backward of a stage whose ranks sum them behind.
         inputs: what it received, with its buffers, behind the forward; ``inputs_left``: what of that weight gradients
             need after those of inputs.
         assembled: of ``inputs``, tensors that the forward makes of what several messages brought.
     """
 
-    course: Course
-    kept: int
+    peaks: ActionPeaks
     unsaved: int = 0
     recompute: bool = False
-    last: Course | None = None
+    last: ActionPeaks | None = None
     inputs: int = 0
     inputs_left: int = 0
     assembled: int = 0
 
     @property
     def saved(self) -> int:
-        """The part of ``kept`` that layers save."""
-        return 0 if self.recompute else self.course.saved
+        """From forward to backward, of what layers save."""
+        return 0 if self.recompute else self.peaks.saved
 
 
 def activation_of(
     costs: StageCosts,
-    stage: int,
-    member: int,
-    microbatch: int,
+    slot: ActivationSlot,
     sent_bytes: int,
     seeds: Received,
     received: Received,
     buckets: Sequence[Bucket] = (),
 ) -> Activation:
-    """Of the stage's rank number ``member``.
+    """Of a stage on one of its ranks.
 
     Args:
         sent_bytes: of its outputs for this micro-batch, what is sent on its own.
         seeds: the gradients of its outputs that it receives for it.
         buckets: in which its gradients are summed behind the last backward (:func:`buckets_behind`).
     """
-    placed, copies = costs.stages[stage], _copies(buckets)
+    placed, copies = costs.stages[slot.stage], _copies(buckets)
+    stage, microbatch, member = slot.stage, slot.microbatch, placed.ranks.index(slot.rank)
     senders = tuple(sorted(run for number in received.senders for run in costs.stages[number].runs))
     if placed.laid_out:
         cost = placed.laid_out[costs.micro_batches[microbatch]]
         if cost.unrecorded_bytes is not None:
             most = round(float(cost.unrecorded_bytes[member]))
-            course = replace(plain_course(0, 0, 0, 0), unrecorded=most)
-            return Activation(course, 0, sent_bytes, assembled=received.assembled)
+            peaks = replace(plain_peaks(0, 0, 0, 0), unrecorded=most)
+            return Activation(peaks, sent_bytes, assembled=received.assembled)
         known_of_parts = None if placed.recompute else _laid_out(costs, placed, cost, member, seeds, senders, copies)
         if known_of_parts is not None:
             found, last, alone = known_of_parts
             inputs = received.whole, 0, received.assembled
-            return Activation(found, found.saved, min(alone, sent_bytes), False, last, *inputs)
+            return Activation(found, min(alone, sent_bytes), False, last, *inputs)
         parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes, cost.parameter_bytes)
         saved, again, workspace, parameters = (round(float(part[member])) for part in parts)
         left = saved + again
         if placed.recomputed:
             saved, again = _of_spans(costs, placed, cost, member)
-        found = plain_course(saved, left, parameters, workspace, again)
-        last = plain_course(saved, left, parameters, workspace + max(copies.values()), again) if copies else None
+        found = plain_peaks(saved, left, parameters, workspace, again)
+        last = plain_peaks(saved, left, parameters, workspace + max(copies.values()), again) if copies else None
         inputs = received.whole, received.left(None), received.assembled
-        return Activation(found, found.saved, sent_bytes, False, last, *inputs)
+        return Activation(found, sent_bytes, False, last, *inputs)
     rank = placed.ranks[member]
     table, kind, on_chip = costs.table(stage, member, microbatch), costs.kind(rank), costs.on_chip_bytes(rank) > 0
     samples = placed.samples[samples_in(costs.micro_batches[microbatch])][member]
@@ -118,9 +116,8 @@ def activation_of(
         known[key] = found, unsaved, last, _inputs_left(costs, placed, kind, samples)
     found, unsaved, last, wanted = known[key]
     left = sent_bytes if unsaved is None or placed.recompute else min(unsaved, sent_bytes)
-    kept = 0 if placed.recompute else found.saved
     inputs = received.whole, received.left(wanted), received.assembled
-    return Activation(found, kept, left, placed.recompute, last, *inputs)
+    return Activation(found, left, placed.recompute, last, *inputs)
 
 
 def _laid_out(
@@ -131,7 +128,7 @@ def _laid_out(
     seeds: Received,
     senders: Sequence[Run],
     copies: Mapping[int, int],
-) -> tuple[Course, Course | None, int] | None:
+) -> tuple[ActionPeaks, ActionPeaks | None, int] | None:
     """Of layers with layouts of their own the course, the last one, and what is sent without being saved.
 
     None if no levels are known.
@@ -177,10 +174,10 @@ def _laid_out(
     put_off = None
     if own.meets is not None and flow is not None and puts_off.any():
         put_off = PutOff.of(puts_off.tolist(), own.meets[at, member].tolist(), flow.given + saved, needs)
-    last = course(*rest, together, keeps, running.bounds, put_off) if copies else None
+    last = action_peaks(*rest, together, keeps, running.bounds, put_off) if copies else None
     saves, outputs_saved = (np.where(running.within, 0.0, e) for e in (own.saved[at, member], by_layer[OUTPUTS_SAVED]))
     unsaved = _unsaved(costs, layers, saves, outputs_saved, parts, own.copied[at, member] == 0)
-    return course(*rest, None, keeps, running.bounds, put_off), last, unsaved
+    return action_peaks(*rest, None, keeps, running.bounds, put_off), last, unsaved
 
 
 def _puts_off(own: LayerBytes, at: Indices, flow: Flow | None, placed: StagePlacement) -> NDArray[np.bool_]:
@@ -247,7 +244,7 @@ def _course_of(
     senders: Sequence[Run],
     made_bytes: int,
     copies: Mapping[int, int] | None = None,
-) -> tuple[Course, int | None]:
+) -> tuple[ActionPeaks, int | None]:
     """The course, and what is sent to other stages without being saved; None if that is not known.
 
     Args:
@@ -259,13 +256,13 @@ def _course_of(
     saved_by, parts = np.diff(table.saved_bytes)[layers], np.full(len(layers), float(samples))
     if levels is None:
         hungriest = max((float(table.workspace_bytes[a:b].max()) for a, b in placed.runs if a < b), default=0.0)
-        left = costs.book.tables.left_bytes(kind, samples, placed.runs)
+        left = costs.book.tables.deferred_bytes(kind, samples, placed.runs)
         kept = _kept(costs, placed, running, saved_by, None, parts)
         plain = float(kept.kept.sum()), left, hungriest, _largest_span(running, saved_by, kept)
         if costs.trains and placed.zero > 1 and made_bytes:
             return _plain_in_slices(costs, placed, *plain), None
         hungriest += max(copies.values(), default=0)
-        return plain_course(plain[0], left, made_bytes, hungriest, plain[3]), None
+        return plain_peaks(plain[0], left, made_bytes, hungriest, plain[3]), None
     made = np.diff(costs.book.tables.graph.parameter_bytes)[layers] * (made_bytes > 0)
     defers, own = costs.book.tables.deferring(kind)[layers], levels[:, layers]
     put_together = np.array([float(copies.get(layer, 0)) for layer in layers.tolist()])
@@ -279,9 +276,9 @@ def _course_of(
     stays = _left_in_buffers(costs, layers, own, seeds, flow)
     keeps = _kept(costs, placed, running, saved_by - there, own, parts)
     rest = (own, seeds.total, defers, stays, flow, put_together, keeps, running.bounds)
-    found = course(saved_by - there, _gradients(made_bytes, made), *rest)
+    found = action_peaks(saved_by - there, _gradients(made_bytes, made), *rest)
     if costs.trains and placed.zero > 1:  # later ones find the slices there, and add to them
-        found = replace(found, backward_later=course(saved_by - there, np.zeros_like(made), *rest).backward_later)
+        found = replace(found, backward_later=action_peaks(saved_by - there, np.zeros_like(made), *rest).backward_later)
     # What spans that are computed again save of their outputs is dropped.
     saved_by, outputs_saved = (np.where(running.within, 0.0, each) for each in (saved_by, own[OUTPUTS_SAVED]))
     return found, _unsaved(costs, layers, saved_by, outputs_saved, parts)
@@ -324,12 +321,12 @@ def _in_slices(costs: StageCosts, placed: StagePlacement, layers: Indices, level
 
 def _plain_in_slices(
     costs: StageCosts, placed: StagePlacement, saved: float, left: float, hungriest: float, again: float
-) -> Course:
+) -> ActionPeaks:
     """The same where no levels of layers are known."""
     found = costs.book.buckets(placed.runs, placed.tied)
     gathered = max((bucket.num_bytes for bucket in found), default=0) if placed.zero > 2 else 0
     making = max((bucket.num_bytes + bucket.copied_bytes * (placed.zero < 3) for bucket in found), default=0)
-    plain = plain_course(saved, left, kept_gradients(placed), hungriest + gathered, again)
+    plain = plain_peaks(saved, left, kept_gradients(placed), hungriest + gathered, again)
     first, later = plain.backward_first + making, plain.backward_later + making
     return replace(plain, backward_first=first, backward_later=later)
 

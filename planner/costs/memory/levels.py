@@ -1,7 +1,7 @@
 """How high memory rises while single layers run: as a profile has it, between the sizes measured, and of parts.
 
 Levels are affine in the samples between the sizes measured, and beyond.  What the layers of a stage make of them is in
-``courses``.
+``action_peaks``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.memory.courses import Course, Flow, Kept
+from planner.costs.memory.action_peaks import ActionPeaks, Flow, Kept
 from planner.costs.shards.option import Reading
 from planner.ir.graph import producer
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
@@ -59,7 +59,7 @@ class LevelTables:
     names: tuple[tuple[str, ...], ...] = field(init=False, repr=False)
     shapes: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
     readers: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
-    known: dict[tuple[object, ...], tuple[Course, int | None, Course | None, float | None]] = field(
+    known: dict[tuple[object, ...], tuple[ActionPeaks, int | None, ActionPeaks | None, float | None]] = field(
         init=False, default_factory=dict, repr=False
     )
     _whole: dict[str, dict[int, list[Levels]]] = field(init=False, default_factory=dict, repr=False)

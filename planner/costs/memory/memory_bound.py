@@ -7,7 +7,7 @@
                  need not be there with everything else
     received     for each micro-batch in flight, where something surely comes in and no layer may save it where it lies
 
-The exact reading, action by action, is :mod:`planner.costs.memory.peak`.
+The exact reading, action by action, is :mod:`planner.costs.memory.lifetimes`.
 
 How many micro-batches stages of a chain keep under a schedule is read off its order (``planner.passes.in_flight``).
 """

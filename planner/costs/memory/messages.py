@@ -130,8 +130,8 @@ def joined(compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> dict[int
     return found
 
 
-def acknowledged(compiled: CompiledProgram) -> dict[int, tuple[int, ...]]:
-    """By message, those of which it tells its receiver that they came.
+def answers(compiled: CompiledProgram) -> dict[int, int]:
+    """By message, the one that tells its sender that it came.
 
     A message tells which ones had come when it was sent (:mod:`runtime.transport.gloo`).
     """
@@ -145,12 +145,11 @@ def acknowledged(compiled: CompiledProgram) -> dict[int, tuple[int, ...]]:
                 for message in messages:
                     ends = compiled.channels[compiled.messages[message][1]]
                     sent.setdefault(ends, []).append((position, message))
-    found: dict[int, tuple[int, ...]] = {}
+    answer_of: dict[int, int] = {}
     for (src, dst), leaving in sent.items():
-        answers = sent.get((dst, src), [])
+        back = sent.get((dst, src), [])
         for _, message in leaving:
-            first = bisect_right(answers, (received_at[message], len(compiled.messages)))
-            if first < len(answers):
-                answer = answers[first][1]
-                found[answer] = (*found.get(answer, ()), message)
-    return found
+            first = bisect_right(back, (received_at[message], len(compiled.messages)))
+            if first < len(back):
+                answer_of[message] = back[first][1]
+    return answer_of

@@ -26,9 +26,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-from planner.costs.memory.holdings import holdings, walk
+from planner.costs.memory.lifetimes import usages
 from planner.costs.memory.messages import Carried
-from planner.costs.memory.peak import resident
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.next_step import with_next_step
 from planner.costs.simulator.prices import SlotPrices
@@ -89,21 +88,19 @@ def timeline(
 ) -> Timeline:
     """The trace as a timeline, with memory beside it.
 
-    ``sizes`` and ``carried`` as of :mod:`planner.costs.memory.peak`.
+    ``sizes`` and ``carried`` as of :func:`planner.costs.memory.lifetimes.usages`.
     """
     spans = tuple(
         Span(rank, str(action), start, stop)
         for rank, row in enumerate(compiled.grid)
         for action, start, stop in zip(row, trace.starts[rank], trace.stops[rank], strict=True)
     )
-    kept = holdings(costs, compiled, sizes, carried)
     memory = []
-    for rank, always in enumerate(resident(costs, compiled, sizes)):
-        memory.append(MemorySample(rank, 0.0, always.total))
-        for held in walk(compiled, rank, kept):
-            starts, stops = trace.starts[rank][held.position], trace.stops[rank][held.position]
-            memory.append(MemorySample(rank, starts, always.total + held.during + held.workspace))
-            memory.append(MemorySample(rank, stops, always.total + held.after))
+    for rank, usage in enumerate(usages(costs, compiled, sizes, carried)):
+        memory.append(MemorySample(rank, 0.0, usage.always if usage else 0))
+        for position, during, after in usage.samples() if usage else ():
+            memory.append(MemorySample(rank, trace.starts[rank][position], during))
+            memory.append(MemorySample(rank, trace.stops[rank][position], after))
     return Timeline("predicted", trace.step_s, spans, tuple(memory))
 
 

@@ -6,7 +6,7 @@ all actions (or messages) of a program that must cost the same: of one rank, sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -91,6 +91,7 @@ class CompiledProgram:
         sent_before: by message, those that are sent just before it to the same rank; only of messages that have some.
         ties: groups of ranks that sum gradients of parameters which several stages use, before their first update.
         copies: of each message, itself included, on the same network cards (:mod:`planner.costs.simulator.symmetry`).
+        memo: what was worked out from the order of the rows, by whom and of what.
     """
 
     rows: tuple[tuple[Step, ...], ...]
@@ -111,6 +112,7 @@ class CompiledProgram:
     sent_before: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     ties: tuple[tuple[int, ...], ...] = ()
     copies: int = 1
+    memo: dict[Hashable, object] = field(init=False, default_factory=dict, compare=False, repr=False)
 
 
 def compile_program(

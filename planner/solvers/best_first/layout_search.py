@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from planner.costs.candidate import Candidate
+from planner.costs.memory.lifetimes import What
 from planner.costs.pricing import program_of
 from planner.costs.shards.option import Option
 from planner.ir.errors import HalopipeError, MissingMeasurementError
@@ -406,8 +407,7 @@ class LayoutPlans:
         problem = self.evaluator.problem
         beside = [0] * len(closest.memories)  # bytes of each rank that layouts do not decide about
         for rank, memory in enumerate(closest.memories):
-            held = memory.resident
-            beside[rank] = held.buffers + held.receive_buffers + held.batch
+            beside[rank] = sum(memory.held[what] for what in (What.BUFFERS, What.RECEIVE_BUFFERS, What.BATCH))
         for _ in range(_FITTINGS):
             options: Layouts = {}
             for stage, group in enumerate(candidate.groups):

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
-from planner.costs.memory.peak import RankMemory
+from planner.costs.memory.lifetimes import RankMemory
 from planner.costs.predict import Forecast, forecast, sustained
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.events import least_s, run

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from planner.costs.candidate import Candidate
-from planner.costs.memory.peak import RankMemory
+from planner.costs.memory.lifetimes import RankMemory
 from planner.costs.predict import Forecast, forecast
 from planner.costs.pricing import Pricing
 from planner.costs.sentences import AS_FAST, TIE, binding, needs_text, size_text, slower_text, too_slow_text

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
-from planner.costs.memory.courses import Flow, PutOff, course
+from planner.costs.memory.action_peaks import Flow, PutOff, action_peaks
 from planner.costs.memory.levels import BACKWARD, LevelTables
 from planner.costs.memory.messages import Carried, Received
 from planner.costs.shards.option import Reading
@@ -183,10 +183,10 @@ def flowing(**pairs: object) -> Flow:
 def test_a_gradient_that_was_received_counts_once_for_as_long_as_the_backward_lasts() -> None:
     saved, gradients, levels = np.zeros(3), np.zeros(3), np.zeros((8, 3))
     levels[1] = [9.0, 7.0, 8.0]  # backward: of these 4 is the gradient of an output that the first layer reads last
-    found = course(saved, gradients, levels, seeds=5.0, flow=flowing(outside=(4.0, 4.0, 4.0)))
+    found = action_peaks(saved, gradients, levels, seeds=5.0, flow=flowing(outside=(4.0, 4.0, 4.0)))
     assert found.backward_first == 9 - 4 + 5
-    assert course(saved, gradients, levels, seeds=5.0).backward_first == 9 + 5  # where nothing of that is known
-    alone = course(saved, gradients, levels, flow=flowing(outside=(4.0, 4.0, 4.0)))
+    assert action_peaks(saved, gradients, levels, seeds=5.0).backward_first == 9 + 5  # where nothing of that is known
+    alone = action_peaks(saved, gradients, levels, flow=flowing(outside=(4.0, 4.0, 4.0)))
     assert alone.backward_first == 9, "what no message brought lies where the level has it"
 
 
@@ -194,11 +194,11 @@ def test_a_bucket_is_put_together_beside_what_is_there_when_its_last_layer_has_r
     saved, gradients, levels = np.array([2.0, 3.0, 50.0]), np.array([10.0, 20.0, 30.0]), np.zeros((8, 3))
     levels[1] = [1.0, 40.0, 1.0]
     copies, flow = np.array([0.0, 25.0, 0.0]), flowing(after=(6.0, 7.0, 8.0))
-    assert course(saved, gradients, levels, flow=flow).backward_first == 5 + 40 + 50
-    found = course(saved, gradients, levels, flow=flow, copies=copies)
+    assert action_peaks(saved, gradients, levels, flow=flow).backward_first == 5 + 40 + 50
+    found = action_peaks(saved, gradients, levels, flow=flow, copies=copies)
     assert found.backward_first == max(5 + 40 + 50, 2 + 7 + 50 + 25)
     levels[1, 1] = 0.0
-    assert course(saved, gradients, levels, flow=flow, copies=copies).backward_first == max(
+    assert action_peaks(saved, gradients, levels, flow=flow, copies=copies).backward_first == max(
         55 + 1 + 30, 2 + 7 + 50 + 25
     )
 
@@ -211,7 +211,7 @@ def test_weight_gradients_that_are_put_off_hold_what_they_need_until_ranks_wait_
     put_off = PutOff.of([False, True, True], [True, False, False], given + saved, needs)
     assert put_off.extra.tolist() == [0.0, 404.0, 0.0]
     assert (put_off.runs.tolist(), put_off.end) == ([404.0 + 202.0 + 60.0, 0.0, 0.0], 0.0)
-    found = course(saved, gradients, levels, flow=flow, put_off=put_off)
+    found = action_peaks(saved, gradients, levels, flow=flow, put_off=put_off)
     assert found.backward_first == max(7 + 30, 3 + 20 + 404, 1 + 7 + 666)
     alone = PutOff.of([False, True, True], [False] * 3, given + saved, needs)
     assert alone.end == 666.0, "with no norm below they are made when the backward is over"
@@ -222,7 +222,7 @@ def test_weight_gradients_that_are_put_off_hold_what_they_need_until_ranks_wait_
 def test_a_part_of_a_concatenations_gradient_that_is_sent_on_stays_with_the_rest() -> None:
     saved, gradients, levels = np.zeros(3), np.zeros(3), np.zeros((8, 3))
     levels[1] = [9.0, 7.0, 8.0]
-    assert course(saved, gradients, levels, flow=flowing(shared=(0.0, 5.0, 0.0))).backward_first == 7 + 5
+    assert action_peaks(saved, gradients, levels, flow=flowing(shared=(0.0, 5.0, 0.0))).backward_first == 7 + 5
 
 
 @pytest.mark.parametrize(("parameter_bytes", "stands"), [(2**16, 3 * 2**16), (2**17, 0)])
@@ -244,9 +244,9 @@ def test_receives_of_small_sums_of_two_ranks_stand_ready(parameter_bytes: int, s
 def test_a_gradient_in_its_buffer_goes_when_its_own_weight_gradients_are_made() -> None:
     saved, gradients, levels = np.zeros(3), np.zeros(3), np.zeros((8, 3))
     levels[3] = [30.0, 0.0, 1.0]
-    found = course(saved, gradients, levels, seeds=8.0, seeds_left=np.array([0.0, 0.0, 8.0]), flow=flowing())
+    found = action_peaks(saved, gradients, levels, seeds=8.0, seeds_left=np.array([0.0, 0.0, 8.0]), flow=flowing())
     assert (found.left, found.weight_first) == (8, 30)
-    first = course(saved, gradients, levels, seeds=8.0, seeds_left=np.array([8.0, 0.0, 0.0]), flow=flowing())
+    first = action_peaks(saved, gradients, levels, seeds=8.0, seeds_left=np.array([8.0, 0.0, 0.0]), flow=flowing())
     assert first.weight_first == 38
 
 
@@ -260,10 +260,10 @@ def test_parts_that_several_ranks_sent_go_once_they_are_put_together() -> None:
 
 def test_gradients_that_cannot_wait_come_with_those_of_inputs() -> None:
     saved, gradients, levels = np.zeros(3), np.array([10.0, 100.0, 1.0]), np.zeros((6, 3))
-    found = course(saved, gradients, levels, defers=np.array([True, False, True]))
+    found = action_peaks(saved, gradients, levels, defers=np.array([True, False, True]))
     assert (found.early, found.input_first, found.input_later) == (100, 100, 100)
     assert (found.weight_first, found.weight_later) == (11, 10)
-    whole = course(saved, gradients, levels)
+    whole = action_peaks(saved, gradients, levels)
     assert (whole.early, whole.input_first, whole.weight_first) == (0, 0, 111)
     assert found.backward_first == whole.backward_first == 111
 

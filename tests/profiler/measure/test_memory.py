@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cuda_ops.memory import available, meter_of
-from planner.costs.memory.courses import Course, course
+from planner.costs.memory.action_peaks import ActionPeaks, action_peaks
 from planner.ir.profile import LEVEL_NAMES, ModelSource
 from profiler import CapturedModule, LoadedModel, load_model
 from profiler.capture.graph import capture
@@ -31,7 +31,7 @@ NETWORKS = {
 }
 
 
-def course_of(captured: CapturedModule, model: LoadedModel) -> Course:
+def peaks_of(captured: CapturedModule, model: LoadedModel) -> ActionPeaks:
     graph = captured.graph
     found = footprints(captured, example_of(graph.inputs, model, graph.samples), graph.samples)
     names = [layer.name for layer in graph.layers]
@@ -41,7 +41,9 @@ def course_of(captured: CapturedModule, model: LoadedModel) -> Course:
         gradients.append(sum(graph.parameters[name].num_bytes for name in {*layer.parameters} - seen))
         seen |= {*layer.parameters}
     levels = np.array([[getattr(found[n].levels, each) for n in names] for each in LEVEL_NAMES], dtype=float)
-    return course(np.array([found[n].saved_bytes for n in names], dtype=float), np.array(gradients, float), levels)
+    return action_peaks(
+        np.array([found[n].saved_bytes for n in names], dtype=float), np.array(gradients, float), levels
+    )
 
 
 @pytest.mark.parametrize("source", NETWORKS.values(), ids=NETWORKS)
@@ -49,7 +51,7 @@ def test_the_levels_of_layers_make_up_the_peaks_of_the_network(source: ModelSour
     torch.set_num_threads(1)
     model = load_model(source)
     captured = capture(model)
-    expected = course_of(captured, model)
+    expected = peaks_of(captured, model)
     graph = captured.graph_module
     tensors = example_of(captured.graph.inputs, model, captured.graph.samples)
     names = [node.target for node in graph.graph.nodes if node.op == "placeholder"]

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.costs.layers.roofline import on_cluster
-from planner.costs.memory.peak import RankMemory
+from planner.costs.memory.lifetimes import RankMemory, What
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
@@ -62,8 +62,8 @@ def test_a_stage_is_charged_for_what_is_in_the_larger_memory_alone() -> None:
     for one, other in zip(near, far, strict=True):
         assert one.on_chip_bytes == HELD
         moved = one.peak_bytes - (other.peak_bytes - HELD)  # without gradients another action may be the fullest
-        assert 0 <= moved <= other.activations + one.activations
-        assert (one.resident.parameters, one.resident.gradients, one.resident.optimizer) == (0, 0, 0)
+        assert 0 <= moved <= other.held[What.ACTIVATIONS] + one.held[What.ACTIVATIONS]
+        assert not any(one.held[what] for what in (What.PARAMETERS, What.GRADIENTS, What.OPTIMISER_STATE))
 
 
 def test_devices_decide_each_for_its_own_stage() -> None:
@@ -80,7 +80,7 @@ def test_forward_passes_need_no_gradients_on_chip() -> None:
 def test_older_versions_of_weights_are_off_chip() -> None:
     decision = chain_decision(boards(0), (2,), (1, 1, 1), schedule="pipedream")
     _, memories = found(boards(HELD), decision)
-    assert [memory.resident.parameters for memory in memories] == [2 * BYTES, 0]  # the first stage keeps one more
+    assert [memory.held[What.PARAMETERS] for memory in memories] == [2 * BYTES, 0]  # the first stage keeps one more
 
 
 def test_memory_that_is_too_small_for_all_is_enough_with_some_on_chip() -> None:

@@ -46,6 +46,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.ir.schedule import Op
+
 Array = NDArray[np.float64]
 
 MOST_PUT_OFF = 2
@@ -53,7 +55,7 @@ MOST_PUT_OFF = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ActionPeaks:
     """A stage's actions on a rank at one number of samples, in bytes, what it received apart.
 
     Attributes:
@@ -76,6 +78,14 @@ class Course:
     weight_later: int
     unrecorded: int
     early: int = 0
+
+    def of_backward(self, op: Op, first: bool) -> int:
+        """The most while a backward runs; ``first``: it makes the gradients that later ones add to."""
+        if op is Op.BACKWARD_WEIGHT:
+            return self.weight_first if first else self.weight_later
+        if op is Op.BACKWARD_INPUT:
+            return self.input_first if first else self.input_later
+        return self.backward_first if first else self.backward_later
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +168,7 @@ class PutOff:
         return cls(extra, runs, made())
 
 
-def course(
+def action_peaks(
     saved: Array,
     gradients: Array,
     levels: Array,
@@ -170,7 +180,7 @@ def course(
     keeps: Kept | None = None,
     spans: Sequence[tuple[int, int]] = (),
     put_off: PutOff | None = None,
-) -> Course:
+) -> ActionPeaks:
     """The course of a stage.
 
     Args:
@@ -231,7 +241,7 @@ def course(
         once_more = max((each[which] for each in again), default=0.0) if which is not None else 0.0
         return round(max(float(values.max(initial=least)), once_more))
 
-    return Course(
+    return ActionPeaks(
         saved=round(float(kept.sum())),
         left=round(float(stays.sum())),
         forward=most(before + forward),
@@ -246,7 +256,7 @@ def course(
     )
 
 
-def plain_course(saved: float, left: float, gradients: float, workspace: float, again: float = 0.0) -> Course:
+def plain_peaks(saved: float, left: float, gradients: float, workspace: float, again: float = 0.0) -> ActionPeaks:
     """The course of a stage of which no levels are known.
 
     Args:
@@ -255,7 +265,7 @@ def plain_course(saved: float, left: float, gradients: float, workspace: float, 
     """
     held, kept, needs = round(saved), round(max(saved, left)), round(workspace)
     back = held + round(again) + needs
-    return Course(
+    return ActionPeaks(
         saved=held,
         left=kept,
         forward=held + needs,

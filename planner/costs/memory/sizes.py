@@ -1,0 +1,267 @@
+"""How many bytes what ranks hold has (:mod:`planner.costs.memory.lifetimes`), of a program at its prices."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from planner.costs.communication.links import shares_memory
+from planner.costs.layers.cost_table import layers_of
+from planner.costs.memory.activations import Activation, activation_of, buckets_behind, kept_gradients
+from planner.costs.memory.messages import Carried, Received, answers, buffer_bytes, joined, sums_standing
+from planner.costs.simulator.program import ActivationSlot, CompiledProgram
+from planner.costs.stages.action_costs import StageCosts, left_to_others
+from planner.costs.stages.placement import StagePlacement
+from planner.ir.cluster import SHARED_MEMORY
+from planner.ir.plan import Size
+from planner.ir.program import ALONE_BYTES
+from planner.ir.schedule import Op
+
+_Part = tuple[int, int, Size]
+"""A rank, a stage, and what micro-batches of one cost are."""
+
+
+SizeKey = tuple[str, int] | tuple[str, int, int]
+"""Whose size: the name of it, and a transfer slot, an activation slot, a rank, or a rank and a stage."""
+
+
+def backward_size(op: Op, is_first: bool, is_last: bool) -> str:
+    """The name of the most that is there in a backward.
+
+    Args:
+        is_first: it makes the gradients that later ones add to.
+        is_last: gradients are summed behind it.
+    """
+    return f"{op.value}{' first' if is_first else ''}{' last' if is_last else ''}"
+
+
+_BACKWARDS = [
+    (backward_size(op, is_first, is_last), op, is_first, is_last)
+    for op in (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+    for is_first in (False, True)
+    for is_last in (False, True)
+]
+
+
+class Sizes:
+    """Of what the actions of a program bring, make, keep and need.
+
+    Attributes:
+        payloads: by transfer slot.
+        framed: by transfer slot, what of it goes in a frame; ``frames``: the first slot whose frame it may use again.
+        varies: whether no two messages have as many bytes, since they are of sites.
+        joined: by message that others travel with, those.
+        shared: bytes of transfer and activation slots.
+    """
+
+    def __init__(
+        self, costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int], carried: Sequence[Carried]
+    ) -> None:
+        self.costs, self.compiled, self.payloads = costs, compiled, transfer_bytes
+        self.joined = joined(compiled, transfer_bytes)
+        cluster = costs.book.profile.cluster
+        carried = carried or [Carried(size if size < ALONE_BYTES else 0) for size in transfer_bytes]
+        is_block = [cluster.link(slot.src, slot.dst).transport == SHARED_MEMORY for slot in compiled.transfers]
+        self.framed = [0 if block else how.framed for how, block in zip(carried, is_block, strict=True)]
+        firsts: dict[tuple[int, ...], int] = {}
+        alike = zip(compiled.transfers, transfer_bytes, self.framed, strict=True)
+        self.frames = [firsts.setdefault((slot.src, slot.dst, *of), place) for place, (slot, *of) in enumerate(alike)]
+        self.varies = bool(costs.book.preparations.inputs)
+        self.buckets = {
+            (rank, number): buckets_behind(costs, stage, member)
+            for number, stage in enumerate(costs.stages)
+            for member, rank in enumerate(stage.ranks)
+            if compiled.rows[rank]
+        }
+        activations, unsaved = self._activations(carried, is_block)
+        self.shared: dict[SizeKey, int] = {}
+        for name, by_slot in self._transfer_sizes(carried, is_block, unsaved).items():
+            self.shared |= {(name, slot): num_bytes for slot, num_bytes in enumerate(by_slot)}
+        for number, (slot, own) in enumerate(zip(compiled.activations, activations, strict=True)):
+            self.shared |= {(name, number): size for name, size in self._activation_sizes(slot, own).items()}
+        self._batch_bytes = costs.num_steps_held * _batch_bytes(costs) + costs.found_bytes()
+        self._update_bytes = functools.cache(self._worked_out_update_bytes)
+
+    @functools.cached_property
+    def answers(self) -> dict[int, int]:
+        """By message, the one that tells its sender that it came."""
+        return answers(self.compiled)
+
+    def of_rank(self, rank: int) -> dict[SizeKey, int]:
+        """What is always there of a rank, and the sizes of its stages."""
+        sizes: dict[SizeKey, int] = {(name, rank): num_bytes for name, num_bytes in self._always_sizes(rank).items()}
+        for number, stage in enumerate(self.costs.stages):
+            if rank in stage.ranks:
+                sizes |= {(name, rank, number): size for name, size in self._stage_sizes(rank, number).items()}
+        return sizes
+
+    def _activations(
+        self, carried: Sequence[Carried], is_block: Sequence[bool]
+    ) -> tuple[list[Activation], dict[_Part, float]]:
+        """By activation slot; and by rank, stage and size, the share of what is sent that nothing else keeps."""
+        alone = Counter[_Part]()
+        came: dict[tuple[bool, _Part], dict[int, dict[int, tuple[int, int, bool]]]] = {}
+        for transfer, num_bytes, how, block in zip(
+            self.compiled.transfers, self.payloads, carried, is_block, strict=True
+        ):
+            src, dst, microbatch = transfer.route
+            size = self.costs.micro_batches[microbatch]
+            reader, maker = (dst, src) if transfer.forward else (src, dst)
+            senders = came.setdefault((transfer.forward, (transfer.dst, reader, size)), {}).setdefault(maker, {})
+            senders[transfer.src] = num_bytes, how.framed, block
+            if transfer.forward and not block:
+                alone[transfer.src, src, size] += num_bytes - sum(how)
+        activations = list[Activation]()
+        unsaved: dict[_Part, float] = {}
+        for slot in self.compiled.activations:
+            part = slot.rank, slot.stage, self.costs.micro_batches[slot.microbatch]
+            inputs, gradients = (
+                Received.of({maker: [*own.values()] for maker, own in came.get((forward, part), {}).items()})
+                for forward in (True, False)
+            )
+            behind = self.buckets[slot.rank, slot.stage]
+            activations.append(activation_of(self.costs, slot, alone[part], gradients, inputs, behind))
+            unsaved[part] = activations[-1].unsaved / alone[part] if alone[part] else 0.0
+        return activations, unsaved
+
+    def _transfer_sizes(
+        self, carried: Sequence[Carried], is_block: Sequence[bool], unsaved: Mapping[_Part, float]
+    ) -> dict[str, list[int]]:
+        """Of messages: where they are received, there from the announcement on, and where they were sent, unframed."""
+        buffer, posted, kept = list[int](), list[int](), list[int]()
+        slots = zip(self.compiled.transfers, self.payloads, carried, is_block, strict=True)
+        for transfer, payload, how, block in slots:
+            buffer.append(buffer_bytes(payload, how.framed, block))
+            sent = payload - how.framed
+            if transfer.forward:
+                src, _, microbatch = transfer.route
+                share = unsaved.get((transfer.src, src, self.costs.micro_batches[microbatch]), 1.0)
+                sent = how.copied + round(share * (sent - how.copied))
+            posted.append(0 if block else buffer[-1])
+            kept.append(0 if block else sent)
+        return {"buffer": buffer, "posted": posted, "kept": kept}
+
+    def _activation_sizes(self, slot: ActivationSlot, activation: Activation) -> dict[str, int]:
+        """Of a micro-batch on a stage's rank."""
+        costs, peaks, recompute = self.costs, activation.peaks, activation.recompute
+        inputs_of_weight = min(activation.inputs, activation.inputs_left)
+        sizes = {
+            "inputs": activation.inputs,
+            "inputs of I": activation.inputs - inputs_of_weight,
+            "inputs of W": inputs_of_weight,
+            "saved": activation.saved,
+            "deferred": peaks.left,
+            "early gradients": peaks.early,
+            "forward": activation.assembled + (peaks.unrecorded if recompute else peaks.forward),
+            "forward alone": activation.assembled + peaks.unrecorded,
+        }
+        if self.varies:
+            member = costs.stages[slot.stage].ranks.index(slot.rank)
+            made = costs.prepared_bytes(slot.stage, member, slot.microbatch)
+            sizes["prepared"] = 0 if costs.is_prepared else made
+        for name, op, is_first, is_last in _BACKWARDS if self.compiled.trains[slot.rank] else ():
+            of = activation.last if is_last and activation.last is not None else peaks
+            most = of.of_backward(op, is_first)
+            sizes[name] = max(most, of.forward) if recompute and op is not Op.BACKWARD_WEIGHT else most
+        return sizes
+
+    def _stage_sizes(self, rank: int, number: int) -> dict[str, int]:
+        """Gradients that a rank keeps of a stage, and those that others update by; what a sum and an update need."""
+        costs, stage = self.costs, self.costs.stages[number]
+        own = kept_gradients(stage) if costs.trains else stage.parameter_bytes
+        if stage.once is not None:
+            own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
+        if not self.compiled.trains[rank] or costs.on_chip_bytes(rank):
+            own = 0
+        elsewhere = left_to_others(stage) if stage.zero == 1 and own else 0
+        sum_bytes, update_bytes = self._sum_bytes(rank, number), self._update_bytes(number)
+        return {
+            "gradients": own - elsewhere,
+            "gradients of others": elsewhere,
+            "sum": sum_bytes,
+            "update": update_bytes,
+        }
+
+    def _always_sizes(self, rank: int) -> dict[str, int]:
+        costs, compiled = self.costs, self.compiled
+        mine = [(number, stage) for number, stage in enumerate(costs.stages) if rank in stage.ranks]
+        parameters = state = 0
+        if not costs.on_chip_bytes(rank):
+            parameters, state = costs.parameter_bytes(rank), costs.state_bytes(rank) if compiled.trains[rank] else 0
+        graph, batch = costs.book.profile.graph, self._batch_bytes
+        if costs.is_prepared:
+            batch += costs.num_steps_held * sum(
+                costs.prepared_bytes(action.stage, costs.stages[action.stage].ranks.index(rank), action.microbatch or 0)
+                for action in compiled.grid[rank]
+                if action.op is Op.PREPARE
+            )
+        return {
+            "PARAMETERS": parameters + sum(max(0, compiled.versions[n] - 1) * s.parameter_bytes for n, s in mine),
+            "OPTIMISER_STATE": state,
+            "BUFFERS": graph.buffer_bytes(index for _, stage in mine for index in layers_of(stage.runs)),
+            "BATCH": batch,
+            "RECEIVE_BUFFERS": round(sum(_standing_bytes(costs, stage, rank) for _, stage in mine)),
+        }
+
+    def _sum_bytes(self, rank: int, number: int) -> int:
+        """What a sum of gradients needs besides when nothing of it has begun in the backward.
+
+        With ZeRO-1 the most of all buckets, one after another: each is put together, pieces come from the other ranks
+        (in shared memory they are read where they lie), those of several ranks before this one are added apart, and its
+        slice is cut out; then the rest of the bucket goes.
+        """
+        costs, stage, behind = self.costs, self.costs.stages[number], self.buckets[rank, number]
+        several, member = len(stage.ranks), stage.ranks.index(rank)
+        if several < 2 or stage.zero > 1:
+            return 0
+        if not stage.zero:
+            return behind[0].copied_bytes if len(behind) == 1 else 0
+        most = gone = 0
+        others = 0 if shares_memory(costs.book.profile.cluster, stage.ranks) else several - 1
+        for bucket in costs.book.buckets(stage.runs, stage.tied):
+            piece = -(-bucket.num_bytes // several)
+            most = max(most, max(bucket.copied_bytes, max(1, others + (member > 1)) * piece) - gone)
+            gone += 0 if costs.on_chip_bytes(rank) else bucket.num_bytes - piece
+        return most
+
+    def _worked_out_update_bytes(self, number: int) -> int:
+        """Copies that the optimiser makes on its way of a parameter, or of a rank's slice of one: of the largest."""
+        book, stage = self.costs.book, self.costs.stages[number]
+        optimizer, graph = book.profile.optimizer, book.profile.graph
+        copies = 1 if optimizer.arguments.get("weight_decay", 0.0) else 0
+        if optimizer.state_bytes_per_parameter_byte >= 2:
+            copies = 2
+        names = {name for index in layers_of(stage.runs) for name in graph.layers[index].parameters}
+        sizes = [graph.parameters[name].num_bytes for name in (names & stage.tied if stage.zero else names)]
+        for bucket in book.buckets(stage.runs, stage.tied) if stage.zero else ():
+            sizes += (min(size, -(-bucket.num_bytes // len(stage.ranks))) for _, size in bucket.by_layer)
+        return copies * max(sizes, default=0)
+
+
+def _batch_bytes(costs: StageCosts) -> int:
+    """Of the inputs and targets of a step that are not prepared."""
+    graph, prepared = costs.book.profile.graph, costs.book.preparations.inputs
+    whole = costs.num_samples / graph.samples
+    specs = (spec for name, spec in graph.inputs.items() if name not in prepared)
+    return round(sum(spec.num_bytes * (whole if spec.has_samples else 1) for spec in specs))
+
+
+def _standing_bytes(costs: StageCosts, stage: StagePlacement, rank: int) -> float:
+    """Of the receives that stand ready for exchanges inside the stage; none in shared memory.
+
+    Those of parts of tensors are of every size of micro-batch; of gradients they are what comes from other ranks in
+    sums that are exchanges, not rings.
+    """
+    if shares_memory(costs.book.profile.cluster, stage.ranks):
+        return 0.0
+    member, several = stage.ranks.index(rank), len(stage.ranks)
+    summed = list[int]()
+    if costs.trains and stage.zero:
+        # each rank's piece of a bucket comes from each other one; one after another, so that like ones use one buffer
+        pieces = {-(-bucket.num_bytes // several) for bucket in costs.book.buckets(stage.runs, stage.tied)}
+        summed = [piece for piece in sorted(pieces) for _ in range(several - 1)]
+    elif costs.trains:
+        behind = buckets_behind(costs, stage, member)
+        summed = [bucket.num_bytes for bucket in behind if (bucket.num_ranks or several) == 2]
+    return sum(float(cost.standing_bytes[member]) for cost in stage.laid_out.values()) + sums_standing(summed)
