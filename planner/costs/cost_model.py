@@ -67,8 +67,8 @@ class PriceBook:
 
     def kind_off_chip(self, rank: int) -> str:
         """As :meth:`kind`, with the parameters in the larger of two memories; the same where there is but one."""
-        found = off_chip(self.kind(rank))
-        return found if found in self.profile.measurements else self.kind(rank)
+        whole_kind = off_chip(self.kind(rank))
+        return whole_kind if whole_kind in self.profile.measurements else self.kind(rank)
 
     @property
     def slices(self) -> SlicePrices:
@@ -83,10 +83,10 @@ class PriceBook:
 
     def buckets(self, runs: tuple[Run, ...], apart: frozenset[str]) -> tuple[Bucket, ...]:
         """In which the gradients of a stage's layers are summed, parameters ``apart`` left out."""
-        found = self._buckets.get((runs, apart))
-        if found is None:
-            found = self._buckets[runs, apart] = buckets(self.profile.graph, layers_of(runs), apart)
-        return found
+        in_buckets = self._buckets.get((runs, apart))
+        if in_buckets is None:
+            in_buckets = self._buckets[runs, apart] = buckets(self.profile.graph, layers_of(runs), apart)
+        return in_buckets
 
     def sums(self, kind: str, samples: float, shared: bool, again: Again) -> StageSums:
         """What actions take on a rank with so many samples of a stage that computes activations ``again``.
@@ -111,17 +111,17 @@ class PriceBook:
         added = self.added(kind, shared)
         if (added == 1).all():
             return table
-        found = self._sized.get((kind, samples, shared))
-        if found is None:
+        corrected_table = self._sized.get((kind, samples, shared))
+        if corrected_table is None:
             forward, backward, backward_input, backward_weight = added
-            found = self._sized[kind, samples, shared] = replace(
+            corrected_table = self._sized[kind, samples, shared] = replace(
                 table,
                 forward_s=table.forward_s * forward,
                 backward_s=table.backward_s * backward,
                 backward_input_s=table.backward_input_s * backward_input,
                 backward_weight_s=table.backward_weight_s * backward_weight,
             )
-        return found
+        return corrected_table
 
     def added(self, kind: str, shared: bool) -> Array:
         """By how much corrections lengthen F, B, I and W of such stages beyond the corrected profile."""
@@ -144,13 +144,13 @@ class PriceBook:
             trains: as :func:`planner.layers.takes_statistics`.
         """
         key = (self.profile.cluster.group_alike(ranks), samples, again, trains)
-        found = self._exchanges.get(key)
-        if found is None:
-            found = self._exchanged(ranks, samples, trains)
+        seconds = self._exchanges.get(key)
+        if seconds is None:
+            seconds = self._exchanged(ranks, samples, trains)
             if again:
-                found = (found[0], found[1] + of_those(found[0], again))
-            self._exchanges[key] = found
-        return found
+                seconds = (seconds[0], seconds[1] + of_those(seconds[0], again))
+            self._exchanges[key] = seconds
+        return seconds
 
     def _exchanged(self, ranks: tuple[int, ...], samples: int, trains: bool) -> tuple[Array, Array]:
         norms = self.norms_s(ranks, trains)
@@ -163,11 +163,11 @@ class PriceBook:
     def norms_s(self, ranks: tuple[int, ...], trains: bool = True) -> tuple[Array, Array]:
         """Exchanges of statistics over ``ranks``, forward and backward: running sums over layers."""
         key = (self.profile.cluster.group_alike(ranks), trains)
-        found = self._norms.get(key)
-        if found is None:
-            taken = np.array([takes_statistics(layer, trains) for layer in self.profile.graph.layers])
-            channels, element = taken * self.tables.graph.norm_channels, self.tables.graph.norm_bytes
+        seconds = self._norms.get(key)
+        if seconds is None:
+            takes = np.array([takes_statistics(layer, trains) for layer in self.profile.graph.layers])
+            channels, element = takes * self.tables.graph.norm_channels, self.tables.graph.norm_bytes
             sizes = (len(ranks) * (channels > 0) * (1 + 2 * channels) * _STATISTIC_BYTES, 2 * channels * element)
             forward, backward = (norm_s(self.profile.cluster, ranks, size) for size in sizes)
-            found = self._norms[key] = running(forward), running(backward)
-        return found
+            seconds = self._norms[key] = running(forward), running(backward)
+        return seconds

@@ -160,7 +160,7 @@ def _with(factors: Mapping[CostClass, float], dearer: CostClass) -> tuple[Correc
 
 def _lengths(timeline: Timeline, decision: Decision) -> dict[Where, float]:
     """How long each action lasts, but receives; a reduction as long as its last rank is in it."""
-    found: dict[Where, float] = {}
+    lengths: dict[Where, float] = {}
     for span in timeline.spans:
         action = Action.parse(span.action)
         if action.op in RECEIVE:
@@ -169,9 +169,9 @@ def _lengths(timeline: Timeline, decision: Decision) -> dict[Where, float]:
         length_s = span.stop_s - span.start_s
         if action.op is Op.REDUCE_GRAD:
             where = (decision.stages[action.stage].ranks, span.action)
-            length_s = min(length_s, found.get(where, length_s))
-        found[where] = length_s
-    return found
+            length_s = min(length_s, lengths.get(where, length_s))
+        lengths[where] = length_s
+    return lengths
 
 
 def _medians(of_steps: Sequence[Mapping[Where, float]]) -> dict[Where, float]:
@@ -198,7 +198,7 @@ def _of_actions(
 def _travels(profile: Profile, decision: Decision) -> list[_Travel]:
     """Messages that travel alone: of receives that wait for one."""
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
-    network, found = PriceBook(profile).network, []
+    network, travels = PriceBook(profile).network, []
     if program.blocking:
         return []
     joined = program.joined()
@@ -218,13 +218,13 @@ def _travels(profile: Profile, decision: Decision) -> list[_Travel]:
                 continue
             seconds = network.transfer_s(source, rank, size)
             link = profile.cluster.link_class(source, rank)
-            found.append(_Travel((source, str(send)), (rank, str(action)), link, seconds))
-    return found
+            travels.append(_Travel((source, str(send)), (rank, str(action)), link, seconds))
+    return travels
 
 
 def _of_messages(travels: Sequence[_Travel], timelines: Sequence[Timeline]) -> tuple[float, float]:
     """(predicted, measured) seconds of messages that were waited for from the call that sends."""
-    found: dict[_Travel, list[float]] = {}
+    waited: dict[_Travel, list[float]] = {}
     for timeline in timelines:
         spans = {(span.rank, span.action): span for span in timeline.spans}
         there = [one for one in travels if one.sent in spans and one.received in spans]
@@ -233,9 +233,9 @@ def _of_messages(travels: Sequence[_Travel], timelines: Sequence[Timeline]) -> t
             others = [other for other in there if other is not one and _same_pair(one, other)]
             alone = all(_apart(sent, received, spans[other.sent], spans[other.received]) for other in others)
             if one.seconds >= LEAST_MESSAGE_S and alone and received.start_s <= sent.start_s:
-                found.setdefault(one, []).append(received.stop_s - sent.start_s)
+                waited.setdefault(one, []).append(received.stop_s - sent.start_s)
     predicted_s = measured_s = 0.0
-    for one, seconds in found.items():
+    for one, seconds in waited.items():
         if 2 * len(seconds) >= len(timelines):
             predicted_s += one.seconds
             measured_s += max(median(seconds), _LEAST_SHARE * one.seconds)

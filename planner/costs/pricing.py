@@ -154,9 +154,9 @@ class Pricing:
         stages = []
         for stage, (group, shares) in enumerate(zip(candidate.groups, candidate.shares, strict=True)):
             runs, spans = runs_of(layers[stage]), self._spans(candidate, stage, layers[stage])
-            recompute, again = candidate.recomputes(stage), {index for span in spans for index in span}
+            recompute, in_spans = candidate.recomputes(stage), {index for span in spans for index in span}
             options = {
-                index: replace(option, recompute=recompute or index in again)
+                index: replace(option, recompute=recompute or index in in_spans)
                 for index in layers[stage]
                 if (option := candidate.option_of(index)) is not None
             }

@@ -54,8 +54,8 @@ def as_box(array: Boxes) -> Box:
 
 def volumes(boxes: Boxes) -> Counts:
     """Elements of each box."""
-    found: Counts = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1, dtype=np.float64)
-    return found
+    sizes: Counts = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1, dtype=np.float64)
+    return sizes
 
 
 def equal_ranks(boxes: Boxes) -> tuple[Members, ...]:

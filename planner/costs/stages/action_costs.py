@@ -103,16 +103,16 @@ class StageCosts:
     @property
     def tied_ranks(self) -> tuple[tuple[int, ...], ...]:
         """The groups of ranks that sum the gradients of what several stages use, once a step."""
-        found = (tie.ranks for stage in self.stages for tie in stage.ties if len(tie.ranks) > 1)
-        return tuple(dict.fromkeys(found)) if self.trains else ()
+        groups = (tie.ranks for stage in self.stages for tie in stage.ties if len(tie.ranks) > 1)
+        return tuple(dict.fromkeys(groups)) if self.trains else ()
 
     def kind(self, rank: int) -> str:
         """The kind of device that the rank's layers cost what they do on: with its parameters on chip, or not."""
-        found = self._kinds.get(rank)
-        if found is None:
+        name = self._kinds.get(rank)
+        if name is None:
             fit = self.on_chip_bytes(rank) > 0
-            found = self._kinds[rank] = self.book.kind(rank) if fit else self.book.kind_off_chip(rank)
-        return found
+            name = self._kinds[rank] = self.book.kind(rank) if fit else self.book.kind_off_chip(rank)
+        return name
 
     def on_chip_bytes(self, rank: int) -> int:
         """Parameters, gradients and optimiser state of the rank where they fit into its on-chip memory; else 0.
@@ -124,8 +124,8 @@ class StageCosts:
         if not mine or any(stage.laid_out for stage in mine):
             return 0
         parameters, state = sum(_parameters_used(stage, rank) for stage in mine), self.state_bytes(rank)
-        found = parameters * (2 if self.trains else 1) + state
-        return found if found <= room else 0
+        num_bytes = parameters * (2 if self.trains else 1) + state
+        return num_bytes if num_bytes <= room else 0
 
     def state_bytes(self, rank: int) -> int:
         """What the rank holds of the optimiser's state."""
@@ -148,11 +148,11 @@ class StageCosts:
     def _found_s(self, rank: int) -> float:
         """Seconds in which the rank finds the sites of all micro-batches."""
         kind = self.book.kind(rank)
-        found = self._found.get(kind)
-        if found is None:
+        seconds = self._found.get(kind)
+        if seconds is None:
             of, shared = self.book.preparations.found_s, self._shares_sites
-            found = self._found[kind] = sum(of(kind, samples_in(size), shared=shared) for size in self.micro_batches)
-        return found
+            seconds = self._found[kind] = sum(of(kind, samples_in(size), shared=shared) for size in self.micro_batches)
+        return seconds
 
     def _slowest_s(self) -> float:
         return max(self._found_s(rank) for stage in self.stages for rank in stage.ranks)
@@ -190,8 +190,8 @@ class StageCosts:
         stage = self.stages[number]
         if not stage.sums_behind:
             return self.book.network.all_reduce_s(stage.ranks, stage.own_bytes)
-        found = self._reductions.get(number)
-        if found is None:
+        seconds = self._reductions.get(number)
+        if seconds is None:
             last = samples_in(self.micro_batches[-1])
             samples = stage.samples[last]
             backward_s = [
@@ -202,14 +202,14 @@ class StageCosts:
             exchanges_s = self.book.exchanges_s(stage.ranks, last)[1]
             hides = self.book.network.in_background(stage.ranks)
             beside = memory_factor(self.book.profile.cluster, stage.ranks)
-            found = self._reductions[number] = exposed_s(
+            seconds = self._reductions[number] = exposed_s(
                 self.book.buckets(stage.runs, stage.tied),
                 lambda layer: hides * sum(span(sums, before(stage.runs, layer)) for sums in (slowest_s, exchanges_s)),
                 lambda num_bytes: self.book.network.all_reduce_s(stage.ranks, num_bytes),
                 lambda num_bytes: self.book.network.moving_s(stage.ranks, num_bytes),
                 lambda num_bytes: beside * self.book.network.around_s(GRADIENT_SUMS, num_bytes),
             )
-        return found
+        return seconds
 
     def prepared_bytes(self, stage: int, member: int, microbatch: int) -> int:
         """What the stage's rank number ``member`` holds of prepared inputs (kernel maps) of a micro-batch."""
@@ -219,8 +219,8 @@ class StageCosts:
 
     def found_bytes(self) -> int:
         """What every rank holds of the sites of a step; of the next one's as well, where they are prepared in it."""
-        found, shared = self.book.preparations.found_bytes, self._shares_sites
-        return self.num_steps_held * sum(found(samples_in(size), shared=shared) for size in self.micro_batches)
+        bytes_of, shared = self.book.preparations.found_bytes, self._shares_sites
+        return self.num_steps_held * sum(bytes_of(samples_in(size), shared=shared) for size in self.micro_batches)
 
     @property
     def num_steps_held(self) -> int:
@@ -250,13 +250,13 @@ class StageCosts:
     def evidence(self) -> Evidence:
         """The weakest evidence behind the prices of layers in this plan."""
         own = [cost.evidence for stage in self.stages for cost in stage.laid_out.values()]
-        found = {
+        uses = {
             (stage.runs, self.kind(rank), samples[member])
             for stage in self.stages
             for samples in stage.samples.values()
             for member, rank in enumerate(stage.ranks)
         }
-        return weakest((*own, *(self.book.tables.evidence(kind, samples, runs) for runs, kind, samples in found)))
+        return weakest((*own, *(self.book.tables.evidence(kind, samples, runs) for runs, kind, samples in uses)))
 
     def exchange_s(self, action: Action) -> float:
         """The part of a compute action in which its ranks exchange statistics, halos and other parts of tensors."""
@@ -306,8 +306,8 @@ class StageCosts:
         """
         if placed.zero < 2 or not self.trains:
             return 0.0, 0.0
-        found = self.book.buckets(placed.runs, placed.tied)
-        half_s = sum(self.book.network.all_reduce_s(placed.ranks, bucket.num_bytes) for bucket in found) / 2
+        in_buckets = self.book.buckets(placed.runs, placed.tied)
+        half_s = sum(self.book.network.all_reduce_s(placed.ranks, bucket.num_bytes) for bucket in in_buckets) / 2
         return half_s * (placed.zero > 2), half_s
 
 

@@ -93,7 +93,7 @@ def _peaks(prices: LayoutPrices, division: Division) -> Array:
     """``[ranks]``: the most that a forward pass holds beside the batch, parameters and buffers."""
     index = {layer.name: number for number, layer in enumerate(prices.layers)}
     last_read = _last_readers(prices, division)
-    found = np.zeros(len(prices.ranks))
+    peaks = np.zeros(len(prices.ranks))
     in_block = {name: block for block in division.blocks for name in block.layers}
     for member in range(len(prices.ranks)):
         held: dict[str, int] = {}
@@ -110,11 +110,11 @@ def _peaks(prices: LayoutPrices, division: Division) -> Array:
             inner = max(_tile_peak(prices, index, names, ends, tile, division, member) for tile in tiles)
             is_tiled = block is not None and len(block.tiles) > 1  # otherwise what is made is what is handed on
             own = sum(sizes.values()) if is_tiled else 0
-            found[member] = max(found[member], sum(held.values()) + own + fetched + inner)
+            peaks[member] = max(peaks[member], sum(held.values()) + own + fetched + inner)
             held |= sizes
             done.update(names)
             held = {value: size for value, size in held.items() if not done.issuperset(last_read[value])}
-    return found
+    return peaks
 
 
 def _tiles(division: Division, block: BlockDivision | None) -> Iterable[Division]:
@@ -142,14 +142,14 @@ def _last_readers(prices: LayoutPrices, division: Division) -> dict[str, set[str
 
 def _fetched_bytes(division: Division, block: BlockDivision, member: int) -> int:
     """What a rank gets of others for all its tiles, and the copy in which a tile has that and its own rows together."""
-    found = 0
+    num_bytes = 0
     for value, wanted in block.wanted.items():
         if division.makes(value) and volume(wanted[member]):
             dtype = _dtype(division, value)
             parts = subtract(wanted[member], division.held(value)[member])
-            found += sum(box_bytes(part, dtype) for part in parts)
-            found += max(box_bytes(tile.held(value)[member], dtype) for tile in block.tiles) if parts else 0
-    return found
+            num_bytes += sum(box_bytes(part, dtype) for part in parts)
+            num_bytes += max(box_bytes(tile.held(value)[member], dtype) for tile in block.tiles) if parts else 0
+    return num_bytes
 
 
 def _tile_peak(

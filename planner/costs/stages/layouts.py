@@ -126,36 +126,36 @@ class LayoutPrices:
 
     def sized(self, index: int) -> SizedLayer:
         """Layer number ``index`` of the graph at this number of samples."""
-        found = self._sized.get(index)
-        if found is None:
+        sized_layer = self._sized.get(index)
+        if sized_layer is None:
             graph, layer = self.book.profile.graph, self.layers[index]
             mixes = layer.name in self._mixing
-            found = self._sized[index] = SizedLayer.of(graph, layer, self._values, self.samples, mixes)
-        return found
+            sized_layer = self._sized[index] = SizedLayer.of(graph, layer, self._values, self.samples, mixes)
+        return sized_layer
 
     def options(self, index: int) -> tuple[Option, ...]:
         """What a layer may choose from, of what the runtime runs (:mod:`planner.layers.stage_rules`)."""
         sized = self.sized(index)
         shares_weight = sized.layer.name in self._sharing
         key = (sized.signature, shares_weight)
-        found = self._options.get(key)
-        if found is None:
+        layer_options = self._options.get(key)
+        if layer_options is None:
             layouts = (Option.of(each) for each in candidate_layouts(sized, self.speeds(), self._axes))
             ranks = len(self.ranks)
             plain = tuple(
                 each for each in layouts if may_be_laid_out(sized.layer, dict(each.grid), ranks, shares_weight)
             )
-            found = self._options[key] = (*plain, *self._with_margins(sized, plain))
-        return found
+            layer_options = self._options[key] = (*plain, *self._with_margins(sized, plain))
+        return layer_options
 
     def shards(self, index: int, options: tuple[Option, ...]) -> Shards:
         """The boxes of a layer under ``options``."""
         sized = self.sized(index)
         key = (sized.signature, options)
-        found = self._shards.get(key)
-        if found is None:
-            found = self._shards[key] = shards_of(sized, options)
-        return found
+        layer_shards = self._shards.get(key)
+        if layer_shards is None:
+            layer_shards = self._shards[key] = shards_of(sized, options)
+        return layer_shards
 
     def layer(self, index: int, options: tuple[Option, ...]) -> LayerTable:
         """What a layer costs under ``options``, messages apart.
@@ -186,10 +186,12 @@ class LayoutPrices:
         source, destination = self.shards(maker, of_maker), self.shards(reader, of_reader)
         values = tuple(_values_read(self.layers[maker], self.layers[reader]))
         key = (source.sized.signature, of_maker, destination.sized.signature, of_reader, values)
-        found = self._crossings.get(key)
-        if found is None:
-            found = self._crossings[key] = resharding_of(source, destination, values, self.ranks, self.book.network)
-        return found
+        resharding = self._crossings.get(key)
+        if resharding is None:
+            resharding = self._crossings[key] = resharding_of(
+                source, destination, values, self.ranks, self.book.network
+            )
+        return resharding
 
     def exposed_s(self, reader: int, crossing: Resharding, table: LayerTable) -> tuple[Array, Array]:
         """What of a crossing into layer ``reader`` is waited for, forward and backward; halos hide behind compute."""
@@ -213,27 +215,27 @@ class LayoutPrices:
     def edges(self, layers: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         """Pairs (maker, reader) among ``layers``."""
         number = {self.layers[index].name: index for index in layers}
-        found = {
+        pairs = {
             (number[producer(name)], index)
             for index in layers
             for name in self.layers[index].inputs
             if producer(name) in number
         }
-        return tuple(sorted(found))
+        return tuple(sorted(pairs))
 
     def sums(self, index: int, shards: Shards) -> Sums:
         """What a layer sums over ranks, and holds of parameters."""
         own = self._own[self.layers[index].name]
         takes = takes_statistics(self.layers[index], not self.evaluates)
         key = (shards.sized.signature, shards.options, own, takes)
-        found = self._summed.get(key)
-        if found is None:
-            found = sums_of(shards, own, self.ranks, self._rate, self.book.profile.cluster)
+        layer_sums = self._summed.get(key)
+        if layer_sums is None:
+            layer_sums = sums_of(shards, own, self.ranks, self._rate, self.book.profile.cluster)
             if shards.sized.relation.REDUCTION == "statistics" and not takes:
-                nothing = np.zeros_like(found.statistics_s), np.zeros_like(found.standing_bytes)
-                found = replace(found, statistics_s=nothing[0], standing_bytes=nothing[1])
-            self._summed[key] = found
-        return found
+                nothing = np.zeros_like(layer_sums.statistics_s), np.zeros_like(layer_sums.standing_bytes)
+                layer_sums = replace(layer_sums, statistics_s=nothing[0], standing_bytes=nothing[1])
+            self._summed[key] = layer_sums
+        return layer_sums
 
     def _with_margins(self, sized: SizedLayer, plain: tuple[Option, ...]) -> tuple[Option, ...]:
         return tuple(
@@ -259,10 +261,10 @@ class LayoutPrices:
 
     def _rate(self, ranks: tuple[int, ...]) -> float:
         """Seconds a byte of a sum over ``ranks``, where all parameters of the graph are summed at once."""
-        found = self._rates.get(ranks)
-        if found is None:
-            found = self._rates[ranks] = reduction_rate(self.book, ranks)
-        return found
+        rate = self._rates.get(ranks)
+        if rate is None:
+            rate = self._rates[ranks] = reduction_rate(self.book, ranks)
+        return rate
 
     def _parameter_costs(self, index: int, held_bytes: Array) -> tuple[Array, Array]:
         update, accumulate = np.zeros_like(held_bytes), np.zeros_like(held_bytes)

@@ -112,7 +112,7 @@ def ties_between(
         together = tuple(sorted({stage_of[layer] for layer in parameter.layers}))
         if len(together) > 1:
             shared.setdefault(together, []).append(parameter)
-    found: list[list[Tie]] = [[] for _ in ranks]
+    ties: list[list[Tie]] = [[] for _ in ranks]
     for together, own in shared.items():
         everyone, size = ranks_of(together, ranks), sum(parameter.num_bytes for parameter in own)
         for stage in together:
@@ -121,8 +121,8 @@ def ties_between(
             for parameter in own:
                 first = parameter.layers[0]
                 where[stage_of[first] != stage].append((first, parameter.part))
-            found[stage].append(Tie(everyone, size, below, *map(tuple, where)))
-    return [tuple(each) for each in found], frozenset(p.name for own in shared.values() for p in own)
+            ties[stage].append(Tie(everyone, size, below, *map(tuple, where)))
+    return [tuple(each) for each in ties], frozenset(p.name for own in shared.values() for p in own)
 
 
 def bytes_elsewhere(parameters: Sequence[TiedParameter], stage_of: Sequence[int], stage: int) -> int:
@@ -158,11 +158,11 @@ class LayoutBook:
 
     def prices(self, ranks: tuple[int, ...], samples: int) -> LayoutPrices:
         """The prices of layers on ``ranks``."""
-        found = self._prices.get((ranks, samples))
-        if found is None:
+        of_group = self._prices.get((ranks, samples))
+        if of_group is None:
             made = LayoutPrices(self.book, ranks, samples, self.allow, self.halo_depth, self.evaluates)
-            found = self._prices[ranks, samples] = made
-        return found
+            of_group = self._prices[ranks, samples] = made
+        return of_group
 
     def forget_options(self) -> None:
         """Lets the prices of single layers go, which many options make large; those of stages stay."""
@@ -180,7 +180,7 @@ class LayoutBook:
         Args:
             blocks: of them, those that are run in blocks.
         """
-        found: dict[Size, StageCost] = {}
+        by_size: dict[Size, StageCost] = {}
         chosen = tuple(sorted(options.items()))
         for rows in sorted(sizes):
             key = (ranks, rows, chosen, tuple((block.layers, tuple(block.tiles.items())) for block in blocks))
@@ -188,8 +188,8 @@ class LayoutBook:
                 prices = self.prices(ranks, rows)
                 of_blocks = stage_cost_in_blocks(prices, options, blocks) if blocks else None
                 self._costs[key] = of_blocks or stage_cost(prices, options)
-            found[rows] = self._costs[key]
-        return found
+            by_size[rows] = self._costs[key]
+        return by_size
 
 
 def slice_cost(book: PriceBook, kind: str, layers: Sequence[int], size: TokenSlice, recompute: bool) -> StageCost:

@@ -51,13 +51,13 @@ class SharedBound:
     def largest_work_s(self, first: Numbers, last: Numbers) -> Array:
         """The least largest time of a member for all that it does in a step."""
         if not self._alone:
-            found = np.zeros(self.inside.shape)
+            largest_s = np.zeros(self.inside.shape)
             begin, end = np.nonzero(self.inside)
             if len(begin) <= _MANY_STAGES:
-                found[begin, end] = self.all_times.levels(lambda member: member.all_work, begin, end)[0]
+                largest_s[begin, end] = self.all_times.levels(lambda member: member.all_work, begin, end)[0]
             else:
-                found[begin, end] = self.times.mean(lambda member: member.all_work, begin, end)
-            self._alone.append(found)
+                largest_s[begin, end] = self.times.mean(lambda member: member.all_work, begin, end)
+            self._alone.append(largest_s)
         return self._alone[0][first, last]
 
     def alone_s(self, first: Numbers, last: Numbers) -> Array:

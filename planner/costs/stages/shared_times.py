@@ -105,8 +105,8 @@ def member_times(
     smaller = np.clip(np.arange(1, most + 1) * rest // size, 1, most) - 1
 
     def work(start: Array, others: Array) -> Array:
-        found = full * forward + start + (full - 1) * others
-        return found + forward[smaller] + others[smaller] if rest else found
+        total = full * forward + start + (full - 1) * others
+        return total + forward[smaller] + others[smaller] if rest else total
 
     return MemberTimes(
         forward=Times.of(forward, cuts),
@@ -135,14 +135,14 @@ class GroupTimes:
 
     def mean(self, of: Callable[[MemberTimes], Times], first: Numbers, last: Numbers) -> Array:
         """The least, over all shares, of the mean over samples of what a sample's member takes."""
-        found = np.zeros(np.broadcast(first, last).shape)
+        mean_s = np.zeros(np.broadcast(first, last).shape)
         for number in range(2):
             lines = [of(member).lines[number] for member in self.members]
             base = np.minimum.reduce([sums[last] - sums[first] for sums, _ in lines])
             slopes = [np.maximum(sums[last] - sums[first], 1e-300) for _, sums in lines]
             speed = sum(count / slope for count, slope in zip(self.counts, slopes, strict=True))
-            np.maximum(found, base + self.size / speed, out=found)
-        return found
+            np.maximum(mean_s, base + self.size / speed, out=mean_s)
+        return mean_s
 
     def levels(self, of: Callable[[MemberTimes], Times], first: Numbers, last: Numbers) -> tuple[Array, Numbers]:
         """The least largest time of a member, and how many samples a member of each sort may have in it at most.
@@ -162,12 +162,12 @@ class GroupTimes:
         def seconds(level: Numbers, at: Numbers) -> Array:
             """By sort: what a member takes at its level, infinite above the top."""
             begin, end = first[at], last[at]
-            found = np.full(level.shape, np.inf)
+            member_s = np.full(level.shape, np.inf)
             for sort, own in enumerate(sums):
                 row = np.clip(level[sort], 1, len(own)) - 1
                 own_s = own[row, end] - own[row, begin]
-                found[sort] = np.where(level[sort] > tops[sort, at], np.inf, own_s)
-            return found
+                member_s[sort] = np.where(level[sort] > tops[sort, at], np.inf, own_s)
+            return member_s
 
         speeds = np.array([len(own) / np.maximum(own[-1, last] - own[-1, first], 1e-300) for own in sums])
         level = np.clip(np.ceil(self.size * speeds / (counts @ speeds) - 1e-9).astype(np.int64), 1, tops)

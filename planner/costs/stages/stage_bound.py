@@ -35,17 +35,17 @@ class Spread:
 
     def least(self, first: Numbers, last: Numbers) -> Array:
         """The least of all members, for stages between ``first`` and ``last`` (arrays that broadcast)."""
-        found: Array = self.sums[0][last] - self.sums[0][first]
+        seconds: Array = self.sums[0][last] - self.sums[0][first]
         for row in self.sums[1:]:
-            np.minimum(found, row[last] - row[first], out=found)
-        return found
+            np.minimum(seconds, row[last] - row[first], out=seconds)
+        return seconds
 
     def most(self, first: Numbers, last: Numbers) -> Array:
         """The most of all members."""
-        found: Array = self.sums[0][last] - self.sums[0][first]
+        seconds: Array = self.sums[0][last] - self.sums[0][first]
         for row in self.sums[1:]:
-            np.maximum(found, row[last] - row[first], out=found)
-        return found
+            np.maximum(seconds, row[last] - row[first], out=seconds)
+        return seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,17 +170,17 @@ class StageBound:
 
     def _slowest(self, first: Numbers, last: Numbers) -> tuple[Array, Array]:
         """F and B (or I) of the member whose sum of the two is largest: another may have a longer F, another B."""
-        found: tuple[Array, Array] | None = None
+        slowest: tuple[Array, Array] | None = None
         for turn in self.turns:
             head, back_s = (sums[last] - sums[first] for sums in turn)
-            if found is None:
-                found = head, back_s
+            if slowest is None:
+                slowest = head, back_s
             else:
-                slower = head + back_s > found[0] + found[1]
-                found = np.where(slower, head, found[0]), np.where(slower, back_s, found[1])
-        if found is None:
+                slower = head + back_s > slowest[0] + slowest[1]
+                slowest = np.where(slower, head, slowest[0]), np.where(slower, back_s, slowest[1])
+        if slowest is None:
             raise ValueError("a stage has no member")
-        return found
+        return slowest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -325,10 +325,10 @@ class StageBounds:
 
     def _parted(self, num_ranks: int, kinds: Sequence[str], parts: int) -> Parted:
         """Of stages on so many ranks of some kinds, which divide the optimiser's state in ``parts``."""
-        found = _parted_sums(self.book, self.cuts)
-        updates = [found.updates[kind] - found.inside_updates[kind] / parts for kind in kinds]
-        sums_s = found.num_bytes * self._least_s_per_byte(num_ranks + 1)
-        return Parted(found.inside_bytes, np.minimum.reduce(updates) + sums_s)
+        sums = _parted_sums(self.book, self.cuts)
+        updates = [sums.updates[kind] - sums.inside_updates[kind] / parts for kind in kinds]
+        sums_s = sums.num_bytes * self._least_s_per_byte(num_ranks + 1)
+        return Parted(sums.inside_bytes, np.minimum.reduce(updates) + sums_s)
 
     def _least_s_per_byte(self, num_ranks: int) -> float:
         """No sum over stages of ``num_ranks`` ranks or more takes less for a byte; how many sums there are is open."""
@@ -352,16 +352,16 @@ class StageBounds:
         count, rest = len(self.micro_batches), int(self.micro_batches[-1] != self.micro_batches[0])
         if count == 1:
             return forward[kind, full] + first[kind, full]
-        found = forward[kind, full] * (count - rest) + first[kind, full] + later[kind, full] * (count - rest - 1)
-        return found + (forward[kind, last] + later[kind, last] if rest else 0.0)
+        seconds = forward[kind, full] * (count - rest) + first[kind, full] + later[kind, full] * (count - rest - 1)
+        return seconds + (forward[kind, last] + later[kind, last] if rest else 0.0)
 
     def _sums(self, running: Array) -> Array:
         """At each cut."""
         return self.cuts.sums(np.diff(running))
 
     def _spread(self, rows: list[Array]) -> Spread:
-        found = {row.tobytes(): row for row in map(self._sums, rows)}  # members that are alike once
-        return Spread(np.array(list(found.values())))
+        distinct = {row.tobytes(): row for row in map(self._sums, rows)}  # members that are alike once
+        return Spread(np.array(list(distinct.values())))
 
     def _memory(self, members: Sequence[Member], again: Again, parts: int, zero: int) -> Memory | None:
         """None where memory cannot matter."""

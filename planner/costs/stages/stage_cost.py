@@ -152,13 +152,13 @@ def with_ways(prices: LayoutPrices, chosen: Mapping[int, Option]) -> dict[int, O
     It is the one that moves the layer's first input in least time from the layer that makes it; 1 where that is none
     of ``chosen``.
     """
-    found = dict(chosen)
+    settled = dict(chosen)
     for maker, reader in prices.edges(tuple(sorted(chosen))):
         if not chosen[reader].ways:
             options = ((_plain(chosen[maker]),), (_plain(chosen[reader]),))
             ways = int(prices.crossing(maker, reader, *options).ways[0, 0])
-            found[reader] = replace(chosen[reader], ways=max(found[reader].ways, ways))
-    return {index: option if option.ways else replace(option, ways=1) for index, option in found.items()}
+            settled[reader] = replace(chosen[reader], ways=max(settled[reader].ways, ways))
+    return {index: option if option.ways else replace(option, ways=1) for index, option in settled.items()}
 
 
 def _exchanged(
@@ -243,16 +243,16 @@ def _put_off(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> tuple[tu
 
 def _evidence(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> Evidence:
     """The weakest; a share of the whole is no better than interpolated."""
-    found: set[Evidence] = set()
+    evidences: set[Evidence] = set()
     for index, table in tables.items():
         for member, rank in enumerate(prices.ranks):
             samples, kind = int(table.shards.samples[0, member]), prices.book.kind_off_chip(rank)
             own = prices.parts.evidence(prices.layers[index].name, kind, table.shards, 0, member)
             is_part = abs(float(table.shards.share[0, member]) - 1.0) > 1e-12
-            found.update(own or (prices.book.tables.at(kind, samples).evidence[index],))
+            evidences.update(own or (prices.book.tables.at(kind, samples).evidence[index],))
             if is_part and not own:
-                found.add(INTERPOLATED)
-    return weakest(found)
+                evidences.add(INTERPOLATED)
+    return weakest(evidences)
 
 
 def _plain(option: Option) -> Option:
@@ -260,5 +260,5 @@ def _plain(option: Option) -> Option:
 
 
 def _total(parts: list[Array], shape: tuple[int, ...]) -> Array:
-    found: Array = np.sum(parts, axis=0) if parts else np.zeros(shape)
-    return found
+    total: Array = np.sum(parts, axis=0) if parts else np.zeros(shape)
+    return total

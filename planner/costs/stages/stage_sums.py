@@ -114,9 +114,9 @@ def of_those(sums: Array, again: Again) -> Array:
     if isinstance(again, bool):
         return sums if again else np.zeros_like(sums)
     by_layer, places = np.diff(sums), list(again)
-    found = np.zeros_like(by_layer)
-    found[places] = by_layer[places]
-    return running(found)
+    counted = np.zeros_like(by_layer)
+    counted[places] = by_layer[places]
+    return running(counted)
 
 
 def with_recompute(backward: Figures, backward_input: Figures, again: Figures) -> tuple[Figures, Figures]:

@@ -69,17 +69,17 @@ def ends_of_hosts(problem: Problem) -> list[int]:
 def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Pool, ...]:
     """The usable ranks as pools, in order of their first rank; ranks that ``constraints`` tell apart are so."""
     cluster = problem.profile.cluster
-    found: dict[tuple[str, tuple[str, ...], int, int, tuple[bool, ...]], list[int]] = {}
+    alike: dict[tuple[str, tuple[str, ...], int, int, tuple[bool, ...]], list[int]] = {}
     for rank in problem.ranks:
         device = cluster.devices[rank]
         told_apart = constraints.device_class(rank) if constraints is not None else ()
         limit, on_chip = problem.memory_limit_bytes(rank) + device.on_chip_bytes, device.on_chip_bytes
-        found.setdefault((device.kind, cluster.groups_of(rank), limit, on_chip, told_apart), []).append(rank)
+        alike.setdefault((device.kind, cluster.groups_of(rank), limit, on_chip, told_apart), []).append(rank)
     linked = {end for pair in cluster.pairs for end in (pair.src_host, pair.dst_host)}
-    hosts = [cluster.devices[ranks[0]].host for ranks in found.values()]
+    hosts = [cluster.devices[ranks[0]].host for ranks in alike.values()]
     return tuple(
         Pool(kind, groups, limit, tuple(ranks), told_apart, host if host in linked else "", on_chip)
-        for host, ((kind, groups, limit, on_chip, told_apart), ranks) in zip(hosts, found.items(), strict=True)
+        for host, ((kind, groups, limit, on_chip, told_apart), ranks) in zip(hosts, alike.items(), strict=True)
     )
 
 

@@ -54,10 +54,10 @@ class Choice:
 
 def cheapest_first(evaluator: Evaluator, candidates: Iterable[Candidate], within: Budget) -> Iterable[Candidate]:
     """The candidates in their order; if they are too much work for the budget, those of few micro-batches first."""
-    found = list(candidates)
-    if sum(map(evaluator.takes_s, found)) > within.left_s:
-        found.sort(key=evaluator.takes_s)
-    return found
+    ordered = list(candidates)
+    if sum(map(evaluator.takes_s, ordered)) > within.left_s:
+        ordered.sort(key=evaluator.takes_s)
+    return ordered
 
 
 def choose(
@@ -266,9 +266,13 @@ def _schedules(evaluator: Evaluator, best: Evaluation) -> Iterator[Alternative]:
         other = replace(best.candidate, schedule=name)
         wanted = name != best.candidate.schedule and best.candidate.num_stages > 1 and not best.candidate.positions
         if wanted and evaluator.has_time_for(other) and not evaluator.unmet(other):
-            found = evaluator.evaluate(other)
+            evaluation = evaluator.evaluate(other)
             title = f"schedule {name}"
-            yield (_slower(evaluator, title, found, best) if found.fits else too_large(title, evaluator.problem, found))
+            yield (
+                _slower(evaluator, title, evaluation, best)
+                if evaluation.fits
+                else too_large(title, evaluator.problem, evaluation)
+            )
 
 
 def _numbers_of_stages(
