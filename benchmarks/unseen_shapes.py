@@ -185,7 +185,7 @@ def parts(held: Held, all_at_once: bool) -> Errors:
             except MissingMeasurementError:
                 continue
             share = np.array(cost.values) * (prod(m.part) / prod(whole))
-            found = tables.parts.estimate(held.kind, m.layer, m.samples, m.part, whole, share)
+            found = tables.parts.estimate(held.kind, m.layer, (m.samples, m.part), whole, share)
             measured_s = m.passes_s
             errors.add("planner", float(found[:2].sum()), measured_s)
             errors.add("share", float(share[:2].sum()), measured_s)

@@ -19,6 +19,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def _answer(options: argparse.Namespace) -> int:
     answer = _PEERS[options.peer](options)
     seconds = time.process_time() - start
     shown = {
-        "value": answer.value if answer.found else None,
+        "value": answer.value if answer.has_plan else None,
         "bound": answer.bound if answer.bound < inf else None,
         "status": answer.status,
         "cpu_seconds": round(seconds, 6),
@@ -162,10 +163,10 @@ def _answer(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(shown, indent=1, allow_nan=False) + "\n")
     else:
         unit = UNITS[options.peer]
-        value = f"{answer.value:.9g} {unit}, bound {answer.bound:.9g} {unit}, " if answer.found else ""
+        value = f"{answer.value:.9g} {unit}, bound {answer.bound:.9g} {unit}, " if answer.has_plan else ""
         sys.stdout.write(f"{options.peer}: {value}{answer.status}, {seconds:.3f} s of CPU\n")
         sys.stdout.write(json.dumps(shown["plan"], indent=1, ensure_ascii=False) + "\n")
-    if not answer.found:
+    if not answer.has_plan:
         error = InfeasibleError(
             f"{options.peer} finds no plan ({answer.status})", [_limits(options)], ["give more memory, devices or time"]
         )
@@ -235,16 +236,11 @@ def _piper(options: argparse.Namespace) -> RivalAnswer:
     instance = piper_format.read(_one_file(options))
     devices = sum(options.machines) if options.machines else options.accelerators
     bandwidth = _one_bandwidth(options)
-    return piper.solve(
-        instance,
-        **_given(
-            devices=devices,
-            memory_bytes=options.memory,
-            bandwidth_bytes_per_s=bandwidth,
-            variant="released" if options.released else options.variant,
-            time_limit_s=options.time_limit,
-        ),
+    instance = replace(
+        instance, **_given(devices=devices, memory_bytes=options.memory, bandwidth_bytes_per_s=bandwidth)
     )
+    variant = "released" if options.released else options.variant
+    return piper.solve(instance, **_given(variant=variant, time_limit_s=options.time_limit))
 
 
 _PEERS: Mapping[str, Callable[[argparse.Namespace], RivalAnswer]] = {

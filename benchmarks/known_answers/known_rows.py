@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -159,7 +159,8 @@ def _piper(row: dict[str, str], devices: int, bandwidth: float, expected: float,
 
     def solve() -> float:
         instance = piper.read(path)
-        answer = piper_peer.solve(instance, devices=devices, memory_bytes=memory, bandwidth_bytes_per_s=bandwidth * GIB)
+        rate = bandwidth * GIB
+        answer = piper_peer.solve(replace(instance, devices=devices, memory_bytes=memory, bandwidth_bytes_per_s=rate))
         return answer.value
 
     name = f"{row['instance']}, {row['devices']}, {row['memory_limit']}"

@@ -1,10 +1,10 @@
 """Mutation check: the share of faults that the short suite notices, of those that the whole suite notices.
 
-    python -m benchmarks.mutation [--mutants 200] [--seed 0] [--minutes 60] [--json] [--quick]
+    python -m benchmarks.mutation [--mutants 200] [--seed 0] [--minutes 60] [--packages NAME ...] [--json] [--quick]
     python -m benchmarks.mutation --of VERDICTS ... [--json]
     python -m benchmarks.mutation --record [TESTS ...]
 
-Mutants of ``planner/``, ``runtime/`` and ``cuda_ops/`` are drawn (:mod:`benchmarks.mutation.mutants`), as many from
+Mutants of all packages, or of those of ``--packages``, are drawn (:mod:`benchmarks.mutation.mutants`), as many from
 each as it has lines.  Each is judged (:mod:`benchmarks.mutation.verdicts`) by the tests that run what it changes
 (:mod:`benchmarks.mutation.selection`), first as ``make test`` runs them, then, if it lives, with every case, as ``make
 test-all`` does.  The score is the share of the former among all that were killed.  Mutants that no test kills are no
@@ -66,16 +66,17 @@ class Options:
     before: tuple[str, ...] = ()
     verdicts: Path | None = None
     record: Path | None = None
+    packages: tuple[str, ...] = PACKAGES
 
 
-def measure(quick: bool, options: Options, home: Path = HOME, packages: Sequence[str] = PACKAGES) -> list[Row]:
+def measure(quick: bool, options: Options, home: Path = HOME) -> list[Row]:
     """Judge the mutants that have no verdict yet, as many as there is time for."""
     stops_s = time.monotonic() + options.budget_s
     record = with_noted_seconds(load_record(options.record or cache_file(home)), home)
     with copy_of(home) as root:
         files = files_of_tests(root)
         tree = Tree(root, options.before, 20.0 if quick else options.limit_s)
-        mutants = draw(root, packages, NUM_QUICK if quick else options.mutants, options.seed)
+        mutants = draw(root, options.packages, NUM_QUICK if quick else options.mutants, options.seed)
         random.Random(options.seed).shuffle(mutants)
         known = {} if quick else {verdict.mutant: verdict for verdict in _kept(options.verdicts)}
         for every_case in (False,) if options.short else (False, True):
@@ -191,6 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--record-file", type=Path, metavar="FILE", help="instead of the one of this commit in the cache"
     )
+    parser.add_argument("--packages", nargs="+", choices=PACKAGES, default=PACKAGES, help="whose mutants are drawn")
     parser.add_argument("--of", nargs="+", type=Path, metavar="VERDICTS", help="the rows of these files alone")
     parser.add_argument("--record", nargs="*", metavar="TESTS", help="note what tests enter, and end")
     own, rest = parser.parse_known_args(arguments)
@@ -205,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         before,
         own.verdicts,
         own.record_file,
+        tuple(own.packages),
     )
     if own.record is not None:
         _record(own.record, options)

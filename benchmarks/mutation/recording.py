@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 FOLDER, FILE, ROOT = "MUTATION_FOLDER", "MUTATION_FILE", "MUTATION_ROOT"
-PACKAGES = ("planner", "runtime", "cuda_ops")
+PACKAGES = ("planner", "runtime", "cuda_ops", "profiler", "halopipe")
 
 
 class Recorder:

@@ -139,7 +139,7 @@ class Divided:
         names = [layer.name for layer in graph.layers if not layer.name.startswith(graph.loss)]
         placement, by_name, values = Placement(0, CUTS), graph.by_name(), graph.values()
         layers = {name: layer_division(graph, by_name[name], values, placement, self._samples) for name in names}
-        self._division = Division(layers, 2, self._samples, number=0)
+        self._division = Division(layers, 2, self._samples).in_use({}, 0)
         self.stage = DividedStage(captured, names, PeerGroup(transport, (0, 1), _DEADLINE_S), DeferredGradients())
         rule = self.stage.rule(lambda node: None)
         if settings != LINEAR:

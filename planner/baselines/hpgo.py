@@ -234,7 +234,7 @@ class Planner:
         for level in reversed(rows):
             ends.append(state)
             groups.append(_one_of(machines, int(level[used].hosts[state])))
-            state, used = level[used].came.get(state, (state, used))
+            state, used = level[used].origins.get(state, (state, used))
         yield self._made(ONE_BY_ONE, 1, ends[::-1], groups[::-1], longest_s)
 
 
@@ -245,12 +245,12 @@ class _Row:
     Attributes:
         longest_s: the longest of stages and cuts; infinite where there is no pipeline.
         hosts: of the last stage.
-        came: the state before the last stage, and the devices taken before it; nothing if it is the first.
+        origins: the state before the last stage, and the devices taken before it; nothing if it is the first.
     """
 
     longest_s: Floats
     hosts: Ints
-    came: dict[int, tuple[int, Counts]] = field(default_factory=dict)
+    origins: dict[int, tuple[int, Counts]] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, num_states: int) -> _Row:
@@ -261,7 +261,7 @@ class _Row:
         origin, least = seconds.argmin(axis=0), seconds.min(axis=0)
         for state in np.flatnonzero(least < self.longest_s).tolist():
             self.longest_s[state], self.hosts[state] = least[state], host
-            self.came[state] = int(origin[state]), used
+            self.origins[state] = int(origin[state]), used
 
 
 def _filled(machines: HpgoMachines, count: int) -> Counts:

@@ -120,12 +120,12 @@ def device(name: str) -> DeviceEntry:
     Raises:
         UnknownNameError: there is none; the text suggests the nearest.
     """
-    return _found("device", name, devices())
+    return _entry_named("device", name, devices())
 
 
 def link(name: str) -> LinkEntry:
     """The link called ``name``, as :func:`device`."""
-    return _found("link", name, links())
+    return _entry_named("link", name, links())
 
 
 def read_device(text: str, source: str) -> DeviceEntry:
@@ -188,7 +188,7 @@ def names_of(entries: Iterable[DeviceEntry] | Iterable[LinkEntry]) -> dict[str, 
     return {word.lower(): entry.name for entry in entries for word in (entry.name, *entry.aliases)}
 
 
-def _found(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+def _entry_named(what: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     names = names_of(entries.values())
     if name.lower() not in names:
         near = suggestion(name, names.values())

@@ -39,7 +39,8 @@ from planner.ir.schedule import Edge, Pipeline
 from planner.layers import prepared_inputs, throughout_sites
 from planner.layers.boundary import Boundaries
 from planner.layers.recomputed import cores_by_index
-from planner.passes import lower, validate
+from planner.passes import validate
+from planner.passes.lowering import with_rows
 from planner.schedules import schedule as schedule_named
 
 
@@ -304,10 +305,10 @@ def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = N
         program = Program(candidate.rows, stages, candidate.groups, routes)
         return program if symmetry is None else symmetry.first(program)
     order = schedule_named(candidate.schedule)(Pipeline(stages, candidate.positions, candidate.windows))
-    num_ranks, ahead = 1 + max(candidate.used_ranks), candidate.prepares_ahead
-    if symmetry is None:
-        return lower(order, stages, candidate.groups, routes, num_ranks, ahead=ahead)
-    return lower(order, stages, candidate.groups, symmetry.routes(routes), num_ranks, ahead=ahead, only=symmetry.kept)
+    num_ranks = 1 + max(candidate.used_ranks)
+    kept, messages = (range(num_ranks), routes) if symmetry is None else (symmetry.kept, symmetry.routes(routes))
+    draft = Program(((),) * num_ranks, stages, candidate.groups, messages)
+    return with_rows(draft, order, kept, candidate.prepares_ahead)
 
 
 def _pieces(boundaries: Boundaries, edge: Edge, size: Size) -> Pieces:

@@ -125,7 +125,7 @@ def plan_rows(plans: Mapping[str, Plan]) -> tuple[PlanRow, ...]:
 
 def stage_rows(plan: Plan, profile: Profile | None = None, timeline: Timeline | None = None) -> tuple[StageRow, ...]:
     """A row a stage."""
-    sends = handovers(program_of(plan, profile)) if profile is not None else None
+    sends = stage_transfers(program_of(plan, profile)) if profile is not None else None
     times = stage_seconds(timeline) if timeline is not None else {}
     rows = []
     for index, stage in enumerate(plan.decision.stages):
@@ -187,7 +187,7 @@ def program_of(plan: Plan, profile: Profile) -> Program:
     return Boundaries.of_decision(profile.graph, plan.decision).program(plan.decision)
 
 
-def handovers(program: Program) -> tuple[StageTransfer, ...]:
+def stage_transfers(program: Program) -> tuple[StageTransfer, ...]:
     """What crosses each edge for the first micro-batch."""
     transfers = []
     for edge in program.stages.edges:

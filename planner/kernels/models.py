@@ -177,14 +177,14 @@ def kernels_of(figures: Device, dtype: str, own: Sequence[Fit] = ()) -> Kernels:
     """As :func:`kernels`, of a device by its figures; fits of ``own`` tables come first."""
     every = (*own, *stored_fits())
     kinds = (GEMM, BATCHED, ATTENTION, ATTENTION_BACKWARD, *MEMORY_BOUND)
-    fits_by_kind = {kind: _found(every, figures.name, dtype_of(dtype), kind) for kind in kinds}
+    fits_by_kind = {kind: _fit_of(every, figures.name, dtype_of(dtype), kind) for kind in kinds}
     fits = {kind: fit for kind, fit in fits_by_kind.items() if fit is not None}
     for kind in MEMORY_BOUND:
         fits.setdefault(kind, fits[_STAND_INS.get(kind, "elementwise")])
     return Kernels(figures, dtype, WIDTHS[dtype], fits)
 
 
-def _found(every: Sequence[Fit], name: str, dtype: str, kind: str) -> tuple[Fit, str] | None:
+def _fit_of(every: Sequence[Fit], name: str, dtype: str, kind: str) -> tuple[Fit, str] | None:
     of_kind = [fit for fit in every if fit.kind == kind]
     chip = next((chip for chip in _CHIPS if name in chip), (name,))
     for device in (name, *(other for other in chip if other != name)):

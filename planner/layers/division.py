@@ -16,8 +16,10 @@ same for many layouts at once; a test compares the two.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from itertools import product
+from typing import Self
 
 from planner.ir.box import Box, Interval, Transfer, hull, intersect, subtract, transfers, volume, whole
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, output_of, producer, value_name
@@ -168,12 +170,11 @@ class Division:
         layers: Mapping[str, LayerDivision],
         num_ranks: int,
         samples: int,
-        sizes: Mapping[str, int] | None = None,
-        number: int | None = None,
         blocks: tuple[BlockDivision, ...] = (),
     ) -> None:
-        self.layers, self.num_ranks, self.samples, self.sizes = layers, num_ranks, samples, sizes or {}
-        self.number, self.blocks = number, blocks
+        self.layers, self.num_ranks, self.samples, self.blocks = layers, num_ranks, samples, blocks
+        self.sizes: Mapping[str, int] = {}
+        self.number: int | None = None
         self._outside: dict[str, Boxes] = {}
 
     @classmethod
@@ -183,13 +184,11 @@ class Division:
         decision: Decision,
         stage: int,
         samples: int,
-        sizes: Mapping[str, int] | None = None,
-        number: int | None = None,
     ) -> Division:
         """The division that a plan says, of ``graph`` in the shapes of a micro-batch."""
         placed = {name: decision.layers[name] for name in decision.layers_of(stage)}
         each = decision.stages[stage]
-        return cls.placed(graph, placed, len(each.ranks), samples, each.blocks, sizes, number)
+        return cls.placed(graph, placed, len(each.ranks), samples, each.blocks)
 
     @classmethod
     def placed(
@@ -199,8 +198,6 @@ class Division:
         num_ranks: int,
         samples: int,
         blocks: Iterable[Block] = (),
-        sizes: Mapping[str, int] | None = None,
-        number: int | None = None,
     ) -> Division:
         """That of a stage whose layers are ``placements``, in the graph's order; see the class for the others."""
         by_name, values = graph.by_name(), graph.values()
@@ -213,7 +210,13 @@ class Division:
             divided |= {
                 name: _hull_of(divided[name], [t.layers[name] for t in in_blocks[-1].tiles]) for name in block.layers
             }
-        return cls(divided, num_ranks, samples, sizes, number, tuple(in_blocks))
+        return cls(divided, num_ranks, samples, tuple(in_blocks))
+
+    def in_use(self, sizes: Mapping[str, int], number: int | None) -> Self:
+        """The same for batches of those ``sizes``; other divisions in use have other numbers."""
+        division = copy(self)
+        division.sizes, division.number = sizes, number
+        return division
 
     def makes(self, value: str) -> bool:
         """Whether a layer of the stage makes ``value``."""

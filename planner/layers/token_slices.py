@@ -129,24 +129,15 @@ class TokenAxes:
                     values[value_name(layer.name, index)] = replace(work, dim=at)
         return cls(graph, num_tokens, values, works, frozenset(free))
 
-    def division(
-        self, decision: Decision, stage: int, samples: int, sizes: Mapping[str, int] | None = None, number: int = 0
-    ) -> SlicedDivision:
+    def division(self, decision: Decision, stage: int, samples: int) -> SlicedDivision:
         """How the slices of ``decision`` divide the layers of a stage of one rank, for so many samples."""
-        return self.divided(decision.layers_of(stage), decision.token_slices, samples, sizes, number)
+        return self.divided(decision.layers_of(stage), decision.token_slices, samples)
 
-    def divided(
-        self,
-        layers: Iterable[str],
-        slices: tuple[int, ...],
-        samples: int,
-        sizes: Mapping[str, int] | None = None,
-        number: int = 0,
-    ) -> SlicedDivision:
+    def divided(self, layers: Iterable[str], slices: tuple[int, ...], samples: int) -> SlicedDivision:
         """The same for any layers and lengths of slices."""
         by_name, specs = self.graph.by_name(), self.graph.values()
         divisions = {name: self._layer(by_name[name], specs, slices, samples) for name in layers}
-        return SlicedDivision(self, divisions, slices, samples, sizes, number)
+        return SlicedDivision(self, divisions, slices, samples)
 
     def box(self, value: str, spec: TensorSpec, samples: int, start: int, stop: int) -> Box:
         """The part of a value that belongs to tokens ``start`` to ``stop``, of ``spec`` for so many samples."""
@@ -223,10 +214,8 @@ class SlicedDivision(Division):
         layers: Mapping[str, LayerDivision],
         slices: tuple[int, ...],
         samples: int,
-        sizes: Mapping[str, int] | None = None,
-        number: int = 0,
     ) -> None:
-        super().__init__(layers, len(slices), samples, sizes, number)
+        super().__init__(layers, len(slices), samples)
         self.axes, self._points = axes, cut_points(slices)
         self._specs, self._boxes = axes.graph.values(), dict[str, Boxes]()
 

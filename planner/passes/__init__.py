@@ -2,7 +2,8 @@
 
 ``lower`` makes a schedule into a program with every message, reduction and update explicit; ``validate`` proves that a
 program is complete, in order, on the right weights and free of deadlock.  What a list keeps in memory is read off it by
-``in_flight`` and ``versions_kept``; how old its weights are, by ``staleness``.
+``in_flight`` and ``versions_kept``; how old its weights are, by ``staleness``.  When an action may start, and when it
+ends, is in ``events``.
 """
 
 from __future__ import annotations

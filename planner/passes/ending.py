@@ -134,7 +134,7 @@ class _UntimedRows(RankRows):
             if code == _MEET:
                 yield code, (), m, number, index
             elif code >= 0:
-                peers = numbering.moves(kind)[m]
+                peers = numbering.moves[kind][m]
                 channels = channels_of.get((kind, id(peers)))
                 if channels is None:
                     channels = channels_of[kind, id(peers)] = self._channels(rank, kind, peers.get(rank, ()))

@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from planner.ir.lazy import Memo
 from planner.ir.schedule import COMPUTE, Action, Op, Pipeline, StageTimes, dependencies
 
 NOT_YET = -1.0
@@ -78,9 +79,10 @@ class StageClock:
     pipeline: Pipeline
     free: list[float] = field(init=False)
     _ends: dict[tuple[int, Op, int], float] = field(init=False, default_factory=dict)
-    _needs: dict[StageOp, tuple[tuple[StageOp, ...], ...]] = field(init=False, default_factory=dict)
+    _needs: Memo[StageOp, tuple[tuple[StageOp, ...], ...]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._needs = Memo(self._needed)
         self.free = [0.0] * self.pipeline.num_positions
 
     def duration(self, stage: int, op: Op) -> float:
@@ -100,7 +102,7 @@ class StageClock:
     def ready(self, stage: int, op: Op, microbatch: int) -> float | None:
         """When everything that the action needs is there; None if something has not run yet."""
         latest = 0.0
-        for alternatives in self._needed(stage, op):
+        for alternatives in self._needs[stage, op]:
             arrivals = [
                 self._ends[other, what, microbatch] + self.hop(stage, other)
                 for other, what in alternatives
@@ -117,13 +119,10 @@ class StageClock:
         end = max(ready, self.free[position]) + self.duration(stage, op)
         self.free[position] = self._ends[stage, op, microbatch] = end
 
-    def _needed(self, stage: int, op: Op) -> tuple[tuple[StageOp, ...], ...]:
-        needs = self._needs.get((stage, op))
-        if needs is None:
-            groups = dependencies(Action(stage, op, 0), self.pipeline.stages)
-            parts = [[(a.stage, a.op) for a in group if a.op in COMPUTE] for group in groups if not _is_prepared(group)]
-            needs = self._needs[stage, op] = tuple(tuple(sorted(group)) for group in parts)
-        return needs
+    def _needed(self, of: StageOp) -> tuple[tuple[StageOp, ...], ...]:
+        groups = dependencies(Action(*of, 0), self.pipeline.stages)
+        parts = [[(a.stage, a.op) for a in group if a.op in COMPUTE] for group in groups if not _is_prepared(group)]
+        return tuple(tuple(sorted(group)) for group in parts)
 
 
 def _is_prepared(group: Iterable[Action]) -> bool:

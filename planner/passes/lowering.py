@@ -13,6 +13,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from planner.ir.lazy import Memo
 from planner.ir.program import Message, Program, Route
 from planner.ir.schedule import MESSAGE, PER_STEP, RECEIVE, Action, Op, Schedule, StageGraph, dependencies
 
@@ -40,6 +41,8 @@ class Numbering:
         places: by rank, the index of each number in its row.
         kinds: what each kind is.
         strangers: numbers of actions of micro-batches that do not exist.
+        moves: by kind of a send or receive and micro-batch, who exchanges messages with whom.
+        first_needs: ``dependencies`` of a kind at micro-batch 0, by token slice: one where there are none.
     """
 
     def __init__(self, program: Program) -> None:
@@ -48,8 +51,8 @@ class Numbering:
         self.kinds: list[Kind] = []
         self.strangers: set[int] = set()
         self._kind_of: dict[object, int] = {}
-        self._needs: dict[int, tuple[tuple[Alternatives, ...], ...]] = {}
-        self._moves: dict[int, list[Peers]] = {}
+        self.first_needs: Memo[int, tuple[tuple[Alternatives, ...], ...]] = Memo(self._first_needs)
+        self.moves: Memo[int, list[Peers]] = Memo(self._moves)
         self._peers: dict[tuple[int, str], Peers] = {}
         self.rows = [self._numbers(row) for row in program.rows]
         self.places = [{number: index for index, number in enumerate(row)} for row in self.rows]
@@ -79,24 +82,19 @@ class Numbering:
         stage, op, peer = self.kinds[kind]
         return Action(stage, op, None if m == self.span - 1 else m, peer)
 
-    def moves(self, kind: int) -> Sequence[Peers]:
-        """By micro-batch, who exchanges the messages of a send or receive with whom."""
-        peers = self._moves.get(kind)
-        if peers is None:
-            stage, op, peer = self.kinds[kind]
-            at_source = op in (Op.SEND_FORWARD, Op.RECV_BACKWARD)
-            other = -1 if peer is None else peer
-            src, dst = (stage, other) if at_source else (other, stage)
-            messages = self.program.messages
-            routes = (messages.get((src, dst, m), ()) for m in range(self.span - 1))
-            forward = op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
-            peers = self._moves[kind] = [self._peers_of(route, forward, at_source) for route in routes]
-        return peers
+    def _moves(self, kind: int) -> list[Peers]:
+        stage, op, peer = self.kinds[kind]
+        at_source = op in (Op.SEND_FORWARD, Op.RECV_BACKWARD)
+        other = -1 if peer is None else peer
+        src, dst = (stage, other) if at_source else (other, stage)
+        routes = (self.program.messages.get((src, dst, m), ()) for m in range(self.span - 1))
+        forward = op in (Op.SEND_FORWARD, Op.RECV_FORWARD)
+        return [self._peers_of(route, forward, at_source) for route in routes]
 
     def peers(self, rank: int, number: int) -> tuple[int, ...]:
         """The ranks that ``rank`` exchanges messages with in a send or receive; none if it moves nothing."""
         kind, m = divmod(number, self.span)
-        by_microbatch = self.moves(kind)
+        by_microbatch = self.moves[kind]
         return by_microbatch[m].get(rank, ()) if m < len(by_microbatch) else ()
 
     def needs(self, number: int) -> Iterator[Alternatives]:
@@ -108,16 +106,12 @@ class Numbering:
             rule = dependencies(Action(stage, op, None if m == last else m), self.program.stages)
             return (tuple(map(self.number, group)) for group in rule)
         which = m % self.slices
-        return (tuple(first + m - which for first in group) for group in self.first_needs(kind)[which])
+        return (tuple(first + m - which for first in group) for group in self.first_needs[kind][which])
 
-    def first_needs(self, kind: int) -> tuple[tuple[Alternatives, ...], ...]:
-        """``dependencies`` of the kind at micro-batch 0, by token slice: one where there are none."""
-        needs = self._needs.get(kind)
-        if needs is None:
-            stage, op, peer = self.kinds[kind]
-            rules = (dependencies(Action(stage, op, m, peer), self.program.stages) for m in range(self.slices))
-            needs = self._needs[kind] = tuple(tuple(tuple(map(self.number, group)) for group in rule) for rule in rules)
-        return needs
+    def _first_needs(self, kind: int) -> tuple[tuple[Alternatives, ...], ...]:
+        stage, op, peer = self.kinds[kind]
+        rules = (dependencies(Action(stage, op, m, peer), self.program.stages) for m in range(self.slices))
+        return tuple(tuple(tuple(map(self.number, group)) for group in rule) for rule in rules)
 
     def unmet(self, missing: bool) -> Unmet | None:
         """The first action whose needs on its own rank come later, or (if ``missing``) are nowhere.
@@ -160,7 +154,7 @@ class Numbering:
         op = self.kinds[kind][1]
         if op in RECEIVE:
             return None
-        return () if op in PER_STEP else self.first_needs(kind)
+        return () if op in PER_STEP else self.first_needs[kind]
 
     def _unsent(self, rank: int, number: int) -> Action | None:
         """The send of a piece of what ``rank`` receives that is not in its sender's row."""
@@ -218,7 +212,6 @@ def lower(
     num_ranks: int,
     *,
     ahead: bool = True,
-    only: Container[int] | None = None,
 ) -> Program:
     """The program of ``schedule``: a receive just before its consumer, a send just after its producer.
 
@@ -230,35 +223,40 @@ def lower(
 
     Args:
         ahead: if False, what is prepared stands just before the forward that needs it, after its receives.
-        only: ranks that have a row; None: all.
+
+    Raises:
+        ValueError: as of :func:`with_rows`.
+    """
+    return with_rows(Program(((),) * num_ranks, stages, ranks, messages), schedule, range(num_ranks), ahead)
+
+
+def with_rows(draft: Program, schedule: Schedule, kept: Container[int], ahead: bool = True) -> Program:
+    """The program ``draft``, which has no actions, with the rows of the ranks ``kept``; as of :func:`lower`.
 
     Raises:
         ValueError: a rank has to run several positions of the schedule, whose order among each other nobody gave, or
             the stages of a position are on different ranks.
     """
-    draft = Program(tuple(() for _ in range(num_ranks)), stages, ranks, messages)
-    _require_one_group(schedule, ranks)
-    rows: list[tuple[Action, ...]] = []
-    for rank in range(num_ranks):
-        if only is not None and rank not in only:
-            rows.append(())
-            continue
-        positions = [row for row in schedule.rows if row and rank in ranks[row[0].stage]]
-        if len(positions) > 1:
-            heads = ", ".join(str(row[0]) for row in positions)
-            raise ValueError(f"rank {rank} runs {len(positions)} positions of the schedule (they start with {heads})")
-        computes = [compute for position in positions for compute in position]
-        prepared = _prepared(stages, computes, ahead)
-        row = [
-            action
-            for compute, before in zip(computes, prepared, strict=True)
-            for action in _moved(draft, rank, compute, before, ahead)
-        ]
-        if schedule.blocking or schedule.streams:
-            marked = partial(replace, blocking=schedule.blocking, streams=schedule.streams)
-            row = [marked(action) if action.op in MESSAGE else action for action in row]
-        rows.append(tuple(_with_reductions(row, ranks)))
-    return Program(tuple(rows), stages, ranks, messages)
+    _require_one_group(schedule, draft.ranks)
+    rows = (_lowered(draft, schedule, rank, ahead) if rank in kept else () for rank in range(len(draft.rows)))
+    return replace(draft, rows=tuple(rows))
+
+
+def _lowered(draft: Program, schedule: Schedule, rank: int, ahead: bool) -> tuple[Action, ...]:
+    positions = [row for row in schedule.rows if row and rank in draft.ranks[row[0].stage]]
+    if len(positions) > 1:
+        heads = ", ".join(str(row[0]) for row in positions)
+        raise ValueError(f"rank {rank} runs {len(positions)} positions of the schedule (they start with {heads})")
+    computes = [compute for position in positions for compute in position]
+    row = [
+        action
+        for compute, before in zip(computes, _prepared(draft.stages, computes, ahead), strict=True)
+        for action in _moved(draft, rank, compute, before, ahead)
+    ]
+    if schedule.blocking or schedule.streams:
+        marked = partial(replace, blocking=schedule.blocking, streams=schedule.streams)
+        row = [marked(action) if action.op in MESSAGE else action for action in row]
+    return tuple(_with_reductions(row, draft.ranks))
 
 
 def _require_one_group(schedule: Schedule, ranks: tuple[tuple[int, ...], ...]) -> None:

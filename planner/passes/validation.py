@@ -157,7 +157,7 @@ def _messages(numbering: Numbering, stage: int, trains: bool) -> Iterator[tuple[
     for ahead, back, peer in ops:
         for op in (ahead, back) if trains else (ahead,):
             kind = numbering.kind(stage, op, peer)
-            yield kind * numbering.span, numbering.moves(kind)
+            yield kind * numbering.span, numbering.moves[kind]
 
 
 def _why_not(program: Program, rank: int, action: Action, trains: bool, updates: tuple[int | None, ...]) -> str:

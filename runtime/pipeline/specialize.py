@@ -204,9 +204,9 @@ class Specializer:
             named = dict(zip(self._sizes, sizes, strict=False))
             number = self._numbers.setdefault((stage, rows, sizes), _number(stage, self._numbers))
             if boundaries.axes is not None:
-                division: Division = boundaries.axes.division(self._decision, stage, rows, named)
+                division: Division = boundaries.axes.division(self._decision, stage, rows).in_use(named, 0)
             else:
-                division = Division.of(boundaries.graph, self._decision, stage, rows, named, number)
+                division = Division.of(boundaries.graph, self._decision, stage, rows).in_use(named, number)
             cached = self._divisions[key] = division
         return cached
 

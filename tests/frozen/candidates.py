@@ -26,7 +26,10 @@ from tests.planner.solvers.laid_out_plans import random_candidate, random_networ
 
 TABLE = FOLDER / "candidates.npz"
 CHUNK, IN_ALL = 100, 10_000
-LAID_OUT = "layouts"
+LAID_OUT, ALONE = "layouts", "alone"
+OF_HOSTS_ALONE = ("1f1b", "1f1b-sno", "pipedream", "zb-h2")
+"""Schedules that are also looked at where each rank has a host of its own, and messages share nothing."""
+
 OF_A_NETWORK = 20
 """Plans with layouts that one random network gives."""
 
@@ -36,7 +39,7 @@ Table = NDArray[np.float64]
 
 
 def chunks() -> dict[str, tuple[str, int]]:
-    """By name: a schedule, or :data:`LAID_OUT`, and the first seed."""
+    """By name: a schedule (with :data:`ALONE` or without), or :data:`LAID_OUT`, and the first seed."""
     kinds = [*schedule_names(), *[LAID_OUT] * (len(schedule_names()) // 3)]
     counts = dict.fromkeys(kinds, 0)
     named = {}
@@ -44,7 +47,7 @@ def chunks() -> dict[str, tuple[str, int]]:
         kind = kinds[number % len(kinds)]
         named[f"{kind}-{counts[kind]}"] = kind, CHUNK * counts[kind]
         counts[kind] += 1
-    return named
+    return {**named, **{f"{kind}-{ALONE}": (f"{kind} {ALONE}", 0) for kind in OF_HOSTS_ALONE}}
 
 
 def priced(kind: str, first: int) -> Table:
@@ -76,7 +79,8 @@ def same(now: Table, was: Table) -> NDArray[np.bool_]:
 def _plans(kind: str, first: int) -> Iterator[tuple[Profile, Decision]]:
     if kind != LAID_OUT:
         for seed in range(first, first + CHUNK):
-            yield random_plan(random.Random(f"{kind} {seed}"), kind, small=seed % 3 == 0)
+            schedule, _, alone = kind.partition(" ")
+            yield random_plan(random.Random(f"{kind} {seed}"), schedule, alone=bool(alone), small=seed % 3 == 0)
         return
     for seed in range(first, first + CHUNK, OF_A_NETWORK):
         draw = random.Random(f"{kind} {seed}")

@@ -18,6 +18,7 @@ import planner.ir.errors
 from halopipe.cli import app
 from halopipe.run_spec import job_file
 from planner.check import check
+from planner.check.statements import STATUSES
 from planner.ir import codec
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
@@ -51,7 +52,6 @@ TYPED: Mapping[str, tuple[str, ...]] = {
     "check": ("check", "two.json"),
     "check-a-proof": ("check", "plan.json", "--proof", "proof.json"),
     "checkpoint": ("checkpoint", "checkpoint"),
-    "cluster": ("cluster",),
     "devices": ("devices",),
     "ways": ("ways", "gpt3-175b", "--on", "a100-dgx", "--gpus", "64", "--global-batch", "64", "--json"),
     "refused-no-memory": ("plan", "profile.json", "--memory", "1KiB"),
@@ -106,7 +106,9 @@ def noticed(name: str) -> dict[str, list[str]]:
 def _others(value: Any) -> list[Any]:
     if isinstance(value, bool) or value is None:
         return [not value]
-    return [f"{value}x"] if isinstance(value, str) else [value * 2, value * 1_000_000, -1]
+    if isinstance(value, str):
+        return [f"{value}x", *(status for status in STATUSES if value in STATUSES and status != value)]
+    return [value * 2, value * 1_000_000, -1]
 
 
 def _faults(text: str, profile: Profile | None) -> list[str]:

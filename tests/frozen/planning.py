@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.chains import chain_profile
 from planner.ir.cluster import GRADIENT_SUMS, MEMORY, NORMALISATION, Collective
-from planner.ir.codec import dumps
+from planner.ir.codec import dumps, load
 from planner.ir.constraints import parse_rule
 from planner.ir.errors import HalopipeError
 from planner.ir.problem import ALWAYS, AUTO, LATENCY, SELECTIVE, WHOLE, Problem
@@ -25,6 +25,7 @@ from planner.ir.problem import MEMORY as LEAST_MEMORY
 from planner.ir.profile import Optimizer, Profile
 from planner.schedules import names as schedule_names
 from planner.solvers import baselines, solver
+from tests.frozen.files import FOLDER
 from tests.planner import causal, networks, sparse_networks
 from tests.planner.solvers import instances
 from tests.planner.solvers.clocks import Ticking, by_clock
@@ -99,6 +100,9 @@ def of_memory() -> Iterator[Named]:
     for zero, shard in itertools.product((1, 2, 3), (AUTO, ALWAYS)):
         name = f"zero-{zero}-{shard}"
         yield name, Problem(chain(4), 6, memory_bytes=6 << 20, shard=shard, zero=zero)
+    for schedule in ("1f1b", "zb-h1"):
+        name = f"zero-3-recompute-{schedule}"
+        yield name, Problem(chain(4), 6, (schedule,), max_stages=1, shard=ALWAYS, zero=3, recompute=ALWAYS)
     yield "memory-objective", Problem(chain(4, 2), 4, objective=LEAST_MEMORY)
     yield "memory-objective-recompute", Problem(chain(4, 2), 4, objective=LEAST_MEMORY, recompute=AUTO)
 
@@ -106,7 +110,15 @@ def of_memory() -> Iterator[Named]:
 def of_rules() -> Iterator[Named]:
     """Side constraints, and what else may be asked."""
     for number, text in enumerate(
-        ("l0=stage:0", "l5=stage:1", "l*=replicas:3", "l1=device:n1/cpu2", "l[23]=sample:1", "l0=recompute:yes")
+        (
+            "l0=stage:0",
+            "l5=stage:1",
+            "l*=replicas:3",
+            "l1=device:n1/cpu2",
+            "l[23]=sample:1",
+            "l0=recompute:yes",
+            "l*=device:n0/*",
+        )
     ):
         yield f"fix-{number}", Problem(chain(), 6, fix=(parse_rule(text),), recompute=AUTO)
         yield f"forbid-{number}", Problem(chain(), 6, forbid=(parse_rule(text),), recompute=AUTO)
@@ -174,10 +186,21 @@ def of_links() -> Iterator[Named]:
         extra = [Collective(kind, 1, "", ((1024, 2e-5), (1 << 20, 4e-4))) for kind in (GRADIENT_SUMS, NORMALISATION)]
         extra += [Collective(MEMORY, count, "", ((1 << 20, 1e-3 * count**0.5),)) for count in (1, 2, 4)]
         cluster = replace(profile.cluster, collectives=(*tables, *(extra if measured else ())))
-        yield (
-            f"links-{name}-{'-'.join(map(str, measured)) or 'not'}-measured",
-            Problem(replace(profile, cluster=cluster), 8, shard=AUTO, zero=2),
-        )
+        of_groups = "-".join(map(str, measured)) or "not"
+        yield f"links-{name}-{of_groups}-measured", Problem(replace(profile, cluster=cluster), 8, shard=AUTO, zero=2)
+        links = {tier: replace(link, points=()) for tier, link in cluster.links.items()}
+        stated = replace(profile, cluster=replace(cluster, links=links))
+        yield f"links-{name}-stated-{of_groups}-measured", Problem(stated, 8)
+
+
+def of_measurements() -> Iterator[Named]:
+    """Sizes between those that were measured, of profiles that tell how measurements vary."""
+    for path in (
+        *sorted((FOLDER.parent / "checker").glob("*.json")),
+        max((FOLDER / "files").iterdir()) / "profile.json",
+    ):
+        profile = load(path, Profile)
+        yield f"measured-{path.stem}-between", Problem(profile, 6, micro_batch_sizes=(3,), confidence=0.8)
 
 
 def infeasible() -> Iterator[Named]:
@@ -214,6 +237,7 @@ SEARCHED = (
     *of_layouts(),
     *of_clusters(),
     *of_links(),
+    *of_measurements(),
     *infeasible(),
 )
 PROBLEMS: Mapping[str, tuple[Problem, str]] = {

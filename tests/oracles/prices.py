@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.resharding import Resharding, crossing, exposed, scattered_s
+from planner.costs.communication.resharding import Resharding, exposed, resharding_of, scattered_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.shards.option import Option, Reading, Shards, shards_of
@@ -395,7 +395,7 @@ class LaidOut:
                 if maker in self._shards and reader.inputs.index(name) == position:
                     values.setdefault((maker, reader.name), []).append((output, position))
         return {
-            (maker, reader): crossing(
+            (maker, reader): resharding_of(
                 self._shards[maker], self._shards[reader], tuple(passing), self.ranks, self._book.network
             )
             for (maker, reader), passing in values.items()

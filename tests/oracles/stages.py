@@ -219,7 +219,7 @@ class Stages:
             gradients_left=[self.prices.gradients_left(kind, samples, at) for at in indices],
             defers=() if levels is None else [bool(deferring[at]) for at in indices],
             workspace=max(float(costs["workspace_bytes"][at]) for at in indices),
-            left=round(self.book.tables.left_bytes(kind, samples, runs_of(indices))),
+            left=round(self.book.tables.deferred_bytes(kind, samples, runs_of(indices))),
             prepared=self.book.preparations.num_bytes(indices, samples, len(self.program.ranks[stage])),
             samples=samples,
             parameter_bytes=self.graph.parameter_bytes(frozenset(layer.name for layer in layers)),

@@ -52,7 +52,7 @@ class RivalAnswer:
     plan: Mapping[str, Json] = field(default_factory=dict)
 
     @property
-    def found(self) -> bool:
+    def has_plan(self) -> bool:
         """Whether there is a plan."""
         return self.value < inf
 
@@ -96,11 +96,11 @@ class Trial:
         Args:
             rule: what its plans keep to, in words.
         """
-        if not answer.found:
+        if not answer.has_plan:
             is_late = answer.status == TIME_LIMIT
             why = f"nothing found in its part of {self.limit_s:.3g} s" if is_late else f"no plan keeps to {rule}"
             self.reasons.append(f"micro-batches of {size}: {why}")
-        return answer.found
+        return answer.has_plan
 
 
 _SHARE, _MOST_S = 0.5, 10.0

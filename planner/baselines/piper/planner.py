@@ -390,9 +390,6 @@ VARIANTS = ("piper", "equal", "released")
 def solve(
     instance: PiperInstance,
     *,
-    devices: int | None = None,
-    memory_bytes: float | None = None,
-    bandwidth_bytes_per_s: float | None = None,
     variant: str = "piper",
     most_replicas: int = sys.maxsize,
     time_limit_s: float = 60.0,
@@ -400,7 +397,6 @@ def solve(
     """The smallest time per micro-batch, in the unit of the file.
 
     Args:
-        devices, memory_bytes, bandwidth_bytes_per_s: instead of those of the file.
         variant: one of ``VARIANTS``.
         most_replicas: of a stage.
         time_limit_s: then the best so far is returned, with the bound that is proved.
@@ -409,12 +405,7 @@ def solve(
         UsageError: no devices, no memory or no bandwidth.
         UnknownNameError: there is no such variant.
     """
-    machine = Machine(
-        instance.devices if devices is None else devices,
-        instance.memory_bytes if memory_bytes is None else memory_bytes,
-        instance.bandwidth_bytes_per_s if bandwidth_bytes_per_s is None else bandwidth_bytes_per_s,
-        most_replicas,
-    )
+    machine = Machine(instance.devices, instance.memory_bytes, instance.bandwidth_bytes_per_s, most_replicas)
     if min(machine.devices, most_replicas) < 1 or machine.memory_bytes < 0 or not machine.bandwidth_bytes_per_s > 0:
         shown = f"{machine.devices} devices, {machine.memory_bytes:g} bytes, {machine.bandwidth_bytes_per_s:g} bytes/s"
         raise UsageError("nothing to plan for", [shown], ["give at least one device, and a bandwidth above 0"])

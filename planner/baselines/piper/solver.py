@@ -81,10 +81,8 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial, variant: str = "p
         most = 1 if together else min(micro_batches(problem, size))
         offered: list[PiperStages] = []
         for asked, memory_bytes in rules:
-            made, part_s = instance(asked, net, memory, size), limit_s / len(rules)
-            answer = piper.solve(
-                made, memory_bytes=memory_bytes, variant=variant, most_replicas=most, time_limit_s=part_s
-            )
+            made = replace(instance(asked, net, memory, size), memory_bytes=memory_bytes)
+            answer = piper.solve(made, variant=variant, most_replicas=most, time_limit_s=limit_s / len(rules))
             chosen = _chosen(asked, net, answer)
             if trial.has_plan(size, answer, "its count of memory") and chosen not in offered:
                 offered.append(chosen)

@@ -318,7 +318,7 @@ class Walk:
         for c, a in every:
             front = self._settle(c, a)
             if self.settled[c, a][full]:
-                return self._found(c, a, full)
+                return self._chain_to(c, a, full)
             if a < self.accelerators:
                 self._expand(front, (c, a), (c, a + 1), ACCELERATOR)
             if c < self.cpus:
@@ -387,7 +387,7 @@ class Walk:
         hopeful &= loads.num_cpu_only == loads.num_cpu_only[-1]
         return hopeful
 
-    def _found(self, c: int, a: int, at: int) -> DeviceChain:
+    def _chain_to(self, c: int, a: int, at: int) -> DeviceChain:
         stages: list[tuple[int, str]] = []
         bits = self.loads.lattice.bits
         while at:

@@ -127,7 +127,7 @@ def _contiguous(instance: TarnawskiInstance, devices: TarnawskiDevices) -> Rival
     endless = TarnawskiDevices(devices.accelerators, devices.cpus, inf, devices.budget)
     free = _over_ideals(instance, moved, endless)
     bound = max(bound, free.bound if free is not None else 0.0)
-    proved = relaxed.found and relaxed.value <= bound * (1 + SAME)
+    proved = relaxed.has_plan and relaxed.value <= bound * (1 + SAME)
     return RivalAnswer(relaxed.value, min(bound, relaxed.value), OPTIMAL if proved else TIME_LIMIT, relaxed.plan)
 
 
@@ -187,7 +187,7 @@ def _free(instance: TarnawskiInstance, devices: TarnawskiDevices) -> RivalAnswer
     sets, proved = place(blocks, devices.accelerators, devices.cpus, devices.memory_bytes, start.value, left_s)
     bound = max(bound, proved)
     if sets is None:
-        if not start.found:
+        if not start.has_plan:
             return infeasible() if bound == inf else RivalAnswer(inf, bound, TIME_LIMIT)
         status = OPTIMAL if start.value <= bound * (1 + SAME) else TIME_LIMIT
         return RivalAnswer(start.value, min(bound, start.value), status, start.plan)

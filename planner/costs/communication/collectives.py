@@ -19,7 +19,7 @@ Tables of (bytes, seconds), read between and beyond what was measured.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise, permutations, product
 
 import numpy as np
@@ -43,17 +43,24 @@ from planner.ir.cluster import (
 
 def collective_s(cluster: Cluster, operation: str, ranks: tuple[int, ...], num_bytes: ArrayLike) -> Array:
     """Seconds of a collective of ``num_bytes`` a rank once all ``ranks`` have arrived; elementwise, 0 for nothing."""
-    size = np.asarray(num_bytes, dtype=np.float64)
+    return group_collective(cluster, operation, ranks)(np.asarray(num_bytes, dtype=np.float64))
+
+
+def group_collective(cluster: Cluster, operation: str, ranks: tuple[int, ...]) -> Callable[[Array], Array]:
+    """Seconds of a collective of ``ranks`` by bytes a rank, once all have arrived; elementwise, 0 for nothing."""
     if len(ranks) < 2:
-        return np.zeros_like(size)
+        return np.zeros_like
     tables = _tables(cluster, operation, ranks)
     exact = [table for table in tables if table.num_ranks == len(ranks) and _fits(cluster, table, ranks)]
-    if exact:
-        return np.where(size > 0, read_points(exact[0].points, size), 0.0)
     links = ring_links(cluster, ranks)
-    at = np.where(size > 0, size, 1.0)
-    seconds = _ring_s(links, len(ranks), at) * _efficiency(tables, links, len(ranks), at)
-    return np.where(size > 0, seconds, 0.0)
+
+    def seconds(size: Array) -> Array:
+        at = np.where(size > 0, size, 1.0)
+        if exact:
+            return np.where(size > 0, read_points(exact[0].points, at), 0.0)
+        return np.where(size > 0, _ring_s(links, len(ranks), at) * _efficiency(tables, links, len(ranks), at), 0.0)
+
+    return seconds
 
 
 MANY_DEVICES = 64

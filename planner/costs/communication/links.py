@@ -19,7 +19,7 @@ emptied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
@@ -32,6 +32,7 @@ from planner.costs.communication.collectives import (
     call_s,
     collective_evidence,
     collective_s,
+    group_collective,
     least_collective_s,
     read_delays,
     read_points,
@@ -69,6 +70,11 @@ class NetworkPrices:
     _rings: dict[tuple[int, ...], Sequence[tuple[int, int, int]]] = field(default_factory=dict, repr=False)
     _cards: list[float] = field(default_factory=list, repr=False)
     _pairs: frozenset[tuple[str, str]] = field(init=False, repr=False)
+    _names: dict[tuple[int, int], str] = field(default_factory=dict, repr=False)
+    _groups: dict[tuple[int, ...], Callable[[NDArray[np.float64]], NDArray[np.float64]]] = field(
+        default_factory=dict, repr=False
+    )
+    _least_s_per_byte: dict[tuple[tuple[int, ...], float], float] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._pairs = frozenset((pair.src_host, pair.dst_host) for pair in self.cluster.pairs)
@@ -116,6 +122,22 @@ class NetworkPrices:
         if seconds is None:
             seconds = self._collectives[key] = float(collective_s(self.cluster, ALL_REDUCE, ranks, num_bytes))
         return seconds
+
+    def all_reduces_s(self, ranks: tuple[int, ...], num_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same of many sizes, elementwise."""
+        seconds = self._groups.get(ranks)
+        if seconds is None:
+            seconds = self._groups[ranks] = group_collective(self.cluster, ALL_REDUCE, ranks)
+        return seconds(num_bytes)
+
+    def least_s_per_byte(self, ranks: tuple[int, ...], largest: float) -> float:
+        """The least that an all-reduce over ``ranks`` takes for a byte, of sizes from 1 KiB to ``largest``."""
+        least_s = self._least_s_per_byte.get((ranks, largest))
+        if least_s is None:
+            tables = [float(size) for table in self.cluster.collectives for size, _ in table.points if size <= largest]
+            sizes = np.unique(np.concatenate((np.geomspace(1024.0, largest, 64), np.array(tables))))
+            least_s = self._least_s_per_byte[ranks, largest] = float(np.min(self.all_reduces_s(ranks, sizes) / sizes))
+        return least_s
 
     def least_sums_s(self, sizes: tuple[float, ...]) -> NDArray[np.float64]:
         """``[n, sizes]``: what an all-reduce takes at least over n ranks or more (:func:`least_collective_s`)."""
@@ -182,11 +204,12 @@ class NetworkPrices:
 
     def _name(self, src: int, dst: int) -> str:
         """One name for all pairs of ranks that cost the same."""
-        if self._pairs:
+        name = self._names.get((src, dst))
+        if name is None:
             ends = self.cluster.devices[src].host, self.cluster.devices[dst].host
-            if ends in self._pairs and self.cluster.pair(src, dst) is not None:
-                return "\0".join(ends)
-        return self.cluster.link_class(src, dst)
+            is_stated = ends in self._pairs and self.cluster.pair(src, dst) is not None
+            name = self._names[src, dst] = "\0".join(ends) if is_stated else self.cluster.link_class(src, dst)
+        return name
 
 
 def shares_memory(cluster: Cluster, ranks: Sequence[int]) -> bool:

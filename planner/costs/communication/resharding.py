@@ -54,7 +54,7 @@ class Resharding:
     ways: NDArray[np.int64]
 
 
-def crossing(
+def resharding_of(
     maker: Shards, reader: Shards, values: tuple[tuple[int, int], ...], ranks: tuple[int, ...], network: NetworkPrices
 ) -> Resharding:
     """What moves for ``values``: pairs (output of the maker, input of the reader)."""
@@ -195,17 +195,17 @@ def _cheapest(seconds: Array, number: NDArray[np.int64], shape: tuple[int, int])
 
 
 def exposed(
-    crossing: Resharding, kind: str, forward_s: Array, backward_s: Array, cluster: Cluster
+    resharding: Resharding, kind: str, forward_s: Array, backward_s: Array, cluster: Cluster
 ) -> tuple[Array, Array]:
-    """Seconds that ranks wait for a crossing, forward and backward, ``[options of the maker, options of the reader]``.
+    """Seconds that ranks wait for it, forward and backward, ``[options of the maker, options of the reader]``.
 
     Args:
         kind: of the reader.
         forward_s, backward_s: the reader's compute, ``[options, ranks]``.
     """
-    calls_s = call_s(cluster, PIECES, crossing.received_bytes.max(axis=-1))
-    hides = crossing.is_halo & is_convolution(kind)  # which computes while its halo travels
-    pairs = ((crossing.forward_s, forward_s), (crossing.backward_s, backward_s))
+    calls_s = call_s(cluster, PIECES, resharding.received_bytes.max(axis=-1))
+    hides = resharding.is_halo & is_convolution(kind)  # which computes while its halo travels
+    pairs = ((resharding.forward_s, forward_s), (resharding.backward_s, backward_s))
     forward, backward = (
         np.where(hides, np.maximum(0.0, moved - computing.max(axis=-1)[None, :]), moved)
         + np.where(moved > 0, calls_s, 0.0)

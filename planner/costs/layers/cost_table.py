@@ -118,7 +118,7 @@ class CostTables:
             table = self._parameters[kind] = parameter_table(self.profile, kind, self.graph)
         return table
 
-    def left_bytes(self, kind: str, samples: float, runs: Iterable[Run]) -> float:
+    def deferred_bytes(self, kind: str, samples: float, runs: Iterable[Run]) -> float:
         """What the layers of ``runs`` keep between a backward for the input and the one for the weights.
 
         A layer whose weight gradient is left for later keeps its inputs and the gradient of its outputs.

@@ -256,7 +256,7 @@ def _course_of(
     saved_by, parts = np.diff(table.saved_bytes)[layers], np.full(len(layers), float(samples))
     if levels is None:
         hungriest = max((float(table.workspace_bytes[a:b].max()) for a, b in placed.runs if a < b), default=0.0)
-        left = costs.book.tables.left_bytes(kind, samples, placed.runs)
+        left = costs.book.tables.deferred_bytes(kind, samples, placed.runs)
         kept = _kept(costs, placed, running, saved_by, None, parts)
         plain = float(kept.kept.sum()), left, hungriest, _largest_span(running, saved_by, kept)
         if costs.trains and placed.zero > 1 and made_bytes:

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.costs.communication.collectives import Array, collective_s
+from planner.costs.communication.collectives import Array
+from planner.costs.communication.links import NetworkPrices
 from planner.costs.shards.boxes import Boxes, equal_ranks, volumes
-from planner.ir.cluster import ALL_REDUCE, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.program import BUCKET_BYTES, in_buckets
 
@@ -150,7 +150,7 @@ def exposed_s(
 
 
 def least_reduction_s(
-    cluster: Cluster, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array, zero: int
+    network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array, zero: int
 ) -> Array:
     """No stage on ``ranks`` takes less for the sum of so many bytes of gradients; elementwise.
 
@@ -160,21 +160,17 @@ def least_reduction_s(
             backward; of gradients they are in the passes, and of parameters what gathers them is too.
     """
     if zero:
-        half_s = collective_s(cluster, ALL_REDUCE, ranks, num_bytes) / 2
+        half_s = network.all_reduces_s(ranks, num_bytes) / 2
         return half_s * (2, 1, 0)[zero - 1]
-    return least_exposed_s(cluster, ranks, num_bytes, backward_s)
+    return least_exposed_s(network, ranks, num_bytes, backward_s)
 
 
-def least_exposed_s(cluster: Cluster, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array) -> Array:
+def least_exposed_s(network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array) -> Array:
     """No stage on ``ranks`` with so many bytes of gradients waits less for their sums; elementwise.
 
     Args:
         backward_s: no rank's last backward is longer.
     """
     largest = float(max(BUCKET_BYTES, np.max(num_bytes, initial=0.0)))
-    sizes = np.geomspace(1024.0, largest, 64)
-    of_tables = [float(size) for table in cluster.collectives for size, _ in table.points if size <= largest]
-    sizes = np.unique(np.concatenate((sizes, np.array(of_tables))))
-    least_s_per_byte = float(np.min(collective_s(cluster, ALL_REDUCE, ranks, sizes) / sizes))
-    several = np.maximum(least_s_per_byte * num_bytes - backward_s, 0.0)
-    return np.where(num_bytes <= BUCKET_BYTES, collective_s(cluster, ALL_REDUCE, ranks, num_bytes), several)
+    several = np.maximum(network.least_s_per_byte(ranks, largest) * num_bytes - backward_s, 0.0)
+    return np.where(num_bytes <= BUCKET_BYTES, network.all_reduces_s(ranks, num_bytes), several)

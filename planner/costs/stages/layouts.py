@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.resharding import Resharding, crossing, exposed, scattered_s
+from planner.costs.communication.resharding import Resharding, exposed, resharding_of, scattered_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.shards import MeasuredParts
 from planner.costs.shards.boxes import volumes
@@ -188,7 +188,7 @@ class LayoutPrices:
         key = (source.sized.signature, of_maker, destination.sized.signature, of_reader, values)
         found = self._crossings.get(key)
         if found is None:
-            found = self._crossings[key] = crossing(source, destination, values, self.ranks, self.book.network)
+            found = self._crossings[key] = resharding_of(source, destination, values, self.ranks, self.book.network)
         return found
 
     def exposed_s(self, reader: int, crossing: Resharding, table: LayerTable) -> tuple[Array, Array]:

@@ -166,7 +166,7 @@ class StageBound:
             num_bytes = np.maximum(num_bytes - self.parted.inside_bytes[first, last], 0.0)
         if not self.sums_gradients:
             return update_s
-        return update_s + least_reduction_s(self.book.profile.cluster, self.ranks, num_bytes, back_s, self.zero)
+        return update_s + least_reduction_s(self.book.network, self.ranks, num_bytes, back_s, self.zero)
 
     def _slowest(self, first: Numbers, last: Numbers) -> tuple[Array, Array]:
         """F and B (or I) of the member whose sum of the two is largest: another may have a longer F, another B."""

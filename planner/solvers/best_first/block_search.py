@@ -38,6 +38,7 @@ from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, output_of, producer, value_name
+from planner.ir.lazy import Memo
 from planner.ir.plan import Block, status_of
 from planner.ir.problem import SPATIAL_DIMS, Problem
 from planner.layers import kind, over_sites
@@ -131,14 +132,23 @@ class _BlockPart:
 
 @dataclass(eq=False)
 class _Parting:
-    """The best blocks on one group of ranks, for one grid of them and one size of the micro-batch."""
+    """The best blocks on one group of ranks, for one grid of them and one size of the micro-batch.
+
+    Attributes:
+        stretches: by first and last layer.
+        part_s: seconds of a part of a layer, by index and extents: as measured, modelled, or its share of the whole.
+    """
 
     evaluator: Evaluator
     ranks: tuple[int, ...]
     cuts: Grid
     size: int
-    _tables: dict[tuple[int, int], _Stretch] = field(default_factory=dict)
-    _seconds: dict[tuple[int, tuple[int, ...]], float] = field(default_factory=dict)
+    stretches: Memo[tuple[int, int], _Stretch] = field(init=False)
+    part_s: Memo[tuple[int, tuple[int, ...]], float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stretches = Memo(lambda ends: _Stretch(self, *ends))
+        self.part_s = Memo(lambda key: self._part_s(*key))
 
     def best(self) -> Evaluation | None:
         """The best that fits, as the simulator says; None if there is none."""
@@ -224,7 +234,7 @@ class _Parting:
             for first in ends:
                 if first >= stop or first not in least:
                     continue
-                part = self._stretch(first, stop).cheapest(free)
+                part = self.stretches[first, stop].cheapest(free)
                 if part is None:
                     continue
                 total = least[first] + part.seconds
@@ -239,28 +249,19 @@ class _Parting:
             stop = part.first
         return stretches[::-1]
 
-    def part_s(self, index: int, extents: tuple[int, ...]) -> float:
-        """Seconds of a part of a layer: as measured, modelled, or its share of the whole."""
-        if (index, extents) not in self._seconds:
-            book, device = self.evaluator.book, self.evaluator.book.kind(self.ranks[len(self.ranks) // 2])
-            sized, whole = self.prices.sized(index), book.tables.columns(device, self.size)[:, index]
-            share = whole * (prod(extents) / max(1, prod(sized.work.shape)))
-            name, part, all_of_it = sized.layer.name, part_of(sized, extents), part_of(sized, sized.work.shape)
-            estimate = self.prices.parts.estimate(device, name, (self.size, part), all_of_it, share)
-            self._seconds[index, extents] = float(estimate[0])
-        return self._seconds[index, extents]
-
-    def _stretch(self, first: int, stop: int) -> _Stretch:
-        if (first, stop) not in self._tables:
-            self._tables[first, stop] = _Stretch(self, first, stop)
-        return self._tables[first, stop]
+    def _part_s(self, index: int, extents: tuple[int, ...]) -> float:
+        book, device = self.evaluator.book, self.evaluator.book.kind(self.ranks[len(self.ranks) // 2])
+        sized, whole = self.prices.sized(index), book.tables.columns(device, self.size)[:, index]
+        share = whole * (prod(extents) / max(1, prod(sized.work.shape)))
+        name, part, all_of_it = sized.layer.name, part_of(sized, extents), part_of(sized, sized.work.shape)
+        return float(self.prices.parts.estimate(device, name, (self.size, part), all_of_it, share)[0])
 
     def _evaluated(self, parts: list[Stretch]) -> Evaluation | None:
         problem = self.evaluator.problem
         names = [layer.name for layer in self.graph.layers]
-        chosen = [part for part in parts if self._stretch(*part[:2]).is_block(part[2])]
+        chosen = [part for part in parts if self.stretches[part[:2]].is_block(part[2])]
         if not chosen:  # what blocks hold is known layer by layer: a plan may fit as blocks that did not without
-            chosen = [part for part in parts if self._stretch(*part[:2]).may_be_block]
+            chosen = [part for part in parts if self.stretches[part[:2]].may_be_block]
         blocks = tuple(
             Block(tuple(names[first:stop]), {dim: count for dim, count in tiles.items() if count > 1})
             for first, stop, tiles in chosen
@@ -291,13 +292,13 @@ class _Stretch:
         self._is_alone = not parting.faults[""].isdisjoint(inside)
         self._uncut = {dim for dim, names in parting.faults.items() if dim and not names.isdisjoint(inside)}
         self._kept_bytes = self._kept()
-        self._known: dict[tuple[tuple[str, int], ...], tuple[float, float]] = {}
+        self._costs = Memo(self._cost)
 
     def cheapest(self, free: float) -> _BlockPart | None:
         """The fewest tiles that fit, or the next finer ones, whichever takes less time."""
         if not self._is_open or (self._is_alone and len(self._names) > 1) or self._kept_bytes > free:
             return None
-        whole_s, whole_bytes = self._cost(self._untiled)
+        whole_s, whole_bytes = self._costs[tuple(self._untiled.items())]
         if whole_bytes <= free:
             return _BlockPart(self._first, self._untiled, whole_s)
         levels = self._levels
@@ -305,7 +306,7 @@ class _Stretch:
             return None
 
         def fitting(level: int) -> list[tuple[float, Grid]]:
-            costs = [(*self._cost(grid), grid) for grid in levels[level]]
+            costs = [(*self._costs[tuple(grid.items())], grid) for grid in levels[level]]
             return [(seconds, grid) for seconds, size, grid in costs if size <= free]
 
         low, high = 0, len(levels)  # the first level that fits: what a tile holds shrinks as there are more of them
@@ -382,27 +383,23 @@ class _Stretch:
                 lengths.append(len(each.own[self._member][spec.dims.index(dim)]))
         return max(1, min(lengths, default=1))
 
-    def _cost(self, grid: Grid) -> tuple[float, float]:
-        """(seconds, bytes of values), of the rank and the tile in the middle."""
-        key = tuple(grid.items())
-        if key not in self._known:
-            at = {dim: parts // 2 for dim, parts in grid.items()}
-            done = self._reader.done(self._member, grid, at)
-            tiles = prod(grid.values())
-            compute_s = tiles * sum(self._seconds(each, done) for each in self._reader.layers)
-            moving_s, fetched = self._fetching
-            is_alone = len(self._names) == 1 or not self._overlaps
-            exchanged_s = max(0.0, moving_s - compute_s) if is_alone else moving_s
-            ends = self._all_ends if tiles > 1 else 0
-            held = self._kept_bytes + ends + fetched + self._inside(done)
-            self._known[key] = compute_s + exchanged_s, held
-        return self._known[key]
+    def _cost(self, parts: tuple[tuple[str, int], ...]) -> tuple[float, float]:
+        """(seconds, bytes of values), of the rank and the tile in the middle, by parts of each dim."""
+        grid = dict(parts)
+        done = self._reader.done(self._member, grid, {dim: count // 2 for dim, count in parts})
+        tiles = prod(grid.values())
+        compute_s = tiles * sum(self._seconds(each, done) for each in self._reader.layers)
+        moving_s, fetched = self._fetching
+        is_alone = len(self._names) == 1 or not self._overlaps
+        exchanged_s = max(0.0, moving_s - compute_s) if is_alone else moving_s
+        ends = self._all_ends if tiles > 1 else 0
+        return compute_s + exchanged_s, self._kept_bytes + ends + fetched + self._inside(done)
 
     def _seconds(self, each: LayerDivision, done: Mapping[str, Box]) -> float:
         box = done.get(each.layer.name)
         if box is None:
             return 0.0
-        return self._parting.part_s(self._index[each.layer.name], tuple(map(len, box)))
+        return self._parting.part_s[self._index[each.layer.name], tuple(map(len, box))]
 
     @cached_property
     def _index(self) -> dict[str, int]:

@@ -3,7 +3,7 @@
 The program it solves is in :mod:`planner.solvers.best_first.solver`.  For each first group of the suffix there is a
 label of each sort (:class:`Labels`), the least over all continuations; (min, max, +) algebra on matrices of first and
 last cut. With an upper bound on the step, only cuts are looked at before and behind which the work fits into the
-devices used and left (the window).
+devices used and left.
 
 The device time that a step takes at least, however layers are cut: what work over capacity is made of.
 """
@@ -23,7 +23,7 @@ from planner.ir.errors import MissingMeasurementError
 from planner.ir.lazy import Memo
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, GroupOption
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.message_bound import Handovers
+from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluator
@@ -60,21 +60,6 @@ class GroupChoice:
     option: GroupOption
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Continuation:
-    """The best that may follow a group, by row of ``HandoverColumns``.
-
-    Attributes:
-        trip, end, total, free: from the end of the F before it to the start of the B before it (``total``: to the end
-            of the step).
-    """
-
-    trip: Array
-    end: Array
-    total: Array
-    free: Array
-
-
 def rounds_of(num_microbatches: int, window: Numbers) -> Array:
     """How often a micro-batch has to go there and back, one after another, if a stage holds so many: ceil(M / W)."""
     return np.asarray(-(-num_microbatches // np.maximum(window, 1)))
@@ -91,15 +76,13 @@ class Suffixes:
 
     prices: GroupPrices
     devices: DeviceStates
-    links: Handovers
+    links: HandoverBounds
     upper_s: float = float("inf")
     budget: Budget | None = None
     _capacity: _Capacity = field(init=False, repr=False)
     _labelled: Memo[Counts, tuple[tuple[GroupChoice, ...], Array]] = field(init=False, repr=False)
     _timely: dict[int, Flags] = field(init=False, default_factory=dict, repr=False)
-    _continuations: dict[tuple[Counts, Counts, Counts], Continuation] = field(
-        init=False, default_factory=dict, repr=False
-    )
+    _continuations: dict[tuple[Counts, Counts, Counts], Labels] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._capacity = _Capacity.of(self.prices, self.devices)
@@ -119,7 +102,7 @@ class Suffixes:
 
     def _labels(self, state: Counts) -> tuple[tuple[GroupChoice, ...], Array]:
         choices = self.choices(state)
-        firsts = self._capacity.window(state, self.upper_s)
+        firsts = self._capacity.starts(state, self.upper_s)
         labels = np.full((len(SORTS), len(choices), self.prices.cuts.num_slots), np.inf)
         for number, choice in enumerate(choices):
             if self.budget is not None:
@@ -165,9 +148,7 @@ class Suffixes:
             )
         return stage, Labels(*(np.where(fits, label, np.inf) for label in (trip, end, total, free)))
 
-    def _followed(
-        self, choice: GroupChoice, stage: Stage, rounds: Array, behind: Continuation, column: Numbers
-    ) -> Array:
+    def _followed(self, choice: GroupChoice, stage: Stage, rounds: Array, behind: Labels, column: Numbers) -> Array:
         """The labels of stages with the best of one sort of stage behind: (sort of label, first, last)."""
         columns, prices = self.prices.cuts.columns, self.prices
         linked, returns = columns.linked[column], columns.has_gradient[column]
@@ -222,14 +203,18 @@ class Suffixes:
         starts = np.flatnonzero(np.concatenate(([True], slots[1:] != slots[:-1])))
         labels[:, slots[starts]] = np.minimum.reduceat(stacked, starts, axis=1)
 
-    def _continuation(self, choice: GroupChoice) -> Continuation:
+    def _continuation(self, choice: GroupChoice) -> Labels:
         key = (choice.option.left, choice.option.renamed, choice.group.shares)
         continuation = self._continuations.get(key)
         if continuation is None:
             continuation = self._continuations[key] = self._best_after(choice)
         return continuation
 
-    def _best_after(self, choice: GroupChoice) -> Continuation:
+    def _best_after(self, choice: GroupChoice) -> Labels:
+        """The best that may follow, by row of the columns.
+
+        From the end of the F before it to the start of the B before it; ``total`` to the end of the step.
+        """
         slots = self.prices.cuts.columns.slot
         others, labels = self.of(choice.option.left)
         best = np.full((len(SORTS), len(slots)), np.inf)
@@ -247,7 +232,7 @@ class Suffixes:
             np.minimum(best[1], ends, out=best[1])
             np.minimum(best[2], link.there + total, out=best[2])
             np.minimum(best[3], free, out=best[3])
-        return Continuation(*best)
+        return Labels(*best)
 
     def _renamed(self, choice: GroupChoice) -> PricedGroup:
         """The group with its hosts called as in what is left."""
@@ -286,17 +271,17 @@ class _Capacity:
         speed = np.array([speeds[pool.kind] for pool in prices.pools])
         return cls(prices.cuts.sums(reference), speed, devices.all_unused)
 
-    def window(self, state: Counts, upper_s: float) -> Numbers:
+    def starts(self, state: Counts, upper_s: float) -> Numbers:
         """The cuts at which a suffix on ``state`` may start."""
         if not np.isfinite(upper_s):
             return np.arange(len(self.weight) - 1)
         used = np.array(self.all_unused) - np.array(state)
         before = self._done(used, upper_s) >= self.weight
-        starts = before & self.fits_after(state, upper_s)
-        starts[-1] = False
+        may_start = before & self.fits_after(state, upper_s)
+        may_start[-1] = False
         if not used.any():
-            starts[1:] = False
-        return np.flatnonzero(starts)
+            may_start[1:] = False
+        return np.flatnonzero(may_start)
 
     def fits_after(self, state: Counts, upper_s: float) -> Flags:
         """By cut, whether the devices ``state`` can do all layers behind it in time."""

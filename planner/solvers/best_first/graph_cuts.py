@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.baselines.common.ideals import bits_of
-from planner.costs.communication.handover import bytes_read
+from planner.costs.communication.stage_transfers import bytes_read
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, running
 from planner.ir.graph import Graph, producer

@@ -38,18 +38,17 @@ from itertools import pairwise
 import numpy as np
 
 from planner.costs.candidate import Candidate
-from planner.costs.communication.collectives import collective_s
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.stages.stage_bound import Stage
-from planner.ir.cluster import ALL_REDUCE
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
+from planner.ir.lazy import Memo
 from planner.schedules import traits
 from planner.solvers.best_first.device_groups import ranks_apart
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.hybrid_shapes import Shape, placed, shapes
 from planner.solvers.best_first.leaf_bound import CAPS, Leaves
-from planner.solvers.best_first.message_bound import HandoverBound, Handovers
+from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -186,15 +185,16 @@ class _Space:
     """
 
     prices: GroupPrices
-    links: Handovers = field(init=False)
+    links: HandoverBounds = field(init=False)
     chain: Numbers = field(init=False)
     _sample_s: float = field(init=False, default=0.0, repr=False)  # its outputs and gradients on a network card
-    _trips: dict[tuple[str, int, bool], float] = field(init=False, default_factory=dict, repr=False)
+    _trips: Memo[tuple[str, int, bool], float] = field(init=False, repr=False)
     _tables: dict[object, Stage] = field(init=False, default_factory=dict, repr=False)
     _boundaries: dict[object, _Boundary] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.links, cuts = Handovers(self.prices), self.prices.cuts
+        self._trips = Memo(lambda key: self._trip_s(*key))
+        self.links, cuts = HandoverBounds(self.prices), self.prices.cuts
         weight = cuts.sums(self.prices.capacity_s().min(axis=0))
         if not (np.isfinite(weight).all() and weight[-1] > 0):
             weight = np.arange(len(weight), dtype=np.float64)
@@ -219,7 +219,7 @@ class _Space:
             if sum(sizes) > size:
                 return float("inf")
             for kind, each in zip(kinds, sizes, strict=True):
-                trip_s = self._trip_s(kind, -(-size // sum(sizes)), sum(sizes) > 1)
+                trip_s = self._trips[kind, -(-size // sum(sizes)), sum(sizes) > 1]
                 speed += stages * each / sum(sizes) / trip_s if trip_s > 0 else float("inf")
         if not speed > 0:
             return float("inf")
@@ -237,15 +237,12 @@ class _Space:
         return min(1.0, (parts - 1) / 2) * self._sample_s * host / (beside * each)
 
     def _trip_s(self, kind: str, samples: int, shared: bool) -> float:
-        key = (kind, samples, shared)
-        if key not in self._trips:
-            try:
-                sums = self.prices.book.sums(kind, samples, shared, again=False)
-                back = sums.path_back_s(self.prices.freedom.splits) if self.prices.freedom.trains else np.zeros(1)
-                self._trips[key] = float(sums.forward_s[-1] + back[-1])
-            except MissingMeasurementError:
-                self._trips[key] = float("inf")
-        return self._trips[key]
+        try:
+            sums = self.prices.book.sums(kind, samples, shared, again=False)
+        except MissingMeasurementError:
+            return float("inf")
+        back = sums.path_back_s(self.prices.freedom.splits) if self.prices.freedom.trains else np.zeros(1)
+        return float(sums.forward_s[-1] + back[-1])
 
     def _sum_s(self, shape: Shape) -> float:
         """The sum of gradients of a stage of the first segment, were parameters alike in all."""
@@ -254,7 +251,7 @@ class _Space:
             return 0.0
         ranks = self.prices.problem.ranks[:replicas]
         num_bytes = float(self.prices.book.tables.graph.parameter_bytes[-1]) / shape.num_stages
-        return float(collective_s(self.prices.book.profile.cluster, ALL_REDUCE, ranks, num_bytes))
+        return float(self.prices.book.network.all_reduces_s(ranks, np.array(num_bytes)))
 
     def balanced(self, shape: Shape) -> Iterator[Hybrid]:
         """The plan with its cuts, under every schedule, without and with recomputation."""
@@ -373,11 +370,11 @@ class _Space:
 
     def _sums_s(self, groups: tuple[PricedGroup, ...], at: Numbers) -> list[Array]:
         """The sums of gradients, by stage."""
-        cluster, sums_s = self.prices.book.profile.cluster, []
+        network, sums_s = self.prices.book.network, []
         for s, group in enumerate(groups):
             own = group.prices.parameter_bytes
             num_bytes = np.maximum(own[at[:, s + 1]] - own[at[:, s]], 0) * self.prices.freedom.trains
-            sums_s.append(collective_s(cluster, ALL_REDUCE, group.ranks, num_bytes))
+            sums_s.append(network.all_reduces_s(group.ranks, num_bytes))
         return sums_s
 
     def _boundary(self, source: PricedGroup, destination: PricedGroup) -> _Boundary:
@@ -436,7 +433,7 @@ class _Space:
             tails=np.array(tails),
             there=messages[0],
             back=messages[1],
-            windows=np.array([stage.window for stage in stages]),
+            max_in_flight=np.array([stage.window for stage in stages]),
         )
         bound_s = leaves.at_least_s(hybrid.schedule, hybrid.windows, len(self.prices.micro_batches))
         return replace(hybrid, step_s=float(bound_s[0]))

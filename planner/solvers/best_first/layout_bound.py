@@ -220,14 +220,14 @@ class TableMaker:
 
     def _reduction_s(self, ranks: tuple[int, ...], shares: tuple[int, ...], rest: tuple[int, ...]) -> Array:
         """The least that stages cut along samples alone wait for the sum of their gradients."""
-        book, cluster = self.evaluator.book, self.evaluator.book.profile.cluster
+        book = self.evaluator.book
         size = np.maximum(_between(book.tables.graph.parameter_bytes), 0.0)
         if zero := self.problem.zero_over(len(ranks)):
-            return least_reduction_s(cluster, ranks, size, np.zeros_like(size), zero)
+            return least_reduction_s(book.network, ranks, size, np.zeros_like(size), zero)
         last = zip(ranks, rest if self.rest else shares, strict=True)
         backs = [_between(book.at(book.kind(rank), samples, True).backward_s) for rank, samples in last]
         exchanged = _between(book.exchanges_s(ranks, self.rest or self.size)[1])
-        return least_exposed_s(cluster, ranks, size, np.max(backs, axis=0) + exchanged)
+        return least_exposed_s(book.network, ranks, size, np.max(backs, axis=0) + exchanged)
 
     def _exchanged(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
         """Exchanges of statistics of one F and B, and of F alone."""

@@ -63,7 +63,7 @@ class Leaves:
         adds: what a B that finds gradients takes longer.
         tails: reduction and update.
         there, back: messages, by edge.
-        windows: the most that memory lets each stage keep.
+        max_in_flight: the most micro-batches that memory lets each stage keep.
     """
 
     edges: Edges
@@ -75,7 +75,7 @@ class Leaves:
     tails: Array
     there: Array
     back: Array
-    windows: Numbers
+    max_in_flight: Numbers
 
     @classmethod
     def of(cls, frontier: Frontier, children: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
@@ -174,7 +174,7 @@ class Leaves:
         if not traits(schedule).windowed:
             yield (), every
             return
-        held = np.minimum.accumulate(self.windows, axis=0)  # no stage can have more in flight than the one before
+        held = np.minimum.accumulate(self.max_in_flight, axis=0)  # no stage can have more in flight than the one before
         allowing_by_windows: dict[tuple[int, ...], list[int]] = {}
         for most in np.unique(held, axis=1).T:
             numbers = np.flatnonzero((held == most[:, None]).all(axis=0))

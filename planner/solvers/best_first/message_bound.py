@@ -9,10 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.handover import BoundaryMessages, Piece, least_link, least_links, pieces, without_time
 from planner.costs.communication.links import fastest
+from planner.costs.communication.stage_transfers import (
+    BoundaryMessages,
+    Piece,
+    least_link,
+    least_links,
+    pieces,
+    without_time,
+)
 from planner.costs.layers.cost_table import Array
 from planner.ir.cluster import Link
+from planner.ir.lazy import Memo
 from planner.solvers.best_first.graph_cuts import Handed
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.candidates.feasibility import may_stream
@@ -44,19 +52,20 @@ class HandoverBound:
 
 
 @dataclass(slots=True, eq=False)
-class Handovers:
+class HandoverBounds:
     """Hand-overs between groups, each worked out once."""
 
     prices: GroupPrices
     _links: dict[str, Link] = field(init=False, repr=False)
-    _seconds: dict[tuple[str, float, bool], Array] = field(init=False, default_factory=dict, repr=False)
+    _seconds: Memo[tuple[str, float, bool], Array] = field(init=False, repr=False)
     _handed: dict[object, tuple[float, float]] = field(init=False, default_factory=dict, repr=False)
     _alike: dict[object, HandoverBound] = field(init=False, default_factory=dict, repr=False)
-    _known: dict[object, HandoverBound] = field(init=False, default_factory=dict, repr=False)
+    _between_groups: dict[object, HandoverBound] = field(init=False, default_factory=dict, repr=False)
 
     _tiers: NDArray[np.object_] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._seconds = Memo(lambda key: self._of(*key))
         cluster = self.prices.book.profile.cluster
         if may_stream(self.prices.freedom.problem):
             cluster = without_time(cluster)
@@ -70,9 +79,9 @@ class Handovers:
     def between(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
         """Messages from ``source`` to ``destination``, and gradients back."""
         key = (source.counts, source.shares, destination.counts, destination.shares)
-        handover = self._known.get(key)
+        handover = self._between_groups.get(key)
         if handover is None:
-            handover = self._known[key] = self._work_out(source, destination)
+            handover = self._between_groups[key] = self._work_out(source, destination)
         return handover
 
     def handed(self, source: PricedGroup, destination: PricedGroup, handed: Handed) -> tuple[float, float]:
@@ -165,15 +174,12 @@ class Handovers:
         return np.asarray(np.minimum.reduce([self._most(own, forward) for own in ranks]))
 
     def _most(self, own: PiecesOfOne, forward: bool) -> Array:
-        return np.asarray(np.maximum.reduce([self._of(link, samples, forward) for link, samples in own]))
+        return np.asarray(np.maximum.reduce([self._seconds[link, samples, forward] for link, samples in own]))
 
     def _least(self, own: PiecesOfOne, forward: bool) -> Array:
-        return np.asarray(np.minimum.reduce([self._of(link, samples, forward) for link, samples in own]))
+        return np.asarray(np.minimum.reduce([self._seconds[link, samples, forward] for link, samples in own]))
 
     def _of(self, link: str, samples: float, forward: bool) -> Array:
-        seconds = self._seconds.get((link, samples, forward))
-        if seconds is None:
-            columns = self.prices.cuts.columns
-            per_sample = columns.forward_bytes if forward else columns.backward_bytes
-            seconds = self._seconds[link, samples, forward] = transfer_s(self._links[link], per_sample * samples)
-        return seconds
+        columns = self.prices.cuts.columns
+        per_sample = columns.forward_bytes if forward else columns.backward_bytes
+        return transfer_s(self._links[link], per_sample * samples)

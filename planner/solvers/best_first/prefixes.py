@@ -28,7 +28,7 @@ class PipelinePrefix:
         state: unused devices.
         started_s: the end of the last stage's first F.
         returns_s: what follows once the last gradient has come back to the last stage: its last B, and all upstream.
-        window: the least window of the stages, which those behind cannot exceed.
+        max_in_flight: the least of the stages, which those behind cannot exceed.
         bound_s: what the stages so far take together.
     """
 
@@ -38,7 +38,7 @@ class PipelinePrefix:
     state: Counts
     started_s: float
     returns_s: float
-    window: int
+    max_in_flight: int
     bound_s: float
 
 
@@ -74,7 +74,7 @@ class Expansion:
     started_s: Array
     returns_s: Array
     own_s: Array
-    window: Numbers
+    max_in_flight: Numbers
 
     def __len__(self) -> int:
         return len(self.bound_s)
@@ -89,7 +89,7 @@ class Expansion:
             self.started_s[positions],
             self.returns_s[positions],
             self.own_s[positions],
-            self.window[positions],
+            self.max_in_flight[positions],
         )
 
     def child(self, position: int) -> PipelinePrefix:
@@ -103,7 +103,7 @@ class Expansion:
             choice.option.left,
             float(self.started_s[position]),
             float(self.returns_s[position]),
-            int(self.window[position]),
+            int(self.max_in_flight[position]),
             float(self.own_s[position]),
         )
 
@@ -116,7 +116,7 @@ class _Arrival:
         start: when the first F may start; all_there: when the last input can be there.
         upstream: what follows upstream after the last B; all_back: after the first gradient.
         both: the step, if inputs and gradients share a wire.
-        window: the most micro-batches in flight before it.
+        max_in_flight: the most micro-batches in flight before it.
     """
 
     start: Array
@@ -124,7 +124,7 @@ class _Arrival:
     upstream: Array
     all_back: Array
     both: Array
-    window: Numbers
+    max_in_flight: Numbers
 
 
 @dataclass(slots=True, eq=False)
@@ -148,8 +148,8 @@ class Frontier:
         stage, labels = table.stage, table.labels
         tied = self._arrival(prefix, table)
         count = len(self.suffixes.prices.micro_batches)
-        window = np.minimum(stage.window, tied.window)
-        end = np.maximum(labels.end, rounds_of(count, window) * labels.trip)
+        max_in_flight = np.minimum(stage.window, tied.max_in_flight)
+        end = np.maximum(labels.end, rounds_of(count, max_in_flight) * labels.trip)
         tail = np.maximum(stage.tail, tied.upstream)
         bound = np.maximum.reduce(
             [
@@ -178,7 +178,7 @@ class Frontier:
             (tied.start + stage.head)[rows],
             (stage.back + tail)[rows],
             own[rows],
-            window[rows],
+            max_in_flight[rows],
         )
 
     def candidate(self, prefix: PipelinePrefix, schedule: str) -> Candidate:
@@ -292,5 +292,5 @@ class Frontier:
             upstream=np.where(returns, link["back"] + after, 0.0),
             all_back=np.where(returns, link["load_back"] + after, 0.0),
             both=np.where(returns, begun + link["load_both"] + after, 0.0),
-            window=np.where(returns, prefix.window, count),
+            max_in_flight=np.where(returns, prefix.max_in_flight, count),
         )

@@ -1,4 +1,7 @@
-"""Groups of devices as stages, each priced once for one way to cut the batch (``planner.costs.stages.stage_bound``)."""
+"""Groups of devices as stages, each priced once for one way to cut the batch (``planner.costs.stages.stage_bound``).
+
+Which schedules, recomputation and side constraints a problem leaves open beside cuts and devices: ``Freedom``.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,32 @@ from itertools import chain
 
 import numpy as np
 
-from planner.costs.candidate import Recomputes, again_of
+from planner.costs.candidate import Candidate, Recomputes, again_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
+from planner.costs.memory.memory_bound import kept_by
 from planner.costs.stages.shared_bound import SharedBound
 from planner.costs.stages.shared_times import GroupTimes, MemberTimes
 from planner.costs.stages.stage_bound import Stage, StageBound, StageBounds
+from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import parts_of, samples_of
-from planner.ir.problem import Problem
+from planner.ir.lazy import Memo
+from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.layers import throughout_sites
 from planner.layers.recomputed import cores_by_index
+from planner.schedules import traits
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
-from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.candidates.candidate import Pool, all_shares, group_shares, site_shares
-from planner.solvers.candidates.feasibility import usable
+from planner.solvers.candidates.constraints import Constraints
+from planner.solvers.candidates.feasibility import (
+    mixing_layers,
+    recompute_choices,
+    schedule_names,
+    usable,
+    virtual_schedule_names,
+)
 
 _ROUNDING = 1e-9
 
@@ -34,6 +47,78 @@ _FEW_SHARES, _SOME_CUTS = 3, 12
 
 Version = tuple[Recomputes, bool, tuple[int, ...]]
 """A way to run a stage on given devices, see :class:`PricedGroup`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Freedom:
+    """The schedules and side constraints of a problem.
+
+    Attributes:
+        schedules: names of those that are searched with one stage a position.
+        virtual: names of those that are meant for several.
+        trains: whether there are backwards at all.
+        splits: whether a schedule may cut backwards in two, I and W.
+        recompute: the choices of a stage.
+        mixing: layers that mix samples.
+        max_stages: most stages; 0: any number.
+    """
+
+    problem: Problem
+    schedules: tuple[str, ...]
+    virtual: tuple[str, ...]
+    trains: bool
+    splits: bool
+    recompute: tuple[Recomputes, ...]
+    mixing: frozenset[str]
+    constraints: Constraints
+    max_stages: int
+
+    @property
+    def may_replicate(self) -> bool:
+        """Whether a stage may have several devices."""
+        return SAMPLE_DIMS in self.problem.allow
+
+    @classmethod
+    def of(cls, problem: Problem) -> Freedom:
+        """What ``problem`` leaves open."""
+        names, virtual = schedule_names(problem), virtual_schedule_names(problem)
+        own_traits = [traits(name) for name in (*names, *virtual)]
+        return cls(
+            problem,
+            names,
+            virtual,
+            all(each.trains for each in own_traits),
+            any(each.splits_backward for each in own_traits),
+            recompute_choices(problem),
+            mixing_layers(problem.profile.graph),
+            Constraints.of(problem),
+            problem.max_stages,
+        )
+
+    def allows(self, candidate: Candidate) -> bool:
+        """Whether side constraints that concern the whole pipeline allow a complete one."""
+        if not self.constraints.rules:
+            return True
+        ways = [CutDegrees(sample=len(group)) for group in candidate.groups]
+        recompute = [candidate.recomputes(stage) for stage in range(candidate.num_stages)]
+        return self.constraints.allows_stages(candidate.stage_of, candidate.groups, recompute, ways)
+
+    def in_flight(self, depth: int, num_microbatches: int) -> tuple[int, int]:
+        """The least and the most micro-batches that an allowed schedule keeps on a stage.
+
+        Args:
+            depth: stages downstream, itself included, at most.
+        """
+        if not self.trains or any(traits(name).windowed for name in self.schedules):
+            return 1, num_microbatches
+        kept = [kept_by(name, d, num_microbatches)[0] for name in self.schedules for d in {1, depth}]
+        return min(kept), max(kept)
+
+    def allowed(self, cuts: GraphCuts, ranks: tuple[int, ...], recompute: Recomputes) -> Flags | None:
+        """Which stages side constraints allow on ``ranks``, by first and last cut; None: all."""
+        if not self.constraints.rules:
+            return None
+        return self.constraints.mask(cuts.members, ranks, recompute == Recomputes.ALL, CutDegrees(sample=len(ranks)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,12 +208,13 @@ class GroupPrices:
     throughout: Flags = field(init=False)
     _times: dict[tuple[str, Recomputes], MemberTimes] = field(init=False, default_factory=dict, repr=False)
     _capacity: Array | None = field(init=False, default=None, repr=False)
-    _versions: dict[Counts, tuple[PricedGroup, ...]] = field(init=False, default_factory=dict, repr=False)
+    _versions: Memo[Counts, tuple[PricedGroup, ...]] = field(init=False, repr=False)
     _prices: dict[object, StageBound] = field(init=False, default_factory=dict, repr=False)
     _bounds: StageBounds = field(init=False, repr=False)
     _cores: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._versions = Memo(self._priced_versions)
         trains, splits = self.freedom.trains, self.freedom.splits
         self._bounds = StageBounds(self.book, self.cuts, self.micro_batches, trains, splits)
         layers = self.problem.profile.graph.layers
@@ -146,15 +232,15 @@ class GroupPrices:
         Without and with recompute, with every share of the samples that is looked at, and where a stage may lie along
         sites alone also with these in other parts than whole samples.
         """
-        groups = self._versions.get(counts)
-        if groups is None:
-            ranks, size = self.first_ranks(counts), self.micro_batches[0]
-            ways = [(False, shares) for shares in self._shares(ranks)]
-            if len(ranks) > 1 and self.throughout.any():
-                ways.append((True, site_shares(self.problem, self.book, ranks, size)))
-            made = (self._made(counts, (recompute, *way)) for way in ways for recompute in self.freedom.recompute)
-            groups = self._versions[counts] = tuple(group for group in made if group is not None)
-        return groups
+        return self._versions[counts]
+
+    def _priced_versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
+        ranks, size = self.first_ranks(counts), self.micro_batches[0]
+        ways = [(False, shares) for shares in self._shares(ranks)]
+        if len(ranks) > 1 and self.throughout.any():
+            ways.append((True, site_shares(self.problem, self.book, ranks, size)))
+        made = (self._made(counts, (recompute, *way)) for way in ways for recompute in self.freedom.recompute)
+        return tuple(group for group in made if group is not None)
 
     def first_ranks(self, counts: Counts) -> tuple[int, ...]:
         """The ranks of a group with the devices ``counts``, where none is used yet."""

@@ -22,10 +22,10 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.stages.shared_bound import SharedBound
 from planner.costs.stages.stage_bound import Stage
 from planner.ir.errors import MissingMeasurementError
-from planner.solvers.best_first.bound import Continuation, GroupChoice, Labels, Suffixes
+from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.message_bound import HandoverBound, Handovers
+from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import Budget, OutOfTimeError
 
@@ -57,26 +57,23 @@ class _AnyShares(GroupPrices):
         size = prices.micro_batches[0]
         full = tuple(rows for rows in prices.micro_batches if rows == size)
         super().__init__(prices.problem, prices.book, prices.pools, prices.cuts, full, prices.freedom)
-        self.known, self.upper_s = prices, upper_s
+        self.searched, self.upper_s = prices, upper_s
 
     def capacity_s(self) -> Array:
         """As of all micro-batches."""
-        return self.known.capacity_s() * sum(self.micro_batches) / sum(self.known.micro_batches)
+        return self.searched.capacity_s() * sum(self.micro_batches) / sum(self.searched.micro_batches)
 
     def leaves_out(self, counts: Counts) -> bool:
         """As the search does."""
-        return self.known.leaves_out(counts)
+        return self.searched.leaves_out(counts)
 
-    def versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
-        """The devices ``counts`` as a stage; where all members are the same, that alone is the mean."""
-        groups = self._versions.get(counts)
-        if groups is None:
-            alike = super().versions(counts) if not self.known.leaves_out(counts) else ()
-            if not alike or len({(kind, n) for kind, n in self._members(alike[0])}) > 1:
-                made = [self._any(counts, recompute) for recompute in self.freedom.recompute]
-                alike = tuple(group for group in made if group is not None)
-            groups = self._versions[counts] = alike
-        return groups
+    def _priced_versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
+        """Where all members are the same, that alone is the mean."""
+        alike = super()._priced_versions(counts) if not self.searched.leaves_out(counts) else ()
+        if alike and len(set(self._members(alike[0]))) == 1:
+            return alike
+        made = [self._any(counts, recompute) for recompute in self.freedom.recompute]
+        return tuple(group for group in made if group is not None)
 
     def _members(self, group: PricedGroup) -> list[tuple[str, float]]:
         return list(zip(map(self.book.kind, group.ranks), group.samples[self.micro_batches[0]], strict=True))
@@ -87,7 +84,9 @@ class _AnyShares(GroupPrices):
             return None
         try:
             times = self.times(ranks, recompute)
-            all_times = times if self.known.micro_batches == self.micro_batches else self.known.times(ranks, recompute)
+            all_times = (
+                times if self.searched.micro_batches == self.micro_batches else self.searched.times(ranks, recompute)
+            )
             zero = self.problem.zero_over(len(ranks))
             pools = [self.pools[number] for number in member_orders(self.pools, counts)[0]]
             members = [(pool.kind, pool.memory_limit_bytes, (1.0, 1.0)) for pool in pools]
@@ -109,7 +108,7 @@ class _AnyShares(GroupPrices):
         )
 
 
-class _MeanLinks(Handovers):
+class _MeanLinks(HandoverBounds):
     """Messages between groups with any shares: those of the mean sample."""
 
     def between(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
@@ -142,7 +141,7 @@ class _MeanLinks(Handovers):
         per_sample = columns.forward_bytes if forward else columns.backward_bytes
         sizes = range(1, self.prices.micro_batches[0] + 1)
         each = np.minimum.reduce([transfer_s(self._links[name], per_sample * size) / size for size in sizes])
-        least_s: Array = np.maximum(self._of(name, 1.0, forward), samples * each)
+        least_s: Array = np.maximum(self._seconds[name, 1.0, forward], samples * each)
         return least_s
 
 
@@ -172,7 +171,7 @@ class _SomeOthers(_Bounded):
             labels = Labels(*(np.where(ends, np.inf, x) for x in (labels.trip, labels.end, labels.total, labels.free)))
         return stage, labels
 
-    def _continuation(self, choice: GroupChoice) -> Continuation:
+    def _continuation(self, choice: GroupChoice) -> Labels:
         return self.every._continuation(choice) if self._is_other(choice) else super()._continuation(choice)
 
     def _is_other(self, choice: GroupChoice) -> bool:

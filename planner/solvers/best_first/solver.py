@@ -117,10 +117,11 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     outcome = with_blocks(evaluator, outcome, budget)
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
-    choices = [choice.best for choice in start.choices.values()]
-    rivals = [*choices, first.best, first.unreplicated, *first.by_num_stages.values(), *outcome.by_num_stages.values()]
+    plans = [*(choice.best for choice in start.choices.values()), first.best, first.unreplicated]
+    plans += [*first.by_num_stages.values(), *outcome.by_num_stages.values()]
+    incumbents = [evaluation for evaluation in plans if evaluation is not None]
     budget.reserve(evaluator.forecast_s(outcome.best.candidate) + evaluator.writing_s)
-    chosen, tie = without_ties(evaluator, outcome.best, [rival for rival in rivals if rival is not None])
+    chosen, tie = without_ties(evaluator, outcome.best, incumbents)
     decision, predicted = written(problem, evaluator.pricing, chosen.candidate)
     budget.reserve(evaluator.writing_s)
     step_s = tie.step_s if tie is not None else predicted.prediction.step_s

@@ -25,7 +25,7 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import Memory
 from planner.costs.stages.stage_bound import Spread
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
-from planner.solvers.best_first.message_bound import Handovers
+from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 
 _KEPT = 24  # groups whose stages are kept
@@ -252,7 +252,7 @@ class StagePrices:
     """
 
     prices: GroupPrices
-    links: Handovers
+    links: HandoverBounds
     mirrored: bool
     is_linked: bool = field(init=False)
     _rows: list[Numbers] = field(init=False, repr=False)

@@ -34,7 +34,7 @@ from planner.ir.problem import AUTO
 from planner.schedules import positions, traits
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, at_pools, first_ranks
 from planner.solvers.best_first.graph_cuts import Numbers
-from planner.solvers.best_first.message_bound import Handovers
+from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.best_first.virtual_bound import First, StagePrices, Tables, least_largest
 from planner.solvers.budget import NUMBER_S
@@ -311,7 +311,7 @@ def families(every: Iterable[GroupPrices], devices: DeviceStates, names: Sequenc
         work_s = float(prices.capacity_s().min(axis=0).sum())
         bound_s = work_s / len(prices.problem.ranks) if np.isfinite(work_s) else 0.0
         for mirrored, own in formed.items():
-            stage_prices = StagePrices(prices, Handovers(prices), mirrored)
+            stage_prices = StagePrices(prices, HandoverBounds(prices), mirrored)
             for name in names:
                 if traits(name).bidirectional is mirrored:
                     yield PipelineFamilies(bound_s, stage_prices, name, own.groups)

@@ -22,11 +22,10 @@ from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, thinned
 from planner.solvers.best_first.hybrids import hybrids
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, promising, published, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
-from planner.solvers.best_first.message_bound import Handovers
+from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.prefixes import Frontier
-from planner.solvers.best_first.priced_groups import GroupPrices
+from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
-from planner.solvers.best_first.search_space import Freedom
 from planner.solvers.best_first.share_bound import other_shares_s
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, PipelineFamilies, families, not_searched
 from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
@@ -284,7 +283,7 @@ def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
     devices = _devices(Freedom.of(evaluator.problem))
     for prices in priced(evaluator, cuts):
         if _has_groups(prices, devices):
-            yield Frontier(Suffixes(prices, devices, Handovers(prices)))
+            yield Frontier(Suffixes(prices, devices, HandoverBounds(prices)))
 
 
 def all_families(evaluator: Evaluator) -> Iterator[PipelineFamilies]:
@@ -322,7 +321,7 @@ class _Maker:
     devices: DeviceStates
 
     def __call__(self, upper_s: float, budget: Budget) -> Suffixes:
-        return Suffixes(self.prices, self.devices, Handovers(self.prices), upper_s, budget)
+        return Suffixes(self.prices, self.devices, HandoverBounds(self.prices), upper_s, budget)
 
 
 def _capacity(prices: GroupPrices) -> Capacity:

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.handover import Piece, bytes_read, least_links, pieces
+from planner.costs.communication.stage_transfers import Piece, bytes_read, least_links, pieces
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, Flags
 from planner.ir.cluster import Cluster, Link

@@ -153,7 +153,7 @@ class PulpModel:
         unit_s: what 1 stands for in rows of time.
         step: T, the objective.
         stages: z[v] = 1 if span v is a stage.
-        handovers: y[h] = 1 if hand-over h happens; whole where z are.
+        transfers: y[h] = 1 if transfer h happens; whole where z are.
     """
 
     instance: SpanInstance
@@ -161,7 +161,7 @@ class PulpModel:
     problem: Any = field(init=False, repr=False)
     step: Any = field(init=False, repr=False)
     stages: list[Any] = field(init=False, repr=False)
-    handovers: list[Any] = field(init=False, repr=False)
+    transfers: list[Any] = field(init=False, repr=False)
 
     @classmethod
     def of(cls, instance: SpanInstance, upper_s: float) -> PulpModel:
@@ -173,7 +173,7 @@ class PulpModel:
         self.problem = pulp.LpProblem("spans", pulp.LpMinimize)
         self.step = self.variable("T")
         self.stages = [self.binary(f"z{v}") for v in range(len(self.instance.spans))]
-        self.handovers = [self.variable(f"y{h}", 1.0) for h in range(len(self.instance.handovers))]
+        self.transfers = [self.variable(f"y{h}", 1.0) for h in range(len(self.instance.transfers))]
         self.problem.setObjective(self.step)
 
     def variable(self, name: str, most: float | None = None) -> Any:
@@ -209,16 +209,16 @@ class PulpModel:
 
 def path(model: PulpModel) -> None:
     """A stage starts at the first cut; where one ends, its group hands over to that of the next."""
-    spans, handovers = model.instance.spans, model.instance.handovers
+    spans, transfers = model.instance.spans, model.instance.transfers
     starts, ends = _by(spans.first, spans.group), _by(spans.last, spans.group)
-    sources, destinations = _by(handovers.cut, handovers.source), _by(handovers.cut, handovers.destination)
+    sources, destinations = _by(transfers.cut, transfers.source), _by(transfers.cut, transfers.destination)
     model.add(model.number(model.stages, np.flatnonzero(spans.first == 0)) == 1, "start")
     for cut in range(1, model.instance.end):
         for group in range(len(model.instance.groups)):
             for name, stages, over in (("end", ends, sources), ("begin", starts, destinations)):
                 here, there = stages.get((cut, group), []), over.get((cut, group), [])
                 if here or there:
-                    row = model.number(model.stages, here) == model.number(model.handovers, there)
+                    row = model.number(model.stages, here) == model.number(model.transfers, there)
                     model.add(row, f"{name}{cut}_{group}")
 
 
@@ -281,7 +281,7 @@ def _by(cut: Iterable[int], group: Iterable[int]) -> dict[tuple[int, int], list[
 def round_trips(model: PulpModel) -> None:
     """The rows of stages and messages behind round trips; the first stage's reduction and update come after all."""
     spans = model.instance.spans
-    before = _Passing.of(model, "A", spans.round_s, model.instance.handovers.round_s, spans.linked_back)
+    before = _Passing.of(model, "A", spans.round_s, model.instance.transfers.round_s, spans.linked_back)
     _stages(before, spans.turn_s, spans.last_s)
     _wires(before)
 
@@ -289,7 +289,7 @@ def round_trips(model: PulpModel) -> None:
 def forwards(model: PulpModel) -> None:
     """The rows of stages, each with its own reduction and update, behind forwards."""
     spans = model.instance.spans
-    before = _Passing.of(model, "B", spans.there_s, model.instance.handovers.there_s, spans.linked)
+    before = _Passing.of(model, "B", spans.there_s, model.instance.transfers.there_s, spans.linked)
     _stages(before, spans.work_s + spans.last_s, np.zeros(len(spans)))
 
 
@@ -314,14 +314,14 @@ class _Passing:
     @classmethod
     def of(cls, model: PulpModel, name: str, passing: Array, message: Array, linked: Flags) -> _Passing:
         """The chain of what passes through spans and hand-overs."""
-        spans, handovers = model.instance.spans, model.instance.handovers
+        spans, transfers = model.instance.spans, model.instance.transfers
         broken = ~linked & (spans.last < model.instance.end)
         passed: list[Any] = [0]
         breaks: list[Any] = [0]
         for cut in range(1, model.instance.end):
             ending = np.flatnonzero(spans.last == cut)
             more = model.seconds(passing, model.stages, ending)
-            more += model.seconds(message, model.handovers, np.flatnonzero(handovers.cut == cut))
+            more += model.seconds(message, model.transfers, np.flatnonzero(transfers.cut == cut))
             passed.append(model.running(f"passed{name}{cut}", passed[-1], more))
             last = breaks[-1]
             if broken[ending].any():
@@ -363,22 +363,22 @@ def _stages(before: _Passing, own_s: Array, first_s: Array) -> None:
 
 def _wires(before: _Passing) -> None:
     """All messages on a wire: one way, with the last F and B behind it, or both ways where they share it."""
-    model, spans, handovers = before.model, before.model.instance.spans, before.model.instance.handovers
+    model, spans, transfers = before.model, before.model.instance.spans, before.model.instance.transfers
     for cut in range(1, model.instance.end):
         pair = model.seconds(spans.pair_s, model.stages, np.flatnonzero(spans.first == cut))
-        for name, seconds, more in (("wire", handovers.wire_s, pair), ("shared", handovers.shared_s, 0)):
-            over = np.flatnonzero((handovers.cut == cut) & (seconds > 0))
+        for name, seconds, more in (("wire", transfers.wire_s, pair), ("shared", transfers.shared_s, 0)):
+            over = np.flatnonzero((transfers.cut == cut) & (seconds > 0))
             if len(over):
-                before.bound(cut, model.seconds(seconds, model.handovers, over) + more, spans.last_s, name)
+                before.bound(cut, model.seconds(seconds, model.transfers, over) + more, spans.last_s, name)
 
 
 def _longest_s(model: PulpModel) -> float:
-    spans, handovers = model.instance.spans, model.instance.handovers
+    spans, transfers = model.instance.spans, model.instance.transfers
     passing, messages = np.zeros(len(model.instance.cuts)), np.zeros(len(model.instance.cuts))
     np.maximum.at(passing, spans.last, spans.round_s)
-    np.maximum.at(messages, handovers.cut, handovers.round_s)
+    np.maximum.at(messages, transfers.cut, transfers.round_s)
     ending = (spans.work_s + spans.pair_s + spans.last_s).max(initial=0.0)
-    ending += np.maximum(handovers.wire_s, handovers.shared_s).max(initial=0.0)
+    ending += np.maximum(transfers.wire_s, transfers.shared_s).max(initial=0.0)
     return float(passing.sum() + messages.sum() + ending + spans.last_s.max(initial=0.0))
 
 
@@ -417,16 +417,16 @@ def objective_s(instance: SpanInstance, chain: Sequence[int]) -> float:
 
 
 def _message(instance: SpanInstance, source: int, destination: int) -> tuple[float, float, float, float]:
-    handovers, spans = instance.handovers, instance.spans
+    transfers, spans = instance.transfers, instance.spans
     match = (
-        (handovers.cut == spans.last[source])
-        & (handovers.source == spans.group[source])
-        & (handovers.destination == spans.group[destination])
+        (transfers.cut == spans.last[source])
+        & (transfers.source == spans.group[source])
+        & (transfers.destination == spans.group[destination])
     )
     row = next(iter(np.flatnonzero(match)), None)
     if row is None:  # it was pruned
         return (float("inf"),) * 4
-    columns = (handovers.there_s, handovers.round_s, handovers.wire_s, handovers.shared_s)
+    columns = (transfers.there_s, transfers.round_s, transfers.wire_s, transfers.shared_s)
     there_s, round_s, wire_s, shared_s = (float(seconds[row]) for seconds in columns)
     return there_s, round_s, wire_s, shared_s
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.baselines import everyday
 from planner.costs.candidate import Candidate, Recomputes
-from planner.costs.communication.handover import without_time
+from planner.costs.communication.stage_transfers import without_time
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.sentences import binding
@@ -74,7 +74,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         rules += [f"--forbid {format_rule(rule)}" for rule in problem.forbid]
         if rules and enumeration.fits_without_rules():
             raise InfeasibleError("no plan satisfies the side constraints", rules, ["drop one of them"])
-        closest = choose(evaluator, known(problem, evaluator.book)).closest
+        closest = choose(evaluator, everyday_plans(problem, evaluator.book)).closest
         if closest is not None:
             raise infeasible(problem, closest)
         raise InfeasibleError("no plan fits", [f"on {len(problem.ranks)} devices"], ["use more devices"])
@@ -124,15 +124,15 @@ class BatchSplit:
     program: SpanProgram | None = None
 
 
-def known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def everyday_plans(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     """Plans that people make without a planner, as far as the program knows their schedules; they may not fit."""
     names = priced_schedules(problem)
-    for candidate in _known(problem, book):
+    for candidate in _unfiltered(problem, book):
         if candidate.schedule in names and not 0 < problem.max_stages < candidate.num_stages:
             yield as_asked(problem, candidate)
 
 
-def _known(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def _unfiltered(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     yield from everyday.one_device(problem, book)
     if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph) and SAMPLE_DIMS in problem.allow:
         with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
@@ -177,7 +177,7 @@ class Enumeration:
     def run(self) -> Enumerated:
         """The best plan, and how far it can be from the best there is."""
         try:
-            self._try_known()
+            self._try_everyday_plans()
             for bound_s, way in self._ways():
                 self._push(bound_s, way)
             self.root_s = self._bound_s()
@@ -194,8 +194,8 @@ class Enumeration:
         free = Enumeration(Evaluator(problem, self.evaluator.book), Constraints.of(problem))
         return free.run().best is not None
 
-    def _try_known(self) -> None:
-        candidates = known(self.evaluator.problem, self.evaluator.book)
+    def _try_everyday_plans(self) -> None:
+        candidates = everyday_plans(self.evaluator.problem, self.evaluator.book)
         for candidate in cheapest_first(self.evaluator, candidates, self.evaluator.budget):
             if self.best is not None and not self.evaluator.has_time_for(candidate):
                 continue
@@ -234,14 +234,14 @@ class Enumeration:
                     found_groups,
                     mixing,
                 )
-                handovers = builder.handovers()
+                transfers = builder.transfers()
                 for flight, names in by_flight.items():
                     whole = SpanInstance(
                         cuts,
                         classes,
                         found_groups,
                         builder.spans(flight),
-                        handovers,
+                        transfers,
                         most,
                         self.constraints.stage_rules(),
                     )

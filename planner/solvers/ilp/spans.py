@@ -77,7 +77,7 @@ class SpanTable:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Handovers:
+class StageTransfers:
     """What a message at a cut between two groups takes at least; an entry a cut and pair of groups.
 
     Attributes:
@@ -96,9 +96,9 @@ class Handovers:
     def __len__(self) -> int:
         return len(self.cut)
 
-    def where(self, keep: Flags) -> Handovers:
+    def where(self, keep: Flags) -> StageTransfers:
         """Those that ``keep`` picks."""
-        return Handovers(*(getattr(self, field.name)[keep] for field in fields(self)))
+        return StageTransfers(*(getattr(self, field.name)[keep] for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +116,7 @@ class SpanInstance:
     classes: tuple[DeviceClass, ...]
     groups: tuple[StageGroup, ...]
     spans: SpanTable
-    handovers: Handovers
+    transfers: StageTransfers
     most_stages: int
     stage_rules: tuple[tuple[int, bool, tuple[int, ...]], ...] = ()
 
@@ -167,7 +167,7 @@ class SpanBuilder:
     groups: tuple[StageGroup, ...]
     mixing: Flags
 
-    def handovers(self) -> Handovers:
+    def transfers(self) -> StageTransfers:
         """Between all groups that can run at once, at all inner cuts."""
         rows = [
             (cut, i, j, *(seconds[cut] for seconds in least))
@@ -178,7 +178,7 @@ class SpanBuilder:
         ]
         index = np.array([row[:3] for row in rows], dtype=np.int64).reshape(len(rows), 3)
         seconds = np.array([row[3:] for row in rows], dtype=np.float64).reshape(len(rows), 4)
-        return Handovers(index[:, 0], index[:, 1], index[:, 2], *seconds.T)
+        return StageTransfers(index[:, 0], index[:, 1], index[:, 2], *seconds.T)
 
     def spans(self, in_flight: Sequence[int] | None) -> SpanTable:
         """All that the rules and memory allow.
@@ -272,7 +272,7 @@ class SpanBuilder:
                 yield other
 
     def _least(self, source: StageGroup, destination: StageGroup) -> tuple[Array, Array, Array, Array]:
-        """By cut: the least that any linked stage of ``source`` pays there, as in :class:`Handovers`."""
+        """By cut: the least that any linked stage of ``source`` pays there, as in :class:`StageTransfers`."""
         crossing, messages = self.crossing, self.messages
         there, back = messages.there_s(source, destination), messages.back_s(source, destination)
         wire, shared = messages.wires_s(source, destination)
@@ -324,27 +324,27 @@ def prune(instance: SpanInstance, upper_s: float) -> tuple[SpanInstance, float]:
     """What a solution of at most ``upper_s`` can have, and a lower bound on all of them (infinite: there is none)."""
     bound_s, limit_s = 0.0, upper_s * (1 + _SLACK)
     for _ in range(_ROUNDS):
-        spans, handovers = instance.spans, instance.handovers
-        keep, keep_handovers = np.ones(len(spans), dtype=bool), np.ones(len(handovers), dtype=bool)
-        for chain in _chains(spans, handovers):
+        spans, transfers = instance.spans, instance.transfers
+        keep, keep_transfers = np.ones(len(spans), dtype=bool), np.ones(len(transfers), dtype=bool)
+        for chain in _chains(spans, transfers):
             before, behind = _before(instance, chain), _behind(instance, chain)
             bound_s = max(bound_s, float(behind.begins[0].min(initial=np.inf)))
             with np.errstate(invalid="ignore"):  # no way there, with no way on
                 least = _least(instance, chain, before, behind)
                 keep &= (least <= limit_s) & np.isfinite(least)
                 least = _least_over(instance, chain, before, behind)
-                keep_handovers &= (least <= limit_s) & np.isfinite(least)
-        instance = replace(instance, spans=spans.where(keep), handovers=handovers.where(keep_handovers))
-        if keep.all() and keep_handovers.all():
+                keep_transfers &= (least <= limit_s) & np.isfinite(least)
+        instance = replace(instance, spans=spans.where(keep), transfers=transfers.where(keep_transfers))
+        if keep.all() and keep_transfers.all():
             break
     return instance, bound_s if len(instance.spans) else float("inf")
 
 
-def _chains(spans: SpanTable, handovers: Handovers) -> tuple[_Path, _Path]:
-    wire_s, none_s = np.maximum(handovers.wire_s, handovers.shared_s), np.zeros(len(handovers))
+def _chains(spans: SpanTable, transfers: StageTransfers) -> tuple[_Path, _Path]:
+    wire_s, none_s = np.maximum(transfers.wire_s, transfers.shared_s), np.zeros(len(transfers))
     return (
-        _Path(spans.round_s, spans.turn_s, handovers.round_s, wire_s, spans.linked_back),
-        _Path(spans.there_s, spans.work_s + spans.last_s, handovers.there_s, none_s, spans.linked),
+        _Path(spans.round_s, spans.turn_s, transfers.round_s, wire_s, spans.linked_back),
+        _Path(spans.there_s, spans.work_s + spans.last_s, transfers.there_s, none_s, spans.linked),
     )
 
 
@@ -366,7 +366,7 @@ class _Behind:
 
 
 def _before(instance: SpanInstance, chain: _Path) -> _Before:
-    spans, handovers = instance.spans, instance.handovers
+    spans, transfers = instance.spans, instance.transfers
     shape = (len(instance.cuts), len(instance.groups))
     begun, ended = np.full(shape, np.inf), np.full(shape, np.inf)
     begun[0] = 0.0
@@ -375,14 +375,14 @@ def _before(instance: SpanInstance, chain: _Path) -> _Before:
         value = begun[spans.first[here], spans.group[here]] + chain.pass_s[here]
         value = np.where(chain.linked[here] | np.isinf(value), value, -np.inf)
         np.minimum.at(ended[cut], spans.group[here], value)
-        over = np.flatnonzero(handovers.cut == cut)
-        arrived = np.maximum(ended[cut, handovers.source[over]] + chain.message_s[over], 0.0)
-        np.minimum.at(begun[cut], handovers.destination[over], arrived)
+        over = np.flatnonzero(transfers.cut == cut)
+        arrived = np.maximum(ended[cut, transfers.source[over]] + chain.message_s[over], 0.0)
+        np.minimum.at(begun[cut], transfers.destination[over], arrived)
     return _Before(begun, ended)
 
 
 def _behind(instance: SpanInstance, chain: _Path) -> _Behind:
-    spans, handovers = instance.spans, instance.handovers
+    spans, transfers = instance.spans, instance.transfers
     shape = (len(instance.cuts), len(instance.groups))
     begins, linked, unlinked = (np.full(shape, np.inf) for _ in range(3))
     for cut in range(instance.end - 1, -1, -1):
@@ -391,11 +391,11 @@ def _behind(instance: SpanInstance, chain: _Path) -> _Behind:
         follows = np.where(chain.linked[here], chain.pass_s[here] + linked[at], unlinked[at])
         follows = np.where(spans.last[here] == instance.end, 0.0, follows)
         np.minimum.at(begins[cut], spans.group[here], np.maximum(chain.end_s[here], follows))
-        over = np.flatnonzero(handovers.cut == cut)
-        after = begins[cut, handovers.destination[over]]
+        over = np.flatnonzero(transfers.cut == cut)
+        after = begins[cut, transfers.destination[over]]
         waited = np.maximum(after, chain.wire_s[over])
-        np.minimum.at(linked[cut], handovers.source[over], chain.message_s[over] + waited)
-        np.minimum.at(unlinked[cut], handovers.source[over], after)
+        np.minimum.at(linked[cut], transfers.source[over], chain.message_s[over] + waited)
+        np.minimum.at(unlinked[cut], transfers.source[over], after)
     return _Behind(begins, linked, unlinked)
 
 
@@ -410,7 +410,7 @@ def _least(instance: SpanInstance, chain: _Path, before: _Before, behind: _Behin
 
 def _least_over(instance: SpanInstance, chain: _Path, before: _Before, behind: _Behind) -> Array:
     """By hand-over: the least of a pipeline that has it; where a stage may end unlinked, its message is no bound."""
-    handovers = instance.handovers
-    ended = before.ended[handovers.cut, handovers.source]
-    follows = behind.begins[handovers.cut, handovers.destination]
+    transfers = instance.transfers
+    ended = before.ended[transfers.cut, transfers.source]
+    follows = behind.begins[transfers.cut, transfers.destination]
     return np.where(np.isneginf(ended), follows, ended + chain.message_s + np.maximum(follows, chain.wire_s))

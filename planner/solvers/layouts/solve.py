@@ -1,17 +1,17 @@
 """The best assignment of a labelled graph, with a proof of how good it is.
 
     nothing is limited, or the best of all fits     elimination: exact                       ``variable_elimination``
-    a budget binds                                  integer programs of cores, see below     ``milp``
+    a budget binds                                  restricted integer programs, see below   ``milp``
     too wide to eliminate                           one integer program of the whole graph   ``milp``
 
-A *core* is the graph with few options of each node.  Prices p >= 0 of memory (Lagrange multipliers) give every option a
-bound by elimination, the min-marginal of the graph that costs c + p . m, less p . budget:  no assignment that fits and
-takes the option costs less.  The core holds the options of least bound, as many as make a program of a few thousand
-pairs.  An assignment beyond the core takes an option beyond it, so that
+A *restricted program* is that of the graph with few options of each node.  Prices p >= 0 of memory (Lagrange
+multipliers) give every option a bound by elimination, the min-marginal of the graph that costs c + p . m, less
+p . budget:  no assignment that fits and takes the option costs less.  The program has the options of least bound, as
+many as make a few thousand pairs.  An assignment beyond it takes an option beyond it, so that
 
-    optimum  >=  min(bound of the core's program, least bound of an option beyond the core)
+    optimum  >=  min(bound of the restricted program, least bound of an option beyond it)
 
-and the core's best is the optimum if it costs no more than that.  Else the next core is larger, less the options whose
+and its best is the optimum if it costs no more than that.  Else the next program is larger, less the options whose
 bound is above the best cost so far.
 
 Why not one program of the whole graph: it has a column for every pair of options of neighbours, up to 863,014 for
@@ -32,8 +32,8 @@ from planner.solvers.layouts.variable_elimination import Elimination, Eliminatio
 
 PROVEN, WITHIN_GAP, TIME_LIMIT, INFEASIBLE = "proven", "within gap", "time limit", "infeasible"
 
-CORES = (3_000, 12_000, 25_000)
-"""Pairs of options, over all edges, of one core after another."""
+MOST_PAIRS = (3_000, 12_000, 25_000)
+"""Pairs of options, over all edges, of one restricted program after another."""
 
 _PAIR_S, _NODE_S = 1e-4, 2e-6
 """Work that a program takes for each of its pairs: at its root, and at each further node of HiGHS's tree."""
@@ -84,7 +84,7 @@ def minimise(graph: LabelledGraph, within: Budget | None = None, gap: float = 0.
     search.bound, marginals, met = lagrangian(search.graph, order, free, search.budget)
     for assignment in met:
         search.offer(assignment)
-    search.solve_cores(marginals)
+    search.solve_restricted(marginals)
     return search.answer()
 
 
@@ -117,9 +117,9 @@ class _AssignmentSearch:
         if cost < self.cost and self.graph.fits(assignment):
             self.best, self.cost = assignment, cost
 
-    def solve_cores(self, marginals: tuple[Array, ...]) -> None:
-        """Solves cores of more and more options, until the best is proven or time is up."""
-        for most_pairs in CORES:
+    def solve_restricted(self, marginals: tuple[Array, ...]) -> None:
+        """Solves restricted programs of more and more options, until the best is proven or time is up."""
+        for most_pairs in MOST_PAIRS:
             level = min(_level(self.graph, marginals, most_pairs), self.cost)
             kept = [np.flatnonzero(each <= max(level, float(each.min()))) for each in marginals]
             beyond = min(float(np.min(each, initial=np.inf, where=each > level)) for each in marginals)
@@ -149,7 +149,7 @@ class _AssignmentSearch:
 
 
 def _level(graph: LabelledGraph, marginals: tuple[Array, ...], most_pairs: int) -> float:
-    """The highest bound of an option in the core of so many pairs."""
+    """The highest bound of an option in the restricted program of so many pairs."""
     levels = np.unique(np.concatenate(marginals))
     low, high = 0, int(np.isfinite(levels).sum()) - 1
     while low < high:

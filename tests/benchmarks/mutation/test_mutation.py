@@ -228,11 +228,11 @@ def test_the_score_counts_what_every_case_kills_and_no_more() -> None:
 def test_a_run_goes_on_from_its_verdicts(
     tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = mutation.Options(2, verdicts=tree / "verdicts.json", record=tree / "none.json")
-    rows = mutation.measure(False, options, tree, ("planner",))
+    options = mutation.Options(2, verdicts=tree / "verdicts.json", record=tree / "none.json", packages=("planner",))
+    rows = mutation.measure(False, options, tree)
     assert rows[0].value == 2
     assert capsys.readouterr().err.count("planner/sums.py") == 3  # one with every case
-    assert mutation.measure(False, options, tree, ("planner",)) == rows
+    assert mutation.measure(False, options, tree) == rows
     assert not capsys.readouterr().err
 
 
@@ -242,10 +242,12 @@ def test_what_lives_is_tried_with_further_files_and_its_verdict_tells_of_all(
     tests = tree / "tests" / "planner"
     (tests / "test_sums.py").rename(tests / "test_totals.py")
     (tests / "test_sums.py").write_text("def test_nothing():\n    pass\n")  # named after the module, hence the first
-    options = mutation.Options(4, files=1, short=True, verdicts=tree / "verdicts.json", record=tree / "none.json")
-    mutation.measure(False, options, tree, ("planner",))
+    options = mutation.Options(
+        4, files=1, short=True, verdicts=tree / "verdicts.json", record=tree / "none.json", packages=("planner",)
+    )
+    mutation.measure(False, options, tree)
     assert {entry["outcome"] for entry in json.loads((tree / "verdicts.json").read_text())} == {LIVES}
-    rows = mutation.measure(False, dataclasses.replace(options, files=2), tree, ("planner",))
+    rows = mutation.measure(False, dataclasses.replace(options, files=2), tree)
     verdicts = json.loads((tree / "verdicts.json").read_text())
     assert {tuple(entry["files"]) for entry in verdicts} == {
         ("tests/planner/test_sums.py", "tests/planner/test_totals.py")
@@ -256,8 +258,10 @@ def test_what_lives_is_tried_with_further_files_and_its_verdict_tells_of_all(
 def test_a_run_without_time_left_says_how_many_it_tried(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 59.0, 61.0])
     monkeypatch.setattr(mutation, "time", SimpleNamespace(monotonic=lambda: next(seconds, 61.0)))
-    options = mutation.Options(3, budget_s=60.0, verdicts=tree / "verdicts.json", record=tree / "none.json")
-    assert mutation.measure(False, options, tree, ("planner",))[0].value == 1
+    options = mutation.Options(
+        3, budget_s=60.0, verdicts=tree / "verdicts.json", record=tree / "none.json", packages=("planner",)
+    )
+    assert mutation.measure(False, options, tree)[0].value == 1
 
 
 def test_files_of_verdicts_give_a_column_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

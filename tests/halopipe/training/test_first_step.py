@@ -445,7 +445,7 @@ def test_ranks_that_hold_the_same_agree() -> None:
         ({"clip_norm": 0.5}, 0, ("rank 1 was told another clip norm than rank 0", "rank 0: 0", "rank 1: 0.5")),
         ({"accumulate": 2}, 0, ("rank 1 was told another accumulate than rank 0", "rank 0: 1", "rank 1: 2")),
         (
-            {"said": {"optimizer": "SGD"}},
+            {"spelled": {"optimizer": "SGD"}},
             0,
             ("rank 1 was told another autocast than rank 0", "rank 0: ", "rank 1: None"),
         ),

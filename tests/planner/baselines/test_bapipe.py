@@ -73,7 +73,7 @@ def test_little_memory_takes_overlap_away() -> None:
     wide, narrow = DeviceRow((1.0,) * 4, 1.0), DeviceRow((1.0,) * 4, 1.0, memory_bytes=2 + 4.0)
     assert best_pipeline(chain, wide, (8,)).plan["schedule"] == SO
     assert best_pipeline(chain, narrow, (8,)).plan["schedule"] == SNO
-    assert not best_pipeline(chain, DeviceRow((1.0,) * 4, 1.0, memory_bytes=2 + 3.9), (8,)).found
+    assert not best_pipeline(chain, DeviceRow((1.0,) * 4, 1.0, memory_bytes=2 + 3.9), (8,)).has_plan
 
 
 def test_a_cut_inside_a_layer_balances() -> None:
@@ -111,4 +111,4 @@ def test_no_devices_links_or_micro_batches_are_refused(row: DeviceRow, counts: t
 
 
 def test_fewer_layers_than_devices_are_infeasible() -> None:
-    assert not best_pipeline(even(2), DeviceRow((1.0,) * 3, 1.0), (1,)).found
+    assert not best_pipeline(even(2), DeviceRow((1.0,) * 3, 1.0), (1,)).has_plan

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.export import tables
-from planner.export.rows import handovers, program_of, stage_rows, stage_seconds
+from planner.export.rows import program_of, stage_rows, stage_seconds, stage_transfers
 from planner.ir.plan import Measured
 from planner.ir.timeline import Span, Timeline
 from tests.planner.factories import chain_decision, plan_of
@@ -39,8 +39,8 @@ def test_a_stage_names_its_layers_and_what_it_sends() -> None:
     assert list(frame["first_layer"]) == ["l0", "l2"]
     assert list(frame["last_layer"]) == ["l1", "loss"]
     assert list(frame["parameter_bytes"]) == [4096, 8192]
-    (handover,) = frame.loc[0, "sends"]
-    assert (handover.dst, handover.forward_bytes, handover.backward_bytes) == (1, 4 * 1024, 4 * 1024)
+    (transfer,) = frame.loc[0, "sends"]
+    assert (transfer.dst, transfer.forward_bytes, transfer.backward_bytes) == (1, 4 * 1024, 4 * 1024)
 
 
 def test_without_a_profile_only_the_decision_is_known() -> None:
@@ -56,8 +56,8 @@ def test_shares_of_a_group_are_shown() -> None:
 
 def test_a_hand_over_inside_a_rank_sends_nothing() -> None:
     decision = replace(TWO_STAGES.decision, stages=(TWO_STAGES.decision.stages[0],) * 2)
-    (handover,) = handovers(program_of(replace(TWO_STAGES, decision=decision), PROFILE))
-    assert handover.forward_bytes == 0
+    (transfer,) = stage_transfers(program_of(replace(TWO_STAGES, decision=decision), PROFILE))
+    assert transfer.forward_bytes == 0
 
 
 def test_stage_seconds_are_medians_and_a_split_backward_is_added_up() -> None:

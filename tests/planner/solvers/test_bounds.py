@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 
 from benchmarks.chains import chain_profile
 from planner.costs.communication.collectives import transfer_s
-from planner.costs.communication.handover import least_link
+from planner.costs.communication.stage_transfers import least_link
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import fewest_kept, kept_by
 from planner.ir.cluster import Link

@@ -164,12 +164,12 @@ def test_a_part_of_the_network_with_no_edge_to_the_rest_is_planned_too() -> None
 
 def test_too_little_memory_is_infeasible() -> None:
     answer = solve(graph_of("vgg16"), [4], [1e9], PipeDreamOptions(straight=True, memory_bytes=1.0))
-    assert (answer.status, answer.found) == ("infeasible", False)
+    assert (answer.status, answer.has_plan) == ("infeasible", False)
 
 
 def test_more_stages_than_there_are_states_are_infeasible() -> None:
     graph = LayerGraph("one", (LayerNode("a", "layer", 1.0, 1.0, 0.0, 0.0),), ())
-    assert not solve(graph, [2], [1.0], PipeDreamOptions(straight=True)).found
+    assert not solve(graph, [2], [1.0], PipeDreamOptions(straight=True)).has_plan
     assert solve(graph, [2], [1.0], PipeDreamOptions(straight=True), released=True).value == 2.0
 
 

@@ -135,7 +135,7 @@ def test_no_stage_waits_less_than_the_bound(layers: list[tuple[int, float]], sec
     found = [Bucket(sum(sizes[place] for place in places), min(places)) for places in in_buckets(sizes)]
     exact = exposed_s(found, lambda k: float(ends[k]), lambda n: network.all_reduce_s((0, 1), n), nothing, nothing)
     total = np.array([float(sum(sizes))])
-    assert least_exposed_s(cluster, (0, 1), total, np.array([ends[-1]]))[0] <= exact + 1e-12
+    assert least_exposed_s(network, (0, 1), total, np.array([ends[-1]]))[0] <= exact + 1e-12
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -19,8 +19,7 @@ from planner.solvers import solver
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.hybrid_shapes import Shape, placed
 from planner.solvers.best_first.hybrids import balanced_places, hybrids
-from planner.solvers.best_first.priced_groups import GroupPrices
-from planner.solvers.best_first.search_space import Freedom
+from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.budget import Budget, under
 from planner.solvers.candidates.candidate import Pool, micro_batches, pools
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator

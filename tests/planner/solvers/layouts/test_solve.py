@@ -97,7 +97,7 @@ def test_a_graph_too_wide_to_eliminate_is_solved_all_the_same(seed: int, monkeyp
 def test_cores_of_few_options_grow_until_the_best_is_proven(
     seed: int, graph_of: type[LabelledGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solve, "CORES", (1, 4, 16, 1000))
+    monkeypatch.setattr(solve, "MOST_PAIRS", (1, 4, 16, 1000))
     graph = graph_of(seed)
     found = minimise(graph)
     assert found.cost == pytest.approx(least_cost(graph))
@@ -108,7 +108,7 @@ def test_cores_of_few_options_grow_until_the_best_is_proven(
 def test_what_one_small_core_leaves_open_is_not_claimed(
     graph_of: type[LabelledGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solve, "CORES", (4,))
+    monkeypatch.setattr(solve, "MOST_PAIRS", (4,))
     unsure = 0
     for seed in range(80):
         graph = graph_of(seed)
@@ -153,8 +153,8 @@ def test_a_gap_is_kept_and_its_bound_is_true(
 ) -> None:
     graph = graph_of(seed)
     best = least_cost(graph)
-    for cores in ((3, 1000), solve.CORES):
-        monkeypatch.setattr(solve, "CORES", cores)
+    for most_pairs in ((3, 1000), solve.MOST_PAIRS):
+        monkeypatch.setattr(solve, "MOST_PAIRS", most_pairs)
         found = minimise(graph, gap=0.2)
         assert np.isinf(best) == np.isinf(found.cost)
         assert found.bound <= best * (1 + 1e-9)
