@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.layers.cost_table import SizeTable
-from planner.costs.memory.action_peaks import ActionPeaks, Flow, Kept, PutOff, action_peaks, plain_peaks
+from planner.costs.memory.action_peaks import (
+    ActionPeaks,
+    DeferredWeights,
+    KeptForBackward,
+    ValueGradients,
+    action_peaks,
+    plain_peaks,
+)
 from planner.costs.memory.levels import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -66,7 +73,7 @@ def activation_of(
     costs: StageCosts,
     slot: ActivationSlot,
     sent_bytes: int,
-    seeds: Received,
+    output_gradients: Received,
     received: Received,
     buckets: Sequence[Bucket] = (),
 ) -> Activation:
@@ -74,7 +81,7 @@ def activation_of(
 
     Args:
         sent_bytes: of its outputs for this micro-batch, what is sent on its own.
-        seeds: the gradients of its outputs that it receives for it.
+        output_gradients: the gradients of its outputs that it receives for it.
         buckets: in which its gradients are summed behind the last backward (:func:`buckets_behind`).
     """
     placed, copies = costs.stages[slot.stage], _copies(buckets)
@@ -86,7 +93,9 @@ def activation_of(
             most = round(float(cost.unrecorded_bytes[member]))
             peaks = replace(plain_peaks(0, 0, 0, 0), unrecorded=most)
             return Activation(peaks, sent_bytes, assembled=received.assembled)
-        known_of_parts = None if placed.recompute else _laid_out(costs, placed, cost, member, seeds, senders, copies)
+        known_of_parts = (
+            None if placed.recompute else _laid_out(costs, placed, cost, member, output_gradients, senders, copies)
+        )
         if known_of_parts is not None:
             found, last, alone = known_of_parts
             inputs = received.whole, 0, received.assembled
@@ -107,11 +116,23 @@ def activation_of(
     made_bytes = 0 if on_chip else placed.parameter_bytes
     slices = (placed.zero, len(placed.ranks), placed.tied) if costs.trains and placed.zero > 1 else ()
     sums_behind = placed.sums_behind and placed.tied
-    key = (placed.runs, kind, samples, made_bytes, seeds.sizes, sums_behind, senders, slices, placed.recomputed)
+    key = (
+        placed.runs,
+        kind,
+        samples,
+        made_bytes,
+        output_gradients.sizes,
+        sums_behind,
+        senders,
+        slices,
+        placed.recomputed,
+    )
     if key not in known:
-        found, unsaved = _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes)
+        found, unsaved = _course_of(costs, placed, table, kind, samples, output_gradients, senders, made_bytes)
         last = (
-            _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes, copies)[0] if copies else None
+            _course_of(costs, placed, table, kind, samples, output_gradients, senders, made_bytes, copies)[0]
+            if copies
+            else None
         )
         known[key] = found, unsaved, last, _inputs_left(costs, placed, kind, samples)
     found, unsaved, last, wanted = known[key]
@@ -125,7 +146,7 @@ def _laid_out(
     placed: StagePlacement,
     cost: StageCost,
     member: int,
-    seeds: Received,
+    output_gradients: Received,
     senders: Sequence[Run],
     copies: Mapping[int, int],
 ) -> tuple[ActionPeaks, ActionPeaks | None, int] | None:
@@ -169,18 +190,20 @@ def _laid_out(
     saved = saved - there
     keeps = _kept(costs, placed, running, saved, by_layer, parts)
     made, defers = own.parameters[at, member], np.zeros(len(layers), dtype=np.bool_)
-    rest = saved, made, by_layer, seeds.total, defers, None, flow
+    rest = saved, made, by_layer, output_gradients.total, defers, None, flow
     together = np.array([float(copies.get(layer, 0)) for layer in layers.tolist()])
-    put_off = None
+    deferred_weights = None
     if own.meets is not None and flow is not None and puts_off.any():
-        put_off = PutOff.of(puts_off.tolist(), own.meets[at, member].tolist(), flow.given + saved, needs)
-    last = action_peaks(*rest, together, keeps, running.bounds, put_off) if copies else None
+        deferred_weights = DeferredWeights.of(
+            puts_off.tolist(), own.meets[at, member].tolist(), flow.given + saved, needs
+        )
+    last = action_peaks(*rest, together, keeps, running.bounds, deferred_weights) if copies else None
     saves, outputs_saved = (np.where(running.within, 0.0, e) for e in (own.saved[at, member], by_layer[OUTPUTS_SAVED]))
     unsaved = _unsaved(costs, layers, saves, outputs_saved, parts, own.copied[at, member] == 0)
-    return action_peaks(*rest, None, keeps, running.bounds, put_off), last, unsaved
+    return action_peaks(*rest, None, keeps, running.bounds, deferred_weights), last, unsaved
 
 
-def _puts_off(own: LayerBytes, at: Indices, flow: Flow | None, placed: StagePlacement) -> NDArray[np.bool_]:
+def _puts_off(own: LayerBytes, at: Indices, flow: ValueGradients | None, placed: StagePlacement) -> NDArray[np.bool_]:
     """By layer as they run, whether its weight gradients are put off; of stages of which that can be told."""
     if not own.puts_off or flow is None or placed.recomputed:
         return np.zeros(len(at), dtype=np.bool_)
@@ -189,12 +212,12 @@ def _puts_off(own: LayerBytes, at: Indices, flow: Flow | None, placed: StagePlac
 
 def _kept(
     costs: StageCosts, placed: StagePlacement, running: Running, saved: Array, levels: Array | None, parts: Array
-) -> Kept:
+) -> KeptForBackward:
     """By layer as they run, what stays from forward to backward; of those outside spans all that they save."""
     if not placed.recomputed:
-        return Kept(saved, saved)
+        return KeptForBackward(saved, saved)
     again = costs.book.levels.kept(running.order, placed.recomputed, levels, parts)
-    return Kept(*(np.where(running.within, each, saved) for each in (again.kept, again.same)))
+    return KeptForBackward(*(np.where(running.within, each, saved) for each in (again.kept, again.same)))
 
 
 def _of_spans(costs: StageCosts, placed: StagePlacement, cost: StageCost, member: int) -> tuple[int, int]:
@@ -207,7 +230,7 @@ def _of_spans(costs: StageCosts, placed: StagePlacement, cost: StageCost, member
     return round(float(stays.kept.sum())), _largest_span(running, saved, stays)
 
 
-def _largest_span(running: Running, saved: Array, stays: Kept) -> int:
+def _largest_span(running: Running, saved: Array, stays: KeptForBackward) -> int:
     """What the layers of a span save beside what stays, of that where it is most."""
     more = np.maximum(saved - stays.same, 0.0)
     return round(max((float(more[first:last].sum()) for first, last in running.bounds), default=0.0))
@@ -240,7 +263,7 @@ def _course_of(
     table: SizeTable,
     kind: str,
     samples: float,
-    seeds: Received,
+    output_gradients: Received,
     senders: Sequence[Run],
     made_bytes: int,
     copies: Mapping[int, int] | None = None,
@@ -273,9 +296,9 @@ def _course_of(
     there = np.minimum(_in_buffers(costs, layers, own[INPUTS_SAVED], parts, senders), saved_by)
     own[FORWARD] -= there
     own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT] - (saved_by - there), 0.0, there)  # so much at least is of it
-    stays = _left_in_buffers(costs, layers, own, seeds, flow)
+    stays = _left_in_buffers(costs, layers, own, output_gradients, flow)
     keeps = _kept(costs, placed, running, saved_by - there, own, parts)
-    rest = (own, seeds.total, defers, stays, flow, put_together, keeps, running.bounds)
+    rest = (own, output_gradients.total, defers, stays, flow, put_together, keeps, running.bounds)
     found = action_peaks(saved_by - there, _gradients(made_bytes, made), *rest)
     if costs.trains and placed.zero > 1:  # later ones find the slices there, and add to them
         found = replace(found, backward_later=action_peaks(saved_by - there, np.zeros_like(made), *rest).backward_later)
@@ -352,22 +375,24 @@ def _in_buffers(costs: StageCosts, layers: Indices, saved: Array, parts: Array, 
     return found
 
 
-def _left_in_buffers(costs: StageCosts, layers: Indices, levels: Array, seeds: Received, flow: Flow | None) -> Array:
+def _left_in_buffers(
+    costs: StageCosts, layers: Indices, levels: Array, output_gradients: Received, flow: ValueGradients | None
+) -> Array:
     """By layer, what its weight gradients need of the gradients received, in their buffers.
 
     What is known to lie there is taken out of what ``levels`` have as left.
     """
     found = np.zeros(len(layers))
     if flow is None:
-        found[:1] = _seeds_left(costs, layers, levels, seeds.total)  # taken to go last
-    elif seeds.total:
+        found[:1] = _output_gradients_left(costs, layers, levels, output_gradients.total)  # taken to go last
+    elif output_gradients.total:
         levels[LEFT] -= np.minimum(flow.left, levels[LEFT])
         wanted = float(flow.left.sum())
-        found = flow.left * (seeds.left(wanted) / max(1.0, wanted))
+        found = flow.left * (output_gradients.left(wanted) / max(1.0, wanted))
     return found
 
 
-def _seeds_left(costs: StageCosts, layers: Indices, levels: Array, seeds: int) -> float:
+def _output_gradients_left(costs: StageCosts, layers: Indices, levels: Array, output_gradients: int) -> float:
     """What stays of the gradients that were received, in their buffers, beside what is counted as left of them.
 
     A gradient that no layer of the stage adds to is that of the weight gradients where it lies; a buffer goes whole.
@@ -375,7 +400,7 @@ def _seeds_left(costs: StageCosts, layers: Indices, levels: Array, seeds: int) -
     inside, readers = set(layers.tolist()), costs.book.levels.readers
     alone = [place for place, layer in enumerate(layers.tolist()) if inside.isdisjoint(readers[layer])]
     counted = min(float(levels[GRADIENTS_LEFT, alone].sum()), float(levels[LEFT].sum()))
-    return max(0.0, seeds - counted) if counted > 0 else 0.0
+    return max(0.0, output_gradients - counted) if counted > 0 else 0.0
 
 
 def _gradients(made_bytes: int, made: Array) -> Array:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.memory.action_peaks import ActionPeaks, Flow, Kept
+from planner.costs.memory.action_peaks import ActionPeaks, KeptForBackward, ValueGradients
 from planner.costs.shards.option import Reading
 from planner.ir.graph import producer
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
@@ -127,7 +127,7 @@ class LevelTables:
         again = [layer for span in spans for layer in span]
         return Running(np.array(order, dtype=np.int64), np.isin(order, again), tuple(sorted(bounds)))
 
-    def kept(self, order: Indices, spans: Spans, levels: Array | None, parts: Array) -> Kept:
+    def kept(self, order: Indices, spans: Spans, levels: Array | None, parts: Array) -> KeptForBackward:
         """Of layers in spans, what stays from the forward on; of others 0.
 
         That is what the spans read of the stage's other layers and none of these saves; what other stages made lies
@@ -168,7 +168,7 @@ class LevelTables:
                 measured += same[at]
                 found[at] += self._results_needed(layer, span, place, saved)
             found[place[inside[0]]] += max(0.0, measured - listed)
-        return Kept(found, same)
+        return KeptForBackward(found, same)
 
     def _results_needed(self, layer: int, span: Collection[int], place: Mapping[int, int], saved: Array) -> float:
         """Of what a layer of a span saves of its outputs, what stays as others read it and save nothing else of it."""
@@ -216,7 +216,7 @@ class LevelTables:
         """(reader, maker, bytes) of the gradients of values that weight gradients need."""
         return self._pairs_at("gradients_left_from", kind, samples)
 
-    def flow(self, kind: str, samples: float, layers: Indices) -> Flow | None:
+    def flow(self, kind: str, samples: float, layers: Indices) -> ValueGradients | None:
         """The gradients under way in a stage of ``layers``; None if that is not known."""
         pairs = self.gradients_made(kind, samples)
         if pairs is None:
@@ -245,7 +245,7 @@ class LevelTables:
         theirs = ~np.isin(makers, layers) & ~np.isin(readers, list(copied))
         left = np.zeros(len(self.outputs))
         np.add.at(left, readers[theirs], sizes[theirs])
-        return Flow(outside, after, left[layers], begin, given[layers], shared)
+        return ValueGradients(outside, after, left[layers], begin, given[layers], shared)
 
     def _with_copies(self, pairs: Pairs, inside: frozenset[int]) -> tuple[Pairs, frozenset[int]]:
         """``pairs`` as a stage of layers ``inside`` has them, and those of its layers that are given copies.
@@ -295,7 +295,7 @@ class LevelTables:
         place = copied_at([layers[each] for each in chain], [self.shapes[each] for each in chain])
         return -1 if place is None else chain[place]
 
-    def flow_of_parts(self, kind: str, samples: Indices, share: Array, layers: Indices) -> Flow | None:
+    def flow_of_parts(self, kind: str, samples: Indices, share: Array, layers: Indices) -> ValueGradients | None:
         """As :meth:`flow`, where of each layer there is a share of what so many samples take, and nothing is left."""
         flows = {size: self.flow(kind, size, layers) for size in set(samples.tolist())}
         parts = [flows[size] for size in samples.tolist()]
@@ -307,7 +307,7 @@ class LevelTables:
         begin = np.array([part.begin[place] for part, place in known]) * share
         given = np.array([part.given[place] for part, place in known]) * share
         shared = np.array([part.shared[place] for part, place in known]) * share
-        return Flow(outside, after, np.zeros_like(outside), begin, given, shared)
+        return ValueGradients(outside, after, np.zeros_like(outside), begin, given, shared)
 
     def _measured(self, kind: str) -> tuple[Array, Array]:
         """Sizes at which all layers have levels, and these: ``[size, quantity, layer]``."""

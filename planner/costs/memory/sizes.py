@@ -151,7 +151,7 @@ class Sizes:
             "inputs of I": activation.inputs - inputs_of_weight,
             "inputs of W": inputs_of_weight,
             "saved": activation.saved,
-            "deferred": peaks.left,
+            "deferred": peaks.deferred,
             "early gradients": peaks.early,
             "forward": activation.assembled + (peaks.unrecorded if recompute else peaks.forward),
             "forward alone": activation.assembled + peaks.unrecorded,
