@@ -207,14 +207,14 @@ def action_peaks(
     stays = left if output_gradients_left is None else left + output_gradients_left
     stays_upto = np.cumsum(stays)
     previous = np.concatenate(([0.0], saved[:-1]))
-    came = np.full(len(saved), float(output_gradients))
+    received = np.full(len(saved), float(output_gradients))
     if flow is None:
-        came[-1:] = 0.0
+        received[-1:] = 0.0
     else:
-        came += flow.shared - np.minimum(flow.outside, output_gradients)
-    backward, halved = (np.maximum(each + came, 0.0) for each in (backward, halved))
+        received += flow.shared - np.minimum(flow.outside, output_gradients)
+    backward, halved = (np.maximum(each + received, 0.0) for each in (backward, halved))
     below = before.copy()  # of layers below one while its backward runs
-    again: list[tuple[float, float, float, float]] = []  # of each span, the most in its second forward
+    second_forwards: list[tuple[float, float, float, float]] = []  # of each span, the most in its second forward
     for first, last in spans:
         there, rising = upto[last - 1], np.cumsum(np.maximum(saved - same, 0.0)[first:last])
         grown = np.concatenate(([0.0], rising[:-1]))
@@ -222,7 +222,7 @@ def action_peaks(
         top = float((there + grown + np.maximum(forward - same, 0.0)[first:last]).max())
         behind, halves = slice(last, last + 1), float(left[last:].sum())
         early_behind = float(made_early[behind].sum())
-        again.append((top, top + float(made[behind].sum()), top + halves + early_behind, top + halves))
+        second_forwards.append((top, top + float(made[behind].sum()), top + halves + early_behind, top + halves))
         upto[first:last], below[first:last] = there + rising, there + grown
     copied, put_together = (np.zeros_like(saved) if copies is None else copies), np.zeros(4)
     if copied.any():
@@ -239,7 +239,7 @@ def action_peaks(
         waits = np.array([max(whole, end + made[0] * (end > 0)), max(single, end)])
 
     def most(values: Array, least: float = 0.0, which: int | None = None) -> int:
-        once_more = max((each[which] for each in again), default=0.0) if which is not None else 0.0
+        once_more = max((each[which] for each in second_forwards), default=0.0) if which is not None else 0.0
         return round(max(float(values.max(initial=least)), once_more))
 
     return ActionPeaks(
@@ -257,7 +257,7 @@ def action_peaks(
     )
 
 
-def plain_peaks(saved: float, left: float, gradients: float, workspace: float, again: float = 0.0) -> ActionPeaks:
+def plain_peaks(saved: float, left: float, gradients: float, workspace: float, recomputed: float = 0.0) -> ActionPeaks:
     """The course of a stage of which no levels are known.
 
     Args:
@@ -265,7 +265,7 @@ def plain_peaks(saved: float, left: float, gradients: float, workspace: float, a
         again: saved beside ``saved`` while backward runs, having been computed again.
     """
     held, kept, needs = round(saved), round(max(saved, left)), round(workspace)
-    back = held + round(again) + needs
+    back = held + round(recomputed) + needs
     return ActionPeaks(
         saved=held,
         deferred=kept,

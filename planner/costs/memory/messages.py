@@ -35,18 +35,21 @@ class Received:
     @classmethod
     def of(cls, messages: Mapping[int, Sequence[tuple[int, int, bool]]]) -> Received:
         """Of the messages by the stage that sent them: (payload, what of it in a frame, whether it is a block)."""
-        found = cls(senders=tuple(messages))
+        received = cls(senders=tuple(messages))
         for sent in messages.values():
             for payload, small, is_block in sent:
                 framed = payload if is_block else small
                 buffer, piece = buffer_bytes(payload, framed, is_block), buffer_bytes(framed, framed, is_block)
                 if len(sent) > 1:
-                    found.assembled, found.parts = found.assembled + payload, found.parts + buffer
-                    found.alone, found.tensors = found.alone + payload, found.tensors + payload
+                    received.assembled += payload
+                    received.parts += buffer
+                    received.alone += payload
+                    received.tensors += payload
                 else:
-                    found.alone, found.tensors = found.alone + buffer - piece, found.tensors + payload - framed
-                    found.together += piece
-        return found
+                    received.alone += buffer - piece
+                    received.tensors += payload - framed
+                    received.together += piece
+        return received
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -84,9 +87,9 @@ class Carried(NamedTuple):
     @classmethod
     def of(cls, parts: Iterable[Part]) -> Carried:
         """Of a message of these tensors."""
-        found = [(part.num_bytes, part.num_bytes < ALONE_BYTES, part.is_copied) for part in parts]
-        framed = sum(size for size, is_small, _ in found if is_small)
-        return cls(framed, sum(size for size, is_small, is_copied in found if is_copied and not is_small))
+        sizes = [(part.num_bytes, part.num_bytes < ALONE_BYTES, part.is_copied) for part in parts]
+        framed = sum(size for size, is_small, _ in sizes if is_small)
+        return cls(framed, sum(size for size, is_small, is_copied in sizes if is_copied and not is_small))
 
 
 def carried_by(program: Program, compiled: CompiledProgram) -> list[Carried]:
@@ -112,22 +115,22 @@ def sums_standing(sizes: Iterable[int]) -> int:
     Args:
         sizes: of what comes, in the order in which it is first received.
     """
-    found = 0
+    standing = 0
     for size in sizes:
-        if size <= PAIR_SUM_BYTES and found + size <= STANDING_BYTES:
-            found += size
-    return found
+        if size <= PAIR_SUM_BYTES and standing + size <= STANDING_BYTES:
+            standing += size
+    return standing
 
 
 def joined(compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """By message that others travel with, those (:func:`planner.ir.program.num_joined`)."""
-    found: dict[int, tuple[int, ...]] = {}
+    joined_to: dict[int, tuple[int, ...]] = {}
     for message, before in compiled.sent_before.items():
         count = num_joined([transfer_bytes[compiled.messages[each][0]] for each in (*before, message)])
         if count:
             first = before[-count]
-            found[first] = (*found.get(first, ()), message)
-    return found
+            joined_to[first] = (*joined_to.get(first, ()), message)
+    return joined_to
 
 
 def answers(compiled: CompiledProgram) -> dict[int, int]:
