@@ -38,7 +38,7 @@ from planner.costs.simulator.program import ActivationSlot
 from planner.costs.stages.action_costs import StageCosts, left_to_others
 from planner.costs.stages.gradient_overlap import Bucket, buckets_of_parts
 from planner.costs.stages.placement import StagePlacement
-from planner.costs.stages.stage_cost import LayerBytes, StageCost
+from planner.costs.stages.stage_cost import StageCost
 from planner.ir.plan import samples_in
 
 
@@ -179,7 +179,9 @@ def _laid_out(
     layers, at = running.order, np.searchsorted(own.layers, running.order)
     by_layer = np.array(rows).T[:, at]
     flow = costs.book.levels.flow_of_parts(kind, own.samples[at, member], own.share[at, member], layers)
-    needs, puts_off = by_layer[WEIGHT].copy(), _puts_off(own, at, flow, placed)
+    needs, puts_off = by_layer[WEIGHT].copy(), np.zeros(len(at), dtype=np.bool_)
+    if own.puts_off and flow is not None and not placed.recomputed:
+        puts_off = np.array(own.puts_off)[at]
     by_layer[BACKWARD] = np.where(puts_off, by_layer[BACKWARD_INPUT], by_layer[BACKWARD])
     by_layer[BACKWARD_INPUT], by_layer[[WEIGHT, LEFT]] = by_layer[BACKWARD], 0.0
     (beyond, in_place), parts = np.array(inputs)[at].T, (own.samples * own.share)[at, member]
@@ -201,13 +203,6 @@ def _laid_out(
     saves, outputs_saved = (np.where(running.within, 0.0, e) for e in (own.saved[at, member], by_layer[OUTPUTS_SAVED]))
     unsaved = _unsaved(costs, layers, saves, outputs_saved, parts, own.copied[at, member] == 0)
     return action_peaks(*rest, None, keeps, running.bounds, deferred_weights), last, unsaved
-
-
-def _puts_off(own: LayerBytes, at: Indices, flow: ValueGradients | None, placed: StagePlacement) -> NDArray[np.bool_]:
-    """By layer as they run, whether its weight gradients are put off; of stages of which that can be told."""
-    if not own.puts_off or flow is None or placed.recomputed:
-        return np.zeros(len(at), dtype=np.bool_)
-    return np.array(own.puts_off)[at]
 
 
 def _kept(
@@ -298,8 +293,10 @@ def _course_of(
     own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT] - (saved_by - there), 0.0, there)  # so much at least is of it
     stays = _left_in_buffers(costs, layers, own, output_gradients, flow)
     keeps = _kept(costs, placed, running, saved_by - there, own, parts)
+    gradients = made.copy()
+    gradients[:1] += max(0.0, made_bytes - made.sum())  # of parameters that an earlier stage uses too: taken to be last
     rest = (own, output_gradients.total, defers, stays, flow, put_together, keeps, running.bounds)
-    peaks = action_peaks(saved_by - there, _gradients(made_bytes, made), *rest)
+    peaks = action_peaks(saved_by - there, gradients, *rest)
     if costs.trains and placed.zero > 1:  # later ones find the slices there, and add to them
         peaks = replace(peaks, backward_later=action_peaks(saved_by - there, np.zeros_like(made), *rest).backward_later)
     # What spans that are computed again save of their outputs is dropped.
@@ -312,7 +309,7 @@ def _inputs_left(costs: StageCosts, placed: StagePlacement, kind: str, samples: 
     levels, layers = costs.book.levels, layers_in(placed.runs)
     if levels.gradients_made(kind, samples) is None:
         return None
-    readers, makers, sizes = levels.inputs_left(kind, samples)
+    readers, makers, sizes = levels.pairs_at("inputs_left", kind, samples)
     by_maker: dict[int, float] = {}
     for place in np.flatnonzero(np.isin(readers, layers) & ~np.isin(makers, layers)).tolist():
         maker = int(makers[place])
@@ -401,14 +398,6 @@ def _output_gradients_left(costs: StageCosts, layers: Indices, levels: Array, ou
     alone = [place for place, layer in enumerate(layers.tolist()) if inside.isdisjoint(readers[layer])]
     counted = min(float(levels[GRADIENTS_LEFT, alone].sum()), float(levels[LEFT].sum()))
     return max(0.0, output_gradients - counted) if counted > 0 else 0.0
-
-
-def _gradients(made_bytes: int, made: Array) -> Array:
-    """By layer; those of parameters that an earlier stage uses too are taken to come last."""
-    gradients = made.copy()
-    if len(gradients):
-        gradients[0] += max(0.0, made_bytes - made.sum())
-    return gradients
 
 
 def _unsaved(

@@ -205,16 +205,8 @@ class LevelTables:
 
     def gradients_made(self, kind: str, samples: float) -> Pairs | None:
         """(maker, the last layer that is given it, bytes) of each gradient of values; None if that is not known."""
-        pairs = self._pairs_at("gradients_made", kind, samples)
+        pairs = self.pairs_at("gradients_made", kind, samples)
         return pairs if len(pairs[0]) else None
-
-    def inputs_left(self, kind: str, samples: float) -> Pairs:
-        """(reader, maker, bytes) of what weight gradients need of others' values."""
-        return self._pairs_at("inputs_left", kind, samples)
-
-    def gradients_left(self, kind: str, samples: float) -> Pairs:
-        """(reader, maker, bytes) of the gradients of values that weight gradients need."""
-        return self._pairs_at("gradients_left_from", kind, samples)
 
     def flow(self, kind: str, samples: float, layers: Indices) -> ValueGradients | None:
         """The gradients under way in a stage of ``layers``; None if that is not known."""
@@ -241,7 +233,7 @@ class LevelTables:
         np.add.at(changes[3], ends[:, 0], -kept)
         np.add.at(arriving, lasts[mine], sizes[mine])
         outside, after, begin, shared = np.maximum(np.cumsum(changes, axis=1), 0.0)[:, layers]
-        readers, makers, sizes = self.gradients_left(kind, samples)
+        readers, makers, sizes = self.pairs_at("gradients_left_from", kind, samples)
         theirs = ~np.isin(makers, layers) & ~np.isin(readers, list(copied))
         left = np.zeros(len(self.outputs))
         np.add.at(left, readers[theirs], sizes[theirs])
@@ -334,7 +326,11 @@ class LevelTables:
             }
         return self._whole[kind]
 
-    def _pairs_at(self, what: str, kind: str, samples: float) -> Pairs:
+    def pairs_at(self, what: str, kind: str, samples: float) -> Pairs:
+        """Of what a layer's levels have by name: ``inputs_left``, what weight gradients need of others' values.
+
+        (reader, maker, bytes); of ``gradients_left_from`` of the gradients of values; ``gradients_made``.
+        """
         if (kind, what) not in self._pairs:
             index = {layer.name: position for position, layer in enumerate(self.profile.graph.layers)}
             rows: list[Counter[tuple[int, int]]] = []

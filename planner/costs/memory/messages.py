@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from planner.costs.simulator.program import RECEIVE_STEP, SEND_STEP, CompiledProgram
 from planner.ir.cluster import PAIR_SUM_BYTES, STANDING_BYTES
-from planner.ir.program import ALONE_BYTES, SPARE_BYTES, Part, Program, num_joined
+from planner.ir.program import ALONE_BYTES, SPARE_BYTES, Part, num_joined
 
 
 @dataclass(slots=True)
@@ -90,11 +90,6 @@ class Carried(NamedTuple):
         sizes = [(part.num_bytes, part.num_bytes < ALONE_BYTES, part.is_copied) for part in parts]
         framed = sum(size for size, is_small, _ in sizes if is_small)
         return cls(framed, sum(size for size, is_small, is_copied in sizes if is_copied and not is_small))
-
-
-def carried_by(program: Program, compiled: CompiledProgram) -> list[Carried]:
-    """By transfer slot."""
-    return [Carried.of(slot.parts(program)) for slot in compiled.transfers]
 
 
 def buffer_bytes(payload: int, small: int, is_block: bool = False) -> int:
