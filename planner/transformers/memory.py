@@ -135,8 +135,8 @@ def stage_memory(
     """Of a rank of that stage; ``width`` as of :func:`block_bytes`."""
     blocks = sum(ways.chunks(shape.layers)[stage :: ways.pipeline])
     held = in_flight(ways, stage, micro_batches)
-    found = memory_with(shape, ways.at(stage), blocks, held, ends_of(ways, stage), width)
-    return replace(found, stage=stage)
+    memory = memory_with(shape, ways.at(stage), blocks, held, ends_of(ways, stage), width)
+    return replace(memory, stage=stage)
 
 
 def memory_with(
@@ -164,8 +164,8 @@ def memory_with(
     if last:
         working += tokens * (-(-shape.vocab // ways.tensor)) * _LOGIT_BYTES[width] + 2 * width * own
     if ways.recompute is Recompute.FULL:
-        again = ParallelDegrees(ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel)
-        working = max(working, block_bytes(shape, again, width))
+        whole = ParallelDegrees(ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel)
+        working = max(working, block_bytes(shape, whole, width))
     elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
         scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
         working = max(working, _score_bytes(shape, width) * scores)
@@ -176,5 +176,5 @@ def memory_with(
 
 def memory_of(shape: Transformer, ways: ParallelDegrees, micro_batches: int, width: int = HALF) -> Memory:
     """Of the rank that holds most; ``width`` as of :func:`block_bytes`."""
-    found = (stage_memory(shape, ways, stage, micro_batches, width) for stage in unlike_stages(shape, ways))
-    return max(found, key=lambda memory: memory.total)
+    memories = (stage_memory(shape, ways, stage, micro_batches, width) for stage in unlike_stages(shape, ways))
+    return max(memories, key=lambda memory: memory.total)

@@ -85,11 +85,11 @@ class LayerPrices:
 
     def inputs_left(self, kind: str, samples: float, index: int) -> dict[str, float]:
         """What the weight gradients of a layer need of other layers' values, by their makers."""
-        return self._of_reader(self.book.levels.inputs_left(kind, samples), index)
+        return self._of_reader(self.book.levels.pairs_at("inputs_left", kind, samples), index)
 
     def gradients_left(self, kind: str, samples: float, index: int) -> dict[str, float]:
         """The same of gradients that other layers' backward made."""
-        return self._of_reader(self.book.levels.gradients_left(kind, samples), index)
+        return self._of_reader(self.book.levels.pairs_at("gradients_left_from", kind, samples), index)
 
     def _of_reader(self, pairs: tuple[NDArray[np.int64], NDArray[np.int64], Array], index: int) -> dict[str, float]:
         readers, makers, sizes = pairs

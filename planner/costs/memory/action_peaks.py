@@ -25,14 +25,14 @@ what the layer itself would save (others save a copy), and have s - c of them ba
     its second forward      the same with f(j) - c(j) beside (s - c)(<j), before the first backward of the span
 
 Where ranks wait for statistics in a backward, they make weight gradients meanwhile that layers above have put off
-(:class:`PutOff`): with h(j) what those of layer j are made of, the gradients that it was given and what it saved, and
-w(j) their level, of all j that wait
+(:class:`DeferredWeights`): with h(j) what those of layer j are made of, the gradients that it was given and what it
+saved, and w(j) their level, of all j that wait
 
     backward                most over k of  s(<=k) + b(k) + h(j) + g(>=k)        b without weight gradients of layer j
     while ranks wait        most over k of  s(<=k) + gradients under way + h(j) + w(the first of j) + g(>=k)
 
 Levels are those of the whole network.  Of the gradients under way in them, a stage has those that its own layers make,
-and in place of the others what it received, in its buffers, as long as its backward lasts (:class:`Flow`).
+and in place of the others what it received, in its buffers, as long as its backward lasts (:class:`ValueGradients`).
 
 A profile without levels has workspaces: then every action of the stage needs that of the hungriest layer beyond all
 that is saved.
@@ -50,7 +50,7 @@ from planner.ir.schedule import Op
 
 Array = NDArray[np.float64]
 
-MOST_PUT_OFF = 2
+MOST_DEFERRED = 2
 """Layers whose weight gradients wait at once (:mod:`runtime.spatial.deferred`)."""
 
 
@@ -60,7 +60,7 @@ class ActionPeaks:
 
     Attributes:
         saved: between forward and backward.
-        left: between a backward for inputs and that for weights.
+        deferred: between a backward for inputs and that for weights: what deferred weight gradients are made of.
         forward, backward_first, backward_later, input_first, input_later, weight_first, weight_later: the most while it
             runs; of first backwards with the gradients of parameters that they make, of later ones beside them.
         early: gradients of parameters that a backward for inputs makes.
@@ -68,7 +68,7 @@ class ActionPeaks:
     """
 
     saved: int
-    left: int
+    deferred: int
     forward: int
     backward_first: int
     backward_later: int
@@ -89,7 +89,7 @@ class ActionPeaks:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class KeptForBackward:
     """Of layers of a stage as they run, in bytes.
 
     Attributes:
@@ -102,7 +102,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class ValueGradients:
     """Gradients of values under way in a stage, by layer of the stage, in bytes.
 
     Attributes:
@@ -125,7 +125,7 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class PutOff:
+class DeferredWeights:
     """Weight gradients that are made where ranks wait for statistics, by layer of the stage, in bytes.
 
     Attributes:
@@ -139,7 +139,7 @@ class PutOff:
     end: float = 0.0
 
     @classmethod
-    def of(cls, puts_off: Sequence[bool], meets: Sequence[bool], held: Array, needs: Array) -> PutOff:
+    def of(cls, puts_off: Sequence[bool], meets: Sequence[bool], held: Array, needs: Array) -> DeferredWeights:
         """Of the layers in order.
 
         Args:
@@ -162,7 +162,7 @@ class PutOff:
                 runs[place] = made()
             extra[place] = held[waiting].sum()
             if puts_off[place]:
-                if len(waiting) == MOST_PUT_OFF:  # while the gradient that it was given and the one it made are there
+                if len(waiting) == MOST_DEFERRED:  # while the gradient that it was given and the one it made are there
                     extra[place] += needs[waiting.pop(0)]
                 waiting.append(place)
         return cls(extra, runs, made())
@@ -172,28 +172,29 @@ def action_peaks(
     saved: Array,
     gradients: Array,
     levels: Array,
-    seeds: float = 0.0,
+    output_gradients: float = 0.0,
     defers: NDArray[np.bool_] | None = None,
-    seeds_left: Array | None = None,
-    flow: Flow | None = None,
+    output_gradients_left: Array | None = None,
+    flow: ValueGradients | None = None,
     copies: Array | None = None,
-    keeps: Kept | None = None,
+    keeps: KeptForBackward | None = None,
     spans: Sequence[tuple[int, int]] = (),
-    put_off: PutOff | None = None,
+    deferred_weights: DeferredWeights | None = None,
 ) -> ActionPeaks:
     """The course of a stage.
 
     Args:
         saved, gradients: by layer of the stage, in order.
         levels: ``[quantity, layer]`` of the same layers.
-        seeds: what came of the gradients of its outputs: it stays to the end of backward.
+        output_gradients: what came of the gradients of its outputs: it stays to the end of backward.
         defers: by layer, whether its weight gradients can come later than those of inputs; None: of all layers.
-        seeds_left: of ``seeds``, by layer, what stays for its weight gradients beside what ``levels`` have as left.
-        flow: None: it is not known; then ``seeds`` are beside what all layers but the last are given.
+        output_gradients_left: of ``output_gradients``, by layer, what stays for its weight gradients beside what
+            ``levels`` have as left.
+        flow: None: it is not known; then ``output_gradients`` are beside what all layers but the last are given.
         copies: by layer that completes a bucket of gradients, what putting it together takes.
         keeps: what stays from forward to backward, where that is not all of ``saved``; None: it is.
         spans: first and last place, exclusive, of layers that are computed again.
-        put_off: weight gradients that are made later in the same backward; ``flow`` says what there is then.
+        deferred_weights: weight gradients that are made later in the same backward; ``flow`` says what there is then.
     """
     forward, backward, halved, weight, left, *_ = levels
     kept, same = (saved, saved) if keeps is None else (keeps.kept, keeps.same)
@@ -203,17 +204,17 @@ def action_peaks(
     before = upto - kept
     made, made_early, made_late = (np.cumsum(each[::-1])[::-1] for each in (gradients, early, late))
     left_upto = np.cumsum(left)
-    stays = left if seeds_left is None else left + seeds_left
+    stays = left if output_gradients_left is None else left + output_gradients_left
     stays_upto = np.cumsum(stays)
     previous = np.concatenate(([0.0], saved[:-1]))
-    came = np.full(len(saved), float(seeds))
+    received = np.full(len(saved), float(output_gradients))
     if flow is None:
-        came[-1:] = 0.0
+        received[-1:] = 0.0
     else:
-        came += flow.shared - np.minimum(flow.outside, seeds)
-    backward, halved = (np.maximum(each + came, 0.0) for each in (backward, halved))
+        received += flow.shared - np.minimum(flow.outside, output_gradients)
+    backward, halved = (np.maximum(each + received, 0.0) for each in (backward, halved))
     below = before.copy()  # of layers below one while its backward runs
-    again: list[tuple[float, float, float, float]] = []  # of each span, the most in its second forward
+    second_forwards: list[tuple[float, float, float, float]] = []  # of each span, the most in its second forward
     for first, last in spans:
         there, rising = upto[last - 1], np.cumsum(np.maximum(saved - same, 0.0)[first:last])
         grown = np.concatenate(([0.0], rising[:-1]))
@@ -221,29 +222,29 @@ def action_peaks(
         top = float((there + grown + np.maximum(forward - same, 0.0)[first:last]).max())
         behind, halves = slice(last, last + 1), float(left[last:].sum())
         early_behind = float(made_early[behind].sum())
-        again.append((top, top + float(made[behind].sum()), top + halves + early_behind, top + halves))
+        second_forwards.append((top, top + float(made[behind].sum()), top + halves + early_behind, top + halves))
         upto[first:last], below[first:last] = there + rising, there + grown
     copied, put_together = (np.zeros_like(saved) if copies is None else copies), np.zeros(4)
     if copied.any():
-        held = upto + backward if flow is None else below + flow.after + seeds
+        held = upto + backward if flow is None else below + flow.after + output_gradients
         rests = held + made, held + gradients, stays_upto - stays + made_late, stays_upto - stays + late
         put_together = np.array([np.where(copied > 0, rest + copied, 0.0).max() for rest in rests])
 
     waits = np.zeros(2)
-    if put_off is not None and flow is not None:
-        backward, halved = backward + put_off.extra, halved + put_off.extra
-        there = np.where(put_off.runs > 0, upto + flow.begin + seeds + put_off.runs, 0.0)
-        end = float(flow.after[0] + seeds + put_off.end) if put_off.end else 0.0
+    if deferred_weights is not None and flow is not None:
+        backward, halved = backward + deferred_weights.extra, halved + deferred_weights.extra
+        there = np.where(deferred_weights.runs > 0, upto + flow.begin + output_gradients + deferred_weights.runs, 0.0)
+        end = float(flow.after[0] + output_gradients + deferred_weights.end) if deferred_weights.end else 0.0
         whole, single = (np.where(there > 0, there + each, 0.0).max() for each in (made, gradients))
         waits = np.array([max(whole, end + made[0] * (end > 0)), max(single, end)])
 
     def most(values: Array, least: float = 0.0, which: int | None = None) -> int:
-        once_more = max((each[which] for each in again), default=0.0) if which is not None else 0.0
+        once_more = max((each[which] for each in second_forwards), default=0.0) if which is not None else 0.0
         return round(max(float(values.max(initial=least)), once_more))
 
     return ActionPeaks(
         saved=round(float(kept.sum())),
-        left=round(float(stays.sum())),
+        deferred=round(float(stays.sum())),
         forward=most(before + forward),
         backward_first=most(upto + backward + made, max(put_together[0], waits[0]), 1),
         backward_later=most(upto + backward + gradients, max(put_together[1], waits[1]), 0),
@@ -256,7 +257,7 @@ def action_peaks(
     )
 
 
-def plain_peaks(saved: float, left: float, gradients: float, workspace: float, again: float = 0.0) -> ActionPeaks:
+def plain_peaks(saved: float, left: float, gradients: float, workspace: float, recomputed: float = 0.0) -> ActionPeaks:
     """The course of a stage of which no levels are known.
 
     Args:
@@ -264,10 +265,10 @@ def plain_peaks(saved: float, left: float, gradients: float, workspace: float, a
         again: saved beside ``saved`` while backward runs, having been computed again.
     """
     held, kept, needs = round(saved), round(max(saved, left)), round(workspace)
-    back = held + round(again) + needs
+    back = held + round(recomputed) + needs
     return ActionPeaks(
         saved=held,
-        left=kept,
+        deferred=kept,
         forward=held + needs,
         backward_first=back + round(gradients),
         backward_later=back,

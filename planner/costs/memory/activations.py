@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.layers.cost_table import SizeTable
-from planner.costs.memory.action_peaks import ActionPeaks, Flow, Kept, PutOff, action_peaks, plain_peaks
+from planner.costs.memory.action_peaks import (
+    ActionPeaks,
+    DeferredWeights,
+    KeptForBackward,
+    ValueGradients,
+    action_peaks,
+    plain_peaks,
+)
 from planner.costs.memory.levels import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -31,7 +38,7 @@ from planner.costs.simulator.program import ActivationSlot
 from planner.costs.stages.action_costs import StageCosts, left_to_others
 from planner.costs.stages.gradient_overlap import Bucket, buckets_of_parts
 from planner.costs.stages.placement import StagePlacement
-from planner.costs.stages.stage_cost import LayerBytes, StageCost
+from planner.costs.stages.stage_cost import StageCost
 from planner.ir.plan import samples_in
 
 
@@ -66,7 +73,7 @@ def activation_of(
     costs: StageCosts,
     slot: ActivationSlot,
     sent_bytes: int,
-    seeds: Received,
+    output_gradients: Received,
     received: Received,
     buckets: Sequence[Bucket] = (),
 ) -> Activation:
@@ -74,7 +81,7 @@ def activation_of(
 
     Args:
         sent_bytes: of its outputs for this micro-batch, what is sent on its own.
-        seeds: the gradients of its outputs that it receives for it.
+        output_gradients: the gradients of its outputs that it receives for it.
         buckets: in which its gradients are summed behind the last backward (:func:`buckets_behind`).
     """
     placed, copies = costs.stages[slot.stage], _copies(buckets)
@@ -86,38 +93,52 @@ def activation_of(
             most = round(float(cost.unrecorded_bytes[member]))
             peaks = replace(plain_peaks(0, 0, 0, 0), unrecorded=most)
             return Activation(peaks, sent_bytes, assembled=received.assembled)
-        known_of_parts = None if placed.recompute else _laid_out(costs, placed, cost, member, seeds, senders, copies)
+        known_of_parts = (
+            None if placed.recompute else _laid_out(costs, placed, cost, member, output_gradients, senders, copies)
+        )
         if known_of_parts is not None:
-            found, last, alone = known_of_parts
+            stage_peaks, last, alone = known_of_parts
             inputs = received.whole, 0, received.assembled
-            return Activation(found, min(alone, sent_bytes), False, last, *inputs)
+            return Activation(stage_peaks, min(alone, sent_bytes), False, last, *inputs)
         parts = (cost.saved_bytes, cost.transient_bytes, cost.workspace_bytes, cost.parameter_bytes)
-        saved, again, workspace, parameters = (round(float(part[member])) for part in parts)
-        left = saved + again
+        saved, had_back, workspace, parameters = (round(float(part[member])) for part in parts)
+        left = saved + had_back
         if placed.recomputed:
-            saved, again = _of_spans(costs, placed, cost, member)
-        found = plain_peaks(saved, left, parameters, workspace, again)
-        last = plain_peaks(saved, left, parameters, workspace + max(copies.values()), again) if copies else None
+            saved, had_back = _of_spans(costs, placed, cost, member)
+        stage_peaks = plain_peaks(saved, left, parameters, workspace, had_back)
+        last = plain_peaks(saved, left, parameters, workspace + max(copies.values()), had_back) if copies else None
         inputs = received.whole, received.left(None), received.assembled
-        return Activation(found, sent_bytes, False, last, *inputs)
+        return Activation(stage_peaks, sent_bytes, False, last, *inputs)
     rank = placed.ranks[member]
     table, kind, on_chip = costs.table(stage, member, microbatch), costs.kind(rank), costs.on_chip_bytes(rank) > 0
     samples = placed.samples[samples_in(costs.micro_batches[microbatch])][member]
-    known = costs.book.levels.known
+    memo = costs.book.levels.known
     made_bytes = 0 if on_chip else placed.parameter_bytes
     slices = (placed.zero, len(placed.ranks), placed.tied) if costs.trains and placed.zero > 1 else ()
     sums_behind = placed.sums_behind and placed.tied
-    key = (placed.runs, kind, samples, made_bytes, seeds.sizes, sums_behind, senders, slices, placed.recomputed)
-    if key not in known:
-        found, unsaved = _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes)
+    key = (
+        placed.runs,
+        kind,
+        samples,
+        made_bytes,
+        output_gradients.sizes,
+        sums_behind,
+        senders,
+        slices,
+        placed.recomputed,
+    )
+    if key not in memo:
+        stage_peaks, unsaved = _course_of(costs, placed, table, kind, samples, output_gradients, senders, made_bytes)
         last = (
-            _course_of(costs, placed, table, kind, samples, seeds, senders, made_bytes, copies)[0] if copies else None
+            _course_of(costs, placed, table, kind, samples, output_gradients, senders, made_bytes, copies)[0]
+            if copies
+            else None
         )
-        known[key] = found, unsaved, last, _inputs_left(costs, placed, kind, samples)
-    found, unsaved, last, wanted = known[key]
+        memo[key] = stage_peaks, unsaved, last, _inputs_left(costs, placed, kind, samples)
+    stage_peaks, unsaved, last, wanted = memo[key]
     left = sent_bytes if unsaved is None or placed.recompute else min(unsaved, sent_bytes)
     inputs = received.whole, received.left(wanted), received.assembled
-    return Activation(found, left, placed.recompute, last, *inputs)
+    return Activation(stage_peaks, left, placed.recompute, last, *inputs)
 
 
 def _laid_out(
@@ -125,7 +146,7 @@ def _laid_out(
     placed: StagePlacement,
     cost: StageCost,
     member: int,
-    seeds: Received,
+    output_gradients: Received,
     senders: Sequence[Run],
     copies: Mapping[int, int],
 ) -> tuple[ActionPeaks, ActionPeaks | None, int] | None:
@@ -141,7 +162,7 @@ def _laid_out(
     """
     kind, own = costs.kind(placed.ranks[member]), cost.by_layer
     parameters = np.diff(costs.book.tables.graph.parameter_bytes)
-    found, inputs, is_slice = list[Array](), list[tuple[float, float]](), len(placed.ranks) == 1
+    rows, inputs, is_slice = list[Array](), list[tuple[float, float]](), len(placed.ranks) == 1
     for place, layer in enumerate(own.layers):
         columns = own.samples, own.share, own.read_share, own.received, own.copied
         samples, share, read_share, received, copied = (float(each[place, member]) for each in columns)
@@ -152,13 +173,15 @@ def _laid_out(
         levels = costs.book.levels.of_part(kind, layer, part, more, weights, float(parameters[layer]))
         if levels is None:
             return None
-        found.append(levels)
+        rows.append(levels)
         inputs.append(costs.book.levels.inputs_saved(kind, layer, part))
     running = costs.book.levels.running(np.array(own.layers, dtype=np.int64), placed.recomputed)
     layers, at = running.order, np.searchsorted(own.layers, running.order)
-    by_layer = np.array(found).T[:, at]
+    by_layer = np.array(rows).T[:, at]
     flow = costs.book.levels.flow_of_parts(kind, own.samples[at, member], own.share[at, member], layers)
-    needs, puts_off = by_layer[WEIGHT].copy(), _puts_off(own, at, flow, placed)
+    needs, puts_off = by_layer[WEIGHT].copy(), np.zeros(len(at), dtype=np.bool_)
+    if own.puts_off and flow is not None and not placed.recomputed:
+        puts_off = np.array(own.puts_off)[at]
     by_layer[BACKWARD] = np.where(puts_off, by_layer[BACKWARD_INPUT], by_layer[BACKWARD])
     by_layer[BACKWARD_INPUT], by_layer[[WEIGHT, LEFT]] = by_layer[BACKWARD], 0.0
     (beyond, in_place), parts = np.array(inputs)[at].T, (own.samples * own.share)[at, member]
@@ -169,32 +192,27 @@ def _laid_out(
     saved = saved - there
     keeps = _kept(costs, placed, running, saved, by_layer, parts)
     made, defers = own.parameters[at, member], np.zeros(len(layers), dtype=np.bool_)
-    rest = saved, made, by_layer, seeds.total, defers, None, flow
+    rest = saved, made, by_layer, output_gradients.total, defers, None, flow
     together = np.array([float(copies.get(layer, 0)) for layer in layers.tolist()])
-    put_off = None
+    deferred_weights = None
     if own.meets is not None and flow is not None and puts_off.any():
-        put_off = PutOff.of(puts_off.tolist(), own.meets[at, member].tolist(), flow.given + saved, needs)
-    last = action_peaks(*rest, together, keeps, running.bounds, put_off) if copies else None
+        deferred_weights = DeferredWeights.of(
+            puts_off.tolist(), own.meets[at, member].tolist(), flow.given + saved, needs
+        )
+    last = action_peaks(*rest, together, keeps, running.bounds, deferred_weights) if copies else None
     saves, outputs_saved = (np.where(running.within, 0.0, e) for e in (own.saved[at, member], by_layer[OUTPUTS_SAVED]))
     unsaved = _unsaved(costs, layers, saves, outputs_saved, parts, own.copied[at, member] == 0)
-    return action_peaks(*rest, None, keeps, running.bounds, put_off), last, unsaved
-
-
-def _puts_off(own: LayerBytes, at: Indices, flow: Flow | None, placed: StagePlacement) -> NDArray[np.bool_]:
-    """By layer as they run, whether its weight gradients are put off; of stages of which that can be told."""
-    if not own.puts_off or flow is None or placed.recomputed:
-        return np.zeros(len(at), dtype=np.bool_)
-    return np.array(own.puts_off)[at]
+    return action_peaks(*rest, None, keeps, running.bounds, deferred_weights), last, unsaved
 
 
 def _kept(
     costs: StageCosts, placed: StagePlacement, running: Running, saved: Array, levels: Array | None, parts: Array
-) -> Kept:
+) -> KeptForBackward:
     """By layer as they run, what stays from forward to backward; of those outside spans all that they save."""
     if not placed.recomputed:
-        return Kept(saved, saved)
-    again = costs.book.levels.kept(running.order, placed.recomputed, levels, parts)
-    return Kept(*(np.where(running.within, each, saved) for each in (again.kept, again.same)))
+        return KeptForBackward(saved, saved)
+    of_segments = costs.book.levels.kept(running.order, placed.recomputed, levels, parts)
+    return KeptForBackward(*(np.where(running.within, each, saved) for each in (of_segments.kept, of_segments.same)))
 
 
 def _of_spans(costs: StageCosts, placed: StagePlacement, cost: StageCost, member: int) -> tuple[int, int]:
@@ -207,7 +225,7 @@ def _of_spans(costs: StageCosts, placed: StagePlacement, cost: StageCost, member
     return round(float(stays.kept.sum())), _largest_span(running, saved, stays)
 
 
-def _largest_span(running: Running, saved: Array, stays: Kept) -> int:
+def _largest_span(running: Running, saved: Array, stays: KeptForBackward) -> int:
     """What the layers of a span save beside what stays, of that where it is most."""
     more = np.maximum(saved - stays.same, 0.0)
     return round(max((float(more[first:last].sum()) for first, last in running.bounds), default=0.0))
@@ -228,10 +246,10 @@ def _copies(buckets: Sequence[Bucket]) -> dict[int, int]:
 
     One bucket alone is put together when it is summed; the only gradient of a bucket is summed where it lies.
     """
-    found: dict[int, int] = {}
+    by_layer: dict[int, int] = {}
     for one in buckets if len(buckets) > 1 else ():
-        found[one.first_layer] = max(one.copied_bytes, found.get(one.first_layer, 0))
-    return {layer: size for layer, size in found.items() if size}
+        by_layer[one.first_layer] = max(one.copied_bytes, by_layer.get(one.first_layer, 0))
+    return {layer: size for layer, size in by_layer.items() if size}
 
 
 def _course_of(
@@ -240,7 +258,7 @@ def _course_of(
     table: SizeTable,
     kind: str,
     samples: float,
-    seeds: Received,
+    output_gradients: Received,
     senders: Sequence[Run],
     made_bytes: int,
     copies: Mapping[int, int] | None = None,
@@ -273,15 +291,17 @@ def _course_of(
     there = np.minimum(_in_buffers(costs, layers, own[INPUTS_SAVED], parts, senders), saved_by)
     own[FORWARD] -= there
     own[LEFT] -= np.clip(own[LEFT] - own[GRADIENTS_LEFT] - (saved_by - there), 0.0, there)  # so much at least is of it
-    stays = _left_in_buffers(costs, layers, own, seeds, flow)
+    stays = _left_in_buffers(costs, layers, own, output_gradients, flow)
     keeps = _kept(costs, placed, running, saved_by - there, own, parts)
-    rest = (own, seeds.total, defers, stays, flow, put_together, keeps, running.bounds)
-    found = action_peaks(saved_by - there, _gradients(made_bytes, made), *rest)
+    gradients = made.copy()
+    gradients[:1] += max(0.0, made_bytes - made.sum())  # of parameters that an earlier stage uses too: taken to be last
+    rest = (own, output_gradients.total, defers, stays, flow, put_together, keeps, running.bounds)
+    peaks = action_peaks(saved_by - there, gradients, *rest)
     if costs.trains and placed.zero > 1:  # later ones find the slices there, and add to them
-        found = replace(found, backward_later=action_peaks(saved_by - there, np.zeros_like(made), *rest).backward_later)
+        peaks = replace(peaks, backward_later=action_peaks(saved_by - there, np.zeros_like(made), *rest).backward_later)
     # What spans that are computed again save of their outputs is dropped.
     saved_by, outputs_saved = (np.where(running.within, 0.0, each) for each in (saved_by, own[OUTPUTS_SAVED]))
-    return found, _unsaved(costs, layers, saved_by, outputs_saved, parts)
+    return peaks, _unsaved(costs, layers, saved_by, outputs_saved, parts)
 
 
 def _inputs_left(costs: StageCosts, placed: StagePlacement, kind: str, samples: float) -> float | None:
@@ -289,12 +309,12 @@ def _inputs_left(costs: StageCosts, placed: StagePlacement, kind: str, samples: 
     levels, layers = costs.book.levels, layers_in(placed.runs)
     if levels.gradients_made(kind, samples) is None:
         return None
-    readers, makers, sizes = levels.inputs_left(kind, samples)
-    found: dict[int, float] = {}
+    readers, makers, sizes = levels.pairs_at("inputs_left", kind, samples)
+    by_maker: dict[int, float] = {}
     for place in np.flatnonzero(np.isin(readers, layers) & ~np.isin(makers, layers)).tolist():
         maker = int(makers[place])
-        found[maker] = max(found.get(maker, 0.0), float(sizes[place]))
-    return sum(found.values())
+        by_maker[maker] = max(by_maker.get(maker, 0.0), float(sizes[place]))
+    return sum(by_maker.values())
 
 
 def _in_slices(costs: StageCosts, placed: StagePlacement, layers: Indices, levels: Array, made: Array) -> Array:
@@ -320,13 +340,13 @@ def _in_slices(costs: StageCosts, placed: StagePlacement, layers: Indices, level
 
 
 def _plain_in_slices(
-    costs: StageCosts, placed: StagePlacement, saved: float, left: float, hungriest: float, again: float
+    costs: StageCosts, placed: StagePlacement, saved: float, left: float, hungriest: float, recomputed: float
 ) -> ActionPeaks:
     """The same where no levels of layers are known."""
-    found = costs.book.buckets(placed.runs, placed.tied)
-    gathered = max((bucket.num_bytes for bucket in found), default=0) if placed.zero > 2 else 0
-    making = max((bucket.num_bytes + bucket.copied_bytes * (placed.zero < 3) for bucket in found), default=0)
-    plain = plain_peaks(saved, left, kept_gradients(placed), hungriest + gathered, again)
+    buckets = costs.book.buckets(placed.runs, placed.tied)
+    gathered = max((bucket.num_bytes for bucket in buckets), default=0) if placed.zero > 2 else 0
+    making = max((bucket.num_bytes + bucket.copied_bytes * (placed.zero < 3) for bucket in buckets), default=0)
+    plain = plain_peaks(saved, left, kept_gradients(placed), hungriest + gathered, recomputed)
     first, later = plain.backward_first + making, plain.backward_later + making
     return replace(plain, backward_first=first, backward_later=later)
 
@@ -344,30 +364,32 @@ def _in_buffers(costs: StageCosts, layers: Indices, saved: Array, parts: Array, 
         parts: by layer, of how many samples it reads its inputs.
     """
     inside, outside = set(layers.tolist()), set(layers_in(senders).tolist())
-    found = np.zeros(len(layers))
+    in_buffers = np.zeros(len(layers))
     for place, layer in enumerate(layers.tolist()):
         read = costs.book.levels.inputs[layer]
         mine, theirs = (parts[place] * sum(size for maker, size in read if maker in made) for made in (inside, outside))
-        found[place] = min(max(0.0, saved[place] - mine), theirs)
-    return found
+        in_buffers[place] = min(max(0.0, saved[place] - mine), theirs)
+    return in_buffers
 
 
-def _left_in_buffers(costs: StageCosts, layers: Indices, levels: Array, seeds: Received, flow: Flow | None) -> Array:
+def _left_in_buffers(
+    costs: StageCosts, layers: Indices, levels: Array, output_gradients: Received, flow: ValueGradients | None
+) -> Array:
     """By layer, what its weight gradients need of the gradients received, in their buffers.
 
     What is known to lie there is taken out of what ``levels`` have as left.
     """
-    found = np.zeros(len(layers))
+    gradients_left = np.zeros(len(layers))
     if flow is None:
-        found[:1] = _seeds_left(costs, layers, levels, seeds.total)  # taken to go last
-    elif seeds.total:
+        gradients_left[:1] = _output_gradients_left(costs, layers, levels, output_gradients.total)  # taken to go last
+    elif output_gradients.total:
         levels[LEFT] -= np.minimum(flow.left, levels[LEFT])
         wanted = float(flow.left.sum())
-        found = flow.left * (seeds.left(wanted) / max(1.0, wanted))
-    return found
+        gradients_left = flow.left * (output_gradients.left(wanted) / max(1.0, wanted))
+    return gradients_left
 
 
-def _seeds_left(costs: StageCosts, layers: Indices, levels: Array, seeds: int) -> float:
+def _output_gradients_left(costs: StageCosts, layers: Indices, levels: Array, output_gradients: int) -> float:
     """What stays of the gradients that were received, in their buffers, beside what is counted as left of them.
 
     A gradient that no layer of the stage adds to is that of the weight gradients where it lies; a buffer goes whole.
@@ -375,15 +397,7 @@ def _seeds_left(costs: StageCosts, layers: Indices, levels: Array, seeds: int) -
     inside, readers = set(layers.tolist()), costs.book.levels.readers
     alone = [place for place, layer in enumerate(layers.tolist()) if inside.isdisjoint(readers[layer])]
     counted = min(float(levels[GRADIENTS_LEFT, alone].sum()), float(levels[LEFT].sum()))
-    return max(0.0, seeds - counted) if counted > 0 else 0.0
-
-
-def _gradients(made_bytes: int, made: Array) -> Array:
-    """By layer; those of parameters that an earlier stage uses too are taken to come last."""
-    found = made.copy()
-    if len(found):
-        found[0] += max(0.0, made_bytes - made.sum())
-    return found
+    return max(0.0, output_gradients - counted) if counted > 0 else 0.0
 
 
 def _unsaved(
@@ -404,11 +418,11 @@ def _unsaved(
     outputs, readers = costs.book.levels.outputs, costs.book.levels.readers
     inside = {int(layer): place for place, layer in enumerate(layers)}
     saves = saved_by if in_place is None else np.where(in_place, saved_by, 0.0)
-    found = 0.0
+    unsaved = 0.0
     for layer, place in inside.items():
         if all(reader in inside for reader in readers[layer]):
             continue
         size = outputs[layer] * parts[place]
         kept_by_reader = any(saves[inside[r]] >= 0.99 * size for r in readers[layer] if r in inside)
-        found += 0.0 if kept_by_reader else max(0.0, size - float(outputs_saved[place]))
-    return round(found)
+        unsaved += 0.0 if kept_by_reader else max(0.0, size - float(outputs_saved[place]))
+    return round(unsaved)

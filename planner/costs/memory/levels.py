@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.memory.action_peaks import ActionPeaks, Flow, Kept
+from planner.costs.memory.action_peaks import ActionPeaks, KeptForBackward, ValueGradients
 from planner.costs.shards.option import Reading
 from planner.ir.graph import producer
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
@@ -89,10 +89,10 @@ class LevelTables:
         sizes, measured = self._measured(kind)
         if not len(sizes):
             return None
-        found = self._at.get((kind, samples))
-        if found is None:
-            found = self._at[kind, samples] = np.maximum(affine(sizes, measured, samples), 0.0)
-        return found
+        levels = self._at.get((kind, samples))
+        if levels is None:
+            levels = self._at[kind, samples] = np.maximum(affine(sizes, measured, samples), 0.0)
+        return levels
 
     def of_part(
         self, kind: str, layer: int, part: Reading, needs: float, weights: float, weight_bytes: float
@@ -111,11 +111,11 @@ class LevelTables:
         whole, none = self.at(kind, part.samples), self.at(kind, 0.0)
         if whole is None or none is None:
             return None
-        found = whole[:, layer] * part.share
+        levels = whole[:, layer] * part.share
         copied = np.minimum(np.minimum(none, whole)[: WEIGHT + 1, layer], weight_bytes)
         beyond = np.maximum(copied * max(0.0, weights - part.share), max(0.0, needs))
-        found[: WEIGHT + 1] += part.received + beyond
-        return np.asarray(found)
+        levels[: WEIGHT + 1] += part.received + beyond
+        return np.asarray(levels)
 
     def running(self, layers: Indices, spans: Spans) -> Running:
         """The order in which a stage runs its layers: a span as one (``planner.layers.recomputed``)."""
@@ -124,10 +124,10 @@ class LevelTables:
         reads = {layer: [maker for maker, _ in self.inputs[layer]] for layer in layers.tolist()}
         order = [each for unit in running_order(layers.tolist(), reads, spans) for each in unit]
         bounds = tuple((order.index(span[0]), order.index(span[0]) + len(span)) for span in map(sorted, spans))
-        again = [layer for span in spans for layer in span]
-        return Running(np.array(order, dtype=np.int64), np.isin(order, again), tuple(sorted(bounds)))
+        recomputed = [layer for span in spans for layer in span]
+        return Running(np.array(order, dtype=np.int64), np.isin(order, recomputed), tuple(sorted(bounds)))
 
-    def kept(self, order: Indices, spans: Spans, levels: Array | None, parts: Array) -> Kept:
+    def kept(self, order: Indices, spans: Spans, levels: Array | None, parts: Array) -> KeptForBackward:
         """Of layers in spans, what stays from the forward on; of others 0.
 
         That is what the spans read of the stage's other layers and none of these saves; what other stages made lies
@@ -141,12 +141,12 @@ class LevelTables:
         place = {layer: at for at, layer in enumerate(order.tolist())}
         span_of = {layer: number for number, span in enumerate(spans) for layer in span}
         saved = np.zeros((2, len(order))) if levels is None else levels[[OUTPUTS_SAVED, INPUTS_SAVED]]
-        found, same, known = np.zeros(len(order)), np.zeros(len(order)), set[str]()
+        stays, same, kept_names = np.zeros(len(order)), np.zeros(len(order)), set[str]()
 
         def is_saved(maker: int, name: str, size: float, before: int) -> bool:
             others = [r for r in self.readers[maker] if r in place and r not in span_of and place[r] < before]
             mine = maker not in span_of and saved[0, place[maker]] >= _ALL * size
-            return name in known or bool(mine) or any(saved[1, place[r]] >= _ALL * size for r in others)
+            return name in kept_names or bool(mine) or any(saved[1, place[r]] >= _ALL * size for r in others)
 
         for number, span in enumerate(spans):
             measured = listed = 0.0
@@ -161,14 +161,14 @@ class LevelTables:
                     if span_of.get(maker) == number:
                         own += max(0.0, size - float(saved[0, place[maker]]))
                     elif not is_saved(maker, name, size, at):
-                        found[at] += size
+                        stays[at] += size
                         listed += size
-                        known.add(name)
-                same[at] = found[at] if levels is None else max(0.0, float(saved[1, at]) - own)
+                        kept_names.add(name)
+                same[at] = stays[at] if levels is None else max(0.0, float(saved[1, at]) - own)
                 measured += same[at]
-                found[at] += self._results_needed(layer, span, place, saved)
-            found[place[inside[0]]] += max(0.0, measured - listed)
-        return Kept(found, same)
+                stays[at] += self._results_needed(layer, span, place, saved)
+            stays[place[inside[0]]] += max(0.0, measured - listed)
+        return KeptForBackward(stays, same)
 
     def _results_needed(self, layer: int, span: Collection[int], place: Mapping[int, int], saved: Array) -> float:
         """Of what a layer of a span saves of its outputs, what stays as others read it and save nothing else of it."""
@@ -205,18 +205,10 @@ class LevelTables:
 
     def gradients_made(self, kind: str, samples: float) -> Pairs | None:
         """(maker, the last layer that is given it, bytes) of each gradient of values; None if that is not known."""
-        pairs = self._pairs_at("gradients_made", kind, samples)
+        pairs = self.pairs_at("gradients_made", kind, samples)
         return pairs if len(pairs[0]) else None
 
-    def inputs_left(self, kind: str, samples: float) -> Pairs:
-        """(reader, maker, bytes) of what weight gradients need of others' values."""
-        return self._pairs_at("inputs_left", kind, samples)
-
-    def gradients_left(self, kind: str, samples: float) -> Pairs:
-        """(reader, maker, bytes) of the gradients of values that weight gradients need."""
-        return self._pairs_at("gradients_left_from", kind, samples)
-
-    def flow(self, kind: str, samples: float, layers: Indices) -> Flow | None:
+    def flow(self, kind: str, samples: float, layers: Indices) -> ValueGradients | None:
         """The gradients under way in a stage of ``layers``; None if that is not known."""
         pairs = self.gradients_made(kind, samples)
         if pairs is None:
@@ -230,7 +222,7 @@ class LevelTables:
         )
         makers, lasts = np.concatenate((makers, ends[:, 0])), np.concatenate((lasts, ends[:, 1]))
         sizes, mine = np.concatenate((sizes, kept)), np.isin(makers, layers)
-        changes, given = np.zeros((4, len(self.outputs) + 2)), np.zeros(len(self.outputs))
+        changes, arriving = np.zeros((4, len(self.outputs) + 2)), np.zeros(len(self.outputs))
         np.add.at(changes[0], lasts[~mine], sizes[~mine])
         np.add.at(changes[0], makers[~mine], -sizes[~mine])
         np.add.at(changes[1], lasts[mine] + 1, sizes[mine])
@@ -239,13 +231,13 @@ class LevelTables:
         np.add.at(changes[2], makers[mine], -sizes[mine])
         np.add.at(changes[3], ends[:, 1], kept)
         np.add.at(changes[3], ends[:, 0], -kept)
-        np.add.at(given, lasts[mine], sizes[mine])
+        np.add.at(arriving, lasts[mine], sizes[mine])
         outside, after, begin, shared = np.maximum(np.cumsum(changes, axis=1), 0.0)[:, layers]
-        readers, makers, sizes = self.gradients_left(kind, samples)
+        readers, makers, sizes = self.pairs_at("gradients_left_from", kind, samples)
         theirs = ~np.isin(makers, layers) & ~np.isin(readers, list(copied))
         left = np.zeros(len(self.outputs))
         np.add.at(left, readers[theirs], sizes[theirs])
-        return Flow(outside, after, left[layers], begin, given[layers], shared)
+        return ValueGradients(outside, after, left[layers], begin, arriving[layers], shared)
 
     def _with_copies(self, pairs: Pairs, inside: frozenset[int]) -> tuple[Pairs, frozenset[int]]:
         """``pairs`` as a stage of layers ``inside`` has them, and those of its layers that are given copies.
@@ -253,18 +245,18 @@ class LevelTables:
         From the copy on a gradient that came from outside is one that the stage makes.
         """
         makers, lasts, sizes = pairs
-        came = [
+        lasts_outside = [
             last if maker not in inside else -1 for maker, last in zip(makers.tolist(), lasts.tolist(), strict=True)
         ]
-        copied = {last: self._copied_at(last, inside) for last in inside.intersection(came)}
-        copies = np.array([copied.get(last, -1) for last in came], dtype=np.int64)
+        copied = {last: self._copied_at(last, inside) for last in inside.intersection(lasts_outside)}
+        copies = np.array([copied.get(last, -1) for last in lasts_outside], dtype=np.int64)
         there = copies >= 0
-        found = (
+        all_pairs = (
             np.concatenate((makers, copies[there])),
             np.concatenate((np.where(there, copies + 1, lasts), lasts[there])),
             np.concatenate((sizes, sizes[there])),
         )
-        return found, frozenset(last for last, at in copied.items() if at >= 0)
+        return all_pairs, frozenset(last for last, at in copied.items() if at >= 0)
 
     def _kept_by_parts(
         self, makers: Indices, lasts: Indices, sizes: Array, inside: frozenset[int]
@@ -295,25 +287,27 @@ class LevelTables:
         place = copied_at([layers[each] for each in chain], [self.shapes[each] for each in chain])
         return -1 if place is None else chain[place]
 
-    def flow_of_parts(self, kind: str, samples: Indices, share: Array, layers: Indices) -> Flow | None:
+    def flow_of_parts(self, kind: str, samples: Indices, share: Array, layers: Indices) -> ValueGradients | None:
         """As :meth:`flow`, where of each layer there is a share of what so many samples take, and nothing is left."""
         flows = {size: self.flow(kind, size, layers) for size in set(samples.tolist())}
         parts = [flows[size] for size in samples.tolist()]
-        known = [(part, place) for place, part in enumerate(parts) if part is not None]
-        if len(known) < len(parts):
+        placed = [(part, place) for place, part in enumerate(parts) if part is not None]
+        if len(placed) < len(parts):
             return None
-        outside = np.array([part.outside[place] for part, place in known]) * share
-        after = np.array([part.after[place] for part, place in known]) * share
-        begin = np.array([part.begin[place] for part, place in known]) * share
-        given = np.array([part.given[place] for part, place in known]) * share
-        shared = np.array([part.shared[place] for part, place in known]) * share
-        return Flow(outside, after, np.zeros_like(outside), begin, given, shared)
+        outside = np.array([part.outside[place] for part, place in placed]) * share
+        after = np.array([part.after[place] for part, place in placed]) * share
+        begin = np.array([part.begin[place] for part, place in placed]) * share
+        arriving = np.array([part.given[place] for part, place in placed]) * share
+        shared = np.array([part.shared[place] for part, place in placed]) * share
+        return ValueGradients(outside, after, np.zeros_like(outside), begin, arriving, shared)
 
     def _measured(self, kind: str) -> tuple[Array, Array]:
         """Sizes at which all layers have levels, and these: ``[size, quantity, layer]``."""
         if kind not in self._sizes:
             whole = self._of_sizes(kind)
-            rows = [[[float(getattr(one, name)) for one in found] for name in LEVEL_NAMES] for found in whole.values()]
+            rows = [
+                [[float(getattr(one, name)) for one in of_size] for name in LEVEL_NAMES] for of_size in whole.values()
+            ]
             self._sizes[kind] = np.array(list(whole), dtype=np.float64), np.array(rows, dtype=np.float64)
         return self._sizes[kind]
 
@@ -326,13 +320,17 @@ class LevelTables:
                 if one.levels is not None and not one.part:
                     by_size.setdefault(one.samples, {})[one.layer] = one.levels
             self._whole[kind] = {
-                size: [found[layer.name] for layer in layers]
-                for size, found in sorted(by_size.items())
-                if all(layer.name in found for layer in layers)
+                size: [by_name[layer.name] for layer in layers]
+                for size, by_name in sorted(by_size.items())
+                if all(layer.name in by_name for layer in layers)
             }
         return self._whole[kind]
 
-    def _pairs_at(self, what: str, kind: str, samples: float) -> Pairs:
+    def pairs_at(self, what: str, kind: str, samples: float) -> Pairs:
+        """Of what a layer's levels have by name: ``inputs_left``, what weight gradients need of others' values.
+
+        (reader, maker, bytes); of ``gradients_left_from`` of the gradients of values; ``gradients_made``.
+        """
         if (kind, what) not in self._pairs:
             index = {layer.name: position for position, layer in enumerate(self.profile.graph.layers)}
             rows: list[Counter[tuple[int, int]]] = []

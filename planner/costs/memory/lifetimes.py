@@ -160,7 +160,7 @@ def usages(
 
     Args:
         transfer_bytes: by transfer slot.
-        carried: how these are carried (:func:`planner.costs.memory.messages.carried_by`); empty: what is small itself
+        carried: how these are carried (:class:`planner.costs.memory.messages.Carried`); empty: what is small itself
             in a frame, else as it lies.
     """
     sizes = Sizes(costs, compiled, transfer_bytes, carried)

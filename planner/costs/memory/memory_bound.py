@@ -76,7 +76,7 @@ class Memory:
 
     def window(self, first: Numbers, last: Numbers, num_microbatches: int) -> Numbers:
         """How many micro-batches fit at most, 0 to ``num_microbatches``, for stages between two cuts, elementwise."""
-        found = np.full(np.broadcast(first, last).shape, num_microbatches, dtype=np.int64)
+        most = np.full(np.broadcast(first, last).shape, num_microbatches, dtype=np.int64)
         rounding = num_microbatches + 6  # the simulator rounds bytes slot by slot
         for holder in self.holders:
             free = holder.limit_bytes + rounding - self.needed(holder, first, last, 0)
@@ -86,21 +86,21 @@ class Memory:
                 full, rest = full + holder.received[first], rest + holder.received_rest[first]
             more = np.floor(np.maximum(free - rest, 0.0) / np.maximum(full, 1e-9))
             fitting = np.where(free < rest, 0, np.minimum(more + 1, num_microbatches))
-            found = np.minimum(found, fitting.astype(np.int64))
-        return found
+            most = np.minimum(most, fitting.astype(np.int64))
+        return most
 
     def needed(self, holder: Holder, first: Numbers, last: Numbers, kept: int) -> Array:
         """Bytes that a stage holds with ``kept`` full micro-batches, at least; what it receives aside."""
-        found = holder.resident[last] - holder.resident[first] + kept * (holder.saved[last] - holder.saved[first])
+        held = holder.resident[last] - holder.resident[first] + kept * (holder.saved[last] - holder.saved[first])
         if holder.gradients is not None and holder.once is not None:
             gradients = holder.gradients[last] - holder.gradients[first]
-            found = found - np.minimum(gradients, holder.once[last] - holder.once[first])
-        return np.asarray(found + holder.workspace[first, last])
+            held = held - np.minimum(gradients, holder.once[last] - holder.once[first])
+        return np.asarray(held + holder.workspace[first, last])
 
     def fullness(self, first: Numbers, last: Numbers, kept: int) -> Array:
         """The fullest member's share of its limit, with ``kept`` full micro-batches."""
-        found = (self.needed(holder, first, last, kept) / max(1, holder.limit_bytes) for holder in self.holders)
-        return np.asarray(np.maximum.reduce(list(found)))
+        shares = (self.needed(holder, first, last, kept) / max(1, holder.limit_bytes) for holder in self.holders)
+        return np.asarray(np.maximum.reduce(list(shares)))
 
 
 def holder_of(
@@ -192,8 +192,8 @@ def fewest_kept(schedule: str, most_stages: int, num_microbatches: int) -> tuple
 
     Of all chains of at most ``most_stages`` stages.
     """
-    found = [num_microbatches] * most_stages
+    fewest = [num_microbatches] * most_stages
     for depth in range(1, most_stages + 1):
         kept = reversed(kept_by(schedule, depth, num_microbatches))
-        found[:depth] = map(min, found, kept)
-    return tuple(found)
+        fewest[:depth] = map(min, fewest, kept)
+    return tuple(fewest)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from planner.costs.simulator.program import RECEIVE_STEP, SEND_STEP, CompiledProgram
 from planner.ir.cluster import PAIR_SUM_BYTES, STANDING_BYTES
-from planner.ir.program import ALONE_BYTES, SPARE_BYTES, Part, Program, num_joined
+from planner.ir.program import ALONE_BYTES, SPARE_BYTES, Part, num_joined
 
 
 @dataclass(slots=True)
@@ -35,18 +35,21 @@ class Received:
     @classmethod
     def of(cls, messages: Mapping[int, Sequence[tuple[int, int, bool]]]) -> Received:
         """Of the messages by the stage that sent them: (payload, what of it in a frame, whether it is a block)."""
-        found = cls(senders=tuple(messages))
+        received = cls(senders=tuple(messages))
         for sent in messages.values():
             for payload, small, is_block in sent:
                 framed = payload if is_block else small
                 buffer, piece = buffer_bytes(payload, framed, is_block), buffer_bytes(framed, framed, is_block)
                 if len(sent) > 1:
-                    found.assembled, found.parts = found.assembled + payload, found.parts + buffer
-                    found.alone, found.tensors = found.alone + payload, found.tensors + payload
+                    received.assembled += payload
+                    received.parts += buffer
+                    received.alone += payload
+                    received.tensors += payload
                 else:
-                    found.alone, found.tensors = found.alone + buffer - piece, found.tensors + payload - framed
-                    found.together += piece
-        return found
+                    received.alone += buffer - piece
+                    received.tensors += payload - framed
+                    received.together += piece
+        return received
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -84,14 +87,9 @@ class Carried(NamedTuple):
     @classmethod
     def of(cls, parts: Iterable[Part]) -> Carried:
         """Of a message of these tensors."""
-        found = [(part.num_bytes, part.num_bytes < ALONE_BYTES, part.is_copied) for part in parts]
-        framed = sum(size for size, is_small, _ in found if is_small)
-        return cls(framed, sum(size for size, is_small, is_copied in found if is_copied and not is_small))
-
-
-def carried_by(program: Program, compiled: CompiledProgram) -> list[Carried]:
-    """By transfer slot."""
-    return [Carried.of(slot.parts(program)) for slot in compiled.transfers]
+        sizes = [(part.num_bytes, part.num_bytes < ALONE_BYTES, part.is_copied) for part in parts]
+        framed = sum(size for size, is_small, _ in sizes if is_small)
+        return cls(framed, sum(size for size, is_small, is_copied in sizes if is_copied and not is_small))
 
 
 def buffer_bytes(payload: int, small: int, is_block: bool = False) -> int:
@@ -112,22 +110,22 @@ def sums_standing(sizes: Iterable[int]) -> int:
     Args:
         sizes: of what comes, in the order in which it is first received.
     """
-    found = 0
+    standing = 0
     for size in sizes:
-        if size <= PAIR_SUM_BYTES and found + size <= STANDING_BYTES:
-            found += size
-    return found
+        if size <= PAIR_SUM_BYTES and standing + size <= STANDING_BYTES:
+            standing += size
+    return standing
 
 
 def joined(compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """By message that others travel with, those (:func:`planner.ir.program.num_joined`)."""
-    found: dict[int, tuple[int, ...]] = {}
+    joined_to: dict[int, tuple[int, ...]] = {}
     for message, before in compiled.sent_before.items():
         count = num_joined([transfer_bytes[compiled.messages[each][0]] for each in (*before, message)])
         if count:
             first = before[-count]
-            found[first] = (*found.get(first, ()), message)
-    return found
+            joined_to[first] = (*joined_to.get(first, ()), message)
+    return joined_to
 
 
 def answers(compiled: CompiledProgram) -> dict[int, int]:

@@ -101,14 +101,14 @@ class Sizes:
     ) -> tuple[list[Activation], dict[_Part, float]]:
         """By activation slot; and by rank, stage and size, the share of what is sent that nothing else keeps."""
         alone = Counter[_Part]()
-        came: dict[tuple[bool, _Part], dict[int, dict[int, tuple[int, int, bool]]]] = {}
+        received: dict[tuple[bool, _Part], dict[int, dict[int, tuple[int, int, bool]]]] = {}
         for transfer, num_bytes, how, block in zip(
             self.compiled.transfers, self.payloads, carried, is_block, strict=True
         ):
             src, dst, microbatch = transfer.route
             size = self.costs.micro_batches[microbatch]
             reader, maker = (dst, src) if transfer.forward else (src, dst)
-            senders = came.setdefault((transfer.forward, (transfer.dst, reader, size)), {}).setdefault(maker, {})
+            senders = received.setdefault((transfer.forward, (transfer.dst, reader, size)), {}).setdefault(maker, {})
             senders[transfer.src] = num_bytes, how.framed, block
             if transfer.forward and not block:
                 alone[transfer.src, src, size] += num_bytes - sum(how)
@@ -117,7 +117,7 @@ class Sizes:
         for slot in self.compiled.activations:
             part = slot.rank, slot.stage, self.costs.micro_batches[slot.microbatch]
             inputs, gradients = (
-                Received.of({maker: [*own.values()] for maker, own in came.get((forward, part), {}).items()})
+                Received.of({maker: [*own.values()] for maker, own in received.get((forward, part), {}).items()})
                 for forward in (True, False)
             )
             behind = self.buckets[slot.rank, slot.stage]
@@ -151,7 +151,7 @@ class Sizes:
             "inputs of I": activation.inputs - inputs_of_weight,
             "inputs of W": inputs_of_weight,
             "saved": activation.saved,
-            "deferred": peaks.left,
+            "deferred": peaks.deferred,
             "early gradients": peaks.early,
             "forward": activation.assembled + (peaks.unrecorded if recompute else peaks.forward),
             "forward alone": activation.assembled + peaks.unrecorded,

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
-from planner.costs.memory.action_peaks import Flow, PutOff, action_peaks
+from planner.costs.memory.action_peaks import DeferredWeights, ValueGradients, action_peaks
 from planner.costs.memory.levels import BACKWARD, LevelTables
 from planner.costs.memory.messages import Carried, Received
 from planner.costs.shards.option import Reading
@@ -175,17 +175,19 @@ def test_a_part_that_is_cut_out_is_sent_from_a_copy(dim: str, is_copied: bool) -
 FLOWS = ("outside", "after", "left", "begin", "given", "shared")
 
 
-def flowing(**pairs: object) -> Flow:
+def flowing(**pairs: object) -> ValueGradients:
     """Gradients of values of a stage of three layers; nothing but what is given."""
-    return Flow(**{name: np.array(pairs.get(name, (0.0, 0.0, 0.0))) for name in FLOWS})
+    return ValueGradients(**{name: np.array(pairs.get(name, (0.0, 0.0, 0.0))) for name in FLOWS})
 
 
 def test_a_gradient_that_was_received_counts_once_for_as_long_as_the_backward_lasts() -> None:
     saved, gradients, levels = np.zeros(3), np.zeros(3), np.zeros((8, 3))
     levels[1] = [9.0, 7.0, 8.0]  # backward: of these 4 is the gradient of an output that the first layer reads last
-    found = action_peaks(saved, gradients, levels, seeds=5.0, flow=flowing(outside=(4.0, 4.0, 4.0)))
+    found = action_peaks(saved, gradients, levels, output_gradients=5.0, flow=flowing(outside=(4.0, 4.0, 4.0)))
     assert found.backward_first == 9 - 4 + 5
-    assert action_peaks(saved, gradients, levels, seeds=5.0).backward_first == 9 + 5  # where nothing of that is known
+    assert (
+        action_peaks(saved, gradients, levels, output_gradients=5.0).backward_first == 9 + 5
+    )  # where nothing of that is known
     alone = action_peaks(saved, gradients, levels, flow=flowing(outside=(4.0, 4.0, 4.0)))
     assert alone.backward_first == 9, "what no message brought lies where the level has it"
 
@@ -208,14 +210,14 @@ def test_weight_gradients_that_are_put_off_hold_what_they_need_until_ranks_wait_
     saved, gradients, levels = np.array([1.0, 2.0, 4.0]), np.zeros(3), np.zeros((8, 3))
     levels[1] = [10.0, 20.0, 30.0]
     given, needs, flow = np.array([0.0, 200.0, 400.0]), np.array([0.0, 50.0, 60.0]), flowing(begin=(7.0, 0.0, 0.0))
-    put_off = PutOff.of([False, True, True], [True, False, False], given + saved, needs)
-    assert put_off.extra.tolist() == [0.0, 404.0, 0.0]
-    assert (put_off.runs.tolist(), put_off.end) == ([404.0 + 202.0 + 60.0, 0.0, 0.0], 0.0)
-    found = action_peaks(saved, gradients, levels, flow=flow, put_off=put_off)
+    deferred_weights = DeferredWeights.of([False, True, True], [True, False, False], given + saved, needs)
+    assert deferred_weights.extra.tolist() == [0.0, 404.0, 0.0]
+    assert (deferred_weights.runs.tolist(), deferred_weights.end) == ([404.0 + 202.0 + 60.0, 0.0, 0.0], 0.0)
+    found = action_peaks(saved, gradients, levels, flow=flow, deferred_weights=deferred_weights)
     assert found.backward_first == max(7 + 30, 3 + 20 + 404, 1 + 7 + 666)
-    alone = PutOff.of([False, True, True], [False] * 3, given + saved, needs)
+    alone = DeferredWeights.of([False, True, True], [False] * 3, given + saved, needs)
     assert alone.end == 666.0, "with no norm below they are made when the backward is over"
-    third = PutOff.of([True] * 3, [False] * 3, given + saved, needs)
+    third = DeferredWeights.of([True] * 3, [False] * 3, given + saved, needs)
     assert third.extra[0] == 404.0 + 202.0 + 60.0, "of three the first is made at once"
 
 
@@ -244,9 +246,13 @@ def test_receives_of_small_sums_of_two_ranks_stand_ready(parameter_bytes: int, s
 def test_a_gradient_in_its_buffer_goes_when_its_own_weight_gradients_are_made() -> None:
     saved, gradients, levels = np.zeros(3), np.zeros(3), np.zeros((8, 3))
     levels[3] = [30.0, 0.0, 1.0]
-    found = action_peaks(saved, gradients, levels, seeds=8.0, seeds_left=np.array([0.0, 0.0, 8.0]), flow=flowing())
-    assert (found.left, found.weight_first) == (8, 30)
-    first = action_peaks(saved, gradients, levels, seeds=8.0, seeds_left=np.array([8.0, 0.0, 0.0]), flow=flowing())
+    found = action_peaks(
+        saved, gradients, levels, output_gradients=8.0, output_gradients_left=np.array([0.0, 0.0, 8.0]), flow=flowing()
+    )
+    assert (found.deferred, found.weight_first) == (8, 30)
+    first = action_peaks(
+        saved, gradients, levels, output_gradients=8.0, output_gradients_left=np.array([8.0, 0.0, 0.0]), flow=flowing()
+    )
     assert first.weight_first == 38
 
 
