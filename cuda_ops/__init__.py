@@ -1,6 +1,18 @@
 """What sits right on the machine: how a process is set up for its device, later the kernels.
 
 The profiler and the runtime set their processes up with the same call, so that a profile describes the run.
+
+Modules:
+
+    _torch     Every private name of torch that this project leans on, each with what for and what the public
+               alternative lacks
+    dense      Operators of dense networks: kernels, halves of a backward, evaluation mode, recurrent ones
+    device     A process as one device: its cores, allocator and seeds, its GPUs, and libraries compiled at first use
+    memory     Counts the memory of torch's tensors on the CPU, exactly, and holds it below a limit
+    sampling   Sampled neighbourhoods of a large graph, for graph neural networks: SALIENT's input pipeline (Kaler et
+               al. 2022)
+    sparse     Sparse 3-D networks on packed, sorted coordinates: operators in plain torch, C++ and Triton behind one
+               call
 """
 
 from __future__ import annotations

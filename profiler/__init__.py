@@ -1,6 +1,18 @@
 """Measures what a model costs on the devices at hand: capture, time, memory, links.
 
 Names are imported when they are first used: a rank of a run loads the capture, and not the measurement.
+
+Modules:
+
+    capture    A module and its loss as one clean graph of layers, checked against the module itself
+    links      What messages and sums between ranks cost, on this host and between hosts
+    measure    What each layer takes: seconds, bytes and optimiser steps, in fresh and quiet processes
+    merge      What several processes, or several hosts, measured of the same, as one: medians of their trimmed means
+    modelled   Profiles of networks and devices that are not here: shapes of fake tensors, times of kernel models
+    models     The reference networks: plain `torch.nn.Module` files that know nothing of planning
+    session    ``profile``: measures a model and the links of this host, each in fresh, pinned processes
+    shards     Parts of layers, measured at their own shapes
+    source     From a MODEL string to a module with example inputs and a loss
 """
 
 from __future__ import annotations

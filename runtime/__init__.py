@@ -2,6 +2,24 @@
 
 :class:`Engine` is one rank's part of a plan; :mod:`~runtime.monitor.watch` starts and watches the processes;
 :mod:`~runtime.numerics.single_device` is the one device that every plan must equal.
+
+Modules:
+
+    checkpoint   Checkpoints that survive a crash at any moment, tell damage, and load under another plan
+    engine       The engine: one rank's part of a plan, step after step
+    memory       The memory of a rank's tensors: what is in use, and the most that was, action by action
+    monitor      Jobs of several processes: started, watched, their activity told, their failures explained
+    numerics     Equal to one device: the step that a plan must equal, and how far it is from it
+    optim        From gradients to new parameters: sums over ranks, ties, clipping, optimisers whole and divided, and
+                 their state
+    pipeline     The pipeline: one rank's row of the program, its messages, its micro-batches
+    sparse       Stages of several ranks that share out the sites of sparse tensors: inspector and executor (Saltz et
+                 al. 1991)
+    spatial      Stages whose layers are divided along any dims: what moves between ranks inside a stage, and each
+                 rank's part
+    stage        Stages of a captured model as functions: cut out, run forward and backward in halves, on versions, with
+                 draws
+    transport    Moving tensors between ranks: every message carries its key, every wait has a deadline
 """
 
 from __future__ import annotations

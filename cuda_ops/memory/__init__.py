@@ -9,6 +9,10 @@ from torch's allocator (counted), products of matrices of MKL and oneDNN from ma
     with counting() as counter:
         loss = model(x)
     print(counter.peak_bytes)
+
+Modules:
+
+    counter   The counting allocator, compiled at first use and put in front of torch's own; and meters of any device
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 Read ``graph`` (edges and features, on disk), ``draws`` (which neighbours are drawn: plain, and compiled), ``sampler``
 (blocks of layers), ``preparation`` (a batch of seeds as a network's inputs).
+
+Besides:
+
+    generated   Graphs that are made, not read: for tests and demonstrations, written once into the cache folder
 """
 
 from __future__ import annotations

@@ -5,6 +5,18 @@ operators                everything that computes, as functions and as torch.ops
 geometry, recipe         site sets and maps of a network, found once
 nn, adapters             layers as in torchsparse, and tensors and weights of other libraries
 reference, native, gpu   the implementations; dispatch chooses
+
+Besides:
+
+    checks          What every operator asks of its tensors before one of its implementations runs
+    errors          What goes wrong in the hands of a user of sparse tensors
+    gradients       The operators' gradients, in terms of the operators: so they can be differentiated again, exported
+                    and compiled
+    local           The inspector: what one rank does of a kernel map, and which rows travel for it, for any ownership
+                    whatsoever
+    preparation     From a batch of clouds as users have it to what a prepared network is given
+    registrations   How torch knows the sparse operators: their signatures, shapes without memory, autocast and counted
+                    operations
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 Read first :mod:`halopipe.api.files` (profiles and plans as objects or by their files), then ``plans`` (from a model to
 plans), ``questions`` (what one may ask about them) and ``running``.
+
+Besides:
+
+    arguments   What a script gives to the calls of ``hp``, looked at before anything is done with it
 """
 
 from __future__ import annotations

@@ -3,6 +3,16 @@
 Read first :mod:`halopipe.data.factories` and ``sources`` (what a factory may give), then ``batch_sources``, ``ahead``
 and ``rank_slices`` (how a rank comes by its part).  Factories for demonstrations are called by their names here:
 ``halopipe.data:digits``.
+
+Besides:
+
+    demo_data       Data to train on, for demonstrations: a factory takes (global_batch, input_shape, seed) and yields
+                    (inputs, targets)
+    graphs          Batches of seeds of a graph, shuffled anew in every pass; each batch is a draw of its own
+    laser_scans     Tiles of a laser scan, voxel by voxel, with labels that follow from its geometry: ground, or above
+                    it
+    point_clouds    Clouds to train on
+    shared_source   A Dataset of which each rank reads the samples that its stages need, and no others
 """
 
 from __future__ import annotations

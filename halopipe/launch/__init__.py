@@ -3,6 +3,15 @@
 Read ``run``, then ``restart``, ``spawn``, ``processes`` and ``worker`` (ranks of this host) or ``job_environment`` and
 ``torchrun`` (one rank of a job), and ``combine`` (their results as one); ``execute`` is a rank inside a script of one's
 own.  What a rank does is in ``halopipe.training``.
+
+Besides:
+
+    parallelize     A module trained on the devices of this host from a plain script or a notebook cell
+    profile_hosts   A profile of several hosts: every process that torchrun starts measures, and rank 0 makes one
+                    profile of it all
+    replanning      Jobs whose machines come and go: which devices are there, and the plan for them (``--replan``)
+    script_module   The script's own module while ranks train theirs: what the script does to it, no rank sees
+    script_rank     A rank of a script's job: it does what the script asks for, until the run is closed
 """
 
 from __future__ import annotations

@@ -3,6 +3,12 @@
 Read ``serving`` (what a script sees: submit, answers in order, back-pressure), ``rank_loop`` (what a rank does, and how
 the two talk), ``examples`` (the first answer, compared with one device), then ``request_sources`` (files, standard
 input), ``http`` and ``command``, which is the verb.
+
+Besides:
+
+    arrays    Numbers that came from elsewhere: JSON and numpy's arrays, read into no more memory than they and their
+              tensors take
+    options   What ``halopipe serve`` may be asked: one list of options, as of a run
 """
 
 from __future__ import annotations

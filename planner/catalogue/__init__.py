@@ -4,6 +4,13 @@
     read_machines("cluster.yaml")          a cluster of such devices, see ``clusters``
 
 PyYAML is loaded when the first file is read.
+
+Modules:
+
+    clusters   ``cluster.yaml``: machines one does not have: devices of the catalogue, of the profile, or with figures
+               of one's own
+    listing    The catalogue's entries by name, read once
+    reading    YAML as strictly as JSON: no key twice, no unknown key, no value of another type; all faults in one go
 """
 
 from __future__ import annotations

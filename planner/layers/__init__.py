@@ -18,6 +18,38 @@ normalisation over the samples of all ranks).  ``HALO`` is true where a layer al
 on the data (neighbours of sites): boxes then say what a rank holds, and :func:`has_halo` that it receives more.
 ``CONVOLUTION`` is true of weighted sums over windows: halos of theirs travel while they compute, their channels may be
 contracted by several ranks, and which back end runs them is asked of torch.
+
+Modules:
+
+    _kinds            The registry of layer kinds: each is a class in a module of its family, named where it is written
+    _rules            What layer kinds have in common: how an interval of the work maps to an interval of an input
+    _samples          Which layers of a graph mix samples, so that a stage of theirs is not divided by samples; which
+                      are over sites
+    backward_halo     Which halo the backward of a convolution over cut space moves: that of dx or that of dy
+    boundary          What stages hand to each other, derived from the access relations of the layers on both sides
+    contraction       Layers whose input channels are shared: who reads, makes, sums and keeps what
+    convolution       Convolutions, and pools: a window that moves over space
+    data_movement     Data that is moved, not computed: reshapes, slices, concatenation, padding; and interpolation
+    division          How a stage of several ranks divides its layers: what every rank does, holds, reads and uses of
+                      each
+    elementwise       What reads each place for itself: elementwise operations, the loss, and operators that nobody
+                      described
+    fitting           Whether attributes and shapes of a graph's layers are such as their kinds can read: each asked as
+                      planners ask it
+    normalization     What is normalised or reduced over some dims: normalisations, softmax, sums and means
+    products          Products with weights, or of inputs: linear layers, embeddings, attention, recurrent layers
+    receptive_field   What an output reads: boxes followed from outputs back to inputs, by the access relations of the
+                      layers alone
+    recomputed        Spans of layers that are computed again when the backward comes to them, and which of them are
+                      attention's core
+    sized             A layer at a number of samples, and the dims that it may be cut along
+    sparse            Layers over the sites of sparse tensors: convolutions, pools, and from sites to samples and back
+    stage_rules       What layers ask of the stages that hold them: one table, which searches keep to and the runtime
+                      refuses by
+    tiling            Which layers may be run in tiles, and in blocks at all (:class:`planner.ir.plan.Block`); what is
+                      refused, and why
+    token_slices      Token slices: a micro-batch's sequences cut along time into parts that go through a stage one
+                      after the other
 """
 
 from __future__ import annotations

@@ -4,6 +4,15 @@
 program is complete, in order, on the right weights and free of deadlock.  What a list keeps in memory is read off it by
 ``in_flight`` and ``versions_kept``; how old its weights are, by ``staleness``.  When an action may start, and when it
 ends, is in ``events``.
+
+Modules:
+
+    ending       Whether a program ends: it is run without clocks, every rank as far as it gets
+    events       When an action may start, and when it ends: the rules that everybody shares who takes a program step by
+                 step
+    lowering     Lowering: from the order of compute to a program with every message, reduction and update explicit
+    validation   Validation: a program does everything once, in order, on the right weights, and ends
+    versions     Which weights each micro-batch runs on, in programs that update them in the middle of a step
 """
 
 from __future__ import annotations

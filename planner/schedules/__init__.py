@@ -5,6 +5,10 @@ order (messages, reductions, updates) is added by :func:`planner.passes.lower`. 
 list (``_registry``): its name, its traits, where its stages lie, how many forwards each runs before its first backward
 and how old its weights are.  Read ``gpipe``, then ``one_f_one_b``, ``zero_bubble``, ``pipedream``; those of ``greedy``
 are computed from times (:class:`planner.passes.events.StageClock`).
+
+Besides:
+
+    _rows   What several schedules are made of: rows of one stage, windows, and where the backward for the weights goes
 """
 
 from __future__ import annotations

@@ -4,6 +4,11 @@ Read ``shape`` (the network, and the ways to divide it), ``passes`` (times by wh
 (devices and tiers of links), ``layers`` (kernels and exchanges of a block, of embedding and head), ``pipeline`` and
 ``step`` (what is around them), ``memory``, ``pools`` (of GPUs that are not alike), then ``space``, ``search`` and,
 for its stages, ``division``.  Times come from :mod:`planner.kernels`; nothing here is fitted to a run.
+
+Besides:
+
+    placement   How a captured network's layers are placed by a way: stages of blocks, and each layer's cuts over tensor
+                ranks
 """
 
 from __future__ import annotations

@@ -1,4 +1,13 @@
-"""Parts of layers, measured at their own shapes."""
+"""Parts of layers, measured at their own shapes.
+
+Modules:
+
+    arguments   What an operator is called with to do a part of its layer, on inputs that hold just what the part reads
+    measure     Parts of layers, measured at their own shapes: a shard's kernel may run at another speed than a share of
+                the whole
+    missing     Measures what a plan uses and its profile does not hold: the same processes, sizes and parts being given
+    network     A part of one layer: its operator, and the pieces of tensors that it is called with
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Equal to one device: the step that a plan must equal, and how far it is from it."""
+"""Equal to one device: the step that a plan must equal, and how far it is from it.
+
+Modules:
+
+    compare         How far a plan's losses, gradients and state are from one device's
+    finite          Numbers that are NaN or infinite: found before an update is made of them, and where in the step they
+                    first appeared
+    nan_guard       What stands between a step and the next: nothing that is made of NaN or infinity goes on, or is
+                    saved
+    single_device   One device: the step that a plan's step must equal
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,27 @@
 """Stages whose layers are divided along any dims: what moves between ranks inside a stage, and each rank's part.
 
 Names are imported when they are first used: a rank whose plan divides no layer loads nothing of this.
+
+Modules:
+
+    blocks        Runs layers of a divided stage in blocks: each rank through a whole block, tile by tile, without
+                  exchanges inside
+    collectives   Sums over the ranks of a step's group, of small tensors: every rank sends its own to every other
+    compiling     Divided stages under torch.compile: collectives that the compiler sees
+    contraction   Input channels shared by several ranks: partial sums are made, sent to who keeps them, and added
+    convolution   A convolution over cut space: which terms it is a sum of, and three ways to compute it
+    decompose     Runs the layers of a stage divided: puts a local form in place of the operator of each layer
+    deferred      Work of a backward that nothing waits for, such as a weight's gradient: done while a message is on its
+                  way
+    empties       Results that hang on what a layer reads, so that backward takes the same way on every rank
+    exchange      One tensor inside a stage: every rank has a box of it, and gets the box that its next layer reads
+    layer_shard   One layer of a divided stage, as its local form sees it: this rank's part, and how it gets what it
+                  reads
+    op_rules      Op rules: how a layer kind's operator runs on this rank's part, one function a kind, in a module for
+                  each family
+    parameters    A rank's part of each parameter and buffer of a divided stage, and the ranks that share its gradient
+    slices        Token slices of one stage on one rank: what a slice reads of those before it is kept here until their
+                  backward
 """
 
 from __future__ import annotations

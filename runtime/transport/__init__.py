@@ -3,6 +3,28 @@
 :mod:`~runtime.transport.inprocess` has ranks that are threads of one process; over :mod:`~runtime.transport.gloo`,
 :mod:`~runtime.transport.nccl` and :mod:`~runtime.transport.mpi` they are processes.  All frame their messages alike
 (:mod:`~runtime.transport.frame`) and pass the same tests.
+
+Modules:
+
+    base              What the executor asks of a transport, and the two ways in which a transport fails
+    collectives       What the ranks of a group do together over torch.distributed: sums, scattered sums, gathers,
+                      maxima
+    frame             A message: a frame, that is a header of 64 bytes and tensors aligned to 64, and large tensors that
+                      travel alone
+    gloo              Ranks that are processes: messages over torch.distributed with gloo, on the CPU
+    hosts             Ranks of one host through shared memory, ranks of several over gloo
+    inprocess         Ranks that are threads of one process: tests without processes, with the semantics of real
+                      messages
+    mpi               Ranks that are processes of an MPI job: messages and sums over mpi4py, on the CPU
+    mpi_requests      One process of an MPI job: its requests under tags, and waits that have a deadline
+    nccl              Messages in the order sent, over a communicator for each channel: what NCCL can do, on any backend
+    segments          The memory that ranks of one host share, as one of them has mapped it: blocks, announcements,
+                      waits
+    shared_memory     Ranks that are processes of one host: messages, exchanges and sums through memory that they share
+    small_allgather   Rows of numbers that ranks tell one another: statistics of a normalisation, parts of a mean,
+                      counts
+    works             Work on a process group of torch.distributed, waited for with a deadline and errors that name the
+                      peer
 """
 
 from __future__ import annotations

@@ -2,6 +2,16 @@
 
 `load` gives them by the names of the operators.  Site sets are not among them: sorting and removing duplicates are
 torch's own on a GPU.
+
+Modules:
+
+    conv         Sparse convolution and its weight gradient: gather and multiply
+    gathers      What is read from somewhere and put, or added, somewhere else
+    launch       How kernels are launched: on the tensor's own device, with the options that all of them share
+    maps         Kernel maps by binary search in sorted keys, and their reverse
+    reductions   Reductions: pooling over the neighbours of a map, sums and maxima over runs of rows, and their ways
+                 back
+    tiling       How the kernels that multiply are tiled: block sizes by type and channels, and which rows share a tile
 """
 
 from __future__ import annotations

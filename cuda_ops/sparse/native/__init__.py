@@ -3,6 +3,10 @@
 `load` gives them by the names of the operators; whatever is not among them, or has another dtype than float32 and
 float64, is plain torch.  Sums of an output run in one order whatever the number of threads: one thread and many give
 the same bits.
+
+Modules:
+
+    functions   The operators of the compiled library, which take and give what the reference's do
 """
 
 from __future__ import annotations

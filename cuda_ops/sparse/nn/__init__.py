@@ -2,6 +2,15 @@
 
 A tensor is `SparseTensor(feats, coords)` with coords int32 (sites, 4), batch first; modules go together as torch's do:
 `Sequential(Conv3d(4, 32, 3), BatchNorm(32), ReLU(), GlobalAvgPool())(x)` is (samples, 32).
+
+Modules:
+
+    bev          Parts of clouds, sums of clouds, and clouds seen from above: what detectors do between a sparse and a
+                 dense network
+    functional   The layers and losses as functions of sparse tensors; :mod:`cuda_ops.sparse.nn` wraps them in modules
+    layers       The modules, named and shaped as torchsparse's (`torchsparse/nn/modules/` of 2.1)
+    points       From points to voxels and back, and the functions of torchsparse that this is made of there
+    tensor       A sparse tensor: features on the sites of one set, and the geometry that all tensors of one input share
 """
 
 from __future__ import annotations

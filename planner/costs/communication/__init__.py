@@ -1,4 +1,16 @@
-"""What messages cost: links, collectives, resharding between layers, halos, and the least that stages hand over."""
+"""What messages cost: links, collectives, resharding between layers, halos, and the least that stages hand over.
+
+Modules:
+
+    collectives       What sums over several ranks cost: measured tables, scaled by the theory of rings between and
+                      beyond them
+    halo              What the backward of a convolution over cut space moves where the halo of dy is cheaper than that
+                      of dx
+    links             What messages cost on the cluster's links, and how well that is known
+    resharding        Seconds and bytes of what moves between two layers, for every pair of their options
+    stage_transfers   What a stage hands to the next one at least, before a plan says more: bytes of layers, pieces
+                      between members
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,12 @@
 A program as integers (``program``), its prices (``prices``), its events: where everything lasts as long as it does
 alone (``events``) and where messages share network cards (``contention``), both ``rows`` of
 :mod:`planner.passes.events`; ranks that do the same (``symmetry``), inputs of the next step, where the time went.
+
+Besides:
+
+    breakdown   Where the time of a step goes on each rank, from a predicted timeline or a measured one by the same
+                rules
+    next_step   What ranks prepare of the next step while this one runs, and how much of it is left when their rows end
 """
 
 from __future__ import annotations

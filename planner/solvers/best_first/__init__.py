@@ -6,6 +6,23 @@ and what the problem leaves open (``priced_groups.Freedom``); the bounds: ``boun
 over complete pipelines.  ``device_bound`` needs no groups.  ``hybrids`` (of ``hybrid_shapes``), ``incumbents`` and
 ``warm_start`` are what it starts from, ``infeasible`` what is said where nothing fits, ``layout_search`` with
 ``layout_bound`` the search beyond samples.
+
+Besides:
+
+    block_search        Forward plans in blocks: halos fused over several layers, and tiles, so that an image fits that
+                        is too large
+    layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
+                        the least first
+    moved_shares        Samples moved between unlike members of a plan's stages, until it fits, and while its step gets
+                        shorter
+    share_bound         What pipelines take at least in which a stage has other shares of the samples than the search
+                        looks at
+    sustained_rate      Streams of forward passes: the most samples a second that a plan sustains, and the plan of least
+                        latency at a rate
+    virtual_bound       What pipelines of several stages a position take at least, by their cuts: shortest paths through
+                        the stages
+    virtual_pipelines   Pipelines of several stages a position (interleaved, ZB-V, hanayo, greedy, chimera), in the
+                        queue of the search
 """
 
 from __future__ import annotations

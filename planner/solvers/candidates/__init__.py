@@ -1,4 +1,16 @@
-"""Points of the searched space: what may be chosen, how it becomes a plan, and what the simulator says of it."""
+"""Points of the searched space: what may be chosen, how it becomes a plan, and what the simulator says of it.
+
+Modules:
+
+    candidate     What a solver chooses, and the way from it to a whole plan
+    choose        The best of a few candidates
+    constraints   A problem's fix and forbid rules, compiled for a search: the stages they allow, all stretches of
+                  layers at once
+    evaluate      Prices candidates by the true simulator, quickly: programs of the same shape are lowered and
+                  compiled once
+    explain       What a solver answers besides the decision: what binds, why other plans lose, and why nothing fits
+    feasibility   What may be chosen for a problem, and a candidate held against everything that was asked
+"""
 
 from __future__ import annotations
 

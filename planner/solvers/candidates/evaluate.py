@@ -1,4 +1,4 @@
-"""SlotPrices candidates by the true simulator, quickly: programs of the same shape are lowered and compiled once."""
+"""Prices candidates by the true simulator, quickly: programs of the same shape are lowered and compiled once."""
 
 from __future__ import annotations
 

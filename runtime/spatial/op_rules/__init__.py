@@ -19,6 +19,16 @@ and call their operator on it (``generic.run_on_reads``).  By what they ask of a
     a halo, or a window                 conv, transposed_conv, pool, adaptive_pool, upsample, pad
     sums over the ranks                 batch_norm, layer_norm, global_pool, linear, loss
     all along a dim, or nothing divided attention, softmax, lstm, opaque
+
+Modules:
+
+    convolution     Op rules of windows over space: convolutions and pooling
+    data_movement   Op rules of layers that move elements: views, slices, concatenation, padding and interpolation
+    elementwise     Op rules of layers that treat elements by themselves, and of losses, which then add them up over the
+                    ranks
+    generic         Op rules for any operator: on what a part reads, or on whole samples
+    normalization   Op rules of normalisation: by the statistics of all ranks, or of what lies whole on one of them
+    products        Op rules of products with weights or between tensors: linear maps, embeddings, attention
 """
 
 from __future__ import annotations

@@ -1,0 +1,119 @@
+"""The map of the code is true: docs/architecture.md, CONTRIBUTING.md, the glossary, docstrings of packages."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.house import picture
+from tests.test_architecture import parsed
+
+HOME = Path(__file__).resolve().parent.parent
+PRODUCT = ("cuda_ops", "halopipe", "planner", "profiler", "runtime")
+PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/glossary.md")
+FOR_USERS = ("halopipe/__init__", "halopipe/sparse/", "halopipe/graphs/", "profiler/models/")
+"""Packages whose docstrings say how they are used."""
+
+
+@pytest.fixture(scope="module")
+def boxes() -> Iterator[dict[str, set[str]]]:
+    """The packages of the picture, with what each imports."""
+    gc.disable()  # the trees hold no garbage, and are gigabytes
+    yield picture.of_product()
+    gc.enable()
+    parsed.cache_clear()
+
+
+def packages() -> list[Path]:
+    """The `__init__.py` of every package that describes itself to whoever works on it."""
+    files = sorted(path for top in PRODUCT for path in (HOME / top).rglob("__init__.py"))
+    return [path for path in files if not path.relative_to(HOME).as_posix().startswith(FOR_USERS)]
+
+
+def modules_of(init: Path) -> set[str]:
+    """Modules and packages beside an `__init__.py`."""
+    of_files = {path.stem for path in init.parent.glob("*.py")} - {"__init__", "__main__"}
+    return of_files | {path.parent.name for path in init.parent.glob("*/__init__.py")}
+
+
+def unnamed(docstring: str, modules: set[str]) -> set[str]:
+    """Modules that a docstring does not name."""
+    return {name for name in modules if not re.search(rf"(?<![A-Za-z0-9_]){name}(?![A-Za-z0-9_])", docstring)}
+
+
+def listed(docstring: str) -> set[str]:
+    """The names of the lists under `Modules:` and `Besides:`."""
+    lists = re.findall(r"(?:Modules|Besides):\n\n((?:    .*\n?)+)", docstring)
+    return set(re.findall(r"^    (\w+)   ?", "\n".join(lists), re.MULTILINE))
+
+
+def missing(page: str) -> Iterator[str]:
+    """Files and names that a page points to, and that are not there."""
+    for line in page.splitlines():
+        folder = ""
+        for code in re.findall(r"`([^`]+)`", line):
+            is_path = re.fullmatch(r"[\w./]+/[\w./]*|[\w]+\.py", code)
+            if not is_path or re.search(r"[A-Z]{4}", code):  # NAME, VERB, FAMILY
+                continue
+            if (HOME / code).exists():
+                folder = code if code.endswith("/") else code.rpartition("/")[0]
+            elif not (HOME / folder / code).exists():
+                yield code
+    for name, path in re.findall(r"`(\w+)` in `([\w/]+\.py)`", page):
+        if (HOME / path).exists() and not re.search(
+            rf"^\s*(class|def) {name}\b|^{name}\b", (HOME / path).read_text(), re.M
+        ):
+            yield f"{name} in {path}"
+
+
+def test_the_picture_is_the_one_that_the_imports_make(boxes: dict[str, set[str]]) -> None:
+    remedy = "python -m benchmarks.house.picture draws it anew"
+    assert (HOME / picture.PICTURE).read_text("utf-8") == picture.draw(boxes), remedy
+
+
+def test_a_box_stands_above_what_it_imports_and_has_no_line_that_others_make_up() -> None:
+    targets = {"a": {"b", "c"}, "b": {"c"}, "c": set[str]()}
+    assert picture.levels_of(targets) == {"a": 2, "b": 1, "c": 0}
+    assert picture.without_detours(targets) == [("a", "b"), ("b", "c")]
+
+
+@pytest.mark.parametrize("init", packages(), ids=lambda path: path.parent.relative_to(HOME).as_posix())
+@pytest.mark.every_case
+def test_a_package_names_all_its_modules_and_no_other(init: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(init.read_text("utf-8"))) or ""
+    assert unnamed(docstring, modules_of(init)) == set()
+    assert listed(docstring) <= modules_of(init)
+
+
+def test_modules_that_are_missing_or_gone_are_seen() -> None:
+    docstring = (
+        "What a stage costs.\n\nModules:\n\n    sums    what computing\n            takes\n    gone    nothing\n"
+    )
+    assert unnamed(docstring, {"sums", "bound"}) == {"bound"}
+    assert listed(docstring) == {"sums", "gone"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_points_to_what_is_there(page: str) -> None:
+    assert list(missing((HOME / page).read_text("utf-8"))) == []
+
+
+def test_what_is_not_there_is_seen() -> None:
+    assert list(missing("`planner/ir/box.py`, `plan.py`, `gone.py`; `planner/none/`")) == ["gone.py", "planner/none/"]
+    assert list(missing("`Nothing` in `planner/ir/box.py`")) == ["Nothing in planner/ir/box.py"]
+
+
+def test_the_map_has_at_most_25_rows() -> None:
+    section = (HOME / "CONTRIBUTING.md").read_text("utf-8").split("## Where do I find")[1].split("\n## ")[0]
+    assert 0 < len(re.findall(r"^\| ", section, re.MULTILINE)) - 1 <= 25
+
+
+def test_the_page_of_the_architecture_has_a_sentence_for_every_box(boxes: dict[str, set[str]]) -> None:
+    page = (HOME / "docs" / "architecture.md").read_text("utf-8")
+    named = set(re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE))
+    assert {"planner.solvers" if box.startswith("planner.solvers") else box for box in boxes} == named
