@@ -210,7 +210,7 @@ def _with(
 
         def run(*args: Any) -> Tensor:
             given = {"bias": None, **dict(zip(names, args, strict=False))}
-            return convolve(stage.step(layer, True), by_name, given, False, settings)
+            return convolve(stage.shard(layer, True), by_name, given, False, settings)
 
         return run
 
