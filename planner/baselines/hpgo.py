@@ -214,16 +214,16 @@ class Planner:
         if not 2 <= machines.devices <= self.states.num_states:
             return
         own_s = np.where(self.states.before, self._done_s[None, :] - self._done_s[:, None], inf)
-        rows = [{_one_of(machines, 0): _Row(self._done_s, np.zeros(len(self._done_s), dtype=np.intp))}]
+        rows = [{_one_of(machines, 0): _OneByOne(self._done_s, np.zeros(len(self._done_s), dtype=np.intp))}]
         for _ in range(machines.devices - 1):
-            level: dict[Counts, _Row] = {}
+            level: dict[Counts, _OneByOne] = {}
             for used, row in rows[-1].items():
                 for host in _next_hosts(machines, used):
                     check_time()
                     rate = np.where(row.hosts == host, machines.within_bytes_per_s, machines.across_bytes_per_s)
                     so_far_s = np.maximum(row.longest_s, 2 * self._crossing / rate)
                     after = tuple(count + (each == host) for each, count in enumerate(used))
-                    grown = level.setdefault(after, _Row.empty(len(so_far_s)))
+                    grown = level.setdefault(after, _OneByOne.empty(len(so_far_s)))
                     grown.improve(np.maximum(so_far_s[:, None], own_s), used, host)
             rows.append(level)
         state, used = self._last, (machines.per_host,) * machines.hosts
@@ -239,7 +239,7 @@ class Planner:
 
 
 @dataclass(slots=True)
-class _Row:
+class _OneByOne:
     """Pipelines of one device a stage on the same devices, by the state that they end in.
 
     Attributes:
@@ -253,7 +253,7 @@ class _Row:
     origins: dict[int, tuple[int, Counts]] = field(default_factory=dict)
 
     @classmethod
-    def empty(cls, num_states: int) -> _Row:
+    def empty(cls, num_states: int) -> _OneByOne:
         return cls(np.full(num_states, inf), np.zeros(num_states, dtype=np.intp))
 
     def improve(self, seconds: Floats, used: Counts, host: int) -> None:

@@ -9,7 +9,8 @@ A product C[m, n] = A[m, k] B[k, n], ``batch`` of them, on P processors of R ope
     time        t0 + (min over tiles compute**4 + memory**4)**(1/4)
 
 Fitted are e by area of the tile, q, k0, u and t0.  What memory bounds takes t0 launches + bytes / (bandwidth u).
-What shapes near by were measured to take beside the curve corrects it (:class:`planner.kernels.estimates.Neighbours`).
+What shapes near by were measured to take beside the curve corrects it
+(:class:`planner.kernels.estimates.MeasuredNeighbours`).
 
 Ignored: transposes of A and B (the three products of a layer differ in them), algorithms that divide k over processors,
 clocks that fall as chips grow hot.

@@ -68,19 +68,10 @@ _Key = tuple[int, int]
 """A stage, and one of its micro-batches."""
 
 
-class What(IntEnum):
-    """The parts of what a rank holds."""
-
-    PARAMETERS = 0
-    GRADIENTS = 1
-    OPTIMISER_STATE = 2
-    BUFFERS = 3
-    BATCH = 4
-    RECEIVE_BUFFERS = 5
-    ACTIVATIONS = 6
-    WORKSPACE = 7
-
-
+What = IntEnum(
+    "What", "PARAMETERS GRADIENTS OPTIMISER_STATE BUFFERS BATCH RECEIVE_BUFFERS ACTIVATIONS WORKSPACE", start=0
+)
+"""The parts of what a rank holds."""
 _ALWAYS = What.PARAMETERS, What.OPTIMISER_STATE, What.BUFFERS, What.BATCH, What.RECEIVE_BUFFERS
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.memory.activations import Activation, activation_of, buckets_behind, kept_gradients
 from planner.costs.memory.messages import Carried, Received, answers, buffer_bytes, joined, sums_standing
-from planner.costs.simulator.program import CompiledProgram
+from planner.costs.simulator.program import ActivationSlot, CompiledProgram
 from planner.costs.stages.action_costs import StageCosts, left_to_others
 from planner.costs.stages.placement import StagePlacement
 from planner.ir.cluster import SHARED_MEMORY
@@ -78,8 +78,8 @@ class Sizes:
         self.shared: dict[SizeKey, int] = {}
         for name, by_slot in self._transfer_sizes(carried, is_block, unsaved).items():
             self.shared |= {(name, slot): num_bytes for slot, num_bytes in enumerate(by_slot)}
-        for slot, activation in enumerate(activations):
-            self.shared |= {(name, slot): num_bytes for name, num_bytes in self._activation_sizes(slot, activation)}
+        for number, (slot, own) in enumerate(zip(compiled.activations, activations, strict=True)):
+            self.shared |= {(name, number): size for name, size in self._activation_sizes(slot, own).items()}
         self._batch_bytes = costs.num_steps_held * _batch_bytes(costs) + costs.found_bytes()
         self._update_bytes = functools.cache(self._worked_out_update_bytes)
 
@@ -142,28 +142,29 @@ class Sizes:
             kept.append(0 if block else sent)
         return {"buffer": buffer, "posted": posted, "kept": kept}
 
-    def _activation_sizes(self, number: int, activation: Activation) -> Iterator[tuple[str, int]]:
+    def _activation_sizes(self, slot: ActivationSlot, activation: Activation) -> dict[str, int]:
         """Of a micro-batch on a stage's rank."""
-        costs, slot, peaks = self.costs, self.compiled.activations[number], activation.peaks
-        if costs.book.preparations.inputs and not costs.is_prepared:
+        costs, peaks, recompute = self.costs, activation.peaks, activation.recompute
+        inputs_of_weight = min(activation.inputs, activation.inputs_left)
+        sizes = {
+            "inputs": activation.inputs,
+            "inputs of I": activation.inputs - inputs_of_weight,
+            "inputs of W": inputs_of_weight,
+            "saved": activation.saved,
+            "deferred": peaks.left,
+            "early gradients": peaks.early,
+            "forward": activation.assembled + (peaks.unrecorded if recompute else peaks.forward),
+            "forward alone": activation.assembled + peaks.unrecorded,
+        }
+        if self.varies:
             member = costs.stages[slot.stage].ranks.index(slot.rank)
-            yield "prepared", costs.prepared_bytes(slot.stage, member, slot.microbatch)
-        else:
-            yield "prepared", 0
-        of_weight = min(activation.inputs, activation.inputs_left)
-        yield "inputs", activation.inputs
-        yield "inputs of I", activation.inputs - of_weight
-        yield "inputs of W", of_weight
-        yield "saved", activation.saved
-        yield "deferred", peaks.left
-        yield "early gradients", peaks.early
-        recompute = activation.recompute
-        yield "forward", activation.assembled + (peaks.unrecorded if recompute else peaks.forward)
-        yield "forward alone", activation.assembled + peaks.unrecorded
-        for name, op, is_first, is_last in _BACKWARDS:
+            made = costs.prepared_bytes(slot.stage, member, slot.microbatch)
+            sizes["prepared"] = 0 if costs.is_prepared else made
+        for name, op, is_first, is_last in _BACKWARDS if self.compiled.trains[slot.rank] else ():
             of = activation.last if is_last and activation.last is not None else peaks
             most = of.of_backward(op, is_first)
-            yield name, max(most, of.forward) if recompute and op is not Op.BACKWARD_WEIGHT else most
+            sizes[name] = max(most, of.forward) if recompute and op is not Op.BACKWARD_WEIGHT else most
+        return sizes
 
     def _stage_sizes(self, rank: int, number: int) -> dict[str, int]:
         """Gradients that a rank keeps of a stage, and those that others update by; what a sum and an update need."""

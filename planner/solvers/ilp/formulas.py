@@ -2,7 +2,7 @@
 
 Given       layers in a row, cuts c_0 < ... < c_n where they may be cut          ``feasibility.cut_positions``
             classes k of N_k devices that nothing tells apart; groups g of n_gk of them  ``ilp.device_groups``
-Choose      z[v] = 1 if span v = (cuts i < j, group, recompute) is a stage             ``ilp.spans.Builder``
+Choose      z[v] = 1 if span v = (cuts i < j, group, recompute) is a stage             ``ilp.spans.SpanBuilder``
             y[h] = 1 if at cut i group g hands over to group g'
 Minimise    T
 Subject to  a path: sum of z from c_0 is 1; at each inner cut and for each group           ``path``
