@@ -58,7 +58,7 @@ def missing(page: str) -> Iterator[str]:
         folder = ""
         for code in re.findall(r"`([^`]+)`", line):
             is_path = re.fullmatch(r"[\w./]+/[\w./]*|[\w]+\.py", code)
-            if not is_path or re.search(r"[A-Z]{4}", code):  # NAME, VERB, FAMILY
+            if not is_path:
                 continue
             if (HOME / code).exists():
                 folder = code if code.endswith("/") else code.rpartition("/")[0]
