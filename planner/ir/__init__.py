@@ -18,7 +18,8 @@ Modules:
     plan          The plan: what is decided, what it is predicted to cost, and how it was found
     problem       What a solver is asked: a profile and the constraints
     profile       What every layer, device and link costs: the file between ``profile`` and ``plan``
-    program       A program: a schedule with every message, reduction and update explicit
+    program       A program: a schedule with every message, reduction and update explicit; which gradients share a
+                  bucket
     proof         What a proof of a plan says: its claim, the space it is about, and what shows it (``planner.proof``)
     quantities    What a quantity may be, judged by its name, which ends in its unit: not negative, and not beyond any
                   machine
