@@ -72,7 +72,7 @@ def missing(page: str) -> Iterator[str]:
 
 
 def test_the_picture_is_the_one_that_the_imports_make(boxes: dict[str, set[str]]) -> None:
-    remedy = "python -m benchmarks.house.picture draws it anew"
+    remedy = "python -m benchmarks.house --picture draws it anew"
     assert (HOME / picture.PICTURE).read_text("utf-8") == picture.draw(boxes), remedy
 
 
