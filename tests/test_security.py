@@ -69,7 +69,7 @@ HELD = {
     "Bodies have a largest size": "halopipe/serving/test_http.py::test_what_is_no_request_is_refused",
     "half a minute to come": "halopipe/serving/test_http.py::test_a_body_that_does_not_come_is_not_waited_for",
     "requests that find no room": "halopipe/serving/test_http.py::test_what_finds_no_room_is_told_when_to_come_again",
-    "nothing is unpickled": "halopipe/serving/test_feeds.py::test_pickles_are_refused",
+    "nothing is unpickled": "halopipe/serving/test_request_sources.py::test_pickles_are_refused",
     "The type of the content must be said": "halopipe/serving/test_http.py::test_what_is_no_request_is_refused",
     "Ranks and the server talk over a socket": "test_security.py::test_the_folder_of_a_job_is_its_users_alone",
 }

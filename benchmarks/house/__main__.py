@@ -3,7 +3,7 @@
 Figures of the text are those of ``benchmarks/results/house.csv``, whose last row no change may exceed
 (``tests/test_architecture.py``); ``--record WHY`` puts today's behind it.  Modules are *entered* where a function of
 theirs really runs, in any process of a command.  The whole benchmark also installs a fresh clone, and runs its tests
-and its demonstration.
+and its demonstration.  ``--picture`` only draws the picture of docs/architecture.md anew.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks.house import picture
 from benchmarks.house.entered import HOME, Walk, halopipe, walk, watch
 from benchmarks.house.measures import TABLE, figures, rows
 from benchmarks.report import Row, at_most, run
@@ -167,6 +168,9 @@ def main(arguments: Sequence[str]) -> int:
     """The command line."""
     if arguments[:1] == ["--record"] and len(arguments) == 2:
         record(arguments[1])
+        return 0
+    if arguments == ["--picture"]:
+        picture.write()
         return 0
     return run("The house: rooms, names, and how far a reader walks", measure, arguments)
 

@@ -1,4 +1,4 @@
-"""The packages as a picture, drawn from the imports: ``python -m benchmarks.house.picture`` writes the one in docs.
+"""The packages as a picture, drawn from the imports: ``python -m benchmarks.house --picture`` writes the one in docs.
 
 A box is a package that has a floor of its own (``FLOORS`` in ``tests/test_architecture.py``).  It stands above all that
 it imports.  A line leads from a box to what it imports, unless a way over other boxes leads there as well.
@@ -6,8 +6,7 @@ it imports.  A line leads from a box to what it imports, unless a way over other
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.house.entered import HOME
@@ -19,6 +18,8 @@ WHOLE = ("halopipe", "profiler", "runtime", "cuda_ops", "planner.ir")
 """One box each, whatever floors lie inside."""
 LEFT_OUT = ("planner", "planner.solvers.budget", "planner.solvers.progress")
 """The planner's face, and two modules that import nothing of ours."""
+FACE = "halopipe"
+"""Drawn over all others, without lines."""
 LEFT = ("profiler", "planner.catalogue", "planner.kernels", "planner.transformers", "planner.export")
 RIGHT = ("runtime", "cuda_ops", "planner.sites", "planner.proof", "planner.check")
 """Which boxes stand left and right in their rows, so that few lines cross."""
@@ -57,6 +58,11 @@ def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
 def of_product() -> dict[str, set[str]]:
     """The arrows of what users install."""
     return arrows({name: text for name, text in read_sources(HOME).items() if name.startswith(PACKAGES)})
+
+
+def write() -> None:
+    """Put the picture where docs/architecture.md shows it."""
+    (HOME / PICTURE).write_text(draw(of_product()), encoding="utf-8")
 
 
 def box_of(module: str) -> str:
@@ -110,15 +116,16 @@ def draw(targets: Mapping[str, set[str]]) -> str:
         f'<line x1="{places[box][0]:.0f}" y1="{places[box][1] + BOX_HEIGHT}" '
         f'x2="{places[below][0]:.0f}" y2="{places[below][1]}" stroke="#9ab" marker-end="url(#tip)"/>'
         for box, below in without_detours(targets)
+        if box != FACE
     ]
     boxes = [
         part
         for box, (x, y) in places.items()
-        for part in _box(box, x, y, OF_PLANNER if box.startswith("planner.") else OTHER)
+        for part in _box(box, x, y, _colour(box), WIDTH - 20 if box == FACE else BOX_WIDTH)
     ]
     height = TOP + ROW * highest + BOX_HEIGHT + 10
     background = f'<rect width="{WIDTH}" height="{height}" fill="white"/>'
-    return "\n".join([HEAD.format(width=WIDTH, height=height), TIP, background, *_files(), *lines, *boxes, "</svg>\n"])
+    return "\n".join([HEAD.format(width=WIDTH, height=height), TIP, background, *_files(), *boxes, *lines, "</svg>\n"])
 
 
 def _files() -> list[str]:
@@ -141,17 +148,7 @@ def _colour(box: str) -> str:
     return OF_PLANNER if box.startswith("planner.") else OTHER
 
 
-def _box(label: str, x: float, y: float, colour: str) -> list[str]:
-    place = f'x="{x - BOX_WIDTH / 2:.0f}" y="{y:.0f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}"'
+def _box(label: str, x: float, y: float, colour: str, width: int = BOX_WIDTH) -> list[str]:
+    place = f'x="{x - width / 2:.0f}" y="{y:.0f}" width="{width}" height="{BOX_HEIGHT}"'
     text = f'<text x="{x:.0f}" y="{y + 20:.0f}">{label.removeprefix("planner.")}</text>'
     return [f'<rect {place} rx="5" fill="{colour}" stroke="#567"/>', text]
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Write the picture."""
-    (HOME / PICTURE).write_text(draw(of_product()), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -2,8 +2,8 @@
 
 Modules:
 
-    calibration       What a run teaches the profile that its plan was made from: an observation, and the corrections
-                      that follow
+    calibration       What a run teaches its profile: an observation, corrections; whether the machine or the model was
+                      off
     clusters          Machines: those of the catalogue, those a cluster file describes, and what this host has
     compare           Plans beside one another: a table, and what differs in meaning between two decisions
     edits             Changes to a problem as people write them: ``stages=4,schedule=gpipe``, ``n1/gpu0.memory=32GiB``,

@@ -10,7 +10,8 @@ Modules:
     clusters   ``cluster.yaml``: machines one does not have: devices of the catalogue, of the profile, or with figures
                of one's own
     listing    The catalogue's entries by name, read once
-    reading    YAML as strictly as JSON: no key twice, no unknown key, no value of another type; all faults in one go
+    reading    YAML as strictly as JSON: no key twice, no unknown key, no value of another type; all faults in one go;
+               quantities with units
 """
 
 from __future__ import annotations

@@ -16,9 +16,10 @@ Modules:
     layout        How a tensor is divided over the ranks of a stage: cut points per dim
     lazy          What is made when it is first asked for: names of a package, and values by key
     plan          The plan: what is decided, what it is predicted to cost, and how it was found
-    problem       What a solver is asked: a profile and the constraints
+    problem       What a solver is asked: a profile, and the request (batch, schedules, objective, memory margin)
     profile       What every layer, device and link costs: the file between ``profile`` and ``plan``
-    program       A program: a schedule with every message, reduction and update explicit
+    program       A program: a schedule with every message, reduction and update explicit; which gradients share a
+                  bucket
     proof         What a proof of a plan says: its claim, the space it is about, and what shows it (``planner.proof``)
     quantities    What a quantity may be, judged by its name, which ends in its unit: not negative, and not beyond any
                   machine

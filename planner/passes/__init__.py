@@ -10,9 +10,9 @@ Modules:
     ending       Whether a program ends: it is run without clocks, every rank as far as it gets
     events       When an action may start, and when it ends: the rules that everybody shares who takes a program step by
                  step
-    lowering     Lowering: from the order of compute to a program with every message, reduction and update explicit
-    validation   Validation: a program does everything once, in order, on the right weights, and ends
-    versions     Which weights each micro-batch runs on, in programs that update them in the middle of a step
+    lowering     From the order of compute to a program with every message, reduction and update explicit
+    validation   Whether a program does everything once, in order, on the right weights, and ends
+    versions     Which weights each micro-batch runs on, and their staleness; how many micro-batches are in flight
 """
 
 from __future__ import annotations

@@ -2,27 +2,26 @@
 
 Modules:
 
-    beside_layers     What a step costs beside forward and backward: adding up gradients, and the optimiser; and a whole
-                      step, to compare
+    beside_layers     What a step costs beside forward and backward: gradients added up, the optimiser, the wait before
+                      an action
     child_process     A function in a fresh process of its own: pinned, alone with its allocator, and gone when the
                       parent goes
     deduplicated      Layers that do the same work on the same shapes: of the twelve blocks of a GPT two are timed, the
                       first and the last
     devices           The kinds of devices that can be profiled: one record a torch backend
-    memory            What each layer keeps between forward and backward, and how high memory rises while it runs
-    noise             How quiet the machine was: a fixed kernel, how long this process waited for its core, and a GPU's
-                      clock
-    partial_results   What one measuring process finds, in the pieces that are kept as they are finished: a size, some
-                      parts, the rest
+    memory            What each layer keeps between forward and backward (activations), and how high memory rises while
+                      it runs
+    noise             How quiet the machine was: a fixed kernel, how long this process waited for its core, clocks
+    partial_results   What one measuring process found, piece by piece; the file of an interrupted profile
     preparing         What a host makes ahead of a micro-batch: of clouds site sets, maps and ranks' shares of them, of
                       seeds neighbours
     processes         The measuring processes: fresh ones, one after another on one core; one that met a busy machine is
                       run once more
     progress          How far a profile is, and what is left of it, in seconds: by what was measured so far, not by
                       counts
-    sizes             At which micro-batch sizes whole layers are measured: few where costs are smooth, all that matter
-                      where they jump
-    timing            What each layer takes: forward, backward, and the two halves of backward, each measured
+    sizes             At which micro-batch sizes layers are measured; where they change their back end
+    timing            What each layer takes: forward, backward, and its halves; how many passes are timed, trimmed
+                      means, spread
     worker            What runs in a measuring process: the model is built, captured, and every layer measured at the
                       sizes that matter
 """

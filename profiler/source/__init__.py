@@ -8,7 +8,7 @@ Modules:
                    next
     losses         The loss that is trained: the user's own, summed where there are several, or what the module computes
                    itself
-    model          A model with its example and its loss, as a factory describes it
+    model          A model with its example and its loss, as a factory describes it; sizes that vary
     module_kinds   Modules that nothing can train, or not as they are: refused by what they are, before they are run
     parts          What a factory returned, or a person gave, as a model that is ready to train
     saved          A module object as a file, so that other processes train that very module: its weights, its code, its

@@ -2,10 +2,10 @@
 
 Modules:
 
-    activity   What each rank is doing, told to the others: a line on a notice board (the store), renewed by a thread
+    activity   What each rank is doing, told to the others (heartbeat): a line in the store, renewed by a thread
     failure    Errors that cross processes: written by the worker that met them, read by whoever started it
-    slow       Ranks and links that are slower than expected while a job runs, told from what ranks say of their steps
-    waits      Who waits for whom: from what each rank says it does, the chain of waits and where it ends
+    slow       Stragglers: ranks and links that are slower than expected while a job runs
+    waits      Who waits for whom: the chain of waits and where it ends; a rank's heartbeat
     watch      Watches the worker processes of a plan, on this host or others, and ends all of them when one fails
 """
 

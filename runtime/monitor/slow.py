@@ -1,4 +1,4 @@
-"""Ranks and links that are slower than expected while a job runs, told from what ranks say of their steps.
+"""Stragglers: ranks and links slower than expected while a job runs, told from what ranks say of their steps.
 
     ratio      seconds of a rank's own actions in a step (waits left out) / those that the plan predicts
     common     the median of the other ranks' ratios: what the machine has changed since the profile is on all ranks

@@ -3,10 +3,8 @@
 Modules:
 
     compare         How far a plan's losses, gradients and state are from one device's
-    finite          Numbers that are NaN or infinite: found before an update is made of them, and where in the step they
-                    first appeared
-    nan_guard       What stands between a step and the next: nothing that is made of NaN or infinity goes on, or is
-                    saved
+    finite          NaN and infinity: found before an update is made of them, and where in the step they first appeared
+    nan_guard       What a NaN does to a step: nothing that is made of NaN or infinity goes on, or is saved
     single_device   One device: the step that a plan's step must equal
 """
 

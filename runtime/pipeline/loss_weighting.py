@@ -1,4 +1,4 @@
-"""The factors of a rank's stages for one batch at a time; see :mod:`runtime.stage.sample_weights`."""
+"""Loss weights: the factors of a rank's stages for one batch at a time; see :mod:`runtime.stage.sample_weights`."""
 
 from __future__ import annotations
 

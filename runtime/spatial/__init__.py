@@ -10,13 +10,14 @@ Modules:
     compiling     Divided stages under torch.compile: collectives that the compiler sees
     contraction   Input channels shared by several ranks: partial sums are made, sent to who keeps them, and added
     convolution   A convolution over cut space: which terms it is a sum of, and three ways to compute it
-    decompose     Runs the layers of a stage divided: puts a local form in place of the operator of each layer
+    decompose     Runs the layers of a stage divided: puts a local form in place of the operator of each layer; who
+                  draws what
     deferred      Work of a backward that nothing waits for, such as a weight's gradient: done while a message is on its
                   way
     empties       Results that hang on what a layer reads, so that backward takes the same way on every rank
-    exchange      One tensor inside a stage: every rank has a box of it, and gets the box that its next layer reads
-    layer_shard   One layer of a divided stage, as its local form sees it: this rank's part, and how it gets what it
-                  reads
+    exchange      Forward halos and resharding inside a stage: every rank has a box of a tensor, and gets the box that
+                  its next layer reads
+    layer_shard   One layer of a divided stage: this rank's part, how it gets what it reads, who combines statistics
     op_rules      Op rules: how a layer kind's operator runs on this rank's part, one function a kind, in a module for
                   each family
     parameters    A rank's part of each parameter and buffer of a divided stage, and the ranks that share its gradient

@@ -9,18 +9,19 @@ Modules:
     captured         A captured model, as the runtime takes it
     cut              Cutting one stage out of the captured graph: a function of its inputs, its state and the number of
                      samples
-    functions        A stage's functions on one rank: in training and evaluation, with and without rows
+    functions        A stage's functions: in training and evaluation, under autocast, with and without rows
     index_ranges     Which integers the inputs of a step may hold: classes of a loss, rows of a table
     local_stage      A stage as it lives on a rank: its program, its share of each micro-batch, its gradients and its
                      optimiser
     modes            How a stage is run, and on what part of a micro-batch
     random           Random numbers that depend on the seed, the step, the micro-batch and the node, whoever draws them
     recomputed       Spans of a stage's layers that are computed again when the backward comes to them
-    sample_weights   What the parts of a batch count for, where a loss is not just a mean over samples
+    sample_weights   Loss weights: what the parts of a batch count for, where a loss is not just a mean over samples
     shapes           The shapes of all values for a micro-batch whose inputs have other shapes than those of the capture
     sharded_passes   Where in its passes a stage uses its parameters, and the hooks by which ZeRO-2 and ZeRO-3 follow a
                      pass
-    stage            One stage on one rank: forward and backward of micro-batches, in whatever order the program says
+    stage            Forward and backward of micro-batches on one rank; weight gradients left for later; versions of
+                     weights
     state_dict       What the stages of a rank hold between steps, by the user's own names
 """
 

@@ -6,7 +6,7 @@
 
 Modules:
 
-    base              What the executor asks of a transport, and the two ways in which a transport fails
+    base              What the executor asks of a transport; its deadline, its errors; joining the process group
     collectives       What the ranks of a group do together over torch.distributed: sums, scattered sums, gathers,
                       maxima
     frame             A message: a frame, that is a header of 64 bytes and tensors aligned to 64, and large tensors that
@@ -17,14 +17,14 @@ Modules:
                       messages
     mpi               Ranks that are processes of an MPI job: messages and sums over mpi4py, on the CPU
     mpi_requests      One process of an MPI job: its requests under tags, and waits that have a deadline
-    nccl              Messages in the order sent, over a communicator for each channel: what NCCL can do, on any backend
+    nccl              NCCL: a communicator for each directed channel and each group; messages in the order sent
     segments          The memory that ranks of one host share, as one of them has mapped it: blocks, announcements,
                       waits
     shared_memory     Ranks that are processes of one host: messages, exchanges and sums through memory that they share
     small_allgather   Rows of numbers that ranks tell one another: statistics of a normalisation, parts of a mean,
                       counts
-    works             Work on a process group of torch.distributed, waited for with a deadline and errors that name the
-                      peer
+    works             Work of torch.distributed waited for with a deadline; a barrier that knows who is missing;
+                      preposted receives
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 Modules:
 
-    collectives       What sums over several ranks cost: measured tables, scaled by the theory of rings between and
-                      beyond them
-    halo              What the backward of a convolution over cut space moves where the halo of dy is cheaper than that
-                      of dx
+    collectives       What sums over several ranks cost (all-reduce and others): measured tables, scaled by the theory
+                      of rings
+    halo              What a halo costs: in the backward of a convolution over cut space, and of ranks that share sites
     links             What messages cost on the cluster's links, and how well that is known
     resharding        Seconds and bytes of what moves between two layers, for every pair of their options
     stage_transfers   What a stage hands to the next one at least, before a plan says more: bytes of layers, pieces

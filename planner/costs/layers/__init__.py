@@ -3,16 +3,15 @@
 Modules:
 
     confidence      How well a figure is known
-    cost_table      Costs of all layers at one size: running sums, so that any stretch is one subtraction, and what has
-                    no sum
+    cost_table      Costs of all layers at one size: running sums, so that any stretch is one subtraction; ranges of
+                    what was interpolated
     interpolation   What a layer costs at any number of samples: an exact hit, else read between measurements of one
                     back end
-    regression      What nobody measured, from what was: a model for each family of layers, held to the layer's own
-                    measurements
+    regression      What nobody measured, from what was: a model for each family of layers, by features of layers
     roofline        What a profile would say on other devices: a roofline (Williams, Waterman and Patterson, CACM 2009),
                     layer by layer
     shards          What a part of a layer costs: as it was measured at its own shape, else by the model of its family,
-                    else a share
+                    else a share; which parts are worth measuring
     token_slices    What layers cost slice by slice, where sequences are cut into token slices
 """
 

@@ -1,4 +1,7 @@
-"""The best-first search itself: a queue of prefixes by their bounds, complete pipelines, and the best plan so far."""
+"""The best-first search itself: a queue of prefixes by their bounds, complete pipelines, and the best plan so far.
+
+A prefix or pipeline is looked at only if its bound is below the best step so far.
+"""
 
 from __future__ import annotations
 

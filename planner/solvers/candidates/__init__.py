@@ -3,9 +3,9 @@
 Modules:
 
     candidate     What a solver chooses, and the way from it to a whole plan
-    choose        The best of a few candidates
-    constraints   A problem's fix and forbid rules, compiled for a search: the stages they allow, all stretches of
-                  layers at once
+    choose        The best of a few candidates; why not another plan
+    constraints   Fix and forbid rules of a problem: the stages that they allow, and rules that no plan can satisfy
+                  together
     evaluate      Prices candidates by the true simulator, quickly: programs of the same shape are lowered and
                   compiled once
     explain       What a solver answers besides the decision: what binds, why other plans lose, and why nothing fits
