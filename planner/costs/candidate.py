@@ -13,7 +13,7 @@ from enum import IntEnum
 from itertools import pairwise
 
 from planner.costs.shards.option import Option
-from planner.costs.stages.stage_sums import Again
+from planner.costs.stages.stage_sums import RecomputeMask
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout, cut_points
 from planner.ir.plan import Block, Decision, Placement, Size, sizes_of
@@ -33,7 +33,7 @@ class Recomputes(IntEnum):
     CORES = 2
 
 
-def again_of(recompute: Recomputes, cores: tuple[int, ...]) -> Again:
+def again_of(recompute: Recomputes, cores: tuple[int, ...]) -> RecomputeMask:
     """Which layers of a stage that is asked to are computed again; ``cores``: the layers of all, by index."""
     return cores if recompute == Recomputes.CORES else recompute == Recomputes.ALL
 

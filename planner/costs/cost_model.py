@@ -15,7 +15,7 @@ from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets
 from planner.costs.stages.input_pipeline import Preparations
-from planner.costs.stages.stage_sums import Again, StageSums, of_those
+from planner.costs.stages.stage_sums import RecomputeMask, StageSums, of_those
 from planner.ir.cluster import off_chip
 from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import over_sites, takes_statistics
@@ -41,11 +41,11 @@ class PriceBook:
     preparations: Preparations = field(init=False)
     has_sites: bool = field(init=False)
     _slices: list[SlicePrices] = field(init=False, default_factory=list, repr=False)
-    _exchanges: dict[tuple[object, int, Again, bool], tuple[Array, Array]] = field(
+    _exchanges: dict[tuple[object, int, RecomputeMask, bool], tuple[Array, Array]] = field(
         init=False, default_factory=dict, repr=False
     )
     _sized: dict[tuple[str, float, bool], SizeTable] = field(init=False, default_factory=dict, repr=False)
-    _sums: dict[tuple[str, float, bool, Again], StageSums] = field(init=False, default_factory=dict, repr=False)
+    _sums: dict[tuple[str, float, bool, RecomputeMask], StageSums] = field(init=False, default_factory=dict, repr=False)
     _norms: dict[tuple[object, ...], tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
 
     _buckets: dict[tuple[tuple[Run, ...], frozenset[str]], tuple[Bucket, ...]] = field(
@@ -88,7 +88,7 @@ class PriceBook:
             in_buckets = self._buckets[runs, apart] = buckets(self.profile.graph, layers_of(runs), apart)
         return in_buckets
 
-    def sums(self, kind: str, samples: float, shared: bool, again: Again) -> StageSums:
+    def sums(self, kind: str, samples: float, shared: bool, again: RecomputeMask) -> StageSums:
         """What actions take on a rank with so many samples of a stage that computes activations ``again``.
 
         Raises:
@@ -133,7 +133,7 @@ class PriceBook:
         return self.tables.parameters(kind).accumulate_s * self.excess(BACKWARD, kind, shared)
 
     def exchanges_s(
-        self, ranks: tuple[int, ...], samples: int, again: Again = False, trains: bool = True
+        self, ranks: tuple[int, ...], samples: int, again: RecomputeMask = False, trains: bool = True
     ) -> tuple[Array, Array]:
         """All that ``ranks`` exchange inside a stage of a micro-batch of ``samples``, in F and in B: running sums.
 

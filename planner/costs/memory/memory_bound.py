@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
-from planner.costs.stages.stage_sums import Again, of_those
+from planner.costs.stages.stage_sums import RecomputeMask, of_those
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.passes import in_flight
 from planner.schedules import schedule as schedule_named
@@ -110,9 +110,9 @@ def holder_of(
     sizes: tuple[float, float],
     limit_bytes: int,
     trains: bool,
-    again: Again,
+    again: RecomputeMask,
     parts: int,
-    workspaces: dict[tuple[str, float, Again], Array],
+    workspaces: dict[tuple[str, float, RecomputeMask], Array],
     received: Array | None = None,
     zero: int = 1,
 ) -> Holder:

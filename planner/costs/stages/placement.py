@@ -15,7 +15,7 @@ from planner.costs.shards.option import Option
 from planner.costs.stages.blocks import stage_cost_in_blocks
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import LayerBytes, StageCost, stage_cost
-from planner.costs.stages.stage_sums import Again, with_recompute
+from planner.costs.stages.stage_sums import RecomputeMask, with_recompute
 from planner.ir.cluster import INTERPOLATED
 from planner.ir.plan import Block, Size, TokenSlice
 from planner.ir.problem import SAMPLE_DIMS
@@ -73,7 +73,7 @@ class StagePlacement:
     recomputed: tuple[tuple[int, ...], ...] = ()
 
     @property
-    def again(self) -> Again:
+    def again(self) -> RecomputeMask:
         """Which of its layers are computed again."""
         return self.recompute or (bool(self.recomputed) and tuple(index for span in self.recomputed for index in span))
 

@@ -18,7 +18,7 @@ from planner.costs.layers.cost_table import Array, TiedParameter
 from planner.costs.memory.memory_bound import Cuts, Memory, Numbers, holder_of, may_bind
 from planner.costs.stages.gradient_overlap import least_reduction_s
 from planner.costs.stages.shared_times import MemberTimes, member_times
-from planner.costs.stages.stage_sums import Again
+from planner.costs.stages.stage_sums import RecomputeMask
 
 _MANY_SAMPLES = 256
 """More are not held against memory one by one."""
@@ -240,10 +240,10 @@ class StageBounds:
     trains: bool
     splits: bool
     received: Array | None = None
-    _workspaces: dict[tuple[str, float, Again], Array] = field(init=False, default_factory=dict, repr=False)
+    _workspaces: dict[tuple[str, float, RecomputeMask], Array] = field(init=False, default_factory=dict, repr=False)
     _most: dict[object, Numbers | None] = field(init=False, default_factory=dict, repr=False)
 
-    def of(self, ranks: tuple[int, ...], members: Sequence[Member], again: Again, zero: int) -> StageBound:
+    def of(self, ranks: tuple[int, ...], members: Sequence[Member], again: RecomputeMask, zero: int) -> StageBound:
         """Of stages on ``ranks`` that compute activations ``again``; members that are alike once are enough.
 
         Raises:
@@ -292,11 +292,13 @@ class StageBounds:
             parted=self._parted(len(ranks), kinds, parts) if self.trains and tables.graph.tied else None,
         )
 
-    def member_times(self, kind: str, most: int, again: Again) -> MemberTimes:
+    def member_times(self, kind: str, most: int, again: RecomputeMask) -> MemberTimes:
         """Of members of groups, each on ``kind`` with up to ``most`` samples; raises as :meth:`of`."""
         return member_times(self.book, self.cuts, self.micro_batches, (kind, most, again), (self.trains, self.splits))
 
-    def most_samples(self, member: tuple[str, int], most: int, again: Again, parts: int, zero: int) -> Numbers | None:
+    def most_samples(
+        self, member: tuple[str, int], most: int, again: RecomputeMask, parts: int, zero: int
+    ) -> Numbers | None:
         """By first and last cut, the most of ``most`` samples that fit a member (kind, memory limit); None: always all.
 
         One micro-batch is kept.
@@ -306,7 +308,9 @@ class StageBounds:
             self._most[key] = self._most_samples(*key)
         return self._most[key]
 
-    def _most_samples(self, member: tuple[str, int], most: int, again: Again, parts: int, zero: int) -> Numbers | None:
+    def _most_samples(
+        self, member: tuple[str, int], most: int, again: RecomputeMask, parts: int, zero: int
+    ) -> Numbers | None:
         kind, limit = member
         if most > _MANY_SAMPLES or not may_bind(self.book, [(kind, most, limit)], len(self.micro_batches)):
             return None
@@ -363,7 +367,7 @@ class StageBounds:
         distinct = {row.tobytes(): row for row in map(self._sums, rows)}  # members that are alike once
         return Spread(np.array(list(distinct.values())))
 
-    def _memory(self, members: Sequence[Member], again: Again, parts: int, zero: int) -> Memory | None:
+    def _memory(self, members: Sequence[Member], again: RecomputeMask, parts: int, zero: int) -> Memory | None:
         """None where memory cannot matter."""
         sizes = [(kind, max(samples), limit) for kind, limit, samples in members]
         if not may_bind(self.book, sizes, len(self.micro_batches)):

@@ -28,7 +28,7 @@ from planner.ir.schedule import ADDS_GRADIENTS, Op
 PASSES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _PLACE = {op: place for place, op in enumerate(PASSES)}
 
-Again = bool | tuple[int, ...]
+RecomputeMask = bool | tuple[int, ...]
 """Which layers' activations are computed again: those of all, of none, or of these by index in the graph."""
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class StageSums:
     accumulate_s: Array
 
     @classmethod
-    def of(cls, table: SizeTable, accumulate_s: Array, again: Again) -> StageSums:
+    def of(cls, table: SizeTable, accumulate_s: Array, again: RecomputeMask) -> StageSums:
         """Of a stage that computes activations ``again``."""
         whole, of_input = with_recompute(table.backward_s, table.backward_input_s, of_those(table.forward_s, again))
         return cls(table.forward_s, whole, of_input, table.backward_weight_s, accumulate_s)
@@ -109,7 +109,7 @@ class StageSums:
         return running(least_backward_s(whole, of_input, of_weight, splits)) if splits else self.backward_s
 
 
-def of_those(sums: Array, again: Again) -> Array:
+def of_those(sums: Array, again: RecomputeMask) -> Array:
     """Of a running sum over layers, what is of those that are computed again."""
     if isinstance(again, bool):
         return sums if again else np.zeros_like(sums)
