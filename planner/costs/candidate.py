@@ -33,7 +33,7 @@ class Recomputes(IntEnum):
     CORES = 2
 
 
-def again_of(recompute: Recomputes, cores: tuple[int, ...]) -> RecomputeMask:
+def recompute_mask(recompute: Recomputes, cores: tuple[int, ...]) -> RecomputeMask:
     """Which layers of a stage that is asked to are computed again; ``cores``: the layers of all, by index."""
     return cores if recompute == Recomputes.CORES else recompute == Recomputes.ALL
 

@@ -88,18 +88,18 @@ class PriceBook:
             in_buckets = self._buckets[runs, apart] = buckets(self.profile.graph, layers_of(runs), apart)
         return in_buckets
 
-    def sums(self, kind: str, samples: float, shared: bool, again: RecomputeMask) -> StageSums:
-        """What actions take on a rank with so many samples of a stage that computes activations ``again``.
+    def sums(self, kind: str, samples: float, shared: bool, recompute: RecomputeMask) -> StageSums:
+        """What actions take on a rank with so many samples of a stage that recomputes activations of ``recompute``.
 
         Raises:
             MissingMeasurementError: as ``tables.at``.
         """
-        key = (kind, samples, shared, again)
-        found = self._sums.get(key)
-        if found is None:
+        key = (kind, samples, shared, recompute)
+        stage_sums = self._sums.get(key)
+        if stage_sums is None:
             table, accumulate_s = self.at(kind, samples, shared), self.accumulate_s(kind, shared)
-            found = self._sums[key] = StageSums.of(table, accumulate_s, again)
-        return found
+            stage_sums = self._sums[key] = StageSums.of(table, accumulate_s, recompute)
+        return stage_sums
 
     def at(self, kind: str, samples: float, shared: bool) -> SizeTable:
         """``tables.at`` with what corrections add to layers of stages of one rank, or of stages that ranks share.
@@ -133,7 +133,7 @@ class PriceBook:
         return self.tables.parameters(kind).accumulate_s * self.excess(BACKWARD, kind, shared)
 
     def exchanges_s(
-        self, ranks: tuple[int, ...], samples: int, again: RecomputeMask = False, trains: bool = True
+        self, ranks: tuple[int, ...], samples: int, recompute: RecomputeMask = False, trains: bool = True
     ) -> tuple[Array, Array]:
         """All that ``ranks`` exchange inside a stage of a micro-batch of ``samples``, in F and in B: running sums.
 
@@ -143,12 +143,12 @@ class PriceBook:
         Args:
             trains: as :func:`planner.layers.takes_statistics`.
         """
-        key = (self.profile.cluster.group_alike(ranks), samples, again, trains)
+        key = (self.profile.cluster.group_alike(ranks), samples, recompute, trains)
         seconds = self._exchanges.get(key)
         if seconds is None:
             seconds = self._exchanged(ranks, samples, trains)
-            if again:
-                seconds = (seconds[0], seconds[1] + of_those(seconds[0], again))
+            if recompute:
+                seconds = (seconds[0], seconds[1] + of_those(seconds[0], recompute))
             self._exchanges[key] = seconds
         return seconds
 

@@ -102,8 +102,8 @@ class Shards:
             read += volumes(of_option) * BYTES_PER_ELEMENT[spec.dtype]
             total += spec.num_bytes
         whole = total * self.samples[option] / self.sized.samples
-        found: Counts = np.minimum(1.0, np.divide(read, whole, out=np.zeros_like(read), where=whole > 0))
-        return found
+        share_read: Counts = np.minimum(1.0, np.divide(read, whole, out=np.zeros_like(read), where=whole > 0))
+        return share_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +153,9 @@ def shards_of(sized: SizedLayer, options: tuple[Option, ...]) -> Shards:
 
 
 def _replaced(boxes: Boxes, k: int, of_option: Boxes) -> Boxes:
-    found = boxes.copy()
-    found[k] = of_option
-    return found
+    replaced = boxes.copy()
+    replaced[k] = of_option
+    return replaced
 
 
 def _read(sized: SizedLayer, work: Boxes) -> tuple[tuple[Boxes, ...], tuple[Boxes, ...]]:
@@ -181,14 +181,14 @@ def _read(sized: SizedLayer, work: Boxes) -> tuple[tuple[Boxes, ...], tuple[Boxe
 
 def _joined(names: Sequence[str], inputs: tuple[Boxes, ...]) -> tuple[Boxes, ...]:
     """An input that is read twice is asked for once: the hull of both."""
-    found = list(inputs)
+    hulls = list(inputs)
     for position, name in enumerate(names):
         first = names.index(name)
         if first != position:
-            start = np.minimum(found[first][..., 0], found[position][..., 0])
-            stop = np.maximum(found[first][..., 1], found[position][..., 1])
-            found[first] = np.stack([start, stop], axis=-1)
-    return tuple(found)
+            start = np.minimum(hulls[first][..., 0], hulls[position][..., 0])
+            stop = np.maximum(hulls[first][..., 1], hulls[position][..., 1])
+            hulls[first] = np.stack([start, stop], axis=-1)
+    return tuple(hulls)
 
 
 def _grown(boxes: Boxes, dims: tuple[str, ...], shape: tuple[int, ...], options: tuple[Option, ...]) -> Boxes:
@@ -210,13 +210,13 @@ def _samples(sized: SizedLayer, own: Boxes) -> NDArray[np.int64]:
     if at is None or not sized.samples:
         return np.full(own.shape[:2], sized.samples, dtype=np.int64)
     each = max(1, sized.work.shape[at] // sized.samples)
-    found: NDArray[np.int64] = (own[..., at, 1] - own[..., at, 0]) // each
-    return found
+    whole_samples: NDArray[np.int64] = (own[..., at, 1] - own[..., at, 0]) // each
+    return whole_samples
 
 
 def _share(sized: SizedLayer, work: Boxes, samples: NDArray[np.int64]) -> Counts:
     """The part's elements over those of as many whole samples."""
     total = float(np.prod(sized.work.shape, dtype=np.float64)) or 1.0
     of_samples = np.maximum(samples, 1) / max(1, sized.samples) if sized.samples_dim is not None else 1.0
-    found: Counts = volumes(work) / (total * of_samples)
-    return found
+    share: Counts = volumes(work) / (total * of_samples)
+    return share

@@ -95,14 +95,14 @@ def transient_bytes(sized: SizedLayer, read: Sequence[Box], done: Box, there: Se
     if kernel == 1 and channels <= _BLOCK:
         return copied
     made = output // filters * _blocks(filters)
-    taken = sizes[0] // channels * _blocks(channels) if channels > _BLOCK else 0
-    blocks = max(made, taken + made - output)
+    blocked_input = sizes[0] // channels * _blocks(channels) if channels > _BLOCK else 0
+    blocks = max(made, blocked_input + made - output)
     # Held rows may be convolved on their own, or all that is read, with zeros around it.
     held = intersect(read[0], there[0])
     rows = (tuple(map(len, box[-len(window) - 1 :])) for box in (held, read[0]) if box is not None)
     samples = len(read[0][0]) if channel else 1
-    found = {spreads_windows((samples, *shape), filters, layer.attributes) for shape in rows}
-    return copied + max(spread if is_spread else blocks for is_spread in found)
+    spreads = {spreads_windows((samples, *shape), filters, layer.attributes) for shape in rows}
+    return copied + max(spread if is_spread else blocks for is_spread in spreads)
 
 
 def spreads_windows(shape: Sequence[int], filters: int, attributes: Mapping[str, object]) -> bool:

@@ -278,7 +278,7 @@ class StageCosts:
         """Of a stage that is cut along samples alone: differences of sums over layers, once for like members."""
         members = [(self.kind(rank), own) for rank, own in zip(placed.ranks, placed.samples[samples], strict=True)]
         is_shared, runs = len(members) > 1, placed.runs
-        sums = {member: self.book.sums(*member, is_shared, placed.again) for member in members}
+        sums = {member: self.book.sums(*member, is_shared, placed.recompute_mask) for member in members}
         passes = {member: tuple(own.action_s(op, runs, False) for op in PASSES) for member, own in sums.items()}
         adds = {
             member: span(own.accumulate_s, runs) + sum(_part_of(own.accumulate_s, tie.outside) for tie in placed.ties)
@@ -286,7 +286,7 @@ class StageCosts:
         }
         forward_s = backward_s = 0.0
         if is_shared:
-            exchanges = self.book.exchanges_s(placed.ranks, samples, placed.again, self.trains)
+            exchanges = self.book.exchanges_s(placed.ranks, samples, placed.recompute_mask, self.trains)
             forward_s, backward_s = (span(way, runs) for way in exchanges)
             gather_s, scatter_s = self._in_slices_s(placed)
             forward_s += gather_s

@@ -101,11 +101,11 @@ class LayoutPrices:
         self._mixing = frozenset(check_samples_apart(graph))
         self._sharing = sharing_weights(graph)
         self._axes = axes_of(graph, self.allow)
-        seen: set[str] = set()
+        owned: set[str] = set()
         self._own = {}
         for layer in graph.layers:
-            self._own[layer.name] = tuple(name not in seen for name in layer.parameters)
-            seen.update(layer.parameters)
+            self._own[layer.name] = tuple(name not in owned for name in layer.parameters)
+            owned.update(layer.parameters)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -246,18 +246,18 @@ class LayoutPrices:
 
     def cost_of_part(self, index: int, shards: Shards) -> Array:
         """``[6, options, ranks]``: seconds and bytes of each part, as measured or from the cost of whole samples."""
-        found = np.zeros((6, *shards.share.shape))
+        costs = np.zeros((6, *shards.share.shape))
         for member, rank in enumerate(self.ranks):
             for samples in np.unique(shards.samples[:, member]).tolist():
                 rows = shards.samples[:, member] == samples
                 whole = self.book.tables.columns(self.book.kind_off_chip(rank), samples)[:, index]
-                found[:, rows, member] = whole[:, None] * shards.share[rows, member]
+                costs[:, rows, member] = whole[:, None] * shards.share[rows, member]
         self.parts.put_in(
-            found, self.layers[index].name, [self.book.kind_off_chip(rank) for rank in self.ranks], shards
+            costs, self.layers[index].name, [self.book.kind_off_chip(rank) for rank in self.ranks], shards
         )
         for member, rank in enumerate(self.ranks):
-            found[:SAVED, :, member] *= self.book.added(self.book.kind_off_chip(rank), len(self.ranks) > 1)[:, None]
-        return found
+            costs[:SAVED, :, member] *= self.book.added(self.book.kind_off_chip(rank), len(self.ranks) > 1)[:, None]
+        return costs
 
     def _rate(self, ranks: tuple[int, ...]) -> float:
         """Seconds a byte of a sum over ``ranks``, where all parameters of the graph are summed at once."""
@@ -280,9 +280,9 @@ class LayoutPrices:
 
 def _values_read(maker: Layer, reader: Layer) -> list[tuple[int, int]]:
     """(output of the maker, input of the reader) for each value that passes, once."""
-    found = []
+    pairs = []
     for position, name in enumerate(reader.inputs):
         layer, output = output_of(name)
         if layer == maker.name and reader.inputs.index(name) == position:
-            found.append((output, position))
-    return found
+            pairs.append((output, position))
+    return pairs

@@ -73,7 +73,7 @@ class StagePlacement:
     recomputed: tuple[tuple[int, ...], ...] = ()
 
     @property
-    def again(self) -> RecomputeMask:
+    def recompute_mask(self) -> RecomputeMask:
         """Which of its layers are computed again."""
         return self.recompute or (bool(self.recomputed) and tuple(index for span in self.recomputed for index in span))
 

@@ -243,8 +243,8 @@ class StageBounds:
     _workspaces: dict[tuple[str, float, RecomputeMask], Array] = field(init=False, default_factory=dict, repr=False)
     _most: dict[object, Numbers | None] = field(init=False, default_factory=dict, repr=False)
 
-    def of(self, ranks: tuple[int, ...], members: Sequence[Member], again: RecomputeMask, zero: int) -> StageBound:
-        """Of stages on ``ranks`` that compute activations ``again``; members that are alike once are enough.
+    def of(self, ranks: tuple[int, ...], members: Sequence[Member], recompute: RecomputeMask, zero: int) -> StageBound:
+        """Of stages on ``ranks`` that recompute activations of ``recompute``; members that are alike once are enough.
 
         Raises:
             MissingMeasurementError: a layer's cost at a member's sizes is not known.
@@ -252,7 +252,7 @@ class StageBounds:
         tables, shared = self.book.tables, len(ranks) > 1
         alike = list(dict.fromkeys((kind, samples) for kind, _, samples in members))
         kinds = list(dict.fromkeys(kind for kind, _ in alike))
-        sized = {(kind, n): self.book.sums(kind, n, shared, again) for kind, samples in alike for n in samples}
+        sized = {(kind, n): self.book.sums(kind, n, shared, recompute) for kind, samples in alike for n in samples}
         forward = {key: sums.forward_s for key, sums in sized.items()}
         first, later, whole = (
             {key: self.trains * sums for key, sums in way.items()}
@@ -266,7 +266,7 @@ class StageBounds:
         parts = len(ranks) if zero else 1
         updates = {kind: self.trains * tables.parameters(kind).update_s / parts for kind in kinds}
         smallest = min(self.micro_batches)
-        there, back = self.book.exchanges_s(ranks, smallest, again, self.trains)
+        there, back = self.book.exchanges_s(ranks, smallest, recompute, self.trains)
         works = self._spread([self._work_s(forward, first, later, member) for member in alike])
         with_adds = {key: sums + adds[key[0]] for key, sums in whole.items()}
         all_works = self._spread([self._work_s(forward, whole, with_adds, member) for member in alike])
@@ -288,44 +288,46 @@ class StageBounds:
             is_even=self.micro_batches[0] == self.micro_batches[-1],
             parameter_bytes=self._sums(tables.graph.parameter_bytes),
             zero=zero,
-            memory=self._memory(members, again, parts, zero),
+            memory=self._memory(members, recompute, parts, zero),
             parted=self._parted(len(ranks), kinds, parts) if self.trains and tables.graph.tied else None,
         )
 
-    def member_times(self, kind: str, most: int, again: RecomputeMask) -> MemberTimes:
+    def member_times(self, kind: str, most: int, recompute: RecomputeMask) -> MemberTimes:
         """Of members of groups, each on ``kind`` with up to ``most`` samples; raises as :meth:`of`."""
-        return member_times(self.book, self.cuts, self.micro_batches, (kind, most, again), (self.trains, self.splits))
+        return member_times(
+            self.book, self.cuts, self.micro_batches, (kind, most, recompute), (self.trains, self.splits)
+        )
 
     def most_samples(
-        self, member: tuple[str, int], most: int, again: RecomputeMask, parts: int, zero: int
+        self, member: tuple[str, int], most: int, recompute: RecomputeMask, parts: int, zero: int
     ) -> Numbers | None:
         """By first and last cut, the most of ``most`` samples that fit a member (kind, memory limit); None: always all.
 
         One micro-batch is kept.
         """
-        key = (member, most, again, parts, zero)
+        key = (member, most, recompute, parts, zero)
         if key not in self._most:
             self._most[key] = self._most_samples(*key)
         return self._most[key]
 
     def _most_samples(
-        self, member: tuple[str, int], most: int, again: RecomputeMask, parts: int, zero: int
+        self, member: tuple[str, int], most: int, recompute: RecomputeMask, parts: int, zero: int
     ) -> Numbers | None:
         kind, limit = member
         if most > _MANY_SAMPLES or not may_bind(self.book, [(kind, most, limit)], len(self.micro_batches)):
             return None
         count = len(self.cuts.sums(np.zeros(len(self.book.profile.graph.layers))))
         first, last = np.triu_indices(count, 1)
-        found = np.full((count, count), most, dtype=np.int64)
-        found[first, last] = 0
+        largest = np.full((count, count), most, dtype=np.int64)
+        largest[first, last] = 0
         for samples in range(most, 0, -1):
-            memory = self._memory([(kind, limit, (samples, samples))], again, parts, zero)
+            memory = self._memory([(kind, limit, (samples, samples))], recompute, parts, zero)
             fits = np.full(len(first), True) if memory is None else memory.window(first, last, 1) > 0
-            found[first[fits], last[fits]] = samples
+            largest[first[fits], last[fits]] = samples
             first, last = first[~fits], last[~fits]
             if not len(first):
                 break
-        return found
+        return largest
 
     def _parted(self, num_ranks: int, kinds: Sequence[str], parts: int) -> Parted:
         """Of stages on so many ranks of some kinds, which divide the optimiser's state in ``parts``."""
@@ -367,7 +369,7 @@ class StageBounds:
         distinct = {row.tobytes(): row for row in map(self._sums, rows)}  # members that are alike once
         return Spread(np.array(list(distinct.values())))
 
-    def _memory(self, members: Sequence[Member], again: RecomputeMask, parts: int, zero: int) -> Memory | None:
+    def _memory(self, members: Sequence[Member], recompute: RecomputeMask, parts: int, zero: int) -> Memory | None:
         """None where memory cannot matter."""
         sizes = [(kind, max(samples), limit) for kind, limit, samples in members]
         if not may_bind(self.book, sizes, len(self.micro_batches)):
@@ -381,7 +383,7 @@ class StageBounds:
                     samples,
                     limit,
                     self.trains,
-                    again,
+                    recompute,
                     parts,
                     self._workspaces,
                     self.received,

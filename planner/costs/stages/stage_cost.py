@@ -114,15 +114,15 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option], counted: Coll
         for u, v in prices.edges(layers)
         if v in tables
     }
-    again = {index: float(chosen[index].recompute) for index in layers}
+    recompute = {index: float(chosen[index].recompute) for index in layers}
     ranks = len(prices.ranks)
     forward, backward, of_input, of_weight = (
         sum(float(table.seconds[way, 0].max()) for table in tables.values()) for way in range(4)
     )
-    repeated = sum(again[index] * float(table.seconds[FORWARD, 0].max()) for index, table in tables.items())
+    repeated = sum(recompute[index] * float(table.seconds[FORWARD, 0].max()) for index, table in tables.items())
     backward, of_input = with_recompute(backward, of_input, repeated)
-    exchange_forward_s, exchange_backward_s = _exchanged(prices, tables, crossings, again, layers)
-    saved, transient = _kept(prices, every, crossings, again)
+    exchange_forward_s, exchange_backward_s = _exchanged(prices, tables, crossings, recompute, layers)
+    saved, transient = _kept(prices, every, crossings, recompute)
     return StageCost(
         compute_s=((forward,), (backward,), (of_input,), (of_weight,)),
         accumulate_s=(sum(float(table.accumulate_s[0].max()) for table in tables.values()),),
@@ -165,7 +165,7 @@ def _exchanged(
     prices: LayoutPrices,
     tables: Mapping[int, LayerTable],
     crossings: Mapping[tuple[int, int], Resharding],
-    again: Mapping[int, float],
+    recompute: Mapping[int, float],
     layers: Collection[int],
 ) -> tuple[float, float]:
     forward = backward = 0.0
@@ -173,11 +173,11 @@ def _exchanged(
         apart = float(prices.apart_s(index, table.shards, layers)[0])
         once = apart + float(table.statistics_s[0, 0])
         forward += once
-        backward += apart + float(table.statistics_s[1, 0]) + again[index] * once
+        backward += apart + float(table.statistics_s[1, 0]) + recompute[index] * once
     for (_, reader), crossing in crossings.items():
         there, back = prices.exposed_s(reader, crossing, tables[reader])
         forward += float(there[0, 0])
-        backward += float(back[0, 0]) + again[reader] * float(there[0, 0])
+        backward += float(back[0, 0]) + recompute[reader] * float(there[0, 0])
     return forward, backward
 
 
@@ -185,17 +185,17 @@ def _kept(
     prices: LayoutPrices,
     tables: Mapping[int, LayerTable],
     crossings: Mapping[tuple[int, int], Resharding],
-    again: Mapping[int, float],
+    recompute: Mapping[int, float],
 ) -> tuple[Array, Array]:
     """(kept for each micro-batch in flight, there while one is recomputed), by rank."""
     saved, transient = np.zeros(len(prices.ranks)), np.zeros(len(prices.ranks))
     for index, table in tables.items():
-        saved += (1 - again[index]) * table.saved_bytes[0]
-        transient += again[index] * table.saved_bytes[0]
+        saved += (1 - recompute[index]) * table.saved_bytes[0]
+        transient += recompute[index] * table.saved_bytes[0]
     for (maker, reader), crossing in crossings.items():
-        saved += (1 - again[reader]) * crossing.received_bytes[0, 0]
-        transient += again[reader] * crossing.received_bytes[0, 0]
-        if again[reader] and not again[maker]:
+        saved += (1 - recompute[reader]) * crossing.received_bytes[0, 0]
+        transient += recompute[reader] * crossing.received_bytes[0, 0]
+        if recompute[reader] and not recompute[maker]:
             saved += prices.output_bytes(maker, tables[maker].shards)[0]
     return saved, transient
 

@@ -88,9 +88,9 @@ class StageSums:
     accumulate_s: Array
 
     @classmethod
-    def of(cls, table: SizeTable, accumulate_s: Array, again: RecomputeMask) -> StageSums:
-        """Of a stage that computes activations ``again``."""
-        whole, of_input = with_recompute(table.backward_s, table.backward_input_s, of_those(table.forward_s, again))
+    def of(cls, table: SizeTable, accumulate_s: Array, recompute: RecomputeMask) -> StageSums:
+        """Of a stage that recomputes the activations of ``recompute``."""
+        whole, of_input = with_recompute(table.backward_s, table.backward_input_s, of_those(table.forward_s, recompute))
         return cls(table.forward_s, whole, of_input, table.backward_weight_s, accumulate_s)
 
     def action_s(self, op: Op, runs: Iterable[Run], accumulates: bool) -> float:
@@ -109,19 +109,19 @@ class StageSums:
         return running(least_backward_s(whole, of_input, of_weight, splits)) if splits else self.backward_s
 
 
-def of_those(sums: Array, again: RecomputeMask) -> Array:
+def of_those(sums: Array, recompute: RecomputeMask) -> Array:
     """Of a running sum over layers, what is of those that are computed again."""
-    if isinstance(again, bool):
-        return sums if again else np.zeros_like(sums)
-    by_layer, places = np.diff(sums), list(again)
+    if isinstance(recompute, bool):
+        return sums if recompute else np.zeros_like(sums)
+    by_layer, places = np.diff(sums), list(recompute)
     counted = np.zeros_like(by_layer)
     counted[places] = by_layer[places]
     return running(counted)
 
 
-def with_recompute(backward: Figures, backward_input: Figures, again: Figures) -> tuple[Figures, Figures]:
-    """B and I where what ``again`` takes is computed once more before them."""
-    return backward + again, backward_input + again
+def with_recompute(backward: Figures, backward_input: Figures, repeated: Figures) -> tuple[Figures, Figures]:
+    """B and I where what takes ``repeated`` is computed once more before them."""
+    return backward + repeated, backward_input + repeated
 
 
 def _lesser(one: Array, two: Array) -> Array:

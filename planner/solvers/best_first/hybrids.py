@@ -238,7 +238,7 @@ class _Space:
 
     def _trip_s(self, kind: str, samples: int, shared: bool) -> float:
         try:
-            sums = self.prices.book.sums(kind, samples, shared, again=False)
+            sums = self.prices.book.sums(kind, samples, shared, recompute=False)
         except MissingMeasurementError:
             return float("inf")
         back = sums.path_back_s(self.prices.freedom.splits) if self.prices.freedom.trains else np.zeros(1)

@@ -16,7 +16,7 @@ from itertools import chain
 
 import numpy as np
 
-from planner.costs.candidate import Recomputes, again_of
+from planner.costs.candidate import Recomputes, recompute_mask
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.shared_bound import SharedBound
@@ -90,7 +90,7 @@ class _AnyShares(GroupPrices):
             zero = self.problem.zero_over(len(ranks))
             pools = [self.pools[number] for number in member_orders(self.pools, counts)[0]]
             members = [(pool.kind, pool.memory_limit_bytes, (1.0, 1.0)) for pool in pools]
-            single = self._bounds.of(ranks, members, again_of(recompute, self._cores), zero)
+            single = self._bounds.of(ranks, members, recompute_mask(recompute, self._cores), zero)
         except MissingMeasurementError:
             return None
         bound = SharedBound(single, times, all_times, len(self.micro_batches), self.cuts.inside, self.upper_s)

@@ -83,7 +83,7 @@ def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Poo
     )
 
 
-def like_groups(found: Sequence[Pool]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+def like_groups(device_pools: Sequence[Pool]) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Groups that may change places with all that is in them, as numbers of pools that correspond; innermost first.
 
     Two hosts of two islands, pools 0 and 1, and 2 and 3:  ((0,), (1,)) and ((2,), (3,)), then ((0, 1), (2, 3)).
@@ -94,11 +94,11 @@ def like_groups(found: Sequence[Pool]) -> tuple[tuple[tuple[int, ...], ...], ...
         """The shape of a group of that level, and its pools in an order that is the same in groups of its shape."""
         parts: list[tuple[Any, tuple[int, ...]]]
         if level == 0:
-            parts = [(found[number].shape, (number,)) for number in members]
+            parts = [(device_pools[number].shape, (number,)) for number in members]
         else:
             inside: dict[str, list[int]] = {}
             for number in members:
-                inside.setdefault(found[number].groups[level - 1], []).append(number)
+                inside.setdefault(device_pools[number].groups[level - 1], []).append(number)
             parts = [of(numbers, level - 1) for numbers in inside.values()]
         parts.sort(key=lambda part: part[0])
         for _, same in groupby(parts, key=lambda part: part[0]):
@@ -107,7 +107,7 @@ def like_groups(found: Sequence[Pool]) -> tuple[tuple[tuple[int, ...], ...], ...
                 alike.append(numbers)
         return tuple(shape for shape, _ in parts), tuple(chain.from_iterable(numbers for _, numbers in parts))
 
-    of(range(len(found)), len(found[0].groups))
+    of(range(len(device_pools)), len(device_pools[0].groups))
     return tuple(alike)
 
 
@@ -235,14 +235,14 @@ def least_largest(
         most: samples of each member.
         seconds: that a member, by its place, takes for so many samples.
     """
-    own, known = list(shares), dict[tuple[int, int], float]()
+    own, seconds_of = list(shares), dict[tuple[int, int], float]()
 
     def at(member: int, share: int) -> float:
         if share > most[member]:
             return math.inf
-        if (member, share) not in known:
-            known[member, share] = seconds(member, share) if share else 0.0
-        return known[member, share]
+        if (member, share) not in seconds_of:
+            seconds_of[member, share] = seconds(member, share) if share else 0.0
+        return seconds_of[member, share]
 
     while True:
         slowest = max(range(len(own)), key=lambda member: at(member, own[member]))
@@ -291,14 +291,14 @@ def with_options(layouts: LayoutBook, candidate: Candidate, options: Mapping[int
         by_stage.setdefault(candidate.stage_of[index], {})[index] = replace(option, recompute=False)
     own: list[Option | None] = list(candidate.options or (None,) * len(candidate.stage_of))
     shares = list(candidate.shares)
-    for stage, found in by_stage.items():
-        plain = cut_alike([option.cuts for option in found.values()])
+    for stage, of_stage in by_stage.items():
+        plain = cut_alike([option.cuts for option in of_stage.values()])
         if plain:
-            shares[stage] = _shares(next(iter(found.values())), sum(shares[stage]))
+            shares[stage] = _shares(next(iter(of_stage.values())), sum(shares[stage]))
         else:
             prices = layouts.prices(candidate.groups[stage], max(candidate.micro_batches))
-            found = with_ways(prices, found)
-        for index, option in found.items():
+            of_stage = with_ways(prices, of_stage)
+        for index, option in of_stage.items():
             own[index] = None if plain else option
     return replace(candidate, shares=tuple(shares), options=tuple(own) if any(o is not None for o in own) else ())
 

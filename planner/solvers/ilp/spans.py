@@ -21,7 +21,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.candidate import Recomputes, again_of
+from planner.costs.candidate import Recomputes, recompute_mask
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, Flags, running
 from planner.costs.stages.stage_bound import Stage, StageBounds
@@ -203,7 +203,7 @@ class SpanBuilder:
             members = [(c.kind, c.memory_limit_bytes, own) for c, own in zip(group.classes, samples, strict=True)]
             zero = self.problem.zero_over(group.size)
             try:
-                bound = bounds.of(group.ranks, members, again_of(recompute, cores), zero)
+                bound = bounds.of(group.ranks, members, recompute_mask(recompute, cores), zero)
             except MissingMeasurementError:
                 continue
             yield number, recompute, bound.stage(at[:, None], at[None, :], len(self.micro_batches))
