@@ -69,7 +69,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Memory:
+class LeastMemory:
     """What stages hold on the members of a group."""
 
     holders: tuple[Holder, ...]
@@ -119,7 +119,8 @@ def holder_of(
     """What a member that gets ``sizes`` samples of a full micro-batch and of the last one holds.
 
     Args:
-        recompute: which layers' activations are computed again; of attention's cores alone what they save may not be there.
+        recompute: which layers' activations are computed again; of attention's cores alone what they save may not
+            be there.
         parts: among how many members the optimiser's state is divided.
         workspaces: those worked out before, by kind, samples and ``recompute``; added to.
         received: by cut, bytes a sample that surely come in there; None: nothing does.  Not added where levels of

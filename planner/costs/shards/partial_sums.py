@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from planner.costs.communication.collectives import norm_s, partial_sum_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.boxes import boxes_of, equal_ranks, volumes
-from planner.costs.shards.option import Shards
+from planner.costs.shards.sharding_spec import Shards
 from planner.ir.cluster import GRADIENT_SUMS, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers.elementwise import CLASS, has_classes_apart

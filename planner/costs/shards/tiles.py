@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from planner.costs.shards.boxes import Boxes, as_boxes, volumes
-from planner.costs.shards.option import Option, Shards
+from planner.costs.shards.sharding_spec import ShardingSpec, Shards
 from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution
@@ -45,7 +45,7 @@ def tile_shards(sized: SizedLayer, tiles: Sequence[LayerDivision]) -> Shards:
     weights = tuple(_stacked([tile.weights[index] for tile in tiles]) for index in range(len(sized.parameters)))
     total = float(prod(sized.work.shape)) or 1.0
     share = volumes(work) / (total * of_samples)
-    options = tuple(Option.of(tile.layout) for tile in tiles)
+    options = tuple(ShardingSpec.of(tile.layout) for tile in tiles)
     return Shards(sized, options, owned, owned, needed, weights, work, samples, share, ((),) * len(tiles))
 
 

@@ -11,7 +11,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.layers.shards import part_of
 from planner.costs.pricing import Pricing
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.placement import StagePlacement
@@ -127,7 +127,7 @@ def _uses(
         prices = LayoutPrices(book, stage.ranks, rows)
         for index in layers_of(stage.runs):
             name = layers[index].name
-            shards = prices.shards(index, (Option.placed(decision.layers[name]),))
+            shards = prices.shards(index, (ShardingSpec.placed(decision.layers[name]),))
             whole = part_of(shards.sized, shards.sized.work.shape)
             for member, rank in enumerate(stage.ranks):
                 box, number = shards.work[0, member], int(shards.samples[0, member])

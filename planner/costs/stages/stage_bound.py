@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, TiedParameter
-from planner.costs.memory.memory_bound import Cuts, Memory, Numbers, holder_of, may_bind
+from planner.costs.memory.memory_bound import Cuts, LeastMemory, Numbers, holder_of, may_bind
 from planner.costs.stages.gradient_overlap import least_reduction_s
 from planner.costs.stages.shared_times import MemberTimes, member_times
 from planner.costs.stages.stage_sums import RecomputeMask
@@ -49,7 +49,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stage:
+class BoundedStages:
     """What stages between given cuts take on a group, in seconds, elementwise.
 
     Attributes:
@@ -88,7 +88,7 @@ class Parted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageBound:
-    """What any stage costs at least on devices of given kinds, hosts apart; see :class:`Stage`.
+    """What any stage costs at least on devices of given kinds, hosts apart; see :class:`BoundedStages`.
 
     Attributes:
         turns: F and B (or I) of each member, running sums.
@@ -116,10 +116,10 @@ class StageBound:
     is_even: bool
     parameter_bytes: Array
     zero: int
-    memory: Memory | None
+    memory: LeastMemory | None
     parted: Parted | None = None
 
-    def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> Stage:
+    def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> BoundedStages:
         """Stages between ``first`` and ``last``, arrays that broadcast."""
         there = self.exchange_forward[last] - self.exchange_forward[first]
         back = self.exchange_backward[last] - self.exchange_backward[first]
@@ -137,7 +137,7 @@ class StageBound:
             window = self.memory.window(first, last, num_microbatches)
         work = self.works.most(first, last) + always
         longest_s = self.whole_backs.most(first, last) + back if self.sums_gradients else back
-        return Stage(
+        return BoundedStages(
             head=head + there,
             back=back_s + back,
             slow_head=slow_head + there,
@@ -369,12 +369,12 @@ class StageBounds:
         distinct = {row.tobytes(): row for row in map(self._sums, rows)}  # members that are alike once
         return Spread(np.array(list(distinct.values())))
 
-    def _memory(self, members: Sequence[Member], recompute: RecomputeMask, parts: int, zero: int) -> Memory | None:
+    def _memory(self, members: Sequence[Member], recompute: RecomputeMask, parts: int, zero: int) -> LeastMemory | None:
         """None where memory cannot matter."""
         sizes = [(kind, max(samples), limit) for kind, limit, samples in members]
         if not may_bind(self.book, sizes, len(self.micro_batches)):
             return None
-        return Memory(
+        return LeastMemory(
             tuple(
                 holder_of(
                     self.book,

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from planner.costs.communication.resharding import Resharding
 from planner.costs.layers.confidence import weakest
 from planner.costs.shards.boxes import Boxes
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import FORWARD, LayerTable, LayoutPrices
-from planner.costs.stages.stage_sums import StageTimes, with_recompute
+from planner.costs.stages.stage_sums import PassTimes, with_recompute
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.layers import is_convolution
 
@@ -61,7 +61,7 @@ class LayerBytes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StageCost(StageTimes):
+class StageCost(PassTimes):
     """A stage under given options, for one micro-batch on its group; its ranks go at one pace.
 
     Exchanges are statistics, and messages between layers as far as nothing is computed meanwhile
@@ -97,7 +97,9 @@ class StageCost(StageTimes):
         return micro_batches * once + more + self.reduction_s + self.update_s
 
 
-def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option], counted: Collection[int] | None = None) -> StageCost:
+def stage_cost(
+    prices: LayoutPrices, chosen: Mapping[int, ShardingSpec], counted: Collection[int] | None = None
+) -> StageCost:
     """What the layers ``chosen`` (by index in the graph) cost under their options.
 
     Args:
@@ -146,7 +148,7 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option], counted: Coll
     )
 
 
-def with_ways(prices: LayoutPrices, chosen: Mapping[int, Option]) -> dict[int, Option]:
+def with_ways(prices: LayoutPrices, chosen: Mapping[int, ShardingSpec]) -> dict[int, ShardingSpec]:
     """``chosen`` with the number of ranks that share the input channels of each layer where it is left open.
 
     It is the one that moves the layer's first input in least time from the layer that makes it; 1 where that is none
@@ -255,7 +257,7 @@ def _evidence(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> Evidenc
     return weakest(evidences)
 
 
-def _plain(option: Option) -> Option:
+def _plain(option: ShardingSpec) -> ShardingSpec:
     return replace(option, recompute=False)
 
 

@@ -6,7 +6,7 @@
     adds  what a B or a W takes longer that finds gradients to add to
     exchange   of statistics, halos and other parts of tensors inside a stage: in F, in B and in I, not in W
 
-Exactly (``StageTimes``): the layers of a stage and the action are known.  At least: whatever halves the
+Exactly (``PassTimes``): the layers of a stage and the action are known.  At least: whatever halves the
 schedule makes, ``StageSums.path_back_s`` is what a gradient passes through on its way to the stage before,
 ``least_backward_s`` all of a backward.  What corrections add to layers that ranks share is in the sums
 (``PriceBook.sums``).
@@ -48,7 +48,7 @@ def least_backward_s(whole_s: ArrayLike, input_s: ArrayLike, weight_s: ArrayLike
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StageTimes:
+class PassTimes:
     """What F, B, I and W of a stage take for one micro-batch, in seconds.
 
     Attributes:

@@ -19,7 +19,7 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.stages.shared_bound import SharedBound
 from planner.costs.stages.shared_times import GroupTimes, MemberTimes
-from planner.costs.stages.stage_bound import Stage, StageBound, StageBounds
+from planner.costs.stages.stage_bound import BoundedStages, StageBound, StageBounds
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import parts_of, samples_of
@@ -30,7 +30,7 @@ from planner.layers.recomputed import cores_by_index
 from planner.schedules import traits
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
-from planner.solvers.candidates.candidate import Pool, all_shares, group_shares, site_shares
+from planner.solvers.candidates.candidate import DevicePool, all_shares, group_shares, site_shares
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import (
     mixing_layers,
@@ -163,7 +163,7 @@ class PricedGroup:
         """Number of devices."""
         return len(self.shares)
 
-    def stage(self, first: Numbers, last: Numbers) -> Stage:
+    def stage(self, first: Numbers, last: Numbers) -> BoundedStages:
         """Bounds of stages between ``first`` and ``last``, arrays that broadcast."""
         priced = (self.any_shares or self.prices).stage(first, last, len(self.owner.micro_batches))
         window = priced.window
@@ -200,7 +200,7 @@ class GroupPrices:
 
     problem: Problem
     book: PriceBook
-    pools: tuple[Pool, ...]
+    pools: tuple[DevicePool, ...]
     cuts: GraphCuts
     micro_batches: tuple[int, ...]
     freedom: Freedom

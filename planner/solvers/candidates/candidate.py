@@ -17,7 +17,7 @@ from planner.costs.candidate import Candidate, cut_alike
 from planner.costs.cost_model import PriceBook
 from planner.costs.pricing import program_of
 from planner.costs.shards.device_mesh import at_least_one, proportional
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.placement import LayoutBook
 from planner.costs.stages.stage_cost import with_ways
 from planner.ir.codec import fingerprint
@@ -30,7 +30,7 @@ from planner.solvers.candidates.constraints import Constraints
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class DevicePool:
     """Devices that nothing tells apart: one kind and memory size, in the same groups.
 
     Attributes:
@@ -66,7 +66,7 @@ def ends_of_hosts(problem: Problem) -> list[int]:
     return [number for number in range(1, len(hosts)) if hosts[number] != hosts[number - 1]]
 
 
-def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Pool, ...]:
+def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[DevicePool, ...]:
     """The usable ranks as pools, in order of their first rank; ranks that ``constraints`` tell apart are so."""
     cluster = problem.profile.cluster
     alike: dict[tuple[str, tuple[str, ...], int, int, tuple[bool, ...]], list[int]] = {}
@@ -78,12 +78,12 @@ def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Poo
     linked = {end for pair in cluster.pairs for end in (pair.src_host, pair.dst_host)}
     hosts = [cluster.devices[ranks[0]].host for ranks in alike.values()]
     return tuple(
-        Pool(kind, groups, limit, tuple(ranks), told_apart, host if host in linked else "", on_chip)
+        DevicePool(kind, groups, limit, tuple(ranks), told_apart, host if host in linked else "", on_chip)
         for host, ((kind, groups, limit, on_chip, told_apart), ranks) in zip(hosts, alike.items(), strict=True)
     )
 
 
-def like_groups(device_pools: Sequence[Pool]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+def like_groups(device_pools: Sequence[DevicePool]) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Groups that may change places with all that is in them, as numbers of pools that correspond; innermost first.
 
     Two hosts of two islands, pools 0 and 1, and 2 and 3:  ((0,), (1,)) and ((2,), (3,)), then ((0, 1), (2, 3)).
@@ -280,16 +280,16 @@ def _samples_per_s(book: PriceBook, kind: str) -> float:
     return samples / seconds if seconds > 0 else 1.0
 
 
-def with_options(layouts: LayoutBook, candidate: Candidate, options: Mapping[int, Option]) -> Candidate:
+def with_options(layouts: LayoutBook, candidate: Candidate, options: Mapping[int, ShardingSpec]) -> Candidate:
     """``candidate`` with the layouts ``options`` (by layer): of all layers of a stage or of none.
 
     Where an option leaves open how many ranks share input channels, it is what is cheapest in a full micro-batch.  A
     stage whose layers are all cut alike along samples is one with these shares, as it is priced and written down.
     """
-    by_stage: dict[int, dict[int, Option]] = {}
+    by_stage: dict[int, dict[int, ShardingSpec]] = {}
     for index, option in options.items():
         by_stage.setdefault(candidate.stage_of[index], {})[index] = replace(option, recompute=False)
-    own: list[Option | None] = list(candidate.options or (None,) * len(candidate.stage_of))
+    own: list[ShardingSpec | None] = list(candidate.options or (None,) * len(candidate.stage_of))
     shares = list(candidate.shares)
     for stage, of_stage in by_stage.items():
         plain = cut_alike([option.cuts for option in of_stage.values()])
@@ -303,6 +303,6 @@ def with_options(layouts: LayoutBook, candidate: Candidate, options: Mapping[int
     return replace(candidate, shares=tuple(shares), options=tuple(own) if any(o is not None for o in own) else ())
 
 
-def _shares(option: Option, samples: int) -> tuple[int, ...]:
+def _shares(option: ShardingSpec, samples: int) -> tuple[int, ...]:
     """Samples of each rank; all of them where nothing is cut."""
     return tuple(b - a for a, b in pairwise(option.cuts[0][1])) if option.cuts else (samples,)

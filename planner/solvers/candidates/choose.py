@@ -34,7 +34,7 @@ _LATE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Selection:
     """What a few candidates come to.
 
     Attributes:
@@ -65,7 +65,7 @@ def choose(
     candidates: Iterable[Candidate],
     first_that_fits: bool = False,
     within: Budget | None = None,
-) -> Choice:
+) -> Selection:
     """The fastest of ``candidates`` that fits, or the first; candidates of sizes nobody measured are passed over.
 
     None is looked at that does not meet the problem's request, or, once there is a plan, that cannot be evaluated in
@@ -102,7 +102,7 @@ def choose(
                 break
         elif evaluation.memories and (closest is None or evaluator.excess(evaluation) < evaluator.excess(closest)):
             closest = evaluation
-    return Choice(best, closest, unknown, unmet, is_cut_short)
+    return Selection(best, closest, unknown, unmet, is_cut_short)
 
 
 def no_schedule(problem: Problem) -> InfeasibleError:
@@ -230,7 +230,7 @@ FASTEST = "fastest at the mean"
 def alternatives(
     evaluator: Evaluator,
     best: Evaluation,
-    strategies: Mapping[str, Choice],
+    strategies: Mapping[str, Selection],
     by_num_stages: Mapping[int, Evaluation],
     fastest: Evaluation | None = None,
 ) -> tuple[Alternative, ...]:
@@ -251,7 +251,7 @@ def alternatives(
     )
 
 
-def _strategies(evaluator: Evaluator, best: Evaluation, strategies: Mapping[str, Choice]) -> Iterator[Alternative]:
+def _strategies(evaluator: Evaluator, best: Evaluation, strategies: Mapping[str, Selection]) -> Iterator[Alternative]:
     for name, choice in strategies.items():
         if choice.best is not None and choice.best.candidate == best.candidate:
             continue

@@ -28,7 +28,7 @@ import numpy as np
 from planner import schedules
 from planner.costs.candidate import Candidate, Recomputes, boundaries_of
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.placement import LayoutBook
 from planner.ir.constraints import FAMILIES, REPLICAS, CutDegrees, broken
 from planner.ir.errors import InfeasibleError, UsageError
@@ -430,7 +430,7 @@ def _broken_rule(problem: Problem, candidate: Candidate) -> str:
 
 
 def gives_all_work(
-    layouts: LayoutBook, ranks: tuple[int, ...], options: Mapping[int, Option], sizes: Collection[int]
+    layouts: LayoutBook, ranks: tuple[int, ...], options: Mapping[int, ShardingSpec], sizes: Collection[int]
 ) -> bool:
     """Whether no rank is left without a part of a layer, in micro-batches of any of ``sizes``."""
     for rows in sizes:

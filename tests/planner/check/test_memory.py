@@ -15,7 +15,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.memory.action_peaks import DeferredWeights, ValueGradients, action_peaks
 from planner.costs.memory.levels import BACKWARD, LevelTables
 from planner.costs.memory.messages import CoalescedMessage, Received
-from planner.costs.shards.option import Reading
+from planner.costs.shards.sharding_spec import Reading
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.layout import Layout
 from planner.ir.problem import Problem

@@ -1,4 +1,4 @@
-"""The boxes of a layer under each of many options: what every rank makes, holds, reads and uses."""
+"""The boxes of a layer under each of many sharding specs: what every rank makes, holds, reads and uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planner.layers.sized import SPACE, SizedLayer
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class ShardingSpec:
     """How a layer may be run on a group.
 
     Attributes:
@@ -36,12 +36,12 @@ class Option:
     ways: int = 0
 
     @classmethod
-    def of(cls, layout: Layout, margin: int = 0) -> Option:
+    def of(cls, layout: Layout, margin: int = 0) -> ShardingSpec:
         """The option that is ``layout``."""
         return cls(tuple((dim, tuple(points)) for dim, points in layout.cuts.items()), margin)
 
     @classmethod
-    def placed(cls, placement: Placement, recompute: bool = False) -> Option:
+    def placed(cls, placement: Placement, recompute: bool = False) -> ShardingSpec:
         """The option that a plan writes down, its stage recomputing or not."""
         cuts = tuple((dim, tuple(points)) for dim, points in placement.cuts.items())
         return cls(cuts, placement.margin, recompute, placement.ways)
@@ -84,7 +84,7 @@ class Shards:
     """
 
     sized: SizedLayer
-    options: tuple[Option, ...]
+    options: tuple[ShardingSpec, ...]
     owned: tuple[Boxes, ...]
     held: tuple[Boxes, ...]
     needed: tuple[Boxes, ...]
@@ -125,7 +125,7 @@ class Reading:
     stays: bool = False
 
 
-def shards_of(sized: SizedLayer, options: tuple[Option, ...]) -> Shards:
+def shards_of(sized: SizedLayer, options: tuple[ShardingSpec, ...]) -> Shards:
     """The boxes of ``sized`` under each option; all options are of equally many ranks."""
     layouts = [option.layout for option in options]
     margins = [option.margin for option in options]
@@ -191,7 +191,7 @@ def _joined(names: Sequence[str], inputs: tuple[Boxes, ...]) -> tuple[Boxes, ...
     return tuple(hulls)
 
 
-def _grown(boxes: Boxes, dims: tuple[str, ...], shape: tuple[int, ...], options: tuple[Option, ...]) -> Boxes:
+def _grown(boxes: Boxes, dims: tuple[str, ...], shape: tuple[int, ...], options: tuple[ShardingSpec, ...]) -> Boxes:
     """Boxes with the options' margins along cut dims of space, inside the tensor."""
     if not any(option.margin for option in options):
         return boxes
