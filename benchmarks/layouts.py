@@ -20,7 +20,7 @@ from benchmarks.report import Row, at_least, at_most, run
 from planner.baselines.dryden import by_shortest_paths
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.roofline import work_of
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.graph import Graph
@@ -114,7 +114,7 @@ def _measurement(graph: Graph, index: int, samples: int) -> Measurement:
     return Measurement(layer.name, samples, once, 2 * once, once, once, kept, 0, 0, evidence=DATASHEET)
 
 
-def uniform(prices: LayoutPrices, graph: LabelledGraph, options: Sequence[tuple[Option, ...]]) -> float:
+def uniform(prices: LayoutPrices, graph: LabelledGraph, options: Sequence[tuple[ShardingSpec, ...]]) -> float:
     """The least cost of one grid for all layers, as far as they have its dims; infinity if none is an option."""
     best = float("inf")
     for grid in {option.grid for each in options for option in each}:

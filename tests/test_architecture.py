@@ -266,7 +266,7 @@ def _defined(nodes: Sequence[ast.AST]) -> Iterator[str]:
             yield from [node.attr] if node.value.id in ("self", "cls") else []
 
 
-CLEAN = ()
+CLEAN = ("planner.", "profiler.", "runtime.", "cuda_ops.", "halopipe.")
 """Packages in which names were gone through: no private word comes back there."""
 
 SLACK = 0.98

@@ -54,19 +54,20 @@ PRIVATE = {
     "Resident": "local stage",
     "Rises": "action peaks",
     "Seat": "device assignment",
-    "Seen": "what it is",
     "Spans": "recompute segments, stage intervals",
     "Standing": "persistent requests",
     "Supply": "data source",
     "Terms": "job configuration",
-    "Tie": "tied weights",
     "Together": "what it is",
     "Told": "what it is",
     "Voice": "heartbeat",
     "Way": "batch of messages",
     "Weighing": "loss weighting",
 }
-"""Names of classes that were this project's own, and the field's term that stands in their place."""
+"""Names of classes that were this project's own, and the field's term that stands in their place.
+
+Names in a file's schema stand, as users see them: ``planner.ir.plan.Tie``, ``planner.ir.profile.Seen``.
+"""
 
 MOST_PARAMETERS = 6
 TABLE = Path(__file__).parents[1] / "results" / "house.csv"

@@ -19,7 +19,7 @@ from planner.costs.layers.shards import part_shapes
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.costs.shards.device_mesh import factorisations
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import BACKWARD, FORWARD, LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost
 from planner.ir.cluster import MEASURED
@@ -66,7 +66,7 @@ class Way:
     """
 
     name: str
-    options: Mapping[int, Option]
+    options: Mapping[int, ShardingSpec]
     decision: Decision
     prediction: Prediction
     is_proven: bool = False
@@ -99,7 +99,7 @@ class Lead:
     runner_up_s: float
 
     @classmethod
-    def of(cls, layer: str, kind: str, options: Sequence[Option], seconds: Sequence[float], chosen: int) -> Lead:
+    def of(cls, layer: str, kind: str, options: Sequence[ShardingSpec], seconds: Sequence[float], chosen: int) -> Lead:
         """From all options."""
         order = sorted(range(len(options)), key=seconds.__getitem__)
         first, second = order[0], order[min(1, len(order) - 1)]
@@ -203,17 +203,17 @@ class Ways:
                 known += seconds if self._is_measured(index, option, rank) else 0.0
         return known / total if total else 1.0
 
-    def _way(self, name: str, options: Mapping[int, Option]) -> Way:
+    def _way(self, name: str, options: Mapping[int, ShardingSpec]) -> Way:
         problem, ranks = self.problem, self.problem.ranks
         shares = equal_shares(problem.global_batch, len(ranks))
         plain = Candidate.chain((0, len(self.layers)), (ranks,), (shares,), (problem.global_batch,), "1f1b")
         candidate = with_options(_Prices(self.prices), plain, options) if len(ranks) > 1 else plain
         decision = decision_of(problem, candidate)
         prediction = forecast(Pricing(self.book), decision, problem.memory_margin).prediction
-        placed = {k: Option.placed(decision.layers[layer.name]) for k, layer in enumerate(self.prices.layers)}
+        placed = {k: ShardingSpec.placed(decision.layers[layer.name]) for k, layer in enumerate(self.prices.layers)}
         return Way(name, placed, decision, prediction)
 
-    def _nearest(self, index: int, grid: Grid) -> Option:
+    def _nearest(self, index: int, grid: Grid) -> ShardingSpec:
         """Of the layer's options within ``grid``, the one with the most parts."""
         best, most = None, 0
         for option in self.prices.options(index):
@@ -225,7 +225,7 @@ class Ways:
             raise InfeasibleError(f"{self.prices.layers[index].name} cannot be laid out on a grid {dict(grid)}")
         return best
 
-    def _cheapest(self, count: int) -> list[tuple[Option, ...]]:
+    def _cheapest(self, count: int) -> list[tuple[ShardingSpec, ...]]:
         all_options = [self.prices.options(index) for index in self.layers]
         found = []
         for index, options in zip(self.layers, all_options, strict=True):
@@ -234,7 +234,7 @@ class Ways:
             found.append(tuple(options[k] for k in sorted(order.tolist())))
         return found
 
-    def _is_measured(self, index: int, option: Option, rank: int) -> bool:
+    def _is_measured(self, index: int, option: ShardingSpec, rank: int) -> bool:
         shards, prices = self.prices.shards(index, (option,)), self.prices
         kind, layer = prices.book.kind(prices.ranks[rank]), prices.layers[index].name
         if abs(float(shards.share[0, rank]) - 1.0) < 1e-12:

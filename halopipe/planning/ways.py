@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from halopipe.terminal import tables, units
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.errors import CorruptFileError, UsageError
 from planner.ir.files import read_text, write_text
 from planner.ir.plan import Plan
@@ -274,7 +274,7 @@ def _candidate(profile: Profile, ways: ParallelDegrees, count: int) -> Candidate
         schedule_of(ways),
         recompute=(recomputes[ways.recompute],) * len(groups),
         options=tuple(
-            Option.placed(placed[layer.name]) if degrees[placed[layer.name].stage] > 1 else None
+            ShardingSpec.placed(placed[layer.name]) if degrees[placed[layer.name].stage] > 1 else None
             for layer in profile.graph.layers
         )
         if max(degrees) > 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from halopipe.terminal import tables, units
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.export.rows import layout_text, tiles_text
 from planner.ir.constraints import FAMILIES
 from planner.ir.graph import producer
@@ -167,7 +167,7 @@ def splits_of(plan: Plan, profile: Profile, name: str) -> tuple[Split, ...]:
     index = {layer.name: position for position, layer in enumerate(profile.graph.layers)}
     recomputed = {name for span in stage.recomputed for name in span}
     chosen = {
-        index[each]: Option.placed(decision.layers[each], stage.recompute or each in recomputed)
+        index[each]: ShardingSpec.placed(decision.layers[each], stage.recompute or each in recomputed)
         for each in decision.layers_of(number)
     }
     layouts = LayoutBook(PriceBook(profile), tuple(FAMILIES), problem.halo_depth)

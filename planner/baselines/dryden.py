@@ -19,7 +19,7 @@ import numpy as np
 from planner.baselines.everyday import replicated_plan
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.placement import LayoutBook
 from planner.ir.errors import InfeasibleError
@@ -82,7 +82,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     raise InfeasibleError("no micro-batch can be distributed over all ranks", details, ["use fewer ranks"])
 
 
-def distributions(problem: Problem, book: PriceBook, size: int) -> Mapping[int, Option]:
+def distributions(problem: Problem, book: PriceBook, size: int) -> Mapping[int, ShardingSpec]:
     """The distribution of each layer, by index, for micro-batches of ``size``.
 
     Raises:
@@ -162,7 +162,7 @@ def _with_neighbours(graph: LabelledGraph, node: int, chosen: dict[int, int]) ->
     return cost
 
 
-def _candidate(problem: Problem, layouts: LayoutBook, chosen: Mapping[int, Option], size: int) -> Candidate:
+def _candidate(problem: Problem, layouts: LayoutBook, chosen: Mapping[int, ShardingSpec], size: int) -> Candidate:
     batches = micro_batches(problem, size)
     shares = equal_shares(max(batches), len(problem.ranks))
     schedule = schedule_names(problem)[0]
@@ -171,13 +171,13 @@ def _candidate(problem: Problem, layouts: LayoutBook, chosen: Mapping[int, Optio
     return with_options(layouts, as_asked(problem, plain), chosen)
 
 
-def _on_all_ranks(options: tuple[Option, ...]) -> tuple[Option, ...]:
+def _on_all_ranks(options: tuple[ShardingSpec, ...]) -> tuple[ShardingSpec, ...]:
     """The options in which fewest ranks hold the same."""
     fewest = min(_replicas(option) for option in options)
     return tuple(option for option in options if _replicas(option) == fewest)
 
 
-def _replicas(option: Option) -> int:
+def _replicas(option: ShardingSpec) -> int:
     replicas = 1
     for dim, parts in option.grid:
         replicas *= parts if dim.startswith(REPLICA) else 1

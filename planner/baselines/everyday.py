@@ -25,7 +25,7 @@ from planner.ir.errors import InfeasibleError
 from planner.ir.layout import cut_points, equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import Pool, group_shares, micro_batches, pools
+from planner.solvers.candidates.candidate import DevicePool, group_shares, micro_batches, pools
 from planner.solvers.candidates.choose import best_of, cheapest_first
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import heuristic_plan
@@ -91,7 +91,7 @@ def one_device(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     """One rank of each kind with as much memory, or where rules name devices of each pool, each micro-batch size."""
     last = len(problem.profile.graph.layers)
     rules = (*problem.fix, *problem.forbid)
-    alike: dict[object, Pool] = {}
+    alike: dict[object, DevicePool] = {}
     for pool in pools(problem):
         alike.setdefault((pool.kind, pool.memory_limit_bytes, pool.on_chip_bytes, rules and pool.ranks), pool)
     for size in micro_batch_sizes(problem, book):

@@ -19,7 +19,7 @@ Modules:
                     simulator runs on
     sentences       Sentences of a plan's file, each made of figures: what limits the step, and why another plan was not
                     taken
-    shards          What each rank of a group has of a layer: device meshes, boxes, options and partial sums
+    shards          What each rank of a group has of a layer: device meshes, boxes, sharding specs and partial sums
     simulator       A step, simulated
     stages          What a stage costs
     ties            Which of two plans is the faster, and how sure that is; where it is not, the one on fewer ranks is

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 
-from planner.costs.shards.option import Option
-from planner.costs.stages.stage_sums import Again
+from planner.costs.shards.sharding_spec import ShardingSpec
+from planner.costs.stages.stage_sums import RecomputeMask
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout, cut_points
 from planner.ir.plan import Block, Decision, Placement, Size, sizes_of
@@ -33,7 +33,7 @@ class Recomputes(IntEnum):
     CORES = 2
 
 
-def again_of(recompute: Recomputes, cores: tuple[int, ...]) -> Again:
+def recompute_mask(recompute: Recomputes, cores: tuple[int, ...]) -> RecomputeMask:
     """Which layers of a stage that is asked to are computed again; ``cores``: the layers of all, by index."""
     return cores if recompute == Recomputes.CORES else recompute == Recomputes.ALL
 
@@ -68,7 +68,7 @@ class Candidate:
     schedule: str
     windows: tuple[int, ...] = ()
     recompute: tuple[Recomputes, ...] = ()
-    options: tuple[Option | None, ...] = ()
+    options: tuple[ShardingSpec | None, ...] = ()
     prepares_ahead: bool = True
     blocks: tuple[tuple[Block, ...], ...] = ()
     token_slices: tuple[int, ...] = ()
@@ -123,7 +123,7 @@ class Candidate:
         """The layout of each stage; nothing is cut on a stage of one rank."""
         return tuple(Layout({SAMPLE: cut_points(share)} if len(share) > 1 else {}) for share in self.shares)
 
-    def option_of(self, layer: int) -> Option | None:
+    def option_of(self, layer: int) -> ShardingSpec | None:
         """How the layer is divided; None if it is as its stage's shares say."""
         return self.options[layer] if self.options else None
 
@@ -173,10 +173,10 @@ def candidate_of(graph: Graph, decision: Decision) -> Candidate:
     index = {layer.name: place for place, layer in enumerate(graph.layers)}
     rows = decision.rows()
     trains = any(action.op not in FORWARD_PASS for row in rows for action in row)
-    options: list[Option | None] = [None] * len(graph.layers)
+    options: list[ShardingSpec | None] = [None] * len(graph.layers)
     shares: list[tuple[int, ...]] = []
     for number, stage in enumerate(decision.stages):
-        placed = {index[name]: Option.placed(decision.layers[name]) for name in decision.layers_of(number)}
+        placed = {index[name]: ShardingSpec.placed(decision.layers[name]) for name in decision.layers_of(number)}
         if not stage.blocks and cut_alike([option.cuts for option in placed.values()]):
             points = decision.layout_of(number).cuts.get(SAMPLE, (0, 1))
             shares.append(tuple(b - a for a, b in pairwise(points)))
@@ -203,7 +203,7 @@ def candidate_of(graph: Graph, decision: Decision) -> Candidate:
 
 
 def cut_alike(cuts: Collection[object]) -> bool:
-    """Whether layers are all cut in the same way, along samples at most (cuts as in :class:`Option`)."""
+    """Whether layers are all cut in the same way, along samples at most (cuts as in :class:`ShardingSpec`)."""
     kinds = set(cuts)
     return len(kinds) <= 1 and all(dim == SAMPLE for each in kinds if isinstance(each, tuple) for dim, _ in each)
 

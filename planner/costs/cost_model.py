@@ -15,7 +15,7 @@ from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets
 from planner.costs.stages.input_pipeline import Preparations
-from planner.costs.stages.stage_sums import Again, StageSums, of_those
+from planner.costs.stages.stage_sums import RecomputeMask, StageSums, of_those
 from planner.ir.cluster import off_chip
 from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import over_sites, takes_statistics
@@ -41,11 +41,11 @@ class PriceBook:
     preparations: Preparations = field(init=False)
     has_sites: bool = field(init=False)
     _slices: list[SlicePrices] = field(init=False, default_factory=list, repr=False)
-    _exchanges: dict[tuple[object, int, Again, bool], tuple[Array, Array]] = field(
+    _exchanges: dict[tuple[object, int, RecomputeMask, bool], tuple[Array, Array]] = field(
         init=False, default_factory=dict, repr=False
     )
     _sized: dict[tuple[str, float, bool], SizeTable] = field(init=False, default_factory=dict, repr=False)
-    _sums: dict[tuple[str, float, bool, Again], StageSums] = field(init=False, default_factory=dict, repr=False)
+    _sums: dict[tuple[str, float, bool, RecomputeMask], StageSums] = field(init=False, default_factory=dict, repr=False)
     _norms: dict[tuple[object, ...], tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
 
     _buckets: dict[tuple[tuple[Run, ...], frozenset[str]], tuple[Bucket, ...]] = field(
@@ -88,18 +88,18 @@ class PriceBook:
             in_buckets = self._buckets[runs, apart] = buckets(self.profile.graph, layers_of(runs), apart)
         return in_buckets
 
-    def sums(self, kind: str, samples: float, shared: bool, again: Again) -> StageSums:
-        """What actions take on a rank with so many samples of a stage that computes activations ``again``.
+    def sums(self, kind: str, samples: float, shared: bool, recompute: RecomputeMask) -> StageSums:
+        """What actions take on a rank with so many samples of a stage that recomputes activations of ``recompute``.
 
         Raises:
             MissingMeasurementError: as ``tables.at``.
         """
-        key = (kind, samples, shared, again)
-        found = self._sums.get(key)
-        if found is None:
+        key = (kind, samples, shared, recompute)
+        stage_sums = self._sums.get(key)
+        if stage_sums is None:
             table, accumulate_s = self.at(kind, samples, shared), self.accumulate_s(kind, shared)
-            found = self._sums[key] = StageSums.of(table, accumulate_s, again)
-        return found
+            stage_sums = self._sums[key] = StageSums.of(table, accumulate_s, recompute)
+        return stage_sums
 
     def at(self, kind: str, samples: float, shared: bool) -> SizeTable:
         """``tables.at`` with what corrections add to layers of stages of one rank, or of stages that ranks share.
@@ -133,7 +133,7 @@ class PriceBook:
         return self.tables.parameters(kind).accumulate_s * self.excess(BACKWARD, kind, shared)
 
     def exchanges_s(
-        self, ranks: tuple[int, ...], samples: int, again: Again = False, trains: bool = True
+        self, ranks: tuple[int, ...], samples: int, recompute: RecomputeMask = False, trains: bool = True
     ) -> tuple[Array, Array]:
         """All that ``ranks`` exchange inside a stage of a micro-batch of ``samples``, in F and in B: running sums.
 
@@ -143,12 +143,12 @@ class PriceBook:
         Args:
             trains: as :func:`planner.layers.takes_statistics`.
         """
-        key = (self.profile.cluster.group_alike(ranks), samples, again, trains)
+        key = (self.profile.cluster.group_alike(ranks), samples, recompute, trains)
         seconds = self._exchanges.get(key)
         if seconds is None:
             seconds = self._exchanged(ranks, samples, trains)
-            if again:
-                seconds = (seconds[0], seconds[1] + of_those(seconds[0], again))
+            if recompute:
+                seconds = (seconds[0], seconds[1] + of_those(seconds[0], recompute))
             self._exchanges[key] = seconds
         return seconds
 

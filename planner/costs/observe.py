@@ -90,7 +90,7 @@ def observe(
     base = as_run(predict(bare, decision)[1], bare)
     lengths, measured = _lengths(base, decision), _medians([_lengths(one, decision) for one in timelines])
     travels = _travels(bare, decision)
-    found: list[Seen] = []
+    by_class: list[Seen] = []
     for of in _classes(bare, decision):
         other = bare.corrected_by((*machine, *_with({}, of)))
         dearer = as_run(predict(other, decision)[1], other)
@@ -99,12 +99,12 @@ def observe(
         if of.what == MESSAGES:
             here = [one for one in travels if one.link == of.where]
             predicted_s, measured_s = _of_messages(here, timelines)
-        found.append(Seen(of, predicted_s, measured_s, max(0.0, (dearer.step_s - base.step_s) / _SMALL), 0.0))
-    explained_s, seen = _explained(bare, decision, found)
+        by_class.append(Seen(of, predicted_s, measured_s, max(0.0, (dearer.step_s - base.step_s) / _SMALL), 0.0))
+    explained_s, explained = _explained(bare, decision, by_class)
     kind = kind_of([stage.ranks for stage in decision.stages])
     plain_s = predict(profile.bare, decision)[0].step_s if machine else base.step_s
     slower, plan = base.step_s / plain_s if plain_s else 1.0, fingerprint(decision)
-    return Observation(plan, len(timelines), spread, base.step_s, step_s, explained_s, seen, kind, slower)
+    return Observation(plan, len(timelines), spread, base.step_s, step_s, explained_s, explained, kind, slower)
 
 
 def as_run(predicted: Timeline, profile: Profile) -> Timeline:
@@ -122,16 +122,16 @@ def as_run(predicted: Timeline, profile: Profile) -> Timeline:
     return replace(predicted, spans=tuple(spans))
 
 
-def _explained(profile: Profile, decision: Decision, found: Sequence[Seen]) -> tuple[float, tuple[Seen, ...]]:
+def _explained(profile: Profile, decision: Decision, by_class: Sequence[Seen]) -> tuple[float, tuple[Seen, ...]]:
     """The step under the plan's own ratios, and what was seen with its part of that step; less what plays no part."""
-    own, machine = {seen.of: clipped(seen.ratio) for seen in found}, profile.calibration.corrections
+    own, machine = {each.of: clipped(each.ratio) for each in by_class}, profile.calibration.corrections
     step_s = predict(profile.corrected_by((*machine, *_corrections(own))), decision)[0].step_s
-    seen = []
-    for one in found:
+    explained = []
+    for one in by_class:
         if one.predicted_s > 0 or one.step_s > 0:
             dearer_s = predict(profile.corrected_by((*machine, *_with(own, one.of))), decision)[0].step_s
-            seen.append(replace(one, corrected_step_s=max(0.0, (dearer_s - step_s) / (_SMALL * own[one.of]))))
-    return step_s, tuple(seen)
+            explained.append(replace(one, corrected_step_s=max(0.0, (dearer_s - step_s) / (_SMALL * own[one.of]))))
+    return step_s, tuple(explained)
 
 
 def _classes(profile: Profile, decision: Decision) -> Iterator[CostClass]:
@@ -179,7 +179,7 @@ def _medians(of_steps: Sequence[Mapping[Where, float]]) -> dict[Where, float]:
     for lengths in of_steps:
         for where, length_s in lengths.items():
             collected.setdefault(where, []).append(length_s)
-    return {where: median(found) for where, found in collected.items()}
+    return {where: median(several_s) for where, several_s in collected.items()}
 
 
 def _of_actions(

@@ -24,7 +24,7 @@ from planner.costs.candidate import Candidate, Spans, boundaries_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import runs_of, span
 from planner.costs.memory.lifetimes import RankMemory, rank_memories
-from planner.costs.memory.messages import Carried
+from planner.costs.memory.messages import CoalescedMessage
 from planner.costs.simulator.prices import SlotPrices, prices_of, resources
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, symmetry_of
@@ -76,7 +76,7 @@ class PricedProgram:
     costs: StageCosts
     compiled: CompiledProgram
     sizes: Sequence[int]
-    carried: Sequence[Carried]
+    carried: Sequence[CoalescedMessage]
     wires: Sequence[int]
     symmetry: Symmetry | None = None
 
@@ -313,12 +313,16 @@ def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = N
 
 def _pieces(boundaries: Boundaries, edge: Edge, size: Size) -> Pieces:
     return {
-        (m.src, m.dst): Load(m.forward_bytes, m.backward_bytes, *Carried.of(m.parts), *Carried.of(m.gradient_parts))
+        (m.src, m.dst): Load(
+            m.forward_bytes, m.backward_bytes, *CoalescedMessage.of(m.parts), *CoalescedMessage.of(m.gradient_parts)
+        )
         for m in boundaries.messages(edge, size)
     }
 
 
-def _transfers(compiled: CompiledProgram, edges: Edges, sizes: Sequence[Size]) -> tuple[list[int], list[Carried]]:
+def _transfers(
+    compiled: CompiledProgram, edges: Edges, sizes: Sequence[Size]
+) -> tuple[list[int], list[CoalescedMessage]]:
     """By transfer slot: all bytes, and how they are carried."""
     num_bytes, carried = [], []
     for slot in compiled.transfers:
@@ -327,5 +331,5 @@ def _transfers(compiled: CompiledProgram, edges: Edges, sizes: Sequence[Size]) -
         load = pieces[slot.src, slot.dst] if slot.forward else pieces[slot.dst, slot.src]
         num_bytes.append(load.forward if slot.forward else load.backward)
         there, back = (load.forward_framed, load.forward_copied), (load.backward_framed, load.backward_copied)
-        carried.append(Carried(*(there if slot.forward else back)))
+        carried.append(CoalescedMessage(*(there if slot.forward else back)))
     return num_bytes, carried

@@ -92,8 +92,8 @@ def model_deviation(book: PriceBook, kind: str) -> float:
 def _of_model(costs: StageCosts, num_draws: int) -> Draws:
     """What the step is multiplied by for what the model leaves out."""
     deviation = model_deviation(costs.book, kind_of([stage.ranks for stage in costs.stages]))
-    found: Draws = np.exp(deviation * np.random.default_rng((_SEED, _OF_MODEL)).standard_normal(num_draws))
-    return found
+    factors: Draws = np.exp(deviation * np.random.default_rng((_SEED, _OF_MODEL)).standard_normal(num_draws))
+    return factors
 
 
 def deciles(
@@ -147,7 +147,7 @@ def varies(costs: StageCosts) -> bool:
 def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, CostNoise]:
     """Of each action that varies; the same for all of a stage on one kind of device at as many samples."""
     measured = MeasuredNoise(costs.book.profile)
-    known: dict[tuple[int, str, float], CostNoise] = {}
+    noise_of: dict[tuple[int, str, float], CostNoise] = {}
     noises = {}
     for number, slot in enumerate(compiled.actions):
         if slot.action.op not in COMPUTE:
@@ -155,10 +155,10 @@ def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, CostNoise
         placed, rows = costs.stages[slot.action.stage], samples_in(costs.micro_batches[slot.action.microbatch or 0])
         samples = placed.samples[rows][placed.ranks.index(slot.rank)] if placed.samples else float(rows)
         key = (slot.action.stage, costs.kind(slot.rank), samples)
-        if key not in known:
-            known[key] = _noise(measured, costs, placed, *key[1:])
-        if known[key].varies:
-            noises[number] = known[key]
+        if key not in noise_of:
+            noise_of[key] = _noise(measured, costs, placed, *key[1:])
+        if noise_of[key].varies:
+            noises[number] = noise_of[key]
     return noises
 
 
@@ -176,15 +176,15 @@ def _factors(
         for kind, *_ in noise.ranges:
             key = costs.kind(compiled.actions[number].rank), kind
             drawn.alike.setdefault(key, drawn.normals(key))
-    found = {}
+    factors = {}
     for rank, row in enumerate(compiled.rows):
         for position, (_, number, _) in enumerate(row):
             action = compiled.grid[rank][position]
             if action.op in COMPUTE and number in noises:
                 factor = drawn.factor(rank, costs.kind(rank), noises[number])
                 computing = costs.computing_part(action, prices.action_s[number])
-                found[rank, position] = 1 + computing * (factor - 1)
-    return found
+                factors[rank, position] = 1 + computing * (factor - 1)
+    return factors
 
 
 class _Drawn:
@@ -216,8 +216,8 @@ class _Drawn:
 
     def own(self, passes: NDArray[np.float64], process: Numbers) -> Draws:
         """What is one action's own, of the process drawn."""
-        found: Draws = passes[process, self.draw.integers(passes.shape[1], size=self.num_draws)]
-        return found
+        draws: Draws = passes[process, self.draw.integers(passes.shape[1], size=self.num_draws)]
+        return draws
 
 
 class _Paired(_Drawn):
@@ -247,7 +247,7 @@ def _ranged(normal: Draws, low: float, high: float) -> Draws:
 def _noise(measured: MeasuredNoise, costs: StageCosts, placed: StagePlacement, kind: str, samples: float) -> CostNoise:
     """From the measurements, nearest in size, of a stage's layers."""
     nearest = measured.nearest(kind, layers_of(placed.runs), samples) if samples > 0 else {}
-    weights = {index: found.passes_s for index, found in nearest.items()}
+    weights = {index: measurement.passes_s for index, measurement in nearest.items()}
     ranges = () if placed.laid_out else tuple(_ranges(costs, kind, samples, weights))
     return measured.noise(kind, nearest, weights, ranges)
 
@@ -265,9 +265,9 @@ def _ranges(
         low, high = float(table.low[index]), float(table.high[index])
         if seconds > 0 and (low < 1 or high > 1):
             by_kind.setdefault(layers[index].kind, []).append((seconds, low, high))
-    for name, found in sorted(by_kind.items()):
-        seconds = sum(one for one, _, _ in found)
-        low, high = (sum(each[0] * each[at] for each in found) / seconds for at in (1, 2))
+    for name, of_kind in sorted(by_kind.items()):
+        seconds = sum(one for one, _, _ in of_kind)
+        low, high = (sum(each[0] * each[at] for each in of_kind) / seconds for at in (1, 2))
         yield name, seconds / total_s, low, high
 
 
@@ -288,8 +288,8 @@ def replayed(
     while ready:
         ready += replay.advance(ready.pop())
     ends = [replay.end(rank) for rank, row in enumerate(compiled.rows) if row]
-    found: Draws = np.max(ends, axis=0) if ends else np.zeros(num_draws)
-    return found
+    step_s: Draws = np.max(ends, axis=0) if ends else np.zeros(num_draws)
+    return step_s
 
 
 class _Replay:
@@ -419,10 +419,10 @@ def _before(compiled: CompiledProgram, prices: SlotPrices, trace: Trace) -> dict
     """The message that was on the wire before each message, if one was."""
     in_rows = [number for row in compiled.rows for code, _, numbers in row if code == SEND_STEP for number in numbers]
     last: dict[int, int] = {}
-    found = {}
+    before = {}
     for number in sorted(in_rows, key=lambda number: (trace.sent[number], trace.arrived[number])):
         wire = prices.wires[compiled.messages[number][1]]
         if wire in last:
-            found[number] = last[wire]
+            before[number] = last[wire]
         last[wire] = number
-    return found
+    return before

@@ -9,8 +9,8 @@ A layer's placement says how its work is cut.  Everything else follows from its 
     weights  of each parameter, what ``done`` uses; ranks with equal boxes share its gradient
 
 Values that come from outside of the stage (graph inputs, other stages) are held by each rank as far as its layers read
-them, so that nothing of them moves inside the stage.  The planner's arrays (``planner.costs.shards.option``) say the
-same for many layouts at once; a test compares the two.
+them, so that nothing of them moves inside the stage.  The planner's arrays (``planner.costs.shards.sharding_spec``) say
+the same for many layouts at once; a test compares the two.
 """
 
 from __future__ import annotations

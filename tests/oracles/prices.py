@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from planner.costs.communication.resharding import Resharding, exposed, resharding_of, scattered_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
-from planner.costs.shards.option import Option, Reading, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, pending_s, reduction_rate, sums_of
+from planner.costs.shards.sharding_spec import Reading, ShardingSpec, Shards, shards_of
 from planner.costs.shards.tiles import tile_shards
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, output_of, producer
 from planner.ir.plan import Block, Placement
@@ -339,7 +339,7 @@ class LaidOut:
         values, by_layer = graph.values(), {}
         for layer in self.layers:
             sized = SizedLayer.of(graph, layer, values, self.samples, mixes_samples=False)
-            by_layer[layer.name] = shards_of(sized, (Option.placed(self.placements[layer.name]),))
+            by_layer[layer.name] = shards_of(sized, (ShardingSpec.placed(self.placements[layer.name]),))
         return by_layer
 
     @cached_property

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.costs.layers.token_slices import SliceTable
-from planner.costs.shards.option import Reading
+from planner.costs.shards.sharding_spec import Reading
 from planner.ir.graph import Layer
 from tests.oracles.prices import QUANTITIES, LayerPrices
 

@@ -84,7 +84,7 @@ def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -
     then: dict[str, float] = defaultdict(float)
     for each in passes:
         kind, stage = book.kind(each.rank), placed[each.stage]
-        sums = book.sums(kind, each.samples, False, trains and stage.again)
+        sums = book.sums(kind, each.samples, False, trains and stage.recompute_mask)
         ops = (Op.FORWARD, Op.BACKWARD) if trains else (Op.FORWARD,)
         priced_s = sum(sums.action_s(op, stage.runs, False) for op in ops)
         alone_s = median((*each.before_s, *each.after_s))

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import call_s, group_links, partial_sum_s, transfer_s
 from planner.costs.shards.boxes import Boxes, Counts, moved
-from planner.costs.shards.option import Shards
+from planner.costs.shards.sharding_spec import Shards
 from planner.ir.cluster import SITES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile, SiteHalo

@@ -19,7 +19,7 @@ from planner.costs.communication.collectives import call_s, transfer_s
 from planner.costs.communication.halo import halo_of_dy
 from planner.costs.communication.links import NetworkPrices
 from planner.costs.shards.boxes import Boxes, Counts, moved
-from planner.costs.shards.option import Shards
+from planner.costs.shards.sharding_spec import Shards
 from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution

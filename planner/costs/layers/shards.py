@@ -35,7 +35,7 @@ from planner.costs.layers.interpolation import LayerCost, layer_cost, values_of
 from planner.costs.layers.regression import FamilyModels
 from planner.costs.shards.boxes import boxes_of
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts
-from planner.costs.shards.option import Shards
+from planner.costs.shards.sharding_spec import Shards
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, Layer, TensorSpec

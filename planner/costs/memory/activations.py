@@ -33,7 +33,7 @@ from planner.costs.memory.levels import (
     layers_in,
 )
 from planner.costs.memory.messages import Received
-from planner.costs.shards.option import Reading
+from planner.costs.shards.sharding_spec import Reading
 from planner.costs.simulator.program import ActivationSlot
 from planner.costs.stages.action_costs import StageCosts, left_to_others
 from planner.costs.stages.gradient_overlap import Bucket, buckets_of_parts

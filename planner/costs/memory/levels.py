@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.memory.action_peaks import ActionPeaks, KeptForBackward, ValueGradients
-from planner.costs.shards.option import Reading
+from planner.costs.shards.sharding_spec import Reading
 from planner.ir.graph import producer
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
 from planner.layers.data_movement import copied_at

@@ -56,7 +56,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.memory.messages import Carried
+from planner.costs.memory.messages import CoalescedMessage
 from planner.costs.memory.sizes import SizeKey, Sizes, backward_size
 from planner.costs.simulator.program import PREPARE_STEP, RECEIVE_STEP, REDUCE_STEP, SEND_STEP, CompiledProgram
 from planner.costs.stages.action_costs import StageCosts
@@ -144,7 +144,10 @@ class Usage:
 
 
 def rank_memories(
-    costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int], carried: Sequence[Carried] = ()
+    costs: StageCosts,
+    compiled: CompiledProgram,
+    transfer_bytes: Sequence[int],
+    carried: Sequence[CoalescedMessage] = (),
 ) -> tuple[RankMemory, ...]:
     """What each rank holds when it holds most; arguments as of :func:`usages`."""
     return tuple(
@@ -154,14 +157,17 @@ def rank_memories(
 
 
 def usages(
-    costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int], carried: Sequence[Carried] = ()
+    costs: StageCosts,
+    compiled: CompiledProgram,
+    transfer_bytes: Sequence[int],
+    carried: Sequence[CoalescedMessage] = (),
 ) -> list[Usage | None]:
     """By rank; None: it is not used.
 
     Args:
         transfer_bytes: by transfer slot.
-        carried: how these are carried (:class:`planner.costs.memory.messages.Carried`); empty: what is small itself
-            in a frame, else as it lies.
+        carried: how these are carried (:class:`planner.costs.memory.messages.CoalescedMessage`); empty: what is small
+            itself in a frame, else as it lies.
     """
     sizes = Sizes(costs, compiled, transfer_bytes, carried)
     return [_usage(sizes, rank) if row else None for rank, row in enumerate(compiled.rows)]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
-from planner.costs.stages.stage_sums import Again, of_those
+from planner.costs.stages.stage_sums import RecomputeMask, of_those
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.passes import in_flight
 from planner.schedules import schedule as schedule_named
@@ -69,7 +69,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Memory:
+class LeastMemory:
     """What stages hold on the members of a group."""
 
     holders: tuple[Holder, ...]
@@ -110,18 +110,19 @@ def holder_of(
     sizes: tuple[float, float],
     limit_bytes: int,
     trains: bool,
-    again: Again,
+    recompute: RecomputeMask,
     parts: int,
-    workspaces: dict[tuple[str, float, Again], Array],
+    workspaces: dict[tuple[str, float, RecomputeMask], Array],
     received: Array | None = None,
     zero: int = 1,
 ) -> Holder:
     """What a member that gets ``sizes`` samples of a full micro-batch and of the last one holds.
 
     Args:
-        again: which layers' activations are computed again; of attention's cores alone what they save may not be there.
+        recompute: which layers' activations are computed again; of attention's cores alone what they save may not
+            be there.
         parts: among how many members the optimiser's state is divided.
-        workspaces: those worked out before, by kind, samples and ``again``; added to.
+        workspaces: those worked out before, by kind, samples and ``recompute``; added to.
         received: by cut, bytes a sample that surely come in there; None: nothing does.  Not added where levels of
             layers are known: layers may save what came where it lies.
         zero: what ``parts`` members divide; gradients from 2 on, parameters with 3.
@@ -130,15 +131,15 @@ def holder_of(
     resident = cuts.sums(
         state_factor(book, trains, parts, zero) * np.diff(graph.parameter_bytes) + np.diff(graph.own_buffer_bytes)
     )
-    keeps = trains and again is not True
+    keeps = trains and recompute is not True
     by_layer = book.levels.at(kind, sizes[0]) is not None
-    dropped = again if isinstance(again, tuple) else ()
+    dropped = recompute if isinstance(recompute, tuple) else ()
     once = cuts.sums(np.diff(full.saved_bytes - of_those(full.saved_bytes, dropped)))
-    key = (kind, sizes[0], again)
+    key = (kind, sizes[0], recompute)
     if key not in workspaces:
         # Where levels of layers are known, the hungriest may run when others have let go: nothing is sure.
         workspaces[key] = cuts.largest(np.zeros_like(full.workspace_bytes) if by_layer else full.workspace_bytes)
-        if again is True and trains:
+        if recompute is True and trains:
             workspaces[key] = workspaces[key] + (once[None, :] - once[:, None])
     nothing = np.zeros_like(once)
     return Holder(

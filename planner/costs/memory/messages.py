@@ -73,7 +73,7 @@ class Received:
         return round(self.alone * min(1.0, wanted / max(1, self.tensors))) + (self.together if wanted > 0 else 0)
 
 
-class Carried(NamedTuple):
+class CoalescedMessage(NamedTuple):
     """How a message carries its tensors, in bytes.
 
     Attributes:
@@ -85,7 +85,7 @@ class Carried(NamedTuple):
     copied: int = 0
 
     @classmethod
-    def of(cls, parts: Iterable[Part]) -> Carried:
+    def of(cls, parts: Iterable[Part]) -> CoalescedMessage:
         """Of a message of these tensors."""
         sizes = [(part.num_bytes, part.num_bytes < ALONE_BYTES, part.is_copied) for part in parts]
         framed = sum(size for size, is_small, _ in sizes if is_small)

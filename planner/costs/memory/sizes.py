@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.memory.activations import Activation, activation_of, buckets_behind, kept_gradients
-from planner.costs.memory.messages import Carried, Received, answers, buffer_bytes, joined, sums_standing
+from planner.costs.memory.messages import CoalescedMessage, Received, answers, buffer_bytes, joined, sums_standing
 from planner.costs.simulator.program import ActivationSlot, CompiledProgram
 from planner.costs.stages.action_costs import StageCosts, left_to_others
 from planner.costs.stages.placement import StagePlacement
@@ -56,12 +56,16 @@ class Sizes:
     """
 
     def __init__(
-        self, costs: StageCosts, compiled: CompiledProgram, transfer_bytes: Sequence[int], carried: Sequence[Carried]
+        self,
+        costs: StageCosts,
+        compiled: CompiledProgram,
+        transfer_bytes: Sequence[int],
+        carried: Sequence[CoalescedMessage],
     ) -> None:
         self.costs, self.compiled, self.payloads = costs, compiled, transfer_bytes
         self.joined = joined(compiled, transfer_bytes)
         cluster = costs.book.profile.cluster
-        carried = carried or [Carried(size if size < ALONE_BYTES else 0) for size in transfer_bytes]
+        carried = carried or [CoalescedMessage(size if size < ALONE_BYTES else 0) for size in transfer_bytes]
         is_block = [cluster.link(slot.src, slot.dst).transport == SHARED_MEMORY for slot in compiled.transfers]
         self.framed = [0 if block else how.framed for how, block in zip(carried, is_block, strict=True)]
         firsts: dict[tuple[int, ...], int] = {}
@@ -97,7 +101,7 @@ class Sizes:
         return sizes
 
     def _activations(
-        self, carried: Sequence[Carried], is_block: Sequence[bool]
+        self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool]
     ) -> tuple[list[Activation], dict[_Part, float]]:
         """By activation slot; and by rank, stage and size, the share of what is sent that nothing else keeps."""
         alone = Counter[_Part]()
@@ -126,7 +130,7 @@ class Sizes:
         return activations, unsaved
 
     def _transfer_sizes(
-        self, carried: Sequence[Carried], is_block: Sequence[bool], unsaved: Mapping[_Part, float]
+        self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool], unsaved: Mapping[_Part, float]
     ) -> dict[str, list[int]]:
         """Of messages: where they are received, there from the announcement on, and where they were sent, unframed."""
         buffer, posted, kept = list[int](), list[int](), list[int]()

@@ -27,17 +27,17 @@ def boxes_of(layout: Layout, spec: TensorSpec, samples: int) -> Boxes:
     """``[parts, dims, 2]``: ``layout.boxes(spec, samples)``."""
     parts = [len(points) - 1 for points in layout.cuts.values()]
     places = np.indices(parts).reshape(len(parts), -1) if parts else np.zeros((0, 1), dtype=np.int64)
-    found = np.zeros((places.shape[1], len(spec.dims), 2), dtype=np.int64)
+    boxes = np.zeros((places.shape[1], len(spec.dims), 2), dtype=np.int64)
     names = list(layout.cuts)
     for position, (dim, extent) in enumerate(zip(spec.dims, spec.shape, strict=True)):
         units = samples if dim == SAMPLE else extent
         if dim not in layout.cuts or units == 0 or (extent == 1 and dim != SAMPLE):
-            found[:, position, 1] = extent
+            boxes[:, position, 1] = extent
             continue
         intervals = scaled_intervals(layout.cuts[dim], units)
         bounds = np.array([(part.start, part.stop) for part in intervals]) * (extent // units)
-        found[:, position] = bounds[places[names.index(dim)]]
-    return found
+        boxes[:, position] = bounds[places[names.index(dim)]]
+    return boxes
 
 
 def as_boxes(boxes: Sequence[Box]) -> Boxes:
@@ -60,10 +60,10 @@ def volumes(boxes: Boxes) -> Counts:
 
 def equal_ranks(boxes: Boxes) -> tuple[Members, ...]:
     """The ranks by equal boxes (``[ranks, dims, 2]``), in order of their first."""
-    found: dict[bytes, list[int]] = {}
+    by_box: dict[bytes, list[int]] = {}
     for member, box in enumerate(boxes):
-        found.setdefault(box.tobytes(), []).append(member)
-    return tuple(tuple(members) for members in found.values())
+        by_box.setdefault(box.tobytes(), []).append(member)
+    return tuple(tuple(members) for members in by_box.values())
 
 
 def sources(owned: Boxes) -> NDArray[np.bool_]:
@@ -78,8 +78,8 @@ def sources(owned: Boxes) -> NDArray[np.bool_]:
     number = np.tril(np.broadcast_to(alike, alike.shape), -1).sum(axis=-1)
     turn = np.arange(ranks)[:, None] % replicas[..., None, :] == number[..., None, :]
     own = np.eye(ranks, dtype=bool)
-    found: NDArray[np.bool_] = np.where(alike, own, turn)
-    return found
+    takes_from: NDArray[np.bool_] = np.where(alike, own, turn)
+    return takes_from
 
 
 def moved(owned: Boxes, held: Boxes, needed: Boxes) -> Counts:

@@ -100,17 +100,17 @@ def _shared(sized: SizedLayer, layout: Layout, needed: Boxes, dims: ContractedDi
 def _places(layout: Layout, name: str) -> NDArray[np.int64]:
     """The position of each rank along one dim of the grid."""
     parts = [len(points) - 1 for points in layout.cuts.values()]
-    found: NDArray[np.int64] = np.indices(parts).reshape(len(parts), -1)[list(layout.cuts).index(name)]
-    return found
+    places: NDArray[np.int64] = np.indices(parts).reshape(len(parts), -1)[list(layout.cuts).index(name)]
+    return places
 
 
 def _of_block(read: Boxes, along: int, together: NDArray[np.bool_]) -> Boxes:
     """What the ranks of each block read along a dim that places keep, by rank; ranks that read nothing do not count."""
-    found = read.copy()
+    of_block = read.copy()
     reads = volumes(read) > 0
     for rank, members in enumerate(together):
         some = members & reads
         if some.any():
-            found[rank] = read[some][0]
-            found[rank, along] = read[some, along, 0].min(), read[some, along, 1].max()
-    return found
+            of_block[rank] = read[some][0]
+            of_block[rank, along] = read[some, along, 0].min(), read[some, along, 1].max()
+    return of_block

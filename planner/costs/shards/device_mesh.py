@@ -28,12 +28,12 @@ def candidate_layouts(sized: SizedLayer, speeds: tuple[float, ...], axes: tuple[
     Args:
         speeds: of each rank; along each axis shares are in proportion to them.
     """
-    found: dict[bytes, Layout] = {}
+    by_boxes: dict[bytes, Layout] = {}
     for grid in factorisations(len(speeds), len(axes) + 1):
         layout = layout_on(sized, speeds, dict(zip((*axes, REPLICA), grid, strict=True)))
         if layout is not None:
-            found.setdefault(boxes_of(layout, sized.work, sized.samples).tobytes(), layout)
-    return tuple(found.values())
+            by_boxes.setdefault(boxes_of(layout, sized.work, sized.samples).tobytes(), layout)
+    return tuple(by_boxes.values())
 
 
 def proportional(extent: int, speeds: Sequence[float]) -> tuple[int, ...]:
@@ -48,11 +48,11 @@ def proportional(extent: int, speeds: Sequence[float]) -> tuple[int, ...]:
 
 def at_least_one(shares: tuple[int, ...]) -> tuple[int, ...]:
     """Shares with what the empty ones need taken from the largest; as they are if there is too little."""
-    found = list(shares)
-    while 0 in found and max(found) > 1:
-        found[found.index(max(found))] -= 1
-        found[found.index(0)] += 1
-    return tuple(found)
+    filled = list(shares)
+    while 0 in filled and max(filled) > 1:
+        filled[filled.index(max(filled))] -= 1
+        filled[filled.index(0)] += 1
+    return tuple(filled)
 
 
 def most_margin(sized: SizedLayer, layout: Layout) -> int:

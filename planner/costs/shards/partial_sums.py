@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from planner.costs.communication.collectives import norm_s, partial_sum_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.boxes import boxes_of, equal_ranks, volumes
-from planner.costs.shards.option import Shards
+from planner.costs.shards.sharding_spec import Shards
 from planner.ir.cluster import GRADIENT_SUMS, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers.elementwise import CLASS, has_classes_apart
@@ -85,12 +85,12 @@ def reduction_rate(book: PriceBook, ranks: tuple[int, ...]) -> float:
 
 def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
     """``[2, options]``: what a normalisation exchanges, forward and backward; zeros for other layers."""
-    found = np.zeros((2, len(shards.options)))
+    seconds = np.zeros((2, len(shards.options)))
     for k, members, forward, backward in _statistics(shards):
         group = tuple(ranks[member] for member in members)
         for way, size in enumerate((len(group) * forward, backward)):
-            found[way, k] = max(found[way, k], float(norm_s(cluster, group, size)))
-    return found
+            seconds[way, k] = max(seconds[way, k], float(norm_s(cluster, group, size)))
+    return seconds
 
 
 def statistics_standing(shards: Shards) -> Array:
@@ -98,10 +98,10 @@ def statistics_standing(shards: Shards) -> Array:
 
     These come again with every micro-batch (``planner.ir.cluster.STANDING_BYTES``).
     """
-    found = np.zeros(shards.share.shape)
+    standing_bytes = np.zeros(shards.share.shape)
     for k, members, *rows in _statistics(shards):
-        found[k, members] = 2 * (len(members) - 1) * sum(row for row in rows if row <= STANDING_BYTES)
-    return found
+        standing_bytes[k, members] = 2 * (len(members) - 1) * sum(row for row in rows if row <= STANDING_BYTES)
+    return standing_bytes
 
 
 def _statistics(shards: Shards) -> Iterator[tuple[int, list[int], int, int]]:
@@ -132,10 +132,10 @@ def classes_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array
 
     As ``runtime.spatial.op_rules.elementwise``: forward four numbers a place from each rank to each, backward nothing.
     """
-    found = np.zeros((2, len(shards.options)))
+    seconds = np.zeros((2, len(shards.options)))
     sized = shards.sized
     if sized.layer.kind != LOSS or not has_classes_apart(sized.layer, sized.inputs):
-        return found
+        return seconds
     width = max(BYTES_PER_ELEMENT[sized.work.dtype], _LEAST_BYTES)
     for k, own in enumerate(boxes_of(option.layout, sized.work, sized.samples) for option in shards.options):
         is_whole = own[:, CLASS, 1] - own[:, CLASS, 0] == sized.work.shape[CLASS]
@@ -145,8 +145,8 @@ def classes_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array
             if len(group) < 2 or is_whole[list(members)].all():
                 continue
             size = len(group) * 4 * float(volumes(places[members[0]])) * width
-            found[0, k] = max(found[0, k], float(norm_s(cluster, group, size)))
-    return found
+            seconds[0, k] = max(seconds[0, k], float(norm_s(cluster, group, size)))
+    return seconds
 
 
 def pending_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:
@@ -154,16 +154,16 @@ def pending_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array
 
     Zeros for other layers, and for the loss: its parts are summed with the gradients.  Sums are of 4 bytes at least.
     """
-    found = np.zeros((2, len(shards.options)))
+    seconds = np.zeros((2, len(shards.options)))
     sized = shards.sized
     if sized.relation.REDUCTION != "sum" or sized.layer.kind == LOSS:
-        return found
+        return seconds
     for owned, spec in zip(shards.owned, sized.layer.outputs, strict=True):
         num_bytes = volumes(owned) * max(BYTES_PER_ELEMENT[spec.dtype], _LEAST_BYTES)
         passes = 2 if spec.is_float else 1
         for k, groups in enumerate(map(equal_ranks, owned)):
             for members in groups:
                 group = tuple(ranks[member] for member in members)
-                seconds = float(partial_sum_s(cluster, group, num_bytes[k, members[0]]))
-                found[:passes, k] = np.maximum(found[:passes, k], seconds)
-    return found
+                sum_s = float(partial_sum_s(cluster, group, num_bytes[k, members[0]]))
+                seconds[:passes, k] = np.maximum(seconds[:passes, k], sum_s)
+    return seconds

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from planner.costs.shards.boxes import Boxes, as_boxes, volumes
-from planner.costs.shards.option import Option, Shards
+from planner.costs.shards.sharding_spec import ShardingSpec, Shards
 from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution
@@ -45,7 +45,7 @@ def tile_shards(sized: SizedLayer, tiles: Sequence[LayerDivision]) -> Shards:
     weights = tuple(_stacked([tile.weights[index] for tile in tiles]) for index in range(len(sized.parameters)))
     total = float(prod(sized.work.shape)) or 1.0
     share = volumes(work) / (total * of_samples)
-    options = tuple(Option.of(tile.layout) for tile in tiles)
+    options = tuple(ShardingSpec.of(tile.layout) for tile in tiles)
     return Shards(sized, options, owned, owned, needed, weights, work, samples, share, ((),) * len(tiles))
 
 
@@ -95,14 +95,14 @@ def transient_bytes(sized: SizedLayer, read: Sequence[Box], done: Box, there: Se
     if kernel == 1 and channels <= _BLOCK:
         return copied
     made = output // filters * _blocks(filters)
-    taken = sizes[0] // channels * _blocks(channels) if channels > _BLOCK else 0
-    blocks = max(made, taken + made - output)
+    blocked_input = sizes[0] // channels * _blocks(channels) if channels > _BLOCK else 0
+    blocks = max(made, blocked_input + made - output)
     # Held rows may be convolved on their own, or all that is read, with zeros around it.
     held = intersect(read[0], there[0])
     rows = (tuple(map(len, box[-len(window) - 1 :])) for box in (held, read[0]) if box is not None)
     samples = len(read[0][0]) if channel else 1
-    found = {spreads_windows((samples, *shape), filters, layer.attributes) for shape in rows}
-    return copied + max(spread if is_spread else blocks for is_spread in found)
+    spreads = {spreads_windows((samples, *shape), filters, layer.attributes) for shape in rows}
+    return copied + max(spread if is_spread else blocks for is_spread in spreads)
 
 
 def spreads_windows(shape: Sequence[int], filters: int, attributes: Mapping[str, object]) -> bool:

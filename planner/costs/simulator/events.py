@@ -27,7 +27,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from planner.costs.memory.lifetimes import usages
-from planner.costs.memory.messages import Carried
+from planner.costs.memory.messages import CoalescedMessage
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.next_step import with_next_step
 from planner.costs.simulator.prices import SlotPrices
@@ -84,7 +84,11 @@ def execute(compiled: CompiledProgram, prices: SlotPrices) -> Trace:
 
 
 def timeline(
-    compiled: CompiledProgram, trace: Trace, costs: StageCosts, sizes: Sequence[int], carried: Sequence[Carried] = ()
+    compiled: CompiledProgram,
+    trace: Trace,
+    costs: StageCosts,
+    sizes: Sequence[int],
+    carried: Sequence[CoalescedMessage] = (),
 ) -> Timeline:
     """The trace as a timeline, with memory beside it.
 

@@ -30,7 +30,7 @@ from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import Array, SizeTable, before, layers_of, span
 from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement
-from planner.costs.stages.stage_sums import PASSES, StageTimes
+from planner.costs.stages.stage_sums import PASSES, PassTimes
 from planner.ir.cluster import GRADIENT_SUMS, Evidence
 from planner.ir.plan import Size, TokenSlice, samples_in
 from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
@@ -52,7 +52,7 @@ class StageCosts:
     micro_batches: tuple[Size, ...]
     trains: bool = True
     prepares_next_step: bool = False
-    _times: dict[tuple[int, Size], StageTimes] = field(init=False, default_factory=dict, repr=False)
+    _times: dict[tuple[int, Size], PassTimes] = field(init=False, default_factory=dict, repr=False)
     _reductions: dict[int, float] = field(init=False, default_factory=dict, repr=False)
     _found: dict[str, float] = field(init=False, default_factory=dict, repr=False)
     _kinds: dict[int, str] = field(init=False, default_factory=dict, repr=False)
@@ -264,7 +264,7 @@ class StageCosts:
             return 0.0
         return self.times(action.stage, self.micro_batches[action.microbatch]).exchange_s(action.op)
 
-    def times(self, number: int, size: Size) -> StageTimes:
+    def times(self, number: int, size: Size) -> PassTimes:
         """What the passes of a stage take for a micro-batch or slice of this size."""
         placed = self.stages[number]
         if placed.laid_out:
@@ -274,11 +274,11 @@ class StageCosts:
             times = self._times[number, size] = self._cut_alike(placed, samples_in(size))
         return times
 
-    def _cut_alike(self, placed: StagePlacement, samples: int) -> StageTimes:
+    def _cut_alike(self, placed: StagePlacement, samples: int) -> PassTimes:
         """Of a stage that is cut along samples alone: differences of sums over layers, once for like members."""
         members = [(self.kind(rank), own) for rank, own in zip(placed.ranks, placed.samples[samples], strict=True)]
         is_shared, runs = len(members) > 1, placed.runs
-        sums = {member: self.book.sums(*member, is_shared, placed.again) for member in members}
+        sums = {member: self.book.sums(*member, is_shared, placed.recompute_mask) for member in members}
         passes = {member: tuple(own.action_s(op, runs, False) for op in PASSES) for member, own in sums.items()}
         adds = {
             member: span(own.accumulate_s, runs) + sum(_part_of(own.accumulate_s, tie.outside) for tie in placed.ties)
@@ -286,12 +286,12 @@ class StageCosts:
         }
         forward_s = backward_s = 0.0
         if is_shared:
-            exchanges = self.book.exchanges_s(placed.ranks, samples, placed.again, self.trains)
+            exchanges = self.book.exchanges_s(placed.ranks, samples, placed.recompute_mask, self.trains)
             forward_s, backward_s = (span(way, runs) for way in exchanges)
             gather_s, scatter_s = self._in_slices_s(placed)
             forward_s += gather_s
             backward_s += (1 + placed.recompute) * gather_s + scatter_s
-        return StageTimes(
+        return PassTimes(
             tuple(zip(*(passes[member] for member in members), strict=True)),
             tuple(adds[member] for member in members),
             forward_s,

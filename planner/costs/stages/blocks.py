@@ -19,7 +19,7 @@ import numpy as np
 
 from planner.costs.communication.collectives import call_s
 from planner.costs.communication.resharding import exchange_s
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.shards.tiles import box_bytes, tile_shards, transient_bytes
 from planner.costs.stages.layouts import FORWARD, LayoutPrices
 from planner.costs.stages.stage_cost import Array, StageCost, stage_cost
@@ -30,7 +30,9 @@ from planner.ir.plan import Block
 from planner.layers.division import BlockDivision, Division, LayerDivision
 
 
-def stage_cost_in_blocks(prices: LayoutPrices, chosen: Mapping[int, Option], blocks: Sequence[Block]) -> StageCost:
+def stage_cost_in_blocks(
+    prices: LayoutPrices, chosen: Mapping[int, ShardingSpec], blocks: Sequence[Block]
+) -> StageCost:
     """What the layers ``chosen`` (by index in the graph) cost in a forward plan, some of them in ``blocks``.
 
     Raises:

@@ -11,7 +11,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.layers.shards import part_of
 from planner.costs.pricing import Pricing
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.placement import StagePlacement
@@ -54,26 +54,26 @@ def unmeasured(book: PriceBook, decisions: Iterable[Decision]) -> dict[str, Unme
     measured = {
         (kind, one.layer, one.samples, one.part)
         for by_kind in (book.profile.measurements, book.profile.parts)
-        for kind, found in by_kind.items()
-        for one in found
+        for kind, measurements in by_kind.items()
+        for one in measurements
         if one.evidence == MEASURED
     }
     wanted: dict[tuple[str, str, int, tuple[int, ...]], None] = {}
     waiting: set[str] = set()
     exchanging: dict[str, set[str]] = {}
-    known = {table.operation for table in book.profile.cluster.collectives}
+    collectives = {table.operation for table in book.profile.cluster.collectives}
     for decision in decisions:
         candidate = candidate_of(book.profile.graph, decision)
         stages = Pricing(book).stages(candidate)
         waiting |= _processors(book, stages) if len(stages) > 1 else set()
         for stage in stages:
-            unknown = _exchanges(book, decision, stage) - known
+            unknown = _exchanges(book, decision, stage) - collectives
             for kind in _processors(book, [stage]) if unknown else ():
                 exchanging.setdefault(kind, set()).update(unknown)
             wanted.update(dict.fromkeys(_uses(book, decision, stage)))
     missing = [each for each in wanted if each not in measured]
     waiting -= book.profile.action_overhead_s.keys()
-    found = {}
+    unmeasured_of = {}
     for kind in dict.fromkeys((*(kind for kind, *_ in missing), *sorted(waiting | exchanging.keys()))):
         sizes = sorted({samples for other, _, samples, part in missing if other == kind and not part})
         shapes = [
@@ -81,8 +81,8 @@ def unmeasured(book: PriceBook, decisions: Iterable[Decision]) -> dict[str, Unme
         ]
         shapes.sort(key=lambda shape: shape.samples)
         around = tuple(each for each in AROUND if each in exchanging.get(kind, ()))
-        found[kind] = Unmeasured(tuple(sizes), tuple(shapes), kind in waiting, around)
-    return found
+        unmeasured_of[kind] = Unmeasured(tuple(sizes), tuple(shapes), kind in waiting, around)
+    return unmeasured_of
 
 
 def _processors(book: PriceBook, stages: Iterable[StagePlacement]) -> set[str]:
@@ -97,19 +97,19 @@ def _exchanges(book: PriceBook, decision: Decision, stage: StagePlacement) -> se
         return set()
     own, graph = layers_of(stage.runs), book.profile.graph
     kinds = {graph.layers[index].kind for index in own}
-    found = set()
+    exchanges = set()
     if any(takes_statistics(graph.layers[index], decision.trains) for index in own):
-        found.add(NORMALISATION)
+        exchanges.add(NORMALISATION)
     if stage.laid_out:
-        found |= {PIECES, PARTIAL_SUMS}
+        exchanges |= {PIECES, PARTIAL_SUMS}
     elif book.has_sites and any(has_halo(kind) for kind in kinds):
-        found.add(SITES)
+        exchanges.add(SITES)
     if book.has_sites and kinds.intersection(SUMMED):
-        found.add(PARTIAL_SUMS)
+        exchanges.add(PARTIAL_SUMS)
     sums = Op.REDUCE_GRAD.value
     if not stage.sharded and stage.own_bytes and any(sums in text for row in decision.program for text in row):
-        found.add(GRADIENT_SUMS)
-    return found
+        exchanges.add(GRADIENT_SUMS)
+    return exchanges
 
 
 def _uses(
@@ -127,7 +127,7 @@ def _uses(
         prices = LayoutPrices(book, stage.ranks, rows)
         for index in layers_of(stage.runs):
             name = layers[index].name
-            shards = prices.shards(index, (Option.placed(decision.layers[name]),))
+            shards = prices.shards(index, (ShardingSpec.placed(decision.layers[name]),))
             whole = part_of(shards.sized, shards.sized.work.shape)
             for member, rank in enumerate(stage.ranks):
                 box, number = shards.work[0, member], int(shards.samples[0, member])

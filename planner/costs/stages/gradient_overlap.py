@@ -81,13 +81,13 @@ def buckets_of_parts(
             group = next(members for members in equal_ranks(boxes) if member in members)
             if size and len(group) > 1 and name not in apart:
                 groups.setdefault(group, []).append(_Part(name, index, size))
-    found = [
+    buckets = [
         (replace(bucket, num_ranks=len(group)), names)
         for group, parts in groups.items()
         for bucket, names in _named_buckets(graph, parts)
     ]
-    found.sort(key=lambda each: -min(place[name] for name in each[1]))
-    return tuple(bucket for bucket, _ in found)
+    buckets.sort(key=lambda each: -min(place[name] for name in each[1]))
+    return tuple(bucket for bucket, _ in buckets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +111,25 @@ def _named_buckets(graph: Graph, parts: Sequence[_Part]) -> list[tuple[Bucket, l
         bytes_of.setdefault(part.name, whole if part.num_bytes is None else part.num_bytes)
     names = list(first)
     sizes = [bytes_of[name] for name in names]
-    found = []
+    buckets = []
     for places in in_buckets(sizes):
         num_bytes = sum(sizes[place] for place in places)
         copied = num_bytes if len(places) > 1 else 0
         own = [names[place] for place in places]
         by_layer = tuple((first[name], bytes_of[name]) for name in own)
         ends = min(first[name] for name in own), max(last[name] for name in own)
-        found.append((Bucket(num_bytes, ends[0], copied, ends[1], by_layer), own))
-    return found
+        buckets.append((Bucket(num_bytes, ends[0], copied, ends[1], by_layer), own))
+    return buckets
 
 
 def exposed_s(
-    found: Sequence[Bucket],
+    buckets: Sequence[Bucket],
     behind_s: Callable[[int], float],
     sum_s: Callable[[int], float],
     core_s: Callable[[int], float],
     copied_s: Callable[[int], float],
 ) -> float:
-    """Seconds that ranks wait for the sums of ``found`` after their backward.
+    """Seconds that ranks wait for the sums of ``buckets`` after their backward.
 
     Args:
         behind_s: of backward, that sums can run behind: those that come after the layer of that index.
@@ -137,15 +137,15 @@ def exposed_s(
         core_s: that moving so many bytes takes from the core that computes.
         copied_s: of hearing of each gradient and putting so many bytes of them together.
     """
-    copying_s = sum(copied_s(bucket.copied_bytes) for bucket in found)
-    if len(found) < 2:  # it is complete when backward ends
-        return copying_s + sum(sum_s(bucket.num_bytes) for bucket in found)
+    copying_s = sum(copied_s(bucket.copied_bytes) for bucket in buckets)
+    if len(buckets) < 2:  # it is complete when backward ends
+        return copying_s + sum(sum_s(bucket.num_bytes) for bucket in buckets)
     left_s = waited_s = hidden_s = 0.0
-    for bucket in reversed(found):
+    for bucket in reversed(buckets):
         left_s += sum_s(bucket.num_bytes)
         hidden_s = behind_s(bucket.first_layer)
         waited_s = max(waited_s, left_s - hidden_s)
-    moved_s = sum(core_s(bucket.num_bytes) for bucket in found)
+    moved_s = sum(core_s(bucket.num_bytes) for bucket in buckets)
     return copying_s + waited_s + moved_s * min(1.0, hidden_s / left_s if left_s > 0 else 0.0)
 
 

@@ -49,11 +49,11 @@ def spare_cores(cluster: Cluster, num_ranks: int) -> tuple[int | None, ...]:
     Ranks take them by turns, in the order of both, as :func:`cuda_ops.device.host.spare_core` has it.  Beside an
     accelerator the rank has its host anyhow: its own number.  Parts of cores do not count (``DeviceSpec.core_share``).
     """
-    found: list[int | None] = []
+    cores: list[int | None] = []
     for rank in range(num_ranks):
         host = cluster.devices[rank].host
         if has_host_beside(cluster.devices[rank]):
-            found.append(rank)
+            cores.append(rank)
             continue
         spare = [
             number
@@ -61,8 +61,8 @@ def spare_cores(cluster: Cluster, num_ranks: int) -> tuple[int | None, ...]:
             if number >= num_ranks and device.host == host and is_core(device)
         ]
         before = sum(device.host == host for device in cluster.devices[:rank])
-        found.append(spare[before % len(spare)] if spare else None)
-    return tuple(found)
+        cores.append(spare[before % len(spare)] if spare else None)
+    return tuple(cores)
 
 
 def is_core(device: DeviceSpec) -> bool:
@@ -105,16 +105,16 @@ class Preparations:
         if not inputs:
             return 0.0
         key = (kind, inputs, samples, shared)
-        found = self._seconds.get(key)
-        if found is None:
-            found = 0.0
+        prep_s = self._seconds.get(key)
+        if prep_s is None:
+            prep_s = 0.0
             for several in closure(self.profile.preparations.get(kind, ()), inputs).values():
                 cost = _nearest(several, samples)
                 if not self._is_found(cost):
                     made_s = cost.shared_s if shared and self._is_map(cost) else cost.seconds
-                    found += made_s * samples / cost.samples
-            self._seconds[key] = found
-        return found
+                    prep_s += made_s * samples / cost.samples
+            self._seconds[key] = prep_s
+        return prep_s
 
     def found_s(self, kind: str, samples: float, *, shared: bool = False) -> float:
         """Seconds in which a rank on a device of ``kind`` finds the sites of a micro-batch, before the program.
@@ -123,17 +123,17 @@ class Preparations:
             shared: as of :meth:`seconds`: then they are put in order as well.
         """
         key = (kind, samples, shared)
-        found = self._found.get(key)
-        if found is None:
-            found = 0.0
+        sites_s = self._found.get(key)
+        if sites_s is None:
+            sites_s = 0.0
             for several in closure(self.profile.preparations.get(kind, ()), self._prepared).values():
                 cost = _nearest(several, samples)
                 if self._is_found(cost):
-                    found += (cost.seconds + shared * cost.shared_s) * samples / cost.samples
+                    sites_s += (cost.seconds + shared * cost.shared_s) * samples / cost.samples
                 elif shared and self._is_map(cost):
-                    found += cost.seconds * samples / cost.samples
-            self._found[key] = found
-        return found
+                    sites_s += cost.seconds * samples / cost.samples
+            self._found[key] = sites_s
+        return sites_s
 
     def is_beside(self, kind: str) -> bool:
         """Whether a thread of each rank prepares a step ahead, for the rank's own samples."""
@@ -208,10 +208,10 @@ class Preparations:
         )
 
     def _read(self, index: int) -> frozenset[str]:
-        found = self._inputs.get(index)
-        if found is None:
-            found = self._inputs[index] = self._prepared.intersection(self.profile.graph.layers[index].inputs)
-        return found
+        inputs = self._inputs.get(index)
+        if inputs is None:
+            inputs = self._inputs[index] = self._prepared.intersection(self.profile.graph.layers[index].inputs)
+        return inputs
 
 
 def closure(costs: Iterable[PreparationCost], inputs: frozenset[str]) -> Mapping[str, list[PreparationCost]]:
@@ -219,14 +219,14 @@ def closure(costs: Iterable[PreparationCost], inputs: frozenset[str]) -> Mapping
     named: dict[str, list[PreparationCost]] = {}
     for cost in costs:
         named.setdefault(cost.name, []).append(cost)
-    needed = [name for name, found in named.items() if inputs.intersection(found[0].inputs)]
-    taken: dict[str, list[PreparationCost]] = {}
+    needed = [name for name, of_name in named.items() if inputs.intersection(of_name[0].inputs)]
+    reached: dict[str, list[PreparationCost]] = {}
     while needed:
         name = needed.pop()
-        if name not in taken and name in named:
-            taken[name] = named[name]
+        if name not in reached and name in named:
+            reached[name] = named[name]
             needed.extend(named[name][0].after)
-    return {name: taken[name] for name in sorted(taken)}
+    return {name: reached[name] for name in sorted(reached)}
 
 
 def _nearest(several: Iterable[PreparationCost], samples: float) -> PreparationCost:

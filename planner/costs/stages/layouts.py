@@ -28,8 +28,8 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.shards import MeasuredParts
 from planner.costs.shards.boxes import volumes
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts, factorisations, most_margin
-from planner.costs.shards.option import Option, Shards, shards_of
 from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
+from planner.costs.shards.sharding_spec import ShardingSpec, Shards, shards_of
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, output_of, producer
 from planner.ir.problem import SAMPLE_DIMS
 from planner.layers import check_samples_apart, takes_statistics
@@ -87,7 +87,7 @@ class LayoutPrices:
     _sharing: frozenset[str] = field(init=False, repr=False)
     _axes: tuple[str, ...] = field(init=False, repr=False)
     _sized: dict[int, SizedLayer] = field(init=False, default_factory=dict, repr=False)
-    _options: dict[object, tuple[Option, ...]] = field(init=False, default_factory=dict, repr=False)
+    _options: dict[object, tuple[ShardingSpec, ...]] = field(init=False, default_factory=dict, repr=False)
     _shards: dict[object, Shards] = field(init=False, default_factory=dict, repr=False)
     _crossings: dict[object, Resharding] = field(init=False, default_factory=dict, repr=False)
     _summed: dict[object, Sums] = field(init=False, default_factory=dict, repr=False)
@@ -101,11 +101,11 @@ class LayoutPrices:
         self._mixing = frozenset(check_samples_apart(graph))
         self._sharing = sharing_weights(graph)
         self._axes = axes_of(graph, self.allow)
-        seen: set[str] = set()
+        owned: set[str] = set()
         self._own = {}
         for layer in graph.layers:
-            self._own[layer.name] = tuple(name not in seen for name in layer.parameters)
-            seen.update(layer.parameters)
+            self._own[layer.name] = tuple(name not in owned for name in layer.parameters)
+            owned.update(layer.parameters)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -133,14 +133,14 @@ class LayoutPrices:
             sized_layer = self._sized[index] = SizedLayer.of(graph, layer, self._values, self.samples, mixes)
         return sized_layer
 
-    def options(self, index: int) -> tuple[Option, ...]:
+    def options(self, index: int) -> tuple[ShardingSpec, ...]:
         """What a layer may choose from, of what the runtime runs (:mod:`planner.layers.stage_rules`)."""
         sized = self.sized(index)
         shares_weight = sized.layer.name in self._sharing
         key = (sized.signature, shares_weight)
         layer_options = self._options.get(key)
         if layer_options is None:
-            layouts = (Option.of(each) for each in candidate_layouts(sized, self.speeds(), self._axes))
+            layouts = (ShardingSpec.of(each) for each in candidate_layouts(sized, self.speeds(), self._axes))
             ranks = len(self.ranks)
             plain = tuple(
                 each for each in layouts if may_be_laid_out(sized.layer, dict(each.grid), ranks, shares_weight)
@@ -148,7 +148,7 @@ class LayoutPrices:
             layer_options = self._options[key] = (*plain, *self._with_margins(sized, plain))
         return layer_options
 
-    def shards(self, index: int, options: tuple[Option, ...]) -> Shards:
+    def shards(self, index: int, options: tuple[ShardingSpec, ...]) -> Shards:
         """The boxes of a layer under ``options``."""
         sized = self.sized(index)
         key = (sized.signature, options)
@@ -157,7 +157,7 @@ class LayoutPrices:
             layer_shards = self._shards[key] = shards_of(sized, options)
         return layer_shards
 
-    def layer(self, index: int, options: tuple[Option, ...]) -> LayerTable:
+    def layer(self, index: int, options: tuple[ShardingSpec, ...]) -> LayerTable:
         """What a layer costs under ``options``, messages apart.
 
         Raises:
@@ -180,7 +180,7 @@ class LayoutPrices:
         )
 
     def crossing(
-        self, maker: int, reader: int, of_maker: tuple[Option, ...], of_reader: tuple[Option, ...]
+        self, maker: int, reader: int, of_maker: tuple[ShardingSpec, ...], of_reader: tuple[ShardingSpec, ...]
     ) -> Resharding:
         """What moves from layer ``maker`` to layer ``reader``, by the options of both."""
         source, destination = self.shards(maker, of_maker), self.shards(reader, of_reader)
@@ -237,7 +237,7 @@ class LayoutPrices:
             self._summed[key] = layer_sums
         return layer_sums
 
-    def _with_margins(self, sized: SizedLayer, plain: tuple[Option, ...]) -> tuple[Option, ...]:
+    def _with_margins(self, sized: SizedLayer, plain: tuple[ShardingSpec, ...]) -> tuple[ShardingSpec, ...]:
         return tuple(
             replace(option, margin=rows)
             for option in plain
@@ -246,18 +246,18 @@ class LayoutPrices:
 
     def cost_of_part(self, index: int, shards: Shards) -> Array:
         """``[6, options, ranks]``: seconds and bytes of each part, as measured or from the cost of whole samples."""
-        found = np.zeros((6, *shards.share.shape))
+        costs = np.zeros((6, *shards.share.shape))
         for member, rank in enumerate(self.ranks):
             for samples in np.unique(shards.samples[:, member]).tolist():
                 rows = shards.samples[:, member] == samples
                 whole = self.book.tables.columns(self.book.kind_off_chip(rank), samples)[:, index]
-                found[:, rows, member] = whole[:, None] * shards.share[rows, member]
+                costs[:, rows, member] = whole[:, None] * shards.share[rows, member]
         self.parts.put_in(
-            found, self.layers[index].name, [self.book.kind_off_chip(rank) for rank in self.ranks], shards
+            costs, self.layers[index].name, [self.book.kind_off_chip(rank) for rank in self.ranks], shards
         )
         for member, rank in enumerate(self.ranks):
-            found[:SAVED, :, member] *= self.book.added(self.book.kind_off_chip(rank), len(self.ranks) > 1)[:, None]
-        return found
+            costs[:SAVED, :, member] *= self.book.added(self.book.kind_off_chip(rank), len(self.ranks) > 1)[:, None]
+        return costs
 
     def _rate(self, ranks: tuple[int, ...]) -> float:
         """Seconds a byte of a sum over ``ranks``, where all parameters of the graph are summed at once."""
@@ -280,9 +280,9 @@ class LayoutPrices:
 
 def _values_read(maker: Layer, reader: Layer) -> list[tuple[int, int]]:
     """(output of the maker, input of the reader) for each value that passes, once."""
-    found = []
+    pairs = []
     for position, name in enumerate(reader.inputs):
         layer, output = output_of(name)
         if layer == maker.name and reader.inputs.index(name) == position:
-            found.append((output, position))
-    return found
+            pairs.append((output, position))
+    return pairs

@@ -11,18 +11,18 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import Run, TiedParameter
 from planner.costs.layers.token_slices import SAVED, WORKSPACE
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.blocks import stage_cost_in_blocks
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import LayerBytes, StageCost, stage_cost
-from planner.costs.stages.stage_sums import Again, with_recompute
+from planner.costs.stages.stage_sums import RecomputeMask, with_recompute
 from planner.ir.cluster import INTERPOLATED
 from planner.ir.plan import Block, Size, TokenSlice
 from planner.ir.problem import SAMPLE_DIMS
 
 
 @dataclass(frozen=True, slots=True)
-class Tie:
+class TiedWeights:
     """Parameters of a stage that the same other stages use too; their gradients are summed before the updates.
 
     Attributes:
@@ -67,13 +67,13 @@ class StagePlacement:
     parameter_bytes: int
     recompute: bool = False
     zero: int = 0
-    ties: tuple[Tie, ...] = ()
+    ties: tuple[TiedWeights, ...] = ()
     tied: frozenset[str] = frozenset()
     laid_out: Mapping[Size, StageCost] = field(default_factory=dict)
     recomputed: tuple[tuple[int, ...], ...] = ()
 
     @property
-    def again(self) -> Again:
+    def recompute_mask(self) -> RecomputeMask:
         """Which of its layers are computed again."""
         return self.recompute or (bool(self.recomputed) and tuple(index for span in self.recomputed for index in span))
 
@@ -100,7 +100,7 @@ class StagePlacement:
 
 def ties_between(
     parameters: Sequence[TiedParameter], stage_of: Sequence[int], ranks: Sequence[tuple[int, ...]]
-) -> tuple[list[tuple[Tie, ...]], frozenset[str]]:
+) -> tuple[list[tuple[TiedWeights, ...]], frozenset[str]]:
     """By stage, what it shares with others; and the names of all that several stages use.
 
     Args:
@@ -112,7 +112,7 @@ def ties_between(
         together = tuple(sorted({stage_of[layer] for layer in parameter.layers}))
         if len(together) > 1:
             shared.setdefault(together, []).append(parameter)
-    ties: list[list[Tie]] = [[] for _ in ranks]
+    ties: list[list[TiedWeights]] = [[] for _ in ranks]
     for together, own in shared.items():
         everyone, size = ranks_of(together, ranks), sum(parameter.num_bytes for parameter in own)
         for stage in together:
@@ -121,7 +121,7 @@ def ties_between(
             for parameter in own:
                 first = parameter.layers[0]
                 where[stage_of[first] != stage].append((first, parameter.part))
-            ties[stage].append(Tie(everyone, size, below, *map(tuple, where)))
+            ties[stage].append(TiedWeights(everyone, size, below, *map(tuple, where)))
     return [tuple(each) for each in ties], frozenset(p.name for own in shared.values() for p in own)
 
 
@@ -171,7 +171,7 @@ class LayoutBook:
     def costs(
         self,
         ranks: tuple[int, ...],
-        options: Mapping[int, Option],
+        options: Mapping[int, ShardingSpec],
         sizes: Collection[int],
         blocks: tuple[Block, ...] = (),
     ) -> dict[Size, StageCost]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import Numbers
 from planner.costs.stages.shared_times import GroupTimes
-from planner.costs.stages.stage_bound import Stage, StageBound
+from planner.costs.stages.stage_bound import BoundedStages, StageBound
 
 _MANY_STAGES = 40_000
 """Of so many the least largest time is not worked out; the mean is a bound of it."""
@@ -34,7 +34,7 @@ class SharedBound:
     upper_s: float
     _alone: list[Array] = field(default_factory=list)
 
-    def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> Stage:
+    def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> BoundedStages:
         """As :meth:`StageBound.stage`."""
         there, back = self._exchanges_s(first, last)
         head = self.times.mean(lambda member: member.forward, first, last) + there
@@ -46,7 +46,7 @@ class SharedBound:
         if self.single.memory is not None:
             window = self.single.memory.window(first, last, num_microbatches)
         tail = self._tail_s(first, last)
-        return Stage(head, back_s, head, back_s, np.zeros_like(head), work, all_work, tail, window)
+        return BoundedStages(head, back_s, head, back_s, np.zeros_like(head), work, all_work, tail, window)
 
     def largest_work_s(self, first: Numbers, last: Numbers) -> Array:
         """The least largest time of a member for all that it does in a step."""

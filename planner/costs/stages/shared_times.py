@@ -26,7 +26,7 @@ import numpy as np
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import Cuts, Numbers
-from planner.costs.stages.stage_sums import Again
+from planner.costs.stages.stage_sums import RecomputeMask
 
 Line = tuple[Array, Array]
 """A base and a slope a sample, at each cut: no number of samples takes less."""
@@ -74,7 +74,7 @@ def member_times(
     book: PriceBook,
     cuts: Cuts,
     micro_batches: Sequence[int],
-    member: tuple[str, int, Again],
+    member: tuple[str, int, RecomputeMask],
     schedules: tuple[bool, bool],
 ) -> MemberTimes:
     """Of a member with any number of samples of a full micro-batch.
@@ -86,8 +86,8 @@ def member_times(
     Raises:
         MissingMeasurementError: a layer's cost at one of these sizes is not known.
     """
-    (kind, most, again), (trains, splits) = member, schedules
-    rows = [book.sums(kind, samples, True, again) for samples in range(1, most + 1)]
+    (kind, most, recompute), (trains, splits) = member, schedules
+    rows = [book.sums(kind, samples, True, recompute) for samples in range(1, most + 1)]
     forward = np.array([np.diff(row.forward_s) for row in rows])
     first, later, whole = (
         trains * np.array([np.diff(sums) for sums in column])
@@ -203,12 +203,12 @@ class GroupTimes:
         Samples that are not there are missing first where members are the slowest.
         """
         order = sorted(range(len(level)), key=lambda sort: -float(self.members[sort].all_work.sums[0, -1]))
-        found = [[top] * count for top, count in zip(level, self.counts, strict=True)]
-        spare = sum(map(sum, found)) - self.size
+        by_sort = [[top] * count for top, count in zip(level, self.counts, strict=True)]
+        spare = sum(map(sum, by_sort)) - self.size
         places = [(sort, member) for sort in order for member in reversed(range(self.counts[sort]))]
         while spare > 0:
             for sort, member in places:
-                if spare > 0 and found[sort][member] > 1:
-                    found[sort][member] -= 1
+                if spare > 0 and by_sort[sort][member] > 1:
+                    by_sort[sort][member] -= 1
                     spare -= 1
-        return tuple(chain.from_iterable(found))
+        return tuple(chain.from_iterable(by_sort))

@@ -15,10 +15,10 @@ import numpy as np
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, TiedParameter
-from planner.costs.memory.memory_bound import Cuts, Memory, Numbers, holder_of, may_bind
+from planner.costs.memory.memory_bound import Cuts, LeastMemory, Numbers, holder_of, may_bind
 from planner.costs.stages.gradient_overlap import least_reduction_s
 from planner.costs.stages.shared_times import MemberTimes, member_times
-from planner.costs.stages.stage_sums import Again
+from planner.costs.stages.stage_sums import RecomputeMask
 
 _MANY_SAMPLES = 256
 """More are not held against memory one by one."""
@@ -49,7 +49,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stage:
+class BoundedStages:
     """What stages between given cuts take on a group, in seconds, elementwise.
 
     Attributes:
@@ -88,7 +88,7 @@ class Parted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageBound:
-    """What any stage costs at least on devices of given kinds, hosts apart; see :class:`Stage`.
+    """What any stage costs at least on devices of given kinds, hosts apart; see :class:`BoundedStages`.
 
     Attributes:
         turns: F and B (or I) of each member, running sums.
@@ -116,10 +116,10 @@ class StageBound:
     is_even: bool
     parameter_bytes: Array
     zero: int
-    memory: Memory | None
+    memory: LeastMemory | None
     parted: Parted | None = None
 
-    def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> Stage:
+    def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> BoundedStages:
         """Stages between ``first`` and ``last``, arrays that broadcast."""
         there = self.exchange_forward[last] - self.exchange_forward[first]
         back = self.exchange_backward[last] - self.exchange_backward[first]
@@ -137,7 +137,7 @@ class StageBound:
             window = self.memory.window(first, last, num_microbatches)
         work = self.works.most(first, last) + always
         longest_s = self.whole_backs.most(first, last) + back if self.sums_gradients else back
-        return Stage(
+        return BoundedStages(
             head=head + there,
             back=back_s + back,
             slow_head=slow_head + there,
@@ -240,11 +240,11 @@ class StageBounds:
     trains: bool
     splits: bool
     received: Array | None = None
-    _workspaces: dict[tuple[str, float, Again], Array] = field(init=False, default_factory=dict, repr=False)
+    _workspaces: dict[tuple[str, float, RecomputeMask], Array] = field(init=False, default_factory=dict, repr=False)
     _most: dict[object, Numbers | None] = field(init=False, default_factory=dict, repr=False)
 
-    def of(self, ranks: tuple[int, ...], members: Sequence[Member], again: Again, zero: int) -> StageBound:
-        """Of stages on ``ranks`` that compute activations ``again``; members that are alike once are enough.
+    def of(self, ranks: tuple[int, ...], members: Sequence[Member], recompute: RecomputeMask, zero: int) -> StageBound:
+        """Of stages on ``ranks`` that recompute activations of ``recompute``; members that are alike once are enough.
 
         Raises:
             MissingMeasurementError: a layer's cost at a member's sizes is not known.
@@ -252,7 +252,7 @@ class StageBounds:
         tables, shared = self.book.tables, len(ranks) > 1
         alike = list(dict.fromkeys((kind, samples) for kind, _, samples in members))
         kinds = list(dict.fromkeys(kind for kind, _ in alike))
-        sized = {(kind, n): self.book.sums(kind, n, shared, again) for kind, samples in alike for n in samples}
+        sized = {(kind, n): self.book.sums(kind, n, shared, recompute) for kind, samples in alike for n in samples}
         forward = {key: sums.forward_s for key, sums in sized.items()}
         first, later, whole = (
             {key: self.trains * sums for key, sums in way.items()}
@@ -266,7 +266,7 @@ class StageBounds:
         parts = len(ranks) if zero else 1
         updates = {kind: self.trains * tables.parameters(kind).update_s / parts for kind in kinds}
         smallest = min(self.micro_batches)
-        there, back = self.book.exchanges_s(ranks, smallest, again, self.trains)
+        there, back = self.book.exchanges_s(ranks, smallest, recompute, self.trains)
         works = self._spread([self._work_s(forward, first, later, member) for member in alike])
         with_adds = {key: sums + adds[key[0]] for key, sums in whole.items()}
         all_works = self._spread([self._work_s(forward, whole, with_adds, member) for member in alike])
@@ -288,40 +288,46 @@ class StageBounds:
             is_even=self.micro_batches[0] == self.micro_batches[-1],
             parameter_bytes=self._sums(tables.graph.parameter_bytes),
             zero=zero,
-            memory=self._memory(members, again, parts, zero),
+            memory=self._memory(members, recompute, parts, zero),
             parted=self._parted(len(ranks), kinds, parts) if self.trains and tables.graph.tied else None,
         )
 
-    def member_times(self, kind: str, most: int, again: Again) -> MemberTimes:
+    def member_times(self, kind: str, most: int, recompute: RecomputeMask) -> MemberTimes:
         """Of members of groups, each on ``kind`` with up to ``most`` samples; raises as :meth:`of`."""
-        return member_times(self.book, self.cuts, self.micro_batches, (kind, most, again), (self.trains, self.splits))
+        return member_times(
+            self.book, self.cuts, self.micro_batches, (kind, most, recompute), (self.trains, self.splits)
+        )
 
-    def most_samples(self, member: tuple[str, int], most: int, again: Again, parts: int, zero: int) -> Numbers | None:
+    def most_samples(
+        self, member: tuple[str, int], most: int, recompute: RecomputeMask, parts: int, zero: int
+    ) -> Numbers | None:
         """By first and last cut, the most of ``most`` samples that fit a member (kind, memory limit); None: always all.
 
         One micro-batch is kept.
         """
-        key = (member, most, again, parts, zero)
+        key = (member, most, recompute, parts, zero)
         if key not in self._most:
             self._most[key] = self._most_samples(*key)
         return self._most[key]
 
-    def _most_samples(self, member: tuple[str, int], most: int, again: Again, parts: int, zero: int) -> Numbers | None:
+    def _most_samples(
+        self, member: tuple[str, int], most: int, recompute: RecomputeMask, parts: int, zero: int
+    ) -> Numbers | None:
         kind, limit = member
         if most > _MANY_SAMPLES or not may_bind(self.book, [(kind, most, limit)], len(self.micro_batches)):
             return None
         count = len(self.cuts.sums(np.zeros(len(self.book.profile.graph.layers))))
         first, last = np.triu_indices(count, 1)
-        found = np.full((count, count), most, dtype=np.int64)
-        found[first, last] = 0
+        largest = np.full((count, count), most, dtype=np.int64)
+        largest[first, last] = 0
         for samples in range(most, 0, -1):
-            memory = self._memory([(kind, limit, (samples, samples))], again, parts, zero)
+            memory = self._memory([(kind, limit, (samples, samples))], recompute, parts, zero)
             fits = np.full(len(first), True) if memory is None else memory.window(first, last, 1) > 0
-            found[first[fits], last[fits]] = samples
+            largest[first[fits], last[fits]] = samples
             first, last = first[~fits], last[~fits]
             if not len(first):
                 break
-        return found
+        return largest
 
     def _parted(self, num_ranks: int, kinds: Sequence[str], parts: int) -> Parted:
         """Of stages on so many ranks of some kinds, which divide the optimiser's state in ``parts``."""
@@ -363,12 +369,12 @@ class StageBounds:
         distinct = {row.tobytes(): row for row in map(self._sums, rows)}  # members that are alike once
         return Spread(np.array(list(distinct.values())))
 
-    def _memory(self, members: Sequence[Member], again: Again, parts: int, zero: int) -> Memory | None:
+    def _memory(self, members: Sequence[Member], recompute: RecomputeMask, parts: int, zero: int) -> LeastMemory | None:
         """None where memory cannot matter."""
         sizes = [(kind, max(samples), limit) for kind, limit, samples in members]
         if not may_bind(self.book, sizes, len(self.micro_batches)):
             return None
-        return Memory(
+        return LeastMemory(
             tuple(
                 holder_of(
                     self.book,
@@ -377,7 +383,7 @@ class StageBounds:
                     samples,
                     limit,
                     self.trains,
-                    again,
+                    recompute,
                     parts,
                     self._workspaces,
                     self.received,

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from planner.costs.communication.resharding import Resharding
 from planner.costs.layers.confidence import weakest
 from planner.costs.shards.boxes import Boxes
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import FORWARD, LayerTable, LayoutPrices
-from planner.costs.stages.stage_sums import StageTimes, with_recompute
+from planner.costs.stages.stage_sums import PassTimes, with_recompute
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.layers import is_convolution
 
@@ -61,7 +61,7 @@ class LayerBytes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StageCost(StageTimes):
+class StageCost(PassTimes):
     """A stage under given options, for one micro-batch on its group; its ranks go at one pace.
 
     Exchanges are statistics, and messages between layers as far as nothing is computed meanwhile
@@ -97,7 +97,9 @@ class StageCost(StageTimes):
         return micro_batches * once + more + self.reduction_s + self.update_s
 
 
-def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option], counted: Collection[int] | None = None) -> StageCost:
+def stage_cost(
+    prices: LayoutPrices, chosen: Mapping[int, ShardingSpec], counted: Collection[int] | None = None
+) -> StageCost:
     """What the layers ``chosen`` (by index in the graph) cost under their options.
 
     Args:
@@ -114,15 +116,15 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option], counted: Coll
         for u, v in prices.edges(layers)
         if v in tables
     }
-    again = {index: float(chosen[index].recompute) for index in layers}
+    recompute = {index: float(chosen[index].recompute) for index in layers}
     ranks = len(prices.ranks)
     forward, backward, of_input, of_weight = (
         sum(float(table.seconds[way, 0].max()) for table in tables.values()) for way in range(4)
     )
-    repeated = sum(again[index] * float(table.seconds[FORWARD, 0].max()) for index, table in tables.items())
+    repeated = sum(recompute[index] * float(table.seconds[FORWARD, 0].max()) for index, table in tables.items())
     backward, of_input = with_recompute(backward, of_input, repeated)
-    exchange_forward_s, exchange_backward_s = _exchanged(prices, tables, crossings, again, layers)
-    saved, transient = _kept(prices, every, crossings, again)
+    exchange_forward_s, exchange_backward_s = _exchanged(prices, tables, crossings, recompute, layers)
+    saved, transient = _kept(prices, every, crossings, recompute)
     return StageCost(
         compute_s=((forward,), (backward,), (of_input,), (of_weight,)),
         accumulate_s=(sum(float(table.accumulate_s[0].max()) for table in tables.values()),),
@@ -146,7 +148,7 @@ def stage_cost(prices: LayoutPrices, chosen: Mapping[int, Option], counted: Coll
     )
 
 
-def with_ways(prices: LayoutPrices, chosen: Mapping[int, Option]) -> dict[int, Option]:
+def with_ways(prices: LayoutPrices, chosen: Mapping[int, ShardingSpec]) -> dict[int, ShardingSpec]:
     """``chosen`` with the number of ranks that share the input channels of each layer where it is left open.
 
     It is the one that moves the layer's first input in least time from the layer that makes it; 1 where that is none
@@ -165,7 +167,7 @@ def _exchanged(
     prices: LayoutPrices,
     tables: Mapping[int, LayerTable],
     crossings: Mapping[tuple[int, int], Resharding],
-    again: Mapping[int, float],
+    recompute: Mapping[int, float],
     layers: Collection[int],
 ) -> tuple[float, float]:
     forward = backward = 0.0
@@ -173,11 +175,11 @@ def _exchanged(
         apart = float(prices.apart_s(index, table.shards, layers)[0])
         once = apart + float(table.statistics_s[0, 0])
         forward += once
-        backward += apart + float(table.statistics_s[1, 0]) + again[index] * once
+        backward += apart + float(table.statistics_s[1, 0]) + recompute[index] * once
     for (_, reader), crossing in crossings.items():
         there, back = prices.exposed_s(reader, crossing, tables[reader])
         forward += float(there[0, 0])
-        backward += float(back[0, 0]) + again[reader] * float(there[0, 0])
+        backward += float(back[0, 0]) + recompute[reader] * float(there[0, 0])
     return forward, backward
 
 
@@ -185,17 +187,17 @@ def _kept(
     prices: LayoutPrices,
     tables: Mapping[int, LayerTable],
     crossings: Mapping[tuple[int, int], Resharding],
-    again: Mapping[int, float],
+    recompute: Mapping[int, float],
 ) -> tuple[Array, Array]:
     """(kept for each micro-batch in flight, there while one is recomputed), by rank."""
     saved, transient = np.zeros(len(prices.ranks)), np.zeros(len(prices.ranks))
     for index, table in tables.items():
-        saved += (1 - again[index]) * table.saved_bytes[0]
-        transient += again[index] * table.saved_bytes[0]
+        saved += (1 - recompute[index]) * table.saved_bytes[0]
+        transient += recompute[index] * table.saved_bytes[0]
     for (maker, reader), crossing in crossings.items():
-        saved += (1 - again[reader]) * crossing.received_bytes[0, 0]
-        transient += again[reader] * crossing.received_bytes[0, 0]
-        if again[reader] and not again[maker]:
+        saved += (1 - recompute[reader]) * crossing.received_bytes[0, 0]
+        transient += recompute[reader] * crossing.received_bytes[0, 0]
+        if recompute[reader] and not recompute[maker]:
             saved += prices.output_bytes(maker, tables[maker].shards)[0]
     return saved, transient
 
@@ -255,7 +257,7 @@ def _evidence(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> Evidenc
     return weakest(evidences)
 
 
-def _plain(option: Option) -> Option:
+def _plain(option: ShardingSpec) -> ShardingSpec:
     return replace(option, recompute=False)
 
 

@@ -6,7 +6,7 @@
     adds  what a B or a W takes longer that finds gradients to add to
     exchange   of statistics, halos and other parts of tensors inside a stage: in F, in B and in I, not in W
 
-Exactly (``StageTimes``): the layers of a stage and the action are known.  At least: whatever halves the
+Exactly (``PassTimes``): the layers of a stage and the action are known.  At least: whatever halves the
 schedule makes, ``StageSums.path_back_s`` is what a gradient passes through on its way to the stage before,
 ``least_backward_s`` all of a backward.  What corrections add to layers that ranks share is in the sums
 (``PriceBook.sums``).
@@ -28,7 +28,7 @@ from planner.ir.schedule import ADDS_GRADIENTS, Op
 PASSES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 _PLACE = {op: place for place, op in enumerate(PASSES)}
 
-Again = bool | tuple[int, ...]
+RecomputeMask = bool | tuple[int, ...]
 """Which layers' activations are computed again: those of all, of none, or of these by index in the graph."""
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ def least_backward_s(whole_s: ArrayLike, input_s: ArrayLike, weight_s: ArrayLike
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StageTimes:
+class PassTimes:
     """What F, B, I and W of a stage take for one micro-batch, in seconds.
 
     Attributes:
@@ -88,9 +88,9 @@ class StageSums:
     accumulate_s: Array
 
     @classmethod
-    def of(cls, table: SizeTable, accumulate_s: Array, again: Again) -> StageSums:
-        """Of a stage that computes activations ``again``."""
-        whole, of_input = with_recompute(table.backward_s, table.backward_input_s, of_those(table.forward_s, again))
+    def of(cls, table: SizeTable, accumulate_s: Array, recompute: RecomputeMask) -> StageSums:
+        """Of a stage that recomputes the activations of ``recompute``."""
+        whole, of_input = with_recompute(table.backward_s, table.backward_input_s, of_those(table.forward_s, recompute))
         return cls(table.forward_s, whole, of_input, table.backward_weight_s, accumulate_s)
 
     def action_s(self, op: Op, runs: Iterable[Run], accumulates: bool) -> float:
@@ -109,19 +109,19 @@ class StageSums:
         return running(least_backward_s(whole, of_input, of_weight, splits)) if splits else self.backward_s
 
 
-def of_those(sums: Array, again: Again) -> Array:
+def of_those(sums: Array, recompute: RecomputeMask) -> Array:
     """Of a running sum over layers, what is of those that are computed again."""
-    if isinstance(again, bool):
-        return sums if again else np.zeros_like(sums)
-    by_layer, places = np.diff(sums), list(again)
+    if isinstance(recompute, bool):
+        return sums if recompute else np.zeros_like(sums)
+    by_layer, places = np.diff(sums), list(recompute)
     counted = np.zeros_like(by_layer)
     counted[places] = by_layer[places]
     return running(counted)
 
 
-def with_recompute(backward: Figures, backward_input: Figures, again: Figures) -> tuple[Figures, Figures]:
-    """B and I where what ``again`` takes is computed once more before them."""
-    return backward + again, backward_input + again
+def with_recompute(backward: Figures, backward_input: Figures, repeated: Figures) -> tuple[Figures, Figures]:
+    """B and I where what takes ``repeated`` is computed once more before them."""
+    return backward + repeated, backward_input + repeated
 
 
 def _lesser(one: Array, two: Array) -> Array:

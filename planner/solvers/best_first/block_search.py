@@ -31,7 +31,7 @@ from planner.costs.communication.resharding import exchange_s
 from planner.costs.layers.shards import part_of
 from planner.costs.memory.lifetimes import What
 from planner.costs.shards.device_mesh import factorisations, layout_on
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.shards.tiles import box_bytes, transient_bytes
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import Box, intersect, volume, whole
@@ -186,11 +186,11 @@ class _Parting:
         return self.evaluator.layouts.prices(self.ranks, self.size)
 
     @cached_property
-    def _options(self) -> list[Option]:
+    def _options(self) -> list[ShardingSpec]:
         """Of each layer; none where one cannot be cut along the grid."""
         grid, speeds = {**self.cuts, REPLICA: 1}, self.prices.speeds()
         layouts = [layout_on(self.prices.sized(index), speeds, grid) for index in range(len(self.graph.layers))]
-        return [] if None in layouts else [Option.of(layout) for layout in layouts if layout is not None]
+        return [] if None in layouts else [ShardingSpec.of(layout) for layout in layouts if layout is not None]
 
     def _is_allowed(self) -> bool:
         constraints = Constraints.of(self.evaluator.problem)

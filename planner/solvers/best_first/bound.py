@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.costs.layers.cost_table import Array
 from planner.costs.layers.shards import MeasuredParts, part_of
-from planner.costs.stages.stage_bound import Stage
+from planner.costs.stages.stage_bound import BoundedStages
 from planner.costs.stages.stage_sums import least_backward_s
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.lazy import Memo
@@ -117,7 +117,7 @@ class Suffixes:
         slots = self.prices.cuts.slots[0]
         return float(labels[2:, :, slots[slots >= 0]].max(axis=0).min(initial=np.inf))
 
-    def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[Stage, Labels]:
+    def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[BoundedStages, Labels]:
         """Stages of ``choice`` between the cuts ``first`` and ``last``, elementwise, with the best that may follow.
 
         Labels are infinite where the stage is not possible.
@@ -148,7 +148,9 @@ class Suffixes:
             )
         return stage, Labels(*(np.where(fits, label, np.inf) for label in (trip, end, total, free)))
 
-    def _followed(self, choice: GroupChoice, stage: Stage, rounds: Array, behind: Labels, column: Numbers) -> Array:
+    def _followed(
+        self, choice: GroupChoice, stage: BoundedStages, rounds: Array, behind: Labels, column: Numbers
+    ) -> Array:
         """The labels of stages with the best of one sort of stage behind: (sort of label, first, last)."""
         columns, prices = self.prices.cuts.columns, self.prices
         linked, returns = columns.linked[column], columns.has_gradient[column]

@@ -277,7 +277,7 @@ def _least_s(prices: GroupPrices, kind: str, least: int, most: int) -> tuple[Arr
     for samples in _sizes(prices, kind, least, most):
         for shared in (False, True):
             try:
-                sums = book.sums(kind, samples, shared, again=False)
+                sums = book.sums(kind, samples, shared, recompute=False)
             except MissingMeasurementError:
                 continue
             backs = trains * sums.path_back_s(splits), trains * sums.whole_back_s(splits)

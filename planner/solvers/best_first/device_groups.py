@@ -22,7 +22,7 @@ from itertools import chain, permutations, product
 from math import comb, factorial, prod
 
 from planner.ir.lazy import Memo
-from planner.solvers.candidates.candidate import Pool, like_groups
+from planner.solvers.candidates.candidate import DevicePool, like_groups
 
 Counts = tuple[int, ...]
 """Devices by pool: of a group, or unused ones."""
@@ -66,7 +66,7 @@ class DeviceStates:
         mixes_kinds: whether a group may have devices of several kinds.
     """
 
-    pools: tuple[Pool, ...]
+    pools: tuple[DevicePool, ...]
     groups_allowed: bool = True
     most_options: int = MANY_OPTIONS
     unit: int = field(init=False, default=1)
@@ -191,7 +191,7 @@ class DeviceStates:
         return prod(states) * options / 2
 
 
-def member_orders(pools: tuple[Pool, ...], counts: Counts) -> tuple[tuple[int, ...], ...]:
+def member_orders(pools: tuple[DevicePool, ...], counts: Counts) -> tuple[tuple[int, ...], ...]:
     """The orders in which a group's members may share a micro-batch: the pool of each member.
 
     Kinds follow one another, within a kind those with more memory first; of what is alike in both the pool with more
@@ -215,7 +215,9 @@ def member_orders(pools: tuple[Pool, ...], counts: Counts) -> tuple[tuple[int, .
     return tuple(tuple(chain.from_iterable((n,) * counts[n] for n in order)) for order in orders)
 
 
-def first_ranks(pools: tuple[Pool, ...], members: Iterable[int], used: Counter[int] | None = None) -> tuple[int, ...]:
+def first_ranks(
+    pools: tuple[DevicePool, ...], members: Iterable[int], used: Counter[int] | None = None
+) -> tuple[int, ...]:
     """Ranks for members of the given pools: the first ones of each that are not used, and now are."""
     used, ranks = Counter[int]() if used is None else used, list[int]()
     for number in members:
@@ -224,13 +226,13 @@ def first_ranks(pools: tuple[Pool, ...], members: Iterable[int], used: Counter[i
     return tuple(ranks)
 
 
-def ranks_apart(pools: tuple[Pool, ...], stages: Iterable[Counts]) -> tuple[tuple[int, ...], ...]:
+def ranks_apart(pools: tuple[DevicePool, ...], stages: Iterable[Counts]) -> tuple[tuple[int, ...], ...]:
     """The ranks of each stage: the first of each pool that no stage before has."""
     used = Counter[int]()
     return tuple(first_ranks(pools, member_orders(pools, counts)[0], used) for counts in stages)
 
 
-def orders_known(pools: tuple[Pool, ...], counts: Counts) -> bool:
+def orders_known(pools: tuple[DevicePool, ...], counts: Counts) -> bool:
     """Whether :func:`member_orders` gives all orders."""
     alike = Counter((*pool.sort, count) for pool, count in zip(pools, counts, strict=True) if count)
     return prod(factorial(number) for number in alike.values()) <= FEW_ORDERS

@@ -8,7 +8,7 @@ from itertools import permutations, product
 
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.priced_groups import GroupPrices
-from planner.solvers.candidates.candidate import Pool
+from planner.solvers.candidates.candidate import DevicePool
 
 _STAGES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32)
 _STAGES_OF_KIND = (1, 2, 3, 4, 6, 8)
@@ -60,7 +60,7 @@ def shapes(prices: GroupPrices) -> Iterator[Shape]:
 
 
 def _in_hosts(
-    segments: tuple[tuple[tuple[str, ...], int, tuple[int, ...]], ...], pools: Sequence[Pool]
+    segments: tuple[tuple[tuple[str, ...], int, tuple[int, ...]], ...], pools: Sequence[DevicePool]
 ) -> Iterator[Shape]:
     """Stages on hosts of their own, and where that is another shape those with others beside them."""
     yield Shape(segments)
@@ -81,7 +81,7 @@ def _sizes(most: int, host: int) -> tuple[int, ...]:
     return tuple(sorted({whole, *(1 << power for power in range(whole.bit_length()))}, reverse=True))
 
 
-def placed(shape: Shape, pools: Sequence[Pool]) -> tuple[Counts, ...] | None:
+def placed(shape: Shape, pools: Sequence[DevicePool]) -> tuple[Counts, ...] | None:
     """The devices of each stage by pool, hosts whole where a stage is larger than one; None if there are too few."""
     if shape.beside > 1:
         return _placed_beside(shape, pools)
@@ -104,7 +104,7 @@ def placed(shape: Shape, pools: Sequence[Pool]) -> tuple[Counts, ...] | None:
     return tuple(by_stage)
 
 
-def _placed_beside(shape: Shape, pools: Sequence[Pool]) -> tuple[Counts, ...] | None:
+def _placed_beside(shape: Shape, pools: Sequence[DevicePool]) -> tuple[Counts, ...] | None:
     ((kinds, stages, (size,)),) = shape.segments
     members = [number for number, pool in enumerate(pools) if pool.kind in kinds]
     each = min(len(pools[number].ranks) for number in members) // shape.beside

@@ -40,7 +40,7 @@ import numpy as np
 from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
-from planner.costs.stages.stage_bound import Stage
+from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.ir.lazy import Memo
 from planner.schedules import traits
@@ -189,7 +189,7 @@ class _Space:
     chain: Numbers = field(init=False)
     _sample_s: float = field(init=False, default=0.0, repr=False)  # its outputs and gradients on a network card
     _trips: Memo[tuple[str, int, bool], float] = field(init=False, repr=False)
-    _tables: dict[object, Stage] = field(init=False, default_factory=dict, repr=False)
+    _tables: dict[object, BoundedStages] = field(init=False, default_factory=dict, repr=False)
     _boundaries: dict[object, _Boundary] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -238,7 +238,7 @@ class _Space:
 
     def _trip_s(self, kind: str, samples: int, shared: bool) -> float:
         try:
-            sums = self.prices.book.sums(kind, samples, shared, again=False)
+            sums = self.prices.book.sums(kind, samples, shared, recompute=False)
         except MissingMeasurementError:
             return float("inf")
         back = sums.path_back_s(self.prices.freedom.splits) if self.prices.freedom.trains else np.zeros(1)
@@ -294,7 +294,7 @@ class _Space:
             for cap in CAPS if traits(name).windowed else (0,):
                 yield name, tuple(min(count, cap * (num_stages - 1 - s) + 1) for s in range(num_stages)) if cap else ()
 
-    def _table(self, group: PricedGroup) -> Stage:
+    def _table(self, group: PricedGroup) -> BoundedStages:
         """The group's stages by first and last place."""
         key = (id(group.prices), group.size > 1, id(group.allowed))
         table = self._tables.get(key)
@@ -304,7 +304,9 @@ class _Space:
             table = self._tables[key] = replace(stage, window=np.where(possible, stage.window, 0))
         return table
 
-    def _cut(self, groups: tuple[PricedGroup, ...], stages: Sequence[Stage], kept: tuple[int, ...]) -> Numbers | None:
+    def _cut(
+        self, groups: tuple[PricedGroup, ...], stages: Sequence[BoundedStages], kept: tuple[int, ...]
+    ) -> Numbers | None:
         """The places of the cuts, as one row; None if it does not fit."""
         work = [np.where(s.window >= least, s.all_work + s.tail, np.inf) for s, least in zip(stages, kept, strict=True)]
         places = balanced_places(work)
@@ -322,7 +324,7 @@ class _Space:
         return now
 
     def _closed_s(
-        self, groups: tuple[PricedGroup, ...], tables: Sequence[Stage], places: Numbers, kept: tuple[int, ...]
+        self, groups: tuple[PricedGroup, ...], tables: Sequence[BoundedStages], places: Numbers, kept: tuple[int, ...]
     ) -> Array:
         """The step by the closed form, by row of ``places``; infinite where memory does not allow ``kept``."""
         cuts, count, num_stages = self.prices.cuts, len(self.prices.micro_batches), len(groups)

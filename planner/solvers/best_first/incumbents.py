@@ -27,8 +27,8 @@ from planner.ir.layout import samples_of
 from planner.ir.problem import Problem
 from planner.ir.schedule import Action, Op
 from planner.solvers.budget import CALL_S, Budget, check_time
-from planner.solvers.candidates.candidate import Pool, group_shares, micro_batches
-from planner.solvers.candidates.choose import Choice, cheapest_first, choose
+from planner.solvers.candidates.candidate import DevicePool, group_shares, micro_batches
+from planner.solvers.candidates.choose import Selection, cheapest_first, choose
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import as_asked, mixing_layers, schedule_names, usable
 
@@ -60,11 +60,11 @@ class Replicas:
     micro_batches: tuple[int, ...]
 
 
-def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Choice]]:
+def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Selection]]:
     """The everyday strategies, as far as the problem and time allow them; some may not fit."""
     problem, book = evaluator.problem, evaluator.book
 
-    def best(candidates: Iterable[Candidate]) -> Choice:
+    def best(candidates: Iterable[Candidate]) -> Selection:
         within = evaluator.budget.part(_SHARE_OF_TIME * evaluator.budget.left_s)
         return choose(evaluator, cheapest_first(evaluator, candidates, within), within=within)
 
@@ -81,7 +81,7 @@ PROVED_DEVICES = 8
 """Up to so many devices the search proves its plan before it would ask other planners."""
 
 
-def promising(evaluator: Evaluator) -> Iterator[Choice]:
+def promising(evaluator: Evaluator) -> Iterator[Selection]:
     """The few plans of DAPPLE's released planner that it thinks most of, on devices that are too many for a proof."""
     problem = evaluator.problem
     if len(problem.ranks) > PROVED_DEVICES and not mixing_layers(problem.profile.graph):
@@ -91,7 +91,7 @@ def promising(evaluator: Evaluator) -> Iterator[Choice]:
             yield choose(evaluator, offered, within=within)
 
 
-def published(evaluator: Evaluator, within: Budget) -> Iterator[Choice]:
+def published(evaluator: Evaluator, within: Budget) -> Iterator[Selection]:
     """What published planners choose, each with an equal part of the budget that is left."""
     mixes, waiting = bool(mixing_layers(evaluator.problem.profile.graph)), list(_PUBLISHED)
     while waiting and len(evaluator.problem.ranks) > 1:
@@ -106,7 +106,7 @@ def published(evaluator: Evaluator, within: Budget) -> Iterator[Choice]:
 
 
 def mixed_replicas(
-    problem: Problem, book: PriceBook, pools: tuple[Pool, ...], sizes: tuple[int, ...]
+    problem: Problem, book: PriceBook, pools: tuple[DevicePool, ...], sizes: tuple[int, ...]
 ) -> Iterator[Replicas]:
     """Replicas on the first 2, 3, ... ranks where these are no pool's own, for every micro-batch size.
 

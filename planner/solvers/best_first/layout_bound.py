@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.layers.cost_table import Array, running
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.gradient_overlap import least_exposed_s, least_reduction_s
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.constraints import CutDegrees
@@ -69,7 +69,7 @@ class GroupTable:
     graph: LabelledGraph | None
     is_restricted: bool = False
 
-    def layouts(self, first: int, last: int) -> dict[int, Option]:
+    def layouts(self, first: int, last: int) -> dict[int, ShardingSpec]:
         """The layouts of least ``step_s``, by layer; empty where samples alone are as good."""
         part = self.graph.part(range(first, last)) if self.graph is not None else None
         if part is None or not (order := order_of(part)).is_narrow:

@@ -41,7 +41,7 @@ from planner.layers import kind
 from planner.layers.boundary import without_gradient
 from planner.solvers.best_first.layout_bound import GroupTable
 from planner.solvers.budget import NUMBER_S, Budget, OutOfTimeError
-from planner.solvers.candidates.candidate import Pool
+from planner.solvers.candidates.candidate import DevicePool
 from planner.solvers.candidates.feasibility import may_stream
 from planner.solvers.layouts.stage import NONE
 
@@ -109,7 +109,7 @@ class Chains:
         num_full: full micro-batches, M.
     """
 
-    pools: tuple[tuple[Pool, ...], ...]
+    pools: tuple[tuple[DevicePool, ...], ...]
     tables: Mapping[tuple[int, int], GroupTable | None]
     positions: tuple[int, ...]
     links: LayerLinks

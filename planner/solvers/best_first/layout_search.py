@@ -28,7 +28,7 @@ from itertools import chain
 from planner.costs.candidate import Candidate
 from planner.costs.memory.lifetimes import What
 from planner.costs.pricing import program_of
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.errors import HalopipeError, MissingMeasurementError
 from planner.ir.plan import PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
@@ -42,7 +42,7 @@ from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, allo
 from planner.solvers.best_first.layout_chains import Chains, LayoutChain, links_of
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget, OutOfTimeError
-from planner.solvers.candidates.candidate import Pool, ends_of_hosts, micro_batches, pools, with_options
+from planner.solvers.candidates.candidate import DevicePool, ends_of_hosts, micro_batches, pools, with_options
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -238,7 +238,7 @@ class _LayoutSearch:
             OutOfTimeError: time is up before they are known.
         """
         problem = self.evaluator.problem
-        alike: dict[object, list[Pool]] = {}
+        alike: dict[object, list[DevicePool]] = {}
         for pool in pools(problem, self.plans.constraints):
             alike.setdefault(pool.shape, []).append(pool)
         sorts = tuple(map(tuple, alike.values()))
@@ -316,7 +316,7 @@ def _ranks_of_few_hosts(problem: Problem) -> int:
 _FITTINGS = 4  # attempts at layouts within the memory of a pipeline
 _FITTING_S = 5.0  # of work for the layouts of one stage
 
-Layouts = dict[int, Option]
+Layouts = dict[int, ShardingSpec]
 """By layer."""
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
-from planner.costs.stages.stage_bound import Stage
+from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.lazy import Memo
 from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes, rounds_of
 from planner.solvers.best_first.device_groups import Counts, at_pools, ranks_apart
@@ -53,7 +53,7 @@ class StageTable:
     choices: tuple[GroupChoice, ...]
     choice: Numbers
     last: Numbers
-    stage: Stage
+    stage: BoundedStages
     labels: Labels
 
 
@@ -238,20 +238,20 @@ class Frontier:
                 (
                     np.full(len(kept), number),
                     lasts[kept],
-                    [getattr(stage, f.name)[kept] for f in fields(Stage)],
+                    [getattr(stage, f.name)[kept] for f in fields(BoundedStages)],
                     [getattr(labels, f.name)[kept] for f in fields(Labels)],
                 )
             )
         if not parts:
             nothing, none = np.zeros(0), np.zeros(0, dtype=np.int64)
-            stage = Stage(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, none)
+            stage = BoundedStages(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, none)
             return StageTable(choices, none, none, stage, Labels(nothing, nothing, nothing, nothing))
         number, last, stages, labels_of = zip(*parts, strict=True)
         return StageTable(
             choices,
             np.concatenate(number),
             np.concatenate(last),
-            Stage(*(np.concatenate(column) for column in zip(*stages, strict=True))),
+            BoundedStages(*(np.concatenate(column) for column in zip(*stages, strict=True))),
             Labels(*(np.concatenate(column) for column in zip(*labels_of, strict=True))),
         )
 

@@ -13,13 +13,13 @@ from itertools import chain
 
 import numpy as np
 
-from planner.costs.candidate import Candidate, Recomputes, again_of
+from planner.costs.candidate import Candidate, Recomputes, recompute_mask
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.stages.shared_bound import SharedBound
 from planner.costs.stages.shared_times import GroupTimes, MemberTimes
-from planner.costs.stages.stage_bound import Stage, StageBound, StageBounds
+from planner.costs.stages.stage_bound import BoundedStages, StageBound, StageBounds
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import parts_of, samples_of
@@ -30,7 +30,7 @@ from planner.layers.recomputed import cores_by_index
 from planner.schedules import traits
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
-from planner.solvers.candidates.candidate import Pool, all_shares, group_shares, site_shares
+from planner.solvers.candidates.candidate import DevicePool, all_shares, group_shares, site_shares
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import (
     mixing_layers,
@@ -163,7 +163,7 @@ class PricedGroup:
         """Number of devices."""
         return len(self.shares)
 
-    def stage(self, first: Numbers, last: Numbers) -> Stage:
+    def stage(self, first: Numbers, last: Numbers) -> BoundedStages:
         """Bounds of stages between ``first`` and ``last``, arrays that broadcast."""
         priced = (self.any_shares or self.prices).stage(first, last, len(self.owner.micro_batches))
         window = priced.window
@@ -200,7 +200,7 @@ class GroupPrices:
 
     problem: Problem
     book: PriceBook
-    pools: tuple[Pool, ...]
+    pools: tuple[DevicePool, ...]
     cuts: GraphCuts
     micro_batches: tuple[int, ...]
     freedom: Freedom
@@ -283,7 +283,7 @@ class GroupPrices:
         Raises:
             MissingMeasurementError: a layer's cost at one of these numbers is not known.
         """
-        recomputed, size = again_of(recompute, self._cores), self.micro_batches[0]
+        recomputed, size = recompute_mask(recompute, self._cores), self.micro_batches[0]
         devices = self.problem.profile.cluster.devices
         limits = [self.problem.memory_limit_bytes(rank) + devices[rank].on_chip_bytes for rank in ranks]
         sorts = Counter(zip(map(self.book.kind, ranks), limits, strict=True))
@@ -324,7 +324,7 @@ class GroupPrices:
 
     def _least_s(self, kind: str, samples: float) -> Array:
         """By layer: the least F, and all of a backward, whether ranks share the layer or not."""
-        both = [self.book.sums(kind, samples, shared, again=False) for shared in (False, True)]
+        both = [self.book.sums(kind, samples, shared, recompute=False) for shared in (False, True)]
         backward_s = [self.freedom.trains * sums.whole_back_s(self.freedom.splits) for sums in both]
         return np.asarray(np.minimum.reduce([np.diff(a.forward_s + b) for a, b in zip(both, backward_s, strict=True)]))
 
@@ -359,7 +359,7 @@ class GroupPrices:
             alike_members = [
                 (*kind, samples) for kind, samples in zip(kinds, zip(full, last, strict=True), strict=True)
             ]
-            recomputed, zero = again_of(recompute, self._cores), self.problem.zero_over(len(ranks))
+            recomputed, zero = recompute_mask(recompute, self._cores), self.problem.zero_over(len(ranks))
             self._prices[alike] = self._bounds.of(ranks, alike_members, recomputed, zero)
         allowed = self.freedom.allowed(self.cuts, ranks, recompute)
         if by_parts:

@@ -24,7 +24,7 @@ from planner.solvers.best_first.leaf_bound import Leaf, Leaves
 from planner.solvers.best_first.moved_shares import made_to_fit
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
 from planner.solvers.budget import CALL_S, Budget, OutOfTimeError
-from planner.solvers.candidates.choose import ROUNDING, Choice, better
+from planner.solvers.candidates.choose import ROUNDING, Selection, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.progress import Progress, SearchProgress
 
@@ -102,7 +102,7 @@ class Simulate:
     leaf: Leaf
 
 
-Start = Choice | Evaluation | BatchSpace | Replicas | virtual_pipelines.PipelineFamilies
+Start = Selection | Evaluation | BatchSpace | Replicas | virtual_pipelines.PipelineFamilies
 """What a search starts from."""
 
 Item = BatchSpace | Opening | Siblings | Simulate | Replicas | virtual_pipelines.Item
@@ -125,7 +125,7 @@ class BestFirstSearch:
     any_fit: bool = False
     most_candidates: int = 0
     within: Budget | None = None
-    hints: Callable[[Budget], Iterable[Choice]] | None = None
+    hints: Callable[[Budget], Iterable[Selection]] | None = None
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=float("inf"))
     num_candidates: int = field(init=False, default=0)
@@ -154,7 +154,7 @@ class BestFirstSearch:
         """
         try:
             for item in fill():
-                if isinstance(item, Choice):
+                if isinstance(item, Selection):
                     self.take(item.best)
                 elif isinstance(item, Evaluation):
                     self.take(item)

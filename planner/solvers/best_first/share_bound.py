@@ -16,11 +16,11 @@ from itertools import chain
 
 import numpy as np
 
-from planner.costs.candidate import Recomputes, again_of
+from planner.costs.candidate import Recomputes, recompute_mask
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.shared_bound import SharedBound
-from planner.costs.stages.stage_bound import Stage
+from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.errors import MissingMeasurementError
 from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, member_orders, orders_known
@@ -90,7 +90,7 @@ class _AnyShares(GroupPrices):
             zero = self.problem.zero_over(len(ranks))
             pools = [self.pools[number] for number in member_orders(self.pools, counts)[0]]
             members = [(pool.kind, pool.memory_limit_bytes, (1.0, 1.0)) for pool in pools]
-            single = self._bounds.of(ranks, members, again_of(recompute, self._cores), zero)
+            single = self._bounds.of(ranks, members, recompute_mask(recompute, self._cores), zero)
         except MissingMeasurementError:
             return None
         bound = SharedBound(single, times, all_times, len(self.micro_batches), self.cuts.inside, self.upper_s)
@@ -148,7 +148,7 @@ class _MeanLinks(HandoverBounds):
 class _Bounded(Suffixes):
     """The suffix DP over any shares."""
 
-    def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[Stage, Labels]:
+    def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[BoundedStages, Labels]:
         """As there; and the step takes no less than each stage by itself."""
         stage, labels = super().stages(choice, first, last)
         if choice.group.any_shares is not None:
@@ -163,7 +163,7 @@ class _SomeOthers(_Bounded):
         super().__init__(every.prices, every.devices, every.links, every.upper_s, every.budget)
         self.every = every
 
-    def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[Stage, Labels]:
+    def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[BoundedStages, Labels]:
         """As there; infinite where such a stage would have to follow and none does."""
         stage, labels = super().stages(choice, first, last)
         if not self._is_other(choice):

@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
-from planner.costs.memory.memory_bound import Memory
+from planner.costs.memory.memory_bound import LeastMemory
 from planner.costs.stages.stage_bound import Spread
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import HandoverBounds
@@ -313,7 +313,7 @@ def _mean_of(works: Spread, first: Numbers, last: Numbers) -> Array:
     return np.asarray(np.mean([row[last] - row[first] for row in works.sums], axis=0))
 
 
-def _resident(memory: Memory | None) -> Array | None:
+def _resident(memory: LeastMemory | None) -> Array | None:
     """By holder, first and last cut: bytes of a stage that are there whatever other stages of the rank do."""
     if memory is None:
         return None

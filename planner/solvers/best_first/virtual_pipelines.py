@@ -38,7 +38,7 @@ from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.best_first.virtual_bound import First, StagePrices, Tables, least_largest
 from planner.solvers.budget import NUMBER_S
-from planner.solvers.candidates.candidate import Pool
+from planner.solvers.candidates.candidate import DevicePool
 from planner.solvers.candidates.choose import better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
@@ -382,7 +382,7 @@ def _uniform(devices: DeviceStates, mirrored: bool) -> Iterator[tuple[Counts, ..
     yield from distinct
 
 
-def _filled(pools: Sequence[Pool], kind: str, size: int) -> Iterator[Counts]:
+def _filled(pools: Sequence[DevicePool], kind: str, size: int) -> Iterator[Counts]:
     """Groups of ``size`` devices of a kind: of one host where they fit, else of several, whole but for the last."""
     counts, filled = [0] * len(pools), 0
     for number, pool in enumerate(pools):

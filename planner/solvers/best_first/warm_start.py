@@ -30,7 +30,7 @@ from planner.solvers.best_first.share_bound import other_shares_s
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, PipelineFamilies, families, not_searched
 from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
 from planner.solvers.candidates.candidate import ends_of_hosts, micro_batches, pools
-from planner.solvers.candidates.choose import Choice, better
+from planner.solvers.candidates.choose import Selection, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import may_part_ties, micro_batch_sizes, schedule_names, uncut
 
@@ -51,7 +51,7 @@ _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
 
 
-Planned = TypeVar("Planned", Choice, Evaluation)
+Planned = TypeVar("Planned", Selection, Evaluation)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class SearchStart:
     evaluator: Evaluator
     is_part: bool = False
     cuts: GraphCuts | None = None
-    choices: dict[str, Choice] = field(init=False, default_factory=dict)
+    choices: dict[str, Selection] = field(init=False, default_factory=dict)
     rejected: list[Rejected] = field(init=False, default_factory=list)
     capacity_s: float = field(init=False, default=0.0)
     whole_s: float = field(init=False, default=0.0)
@@ -91,7 +91,7 @@ class SearchStart:
                 least_s = min(least_s, max(space.bound_s, other_shares_s(prices, devices, upper_s, within)))
         return least_s
 
-    def items(self) -> Iterator[Choice | Evaluation | BatchSpace | Replicas | PipelineFamilies]:
+    def items(self) -> Iterator[Selection | Evaluation | BatchSpace | Replicas | PipelineFamilies]:
         """Hybrids and strategies first, as their steps prune what follows."""
         problem, book = self.evaluator.problem, self.evaluator.book
         freedom = Freedom.of(problem)
@@ -125,12 +125,12 @@ class SearchStart:
     def _noted(self, plans: Iterable[Planned]) -> Iterator[Planned]:
         """The same; the best of them that may be an answer is remembered."""
         for plan in plans:
-            evaluation = plan.best if isinstance(plan, Choice) else plan
+            evaluation = plan.best if isinstance(plan, Selection) else plan
             if evaluation is not None and evaluation.fits and not self.evaluator.unmet(evaluation.candidate):
                 self.best = better(self.best, evaluation)
             yield plan
 
-    def _strategies(self, freedom: Freedom) -> Iterator[Choice]:
+    def _strategies(self, freedom: Freedom) -> Iterator[Selection]:
         """Those that may be an answer; all are known by name."""
         for name, choice in strategies(self.evaluator):
             self.choices[name] = choice
@@ -183,11 +183,11 @@ class SearchStart:
                 if outcome.status == STOPPED:
                     raise KeyboardInterrupt
 
-    def hints(self, within: Budget) -> Iterator[Choice]:
+    def hints(self, within: Budget) -> Iterator[Selection]:
         """What is asked when a part of the time is gone: plans for parts of the cluster, and of published planners."""
         if not self._parts_known:
             for best in self.on_parts():
-                yield Choice(best, None, None)
+                yield Selection(best, None, None)
         yield from published(self.evaluator, within)
 
     def _spaces(self, devices: DeviceStates, cuts: GraphCuts) -> Iterator[tuple[BatchSpace, GroupPrices]]:

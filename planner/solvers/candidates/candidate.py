@@ -17,7 +17,7 @@ from planner.costs.candidate import Candidate, cut_alike
 from planner.costs.cost_model import PriceBook
 from planner.costs.pricing import program_of
 from planner.costs.shards.device_mesh import at_least_one, proportional
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.placement import LayoutBook
 from planner.costs.stages.stage_cost import with_ways
 from planner.ir.codec import fingerprint
@@ -30,7 +30,7 @@ from planner.solvers.candidates.constraints import Constraints
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class DevicePool:
     """Devices that nothing tells apart: one kind and memory size, in the same groups.
 
     Attributes:
@@ -66,7 +66,7 @@ def ends_of_hosts(problem: Problem) -> list[int]:
     return [number for number in range(1, len(hosts)) if hosts[number] != hosts[number - 1]]
 
 
-def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Pool, ...]:
+def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[DevicePool, ...]:
     """The usable ranks as pools, in order of their first rank; ranks that ``constraints`` tell apart are so."""
     cluster = problem.profile.cluster
     alike: dict[tuple[str, tuple[str, ...], int, int, tuple[bool, ...]], list[int]] = {}
@@ -78,12 +78,12 @@ def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Poo
     linked = {end for pair in cluster.pairs for end in (pair.src_host, pair.dst_host)}
     hosts = [cluster.devices[ranks[0]].host for ranks in alike.values()]
     return tuple(
-        Pool(kind, groups, limit, tuple(ranks), told_apart, host if host in linked else "", on_chip)
+        DevicePool(kind, groups, limit, tuple(ranks), told_apart, host if host in linked else "", on_chip)
         for host, ((kind, groups, limit, on_chip, told_apart), ranks) in zip(hosts, alike.items(), strict=True)
     )
 
 
-def like_groups(found: Sequence[Pool]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+def like_groups(device_pools: Sequence[DevicePool]) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Groups that may change places with all that is in them, as numbers of pools that correspond; innermost first.
 
     Two hosts of two islands, pools 0 and 1, and 2 and 3:  ((0,), (1,)) and ((2,), (3,)), then ((0, 1), (2, 3)).
@@ -94,11 +94,11 @@ def like_groups(found: Sequence[Pool]) -> tuple[tuple[tuple[int, ...], ...], ...
         """The shape of a group of that level, and its pools in an order that is the same in groups of its shape."""
         parts: list[tuple[Any, tuple[int, ...]]]
         if level == 0:
-            parts = [(found[number].shape, (number,)) for number in members]
+            parts = [(device_pools[number].shape, (number,)) for number in members]
         else:
             inside: dict[str, list[int]] = {}
             for number in members:
-                inside.setdefault(found[number].groups[level - 1], []).append(number)
+                inside.setdefault(device_pools[number].groups[level - 1], []).append(number)
             parts = [of(numbers, level - 1) for numbers in inside.values()]
         parts.sort(key=lambda part: part[0])
         for _, same in groupby(parts, key=lambda part: part[0]):
@@ -107,7 +107,7 @@ def like_groups(found: Sequence[Pool]) -> tuple[tuple[tuple[int, ...], ...], ...
                 alike.append(numbers)
         return tuple(shape for shape, _ in parts), tuple(chain.from_iterable(numbers for _, numbers in parts))
 
-    of(range(len(found)), len(found[0].groups))
+    of(range(len(device_pools)), len(device_pools[0].groups))
     return tuple(alike)
 
 
@@ -235,14 +235,14 @@ def least_largest(
         most: samples of each member.
         seconds: that a member, by its place, takes for so many samples.
     """
-    own, known = list(shares), dict[tuple[int, int], float]()
+    own, seconds_of = list(shares), dict[tuple[int, int], float]()
 
     def at(member: int, share: int) -> float:
         if share > most[member]:
             return math.inf
-        if (member, share) not in known:
-            known[member, share] = seconds(member, share) if share else 0.0
-        return known[member, share]
+        if (member, share) not in seconds_of:
+            seconds_of[member, share] = seconds(member, share) if share else 0.0
+        return seconds_of[member, share]
 
     while True:
         slowest = max(range(len(own)), key=lambda member: at(member, own[member]))
@@ -280,29 +280,29 @@ def _samples_per_s(book: PriceBook, kind: str) -> float:
     return samples / seconds if seconds > 0 else 1.0
 
 
-def with_options(layouts: LayoutBook, candidate: Candidate, options: Mapping[int, Option]) -> Candidate:
+def with_options(layouts: LayoutBook, candidate: Candidate, options: Mapping[int, ShardingSpec]) -> Candidate:
     """``candidate`` with the layouts ``options`` (by layer): of all layers of a stage or of none.
 
     Where an option leaves open how many ranks share input channels, it is what is cheapest in a full micro-batch.  A
     stage whose layers are all cut alike along samples is one with these shares, as it is priced and written down.
     """
-    by_stage: dict[int, dict[int, Option]] = {}
+    by_stage: dict[int, dict[int, ShardingSpec]] = {}
     for index, option in options.items():
         by_stage.setdefault(candidate.stage_of[index], {})[index] = replace(option, recompute=False)
-    own: list[Option | None] = list(candidate.options or (None,) * len(candidate.stage_of))
+    own: list[ShardingSpec | None] = list(candidate.options or (None,) * len(candidate.stage_of))
     shares = list(candidate.shares)
-    for stage, found in by_stage.items():
-        plain = cut_alike([option.cuts for option in found.values()])
+    for stage, of_stage in by_stage.items():
+        plain = cut_alike([option.cuts for option in of_stage.values()])
         if plain:
-            shares[stage] = _shares(next(iter(found.values())), sum(shares[stage]))
+            shares[stage] = _shares(next(iter(of_stage.values())), sum(shares[stage]))
         else:
             prices = layouts.prices(candidate.groups[stage], max(candidate.micro_batches))
-            found = with_ways(prices, found)
-        for index, option in found.items():
+            of_stage = with_ways(prices, of_stage)
+        for index, option in of_stage.items():
             own[index] = None if plain else option
     return replace(candidate, shares=tuple(shares), options=tuple(own) if any(o is not None for o in own) else ())
 
 
-def _shares(option: Option, samples: int) -> tuple[int, ...]:
+def _shares(option: ShardingSpec, samples: int) -> tuple[int, ...]:
     """Samples of each rank; all of them where nothing is cut."""
     return tuple(b - a for a, b in pairwise(option.cuts[0][1])) if option.cuts else (samples,)

@@ -34,7 +34,7 @@ _LATE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Selection:
     """What a few candidates come to.
 
     Attributes:
@@ -65,7 +65,7 @@ def choose(
     candidates: Iterable[Candidate],
     first_that_fits: bool = False,
     within: Budget | None = None,
-) -> Choice:
+) -> Selection:
     """The fastest of ``candidates`` that fits, or the first; candidates of sizes nobody measured are passed over.
 
     None is looked at that does not meet the problem's request, or, once there is a plan, that cannot be evaluated in
@@ -92,17 +92,17 @@ def choose(
             is_cut_short = True
             continue
         try:
-            found = evaluator.evaluate(candidate, best.step_s if best is not None else float("inf"))
+            evaluation = evaluator.evaluate(candidate, best.step_s if best is not None else float("inf"))
         except MissingMeasurementError as error:
             unknown = error
             continue
-        if found.fits:
-            best = better(best, found)
+        if evaluation.fits:
+            best = better(best, evaluation)
             if first_that_fits:
                 break
-        elif found.memories and (closest is None or evaluator.excess(found) < evaluator.excess(closest)):
-            closest = found
-    return Choice(best, closest, unknown, unmet, is_cut_short)
+        elif evaluation.memories and (closest is None or evaluator.excess(evaluation) < evaluator.excess(closest)):
+            closest = evaluation
+    return Selection(best, closest, unknown, unmet, is_cut_short)
 
 
 def no_schedule(problem: Problem) -> InfeasibleError:
@@ -114,11 +114,11 @@ def no_schedule(problem: Problem) -> InfeasibleError:
     )
 
 
-def better(best: Evaluation | None, found: Evaluation) -> Evaluation:
+def better(best: Evaluation | None, other: Evaluation) -> Evaluation:
     """The faster of two; if they are equally fast the one that holds less, else ``best``."""
-    if best is None or found.step_s < best.step_s * (1 - ROUNDING):
-        return found
-    return found if found.step_s <= best.step_s and found.peak_bytes < best.peak_bytes else best
+    if best is None or other.step_s < best.step_s * (1 - ROUNDING):
+        return other
+    return other if other.step_s <= best.step_s and other.peak_bytes < best.peak_bytes else best
 
 
 def best_of(
@@ -133,30 +133,30 @@ def best_of(
         InfeasibleError: none fits.
         MissingMeasurementError: none could be priced.
     """
-    found = choose(evaluator, candidates, first_that_fits)
-    if found.best is not None:
-        return found.best
-    if found.closest is not None:
-        raise infeasible(evaluator.problem, found.closest)
-    if found.is_cut_short:
+    selection = choose(evaluator, candidates, first_that_fits)
+    if selection.best is not None:
+        return selection.best
+    if selection.closest is not None:
+        raise infeasible(evaluator.problem, selection.closest)
+    if selection.is_cut_short:
         raise out_of_time(evaluator.problem, f"none was simulated after {evaluator.problem.time_limit_s:g} s")
     if not evaluator.schedules:
         raise no_schedule(evaluator.problem)
-    if found.unmet:
-        is_rule = found.unmet.startswith(("fix", "forbid", "a side"))
+    if selection.unmet:
+        is_rule = selection.unmet.startswith(("fix", "forbid", "a side"))
         what = "keeps to the side constraints" if is_rule else "meets what was asked"
         raise InfeasibleError(
             f"no plan of this strategy {what}",
-            [found.unmet],
+            [selection.unmet],
             ["ask for less, or plan with another solver"],
         )
-    if why and found.unknown is None:
+    if why and selection.unknown is None:
         raise InfeasibleError(
             "this strategy has no plan at any micro-batch size that may be used",
             list(dict.fromkeys(why)),
             ["use other micro-batches, fewer devices or more time, or plan with another solver"],
         )
-    raise found.unknown or MissingMeasurementError(
+    raise selection.unknown or MissingMeasurementError(
         "no micro-batch size that may be used was measured",
         [f"global batch {evaluator.problem.global_batch}"],
         ["profile more sizes, or name the sizes to use"],
@@ -183,7 +183,7 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
         return best, None
     rivals: dict[Candidate, Decision] = {}
     takes_s = _JUDGING_TAKES * evaluator.takes_s(best.candidate)
-    different = {found.candidate: found for found in others if found.fits and found.candidate != best.candidate}
+    different = {each.candidate: each for each in others if each.fits and each.candidate != best.candidate}
     for candidate in sorted(different, key=evaluator.takes_s):
         takes_s += _JUDGING_TAKES * evaluator.takes_s(candidate)
         if evaluator.budget.allows(takes_s):
@@ -194,12 +194,12 @@ def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evalua
     decision = evaluator.ties.taken(fastest, list(rivals.values()), problem.confidence)
     if decision is fastest:
         return best, None
-    taken = evaluator.evaluate(next(candidate for candidate, other in rivals.items() if other is decision))
-    if taken.step_s <= best.step_s:  # as fast, and leaner
-        return taken, None
+    leaner = evaluator.evaluate(next(candidate for candidate, other in rivals.items() if other is decision))
+    if leaner.step_s <= best.step_s:  # as fast, and leaner
+        return leaner, None
     confidence = round(evaluator.ties.confidence(fastest, decision), 4)
-    given_up, num_ranks = taken.step_s / best.step_s - 1, len(fastest.used_ranks)
-    return taken, Tie(in_words(best.candidate), best.step_s, given_up, confidence, num_ranks)
+    given_up, num_ranks = leaner.step_s / best.step_s - 1, len(fastest.used_ranks)
+    return leaner, Tie(in_words(best.candidate), best.step_s, given_up, confidence, num_ranks)
 
 
 def _drawn(evaluator: Evaluator, candidate: Candidate) -> Decision:
@@ -230,7 +230,7 @@ FASTEST = "fastest at the mean"
 def alternatives(
     evaluator: Evaluator,
     best: Evaluation,
-    strategies: Mapping[str, Choice],
+    strategies: Mapping[str, Selection],
     by_num_stages: Mapping[int, Evaluation],
     fastest: Evaluation | None = None,
 ) -> tuple[Alternative, ...]:
@@ -240,19 +240,19 @@ def alternatives(
         best: the plan that was taken.
         fastest: the one that is faster at the mean, if it was not taken; it comes first.
     """
-    taken = {choice.best.candidate for choice in strategies.values() if choice.best is not None}
+    listed = {choice.best.candidate for choice in strategies.values() if choice.best is not None}
     if fastest is not None:
-        taken.add(fastest.candidate)
+        listed.add(fastest.candidate)
     return (
         *([_slower(evaluator, FASTEST, fastest, best)] if fastest is not None else []),
         *_strategies(evaluator, best, strategies),
         *_schedules(evaluator, best),
-        *_numbers_of_stages(evaluator, best, by_num_stages, taken),
+        *_numbers_of_stages(evaluator, best, by_num_stages, listed),
     )
 
 
-def _strategies(evaluator: Evaluator, best: Evaluation, known: Mapping[str, Choice]) -> Iterator[Alternative]:
-    for name, choice in known.items():
+def _strategies(evaluator: Evaluator, best: Evaluation, strategies: Mapping[str, Selection]) -> Iterator[Alternative]:
+    for name, choice in strategies.items():
         if choice.best is not None and choice.best.candidate == best.candidate:
             continue
         if choice.best is not None:
@@ -276,30 +276,34 @@ def _schedules(evaluator: Evaluator, best: Evaluation) -> Iterator[Alternative]:
 
 
 def _numbers_of_stages(
-    evaluator: Evaluator, best: Evaluation, seen: Mapping[int, Evaluation], taken: Collection[Candidate]
+    evaluator: Evaluator, best: Evaluation, by_num_stages: Mapping[int, Evaluation], listed: Collection[Candidate]
 ) -> Iterator[Alternative]:
-    for number, found in sorted(seen.items()):
-        if number != best.candidate.num_stages and found.candidate not in taken:
-            yield _slower(evaluator, f"{number} stage{'s' if number > 1 else ''} (best seen)", found, best)
+    for number, evaluation in sorted(by_num_stages.items()):
+        if number != best.candidate.num_stages and evaluation.candidate not in listed:
+            yield _slower(evaluator, f"{number} stage{'s' if number > 1 else ''} (best seen)", evaluation, best)
 
 
-def _slower(evaluator: Evaluator, name: str, found: Evaluation, best: Evaluation) -> Alternative:
-    why = _reason(evaluator, found)
-    return slower(name, found.step_s, found.peak_bytes, best.step_s, why, is_tie=_is_tie(evaluator, found, best))
+def _slower(evaluator: Evaluator, name: str, evaluation: Evaluation, best: Evaluation) -> Alternative:
+    why = _reason(evaluator, evaluation)
+    return slower(
+        name, evaluation.step_s, evaluation.peak_bytes, best.step_s, why, is_tie=_is_tie(evaluator, evaluation, best)
+    )
 
 
-def _is_tie(evaluator: Evaluator, found: Evaluation, best: Evaluation) -> bool:
+def _is_tie(evaluator: Evaluator, evaluation: Evaluation, best: Evaluation) -> bool:
     """Whether it cannot be told which of the two is the faster."""
     wanted = evaluator.problem.confidence
-    if not wanted or not evaluator.has_time_for(found.candidate) or found.step_s > _FAR * best.step_s:
+    if not wanted or not evaluator.has_time_for(evaluation.candidate) or evaluation.step_s > _FAR * best.step_s:
         return False
-    one, other = (_drawn(evaluator, each.candidate) for each in (found, best))
+    one, other = (_drawn(evaluator, each.candidate) for each in (evaluation, best))
     return evaluator.ties.is_tie(one, other, wanted)
 
 
-def _reason(evaluator: Evaluator, found: Evaluation) -> str:
+def _reason(evaluator: Evaluator, evaluation: Evaluation) -> str:
     """What the other plan spends its time on, beside computing; empty if there is no time to find out."""
-    if not evaluator.has_time_for(found.candidate):
+    if not evaluator.has_time_for(evaluation.candidate):
         return ""
-    limits = binding(stages_of(evaluator.problem, found.candidate), evaluator.forecast(found.candidate, num_draws=0))
+    limits = binding(
+        stages_of(evaluator.problem, evaluation.candidate), evaluator.forecast(evaluation.candidate, num_draws=0)
+    )
     return next((limit for limit in limits if "computes" not in limit), next(iter(limits), ""))

@@ -157,21 +157,21 @@ class Constraints:
         at = np.asarray(cuts)
         members = at if at.ndim == 2 else np.arange(len(self))[None, :] < at[:, None]
         between = _Between(members.astype(np.float64))
-        found: Flags = between.nested
-        found &= between.count(self._wrong(ranks, recompute, ways, number)) == 0
+        allowed: Flags = between.nested
+        allowed &= between.count(self._wrong(ranks, recompute, ways, number)) == 0
         by_number = self._by_number()
         if number is None:
-            found &= self._start_first(by_number, between)
+            allowed &= self._start_first(by_number, between)
         elif number in by_number:
-            found &= between.count(by_number[number]) == by_number[number].sum()
-        held = np.zeros(found.shape, dtype=np.int64)
+            allowed &= between.count(by_number[number]) == by_number[number].sum()
+        held = np.zeros(allowed.shape, dtype=np.int64)
         for flags in by_number.values():
             held += between.count(flags) > 0
-        found &= held <= 1
+        allowed &= held <= 1
         for flags, fixed in self._sets():
             count, total = between.count(flags), int(flags.sum())
-            found &= ((count == 0) | (count == total)) if fixed else (count < total)
-        return found
+            allowed &= ((count == 0) | (count == total)) if fixed else (count < total)
+        return allowed
 
     def device_class(self, rank: int) -> tuple[bool, ...]:
         """What the rules tell apart: ranks of equal classes (and equal cost) are interchangeable."""
@@ -216,11 +216,11 @@ class Constraints:
 
     def _by_number(self) -> dict[int, Flags]:
         """The layers fixed to each number of a stage."""
-        found: dict[int, list[int]] = {}
+        layers_of: dict[int, list[int]] = {}
         for number, fixed, layers in self.stage_rules():
             if fixed:
-                found.setdefault(number, []).extend(layers)
-        return {number: self._flags(layers) for number, layers in found.items()}
+                layers_of.setdefault(number, []).extend(layers)
+        return {number: self._flags(layers) for number, layers in layers_of.items()}
 
     def _sets(self) -> list[tuple[Flags, bool]]:
         """Layers of which a stage may not have some (True) or all (False)."""
@@ -230,9 +230,9 @@ class Constraints:
         return together + [(flags, True) for flags in self._by_number().values()]
 
     def _flags(self, layers: Iterable[int]) -> Flags:
-        found = np.zeros(len(self), dtype=bool)
-        found[list(layers)] = True
-        return found
+        flags = np.zeros(len(self), dtype=bool)
+        flags[list(layers)] = True
+        return flags
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -283,12 +283,12 @@ def check(problem: Problem, rules: Sequence[Applied]) -> None:
     names = [layer.name for layer in problem.profile.graph.layers]
     blocks = _blocks(len(names), rules)
     blocks_of = [{blocks[layer] for layer in applied.layers} for applied in rules]
-    seen: set[object] = set()
+    checked: set[object] = set()
     for layer in sorted({layer for applied in rules for layer in applied.layers}):
         own = tuple(k for k, applied in enumerate(rules) if layer in applied.layers)
-        of_block = tuple(k for k, found in enumerate(blocks_of) if blocks[layer] in found)
-        if (own, of_block) not in seen:
-            seen.add((own, of_block))
+        of_block = tuple(k for k, touched in enumerate(blocks_of) if blocks[layer] in touched)
+        if (own, of_block) not in checked:
+            checked.add((own, of_block))
             stage_wide = [rules[k] for k in of_block if rules[k].rule.what not in (*FAMILIES, TOGETHER)]
             _check_layer(names[layer], [rules[k] for k in own])
             _check_layer(names[layer], stage_wide)
@@ -401,12 +401,12 @@ def _check_order(problem: Problem, rules: Sequence[Applied]) -> None:
     latest: dict[int, Applied] = {}
     for position, layer in enumerate(graph.layers):
         before = [latest[index[p]] for p in map(producer, layer.inputs) if index.get(p) in latest]
-        found = max(before, key=lambda applied: int(applied.rule.value), default=None)
+        latest_read = max(before, key=lambda applied: int(applied.rule.value), default=None)
         own = fixed.get(position)
-        if own is not None and found is not None and int(found.rule.value) > int(own.rule.value):
-            raise _error(str(found), str(own), f"{layer.name} needs what the later stage makes")
-        if own is not None or found is not None:
-            latest[position] = own or found  # type: ignore[assignment]
+        if own is not None and latest_read is not None and int(latest_read.rule.value) > int(own.rule.value):
+            raise _error(str(latest_read), str(own), f"{layer.name} needs what the later stage makes")
+        if own is not None or latest_read is not None:
+            latest[position] = own or latest_read  # type: ignore[assignment]
 
 
 def _joining(rules: Sequence[Applied]) -> Iterator[Applied]:

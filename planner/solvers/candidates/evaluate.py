@@ -213,9 +213,9 @@ class Evaluator:
                 return bound_s
         return run(compiled, prices).step_s
 
-    def excess(self, found: Evaluation) -> float:
+    def excess(self, evaluation: Evaluation) -> float:
         """How many times its limit the fullest rank holds."""
-        return max(self._fullness(found.memories))
+        return max(self._fullness(evaluation.memories))
 
     def _fullness(self, memories: Sequence[RankMemory]) -> list[float]:
         limits = [self.problem.memory_limit_bytes(rank) for rank in range(len(memories))]

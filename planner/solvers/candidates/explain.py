@@ -18,9 +18,9 @@ from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import mixing_text
 
 
-def heuristic_plan(evaluator: Evaluator, found: Evaluation, solver: str, method: str) -> Plan:
+def heuristic_plan(evaluator: Evaluator, evaluation: Evaluation, solver: str, method: str) -> Plan:
     """The plan of a solver that knows no bound."""
-    decision, predicted = written(evaluator.problem, evaluator.pricing, found.candidate)
+    decision, predicted = written(evaluator.problem, evaluator.pricing, evaluation.candidate)
     search = Search(
         method=method,
         solver=solver,
@@ -48,12 +48,12 @@ def slower(name: str, step_s: float, peak_bytes: int, best_s: float, why: str, *
     return Alternative(name, step_s, peak_bytes, why_not)
 
 
-def too_large(name: str, problem: Problem, found: Evaluation) -> Alternative:
+def too_large(name: str, problem: Problem, evaluation: Evaluation) -> Alternative:
     """Another plan that does not fit, or is too slow."""
-    if found.too_slow_per_s:
-        return Alternative(name, None, None, too_slow_text(found.too_slow_per_s, problem.rate_per_s))
-    rank = found.excess_rank or 0
-    peak_bytes = found.memories[rank].peak_bytes
+    if evaluation.too_slow_per_s:
+        return Alternative(name, None, None, too_slow_text(evaluation.too_slow_per_s, problem.rate_per_s))
+    rank = evaluation.excess_rank or 0
+    peak_bytes = evaluation.memories[rank].peak_bytes
     return Alternative(name, None, peak_bytes, needs_text(peak_bytes, rank, problem.memory_limit_bytes(rank)))
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from planner import schedules
 from planner.costs.candidate import Candidate, Recomputes, boundaries_of
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.placement import LayoutBook
 from planner.ir.constraints import FAMILIES, REPLICAS, CutDegrees, broken
 from planner.ir.errors import InfeasibleError, UsageError
@@ -91,11 +91,11 @@ def _schedules(problem: Problem) -> tuple[str, ...]:
     named = problem.schedules or schedules.names()
     forward = tuple(dict.fromkeys(name for name in named if not schedules.traits(name).trains))
     if not forward:
-        known = ", ".join(name for name in schedules.names() if not schedules.traits(name).trains)
+        forward_alone = ", ".join(name for name in schedules.names() if not schedules.traits(name).trains)
         raise UsageError(
             "latency is that of forward passes, and no schedule that may be used has these alone",
-            [f"asked: {', '.join(problem.schedules)}; forward alone: {known}"],
-            ["leave --schedule out", *(f"--schedule {name}" for name in known.split(", ")[:1])],
+            [f"asked: {', '.join(problem.schedules)}; forward alone: {forward_alone}"],
+            ["leave --schedule out", *(f"--schedule {name}" for name in forward_alone.split(", ")[:1])],
         )
     return forward
 
@@ -108,14 +108,14 @@ def _with_slices(problem: Problem, named: tuple[str, ...]) -> tuple[str, ...]:
     """
     if problem.shard != ALWAYS or problem.zero < 2:
         return named
-    found = tuple(name for name in named if schedules.traits(name).whole_backwards)
-    if not found:
+    whole = tuple(name for name in named if schedules.traits(name).whole_backwards)
+    if not whole:
         raise UsageError(
             f"ZeRO-{problem.zero} with {', '.join(named)}",
             ["gradients in slices are summed in each backward, whole, of one version of the weights"],
             ["--schedule 1f1b", "--zero 1"],
         )
-    return found
+    return whole
 
 
 def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
     if problem.micro_batch_sizes:
         sizes = {min(size, batch) for size in problem.micro_batch_sizes}
     else:
-        measured = {m.samples for found in problem.profile.measurements.values() for m in found}
+        measured = {m.samples for measurements in problem.profile.measurements.values() for m in measurements}
         sizes = {size for size in range(1, batch + 1) if batch % size == 0 or batch <= FEW_SAMPLES} | measured
         sizes = {size for size in sizes if size <= min(batch, covered)}
     return _with_variance(problem, tuple(sorted(sizes)))
@@ -154,8 +154,8 @@ def _with_variance(problem: Problem, sizes: tuple[int, ...]) -> tuple[int, ...]:
     Raises:
         InfeasibleError: none of them.
     """
-    found = tuple(size for size in sizes if not _lacks_variance(problem, size, problem.global_batch % size))
-    if sizes and not found:
+    varying = tuple(size for size in sizes if not _lacks_variance(problem, size, problem.global_batch % size))
+    if sizes and not varying:
         layer = normalises_values_of_samples(problem.profile.graph)
         assert layer is not None, "it is what lacks a variance"
         fitting = [size for size in range(2, problem.global_batch + 1) if problem.global_batch % size != 1]
@@ -167,7 +167,7 @@ def _with_variance(problem: Problem, sizes: tuple[int, ...]) -> tuple[int, ...]:
             ],
             [f"--micro-batch {size}" for size in fitting[:1]] or ["--global-batch 2"],
         )
-    return found
+    return varying
 
 
 def _lacks_variance(problem: Problem, *rows: int) -> bool:
@@ -351,11 +351,11 @@ def _shape(problem: Problem, candidate: Candidate) -> str:
 
 
 def _recompute(problem: Problem, candidate: Candidate) -> str:
-    again = [candidate.recomputes(stage) for stage in range(candidate.num_stages)]
-    if problem.recompute == ALWAYS and not all(again):
-        return f"stage {again.index(False)} keeps its activations, asked: recompute {ALWAYS}"
-    if problem.recompute in (NEVER, SELECTIVE) and any(again):
-        return f"stage {again.index(True)} computes its activations again, asked: recompute {problem.recompute}"
+    recomputes = [candidate.recomputes(stage) for stage in range(candidate.num_stages)]
+    if problem.recompute == ALWAYS and not all(recomputes):
+        return f"stage {recomputes.index(False)} keeps its activations, asked: recompute {ALWAYS}"
+    if problem.recompute in (NEVER, SELECTIVE) and any(recomputes):
+        return f"stage {recomputes.index(True)} computes its activations again, asked: recompute {problem.recompute}"
     cores = [each == Recomputes.CORES for each in candidate.recompute] or [False] * candidate.num_stages
     if problem.recompute == SELECTIVE and not all(cores):
         return f"stage {cores.index(False)} keeps what attention saves, asked: recompute {SELECTIVE}"
@@ -430,7 +430,7 @@ def _broken_rule(problem: Problem, candidate: Candidate) -> str:
 
 
 def gives_all_work(
-    layouts: LayoutBook, ranks: tuple[int, ...], options: Mapping[int, Option], sizes: Collection[int]
+    layouts: LayoutBook, ranks: tuple[int, ...], options: Mapping[int, ShardingSpec], sizes: Collection[int]
 ) -> bool:
     """Whether no rank is left without a part of a layer, in micro-batches of any of ``sizes``."""
     for rows in sizes:

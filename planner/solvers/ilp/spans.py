@@ -21,10 +21,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.candidate import Recomputes, again_of
+from planner.costs.candidate import Recomputes, recompute_mask
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, Flags, running
-from planner.costs.stages.stage_bound import Stage, StageBounds
+from planner.costs.stages.stage_bound import BoundedStages, StageBounds
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import Problem
@@ -190,7 +190,7 @@ class SpanBuilder:
         empty = [np.zeros(0, dtype=kind) for kind in "llll" + "dddddd" + "l??"]
         return SpanTable(*(np.concatenate(column) for column in zip(empty, *parts, strict=True)))
 
-    def _stages(self) -> Iterator[tuple[int, Recomputes, Stage]]:
+    def _stages(self) -> Iterator[tuple[int, Recomputes, BoundedStages]]:
         """All groups, with recompute or without, as stages between any two cuts."""
         options = recompute_choices(self.problem)
         cores = sum(cores_by_index(self.problem.profile.graph), start=())
@@ -203,7 +203,7 @@ class SpanBuilder:
             members = [(c.kind, c.memory_limit_bytes, own) for c, own in zip(group.classes, samples, strict=True)]
             zero = self.problem.zero_over(group.size)
             try:
-                bound = bounds.of(group.ranks, members, again_of(recompute, cores), zero)
+                bound = bounds.of(group.ranks, members, recompute_mask(recompute, cores), zero)
             except MissingMeasurementError:
                 continue
             yield number, recompute, bound.stage(at[:, None], at[None, :], len(self.micro_batches))
@@ -215,7 +215,7 @@ class SpanBuilder:
         return np.asarray((self.crossing.linked | ~before).all(axis=0)) & (at > 0)
 
     def _of_group(
-        self, number: int, recompute: Recomputes, stage: Stage, in_flight: Sequence[int] | None
+        self, number: int, recompute: Recomputes, stage: BoundedStages, in_flight: Sequence[int] | None
     ) -> tuple[NDArray[np.generic], ...]:
         group, crossing = self.groups[number], self.crossing
         allowed = self.constraints.mask(
@@ -255,7 +255,7 @@ class SpanBuilder:
         each = min(self.messages.overhead_s.get(member.kind, 0.0) for member in group.classes)
         return np.asarray(len(self.micro_batches) * each * (self.crossing.backward_bytes > 0))
 
-    def _depth(self, stage: Stage, in_flight: Sequence[int] | None) -> Indices:
+    def _depth(self, stage: BoundedStages, in_flight: Sequence[int] | None) -> Indices:
         """The most stages downstream with which a span fits; 0 if it never does."""
         depth = np.zeros(stage.window.shape, dtype=np.int64)
         if in_flight is None:

@@ -27,7 +27,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, LayerTable, LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
 from planner.costs.stages.stage_sums import least_backward_s
@@ -40,7 +40,7 @@ from planner.solvers.layouts.solve import CertifiedAssignment, minimise
 
 WHOLE, LEAST, INPUT, NONE = "whole", "least", "input", "none"
 
-Options = tuple[Option, ...]
+Options = tuple[ShardingSpec, ...]
 Flags = NDArray[np.bool_]
 Places = NDArray[np.intp]
 
@@ -82,7 +82,7 @@ class StageLayouts:
         answer: the search's own words: objective, bound, status.
     """
 
-    chosen: Mapping[int, Option]
+    chosen: Mapping[int, ShardingSpec]
     cost: StageCost | None
     answer: CertifiedAssignment
 
@@ -168,7 +168,7 @@ def _simplest(options: Options, most: int) -> Options:
     return tuple(option for option in options if replace(option, recompute=False) in kept)
 
 
-def _complexity(option: Option) -> tuple[int, int, int]:
+def _complexity(option: ShardingSpec) -> tuple[int, int, int]:
     """(ranks that hold the same, axes, rows that are computed twice)."""
     parts = [(dim.startswith(REPLICA), count) for dim, count in option.grid if count > 1]
     return prod(count for alike, count in parts if alike), sum(not alike for alike, _ in parts), option.margin
@@ -187,7 +187,7 @@ class Rival:
         is_chosen: whether the plan divides it so.
     """
 
-    option: Option
+    option: ShardingSpec
     compute_s: float
     messages_s: float
     statistics_s: float
@@ -203,7 +203,9 @@ class Rival:
         return self.compute_s + self.messages_s + self.statistics_s + self.reduction_s + self.update_s
 
 
-def rivals(prices: LayoutPrices, chosen: Mapping[int, Option], index: int, question: Question) -> tuple[Rival, ...]:
+def rivals(
+    prices: LayoutPrices, chosen: Mapping[int, ShardingSpec], index: int, question: Question
+) -> tuple[Rival, ...]:
     """All options of layer ``index`` that can be priced, the least ``total_s`` first; the chosen one is among them.
 
     Args:
@@ -365,7 +367,7 @@ def _places(options: Options, plain: Options) -> Places:
     return np.array([number[replace(option, recompute=False)] for option in options])
 
 
-def _candidates(prices: LayoutPrices, index: int, own: Option) -> Options:
+def _candidates(prices: LayoutPrices, index: int, own: ShardingSpec) -> Options:
     """The chosen option, then all others that the profile knows enough about."""
     candidates = [own]
     for option in prices.options(index):
@@ -380,7 +382,7 @@ def _candidates(prices: LayoutPrices, index: int, own: Option) -> Options:
     return tuple(candidates)
 
 
-def _ways(prices: LayoutPrices, chosen: Mapping[int, Option], index: int, options: Options) -> list[int]:
+def _ways(prices: LayoutPrices, chosen: Mapping[int, ShardingSpec], index: int, options: Options) -> list[int]:
     """How many ranks share the input channels under each option."""
     degrees = [option.ways or 1 for option in options]
     for maker, reader in prices.edges(tuple(sorted(chosen))):

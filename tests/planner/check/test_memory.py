@@ -14,8 +14,8 @@ from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.action_peaks import DeferredWeights, ValueGradients, action_peaks
 from planner.costs.memory.levels import BACKWARD, LevelTables
-from planner.costs.memory.messages import Carried, Received
-from planner.costs.shards.option import Reading
+from planner.costs.memory.messages import CoalescedMessage, Received
+from planner.costs.shards.sharding_spec import Reading
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.layout import Layout
 from planner.ir.problem import Problem
@@ -169,7 +169,7 @@ def test_a_part_that_is_cut_out_is_sent_from_a_copy(dim: str, is_copied: bool) -
     boundaries = Boundaries.of(graph, stages, (Layout({}), Layout({dim: points})), ((0,), (1, 2)))
     messages = boundaries.messages(Edge(0, 1, ("l0",)), 8)
     assert [part.is_copied for message in messages for part in message.parts] == [is_copied] * 2
-    assert [Carried.of(message.parts) for message in messages] == [(0, 2**23 if is_copied else 0)] * 2
+    assert [CoalescedMessage.of(message.parts) for message in messages] == [(0, 2**23 if is_copied else 0)] * 2
 
 
 FLOWS = ("outside", "after", "left", "begin", "given", "shared")

@@ -11,7 +11,7 @@ import pytest
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.boxes import as_boxes, moved
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import volume
 from planner.ir.graph import producer
@@ -27,7 +27,7 @@ def random_prices(draw: random.Random) -> LayoutPrices:
     return LayoutPrices(PriceBook(profile), tuple(range(count)), draw.choice([2, 3, 4]), EVERYTHING, halo_depth=2)
 
 
-def random_options(draw: random.Random, prices: LayoutPrices) -> dict[int, Option]:
+def random_options(draw: random.Random, prices: LayoutPrices) -> dict[int, ShardingSpec]:
     """Of each layer one, with ways to contract where it has some."""
     found = {}
     for index in range(len(prices.layers)):
@@ -37,7 +37,7 @@ def random_options(draw: random.Random, prices: LayoutPrices) -> dict[int, Optio
     return found
 
 
-def divided(prices: LayoutPrices, options: dict[int, Option]) -> Division:
+def divided(prices: LayoutPrices, options: dict[int, ShardingSpec]) -> Division:
     graph = prices.book.profile.graph
     values = graph.values()
     layers: dict[str, LayerDivision] = {
@@ -125,6 +125,6 @@ def test_of_fewer_filters_than_channels_the_halo_of_dy_goes_back(filters: int, r
     network = Network(2, 3, 64)
     end = network.conv(network.conv(network.image, 16), filters)
     prices = LayoutPrices(PriceBook(priced(network, end)), (0, 1), 2, EVERYTHING)
-    rows = Option((("height", (0, 1, 2)),))
+    rows = ShardingSpec((("height", (0, 1, 2)),))
     crossing = prices.crossing(0, 1, (rows,), (rows,))
     assert crossing.forward_s[0, 0] == pytest.approx(ratio * crossing.backward_s[0, 0])

@@ -10,7 +10,7 @@ import pytest
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.boxes import as_box, moved
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import Box, Interval, intersect, subtract, transfers, volume
 from planner.ir.graph import Layer, TensorSpec
@@ -28,7 +28,7 @@ def prices_of(made: tuple[Network, Named], ranks: int, samples: int) -> LayoutPr
     return LayoutPrices(PriceBook(profile), tuple(range(ranks)), samples, FAMILIES, halo_depth=2)
 
 
-def decided(prices: LayoutPrices, options: list[Option]) -> Decision:
+def decided(prices: LayoutPrices, options: list[ShardingSpec]) -> Decision:
     layers = {
         layer.name: Placement(0, dict(option.cuts), margin=option.margin)
         for layer, option in zip(prices.layers, options, strict=True)

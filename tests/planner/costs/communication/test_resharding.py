@@ -9,7 +9,7 @@ import pytest
 
 from planner.costs.communication.resharding import Resharding, exposed
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost
 from planner.ir.cluster import PIECES, WITHIN_HOST, Cluster, Collective
@@ -20,8 +20,8 @@ from tests.planner.costs.communication.plain_exchange import Moving, part_of
 from tests.planner.networks import Named, Network, priced
 from tests.planner.solvers.laid_out_plans import EVERYTHING, random_candidate, random_network
 
-H2, S2, C2 = (Option(((dim, (0, 1, 2)),)) for dim in ("height", "sample", "channel"))
-S2H2 = Option((("sample", (0, 1, 2)), ("height", (0, 1, 2))))
+H2, S2, C2 = (ShardingSpec(((dim, (0, 1, 2)),)) for dim in ("height", "sample", "channel"))
+S2H2 = ShardingSpec((("sample", (0, 1, 2)), ("height", (0, 1, 2))))
 
 
 def prices_of(made: tuple[Network, Named], ranks: int = 2, **how: object) -> LayoutPrices:
@@ -67,7 +67,7 @@ def test_the_same_cuts_of_space_make_a_halo_and_gathered_channels_do_not() -> No
     prices = prices_of(two_convolutions())
     assert prices.crossing(0, 1, (H2,), (H2,)).is_halo[0, 0]
     assert not prices.crossing(0, 1, (H2,), (S2,)).is_halo[0, 0]
-    gathered, shared = (Option(C2.cuts, ways=ways) for ways in (1, 2))
+    gathered, shared = (ShardingSpec(C2.cuts, ways=ways) for ways in (1, 2))
     assert not prices.crossing(0, 1, (C2,), (gathered,)).is_halo[0, 0]
     assert not prices.crossing(0, 1, (C2,), (shared,)).is_halo[0, 0]
     in_groups = prices_of(two_convolutions(groups=2))
@@ -91,7 +91,7 @@ def test_a_stage_waits_for_what_its_layers_do_not_hide() -> None:
 def test_a_recomputed_layer_waits_once_more() -> None:
     prices = prices_of(two_convolutions(), latency_s=1e-2)
     once = stage_cost(prices, dict.fromkeys((0, 1), H2))
-    again = stage_cost(prices, dict.fromkeys((0, 1), Option(H2.cuts, recompute=True)))
+    again = stage_cost(prices, dict.fromkeys((0, 1), ShardingSpec(H2.cuts, recompute=True)))
     waits = again.exchange_backward_s - once.exchange_backward_s
     assert waits == pytest.approx(once.exchange_forward_s)
 
@@ -111,7 +111,7 @@ def test_loops_over_ranks_and_boxes_move_the_same(seed: int) -> None:
         prices = LayoutPrices(evaluator.book, stage.ranks, samples, EVERYTHING)
         for maker, reader in {(one.maker, one.reader) for one in moving.crossings}:
             plainly = [one for one in moving.crossings if (one.maker, one.reader) == (maker, reader)]
-            options = [(Option.placed(placed[name]),) for name in (maker, reader)]
+            options = [(ShardingSpec.placed(placed[name]),) for name in (maker, reader)]
             found = prices.crossing(index[maker], index[reader], *options)
             assert found.forward_s[0, 0] == pytest.approx(sum(one.forward_s for one in plainly), abs=1e-15)
             assert found.backward_s[0, 0] == pytest.approx(sum(one.backward_s for one in plainly), abs=1e-15)

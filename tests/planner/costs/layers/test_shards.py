@@ -12,7 +12,7 @@ import pytest
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.interpolation import QUANTITIES
 from planner.costs.layers.shards import MeasuredParts
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import FORWARD, LayoutPrices
 from planner.ir import codec
 from planner.ir.cluster import DATASHEET, INTERPOLATED, MEASURED
@@ -26,8 +26,8 @@ from tests.planner.networks import mesh_like, plain, priced, residual
 from tests.planner.parts import with_parts
 
 KIND, LAYER, WHOLE = "kind-1", "conv0", (8, 16, 16)
-H2, W2 = Option((("height", (0, 1, 2)),)), Option((("width", (0, 1, 2)),))
-C2, S2, ALL = (Option(((dim, (0, 1, 2)),)) for dim in ("channel", "sample", "replica"))
+H2, W2 = ShardingSpec((("height", (0, 1, 2)),)), ShardingSpec((("width", (0, 1, 2)),))
+C2, S2, ALL = (ShardingSpec(((dim, (0, 1, 2)),)) for dim in ("channel", "sample", "replica"))
 EVERYTHING = ("sample", "spatial", "channel")
 
 
@@ -138,7 +138,7 @@ def test_tables_hold_measured_parts_by_option_and_rank() -> None:
     shards = prices.shards(0, options)
     known = [prices.parts.evidence(LAYER, KIND, shards, option, 0) for option in range(5)]
     assert known == [(MEASURED,)] * 3 + [()] * 2
-    uneven = Option((("height", (0, 3, 16)),))
+    uneven = ShardingSpec((("height", (0, 3, 16)),))
     assert prices.parts.evidence(LAYER, KIND, prices.shards(0, (uneven,)), 0, 0) == (INTERPOLATED,)
 
 

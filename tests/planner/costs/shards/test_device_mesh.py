@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.device_mesh import at_least_one, axes_of, candidate_layouts, proportional
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.layout import Layout
 from tests.planner.networks import plain, priced, residual
@@ -16,7 +16,7 @@ def grids_of(allow: tuple[str, ...], speeds: tuple[float, ...] = EQUAL, index: i
     profile = priced(*plain(), speeds=speeds)
     prices = LayoutPrices(PriceBook(profile), tuple(range(len(speeds))), samples, allow)
     layouts = candidate_layouts(prices.sized(index), speeds, axes_of(profile.graph, allow))
-    return [str(Option.of(layout)) for layout in layouts]
+    return [str(ShardingSpec.of(layout)) for layout in layouts]
 
 
 def test_samples_alone_are_cut_or_held_by_all() -> None:
@@ -60,7 +60,7 @@ def test_more_freedom_only_adds_layouts() -> None:
     book = PriceBook(profile)
     families = (("sample",), ("sample", "spatial"), ("sample", "spatial", "channel"))
     for index in range(len(profile.graph.layers)):
-        narrower: set[Option] = set()
+        narrower: set[ShardingSpec] = set()
         for allow in families:
             options = set(LayoutPrices(book, (0, 1, 2, 3), 4, allow).options(index))
             assert options >= narrower

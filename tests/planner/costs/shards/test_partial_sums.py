@@ -9,15 +9,15 @@ import pytest
 
 from planner.costs.communication.collectives import collective_s
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.option import Option
 from planner.costs.shards.partial_sums import reduction_rate
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost, with_ways
 from planner.ir.cluster import GRADIENT_SUMS, PARTIAL_SUMS, STATISTICS, WITHIN_HOST, Collective
 from tests.planner.networks import Named, Network, priced
 
 EVERYTHING = ("sample", "spatial", "channel")
-H2, S2, C2, ALL = (Option(((dim, (0, 1, 2)),)) for dim in ("height", "sample", "channel", "replica"))
+H2, S2, C2, ALL = (ShardingSpec(((dim, (0, 1, 2)),)) for dim in ("height", "sample", "channel", "replica"))
 
 
 def prices_of(made: tuple[Network, Named], ranks: int = 2, samples: int = 4, **how: object) -> LayoutPrices:
@@ -61,7 +61,7 @@ def test_what_each_rank_computes_around_a_sum_and_around_its_gradients_is_paid_b
 
 def test_only_ranks_with_parts_of_one_sum_meet() -> None:
     prices = prices_of(pooled(), ranks=4)
-    mixed = Option((("sample", (0, 1, 2)), ("height", (0, 1, 2))))
+    mixed = ShardingSpec((("sample", (0, 1, 2)), ("height", (0, 1, 2))))
     forward, _ = prices.layer(1, (mixed,)).statistics_s
     assert forward[0] == pytest.approx(summed_s(prices, (0, 1), 2 * 8 * 4))
 
@@ -92,14 +92,14 @@ def test_what_is_cheapest_is_what_is_written_down_and_priced() -> None:
     assert {index: option.ways for index, option in settled.items()} == {0: 1, 1: 2}
     assert stage_cost(prices, settled).exchange_forward_s == stage_cost(prices, chosen).exchange_forward_s
     for index, option in settled.items():
-        assert Option.placed(option.placement(3)) == option, index
+        assert ShardingSpec.placed(option.placement(3)) == option, index
 
 
 def test_a_fixed_number_of_ways_is_kept_though_it_costs_more() -> None:
     prices = prices_of(narrowing())
-    gathered = Option(C2.cuts, ways=1)
+    gathered = ShardingSpec(C2.cuts, ways=1)
     assert with_ways(prices, {0: C2, 1: gathered})[1].ways == 1
-    crossing = prices.crossing(0, 1, (C2,), (gathered, Option(C2.cuts, ways=2), C2))
+    crossing = prices.crossing(0, 1, (C2,), (gathered, ShardingSpec(C2.cuts, ways=2), C2))
     assert crossing.ways.tolist() == [[1, 2, 2]]
     assert crossing.forward_s[0, 0] > crossing.forward_s[0, 1] == crossing.forward_s[0, 2]
     assert crossing.moved_bytes[0].tolist() == [4 * 64 * 16 * 16 * 4, 4 * 2 * 16 * 16 * 4, 4 * 2 * 16 * 16 * 4]
@@ -107,13 +107,13 @@ def test_a_fixed_number_of_ways_is_kept_though_it_costs_more() -> None:
 
 def test_partial_sums_of_what_is_read_from_outside_are_paid_for() -> None:
     prices = prices_of(narrowing())
-    alone = {way: stage_cost(prices, {1: Option(C2.cuts, ways=way)}).exchange_forward_s for way in (1, 2)}
+    alone = {way: stage_cost(prices, {1: ShardingSpec(C2.cuts, ways=way)}).exchange_forward_s for way in (1, 2)}
     assert alone[1] == 0
-    inside = prices.crossing(0, 1, (C2,), (Option(C2.cuts, ways=2),)).forward_s[0, 0]
+    inside = prices.crossing(0, 1, (C2,), (ShardingSpec(C2.cuts, ways=2),)).forward_s[0, 0]
     assert alone[2] == pytest.approx(inside)  # nothing but the sums moves in either
 
 
 def test_ways_that_do_not_exist_are_one_way() -> None:
     prices = prices_of(narrowing(), ranks=3, samples=3)
-    thirds = Option((("sample", (0, 1, 2, 3)),), ways=2)
+    thirds = ShardingSpec((("sample", (0, 1, 2, 3)),), ways=2)
     assert prices.crossing(0, 1, (thirds,), (thirds,)).ways.tolist() == [[1]]

@@ -8,7 +8,7 @@ from benchmarks.chains import chain_profile
 from planner.costs.candidate import candidate_of
 from planner.costs.communication.links import NetworkPrices, transfer_s
 from planner.costs.cost_model import PriceBook
-from planner.costs.memory.messages import Carried
+from planner.costs.memory.messages import CoalescedMessage
 from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
 from planner.costs.simulator import events
@@ -45,7 +45,7 @@ def run(profile: Profile, decision: Decision, program: Program | None = None) ->
     compiled = compile_program(program, costs.micro_batches)
     sizes = transfer_bytes(program, compiled)
     trace = events.run(compiled, prices_of(compiled, costs, sizes))
-    carried = [Carried.of(slot.parts(program)) for slot in compiled.transfers]
+    carried = [CoalescedMessage.of(slot.parts(program)) for slot in compiled.transfers]
     return timeline(compiled, trace, costs, sizes, carried)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import BACKWARD, FORWARD, LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
 from planner.ir.box import transfers, volume
@@ -17,8 +17,8 @@ from tests.planner.networks import BYTES_PER_S, CALL_S, Named, Network, plain, p
 from tests.planner.solvers.layouts.stage_memory import stage_bytes
 
 EVERYTHING = ("sample", "spatial", "channel")
-H2, W2 = Option((("height", (0, 1, 2)),)), Option((("width", (0, 1, 2)),))
-S2, C2, ALL = (Option(((dim, (0, 1, 2)),)) for dim in ("sample", "channel", "replica"))
+H2, W2 = ShardingSpec((("height", (0, 1, 2)),)), ShardingSpec((("width", (0, 1, 2)),))
+S2, C2, ALL = (ShardingSpec(((dim, (0, 1, 2)),)) for dim in ("sample", "channel", "replica"))
 BANDWIDTH = 1e10
 
 
@@ -32,7 +32,7 @@ def conv_then_conv(samples: int = 4, height: int = 16, filters: int = 8) -> tupl
     return network, network.conv(network.conv(network.image, filters), filters)
 
 
-def everywhere(prices: LayoutPrices, option: Option) -> StageCost:
+def everywhere(prices: LayoutPrices, option: ShardingSpec) -> StageCost:
     return stage_cost(prices, dict.fromkeys(range(len(prices.layers)), option))
 
 
@@ -69,7 +69,7 @@ def test_half_of_the_samples_costs_what_was_measured_for_them() -> None:
 
 def test_uneven_parts_cost_in_proportion() -> None:
     prices = prices_of_shares(one_conv(height=8))
-    table = prices.layer(0, (Option((("height", (0, 3, 8)),)),))
+    table = prices.layer(0, (ShardingSpec((("height", (0, 3, 8)),)),))
     whole = prices.layer(0, (ALL,)).seconds[BACKWARD, 0, 0]
     assert table.seconds[BACKWARD, 0] == pytest.approx([whole * 3 / 8, whole * 5 / 8])
 
@@ -169,7 +169,7 @@ def test_a_stage_cut_by_samples_costs_what_the_sums_of_the_profile_say() -> None
 def test_the_slowest_rank_counts() -> None:
     profile = priced(*plain(samples=8, height=256), speeds=(1.0, 3.0))
     prices = LayoutPrices(PriceBook(profile), (0, 1), 8, EVERYTHING)
-    even, fair = everywhere(prices, S2), everywhere(prices, Option((("sample", (0, 2, 8)),)))
+    even, fair = everywhere(prices, S2), everywhere(prices, ShardingSpec((("sample", (0, 2, 8)),)))
     slowest = prices.book.tables.at(prices.book.kind(0), 4)
     assert even.compute_s[FORWARD] == pytest.approx((slowest.forward_s[-1],))
     assert fair.compute_s[FORWARD][0] < 0.6 * even.compute_s[FORWARD][0]
@@ -177,7 +177,7 @@ def test_the_slowest_rank_counts() -> None:
 
 def test_working_beyond_ones_part_saves_the_halo_and_costs_the_rows() -> None:
     prices = prices_of(conv_then_conv(height=16))
-    wide = Option(H2.cuts, margin=1)
+    wide = ShardingSpec(H2.cuts, margin=1)
     crossing = prices.crossing(0, 1, (H2, wide), (H2,))
     assert crossing.moved_bytes[:, 0].tolist() == [2 * 4 * 8 * 16 * 4, 0]
     plain_s, wide_s = prices.layer(0, (H2, wide)).seconds[FORWARD].max(axis=-1)
@@ -191,7 +191,7 @@ def test_a_wide_halo_is_fetched_once_for_two_layers() -> None:
     network = Network(4, 3, 16)
     x = network.relu(network.image)
     prices = prices_of((network, network.conv(network.conv(x, 8), 8)))
-    wide = Option(H2.cuts, margin=1)
+    wide = ShardingSpec(H2.cuts, margin=1)
     row = 4 * 3 * 16 * 4
     assert prices.crossing(0, 1, (H2,), (wide,)).moved_bytes[0, 0] == 2 * 2 * row
     assert prices.crossing(1, 2, (wide,), (H2,)).moved_bytes[0, 0] == 0
@@ -201,7 +201,7 @@ def test_recomputing_runs_the_forward_twice_and_keeps_less() -> None:
     prices = prices_of(plain())
     layers = range(len(prices.layers))
     kept = stage_cost(prices, dict.fromkeys(layers, S2))
-    again = stage_cost(prices, dict.fromkeys(layers, Option(S2.cuts, recompute=True)))
+    again = stage_cost(prices, dict.fromkeys(layers, ShardingSpec(S2.cuts, recompute=True)))
     assert again.compute_s[BACKWARD][0] == pytest.approx(kept.compute_s[BACKWARD][0] + kept.compute_s[FORWARD][0])
     assert again.saved_bytes.tolist() == [0, 0]
     assert again.transient_bytes.tolist() == kept.saved_bytes.tolist()
@@ -245,7 +245,7 @@ def test_messages_of_a_rank_follow_one_another() -> None:
     made = conv_then_conv()
     profile: Profile = priced(*made, speeds=(1.0,) * 4, hosts=("a", "a", "b", "b"), latency_s=1e-4)
     prices = LayoutPrices(PriceBook(profile), (0, 1, 2, 3), 4, EVERYTHING)
-    rows = Option.of(Layout({"height": (0, 1, 2, 3, 4)}))
+    rows = ShardingSpec.of(Layout({"height": (0, 1, 2, 3, 4)}))
     row = 4 * 8 * 16 * 4
     # Inner ranks receive from both neighbours, one after another. (Tables are read in log-log: within 0.1 %.)
     both_s = 2 * (1e-4 + row / BANDWIDTH)

@@ -10,7 +10,7 @@ import pytest
 
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.errors import InfeasibleError
 from planner.ir.layout import Layout
 from planner.ir.plan import Block, Plan
@@ -127,7 +127,7 @@ def every_parting(profile: Profile, limit: int) -> Iterator[float]:
     names = [layer.name for layer in profile.graph.layers]
     grids = [{}, {"height": 2}, {"height": 2, "width": 2}, {"height": 4, "width": 4}]
     plain = Candidate.chain((0, len(names)), ((0,),), ((1,),), (1,), "forward")
-    plain = replace(plain, options=(Option.of(Layout()),) * len(names))
+    plain = replace(plain, options=(ShardingSpec.of(Layout()),) * len(names))
     for count in range(len(names)):
         for cuts in itertools.combinations(range(1, len(names)), count):
             bounds = (0, *cuts, len(names))

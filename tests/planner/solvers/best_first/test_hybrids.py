@@ -21,7 +21,7 @@ from planner.solvers.best_first.hybrid_shapes import Shape, placed
 from planner.solvers.best_first.hybrids import balanced_places, hybrids
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.budget import Budget, under
-from planner.solvers.candidates.candidate import Pool, micro_batches, pools
+from planner.solvers.candidates.candidate import DevicePool, micro_batches, pools
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import micro_batch_sizes
 
@@ -42,7 +42,7 @@ def test_the_largest_cost_of_a_stage_is_as_small_as_of_any_cuts() -> None:
 
 
 def test_stages_are_on_whole_hosts_or_beside_one_another_in_each() -> None:
-    hosts = tuple(Pool("fast", (f"n{h}",), 1, tuple(range(4 * h, 4 * h + 4))) for h in range(4))
+    hosts = tuple(DevicePool("fast", (f"n{h}",), 1, tuple(range(4 * h, 4 * h + 4))) for h in range(4))
     assert placed(Shape(((("fast",), 2, (8,)),)), hosts) == ((4, 4, 0, 0), (0, 0, 4, 4))
     assert placed(Shape(((("fast",), 2, (8,)),), beside=2), hosts) == ((2, 2, 2, 2), (2, 2, 2, 2))
     assert placed(Shape(((("fast",), 4, (3,)),)), hosts) == ((3, 0, 0, 0), (0, 3, 0, 0), (0, 0, 3, 0), (0, 0, 0, 3))

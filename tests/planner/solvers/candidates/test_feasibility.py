@@ -10,7 +10,7 @@ import pytest
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.constraints import parse_rule
 from planner.ir.plan import UNCUT, Block
 from planner.ir.problem import SAMPLE_DIMS, SPATIAL_DIMS, Problem
@@ -44,7 +44,7 @@ def test_ties_are_named_by_the_layers_that_use_them() -> None:
     assert not may_part_ties(Problem(tied(1, 3), 4, schedules=("pipedream", "pipedream-2bw")))
 
 
-CUT = Option((("feature", (0, 1, 2)),))
+CUT = ShardingSpec((("feature", (0, 1, 2)),))
 PARTED = Candidate.chain((0, 3, 6), ((0,), (1,)), ((2,), (2,)), (2, 2), "1f1b")
 REFUSED: Mapping[str, Callable[[], Candidate]] = {
     "pipedream updates within a step": lambda: replace(PARTED, schedule="pipedream"),

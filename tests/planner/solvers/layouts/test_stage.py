@@ -12,7 +12,7 @@ import pytest
 
 from planner.baselines.dryden import by_shortest_paths
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.option import Option
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost
 from planner.ir.profile import Profile
@@ -159,7 +159,7 @@ def test_where_latency_rules_one_wide_halo_serves_several_layers() -> None:
 def test_halos_of_convolutions_hide_behind_their_compute(latency_s: float) -> None:
     profile = priced(*plain(samples=1, height=64, filters=(8,) * 3), latency_s=latency_s)
     prices = prices_of(profile, SPACE, 1)
-    rows = Option((("height", (0, 1, 2)),))
+    rows = ShardingSpec((("height", (0, 1, 2)),))
     found = best_layouts(prices, asked(prices), options=((rows,),) * len(prices.layers))
     assert found.cost is not None
     tables = [prices.layer(index, (rows,)) for index in range(len(prices.layers))]
@@ -217,12 +217,12 @@ def test_fewer_options_can_be_given() -> None:
 
 
 def test_an_option_reads_as_people_say_it() -> None:
-    option = Option((("sample", (0, 1, 2)), ("height", (0, 5, 8))), margin=2, recompute=True)
+    option = ShardingSpec((("sample", (0, 1, 2)), ("height", (0, 5, 8))), margin=2, recompute=True)
     assert str(option) == "sample:2 x height:2 margin 2 recomputed"
-    assert str(Option()) == "whole"
+    assert str(ShardingSpec()) == "whole"
 
 
-def uniform_cost(prices: LayoutPrices, question: Question, options: tuple[tuple[Option, ...], ...]) -> float:
+def uniform_cost(prices: LayoutPrices, question: Question, options: tuple[tuple[ShardingSpec, ...], ...]) -> float:
     """The least step of all grids that are the same for every layer, as far as it can be cut so."""
     graph, best = labelled_graph(prices, question, options), float("inf")
     for grid in {option.grid for each in options for option in each}:

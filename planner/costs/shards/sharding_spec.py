@@ -1,4 +1,4 @@
-"""The boxes of a layer under each of many options: what every rank makes, holds, reads and uses."""
+"""The boxes of a layer under each of many sharding specs: what every rank makes, holds, reads and uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planner.layers.sized import SPACE, SizedLayer
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class ShardingSpec:
     """How a layer may be run on a group.
 
     Attributes:
@@ -36,12 +36,12 @@ class Option:
     ways: int = 0
 
     @classmethod
-    def of(cls, layout: Layout, margin: int = 0) -> Option:
+    def of(cls, layout: Layout, margin: int = 0) -> ShardingSpec:
         """The option that is ``layout``."""
         return cls(tuple((dim, tuple(points)) for dim, points in layout.cuts.items()), margin)
 
     @classmethod
-    def placed(cls, placement: Placement, recompute: bool = False) -> Option:
+    def placed(cls, placement: Placement, recompute: bool = False) -> ShardingSpec:
         """The option that a plan writes down, its stage recomputing or not."""
         cuts = tuple((dim, tuple(points)) for dim, points in placement.cuts.items())
         return cls(cuts, placement.margin, recompute, placement.ways)
@@ -84,7 +84,7 @@ class Shards:
     """
 
     sized: SizedLayer
-    options: tuple[Option, ...]
+    options: tuple[ShardingSpec, ...]
     owned: tuple[Boxes, ...]
     held: tuple[Boxes, ...]
     needed: tuple[Boxes, ...]
@@ -102,8 +102,8 @@ class Shards:
             read += volumes(of_option) * BYTES_PER_ELEMENT[spec.dtype]
             total += spec.num_bytes
         whole = total * self.samples[option] / self.sized.samples
-        found: Counts = np.minimum(1.0, np.divide(read, whole, out=np.zeros_like(read), where=whole > 0))
-        return found
+        share_read: Counts = np.minimum(1.0, np.divide(read, whole, out=np.zeros_like(read), where=whole > 0))
+        return share_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Reading:
     stays: bool = False
 
 
-def shards_of(sized: SizedLayer, options: tuple[Option, ...]) -> Shards:
+def shards_of(sized: SizedLayer, options: tuple[ShardingSpec, ...]) -> Shards:
     """The boxes of ``sized`` under each option; all options are of equally many ranks."""
     layouts = [option.layout for option in options]
     margins = [option.margin for option in options]
@@ -153,9 +153,9 @@ def shards_of(sized: SizedLayer, options: tuple[Option, ...]) -> Shards:
 
 
 def _replaced(boxes: Boxes, k: int, of_option: Boxes) -> Boxes:
-    found = boxes.copy()
-    found[k] = of_option
-    return found
+    replaced = boxes.copy()
+    replaced[k] = of_option
+    return replaced
 
 
 def _read(sized: SizedLayer, work: Boxes) -> tuple[tuple[Boxes, ...], tuple[Boxes, ...]]:
@@ -181,17 +181,17 @@ def _read(sized: SizedLayer, work: Boxes) -> tuple[tuple[Boxes, ...], tuple[Boxe
 
 def _joined(names: Sequence[str], inputs: tuple[Boxes, ...]) -> tuple[Boxes, ...]:
     """An input that is read twice is asked for once: the hull of both."""
-    found = list(inputs)
+    hulls = list(inputs)
     for position, name in enumerate(names):
         first = names.index(name)
         if first != position:
-            start = np.minimum(found[first][..., 0], found[position][..., 0])
-            stop = np.maximum(found[first][..., 1], found[position][..., 1])
-            found[first] = np.stack([start, stop], axis=-1)
-    return tuple(found)
+            start = np.minimum(hulls[first][..., 0], hulls[position][..., 0])
+            stop = np.maximum(hulls[first][..., 1], hulls[position][..., 1])
+            hulls[first] = np.stack([start, stop], axis=-1)
+    return tuple(hulls)
 
 
-def _grown(boxes: Boxes, dims: tuple[str, ...], shape: tuple[int, ...], options: tuple[Option, ...]) -> Boxes:
+def _grown(boxes: Boxes, dims: tuple[str, ...], shape: tuple[int, ...], options: tuple[ShardingSpec, ...]) -> Boxes:
     """Boxes with the options' margins along cut dims of space, inside the tensor."""
     if not any(option.margin for option in options):
         return boxes
@@ -210,13 +210,13 @@ def _samples(sized: SizedLayer, own: Boxes) -> NDArray[np.int64]:
     if at is None or not sized.samples:
         return np.full(own.shape[:2], sized.samples, dtype=np.int64)
     each = max(1, sized.work.shape[at] // sized.samples)
-    found: NDArray[np.int64] = (own[..., at, 1] - own[..., at, 0]) // each
-    return found
+    whole_samples: NDArray[np.int64] = (own[..., at, 1] - own[..., at, 0]) // each
+    return whole_samples
 
 
 def _share(sized: SizedLayer, work: Boxes, samples: NDArray[np.int64]) -> Counts:
     """The part's elements over those of as many whole samples."""
     total = float(np.prod(sized.work.shape, dtype=np.float64)) or 1.0
     of_samples = np.maximum(samples, 1) / max(1, sized.samples) if sized.samples_dim is not None else 1.0
-    found: Counts = volumes(work) / (total * of_samples)
-    return found
+    share: Counts = volumes(work) / (total * of_samples)
+    return share
