@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import planner.ir.errors
 from halopipe.cli import app
 from halopipe.run_spec import job_file
+from halopipe.terminal import units
 from planner.check import check
 from planner.check.statements import STATUSES
 from planner.ir import codec
@@ -72,7 +73,8 @@ def values() -> dict[str, Callable[[], Any]]:
     states = {f"checkpoint-{folder.name}": partial(state_of, folder / "checkpoint") for folder in FILES.iterdir()}
     said = {f"said-{name}": partial(said_of, *arguments) for name, arguments in TYPED.items()}
     checked = {f"checked-{name}": partial(noticed, name) for name in ("plan", "two")}
-    return {**helps, **schemas, **states, **said, **checked, "errors": errors, "error-classes": error_classes}
+    once = {"errors": errors, "error-classes": error_classes, "quantities": quantities}
+    return {**helps, **schemas, **states, **said, **checked, **once}
 
 
 def said_of(*arguments: str) -> dict[str, Any]:
@@ -188,6 +190,29 @@ def help_of(verb: str) -> dict[str, Any]:
     """What a verb says of itself, and of each argument and option; how lines are broken is the library's."""
     command = app._Loaded()[verb]
     return {"help": command.help, **{" ".join(each.opts): _option(each) for each in command.params}}
+
+
+def quantities() -> dict[str, Any]:
+    """Sizes, times and shares as they are said where units or digits change; sizes and times as they are typed."""
+    numbers = [0, 1, 9.949, 9.951, 99.94, 99.96, 999.4, 999.6, 1023, 1024, 8640]
+    sizes = [*numbers, 999.4 * 1024, 1000 * 1024, 1 << 20, 1e9, 5 << 40, 2e15]
+    typed = ["1", "1B", "1kB", "1KiB", "1.5MB", "1.5MiB", "2GB", "2gib", "3TB", "3TiB", "1PB", "0", "2 giga", "-1GiB"]
+    times = ["30", "30s", "250ms", "5us", "1.5min", "6h", "2d", "7 weeks"]
+    return {
+        "sizes": {str(number): units.size(number) for number in sizes},
+        "seconds": {str(number): [units.seconds(number), units.seconds(number * 1e-7)] for number in numbers},
+        "durations": {str(number): units.duration(100 * number) for number in numbers},
+        "shares": {str(number): units.percent(number / 100) for number in numbers},
+        "typed sizes": {text: _or_error(units.parse_size, text) for text in typed},
+        "typed times": {text: _or_error(units.parse_seconds, text) for text in times},
+    }
+
+
+def _or_error(parse: Callable[[str], float], text: str) -> float | str:
+    try:
+        return parse(text)
+    except HalopipeError as error:
+        return error.title
 
 
 def _option(option: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 What is kept of a plan is its decision, with a digest of its program, its prediction, and how it was found: status,
 bound and how much was looked at.  Of a refusal it is the code and the text.  The clock stands almost still, so that no
-machine is too slow.
+machine is too slow; with the integer program it goes on, or one that finds the same plan again would not end.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tests.planner.solvers import instances
 from tests.planner.solvers.clocks import Ticking, by_clock
 
 Named = tuple[str, Problem]
+PROGRAM = "span-ilp"
 EVERYTHING = ("sample", "spatial", "channel")
 
 
@@ -38,7 +39,7 @@ def frozen(name: str) -> Mapping[str, Any]:
     """What the planner says of a problem."""
     problem, method = PROBLEMS[name]
     try:
-        with by_clock(Ticking(1e-12)):
+        with by_clock(Ticking(0.05 if method == PROGRAM else 1e-12)):
             plan = json.loads(dumps(solver(method)(problem, None)))
     except HalopipeError as error:
         return {"code": error.code, "title": error.title, "details": [*error.details], "remedies": [*error.remedies]}
@@ -193,8 +194,23 @@ def of_links() -> Iterator[Named]:
         yield f"links-{name}-stated-{of_groups}-measured", Problem(stated, 8)
 
 
+def of_ties() -> Iterator[Named]:
+    """A pipeline that is a few percent faster than data parallelism, which exchanges less; the last is no tie."""
+    alike = {"parameter_bytes": 1 << 22, "skips": [], "forward_s": 1e-3, "backward_s": 2e-3, "update_s": 0.0}
+    for bandwidth in (1e9, 6e8, 2e8):
+        profile = chain(6, 2, bandwidth_bytes_per_s=bandwidth, **alike)
+        yield f"ties-{bandwidth / 1e6:.0f}", Problem(profile, 8, confidence=0.95)
+
+
 def of_measurements() -> Iterator[Named]:
     """Sizes between those that were measured, of profiles that tell how measurements vary."""
+    draw, even = random.Random(0), chain(5, 2)
+    varied = {
+        kind: tuple(replace(each, forward_s=each.forward_s * draw.uniform(0.8, 1.2)) for each in measured)
+        for kind, measured in even.measurements.items()
+    }
+    uneven = replace(even, measurements=varied)
+    yield "measured-varied-between", Problem(uneven, 6, micro_batch_sizes=(3,), confidence=0.8, num_ranks=1)
     for path in (
         *sorted((FOLDER.parent / "checker").glob("*.json")),
         max((FOLDER / "files").iterdir()) / "profile.json",
@@ -223,10 +239,11 @@ def infeasible() -> Iterator[Named]:
 
 def of_methods() -> Iterator[tuple[str, tuple[Problem, str]]]:
     """Baselines and the integer program."""
-    for name in (*baselines(), "span-ilp"):
+    for name in (*baselines(), PROGRAM):
         yield f"by-{name}", (Problem(chain(), 8), name)
         unlike = {"speeds": (1.0, 0.6), "hosts": ["n0", "n1"]}
         yield f"by-{name}-unlike", (Problem(chain(5, 2, **unlike), 4), name)
+    yield f"by-{PROGRAM}-gap", (Problem(chain(), 8, gap=0.1), PROGRAM)
 
 
 SEARCHED = (
@@ -237,6 +254,7 @@ SEARCHED = (
     *of_layouts(),
     *of_clusters(),
     *of_links(),
+    *of_ties(),
     *of_measurements(),
     *infeasible(),
 )

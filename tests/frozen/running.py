@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from cuda_ops.sparse import dispatch
 from planner.check.structure import require_possible
 from planner.ir.errors import HalopipeError, WorkerError
 from planner.ir.plan import Decision
@@ -31,6 +34,7 @@ from runtime.stage.builder import check_layers
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime import plans
 from tests.runtime.cases import recomputing
+from tests.runtime.divided import divided
 from tests.runtime.engines import on_engines
 from tests.runtime.training import adamw, sharded
 from tests.zoo import ALL
@@ -81,6 +85,14 @@ ASKED: Mapping[str, Mapping[str, Any]] = {
 """What training asks of an engine."""
 
 
+IN_TORCH = "sites.residual--in-torch"
+"""Where no other operators are there, those of plain torch are run."""
+
+WINDOWS = ModelSource("tests.frozen.networks:windows", {}, (), "float64")
+ALONE = "windows--one-device"
+"""Without a plan: micro-batches of three and two samples, on one device."""
+
+
 def _trained_so() -> dict[str, tuple[ModelSource, Mapping[str, Any], Change, Mapping[str, Any]]]:
     """Networks that are no entries of the zoo, by name: the network, its plan, what is changed in it, what is asked."""
     cases: dict[str, tuple[ModelSource, Mapping[str, Any], Change, Mapping[str, Any]]] = {}
@@ -89,6 +101,8 @@ def _trained_so() -> dict[str, tuple[ModelSource, Mapping[str, Any], Change, Map
         source = ModelSource(f"tests.runtime.sparse.networks:{name}", {}, (), "float64")
         plan = {**LAYOUTS[layout], "micro_batches": (1, 3) if place % 2 else (4,)}
         cases[f"sites.{name}--{layout}"] = source, plan, _as_it_is, {}
+    source = ModelSource("tests.runtime.sparse.networks:residual", {}, (), "float64")
+    cases[IN_TORCH] = source, {**LAYOUTS["two ranks, then one"], "micro_batches": (4,)}, _as_it_is, {}
     transformers = {
         name: ModelSource(f"profiler.models.{name}:{name}", arguments, (4, TOKENS), "float64")
         for name, arguments in SLICED.items()
@@ -104,6 +118,7 @@ def _trained_so() -> dict[str, tuple[ModelSource, Mapping[str, Any], Change, Map
     for name, options in ASKED.items():
         cases[f"asked.tied_gpt--{name}"] = tied, groups, _as_it_is, options
         cases[f"asked.tied_gpt--{name}, zero"] = tied, alone, sharded, options
+    cases["windows--in space"] = WINDOWS, {"cuts": {"height": (0, 2, 3)}, "micro_batches": (3, 2)}, _as_it_is, {}
     return cases
 
 
@@ -137,7 +152,10 @@ class Recording(InProcessTransport):
 
 def frozen(pair: str) -> Any:
     """What becomes of a network under a plan."""
-    return _beside(pair) if pair in BESIDE else _of_the_zoo(pair)
+    if pair == ALONE:
+        return _on_one_device()
+    with patch.dict(os.environ, {dispatch.VARIABLE: "torch"} if pair == IN_TORCH else {}):
+        return _beside(pair) if pair in BESIDE else _of_the_zoo(pair)
 
 
 def _beside(pair: str) -> Any:
@@ -147,7 +165,7 @@ def _beside(pair: str) -> Any:
     logs: dict[int, list[list[Any]]] = {}
     model = load_model(source, SEED)
     captured = capture(model)
-    decision = change(plans.decide(captured.graph, **plan))
+    decision = change((divided if isinstance(plan["cuts"], Mapping) else plans.decide)(captured.graph, **plan))
     batches = [
         plans.batch_of(model, decision.global_batch, step) for step in range(2 * NUM_STEPS if options else NUM_STEPS)
     ]
@@ -162,6 +180,16 @@ def _beside(pair: str) -> Any:
         on_engines((model, captured), decision, work, transport=transport, optimizer=optimizer, **options)
     )
     return _described_run(trained, decision, logs)
+
+
+def _on_one_device() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    alone = plans.train_serially(load_model(WINDOWS, SEED), (3, 2), NUM_STEPS)
+    return {
+        "losses": alone.losses,
+        "gradients": _projected(alone.gradients),
+        "state": _projected(alone.state),
+    }
 
 
 def _of_the_zoo(pair: str) -> Any:
@@ -197,7 +225,7 @@ def _described_run(trained: Trained, decision: Decision, logs: Mapping[int, list
 
 def values() -> dict[str, Callable[[], Any]]:
     """What is frozen, by name."""
-    return {pair: partial(frozen, pair) for pair in (*PAIRS, *BESIDE)}
+    return {pair: partial(frozen, pair) for pair in (*PAIRS, *BESIDE, ALONE)}
 
 
 def _described(tensor: Tensor) -> list[Any]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.frozen.files import differences, read
-from tests.frozen.running import BESIDE, PAIRS, frozen
+from tests.frozen.running import ALONE, BESIDE, PAIRS, frozen
 
 
 @pytest.mark.cases(12)
@@ -17,7 +17,7 @@ def test_ranks_compute_and_send_what_they_did(pair: str) -> None:
     _assert_frozen(pair)
 
 
-@pytest.mark.parametrize("pair", BESIDE)
+@pytest.mark.parametrize("pair", [*BESIDE, ALONE])
 def test_sites_token_slices_and_what_training_asks_are_what_they_were(pair: str) -> None:
     _assert_frozen(pair)
 
