@@ -39,7 +39,8 @@ GOALS = {
 }
 WALK_GOALS = {"plan": 75, "run": 95, "serve": 95}
 LAST_COMMITS = 100
-IMPORTED = ("halopipe", "halopipe.cli.app", "runtime.pipeline.engine")
+SECOND_PLACES = ("planner/check", "tests/oracles")
+IMPORTED = ("halopipe", "halopipe.cli.app", "runtime.engine")
 
 
 def measure(quick: bool) -> list[Row]:
@@ -85,7 +86,7 @@ def _arrows() -> Iterable[Row]:
 
 
 def _twice() -> Iterable[Row]:
-    """Of the last commits to the costs, those that had to change the checker too."""
+    """Of the last commits to the costs, those that had to change the checker or the oracles of the tests too."""
     command = [
         "git",
         "-C",
@@ -95,12 +96,12 @@ def _twice() -> Iterable[Row]:
         "--name-only",
         "--",
         "planner/costs",
-        "planner/check",
+        *SECOND_PLACES,
     ]
     log = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     commits = [each.split() for each in log.split("commit ") if "planner/costs/" in each][:LAST_COMMITS]
-    both = sum(any(path.startswith("planner/check/") for path in each) for each in commits)
-    yield at_most(f"of the last {len(commits)} commits to planner/costs, also to planner/check", both, "", 10)
+    both = sum(any(path.startswith(SECOND_PLACES) for path in each) for each in commits)
+    yield at_most(f"of the last {len(commits)} commits to planner/costs, also to planner/check or tests/oracles", both, "", 10)
 
 
 def _walks() -> Iterable[Row]:

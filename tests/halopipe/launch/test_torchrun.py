@@ -170,9 +170,9 @@ HANGING = """
 import sys, time, torch.distributed as dist
 from halopipe.launch import torchrun
 from halopipe.launch.run import run_plan
-from runtime.monitor.activity import Board
+from runtime.monitor.activity import StatusStore
 torchrun._WATCH_S = torchrun._HANGING_S = 0.2
-store = Board(dist.HashStore())
+store = StatusStore(dist.HashStore())
 with torchrun._ended_if_it_hangs(store):
     if "fail" in sys.argv:
         store.set("failed", "")
