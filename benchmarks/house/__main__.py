@@ -101,7 +101,9 @@ def _twice() -> Iterable[Row]:
     log = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     commits = [each.split() for each in log.split("commit ") if "planner/costs/" in each][:LAST_COMMITS]
     both = sum(any(path.startswith(SECOND_PLACES) for path in each) for each in commits)
-    yield at_most(f"of the last {len(commits)} commits to planner/costs, also to planner/check or tests/oracles", both, "", 10)
+    yield at_most(
+        f"of the last {len(commits)} commits to planner/costs, also to {' or '.join(SECOND_PLACES)}", both, "", 10
+    )
 
 
 def _walks() -> Iterable[Row]:

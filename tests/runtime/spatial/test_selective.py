@@ -130,11 +130,12 @@ def test_any_layers_may_be_computed_again_and_running_statistics_are_updated_onc
 
 
 def test_under_autocast_the_second_run_is_the_first() -> None:
+    """On one rank: ranks as threads share torch's cache of cast weights, and no two of their runs are equal."""
     factory, shape, arguments = NETWORKS["gpt, dropout"]
     given = {key: str(value) for key, value in arguments.items()}
     model = load_model(ModelSource(factory, given, shape, "float32", autocast="bfloat16"))
     of = model, capture(model)
-    plain = decide(of[1].graph, [0.5], (2, 2))
+    plain = decide(of[1].graph, [], (2, 2))
     found, expected = (trained(of, each, 1) for each in (selective(of[1].graph, plain), plain))
     assert found.losses == expected.losses
     assert all(torch.equal(found.gradients[name], each) for name, each in expected.gradients.items())
