@@ -20,9 +20,11 @@ Modules:
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from planner.ir.errors import InfeasibleError, UnknownNameError, UsageError
@@ -50,6 +52,9 @@ _SOLVERS = {
     "tarnawski": "planner.baselines.tarnawski.solver:solve",
 }
 _ALIASES = {"suffix-dp": "best-first"}  # names of older releases, in people's scripts
+
+_COLLECTED_AFTER = 5000
+"""Objects that a search makes before the collector looks at the young ones; Python's own is 700."""
 
 Solver = Callable[[Problem, Progress | None], Plan]
 
@@ -90,13 +95,24 @@ def _settled(solve: Solver, name: str, problem: Problem, progress: Progress | No
         raise UsageError(
             f"{name} knows no rate of a stream", [f"--rate {problem.rate_per_s:g}"], ["use --solver best-first"]
         )
-    with under(part_of_current(problem.time_limit_s)):
+    with under(part_of_current(problem.time_limit_s)), _few_collections():
         if problem.shard != AUTO:
             return solve(problem, progress)
         try:
             return solve(replace(problem, shard=NEVER), progress)
         except InfeasibleError:
             return solve(replace(problem, shard=ALWAYS), progress)
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Looks for cyclic garbage seldom: a search makes little of it, and many objects that stay."""
+    first, *others = gc.get_threshold()
+    gc.set_threshold(first and max(first, _COLLECTED_AFTER), *others)
+    try:
+        yield
+    finally:
+        gc.set_threshold(first, *others)
 
 
 def _check_request(problem: Problem) -> None:

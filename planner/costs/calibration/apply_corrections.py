@@ -51,6 +51,8 @@ class Factors:
         return cls({correction.of: correction.factor for correction in corrections})
 
     def __call__(self, what: str, where: str, shared: bool = False) -> float:
+        if not self.known:
+            return 1.0
         machine = self.known.get(CostClass(MACHINE, where), 1.0) if what in (FORWARD, BACKWARD, UPDATE) else 1.0
         return machine * self.known.get(
             CostClass(what, where, shared), self.known.get(CostClass(what, where, not shared), 1.0)

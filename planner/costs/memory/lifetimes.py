@@ -183,7 +183,7 @@ def _usage(sizes: Sizes, rank: int) -> Usage:
     if not isinstance(row, _Row):
         row = compiled.memo[key] = _Row(compiled, rank, window, sizes)
     own = {**sizes.of_rank(rank), ("frames", rank): row.frame_bytes(sizes)}
-    num_bytes = np.array([own[size] if size in own else sizes.shared[size] for size in row.sizes], dtype=np.float64)
+    num_bytes = np.array([own[size] if size in own else sizes.of_slot(size) for size in row.sizes], dtype=np.float64)
     always = sum(own[what.name, rank] for what in _ALWAYS)
     return Usage(row, num_bytes, row.counts @ num_bytes, always)
 

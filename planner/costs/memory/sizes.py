@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property, partial
+from itertools import product
 
 from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.memory.activations import Activation, activation_of, buckets_behind, kept_gradients
 from planner.costs.memory.messages import CoalescedMessage, Received, answers, buffer_bytes, joined, sums_standing
-from planner.costs.simulator.program import ActivationSlot, CompiledProgram
+from planner.costs.simulator.program import CompiledProgram
 from planner.costs.stages.action_costs import StageCosts, left_to_others
 from planner.costs.stages.placement import StagePlacement
 from planner.ir.cluster import SHARED_MEMORY
@@ -36,12 +37,28 @@ def backward_size(op: Op, is_first: bool, is_last: bool) -> str:
     return f"{op.value}{' first' if is_first else ''}{' last' if is_last else ''}"
 
 
-_BACKWARDS = [
-    (backward_size(op, is_first, is_last), op, is_first, is_last)
-    for op in (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
-    for is_first in (False, True)
-    for is_last in (False, True)
-]
+def _backward(op: Op, is_first: bool, is_last: bool, activation: Activation) -> int:
+    """The most that is there in a backward."""
+    peaks = activation.last if is_last and activation.last is not None else activation.peaks
+    most = peaks.of_backward(op, is_first)
+    return max(most, peaks.forward) if activation.recompute and op is not Op.BACKWARD_WEIGHT else most
+
+
+_ACTIVATION_SIZES: Mapping[str, Callable[[Activation], int]] = {
+    "inputs": lambda own: own.inputs,
+    "inputs of I": lambda own: own.inputs - min(own.inputs, own.inputs_left),
+    "inputs of W": lambda own: min(own.inputs, own.inputs_left),
+    "saved": lambda own: own.saved,
+    "deferred": lambda own: own.peaks.deferred,
+    "early gradients": lambda own: own.peaks.early,
+    "forward": lambda own: own.assembled + (own.peaks.unrecorded if own.recompute else own.peaks.forward),
+    "forward alone": lambda own: own.assembled + own.peaks.unrecorded,
+    **{
+        backward_size(*backward): partial(_backward, *backward)
+        for backward in product((Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT), (False, True), (False, True))
+    },
+}
+"""By name, of what a stage holds of a micro-batch on a rank."""
 
 
 class Sizes:
@@ -52,7 +69,6 @@ class Sizes:
         framed: by transfer slot, what of it goes in a frame; ``frames``: the first slot whose frame it may use again.
         varies: whether no two messages have as many bytes, since they are of sites.
         joined: by message that others travel with, those.
-        shared: bytes of transfer and activation slots.
     """
 
     def __init__(
@@ -78,29 +94,27 @@ class Sizes:
             for member, rank in enumerate(stage.ranks)
             if compiled.rows[rank]
         }
-        activations, unsaved = self._activations(carried, is_block)
-        self.shared: dict[SizeKey, int] = {}
-        for name, by_slot in self._transfer_sizes(carried, is_block, unsaved).items():
-            self.shared |= {(name, slot): num_bytes for slot, num_bytes in enumerate(by_slot)}
-        for number, (slot, own) in enumerate(zip(compiled.activations, activations, strict=True)):
-            self.shared |= {(name, number): size for name, size in self._activation_sizes(slot, own).items()}
+        self._activations, unsaved = self._by_activation_slot(carried, is_block)
+        self._transfer_sizes = self._by_transfer_slot(carried, is_block, unsaved)
         self._batch_bytes = costs.num_steps_held * _batch_bytes(costs) + costs.found_bytes()
-        self._update_bytes = functools.cache(self._worked_out_update_bytes)
+        self._update_bytes = cache(self._worked_out_update_bytes)
 
-    @functools.cached_property
+    @cached_property
     def answers(self) -> dict[int, int]:
         """By message, the one that tells its sender that it came."""
         return answers(self.compiled)
 
     def of_rank(self, rank: int) -> dict[SizeKey, int]:
         """What is always there of a rank, and the sizes of its stages."""
-        sizes: dict[SizeKey, int] = {(name, rank): num_bytes for name, num_bytes in self._always_sizes(rank).items()}
-        for number, stage in enumerate(self.costs.stages):
-            if rank in stage.ranks:
-                sizes |= {(name, rank, number): size for name, size in self._stage_sizes(rank, number).items()}
-        return sizes
+        by_stage: dict[SizeKey, int] = {
+            (name, rank, number): num_bytes
+            for number, stage in enumerate(self.costs.stages)
+            if rank in stage.ranks
+            for name, num_bytes in self._stage_sizes(rank, number).items()
+        }
+        return {**{(name, rank): num_bytes for name, num_bytes in self._always_sizes(rank).items()}, **by_stage}
 
-    def _activations(
+    def _by_activation_slot(
         self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool]
     ) -> tuple[list[Activation], dict[_Part, float]]:
         """By activation slot; and by rank, stage and size, the share of what is sent that nothing else keeps."""
@@ -129,7 +143,7 @@ class Sizes:
             unsaved[part] = activations[-1].unsaved / alone[part] if alone[part] else 0.0
         return activations, unsaved
 
-    def _transfer_sizes(
+    def _by_transfer_slot(
         self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool], unsaved: Mapping[_Part, float]
     ) -> dict[str, list[int]]:
         """Of messages: where they are received, there from the announcement on, and where they were sent, unframed."""
@@ -146,29 +160,16 @@ class Sizes:
             kept.append(0 if block else sent)
         return {"buffer": buffer, "posted": posted, "kept": kept}
 
-    def _activation_sizes(self, slot: ActivationSlot, activation: Activation) -> dict[str, int]:
-        """Of a micro-batch on a stage's rank."""
-        costs, peaks, recompute = self.costs, activation.peaks, activation.recompute
-        inputs_of_weight = min(activation.inputs, activation.inputs_left)
-        sizes = {
-            "inputs": activation.inputs,
-            "inputs of I": activation.inputs - inputs_of_weight,
-            "inputs of W": inputs_of_weight,
-            "saved": activation.saved,
-            "deferred": peaks.deferred,
-            "early gradients": peaks.early,
-            "forward": activation.assembled + (peaks.unrecorded if recompute else peaks.forward),
-            "forward alone": activation.assembled + peaks.unrecorded,
-        }
-        if self.varies:
+    def of_slot(self, size: SizeKey) -> int:
+        """Of a micro-batch on a stage's rank, or of a message."""
+        name, number = size[:2]
+        if name in self._transfer_sizes:
+            return self._transfer_sizes[name][number]
+        if name == "prepared":
+            costs, slot = self.costs, self.compiled.activations[number]
             member = costs.stages[slot.stage].ranks.index(slot.rank)
-            made = costs.prepared_bytes(slot.stage, member, slot.microbatch)
-            sizes["prepared"] = 0 if costs.is_prepared else made
-        for name, op, is_first, is_last in _BACKWARDS if self.compiled.trains[slot.rank] else ():
-            of = activation.last if is_last and activation.last is not None else peaks
-            most = of.of_backward(op, is_first)
-            sizes[name] = max(most, of.forward) if recompute and op is not Op.BACKWARD_WEIGHT else most
-        return sizes
+            return 0 if costs.is_prepared else costs.prepared_bytes(slot.stage, member, slot.microbatch)
+        return _ACTIVATION_SIZES[name](self._activations[number])
 
     def _stage_sizes(self, rank: int, number: int) -> dict[str, int]:
         """Gradients that a rank keeps of a stage, and those that others update by; what a sum and an update need."""
@@ -233,9 +234,7 @@ class Sizes:
         """Copies that the optimiser makes on its way of a parameter, or of a rank's slice of one: of the largest."""
         book, stage = self.costs.book, self.costs.stages[number]
         optimizer, graph = book.profile.optimizer, book.profile.graph
-        copies = 1 if optimizer.arguments.get("weight_decay", 0.0) else 0
-        if optimizer.state_bytes_per_parameter_byte >= 2:
-            copies = 2
+        copies = 2 if optimizer.state_bytes_per_parameter_byte >= 2 else bool(optimizer.arguments.get("weight_decay"))
         names = {name for index in layers_of(stage.runs) for name in graph.layers[index].parameters}
         sizes = [graph.parameters[name].num_bytes for name in (names & stage.tied if stage.zero else names)]
         for bucket in book.buckets(stage.runs, stage.tied) if stage.zero else ():

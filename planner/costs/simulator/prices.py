@@ -244,7 +244,7 @@ class NetworkTraffic:
             if load > capacity * (1 + _ROUNDING):
                 left[card] = capacity
         if left:
-            self._fill(speeds, {card: loads[card] for card in loads}, left)
+            self._fill(speeds, loads, left)
         return speeds
 
     def _fill(self, speeds: dict[int, float], loads: dict[int, list[int]], left: dict[int, float]) -> None:
@@ -287,10 +287,11 @@ class FlowSpeeds:
     it changes depends on the flows under way alone, and is worked out once for each set of them.
     """
 
-    __slots__ = ("_active", "_at_rank", "_changes", "_on_card", "_rates", "_speeds", "traffic")
+    __slots__ = ("_active", "_at_rank", "_changes", "_on_card", "_ranks", "_rates", "_speeds", "traffic")
 
     def __init__(self, traffic: NetworkTraffic) -> None:
         self.traffic = traffic
+        self._ranks = [tuple(dict.fromkeys(rank for rank, _ in flow.losses)) for flow in traffic.flows]
         self._active = 0  # a bit for each flow under way
         self._speeds: dict[int, float] = {}
         self._rates: dict[int, float] = {}
@@ -302,9 +303,8 @@ class FlowSpeeds:
         """What changes when ``flow`` starts, or ends if it is under way."""
         key = self._active, flow
         self._active ^= 1 << flow
-        if flow in self._speeds:
-            del self._speeds[flow]
-        for places, held in ((self.traffic.flows[flow].cards, self._on_card), self._ranks(flow)):
+        self._speeds.pop(flow, None)
+        for places, held in ((self.traffic.flows[flow].cards, self._on_card), (self._ranks[flow], self._at_rank)):
             for place in places:
                 held.setdefault(place, set()).symmetric_difference_update((flow,))
         change = self._changes.get(key)
@@ -314,9 +314,6 @@ class FlowSpeeds:
         self._speeds.update(of_flows)
         self._rates.update(of_ranks)
         return change
-
-    def _ranks(self, flow: int) -> tuple[Ends, dict[int, set[int]]]:
-        return tuple(dict.fromkeys(rank for rank, _ in self.traffic.flows[flow].losses)), self._at_rank
 
     def _change(self, flow: int) -> Change:
         flows = self.traffic.flows
@@ -329,7 +326,7 @@ class FlowSpeeds:
                     touched |= self._on_card[card]
         new = self.traffic.speeds(sorted(touched))
         of_flows = [(each, speed) for each, speed in new.items() if self._speeds.get(each) != speed]
-        ranks = {rank for each in (flow, *(each for each, _ in of_flows)) for rank in self._ranks(each)[0]}
+        ranks = {rank for each in (flow, *(each for each, _ in of_flows)) for rank in self._ranks[each]}
         slow: dict[int, float] = {}
         for rank in ranks:
             here = {each: new.get(each, self._speeds.get(each, 1.0)) for each in sorted(self._at_rank[rank])}

@@ -349,7 +349,7 @@ class _Space:
         )
         starts = np.cumsum([zero, *(a + c for a, c in zip(heads, there, strict=True))], axis=0)
         upstream = np.cumsum([zero, *(b + c for b, c in zip(backs, back, strict=True))], axis=0)
-        trip, beside, sums = zero, self._beside(groups), self._sums_s(groups, at)
+        trip, sums = zero, self._sums_s(groups, at) if (beside := self._beside(groups)) else []
         for s in reversed(range(num_stages)):
             table, end = tables[s], ends[s]
             trip = heads[s] + there[s] + trip + back[s] + backs[s]

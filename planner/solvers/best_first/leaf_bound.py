@@ -142,30 +142,28 @@ class Leaves:
         order = _order(schedule, num_stages, num_microbatches, self.edges, windows)
         if order is None:
             return np.asarray(self.bound[numbers])
-        heads, backs, adds = self.heads[..., numbers], self.backs[..., numbers], self.adds[:, numbers]
-        there, back = self.there[:, numbers], self.back[:, numbers]
+        columns = self.heads, self.backs, self.adds, self.there, self.back
+        heads, backs, adds, there, back = (list(each[..., numbers]) for each in columns)
         into = [[e for e, edge in enumerate(self.edges) if edge[1] == s] for s in range(num_stages)]
         out_of = [[e for e, edge in enumerate(self.edges) if edge[0] == s] for s in range(num_stages)]
         returning = [[e for e in out_of[s] if self.edges[e][2]] for s in range(num_stages)]
-        clock = np.zeros((num_stages, 2, len(numbers)))
-        wire_there, wire_back = np.zeros_like(there), np.zeros_like(back)
+        clock = [np.zeros((2, len(numbers)))] * num_stages  # an array that is in a list is never written to again
+        wire_there, wire_back = ([np.zeros(len(numbers))] * len(self.edges) for _ in range(2))
         arrived: dict[tuple[bool, int, int], Array] = {}
-        first = [True] * num_stages
+        first, accumulates = [True] * num_stages, [bool(each.any()) for each in adds]
         for forward, stage, microbatch in order:
             now = clock[stage]
             for edge in into[stage] if forward else returning[stage]:
                 now = np.maximum(now, arrived.pop((forward, edge, microbatch)))
-            if forward:
-                now = now + heads[stage]
-            else:
-                now = now + backs[stage] + (0.0 if first[stage] else adds[stage])
-                first[stage] = False
+            now = now + (heads if forward else backs)[stage]
+            if not forward and not first[stage] and accumulates[stage]:
+                now += adds[stage]
+            first[stage] &= forward
             clock[stage] = now
             wire, seconds = (wire_there, there) if forward else (wire_back, back)
             for edge in out_of[stage] if forward else into[stage]:
-                wire[edge] = np.maximum(wire[edge], now[0]) + seconds[edge]
-                arrived[forward, edge, microbatch] = wire[edge].copy()
-        end = (clock.max(axis=1) + self.tails[:, numbers]).max(axis=0)
+                arrived[forward, edge, microbatch] = wire[edge] = np.maximum(wire[edge], now[0]) + seconds[edge]
+        end = (np.array(clock).max(axis=1) + self.tails[:, numbers]).max(axis=0)
         return np.asarray(np.maximum(self.bound[numbers], end))
 
     def _windows(self, schedule: str, num_microbatches: int) -> Iterator[tuple[tuple[int, ...], Numbers]]:

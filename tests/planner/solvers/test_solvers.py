@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,6 +133,14 @@ def test_the_registry_knows_solvers_and_baselines() -> None:
 
 def test_the_name_of_older_releases_still_finds_the_search() -> None:
     assert solver("suffix-dp")(golden_problem()).search.solver == "best-first"
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1])
+def test_a_search_leaves_the_collector_of_garbage_as_it_was(memory_bytes: int) -> None:
+    before = gc.get_threshold()
+    with suppress(InfeasibleError):
+        solver("best-first")(replace(random_problem(0), memory_bytes=memory_bytes), None)
+    assert gc.get_threshold() == before
 
 
 def test_one_device_takes_the_fastest() -> None:
