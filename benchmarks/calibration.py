@@ -147,7 +147,7 @@ def _job(found: Profile, steps: int, within: list[tuple[float, ...]]) -> Iterato
         result = _result(plan, steps)
         split = drift(learnt, plan, RunOptions(), result)
         if split is None:
-            raise RuntimeError(f"no stage was run alone: {result.not_lone}")
+            raise RuntimeError(f"no stage was run alone: {result.why_not_isolated}")
         errors.append(abs(math.log((1 + split.machine) * (1 + split.model))))
         of_model.append(abs(math.log(1 + split.model)))
         within.append(_within(plan, result, learnt))
