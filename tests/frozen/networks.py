@@ -63,3 +63,21 @@ def fixed_samples() -> Network:
 def _of_classes(loss: Callable[[Tensor, Tensor], Tensor]) -> Network:
     data = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 1])
     return nn.Linear(3, 3, dtype=torch.float64), data, loss
+
+
+@torch.library.custom_op("halopipe_frozen::total", mutates_args=())
+def _total(x: Tensor) -> Tensor:
+    """An operator of a user's own, which adds."""
+    return x.sum()
+
+
+_total.register_fake(lambda x: x.new_empty(()))
+_total.register_autograd(
+    lambda ctx, grad: grad.expand(ctx.shape),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "shape", inputs[0].shape),
+)
+
+
+def own_sum() -> Network:
+    """A loss that is summed by it."""
+    return _of_classes(lambda output, target: _total(output.pow(2)))

@@ -14,7 +14,7 @@ from profiler.measure.sizes import KeyChange, Limits, likely_sizes, next_size
 from profiler.merge import process_spread
 from profiler.source.source import load_model
 
-NETWORKS = ("windows", "summed_classes", "mean_over_classes", "square_of_a_mean", "fixed_samples")
+NETWORKS = ("windows", "summed_classes", "mean_over_classes", "square_of_a_mean", "own_sum", "fixed_samples")
 BATCH = 96
 
 

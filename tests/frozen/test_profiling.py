@@ -12,6 +12,7 @@ from tests.frozen.profiling import values
 VALUES = values()
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("name", VALUES)
 def test_the_profiler_makes_of_it_what_it_made(name: str) -> None:
     now = json.loads(json.dumps(VALUES[name]()))

@@ -17,6 +17,7 @@ def test_ranks_compute_and_send_what_they_did(pair: str) -> None:
     _assert_frozen(pair)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("pair", [*BESIDE, ALONE])
 def test_sites_token_slices_and_what_training_asks_are_what_they_were(pair: str) -> None:
     _assert_frozen(pair)

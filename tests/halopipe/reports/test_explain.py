@@ -185,3 +185,12 @@ def test_a_model_is_named_with_its_precision() -> None:
     source = ModelSource("a.b:c", {"width": "4"}, (8, 3), "float32", "bfloat16")
     assert explain.model_text(source) == "a.b:c(width=4), input 8x3, float32 with autocast to bfloat16"
     assert explain.model_text(replace(source, autocast="")) == "a.b:c(width=4), input 8x3, float32"
+
+
+def test_where_a_rank_s_time_goes_is_told_as_parts_of_the_step() -> None:
+    made = plan(0.08)
+    first, *others = made.prediction.ranks
+    rank = replace(first, compute_s=0.06, communication_s=0.012, bubble_s=0.006, idle_s=0.002)
+    shown = explain.explain(replace(made, prediction=replace(made.prediction, ranks=(rank, *others))))
+    row = next(line.split() for line in shown.splitlines() if "n0/cpu0" in line and "%" in line)
+    assert row[2:10] == ["75", "%", "15", "%", "7.5", "%", "2.5", "%"]
