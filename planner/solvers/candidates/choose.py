@@ -5,19 +5,18 @@ Why not another plan: the best of each other strategy, schedule and number of st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
 from planner.costs.sentences import binding
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
-from planner.ir.plan import Alternative, Decision, Plan, Tie
+from planner.ir.plan import Alternative, Decision, Tie
 from planner.ir.problem import THROUGHPUT, Problem
 from planner.solvers.budget import Budget, made_within
 from planner.solvers.candidates.candidate import decision_of, divided, stages_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import heuristic_plan, infeasible, out_of_time, slower, too_large
+from planner.solvers.candidates.explain import infeasible, out_of_time, slower, too_large
 from planner.solvers.candidates.feasibility import as_asked, schedule_names
 
 ROUNDING = 1e-9
@@ -161,14 +160,6 @@ def best_of(
         [f"global batch {evaluator.problem.global_batch}"],
         ["profile more sizes, or name the sizes to use"],
     )
-
-
-def best_plan(
-    problem: Problem, candidates: Callable[[Problem, PriceBook], Iterable[Candidate]], solver: str, method: str
-) -> Plan:
-    """The plan of a solver that offers candidates and knows no bound; raises as :func:`best_of`."""
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    return heuristic_plan(evaluator, best_of(evaluator, candidates(problem, evaluator.book)), solver, method)
 
 
 def without_ties(evaluator: Evaluator, best: Evaluation, others: Iterable[Evaluation]) -> tuple[Evaluation, Tie | None]:
