@@ -20,6 +20,7 @@ from benchmarks.layouts import graph_of, profile_of
 from benchmarks.report import Row
 from benchmarks.seeds.branches import builder, with_loss
 from benchmarks.seeds.branches import profile_of as profile_of_layers
+from benchmarks.seeds.by_hand import best_of_these
 from benchmarks.seeds.jobs import largest_error
 from benchmarks.seeds.schedules import MODEL
 from planner.baselines import bapipe
@@ -34,7 +35,6 @@ from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, ParameterCost, Profile
 from planner.solvers import solver
 from planner.solvers.best_first.solver import solve
-from planner.solvers.candidates.choose import best_plan as best_of_these
 
 NETWORKS = {
     "ResNet-50": ModelSource("profiler.models.resnet:resnet50", {}, (4, 3, 224, 224)),

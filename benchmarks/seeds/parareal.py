@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from benchmarks.report import Row
 from benchmarks.seeds.branches import best_plan, builder, profile_of, with_loss
+from benchmarks.seeds.by_hand import best_of_these
 from benchmarks.seeds.jobs import error_of, folder_of, halopipe
 from benchmarks.seeds.schedules import graph_step_s
 from planner.costs.candidate import Candidate
@@ -34,7 +35,6 @@ from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.ir.schedule import Edge, StageGraph
 from planner.ir.timeline import Timeline, TimelineFile
-from planner.solvers.candidates.choose import best_plan as best_of_these
 
 MODEL = """
 from profiler.models.parareal import parareal
