@@ -12,7 +12,6 @@ from dataclasses import replace
 from planner import schedules
 from planner.check.order import schedule_order
 from planner.check.statements import binding_faults, close
-from planner.costs.cost_model import PriceBook
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.costs.sentences import longest_sum_s, most_messages_s
@@ -26,18 +25,18 @@ _DRAWN_TOLERANCE, _RATE_TOLERANCE = 2e-6, 4e-6
 """Of deciles, which are rounded to six digits, and of the rates that are made of such."""
 
 
-def prediction_faults(plan: Plan, book: PriceBook) -> Iterator[str]:
+def prediction_faults(plan: Plan, pricing: Pricing) -> Iterator[str]:
     """Where the prediction differs from a new forecast of the same decision."""
     request, stated = plan.inputs.request, plan.prediction
     num_draws = DRAWS if stated.p10_s or stated.p90_s else 0
-    new_forecast = forecast(Pricing(book), plan.decision, request.memory_margin, request.memory_bytes, num_draws)
+    new_forecast = forecast(pricing, plan.decision, request.memory_margin, request.memory_bytes, num_draws)
     fresh = new_forecast.prediction
     if not close(stated.step_s, fresh.step_s):
         yield f"prediction.step_s: the predicted step is {stated.step_s} s, recomputed {fresh.step_s} s"
     if abs(stated.bubble_fraction - fresh.bubble_fraction) > _TIME_TOLERANCE:
         bubbles = f"the predicted bubble is {stated.bubble_fraction}, recomputed {fresh.bubble_fraction}"
         yield f"prediction.bubble_fraction: {bubbles}"
-    for rank, device in enumerate(book.profile.cluster.devices[: len(stated.ranks)]):
+    for rank, device in enumerate(pricing.book.profile.cluster.devices[: len(stated.ranks)]):
         yield from _rank_faults(plan, fresh, rank, device.name)
     if stated.evidence != fresh.evidence:
         prices = f"its prices are {fresh.evidence!r}"
@@ -86,7 +85,7 @@ def _rank_faults(plan: Plan, prediction: Prediction, rank: int, device: str) -> 
             yield f"{path}.{name}: {one} s, recomputed {other} s"
 
 
-def alternative_faults(plan: Plan, book: PriceBook, program: Program) -> Iterator[str]:
+def alternative_faults(plan: Plan, pricing: Pricing, program: Program) -> Iterator[str]:
     """Other schedules of the same stages are forecast as the plan itself is."""
     request = plan.inputs.request
     for number, other in enumerate(plan.alternatives):
@@ -101,9 +100,7 @@ def alternative_faults(plan: Plan, book: PriceBook, program: Program) -> Iterato
         decisions = [decision]
         if program.stages.prepares:  # another schedule may pay where the next step is prepared otherwise
             decisions.append(replace(decision, prepares_next_step=not decision.prepares_next_step))
-        forecasts = (
-            forecast(Pricing(book), each, request.memory_margin, request.memory_bytes, 0) for each in decisions
-        )
+        forecasts = (forecast(pricing, each, request.memory_margin, request.memory_bytes, 0) for each in decisions)
         yield from min((list(_differences(plan, other, each.prediction, path)) for each in forecasts), key=len)
 
 

@@ -21,15 +21,13 @@ from planner.costs.sentences import (
     size_text,
     slower_text,
 )
+from planner.costs.ties import ALIKE
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS, MEASURED
-from planner.ir.plan import Alternative, Plan, Prediction, Tie
+from planner.ir.plan import HEURISTIC, PROVEN, SEARCHED, STATUSES, WITHIN_GAP, Alternative, Plan, Prediction, Tie
 from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.schedule import FORWARD_PASS, Action
 
 TOLERANCE = 1e-9
-_HARDLY = 0.01
-"""So much slower, and no more, is a plan that is taken because it exchanges less than one on as many ranks."""
-STATUSES = ("proven", "within gap", "searched", "time limit", "stopped", "heuristic")
 EVIDENCES = (MEASURED, INTERPOLATED, FAMILY, KERNELS, DATASHEET)
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{16}")
@@ -176,15 +174,15 @@ def _search_faults(plan: Plan) -> Iterator[str]:
     if search.bound_s == 0 and search.gap != 0:
         yield f"search.gap: a gap of {search.gap} to a bound of 0 s, which says that nothing is known"
     reached = search.bound_s >= step_s * (1 - 1e-6)
-    if search.status == "proven" and not reached:
+    if search.status == PROVEN and not reached:
         text = f"called proven with a bound of {search.bound_s} s for a step of {step_s} s"
         yield f"search.status: {text}"
-    if search.status == "heuristic" and search.bound_s > 0:
+    if search.status == HEURISTIC and search.bound_s > 0:
         yield f"search.status: heuristic, with a bound of {search.bound_s} s: a heuristic has 0"
-    if search.status in ("within gap", "searched") and search.bound_s >= step_s * (1 - TOLERANCE):
+    if search.status in (WITHIN_GAP, SEARCHED) and search.bound_s >= step_s * (1 - TOLERANCE):
         yield f"search.status: {search.status}, with a bound of {search.bound_s} s, the step: that is proven"
     asked = plan.inputs.request.gap
-    if search.status == "within gap" and step_s > search.bound_s * (1 + asked) * (1 + TOLERANCE):
+    if search.status == WITHIN_GAP and step_s > search.bound_s * (1 + asked) * (1 + TOLERANCE):
         yield f"search.status: within gap, with a gap of {search.gap}, above the {asked} that was asked for"
     if search.num_simulated < 0 or search.num_candidates < 0:
         counts = f"{search.num_simulated} plans simulated, {search.num_candidates} looked at"
@@ -208,9 +206,9 @@ def _tie_faults(plan: Plan) -> Iterator[str]:
         yield f"search.tie.confidence: {tie.confidence} is not below the {wanted} that was asked for"
     if tie.num_ranks and tie.num_ranks < used:
         yield f"search.tie.num_ranks: {tie.num_ranks} ranks of a plan that was given up for one on {used}"
-    elif tie.num_ranks == used and tie.given_up > _HARDLY * (1 + TOLERANCE):
+    elif tie.num_ranks == used and tie.given_up > ALIKE * (1 + TOLERANCE):
         text = f"a plan on {used} ranks, which is {tie.given_up} faster, was given up for one on as many"
-        yield f"search.tie.num_ranks: {text}: at most {_HARDLY} is"
+        yield f"search.tie.num_ranks: {text}: at most {ALIKE} is"
 
 
 def _bound_faults(plan: Plan) -> Iterator[str]:

@@ -22,7 +22,7 @@ from planner.check.structure import (
     structure_faults,
     token_faults,
 )
-from planner.costs.cost_model import PriceBook
+from planner.costs.pricing import Pricing
 from planner.ir.codec import fingerprint
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
@@ -66,8 +66,8 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
         illegal = list(illegal_program(decision, program))
         faults += illegal or schedule_faults(decision, program)
         if not illegal:
-            book = PriceBook(profile)
-            faults += [*prediction_faults(plan, book), *alternative_faults(plan, book, program)]
+            pricing = Pricing.of(profile)
+            faults += [*prediction_faults(plan, pricing), *alternative_faults(plan, pricing, program)]
     except (ValueError, LookupError, HalopipeError) as error:
         faults.append(f"decision.program: the plan cannot be priced: {error}")
     return tuple(faults)

@@ -171,8 +171,6 @@ def candidate_of(graph: Graph, decision: Decision) -> Candidate:
         ValueError: an entry of its program is not an action.
     """
     index = {layer.name: place for place, layer in enumerate(graph.layers)}
-    rows = decision.rows()
-    trains = any(action.op not in FORWARD_PASS for row in rows for action in row)
     options: list[ShardingSpec | None] = [None] * len(graph.layers)
     shares: list[tuple[int, ...]] = []
     for number, stage in enumerate(decision.stages):
@@ -196,10 +194,10 @@ def candidate_of(graph: Graph, decision: Decision) -> Candidate:
         token_slices=decision.token_slices,
         prepares_next_step=decision.prepares_next_step,
         zero=tuple(stage.level for stage in decision.stages),
-        rows=rows,
+        rows=decision.rows(),
     )
     spans = (tuple(tuple(index[name] for name in span) for span in stage.recomputed) for stage in decision.stages)
-    return replace(own, spans=tuple(spans)) if trains else own
+    return replace(own, spans=tuple(spans)) if own.trains else own
 
 
 def cut_alike(cuts: Collection[object]) -> bool:

@@ -96,7 +96,7 @@ class PricedProgram:
 
 @dataclass(eq=False)
 class Pricing:
-    """SlotPrices of decisions on one profile; what several of them have in common is worked out once.
+    """Prices of decisions on one profile; what several of them have in common is worked out once.
 
     Attributes:
         layouts: prices of layouts of layers; None: those of each decision's own.
@@ -278,9 +278,9 @@ class Pricing:
         key = (candidate.schedule, candidate.windows, candidate.sizes, candidate.groups, crossing, ways)
         shape = self._shapes.get(key)
         if shape is None:
-            program = program_of(self.graph, candidate, symmetry)
-            compiled = compile_program(program, candidate.sizes, ties, 1 if symmetry is None else symmetry.copies)
-            shape = self._shapes[key] = (compiled, resources(compiled, self.book.network))
+            shape = self._shapes[key] = self._with_wires(
+                program_of(self.graph, candidate, symmetry), candidate, ties, symmetry
+            )
         return shape
 
     def _compiled(
@@ -292,18 +292,27 @@ class Pricing:
         if symmetry is not None and not symmetry.holds(program):
             symmetry = None
         program = program if symmetry is None else symmetry.first(program)
+        return *self._with_wires(program, candidate, ties, symmetry), symmetry
+
+    def _with_wires(
+        self, program: Program, candidate: Candidate, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None
+    ) -> tuple[CompiledProgram, list[int]]:
+        """A program compiled, and the wires of its channels."""
         compiled = compile_program(program, candidate.sizes, ties, 1 if symmetry is None else symmetry.copies)
-        return compiled, resources(compiled, self.book.network), symmetry
+        return compiled, resources(compiled, self.book.network)
 
 
 def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = None) -> Program:
-    """The candidate's program, whether it is legal or not; of a symmetric one the first slice."""
+    """The candidate's program, whether it is legal or not.
+
+    Args:
+        symmetry: of the order that the schedule gives; the program is then its first slice.  None: rows of all ranks.
+    """
     boundaries = boundaries_of(graph, candidate)
     edges, sizes = boundaries.edges(), candidate.sizes
     stages, routes = boundaries.stages(edges, sizes), boundaries.routes(edges, sizes)
     if candidate.rows:
-        program = Program(candidate.rows, stages, candidate.groups, routes)
-        return program if symmetry is None else symmetry.first(program)
+        return Program(candidate.rows, stages, candidate.groups, routes)
     order = schedule_named(candidate.schedule)(Pipeline(stages, candidate.positions, candidate.windows))
     num_ranks = 1 + max(candidate.used_ranks)
     kept, messages = (range(num_ranks), routes) if symmetry is None else (symmetry.kept, symmetry.routes(routes))

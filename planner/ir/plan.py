@@ -328,7 +328,8 @@ class Tie:
     num_ranks: int = field(default=0, metadata={"added": "0.1"})
 
 
-PROVEN, WITHIN_GAP, SEARCHED, TIME_LIMIT, STOPPED = "proven", "within gap", "searched", "time limit", "stopped"
+STATUSES = ("proven", "within gap", "searched", "time limit", "stopped", "heuristic")
+PROVEN, WITHIN_GAP, SEARCHED, TIME_LIMIT, STOPPED, HEURISTIC = STATUSES
 _AT_THE_BOUND = 2.5e-9
 
 

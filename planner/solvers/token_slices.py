@@ -33,7 +33,7 @@ from planner.costs.sentences import binding
 from planner.ir.errors import HalopipeError, InfeasibleError
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import equal_shares
-from planner.ir.plan import Plan, Rejected, Search, TokenSlice
+from planner.ir.plan import HEURISTIC, Plan, Rejected, Search, TokenSlice
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, TIME_DIMS, Problem
 from planner.layers.token_slices import require_sliceable
 from planner.solvers.candidates.candidate import micro_batches, plan_of
@@ -109,7 +109,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
     search = Search(
         METHOD,
         plan.search.solver,
-        "heuristic",
+        HEURISTIC,
         0.0,
         0.0,
         plan.search.num_simulated + num_simulated,

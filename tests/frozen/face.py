@@ -19,10 +19,9 @@ from halopipe.cli import app
 from halopipe.run_spec import job_file
 from halopipe.terminal import units
 from planner.check import check
-from planner.check.statements import STATUSES
 from planner.ir import codec
 from planner.ir.errors import HalopipeError
-from planner.ir.plan import Plan
+from planner.ir.plan import STATUSES, Plan
 from planner.ir.profile import Profile
 from runtime.checkpoint.reader import Checkpoint, whole_state_dict
 from tests.frozen.files import FOLDER

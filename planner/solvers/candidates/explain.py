@@ -11,7 +11,7 @@ from planner.costs.predict import Forecast, forecast
 from planner.costs.pricing import Pricing
 from planner.costs.sentences import AS_FAST, TIE, binding, needs_text, size_text, slower_text, too_slow_text
 from planner.ir.errors import InfeasibleError
-from planner.ir.plan import Alternative, Decision, Plan, Search
+from planner.ir.plan import HEURISTIC, Alternative, Decision, Plan, Search
 from planner.ir.problem import Problem
 from planner.solvers.candidates.candidate import decision_of, divided, plan_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
@@ -24,7 +24,7 @@ def heuristic_plan(evaluator: Evaluator, evaluation: Evaluation, solver: str, me
     search = Search(
         method=method,
         solver=solver,
-        status="heuristic",
+        status=HEURISTIC,
         bound_s=0.0,
         gap=0.0,
         num_simulated=evaluator.num_simulated,

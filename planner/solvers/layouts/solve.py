@@ -25,12 +25,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.ir.plan import PROVEN, TIME_LIMIT, WITHIN_GAP
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
 from planner.solvers.layouts.factor_graph import ROUNDING, Array, Assignment, Kept, LabelledGraph
 from planner.solvers.layouts.milp import solve_integer
 from planner.solvers.layouts.variable_elimination import Elimination, EliminationOrder, eliminate, order_of
 
-PROVEN, WITHIN_GAP, TIME_LIMIT, INFEASIBLE = "proven", "within gap", "time limit", "infeasible"
+INFEASIBLE = "infeasible"
 
 MOST_PAIRS = (3_000, 12_000, 25_000)
 """Pairs of options, over all edges, of one restricted program after another."""
