@@ -26,7 +26,7 @@ from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
-from planner.solvers.best_first.share_bound import other_shares_s
+from planner.solvers.best_first.share_bound import AnyShares, MeanHandovers, has_open_shares
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, PipelineFamilies, families, not_searched
 from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
 from planner.solvers.candidates.candidate import ends_of_hosts, micro_batches, pools
@@ -81,15 +81,6 @@ class SearchStart:
     is_restricted: bool = field(init=False, default=False)
     best: Evaluation | None = field(init=False, default=None)
     _parts_known: bool = field(init=False, default=False)
-    _made: list[tuple[BatchSpace, GroupPrices, DeviceStates]] = field(init=False, default_factory=list)
-
-    def other_shares_s(self, upper_s: float, within: Budget) -> float:
-        """No plan with shares that were not looked at is faster; infinity if all of them take ``upper_s``."""
-        least_s = float("inf")
-        for space, prices, devices in self._made:
-            if space.bound_s < upper_s:
-                least_s = min(least_s, max(space.bound_s, other_shares_s(prices, devices, upper_s, within)))
-        return least_s
 
     def items(self) -> Iterator[Selection | Evaluation | BatchSpace | Replicas | PipelineFamilies]:
         """Hybrids and strategies first, as their steps prune what follows."""
@@ -104,7 +95,6 @@ class SearchStart:
         yield from self._noted(self._hybrids_on_parts(cuts))
         self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
         yield from self._noted(hybrids(self.evaluator, [prices for _, prices in spaces]))
-        self._made = [(space, prices, devices) for space, prices in spaces]
         if not self.is_part:
             yield from self._noted(promising(self.evaluator))
             yield from self._noted(self._strategies(freedom))
@@ -113,6 +103,11 @@ class SearchStart:
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
             yield from families([prices for _, prices in spaces], devices, freedom.virtual)
+        groups = [option.group for option in devices.options(devices.all_unused)]
+        for _, prices in spaces:
+            is_closed = not freedom.virtual and has_open_shares(prices, devices)
+            if not is_closed and any(map(prices.leaves_out, groups)):
+                self.least_work_s = self.capacity_s
         if not freedom.schedules:
             return
         few = DeviceStates(devices.pools, freedom.may_replicate, FEW_OPTIONS)
@@ -321,6 +316,9 @@ class _Maker:
     devices: DeviceStates
 
     def __call__(self, upper_s: float, budget: Budget) -> Suffixes:
+        if has_open_shares(self.prices, self.devices):
+            every = AnyShares.of(self.prices, upper_s)
+            return Suffixes(every, self.devices, MeanHandovers(every), upper_s, budget)
         return Suffixes(self.prices, self.devices, HandoverBounds(self.prices), upper_s, budget)
 
 
