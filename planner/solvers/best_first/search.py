@@ -35,7 +35,7 @@ _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
 _ANSWER_TAKES = 2.0  # what is said of a plan at last beside its forecast, in times of one simulation
 _TIES_TAKE, _TIES_MOST = 20.0, 0.2  # to hold it against simpler ones, likewise; of the time limit
-_HINTS_AFTER, _HINTS_TAKE = 0.3, 0.2  # of the budget; of what is left then
+_HINTS_AFTER, _HINTS_TAKE = 0.3, 0.35  # of the budget; of what is left then
 _MOVES_TAKE = 0.5  # of what is left then
 
 

@@ -105,7 +105,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     # Half of the work; and half of the time too, where what is counted of it takes twice as long.
     evaluator = Evaluator(limited, book, within=budget.part(limit_s / 2, reserve_s=limit_s / 4) if half else budget)
     start = SearchStart(evaluator)
-    within = evaluator.budget.part(until_s=_SEARCH_TAKES * limit_s)
+    within = evaluator.budget.part(until_s=budget.elapsed_s + _SEARCH_TAKES * evaluator.budget.clock_s)
     search = BestFirstSearch(evaluator, progress, within=within, hints=start.hints, improved=start.improved)
     outcome = search.run(start.items)
     if start.is_restricted and outcome.status in (PROVEN, WITHIN_GAP, SEARCHED):  # others may know what is not searched
