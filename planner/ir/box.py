@@ -11,8 +11,10 @@ answers it, once, for planner, simulator and runtime.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 
@@ -95,9 +97,12 @@ def transfers(owned: Mapping[int, Box], needed: Mapping[int, Box]) -> tuple[Tran
     replicas: dict[Box, list[int]] = {}
     for rank, box in owned.items():
         replicas.setdefault(box, []).append(rank)
-    moves = []
+    moves, ordered = [], sorted(replicas.items())
+    starts = [box[0].start if box else 0 for box, _ in ordered]
+    reach = list(accumulate((box[0].stop if box else 1 for box, _ in ordered), max))  # no box before stops later
     for position, (dst, need) in enumerate(needed.items()):
-        for box, owners in sorted(replicas.items()):
+        begin, end = (need[0].start, need[0].stop) if need else (0, 1)
+        for box, owners in ordered[bisect_right(reach, begin) : bisect_left(starts, end)]:
             piece = intersect(box, need)
             if piece is not None:
                 src = dst if dst in owners else owners[position % len(owners)]
