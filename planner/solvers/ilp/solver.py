@@ -19,7 +19,7 @@ from planner.costs.sentences import binding
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Plan, Rejected, Search, status_of
-from planner.ir.problem import SAMPLE_DIMS, THROUGHPUT, Problem
+from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.schedules import traits
 from planner.solvers.best_first.device_groups import DeviceStates, ranks_apart
 from planner.solvers.best_first.graph_cuts import cuts_of
@@ -54,12 +54,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: nothing fits, or the side constraints allow nothing.
         UnknownNameError: a side constraint matches no layer.
-        UsageError: another objective than throughput.
+        UsageError: it can price none of the schedules.
     """
-    if problem.objective != THROUGHPUT:
-        raise UsageError(
-            f"span-ilp cannot minimise {problem.objective}", ["it knows the step alone"], ["use --solver best-first"]
-        )
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     constraints = Constraints.of(problem)
     enumeration = Enumeration(evaluator, constraints, progress)

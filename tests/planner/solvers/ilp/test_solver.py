@@ -384,7 +384,7 @@ def test_memory_that_leaves_nothing_is_named() -> None:
 
 def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot minimise memory"):
-        solve(Problem(chain_profile(3, 2), 4, PLAIN, objective="memory"))
+        solver("span-ilp")(Problem(chain_profile(3, 2), 4, PLAIN, objective="memory"), None)
     with pytest.raises(UsageError, match="knows no schedule"):
         solve(Problem(chain_profile(3, 2), 4, ("zb-v",)))
     with pytest.raises(UnknownNameError, match="matches no layer"):
