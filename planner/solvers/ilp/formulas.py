@@ -1,7 +1,7 @@
 """The mathematical program over spans: each constraint beside the function that adds it; solved by HiGHS.
 
 Given       cuts of the network, a lattice from nothing to the whole                 ``best_first.graph_cuts``
-            pools k of N_k like devices; groups g of n_gk of them      ``device_groups``, ``spans.stage_groups``
+            pools k of N_k like devices; groups g of n_gk of them      ``device_groups``, ``spans.group_counts``
             prices of stages, and of what they hand over             ``priced_groups``, ``message_bound``
 Choose      z[v] = 1 if span v = (cuts i < j, group, recompute) is a stage                ``spans.SpanTable``
             y[h] = 1 if at cut i group g hands over to group g'                       ``spans.HandoverTable``

@@ -37,7 +37,16 @@ from planner.solvers.candidates.feasibility import (
     schedule_names,
 )
 from planner.solvers.ilp.formulas import INFEASIBLE, SpanProgram
-from planner.solvers.ilp.spans import SpanInstance, StagesBehind, prune, span_tables, stage_groups, twin_pools
+from planner.solvers.ilp.spans import (
+    FEW_GROUPS,
+    SpanInstance,
+    StagesBehind,
+    group_counts,
+    prune,
+    span_tables,
+    stage_groups,
+    twin_pools,
+)
 from planner.solvers.progress import Progress, SearchProgress
 
 MANY_IDEALS = 64
@@ -84,7 +93,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         num_candidates=outcome.num_solutions,
         bounds_s={"integer program": bound_s, "root": min(outcome.root_s, bound_s)},
         binding=binding(decision.stages, predicted),
-        rejected=enumeration.rejected,
+        rejected=tuple(Rejected(*row) for row in enumeration.rejected.items()),
     )
     return plan_of(problem, decision, predicted.prediction, search)
 
@@ -154,7 +163,11 @@ def priced_schedules(problem: Problem) -> tuple[str, ...]:
 
 @dataclass(slots=True, eq=False)
 class Enumeration:
-    """The search over ways; run it once."""
+    """The search over ways; run it once.
+
+    Attributes:
+        rejected: what is not in the space, with the reason.
+    """
 
     evaluator: Evaluator
     constraints: Constraints
@@ -162,7 +175,7 @@ class Enumeration:
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=0.0)
     num_solutions: int = field(init=False, default=0)
-    rejected: tuple[Rejected, ...] = field(init=False, default=())
+    rejected: dict[str, str] = field(init=False, default_factory=dict)
     _heap: list[tuple[float, int, BatchSplit]] = field(init=False, default_factory=list, repr=False)
     _pushed: int = field(init=False, default=0, repr=False)
     _current_s: float = field(init=False, default=float("inf"), repr=False)
@@ -202,19 +215,25 @@ class Enumeration:
         freedom = replace(Freedom.of(problem), virtual=(), trains=True)
         devices = DeviceStates(pools(problem, self.constraints), freedom.may_replicate)
         cuts = cuts_of(book, MANY_IDEALS, may_part_ties(problem))
-        received = StagesBehind.of(cuts).least_received()
+        received, (counts, left_out) = StagesBehind.of(cuts).least_received(), group_counts(devices)
+        self.rejected.update(devices.restrictions)
+        if left_out:
+            self.rejected[left_out] = f"more than {FEW_GROUPS} groups of devices"
+        if not cuts.complete:
+            why = "the network has too many; stages are stretches of its own order of layers"
+            self.rejected["stages of any set of layers"] = why
         most = min(len(problem.ranks), cuts.last, problem.max_stages or len(problem.ranks))
         every = (micro_batches(problem, size) for size in micro_batch_sizes(problem, book))
         ways = ((batches, *way) for batches in every for way in self._schedules(most, len(batches)).items())
         for batches, splits, by_flight in ways:
             prices = GroupPrices(problem, book, devices.pools, cuts, batches, replace(freedom, splits=splits), received)
-            versions = stage_groups(prices, devices)
+            versions = stage_groups(prices, counts)
             if not versions:
                 continue
             groups = tuple(group for group, *_ in versions)
             if any(prices.leaves_out(group.counts) for group in groups):
                 why = f"more than {FEW_SHARES} ways; those whose largest time over some stages is least are taken"
-                self.rejected = (Rejected("other shares of unlike devices", why),)
+                self.rejected["other shares of unlike devices"] = why
             spans, handovers = span_tables(prices, versions)
             twins, rules = twin_pools(devices.pools, groups), self.constraints.stage_rules()
             for in_flight, names in by_flight.items():

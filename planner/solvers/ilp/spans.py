@@ -13,7 +13,7 @@ the next need not read, nothing is before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise, product
 from typing import TypeVar
@@ -134,17 +134,24 @@ class SpanInstance:
         return self.prices.cuts
 
 
-def stage_groups(prices: GroupPrices, devices: DeviceStates) -> tuple[tuple[PricedGroup, ...], ...]:
-    """The groups that a stage may have, each with its ways to recompute: any, or, if these are many, of a kind or pool.
+def group_counts(devices: DeviceStates) -> tuple[list[Counts], str]:
+    """The groups that a stage may have: any, or, if these are many, those of a kind or pool; and what is left out."""
+    pools = devices.pools
+    every = list(dict.fromkeys(devices.within(tuple(len(pool.ranks) for pool in pools))))
+    of_kind, of_pool = (
+        [counts for counts in every if len({labels[k] for k, count in enumerate(counts) if count}) == 1]
+        for labels in ([pool.kind for pool in pools], range(len(pools)))
+    )
+    choices = ((every, ""), (of_kind, "stages on several kinds of devices"))
+    last = of_pool, "stages on several hosts or kinds of devices" if len(of_pool) < len(every) else ""
+    return next((choice for choice in choices if len(choice[0]) <= FEW_GROUPS), last)
+
+
+def stage_groups(prices: GroupPrices, every: Iterable[Counts]) -> tuple[tuple[PricedGroup, ...], ...]:
+    """The groups of these devices, each with its ways to recompute.
 
     Pools are called by their own numbers, so that the members of a group have one order.
     """
-    pools, every = prices.pools, list[Counts]()
-    for labels in ([0] * len(prices.pools), [pool.kind for pool in prices.pools], range(len(prices.pools))):
-        every = list(dict.fromkeys(devices.within(tuple(len(pool.ranks) for pool in pools))))
-        every = [counts for counts in every if len({labels[k] for k, count in enumerate(counts) if count}) == 1]
-        if len(every) <= FEW_GROUPS:
-            break
     versions: dict[object, list[PricedGroup]] = {}
     for group in (group for counts in every for group in prices.versions(counts)):
         named = replace(group, orders=group.orders[:1], orders_known=True)

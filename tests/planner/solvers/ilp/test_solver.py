@@ -19,12 +19,13 @@ from planner.ir.problem import Problem
 from planner.schedules import names as schedules
 from planner.schedules import traits
 from planner.solvers import solver
-from planner.solvers.best_first.device_groups import ranks_apart
+from planner.solvers.best_first.device_groups import DeviceStates, ranks_apart
+from planner.solvers.candidates.candidate import pools
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.ilp.formulas import INFEASIBLE, OPTIMAL, TIME_LIMIT, SpanProgram
 from planner.solvers.ilp.solver import BatchSplit, Enumeration, solve
-from planner.solvers.ilp.spans import SpanInstance, prune
+from planner.solvers.ilp.spans import SpanInstance, group_counts, prune
 from planner.solvers.progress import SearchProgress
 from tests.oracles.plans import check
 from tests.planner.solvers.instances import branching_problem, plans, random_problem, tied_problem
@@ -358,6 +359,25 @@ def test_an_interrupted_search_gives_the_best_so_far() -> None:
     assert plan.search.status == "stopped"
     assert plan.search.bound_s <= plan.prediction.step_s
     assert all(a.bound_s <= b.bound_s * (1 + 1e-9) for a, b in pairwise(seen))
+
+
+@pytest.mark.parametrize(
+    ("per_host", "kinds", "left_out"),
+    [(3, 1, ""), (8, 1, "stages on several hosts or kinds of devices"), (6, 2, "stages on several kinds of devices")],
+)
+def test_where_groups_are_many_those_of_a_kind_or_pool_are_taken_and_the_plan_says_so(
+    per_host: int, kinds: int, left_out: str
+) -> None:
+    names = ["n0"] * per_host + ["n1"] * per_host
+    speeds = [1.0] * per_host + [1.0 / kinds] * per_host
+    problem = Problem(chain_profile(2, 2 * per_host, hosts=names, speeds=speeds), 4, ("1f1b",), time_limit_s=2.0)
+    devices = DeviceStates(pools(problem))
+    counts, unlike = group_counts(devices)
+    assert unlike == left_out
+    assert set(counts) == {c for c in devices.within((per_host, per_host)) if not left_out or 0 in c}
+    assert [each.what for each in solve(problem).search.rejected if "stages on" in each.what] == [left_out] * bool(
+        left_out
+    )
 
 
 def test_rules_shape_the_plan() -> None:
