@@ -129,6 +129,8 @@ def sources(owned: Boxes, own: NDArray[np.bool_] | None = None) -> NDArray[np.bo
     is_own = np.eye(owned.shape[-3], dtype=bool) if own is None else own
     alike = (owned[..., :, None, :, :] == owned[..., None, :, :, :]).all(axis=(-1, -2))
     replicas = alike.sum(axis=-1)
+    if (replicas == 1).all():
+        return np.ones((*owned.shape[:-3], *is_own.shape), dtype=bool)
     number = np.tril(alike, -1).sum(axis=-1)
     turn = np.arange(len(is_own))[:, None] % replicas[..., None, :] == number[..., None, :]
     takes_from: NDArray[np.bool_] = np.where(is_own @ alike, is_own, turn)
@@ -146,7 +148,7 @@ def transfers(owned: Mapping[int, Box], needed: Mapping[int, Box]) -> tuple[Tran
     owners, readers = sorted(owned, key=owned.__getitem__), list(needed)
     boxes = as_boxes([owned[rank] for rank in owners])
     pieces = shared(boxes[None], as_boxes(list(needed.values()))[:, None])
-    own = np.array([[owner == reader for owner in owners] for reader in readers], dtype=bool)
+    own = np.array(readers)[:, None] == np.array(owners)
     return tuple(
         Transfer(owners[src], readers[dst], as_tuples(pieces[dst, src][None])[0])
         for dst, src in np.argwhere(sources(boxes, own) & filled(pieces)).tolist()
