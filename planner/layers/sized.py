@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from planner.ir.box import Box, Interval, inside, volume, whole
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec
@@ -88,7 +89,7 @@ class SizedLayer:
 
         What is read may reach outside the tensor, where padding is.  Each distinct box is looked at once.
         """
-        distinct_work, which = distinct(work.reshape(-1, *work.shape[-2:]))
+        distinct_work, which = distinct(work.reshape(prod(work.shape[:-2]), *work.shape[-2:]))
         relation, parts = self.relation, as_tuples(distinct_work)
 
         def spread(boxes: Sequence[Box]) -> Boxes:
