@@ -47,7 +47,8 @@ class AnyShares(GroupPrices):
         Args:
             upper_s: pipelines that take so long are of no interest.
         """
-        every = cls(prices.problem, prices.book, prices.pools, prices.cuts, prices.micro_batches, prices.freedom)
+        batches, received = prices.micro_batches, prices.received
+        every = cls(prices.problem, prices.book, prices.pools, prices.cuts, batches, prices.freedom, received)
         every.upper_s = upper_s
         return every
 

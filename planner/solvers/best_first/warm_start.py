@@ -19,9 +19,11 @@ from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
 from planner.solvers.best_first.device_groups import DeviceStates
 from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, thinned
-from planner.solvers.best_first.hybrids import hybrids
+from planner.solvers.best_first.group_search import GroupSearch
+from planner.solvers.best_first.hybrids import HybridSpace, hybrids
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, promising, published, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
+from planner.solvers.best_first.local_search import LocalSearch
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
@@ -44,6 +46,7 @@ _SHARE_OF_TIME = 0.3  # of the budget that may be spent on it
 _SHARE_OF_PARTS, _MOST_OF_PART = 0.2, 32  # of what is left, for each part of the devices; none is larger
 _SHARE_OF_BOUNDS = 0.15  # of what is left, for bounds of all pipelines
 _SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
+_SHARE_OF_GROUPS, _FEW_PLANS = 0.4, 2  # of what there is for plans near the best; that are changed by single moves
 _FEW_RANKS = 8  # of more a bound is made before the search
 _LARGE_PARTS = (64, 256)  # of the devices, for which hybrids are looked at before those of all
 _MUCH_LARGER = 4  # than such a part: of more devices the next part is looked at alone
@@ -81,6 +84,9 @@ class SearchStart:
     is_restricted: bool = field(init=False, default=False)
     best: Evaluation | None = field(init=False, default=None)
     _parts_known: bool = field(init=False, default=False)
+    _moves: LocalSearch | None = field(init=False, default=None)
+    _groups: GroupSearch | None = field(init=False, default=None)
+    _priced: list[GroupPrices] = field(init=False, default_factory=list)
 
     def items(self) -> Iterator[Selection | Evaluation | BatchSpace | Replicas | PipelineFamilies]:
         """Hybrids and strategies first, as their steps prune what follows."""
@@ -94,7 +100,8 @@ class SearchStart:
         spaces = self._bounded(list(self._spaces(devices, cuts)))
         yield from self._noted(self._hybrids_on_parts(cuts))
         self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
-        yield from self._noted(hybrids(self.evaluator, [prices for _, prices in spaces]))
+        self._priced = [prices for _, prices in spaces]
+        yield from self._noted(hybrids(self.evaluator, self._priced))
         if not self.is_part:
             yield from self._noted(promising(self.evaluator))
             yield from self._noted(self._strategies(freedom))
@@ -102,9 +109,9 @@ class SearchStart:
             yield from self._noted(self.on_parts(self.best))
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
-            yield from families([prices for _, prices in spaces], devices, freedom.virtual)
+            yield from families(self._priced, devices, freedom.virtual)
         groups = [option.group for option in devices.options(devices.all_unused)]
-        for _, prices in spaces:
+        for prices in self._priced:
             is_closed = not freedom.virtual and has_open_shares(prices, devices)
             if not is_closed and any(map(prices.leaves_out, groups)):
                 self.least_work_s = self.capacity_s
@@ -184,6 +191,21 @@ class SearchStart:
             for best in self.on_parts():
                 yield Selection(best, None, None)
         yield from published(self.evaluator, within)
+
+    def improved(self, best: Evaluation, within: Budget) -> Evaluation:
+        """The best plan near ``best`` that has no proof: on other groups, then by single moves."""
+        if self.cuts is None or not self._priced or best.candidate.positions:
+            return best
+        moves = self._moves = self._moves or LocalSearch(self.evaluator, self.cuts)
+        plans = [best]
+        if self._priced[0].freedom.may_replicate:
+            spaces = [HybridSpace(prices) for prices in self._priced]
+            groups = self._groups = self._groups or GroupSearch(self.evaluator, spaces)
+            starts = [groups.counts_of(best.candidate)]
+            plans += groups.promising(starts, within.part(_SHARE_OF_GROUPS * within.left_s))[:_FEW_PLANS]
+        for plan in sorted(plans, key=lambda plan: plan.step_s):
+            best = better(best, moves.improved(plan, within.part(within.left_s / 2)))
+        return best
 
     def _spaces(self, devices: DeviceStates, cuts: GraphCuts) -> Iterator[tuple[BatchSpace, GroupPrices]]:
         for prices in priced(self.evaluator, cuts):
