@@ -6,8 +6,7 @@ Choose      sizes of micro-batches, hence their number M                     ``f
             for each stage a group of devices: of one host, of several hosts of a kind     ``device_groups``
             or, where there are few devices, of several kinds; pools in any order along the
             pipeline; devices may stay unused
-            the samples of each rank of a stage: equal on like devices; on unlike ones all
-            ways while they are few, else those with the least largest time    ``GroupPrices.versions``
+            the samples of each rank of a stage: equal on like devices, on unlike ones any    ``share_search``
             a schedule for all of them, and where it has windows, W_s for each stage          ``leaf_bound``
             whether a stage computes its activations again, where that is allowed   ``GroupPrices.versions``
 Minimise    the step, by ``simulator.events``
@@ -35,7 +34,8 @@ Prefixes of pipelines wait in a queue by the bound of their best continuation   
 Complete ones are simulated many at once, never too slow, and exactly where members of groups are alike; those that may
 still be the best are simulated by the true simulator                                         ``leaf_bound``
 The search ends with a proof when no bound in the queue is below the best step.
-What shares could gain that were not looked at is bounded by a DP over any shares               ``share_bound``
+Of unlike devices the DP is over any shares (``share_bound``), and complete pipelines are branched over them
+                                                                                               ``share_search``
 Of plans that the model cannot tell apart one on the fewest ranks is taken, if that is asked   ``choose.without_ties``
 
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
