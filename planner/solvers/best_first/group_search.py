@@ -112,9 +112,9 @@ def neighbours(stages: StageCounts, devices: Sequence[int]) -> Iterator[StageCou
     """
     for at, counts in enumerate(stages):
         for taker in range(max(0, at - _REACH), min(len(stages), at + _REACH + 1)):
-            for given in _parts(counts) if taker != at else ():
+            for part in _parts(counts) if taker != at else ():
                 changed = list(stages)
-                changed[at], changed[taker] = _less(counts, given), _more(stages[taker], given)
+                changed[at], changed[taker] = _less(counts, part), _more(stages[taker], part)
                 yield tuple(changed)
         for part in _parts(counts):
             yield (*stages[:at], part, _less(counts, part), *stages[at + 1 :])

@@ -156,8 +156,8 @@ class LocalSearch:
         """The candidate with other groups between other cuts."""
         problem, size = self.evaluator.problem, max(candidate.micro_batches)
         if all(len(ranks) <= size for ranks in groups):
-            known = dict(zip(candidate.groups, candidate.shares, strict=True))
-            shares = (known.get(ranks) or group_shares(problem, self.evaluator.book, ranks, size) for ranks in groups)
+            own = dict(zip(candidate.groups, candidate.shares, strict=True))
+            shares = (own.get(ranks) or group_shares(problem, self.evaluator.book, ranks, size) for ranks in groups)
             stage_of = self.cuts.stage_of(chain)
             yield replace(candidate, stage_of=stage_of, groups=tuple(groups), shares=tuple(shares))
 
