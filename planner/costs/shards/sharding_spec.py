@@ -106,25 +106,6 @@ class Shards:
         return share_read
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a rank's part of a layer reads.
-
-    Attributes:
-        samples, share: of the part, and what it is of the work of so many whole samples.
-        read_share: what it reads of their inputs.
-        received: bytes that come from other ranks of the stage; ``copied``: those that make it read a copy.
-        stays: whether what is received is kept, whoever saves it.
-    """
-
-    samples: float
-    share: float
-    read_share: float
-    received: float
-    copied: float = 0.0
-    stays: bool = False
-
-
 def shards_of(sized: SizedLayer, options: tuple[ShardingSpec, ...]) -> Shards:
     """The boxes of ``sized`` under each option; all options are of equally many ranks."""
     layouts = [option.layout for option in options]

@@ -268,7 +268,7 @@ class _Space:
         """The groups as a pipeline under every schedule: the best cuts where least is kept, and where most is."""
         num_stages, count = len(groups), len(self.prices.micro_batches)
         kept = {
-            windows or _kept(schedule, num_stages, count): (schedule, windows)
+            windows or kept_by(schedule, num_stages, count): (schedule, windows)
             for schedule, windows in reversed(list(self._windows(num_stages)))
         }
         stages = [self._table(group) for group in groups]
@@ -439,12 +439,6 @@ class _Space:
         )
         bound_s = leaves.at_least_s(hybrid.schedule, hybrid.windows, len(self.prices.micro_batches))
         return replace(hybrid, step_s=float(bound_s[0]))
-
-
-def _kept(schedule: str, num_stages: int, count: int) -> tuple[int, ...]:
-    """``kept_by``, for many micro-batches from few: what grows with these grows on."""
-    few = min(count, 2 * num_stages + 2)
-    return tuple(count if kept == few else kept for kept in kept_by(schedule, num_stages, few))
 
 
 def balanced_places(costs: Sequence[Array]) -> list[int] | None:
