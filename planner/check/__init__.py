@@ -13,11 +13,10 @@ from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
     from planner.check.coverage import needs_profile, not_checked
-    from planner.check.verdict import check
 
-__all__ = ["check", "needs_profile", "not_checked"]
+__all__ = ["needs_profile", "not_checked"]
 
-_HOMES = {"check": "verdict", "needs_profile": "coverage", "not_checked": "coverage"}
+_HOMES = {"needs_profile": "coverage", "not_checked": "coverage"}
 """Imported when first used: a rank asks ``structure`` alone, and needs no cost model."""
 
 __getattr__ = lazily(__name__, _HOMES)
