@@ -1,14 +1,13 @@
 """What each rank of a group has of a layer: device meshes, boxes, sharding specs and partial sums.
 
-Modules:
+meshes       factorisations of the group over dims, shares in proportion to speed     ``device_mesh.axes_of``
+boxes        work of each rank, hence inputs read and weights used                    ``sharding_spec.shards_of``
+moved        needed minus held, from the one owner                                    ``boxes.moved``
+contracted   c ranks share input channels: gathered for c = 1, summed for c = p       ``contraction.partial_sums``
+sums         of gradients, statistics, classes over ranks with equal parts            ``partial_sums.sums_of``
+in tiles     the same of each tile of a block                                         ``tiles.tile_shards``
 
-    boxes          Boxes as arrays: ``[..., dims, 2]``, start and stop in the last axis
-    contraction    Convolutions and linear layers over channels and filters: who contracts what (Dryden et al., SC 2019)
-    device_mesh    How the ranks of a group may be laid out as a grid over the dims of a layer, and how much each rank
-                   takes
-    partial_sums   Sums over ranks that boxes do not show
-    sharding_spec  The boxes of a layer under each of many sharding specs: what every rank makes, holds, reads and uses
-    tiles          Layers of a block under each of its tiles, and what a layer of a forward pass needs while it runs
+Arrays over options and ranks throughout; the rules of single boxes are those of :mod:`planner.ir.box`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""The integer program over spans behind :mod:`planner.solvers.ilp.solver`: its tables, its rows, its objective.
+"""The integer program over spans: a second road to the best plan, for cross-checks and for side constraints.
 
-Modules:
+z[v], y[h]   spans that are stages, and hand-overs between groups at a cut       ``spans.SpanBuilder``
+groups       n_gk devices of class k, and the least that two groups hand over    ``device_groups.groups``
+minimise T   below the simulated step of every synchronous schedule with a
+             stage a position; all constraints, solved by HiGHS                   ``formulas``
+excluded     sum of a solution's z <= its stages - 1, once it is simulated       ``solver.Enumeration``
 
-    device_groups   Groups of devices that may run a stage, what limits how many there are, and what they hand to one
-                    another
-    formulas        The mathematical program over spans: each constraint beside the function that adds it; solved by
-                    HiGHS
-    solver          The integer program over spans: a second road to the best plan, for cross-checks and for side
-                    constraints
-    spans           The tables of the integer program: every span that may be a stage, and every hand-over between two
-                    groups
+Read ``formulas``, whose head is the program.
 """
 
 from __future__ import annotations
