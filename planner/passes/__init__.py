@@ -1,11 +1,11 @@
 """Passes over action lists: list in, list out.
 
-schedule -> program     every message, reduction and update explicit                 ``lowering.lower``
-complete, in order      everything once, behind what it needs, on the right weights  ``validation.validate``
-it ends                 run without clocks: no circle of waits                       ``ending.stuck``
-v(m), staleness         the version of weights of micro-batch m, updates it lacks    ``versions.staleness``
-in flight               F minus B or W so far, at most                               ``versions.in_flight``
-start of an action      max over what it waits for; its end, behind what it lasts    ``events``
+    schedule -> program     every message, reduction and update explicit                 ``lowering.lower``
+    complete, in order      everything once, behind what it needs, on the right weights  ``validation.validate``
+    it ends                 run without clocks: no circle of waits                       ``ending.stuck``
+    v(m), staleness         the version of weights of micro-batch m, updates it lacks    ``versions.staleness``
+    in flight               F minus B or W so far, at most                               ``versions.in_flight``
+    start of an action      max over what it waits for; its end, behind what it lasts    ``events``
 
 The order is that of a row; times belong to :mod:`planner.costs.simulator`, which reads ``events`` too.
 """
