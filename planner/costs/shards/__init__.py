@@ -1,13 +1,11 @@
-"""What each rank of a group has of a layer: device meshes, boxes, sharding specs and partial sums.
+"""How the ranks of a group may divide a layer, and what they sum; the boxes are in ``planner.layers.shards``.
 
-    meshes       factorisations of the group over dims, shares in proportion to speed     ``device_mesh.axes_of``
-    boxes        work of each rank, hence inputs read and weights used                    ``sharding_spec.shards_of``
-    moved        needed minus held, from the one owner                                    ``boxes.moved``
-    contracted   c ranks share input channels: gathered for c = 1, summed for c = p       ``contraction.partial_sums``
-    sums         of gradients, statistics, classes over ranks with equal parts            ``partial_sums.sums_of``
-    in tiles     the same of each tile of a block                                         ``tiles.tile_shards``
+    grids       factorisations of the group over dims; shares in proportion to speed       ``device_mesh.layout_on``
+    a layout    cuts by dim, margin, ranks that share channels, recomputed or not     ``sharding_spec.ShardingSpec``
+    sums        of gradients, statistics and classes over ranks with equal parts           ``partial_sums.sums_of``
+    tiles       the most at any layer of a tile: what is there, read and done              ``tiles.transient_bytes``
 
-Arrays over options and ranks throughout; the rules of single boxes are those of :mod:`planner.ir.box`.
+Arrays over options and ranks throughout.
 """
 
 from __future__ import annotations
