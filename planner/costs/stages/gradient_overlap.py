@@ -22,10 +22,10 @@ import numpy as np
 
 from planner.costs.communication.collectives import Array
 from planner.costs.communication.links import NetworkPrices
-from planner.costs.shards.boxes import Boxes, equal_ranks, volumes
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile
 from planner.ir.program import BUCKET_BYTES, in_buckets
+from planner.layers.boxes import Boxes, equal_ranks, volumes
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.ir.lazy import Memo
 from planner.schedules import traits
-from planner.solvers.best_first.device_groups import ranks_apart
+from planner.solvers.best_first.device_groups import Counts, ranks_apart
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.hybrid_shapes import Shape, placed, shapes
 from planner.solvers.best_first.leaf_bound import CAPS, Leaves
@@ -140,19 +140,19 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[GroupPrices]) -> Iterator[Eva
 
 def _balanced_hybrids(spaces: Sequence[GroupPrices], budget: Budget) -> list[Hybrid]:
     """The roughly best, balanced, under each schedule; the most promising first."""
-    rough: list[tuple[float, int, Shape, _Space]] = []
+    rough: list[tuple[float, int, Shape, HybridSpace]] = []
     for prices in spaces:
-        space = _Space(prices)
+        space = HybridSpace(prices)
         for shape in shapes(prices):
             rough.append((space.rough_s(shape), len(rough), shape, space))
             budget.spend(CALL_S)
     rough.sort(key=lambda one: one[:2])
-    balanced: list[tuple[Hybrid, _Space]] = []
+    balanced: list[tuple[Hybrid, HybridSpace]] = []
     num_plans = 0
     for rough_s, _, shape, space in rough:
         if num_plans == MOST_ROUGH or not np.isfinite(rough_s) or budget.is_over:
             break
-        budget.spend(_BALANCED_TAKES * NUMBER_S * len(space.chain) ** 2 + _STAGE_S * shape.num_stages)
+        budget.spend(balancing_s(space, shape.num_stages))
         of_plan = [(hybrid, space) for hybrid in space.balanced(shape)]
         num_plans += bool(of_plan)
         balanced += of_plan
@@ -188,6 +188,11 @@ def _step_s(hybrid: Hybrid) -> float:
     return hybrid.step_s
 
 
+def balancing_s(space: HybridSpace, num_stages: int) -> float:
+    """The work of finding a pipeline's cuts, about."""
+    return _BALANCED_TAKES * NUMBER_S * len(space.chain) ** 2 + _STAGE_S * num_stages
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Boundary:
     """What goes from a group to the next.
@@ -204,7 +209,7 @@ class _Boundary:
 
 
 @dataclass(slots=True, eq=False)
-class _Space:
+class HybridSpace:
     """One way to cut the batch, and what was worked out for it.
 
     Attributes:
@@ -284,14 +289,22 @@ class _Space:
 
     def balanced(self, shape: Shape) -> Iterator[Hybrid]:
         """The plan with its cuts, under every schedule, without and with recomputation."""
-        counts = placed(shape, self.prices.pools)
-        versions = [self.prices.versions(each) for each in counts or ()]
+        yield from self.on(placed(shape, self.prices.pools) or ())
+
+    def on(self, stages: Sequence[Counts]) -> Iterator[Hybrid]:
+        """The same of stages with these devices by pool."""
+        versions = [self.prices.versions(each) for each in stages]
         if not versions or not all(versions):
             return
-        for first in versions[0]:
-            groups = tuple(group for each in versions for group in each if group.version == first.version)
-            if len(groups) == len(versions):
-                yield from self._scheduled(groups)
+        for recompute, by_parts in dict.fromkeys(group.version[:2] for group in versions[0]):
+            alike = [[group for group in each if group.version[:2] == (recompute, by_parts)] for each in versions]
+            if all(alike):
+                yield from self._scheduled(tuple(map(self._quickest, alike)))
+
+    def _quickest(self, groups: Sequence[PricedGroup]) -> PricedGroup:
+        """Of a group with several shares of the samples the one whose slowest member has the whole network first."""
+        ends = np.array([0]), np.array([self.prices.cuts.last])
+        return min(groups, key=lambda group: float(group.largest_work_s(*ends)[0])) if len(groups) > 1 else groups[0]
 
     def _scheduled(self, groups: tuple[PricedGroup, ...]) -> Iterator[Hybrid]:
         """The groups as a pipeline under every schedule: the best cuts where least is kept, and where most is."""
