@@ -159,7 +159,7 @@ def _balanced_hybrids(spaces: Sequence[GroupPrices], budget: Budget) -> list[Hyb
     return _bounded(balanced, budget)
 
 
-def _bounded(balanced: Sequence[tuple[Hybrid, _Space]], budget: Budget) -> list[Hybrid]:
+def _bounded(balanced: Sequence[tuple[Hybrid, HybridSpace]], budget: Budget) -> list[Hybrid]:
     """The same with ``leaf_bound``'s steps as far as there are turns for it; the most promising first.
 
     What it adds to the closed form is about the same under any schedule: so much is added where it was not asked.
