@@ -130,7 +130,7 @@ class Suffixes:
         window = np.minimum(stage.window, most)
         fits = cuts.inside[first, last] & (window >= least)
         fits &= is_end if not may_follow else True
-        rounds = rounds_of(count, window)
+        rounds = rounds_of(self.prices.num_counted, window)
         trip = stage.head + stage.back
         end = np.maximum(stage.work, rounds * trip)
         total = np.maximum(end, stage.all_work) + stage.tail
@@ -146,6 +146,8 @@ class Suffixes:
             trip, end, total, free = (
                 np.where(is_end, alone, other) for alone, other in zip((trip, end, total, free), followed, strict=True)
             )
+        if group.any_shares is not None:
+            free = np.maximum(free, group.any_shares.alone_s(first, last))
         return stage, Labels(*(np.where(fits, label, np.inf) for label in (trip, end, total, free)))
 
     def _followed(

@@ -485,6 +485,7 @@ class HybridSpace:
             there=messages[0],
             back=messages[1],
             max_in_flight=np.array([stage.window for stage in stages]),
+            num_counted=self.prices.num_counted,
         )
         bound_s = leaves.at_least_s(hybrid.schedule, hybrid.windows, len(self.prices.micro_batches))
         return replace(hybrid, step_s=float(bound_s[0]))
