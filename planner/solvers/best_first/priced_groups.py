@@ -249,6 +249,8 @@ class GroupPrices:
         return self._versions[counts]
 
     def _priced_versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
+        if sum(counts) > self.micro_batches[0] and not self.throughout.any():
+            return ()  # a rank would have no sample
         ranks, size = self.first_ranks(counts), self.micro_batches[0]
         ways = [(False, shares) for shares in self._shares(ranks)]
         if len(ranks) > 1 and self.throughout.any():
