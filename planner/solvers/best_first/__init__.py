@@ -13,6 +13,8 @@ Besides:
                         is too large
     layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
                         the least first
+    layout_order        Pipelines whose stages follow one another along the hosts, each message on its own link: plans to
+                        begin with
     moved_shares        Samples moved between unlike members of a plan's stages, until it fits, and while its step gets
                         shorter
     share_bound         What pipelines take at least in which a stage has other shares of the samples than the search
