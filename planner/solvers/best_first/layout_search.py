@@ -1,10 +1,10 @@
 """The search beyond samples: stages whose layers are cut along space and channels as well.
 
 What the search over samples found goes on in two ways.  The stages of its best pipelines get the best layouts of their
-layers (``layouts.stage``, exact for a stage alone).  Where there are several pools, one stage on all ranks, pipelines
-along the hosts (``layout_order``) and plans for a part of the hosts come before.  And pipelines of stretches of layers are built by the least that
+layers (``layouts.stage``, exact for a stage alone).  And pipelines of stretches of layers are built by the least that
 stages take under any layouts (``layout_bound``, ``layout_chains``), the one of least bound first, given the layouts of
-least time, and simulated; those that do not fit get layouts for the memory there is.
+least time, and simulated; those that do not fit get layouts for the memory there is.  Where there are several pools one
+stage on all ranks, pipelines along the hosts (``layout_order``) and plans for a part of the hosts come before.
 
 The searched space is that of samples, and beside it: stages of stretches of the graph's order, each on ranks of one
 pool, or all layers on all ranks; every option of each layer; every schedule with windows of its own.  The bound of the
