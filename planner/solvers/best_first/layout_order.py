@@ -77,7 +77,7 @@ class OrderedPipelines:
             OutOfTimeError: the budget that this runs under is over.
         """
         once_s = min((float(table.once_s[0, -1]) for table in self.tables.values() if table is not None), default=0.0)
-        known = set[tuple[tuple[int, tuple[int, ...]], ...]]()
+        made = set[tuple[tuple[int, tuple[int, ...]], ...]]()
         num_groups = sum(1 for _ in self._groups())
         for parts in _PARTS:
             check_time(_NUMBERS * NUMBER_S * num_groups * len(self.positions) ** 2)
@@ -85,8 +85,8 @@ class OrderedPipelines:
             if pipeline is None:
                 return
             stages = tuple((first, ranks) for first, _, ranks, _ in pipeline.stages)
-            if stages not in known and len(stages) <= (self.problem.max_stages or len(stages)):
-                known.add(stages)
+            if stages not in made and len(stages) <= (self.problem.max_stages or len(stages)):
+                made.add(stages)
                 yield pipeline
 
     def _groups(self) -> Iterator[tuple[int, int]]:
