@@ -70,7 +70,9 @@ FLOORS = {
     "planner.solvers": floor(f"{PLANNER} planner.costs planner.baselines", "highspy networkx numpy scipy"),
     "planner.catalogue": floor("planner.ir", "pydantic yaml"),
     "planner.kernels": floor("planner.ir planner.catalogue", "numpy scipy"),
-    "planner.transformers": floor(f"{PLANNER} planner.catalogue planner.kernels planner.costs.simulator", "numpy"),
+    "planner.transformers": floor(
+        f"{PLANNER} planner.catalogue planner.kernels planner.costs.memory.table planner.costs.simulator", "numpy"
+    ),
     # The checker asks the cost model what a decision costs; tests hold the cost model to the oracles of tests/oracles.
     "planner.check": floor(f"{PLANNER} planner.costs"),
     # Proofs: what a plan costs is derived anew, and nothing of the search, its costs or the checker is asked.

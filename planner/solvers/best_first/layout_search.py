@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from planner.costs.candidate import Candidate
-from planner.costs.memory.lifetimes import What
+from planner.costs.memory.table import What
 from planner.costs.pricing import program_of
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.errors import HalopipeError, MissingMeasurementError

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
 
 import numpy as np
@@ -219,14 +220,7 @@ class GroupPrices:
         self._versions = Memo(self._priced_versions)
         trains, splits = self.freedom.trains, self.freedom.splits
         self._bounds = StageBounds(self.book, self.cuts, self.micro_batches, trains, splits, self.received)
-        layers = self.problem.profile.graph.layers
-        self._cores = tuple(chain.from_iterable(cores_by_index(self.problem.profile.graph)))
-        self.mixing = self.cuts.sums(
-            np.array([layer.name in self.freedom.mixing for layer in layers], dtype=np.float64)
-        )
-        along = throughout_sites(self.problem.profile.graph)
-        others = self.cuts.sums(np.array([layer.name not in along for layer in layers], dtype=np.float64))
-        self.throughout = self.cuts.inside & (others[None, :] - others[:, None] < 0.5)
+        self.mixing, self.throughout, self._cores = _between_cuts(self.book, self.cuts, self.freedom.mixing)
 
     def versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
         """The devices ``counts`` as a stage, in every way that is allowed; none if they cannot be priced.
@@ -385,3 +379,15 @@ class GroupPrices:
     def _samples_of(self, shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
         """Of each member: whole samples, or its part of the sites."""
         return samples_of(shares, rows) if sum(shares) == self.micro_batches[0] else parts_of(shares, rows)
+
+
+@lru_cache(maxsize=2)  # one search asks with the same cuts for every size of its micro-batches
+def _between_cuts(book: PriceBook, cuts: GraphCuts, mixing: frozenset[str]) -> tuple[Array, Flags, tuple[int, ...]]:
+    """At each cut, layers of ``mixing``; whether stages lie along sites alone; the layers of attention's cores."""
+    graph = book.profile.graph
+    along = throughout_sites(graph)
+    names = [layer.name for layer in graph.layers]
+    rest = cuts.sums(np.array([float(name not in along) for name in names]))
+    throughout = cuts.inside & (rest[None, :] - rest[:, None] < 0.5)
+    mixed = np.array([float(name in mixing) for name in names])
+    return cuts.sums(mixed), throughout, tuple(chain.from_iterable(cores_by_index(graph)))
