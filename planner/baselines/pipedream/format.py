@@ -29,7 +29,6 @@ by the public code, which so plans without them; here the walk goes on at the fi
 from __future__ import annotations
 
 import functools
-import heapq
 import math
 import operator
 import re
@@ -40,7 +39,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.baselines.common.ideals import bits_of, members
+from planner.baselines.common.ideals import bits_of, in_order, members
 from planner.baselines.common.reading import FileText, on_or_behind_cycles, read_text
 from planner.ir.errors import FormatError, UsageError
 from planner.solvers.budget import check_time
@@ -103,26 +102,12 @@ class LayerGraph:
         Raises:
             FormatError: nothing is left when inputs are removed.
         """
-        kept = set(self.kept())
+        kept = self.kept()
         if not kept:
             raise FormatError(f"{self.source}: no layers besides inputs", [f"{len(self.nodes)} inputs"])
-        waits: dict[int, set[int]] = {index: set() for index in kept}
-        readers: dict[int, list[int]] = {index: [] for index in kept}
-        for src, dst in self.edges:
-            if src in kept and dst in kept:
-                waits[dst].add(src)
-                readers[src].append(dst)
-        ready = [(_last_number(self.nodes[index].name), index) for index in kept if not waits[index]]
-        heapq.heapify(ready)
-        order: list[int] = []
-        while ready:
-            _, index = heapq.heappop(ready)
-            order.append(index)
-            for reader in readers[index]:
-                waits[reader].discard(index)
-                if not waits[reader]:
-                    heapq.heappush(ready, (_last_number(self.nodes[reader].name), reader))
-        return tuple(order)
+        place = {index: number for number, index in enumerate(kept)}
+        edges = [(place[src], place[dst]) for src, dst in self.edges if src in place and dst in place]
+        return tuple(kept[k] for k in in_order(len(kept), edges, lambda k: _last_number(self.nodes[kept[k]].name)))
 
 
 def read(path: str | Path) -> LayerGraph:
@@ -132,7 +117,8 @@ def read(path: str | Path) -> LayerGraph:
         MissingFileError: there is no such file, or it cannot be read.
         FormatError: it breaks the format; the text names the line.
     """
-    return _parse(read_text(path))
+    file = read_text(path)
+    return parse(file.text, file.source)
 
 
 def parse(text: str, source: str = "graph.txt") -> LayerGraph:
@@ -141,10 +127,7 @@ def parse(text: str, source: str = "graph.txt") -> LayerGraph:
     Raises:
         FormatError: it breaks the format; the text names the line.
     """
-    return _parse(FileText(source, text))
-
-
-def _parse(file: FileText) -> LayerGraph:
+    file = FileText(source, text)
     nodes: list[LayerNode] = []
     numbers: dict[str, int] = {}
     node_lines: list[int] = []
