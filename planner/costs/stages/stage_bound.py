@@ -37,14 +37,14 @@ class Spread:
         """The least of all members, for stages between ``first`` and ``last`` (arrays that broadcast)."""
         seconds: Array = self.sums[0][last] - self.sums[0][first]
         for row in self.sums[1:]:
-            np.minimum(seconds, row[last] - row[first], out=seconds)
+            seconds = np.minimum(seconds, row[last] - row[first])
         return seconds
 
     def most(self, first: Numbers, last: Numbers) -> Array:
         """The most of all members."""
         seconds: Array = self.sums[0][last] - self.sums[0][first]
         for row in self.sums[1:]:
-            np.maximum(seconds, row[last] - row[first], out=seconds)
+            seconds = np.maximum(seconds, row[last] - row[first])
         return seconds
 
 
