@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, TiedParameter
-from planner.costs.memory.memory_bound import Cuts, LeastMemory, Numbers, holder_of, may_bind
+from planner.costs.memory.memory_bound import Cuts, Holders, LeastMemory, Numbers, may_bind
 from planner.costs.stages.gradient_overlap import least_reduction_s
 from planner.costs.stages.shared_times import MemberTimes, member_times
 from planner.costs.stages.stage_sums import RecomputeMask
@@ -37,14 +37,14 @@ class Spread:
         """The least of all members, for stages between ``first`` and ``last`` (arrays that broadcast)."""
         seconds: Array = self.sums[0][last] - self.sums[0][first]
         for row in self.sums[1:]:
-            np.minimum(seconds, row[last] - row[first], out=seconds)
+            seconds = np.minimum(seconds, row[last] - row[first])
         return seconds
 
     def most(self, first: Numbers, last: Numbers) -> Array:
         """The most of all members."""
         seconds: Array = self.sums[0][last] - self.sums[0][first]
         for row in self.sums[1:]:
-            np.maximum(seconds, row[last] - row[first], out=seconds)
+            seconds = np.maximum(seconds, row[last] - row[first])
         return seconds
 
 
@@ -387,21 +387,5 @@ class StageBounds:
         sizes = [(kind, max(samples), limit) for kind, limit, samples in members]
         if not may_bind(self.book, sizes, len(self.micro_batches)):
             return None
-        return LeastMemory(
-            tuple(
-                holder_of(
-                    self.book,
-                    self.cuts,
-                    kind,
-                    samples,
-                    limit,
-                    self.trains,
-                    recompute,
-                    parts,
-                    self._workspaces,
-                    self.received,
-                    zero,
-                )
-                for kind, limit, samples in dict.fromkeys(members)
-            )
-        )
+        holders = Holders(self.book, self.cuts, self.trains, self.received, self._workspaces)
+        return LeastMemory(tuple(holders.of(member, recompute, parts, zero) for member in dict.fromkeys(members)))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
 
 import numpy as np
@@ -232,14 +233,7 @@ class GroupPrices:
         trains, splits = self.freedom.trains, self.freedom.splits
         counted = self.micro_batches[: self.num_counted]
         self._bounds = StageBounds(self.book, self.cuts, counted, trains, splits, self.received)
-        layers = self.problem.profile.graph.layers
-        self._cores = tuple(chain.from_iterable(cores_by_index(self.problem.profile.graph)))
-        self.mixing = self.cuts.sums(
-            np.array([layer.name in self.freedom.mixing for layer in layers], dtype=np.float64)
-        )
-        along = throughout_sites(self.problem.profile.graph)
-        others = self.cuts.sums(np.array([layer.name not in along for layer in layers], dtype=np.float64))
-        self.throughout = self.cuts.inside & (others[None, :] - others[:, None] < 0.5)
+        self.mixing, self.throughout, self._cores = _between_cuts(self.book, self.cuts, self.freedom.mixing)
 
     @property
     def num_counted(self) -> int:
@@ -255,6 +249,8 @@ class GroupPrices:
         return self._versions[counts]
 
     def _priced_versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
+        if sum(counts) > self.micro_batches[0] and not self.throughout.any():
+            return ()  # a rank would have no sample
         ranks, size = self.first_ranks(counts), self.micro_batches[0]
         ways = [(False, shares) for shares in self._shares(ranks)]
         if len(ranks) > 1 and self.throughout.any():
@@ -406,3 +402,15 @@ class GroupPrices:
     def _samples_of(self, shares: tuple[int, ...], rows: int) -> tuple[float, ...]:
         """Of each member: whole samples, or its part of the sites."""
         return samples_of(shares, rows) if sum(shares) == self.micro_batches[0] else parts_of(shares, rows)
+
+
+@lru_cache(maxsize=2)  # one search asks with the same cuts for every size of its micro-batches
+def _between_cuts(book: PriceBook, cuts: GraphCuts, mixing: frozenset[str]) -> tuple[Array, Flags, tuple[int, ...]]:
+    """At each cut, layers of ``mixing``; whether stages lie along sites alone; the layers of attention's cores."""
+    graph = book.profile.graph
+    along = throughout_sites(graph)
+    names = [layer.name for layer in graph.layers]
+    rest = cuts.sums(np.array([float(name not in along) for name in names]))
+    throughout = cuts.inside & (rest[None, :] - rest[:, None] < 0.5)
+    mixed = np.array([float(name in mixing) for name in names])
+    return cuts.sums(mixed), throughout, tuple(chain.from_iterable(cores_by_index(graph)))

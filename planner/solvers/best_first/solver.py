@@ -112,7 +112,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         search.take_hints()
         outcome = search.outcome(outcome.status)
     if outcome.best is not None and outcome.status == TIME_LIMIT:
-        outcome = replace(outcome, best=start.improved(outcome.best, evaluator.budget.part()))
+        outcome = replace(outcome, best=start.improved(outcome.best, evaluator.budget.part(evaluator.budget.clock_s)))
     if outcome.best is not None and outcome.status != STOPPED:
         outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
     first, evaluator.budget = outcome, budget

@@ -133,7 +133,9 @@ class SearchStart:
             yield plan
 
     def _strategies(self, freedom: Freedom) -> Iterator[Selection]:
-        """Those that may be an answer; all are known by name."""
+        """Those that may be an answer; all are known by name, but where there is a plan and no time for them."""
+        if self.best is not None and self.evaluator.budget.is_over:
+            return
         for name, choice in strategies(self.evaluator):
             self.choices[name] = choice
             if choice.best is not None and freedom.allows(choice.best.candidate):
