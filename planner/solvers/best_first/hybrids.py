@@ -156,10 +156,10 @@ def _balanced_hybrids(spaces: Sequence[GroupPrices], budget: Budget) -> list[Hyb
         of_plan = [(hybrid, space) for hybrid in space.balanced(shape)]
         num_plans += bool(of_plan)
         balanced += of_plan
-    return _bounded(balanced, budget)
+    return most_promising(balanced, budget)
 
 
-def _bounded(balanced: Sequence[tuple[Hybrid, HybridSpace]], budget: Budget) -> list[Hybrid]:
+def most_promising(balanced: Sequence[tuple[Hybrid, HybridSpace]], budget: Budget) -> list[Hybrid]:
     """The same with ``leaf_bound``'s steps as far as there are turns for it; the most promising first.
 
     What it adds to the closed form is about the same under any schedule: so much is added where it was not asked.
@@ -310,7 +310,7 @@ class HybridSpace:
         """The groups as a pipeline under every schedule: the best cuts where least is kept, and where most is."""
         num_stages, count = len(groups), len(self.prices.micro_batches)
         kept = {
-            windows or _kept(schedule, num_stages, count): (schedule, windows)
+            windows or kept_by(schedule, num_stages, count): (schedule, windows)
             for schedule, windows in reversed(list(self._windows(num_stages)))
         }
         stages = [self._table(group) for group in groups]
@@ -485,15 +485,10 @@ class HybridSpace:
             there=messages[0],
             back=messages[1],
             max_in_flight=np.array([stage.window for stage in stages]),
+            num_counted=self.prices.num_counted,
         )
         bound_s = leaves.at_least_s(hybrid.schedule, hybrid.windows, len(self.prices.micro_batches))
         return replace(hybrid, step_s=float(bound_s[0]))
-
-
-def _kept(schedule: str, num_stages: int, count: int) -> tuple[int, ...]:
-    """``kept_by``, for many micro-batches from few: what grows with these grows on."""
-    few = min(count, 2 * num_stages + 2)
-    return tuple(count if kept == few else kept for kept in kept_by(schedule, num_stages, few))
 
 
 def balanced_places(costs: Sequence[Array]) -> list[int] | None:
