@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -18,25 +18,29 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.sentences import size_text
-from planner.ir.constraints import format_rule
 from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
 from planner.ir.lazy import Memo
+from planner.ir.plan import TIME_LIMIT
 from planner.ir.problem import ALWAYS, AUTO, MICRO, NEVER, SELECTIVE, THROUGHPUT, Problem
 from planner.layers.stage_rules import why_gradients_stay_whole
 from planner.schedules import positions, traits
 from planner.solvers.best_first.bound import GroupChoice
 from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
+from planner.solvers.best_first.layout_search import with_layouts
 from planner.solvers.best_first.prefixes import Frontier, PipelinePrefix
+from planner.solvers.best_first.search import Outcome
 from planner.solvers.best_first.virtual_pipelines import Family
 from planner.solvers.best_first.warm_start import all_families, first_fit, spaces
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
+from planner.solvers.candidates.constraints import Applied, Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import infeasible
+from planner.solvers.candidates.explain import infeasible, out_of_time
 from planner.solvers.candidates.feasibility import mixing_text, sees_whole_batch
 
 _QUICKLY_S = 5.0
 _FEW = 5  # pipelines of several stages a position
+_MORE_THAN_ENOUGH = 2**50  # bytes
 _SIMPLER = ["a schedule of one stage a device, such as --schedule 1f1b"]
 
 
@@ -45,13 +49,15 @@ def no_plan_fits(evaluator: Evaluator) -> HalopipeError:
     closest = leanest(evaluator)
     if closest is None and not evaluator.schedules and (why := why_no_families(evaluator)):
         return InfeasibleError("no pipeline of several stages a device", why, _SIMPLER)
-    rules = (*evaluator.problem.fix, *evaluator.problem.forbid)
-    if closest is None and rules:
-        return InfeasibleError(
-            "no plan keeps to the side constraints",
-            [f"{len(evaluator.problem.fix)} fixed, {len(evaluator.problem.forbid)} forbidden"],
-            ["leave one of them out: " + ", ".join(format_rule(rule) for rule in rules)],
-        )
+    if closest is None:
+        roomy, within = _with_any_memory(evaluator.problem), evaluator.budget.part(_QUICKLY_S)
+        outcome = _any_plan(roomy, within)
+        if outcome.best is not None:
+            closest = evaluator.evaluate(_bisected(roomy, outcome.best, within)[0].candidate)
+        elif outcome.status == TIME_LIMIT:
+            return out_of_time(evaluator.problem, "whether more memory would help is not known")
+        elif clashing := _clashing_rules(roomy, within):
+            return _rules_clash(evaluator, clashing)
     if closest is None:
         batch, count = evaluator.problem.global_batch, len(evaluator.problem.ranks)
         return MissingMeasurementError(
@@ -63,7 +69,10 @@ def no_plan_fits(evaluator: Evaluator) -> HalopipeError:
 
 
 def leanest(evaluator: Evaluator) -> Evaluation | None:
-    """The candidate whose fullest rank is least over its limit, buffers at boundaries apart; None if there is none."""
+    """The candidate whose fullest rank is least over its limit, buffers at boundaries apart; None if none is known.
+
+    Of each way to cut the batch one is looked at, which may break a side constraint; then it does not count.
+    """
     best: Evaluation | None = None
     for frontier in spaces(evaluator):
         for schedule in frontier.suffixes.prices.freedom.schedules:
@@ -75,7 +84,7 @@ def leanest(evaluator: Evaluator) -> Evaluation | None:
             candidate = frontier.candidate(prefix, schedule)
             if traits(schedule).windowed:
                 candidate = replace(candidate, windows=(1,) * candidate.num_stages)
-            if best is not None and not evaluator.has_time_for(candidate):
+            if evaluator.unmet(candidate) or (best is not None and not evaluator.has_time_for(candidate)):
                 continue
             evaluation = evaluator.evaluate(candidate)
             if best is None or evaluator.excess(evaluation) < evaluator.excess(best):
@@ -182,6 +191,71 @@ class Leanest:
         return best, choice, cut
 
 
+def _with_any_memory(problem: Problem) -> Problem:
+    """The problem on devices with more memory than any plan needs."""
+    cluster = problem.profile.cluster
+    devices = tuple(replace(device, memory_bytes=_MORE_THAN_ENOUGH) for device in cluster.devices)
+    profile = replace(problem.profile, cluster=replace(cluster, devices=devices))
+    return replace(problem, profile=profile, memory_bytes=0, rate_per_s=0.0)
+
+
+def _any_plan(problem: Problem, within: Budget) -> Outcome:
+    """What a search for any plan ends with: over samples, then over layouts."""
+    evaluator, outcome = first_fit(replace(problem, gap=float("inf")), within)
+    if outcome.best is None:
+        outcome = with_layouts(evaluator, outcome, within)
+    return replace(outcome, status=TIME_LIMIT) if outcome.best is None and within.is_over else outcome
+
+
+def _clashing_rules(roomy: Problem, within: Budget) -> tuple[Applied, ...]:
+    """Rules that were asked for and cannot all be met; without any of them the others can, as far as time tells.
+
+    Empty if there is no plan without any rule either.
+
+    Args:
+        roomy: a problem that has no plan, though memory is no matter.
+    """
+    clashing = _asked_rules(roomy)
+    for applied in clashing:
+        others = tuple(other for other in clashing if other is not applied)
+        with contextlib.suppress(MissingMeasurementError):
+            outcome = _any_plan(_with_rules(roomy, others), within)
+            if outcome.best is None and outcome.status != TIME_LIMIT:
+                clashing = others
+    return clashing
+
+
+def _rules_clash(evaluator: Evaluator, clashing: tuple[Applied, ...]) -> InfeasibleError:
+    """The error for rules that cannot all be met, with those whose absence alone lets a plan fit."""
+    problem, every = evaluator.problem, _asked_rules(evaluator.problem)
+    within, remedies = evaluator.budget.part(_QUICKLY_S), []
+    for applied in clashing:
+        others = tuple(other for other in every if str(other) != str(applied))
+        with contextlib.suppress(HalopipeError):
+            if _any_plan(_with_rules(problem, others), within).best is not None:
+                remedies.append(f"leave out {applied}")
+    space = f"{len(problem.ranks)} devices" + f", at most {problem.max_stages} stages" * bool(problem.max_stages)
+    space += f", schedule {' or '.join(problem.schedules)}" * bool(problem.schedules)
+    return InfeasibleError(
+        "no plan keeps to the side constraints",
+        [
+            *map(str, clashing),
+            *(applied.why for applied in evaluator.constraints.rules if applied.why),
+            f"no plan meets {'all of these' if len(clashing) > 1 else 'this'} with {space}, whatever their memory",
+        ],
+        remedies or ["leave one of them out; then other rules clash, or memory lacks"],
+    )
+
+
+def _asked_rules(problem: Problem) -> tuple[Applied, ...]:
+    return tuple(applied for applied in Constraints.of(problem).rules if not applied.why)
+
+
+def _with_rules(problem: Problem, rules: Sequence[Applied]) -> Problem:
+    fix, forbid = (tuple(each.rule for each in rules if each.fixed is fixed) for fixed in (True, False))
+    return replace(problem, fix=fix, forbid=forbid)
+
+
 def _would_fit(evaluator: Evaluator) -> Iterator[str]:
     """Under what else a plan fits, as time allows: without the first restriction that can go, and by each means."""
     problem = evaluator.problem
@@ -238,21 +312,28 @@ def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
         best, _ = _fitting(asked, problem.memory_bytes, budget)
     if best is None:
         return asked, ()
-    least, most = 0, best.peak_bytes
-    within = budget.part(_SHARE_OF_WORK * budget.limit_s)
-    while most - least > max(1, _PRECISION * most) and not within.is_over:
-        middle = (least + most) // 2
-        evaluation, nothing_fits = _fitting(asked, middle, within)
+    best, least = _bisected(asked, best, budget.part(_SHARE_OF_WORK * budget.limit_s))
+    certainty = (
+        f"memory: no plan holds less than {size_text(least)}" if least else "memory: no lower bound was found in time"
+    )
+    return replace(asked, memory_bytes=best.peak_bytes, time_limit_s=problem.time_limit_s * (1 - _SHARE_OF_WORK)), (
+        certainty,
+    )
+
+
+def _bisected(problem: Problem, best: Evaluation, within: Budget) -> tuple[Evaluation, int]:
+    """The leanest plan found in time, at first ``best``; and a limit under which there certainly is none."""
+    least = 0
+    while best.peak_bytes - least > max(1, _PRECISION * best.peak_bytes) and not within.is_over:
+        middle = (least + best.peak_bytes) // 2
+        evaluation, nothing_fits = _fitting(problem, middle, within)
         if evaluation is not None:
-            most = evaluation.peak_bytes
+            best = evaluation
         elif nothing_fits:
             least = middle
         else:
             break
-    certainty = (
-        f"memory: no plan holds less than {size_text(least)}" if least else "memory: no lower bound was found in time"
-    )
-    return replace(asked, memory_bytes=most, time_limit_s=problem.time_limit_s * (1 - _SHARE_OF_WORK)), (certainty,)
+    return best, least
 
 
 def _fitting(problem: Problem, memory_bytes: int, within: Budget) -> tuple[Evaluation | None, bool]:

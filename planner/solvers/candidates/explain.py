@@ -78,10 +78,13 @@ def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] =
     mixing = mixing_text(problem.profile.graph)
     if mixing and len(problem.ranks) > 1:
         details.append(f"{mixing}: a stage that has one is not divided among ranks by samples")
-    if memory.peak_bytes <= device.memory_bytes * (1 - problem.memory_margin):  # --memory asked for less
-        another = f"--memory {ceil(memory.peak_bytes / 2**20)}MiB, which the devices have"
+    peaks = {rank: memory.peak_bytes for rank, memory in enumerate(closest.memories)}
+    over = {rank: peak for rank, peak in peaks.items() if peak > problem.memory_limit_bytes(rank)} or peaks
+    usable = 1 - problem.memory_margin
+    if all(peak <= problem.profile.cluster.devices[rank].memory_bytes * usable for rank, peak in over.items()):
+        another = f"--memory {ceil(max(over.values()) / 2**20)}MiB, which the devices have"
     else:
-        needed = size_text(memory.peak_bytes / (1 - problem.memory_margin))
+        needed = size_text(max(over.values()) / usable)
         another = f"{needed} of memory a device, or more devices: --cluster FILE plans for other machines"
     return InfeasibleError("no plan fits", details, [*would_fit, another])
 
