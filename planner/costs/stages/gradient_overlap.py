@@ -165,6 +165,23 @@ def least_reduction_s(
     return least_exposed_s(network, ranks, num_bytes, backward_s)
 
 
+def least_bytes_on_cards(
+    network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, least_s: Array, zero: int
+) -> Array:
+    """What the sum of a stage's gradients on several hosts puts on the network card of each at least; elementwise.
+
+    It moves its bytes evenly in the time that a sum of all takes alone, as long as its ranks wait for it
+    (``costs.simulator.prices``).
+
+    Args:
+        least_s: by :func:`least_reduction_s`, of which updated parameters that are gathered are no part.
+    """
+    waited_s = least_s / 2 if zero == 1 else least_s * (not zero)
+    alone_s = network.all_reduces_s(ranks, num_bytes)
+    moved_bytes = 2 * (len(ranks) - 1) / len(ranks) * num_bytes
+    return np.asarray(moved_bytes * np.divide(waited_s, alone_s, out=np.zeros_like(alone_s), where=alone_s > 0))
+
+
 def least_exposed_s(network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array) -> Array:
     """No stage on ``ranks`` with so many bytes of gradients waits less for their sums; elementwise.
 

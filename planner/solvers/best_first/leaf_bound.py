@@ -64,6 +64,8 @@ class Leaves:
         tails: reduction and update.
         there, back: messages, by edge.
         max_in_flight: the most micro-batches that memory lets each stage keep.
+        cards: seconds that a sum of gradients, by stage, and a message and its gradient, by edge, keep network cards
+            busy: (flow, card, pipeline), the cards of a host out and in; None where there is one host.
     """
 
     edges: Edges
@@ -76,6 +78,7 @@ class Leaves:
     there: Array
     back: Array
     max_in_flight: Numbers
+    cards: Array | None = None
 
     @classmethod
     def of(cls, frontier: Frontier, children: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
@@ -150,6 +153,7 @@ class Leaves:
         clock = [np.zeros((2, len(numbers)))] * num_stages  # an array that is in a list is never written to again
         wire_there, wire_back = ([np.zeros(len(numbers))] * len(self.edges) for _ in range(2))
         arrived: dict[tuple[bool, int, int], Array] = {}
+        busy = None if self.cards is None else CardLoads(self.cards[..., numbers])
         first, accumulates = [True] * num_stages, [bool(each.any()) for each in adds]
         for forward, stage, microbatch in order:
             now = clock[stage]
@@ -162,8 +166,15 @@ class Leaves:
             clock[stage] = now
             wire, seconds = (wire_there, there) if forward else (wire_back, back)
             for edge in out_of[stage] if forward else into[stage]:
+                if busy is not None:
+                    busy.take(num_stages + 2 * edge + (not forward), now[0])
                 arrived[forward, edge, microbatch] = wire[edge] = np.maximum(wire[edge], now[0]) + seconds[edge]
-        end = (np.array(clock).max(axis=1) + self.tails[:, numbers]).max(axis=0)
+        done = np.array(clock).max(axis=1)
+        end = (done + self.tails[:, numbers]).max(axis=0)
+        if busy is not None:
+            for stage, now in enumerate(done):
+                busy.take(stage, now)
+            end = np.maximum(end, busy.until())
         return np.asarray(np.maximum(self.bound[numbers], end))
 
     def _windows(self, schedule: str, num_microbatches: int) -> Iterator[tuple[tuple[int, ...], Numbers]]:
@@ -180,6 +191,35 @@ class Leaves:
                 allowing_by_windows.setdefault(windows, []).extend(numbers.tolist())
         for windows, allowing in allowing_by_windows.items():
             yield windows, np.unique(allowing)
+
+
+class CardLoads:
+    """Flows that pass network cards, by when they may begin: however cards share, all are done no sooner than this."""
+
+    def __init__(self, seconds: Array) -> None:
+        self.seconds = seconds
+        self._passes = [bool((of_flow > 0).any()) for of_flow in seconds]
+        self._flows: list[int] = []
+        self._begins: list[Array] = []
+
+    def take(self, flow: int, begins: Array) -> None:
+        """One more, if it passes any card; by pipeline when it may begin."""
+        if self._passes[flow]:
+            self._flows.append(flow)
+            self._begins.append(begins)
+
+    def until(self) -> Array:
+        """When the last one may be done: for each flow all that begin with it, or later, on the fullest card."""
+        if not self._flows:
+            return np.zeros(self.seconds.shape[-1])
+        begins = np.array(self._begins)
+        order = np.argsort(-begins, axis=0)
+        begins, flows = np.take_along_axis(begins, order, axis=0), np.array(self._flows)[order]
+        every, until = np.arange(begins.shape[1]), np.asarray(begins[0])
+        for card in np.flatnonzero((self.seconds > 0).any(axis=(0, 2))):
+            load = np.cumsum(self.seconds[:, card][flows, every], axis=0)
+            until = np.maximum(until, (begins + load).max(axis=0))
+        return until
 
 
 @functools.lru_cache(maxsize=4096)
@@ -231,16 +271,20 @@ def _arrays(
         return np.array([*before, getattr(table.stage, name)[rows]])
 
     groups, links = frontier.stage_groups(parent), frontier.suffixes.links
-    ends = frontier.next_groups(parent, table) if handed else []
+    ends, sums = frontier.next_groups(parent, table), by_stage("card")
     messages = np.zeros((2, len(handed), count))
+    cards = np.zeros((last + 1 + 2 * len(handed), 2 * len(links.hosts) if links.has_cards else 0, count))
+    choices = [(ends[choice], table.choice[rows] == choice) for choice in np.unique(table.choice[rows])]
     for number, one in enumerate(handed):
-        if one.destination < last:
-            seconds = links.handed(groups[one.source], groups[one.destination], one)
-            messages[:, number] = np.array(seconds)[:, None]
-            continue
-        for choice in np.unique(table.choice[rows]):
-            seconds = links.handed(groups[one.source], ends[choice], one)
-            messages[:, number, table.choice[rows] == choice] = np.array(seconds)[:, None]
+        for group, mine in choices if one.destination == last else [(groups[one.destination], slice(None))]:
+            messages[:, number, mine] = np.array(links.handed(groups[one.source], group, one))[:, None]
+            if links.has_cards:
+                both = np.array(links.on_cards(groups[one.source], group, one))
+                cards[last + 1 + 2 * number :][:2, :, mine] = both[..., None]
+    for stage in range(last + 1 if links.has_cards else 0):
+        for group, mine in choices if stage == last else [(groups[stage], slice(None))]:
+            for host in {links.hosts[pool] for pool in group.orders[0]}:
+                cards[stage, 2 * host : 2 * host + 2, mine] = sums[stage, mine]
     return (
         expansion.bound_s[positions],
         np.stack([by_stage("head"), by_stage("slow_head")], axis=1),
@@ -250,4 +294,5 @@ def _arrays(
         messages[0],
         messages[1],
         by_stage("window"),
+        cards,
     )

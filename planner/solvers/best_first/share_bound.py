@@ -22,7 +22,7 @@ from planner.costs.layers.cost_table import Array
 from planner.costs.stages.shared_bound import SharedBound
 from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.errors import MissingMeasurementError
-from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes
+from planner.solvers.best_first.bound import SORTS, GroupChoice, Labels, Suffixes
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, member_orders, orders_known
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
@@ -168,7 +168,7 @@ class _SomeOthers(_Bounded):
         stage, labels = super().stages(choice, first, last)
         if not self._is_other(choice):
             ends = last == self.prices.cuts.last
-            labels = Labels(*(np.where(ends, np.inf, x) for x in (labels.trip, labels.end, labels.total, labels.free)))
+            labels = Labels(*(np.where(ends, np.inf, getattr(labels, sort)) for sort in SORTS))
         return stage, labels
 
     def _continuation(self, choice: GroupChoice) -> Labels:
