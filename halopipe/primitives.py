@@ -32,11 +32,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from planner.ir.box import Box, Interval, Transfer, intersect, transfers, volume, whole
+from planner.ir.box import Box, Interval, inside, intersect, volume, whole
 from planner.ir.errors import UsageError
 from planner.ir.graph import TensorSpec
 from planner.ir.layout import Layout, scaled_intervals
 from planner.layers import window
+from planner.layers.boxes import as_tuples, boxes_of
+from planner.layers.division import moves_between
 from runtime.pipeline.routing import slices
 from runtime.spatial.collectives import sum_dtype
 from runtime.spatial.exchange import Exchange, PeerGroup, accumulate, redistribute
@@ -100,7 +102,7 @@ class Partition:
                 text = f"cut points of dim {dim} are {tuple(points)}"
                 raise UsageError(text, ["they rise from 0 to the extent"], ["write (0, 20, 32) for 20 rows and 12"])
         axes = {f"dim {dim}" if isinstance(dim, int) else dim: tuple(points) for dim, points in cuts.items()}
-        return cls(tuple(shape), Layout(axes).boxes(TensorSpec(names, tuple(shape), "float32"), 0))
+        return cls(tuple(shape), as_tuples(boxes_of(Layout(axes), TensorSpec(names, tuple(shape), "float32"), 0)))
 
     @classmethod
     def copies(cls, shape: Sequence[int], num_ranks: int) -> Partition:
@@ -228,8 +230,8 @@ class Ranks:
         cached = self._exchanges.get((source, target))
         if cached is None:
             self._check(source, target)
-            wanted = [_inside(box, source.shape) for box in target.boxes]
-            cached = Exchange.of(self._peers, source.boxes, wanted, _moves(source.boxes, wanted))
+            wanted = [inside(box, source.shape) for box in target.boxes]
+            cached = Exchange.of(self._peers, source.boxes, wanted, moves_between(source.boxes, source.boxes, wanted))
             self._exchanges[source, target] = cached
         return cached
 
@@ -247,7 +249,7 @@ class Ranks:
             remedies = ["give each element to one rank, or equal boxes to several"]
             raise UsageError("what ranks have overlaps", [f"{_text(shared[0])} and {_text(shared[1])}"], remedies)
         count, total = sum(map(volume, owned)), volume(whole(source.shape))
-        if count != total or any(_inside(box, source.shape) != box for box in owned):
+        if count != total or any(inside(box, source.shape) != box for box in owned):
             text = f"the ranks have {count} elements of a tensor of shape {source.shape}, which has {total}"
             raise UsageError(text, [_text(box) for box in sorted(owned)], ["let the cut points end with the extents"])
 
@@ -357,17 +359,6 @@ def _part(x: Tensor, box: Box, name: str, ranks: Ranks) -> Tensor:
     if torch.is_grad_enabled() and not x.requires_grad and (x.is_floating_point() or x.is_complex()):
         x = x.detach().requires_grad_()  # backward runs on all ranks or on none: others wait for this one's gradients
     return x
-
-
-def _inside(box: Box, shape: tuple[int, ...]) -> Box:
-    """The part of a box that lies in the tensor."""
-    return intersect(box, whole(shape)) or tuple(Interval(0, 0) for _ in shape)
-
-
-def _moves(held: Sequence[Box], wanted: Sequence[Box]) -> tuple[Transfer, ...]:
-    """Who sends which box to whom; what a rank has itself does not move."""
-    moves = transfers(dict(enumerate(held)), dict(enumerate(wanted)))
-    return tuple(move for move in moves if move.src != move.dst)
 
 
 def _text(box: Box) -> str:

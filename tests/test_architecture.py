@@ -53,7 +53,7 @@ FLOORS = {
     "planner.ir": floor(),
     "planner.ir.codec": floor("planner.ir", "pydantic"),
     "cuda_ops": floor("", "numpy spconv torch torchsparse triton"),
-    "planner.layers": floor("planner.ir"),
+    "planner.layers": floor("planner.ir", "numpy"),
     "planner.sites": floor("planner.ir", "numpy"),
     "planner.schedules": floor("planner.ir planner.passes"),
     "planner.passes": floor("planner.ir planner.layers"),

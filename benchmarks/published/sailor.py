@@ -78,7 +78,7 @@ class Profiles:
         for row in self.rows:
             degrees = found.setdefault((row.gpu, row.tensor_parallel), {})
             times = row.forward_s, row.backward_s, row.update_s
-            degrees.setdefault(row.micro_batch, []).extend([times] * (row.last - row.first + 1))
+            degrees.setdefault(row.micro_batch, []).extend([times] * (row.last_layer - row.first_layer + 1))
         return found
 
     @cached_property

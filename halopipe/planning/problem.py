@@ -24,25 +24,17 @@ from planner.ir.problem import (
     OBJECTIVES,
     RECOMPUTE,
     SAMPLE_DIMS,
-    SELECTIVE,
     SHARD,
     SPATIAL_DIMS,
     STATISTICS,
     THROUGHPUT,
     TIME_DIMS,
-    ZERO,
     Problem,
     Rule,
 )
 from planner.ir.profile import Profile
-from planner.layers.recomputed import attention_cores
-from planner.layers.stage_rules import why_gradients_stay_whole
 
 FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS)
-
-
-MOST_BATCH = 2**24
-"""Samples of a step; micro-batches are counted one by one."""
 
 
 class Asked(TypedDict, total=False):
@@ -127,6 +119,8 @@ def make_problem(
         UsageError, UnknownNameError, RankCountError: what is asked for does not exist or cannot be meant.
         MissingMeasurementError: the profile does not say what messages between two of its hosts cost.
     """
+    from planner.solvers import requests  # late, as it knows the schedules
+
     for what, names, choices in (
         ("schedule", schedules, schedule_names()),
         ("objective", [objective], OBJECTIVES),
@@ -159,8 +153,7 @@ def make_problem(
         zero=zero,
         batch_statistics=batch_statistics,
     )
-    _require_numbers(asked)
-    _require_fitting(asked)
+    requests.require_none((*requests.of_numbers(asked), *requests.of_pairs(asked)))
     _require_devices(asked)
     problem = replace(
         asked,
@@ -184,57 +177,6 @@ def problem_on(profile: Profile, cluster: str | Path | Cluster | None, memory: s
         profile = on_cluster(profile, cluster)
     memory_bytes = units.parse_size(memory) if memory and isinstance(memory, str) else int(memory or 0)
     return make_problem(profile, memory_bytes=memory_bytes, **asked)
-
-
-def _require_numbers(asked: Problem) -> None:
-    """Raises :class:`UsageError` where a number cannot be meant."""
-    batch, zero, slices = asked.global_batch, asked.zero, asked.token_slices
-    if not 1 <= batch <= MOST_BATCH:
-        raise UsageError(f"--global-batch is {batch}", [f"a step has 1 to {MOST_BATCH} samples"], ["--global-batch 32"])
-    if zero not in ZERO or (zero > 1 and asked.shard == NEVER):
-        raise UsageError(
-            f"--zero is {zero}, --shard {asked.shard}",
-            ["what ranks divide: 1 the optimiser's state, 2 gradients too, 3 parameters too", "--shard never: nothing"],
-            [f"--shard {way} --zero {zero if zero in ZERO else 2}" for way in ("always", "auto")],
-        )
-    too_large = [size for size in asked.micro_batch_sizes if size > batch]
-    if too_large:
-        raise UsageError(
-            f"micro-batch {too_large[0]} is larger than the global batch {batch}",
-            [],
-            [f"--micro-batch {batch}", f"--global-batch {too_large[0]}"],
-        )
-    if any(length < 1 for length in slices):
-        raise UsageError(f"--token-slices {'+'.join(map(str, slices))}", ["a slice has tokens: 1 or more"])
-
-
-def _require_fitting(asked: Problem) -> None:
-    """Raises :class:`UsageError` where one thing that is asked for rules out another, or the network does."""
-    if asked.rate_per_s and asked.objective == THROUGHPUT and any(_trains(name) for name in asked.schedules):
-        raise UsageError(
-            "a rate is that of a stream of forward passes, and a schedule that trains may be used",
-            [f"--schedule {', '.join(asked.schedules)}"],
-            ["--schedule forward", "leave --schedule out"],
-        )
-    if asked.token_slices and asked.objective != THROUGHPUT:
-        raise UsageError(f"--token-slices with --objective {asked.objective}", ["slices are for training steps"])
-    if asked.zero > 1 and (why := why_gradients_stay_whole(asked.profile.graph)):
-        raise UsageError(f"--zero {asked.zero} divides gradients, which this network keeps whole", [why], ["--zero 1"])
-    if asked.recompute != SELECTIVE:
-        return
-    if TIME_DIMS in asked.allow:
-        raise UsageError(
-            "--recompute selective beside token slices",
-            ["what later slices read of attention has to stay"],
-            ["--recompute always", "leave out --allow time and --token-slices"],
-        )
-    graph = asked.profile.graph
-    if not attention_cores(graph):
-        raise UsageError(
-            "--recompute selective: no attention is found in this network",
-            [f"none of {len(graph.layers)} layers is one, or a softmax between two products of activations"],
-            ["--recompute auto", "--recompute always"],
-        )
 
 
 def _require_devices(asked: Problem) -> None:
@@ -384,12 +326,6 @@ def schedule_names() -> tuple[str, ...]:
     from planner import schedules
 
     return tuple(schedules.names())
-
-
-def _trains(schedule: str) -> bool:
-    from planner import schedules
-
-    return schedules.traits(schedule).trains
 
 
 def default_schedules() -> tuple[str, ...]:

@@ -120,11 +120,11 @@ def best_pipeline(
     require_positive(devices=len(devices.speeds), micro_batches=min(micro_batches, default=0))
     require_positive(speed=min(devices.speeds), bandwidth=devices.bandwidth_bytes_per_s)
     priced: list[tuple[float, BapipePipeline]] = []
-    balances: dict[object, tuple[float, ...] | None] = {}
-    spans = _Spans(instance)
+    balances: dict[object, list[tuple[float, ...]]] = {}
+    sums_of = _Sums(instance)
     for count in micro_batches:
         for schedule in schedules:
-            priced += _whole_layers(spans, devices, schedule, count, balances)
+            priced += _whole_layers(sums_of, devices, schedule, count, balances)
             if intra_layer:
                 priced += _inside_layers(instance, devices, schedule, count)
         if (
@@ -177,69 +177,83 @@ def _total_s(schedule: str, count: int, stages: int, costs: Sequence[tuple[float
 
 
 def _whole_layers(
-    spans: _Spans, devices: DeviceRow, schedule: str, count: int, balances: dict[object, tuple[float, ...] | None]
+    sums_of: _Sums, devices: DeviceRow, schedule: str, count: int, balances: dict[object, list[tuple[float, ...]]]
 ) -> list[tuple[float, BapipePipeline]]:
     """The best pipeline for every threshold of what crosses; cuts behind whole layers.
 
     Args:
         balances: of cuts, worked out before, by all that they depend on.
     """
-    priced = []
     stages = len(devices.speeds)
     rooms = tuple(kept(schedule, number, stages, count) / count for number in range(1, stages + 1))
-    for limit in sorted({0.0, *spans.chain.crossing_bytes}):
+    key = (schedule == AS, rooms if devices.memory_bytes < inf else ())
+    if key not in balances:
+        balances[key] = _balances(sums_of, devices, schedule, count)
+    pipelines = [BapipePipeline(schedule, count, cuts) for cuts in balances[key]]
+    return [(minibatch_s(sums_of.chain, devices, pipeline), pipeline) for pipeline in pipelines]
+
+
+def _balances(sums_of: _Sums, devices: DeviceRow, schedule: str, count: int) -> list[tuple[float, ...]]:
+    """The best cuts for every threshold, the lowest first; none where stages cannot be.
+
+    Unless transfers lengthen stages (AS), the best cuts for a threshold are the best for all lower ones that they keep.
+    """
+    crossing_bytes = sums_of.chain.crossing_bytes
+    balances: list[tuple[float, ...]] = []
+    most_bytes = inf  # that the cuts above are the best for
+    for limit in sorted({0.0, *crossing_bytes}, reverse=True):
         check_time()
-        key = (limit, schedule == AS, rooms if devices.memory_bytes < inf else ())
-        if key not in balances:
-            balances[key] = _balance(spans, devices, schedule, count, limit)
-        cuts = balances[key]
-        if cuts is not None:
-            pipeline = BapipePipeline(schedule, count, cuts)
-            priced.append((minibatch_s(spans.chain, devices, pipeline), pipeline))
-    return priced
+        if limit >= most_bytes:
+            continue
+        cuts = _balance(sums_of, devices, schedule, count, limit)
+        if cuts is None:
+            break
+        balances.append(cuts)
+        if schedule != AS:
+            most_bytes = max((crossing_bytes[int(cut) - 1] for cut in cuts), default=0.0)
+    return balances[::-1]
 
 
 def _balance(
-    spans: _Spans, devices: DeviceRow, schedule: str, count: int, limit_bytes: float
+    sums_of: _Sums, devices: DeviceRow, schedule: str, count: int, limit_bytes: float
 ) -> tuple[float, ...] | None:
     """Cuts not above the limit with the smallest slowest stage: best[s][j] = min of max(best[s - 1][i], i to j)."""
-    chain, stages = spans.chain, len(devices.speeds)
-    layers = chain.num_layers
+    chain, stages = sums_of.chain, len(devices.speeds)
     link_s = limit_bytes / devices.bandwidth_bytes_per_s if schedule == AS else 0.0
-    closed = np.array([True, *(size > limit_bytes for size in chain.crossing_bytes[:-1]), True])
-    best = np.where(np.arange(layers + 1) == 0, 0.0, inf)
+    is_open = np.array([True, *(size <= limit_bytes for size in chain.crossing_bytes[:-1]), True])
+    places = np.flatnonzero(is_open)
+    forward_s, backward_s, saved_bytes, parameter_bytes = (
+        running[None, places] - running[places, None] for running in sums_of.running
+    )
+    possible = places[:, None] < places[None, :]
+    best = np.where(places == 0, 0.0, inf)
     splits: list[NDArray[np.intp]] = []
     for number, speed in enumerate(devices.speeds, start=1):
         check_time()
-        seconds = np.maximum(spans.forward_s / speed, link_s) + np.maximum(spans.backward_s / speed, link_s)
+        seconds = np.maximum(forward_s / speed, link_s) + np.maximum(backward_s / speed, link_s)
         if devices.memory_bytes < inf:
-            kept_bytes = kept(schedule, number, stages, count) / count * spans.saved_bytes
-            seconds = np.where(2 * spans.parameter_bytes + kept_bytes <= devices.memory_bytes, seconds, inf)
-        cost = np.where(spans.forwards, np.maximum(best[:, None], seconds), inf)
+            kept_bytes = kept(schedule, number, stages, count) / count * saved_bytes
+            seconds = np.where(2 * parameter_bytes + kept_bytes <= devices.memory_bytes, seconds, inf)
+        cost = np.where(possible, np.maximum(best[:, None], seconds), inf)
         splits.append(cost.argmin(axis=0))
         best = cost.min(axis=0)
         if number < stages:
-            best = np.where(closed, inf, best)
-    if best[layers] == inf:
+            best[[0, -1]] = inf
+    if best[-1] == inf:
         return None
-    cuts = [layers]
+    cuts = [len(places) - 1]
     for back in reversed(splits):
         cuts.append(int(back[cuts[-1]]))
-    return tuple(float(cut) for cut in reversed(cuts[1:-1]))
+    return tuple(float(places[cut]) for cut in reversed(cuts[1:-1]))
 
 
-class _Spans:
-    """Sums over the layers from i to j - 1 as matrices ``[i, j]``, for a whole mini-batch on a device of speed 1."""
+class _Sums:
+    """Running sums over the layers, for a whole mini-batch on a device of speed 1; of a layer those up to it."""
 
     def __init__(self, chain: ChainCosts) -> None:
         self.chain = chain
         columns = (chain.forward_s, chain.backward_s, chain.saved_bytes, chain.parameter_bytes)
-        running = [np.array(sums(values)) for values in columns]
-        self.forward_s, self.backward_s, self.saved_bytes, self.parameter_bytes = (
-            total[None, :] - total[:, None] for total in running
-        )
-        places = np.arange(chain.num_layers + 1)
-        self.forwards = places[:, None] < places[None, :]
+        self.running = [np.array(sums(values)) for values in columns]
 
 
 def _inside_layers(
@@ -280,9 +294,7 @@ def _fits(chain: ChainCosts, devices: DeviceRow, first: float, last: float, room
 
 def _between(values: Sequence[float], first: float, last: float) -> float:
     """The sum from layer ``first`` to ``last``, of layers that are cut the part."""
-    return sum(
-        value * (min(last, k + 1) - max(first, k)) for k, value in enumerate(values) if min(last, k + 1) > max(first, k)
-    )
+    return sum(values[k] * (min(last, k + 1) - max(first, k)) for k in range(int(first), min(ceil(last), len(values))))
 
 
 def _crossing(chain: ChainCosts, cut: float) -> float:

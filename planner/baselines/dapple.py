@@ -44,6 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 from planner.baselines import hpgo
@@ -90,7 +91,7 @@ UsedByHost = tuple[int, ...]
 FRESH, APPEND, SCATTER = ("fresh first", "append first", "scatter first")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Assignment:
     """The devices of a stage.
 
@@ -104,17 +105,17 @@ class Assignment:
     after: UsedByHost
     policy: str
 
-    @property
+    @cached_property
     def devices(self) -> tuple[int, ...]:
         """By host."""
         return tuple(b - a for a, b in zip(self.before, self.after, strict=True))
 
-    @property
+    @cached_property
     def replicas(self) -> int:
         """How many devices."""
         return sum(self.after) - sum(self.before)
 
-    @property
+    @cached_property
     def host(self) -> int:
         """The host that has them all, or -1."""
         used = [host for host, count in enumerate(self.devices) if count]
@@ -338,6 +339,7 @@ class _SuffixSearch:
         if rest is not None:
             link_s = self._link_s(last, assignment, rest.assignment)
             numbers = prepended((rest.c1, rest.c2, rest.c3, rest.c4), link_s, link_s, 0.0, self._count)
+        byte_s = self._byte_s(assignment)
         for first in range(last - 1, -1, -1) if before else (0,):
             f = (self._forward[last] - self._forward[first]) / replicas
             b = (self._backward[last] - self._backward[first]) / replicas
@@ -348,11 +350,11 @@ class _SuffixSearch:
                 continue  # what comes before is too much for the devices that are left
             if (first == 0) != (before == 0):
                 continue
-            reduction = self._reduction_s(self._parameters[last] - self._parameters[first], assignment)
-            suffix = Suffix(*prepended(numbers, f, b, reduction, self._count), first, assignment, rest)
-            if not self._hopeless(suffix.c1, suffix.c2):
+            reduction = (self._parameters[last] - self._parameters[first]) * byte_s
+            own = prepended(numbers, f, b, reduction, self._count)
+            if not self._hopeless(own[0], own[1]):
                 key = (first, assignment.before, met, replicas)
-                _keep(level.setdefault(key, []), suffix, width)
+                _keep(level.setdefault(key, []), Suffix(*own, first, assignment, rest), width)
 
     def _hopeless(self, c1: float, c2: float) -> bool:
         """Whether nothing that begins earlier can be below the best known.
@@ -363,10 +365,11 @@ class _SuffixSearch:
         steady = c1 * self._count / (self._count - 1) if self._count > 1 else 0.0
         return c2 >= self._upper and steady >= self._upper
 
-    def _reduction_s(self, parameter_bytes: float, assignment: Assignment) -> float:
+    def _byte_s(self, assignment: Assignment) -> float:
+        """What the sum of a byte of gradients takes."""
         hosts, replicas = self._hosts, assignment.replicas
         bandwidth = hosts.within_bytes_per_s if assignment.host >= 0 else hosts.across_bytes_per_s
-        return 2 * (replicas - 1) / replicas * parameter_bytes / bandwidth
+        return 2 * (replicas - 1) / replicas / bandwidth
 
     def _link_s(self, cut: int, before: Assignment, behind: Assignment) -> float:
         hosts = self._hosts

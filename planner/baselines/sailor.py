@@ -17,6 +17,7 @@ import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_type_hints
 
 from planner.baselines.common.as_profile import as_profile
 from planner.baselines.common.reading import read_text
@@ -25,10 +26,6 @@ from planner.ir.cluster import MEASURED, Cluster
 from planner.ir.errors import FormatError, UnknownNameError, UsageError
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile
 
-_COLUMNS = (
-    *("model", "gpu", "micro_batch", "tensor_parallel", "first_layer", "last_layer"),
-    *("forward_s", "backward_s", "update_s"),
-)
 _FLOAT = 4
 _GPUS = {"GH-96": "GH200-96GB"}
 """What the catalogue calls otherwise; other names begin its own: A100-40 is A100-40GB."""
@@ -62,14 +59,14 @@ NETWORKS: Mapping[str, SailorNetwork] = {
 
 @dataclass(frozen=True, slots=True)
 class SailorRow:
-    """A row: layers ``first`` to ``last``, seconds of one micro-batch."""
+    """A row, by column: layers from one to another, seconds of one micro-batch."""
 
     model: str
     gpu: str
     micro_batch: int
     tensor_parallel: int
-    first: int
-    last: int
+    first_layer: int
+    last_layer: int
     forward_s: float
     backward_s: float
     update_s: float
@@ -88,17 +85,19 @@ def read(path: str | Path) -> tuple[SailorRow, ...]:
 def parse(text: str, source: str) -> tuple[SailorRow, ...]:
     """As :func:`read`, of text."""
     reader = csv.DictReader(text.splitlines())
-    if not set(_COLUMNS) <= set(reader.fieldnames or ()):
-        raise FormatError(f"{source} is no table of layers", [f"needed: {', '.join(_COLUMNS)}"])
+    columns = get_type_hints(SailorRow)
+    if not set(columns) <= set(reader.fieldnames or ()):
+        raise FormatError(f"{source} is no table of layers", [f"needed: {', '.join(columns)}"])
     rows: list[SailorRow] = []
     faults: list[str] = []
     for number, line in enumerate(reader, start=2):
         try:
-            whole = [int(line[name]) for name in _COLUMNS[2:6]]
-            times = [float(line[name]) for name in _COLUMNS[6:]]
-            if min(whole[:2]) < 1 or whole[2] > whole[3] or not all(0 <= each < float("inf") for each in times):
+            row = SailorRow(*(read_as(line[name]) for name, read_as in columns.items()))
+            times = (row.forward_s, row.backward_s, row.update_s)
+            sizes_are_wrong = min(row.micro_batch, row.tensor_parallel) < 1 or row.first_layer > row.last_layer
+            if sizes_are_wrong or not all(0 <= each < float("inf") for each in times):
                 raise ValueError("a number that cannot be")
-            rows.append(SailorRow(line["model"], line["gpu"], *whole, *times))
+            rows.append(row)
         except (TypeError, ValueError) as error:
             faults.append(f"line {number}: {error}")
     if faults or not rows:
@@ -195,7 +194,9 @@ def _times(rows: Iterable[SailorRow], model: str, kind: str) -> dict[int, list[S
     by_size: dict[int, dict[int, SailorRow]] = {}
     for row in own:
         if row.model == model:
-            by_size.setdefault(row.micro_batch, {}).update(dict.fromkeys(range(row.first, row.last + 1), row))
+            by_size.setdefault(row.micro_batch, {}).update(
+                dict.fromkeys(range(row.first_layer, row.last_layer + 1), row)
+            )
     for size, layers in by_size.items():
         if sorted(layers) != list(range(len(layers))):
             raise FormatError(f"{model} on {kind} at micro-batch {size} has gaps", [f"layers {sorted(layers)}"])

@@ -23,6 +23,7 @@ from planner.layers import (
     require_micro_batches,
     throughout_sites,
 )
+from planner.layers.boxes import boxes_of, volumes
 from planner.layers.recomputed import span_faults
 from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
 from planner.layers.stage_rules import require_stages, stage_errors
@@ -374,8 +375,8 @@ def _faults_of(
         ranks = decision.stages[placed.stage].ranks
         empty = [
             rank
-            for rank, box in zip(ranks, placed.layout.boxes(sized.work, samples), strict=True)
-            if not volume(box) and volume(whole(sized.work.shape))
+            for rank, size in zip(ranks, volumes(boxes_of(placed.layout, sized.work, samples)), strict=True)
+            if not size and volume(whole(sized.work.shape))
         ]
         if empty:
             yield f"layer {layer.name} leaves rank {empty[0]} none of a micro-batch of {samples}"
@@ -452,7 +453,7 @@ def _margin_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[st
     elif work != layer.outputs[0]:
         yield f"{subject}, and what its parts make is no part of its output"
     else:
-        boxes = placed.layout.boxes(work, graph.samples)
-        least = min(len(box[work.dims.index(dim)]) for box in boxes for dim in in_space)
+        boxes = boxes_of(placed.layout, work, graph.samples)[:, [work.dims.index(dim) for dim in in_space]]
+        least = int((boxes[..., 1] - boxes[..., 0]).min())
         if margin > least:
             yield f"{subject}, and its smallest part has {least} rows"

@@ -13,7 +13,7 @@ from planner.costs.communication.links import NetworkPrices
 from planner.costs.layers.cost_table import Array, CostTables, Run, SizeTable, layers_of, running
 from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.memory.levels import LevelTables
-from planner.costs.stages.gradient_overlap import Bucket, buckets
+from planner.costs.stages.gradient_overlap import Bucket, buckets, least_sums_s
 from planner.costs.stages.input_pipeline import Preparations
 from planner.costs.stages.stage_sums import RecomputeMask, StageSums, of_those
 from planner.ir.cluster import off_chip
@@ -52,6 +52,8 @@ class PriceBook:
         init=False, default_factory=dict, repr=False
     )
 
+    _least_sums: dict[object, Array] = field(init=False, default_factory=dict, repr=False)
+
     def __post_init__(self, source: Profile) -> None:
         self.profile = corrected(source)
         self.excess = StepResidual(Factors.of(source.calibration.corrections))
@@ -87,6 +89,14 @@ class PriceBook:
         if in_buckets is None:
             in_buckets = self._buckets[runs, apart] = buckets(self.profile.graph, layers_of(runs), apart)
         return in_buckets
+
+    def least_sums_s(self, ranks: tuple[int, ...]) -> Array:
+        """Before each layer, what ``ranks`` take at least to sum gradients of earlier layers (``gradient_overlap``)."""
+        alike = self.profile.cluster.group_alike(ranks)
+        if alike not in self._least_sums:
+            by_layer = least_sums_s(self.profile, lambda sizes: self.network.all_reduces_s(ranks, sizes))
+            self._least_sums[alike] = running(by_layer)
+        return self._least_sums[alike]
 
     def sums(self, kind: str, samples: float, shared: bool, recompute: RecomputeMask) -> StageSums:
         """What actions take on a rank with so many samples of a stage that recomputes activations of ``recompute``.

@@ -1,17 +1,10 @@
-"""Boxes, and the data that must move between them.  Pure integers, no torch.
+"""Boxes: parts of tensors, in global coordinates.  Pure integers, no torch.
 
-A halo exchange, a redistribution between layouts and the hand-over between pipeline stages ask the same question:
-which box does each rank own, which box does it need, and hence who sends which box to whom.  :func:`transfers`
-answers it, once, for planner, simulator and runtime.
-
-        owned:   rank 0 [0, 4)   rank 1 [4, 8)
-        needed:  rank 0 [0, 5)   rank 1 [3, 8)          (a 3-wide window)
-        moved:   1 -> 0 [4, 5)   0 -> 1 [3, 4)          and each keeps its own part
+Of many ranks at once they are arrays (``planner.layers.boxes``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -48,6 +41,11 @@ def intersect(a: Box, b: Box) -> Box | None:
     return box if all(len(interval) for interval in box) else None
 
 
+def inside(box: Box, shape: tuple[int, ...]) -> Box:
+    """What of ``box`` lies in a tensor of ``shape``; from 0 to 0 along each dim where nothing does."""
+    return intersect(box, whole(shape)) or (Interval(0, 0),) * len(shape)
+
+
 def hull(a: Box | None, b: Box) -> Box:
     """The smallest box that holds both; ``b`` where there is no ``a``."""
     if a is None:
@@ -81,25 +79,3 @@ class Transfer:
     src: int
     dst: int
     box: Box
-
-
-def transfers(owned: Mapping[int, Box], needed: Mapping[int, Box]) -> tuple[Transfer, ...]:
-    """Every piece of ``needed`` with the one owner it comes from, own pieces included.
-
-    Owned boxes are pairwise disjoint or identical (a replicated tensor).  Of identical owners a rank takes from itself
-    if it is one of them, else from owner ``k mod n`` for the ``k``-th needing rank, so that load is spread and every
-    element arrives exactly once.  Hence the adjoint (send back along the same list and add) is exact as well.
-
-    Ordered by destination, then by box.
-    """
-    replicas: dict[Box, list[int]] = {}
-    for rank, box in owned.items():
-        replicas.setdefault(box, []).append(rank)
-    moves = []
-    for position, (dst, need) in enumerate(needed.items()):
-        for box, owners in sorted(replicas.items()):
-            piece = intersect(box, need)
-            if piece is not None:
-                src = dst if dst in owners else owners[position % len(owners)]
-                moves.append(Transfer(src, dst, piece))
-    return tuple(moves)

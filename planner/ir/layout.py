@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise, product
-from math import prod
+from itertools import pairwise
 
-from planner.ir.box import Box, Interval
-from planner.ir.graph import SAMPLE, TensorSpec, is_sites
+from planner.ir.box import Interval
+from planner.ir.graph import SAMPLE, is_sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,48 +29,17 @@ class Layout:
     @property
     def num_parts(self) -> int:
         """Number of ranks it needs."""
-        return prod(len(points) - 1 for points in self._axes.values())
-
-    @property
-    def _axes(self) -> dict[str, tuple[int, ...]]:
-        """The cut points of each axis of the grid."""
-        return {dim: points for dim, points in self.cuts.items() if not is_sites(dim)}
-
-    def boxes(self, spec: TensorSpec, samples: int) -> tuple[Box, ...]:
-        """The box of each part, in rank order, of a tensor made for ``samples`` samples.
-
-        A part may be empty where cut points coincide.  A sample dim of extent ``k * samples`` is cut between samples.
-        """
-        axes = self._axes
-        numbers = {dim: number for number, dim in enumerate(axes)}
-        parts = [
-            (numbers.get(_axis(dim), 0), self._intervals(dim, extent, samples if dim == SAMPLE else extent))
-            for dim, extent in zip(spec.dims, spec.shape, strict=True)
-        ]
-        grid = product(*(range(len(points) - 1) for points in axes.values()))
-        return tuple(
-            tuple(along[index[axis]] if len(along) > 1 else along[0] for axis, along in parts) for index in grid
-        )
+        return len(self.samples(0))
 
     def samples(self, samples: int) -> tuple[int, ...]:
         """Number of samples of each part, of ``samples`` in all."""
-        count = TensorSpec((SAMPLE,), (samples,), "bool")
-        return tuple(len(box[0]) for box in self.boxes(count, samples))
-
-    def _intervals(self, dim: str, extent: int, units: int) -> tuple[Interval, ...]:
-        """The interval of each part along ``dim``; one for all where the tensor is whole along it."""
-        if is_sites(dim):
-            points = self.cuts.get(dim) or self.cuts.get(SAMPLE)
-            return scaled_intervals(points, extent) if points and extent else (Interval(0, extent),)
-        if dim not in self.cuts or units == 0 or (extent == 1 and dim != SAMPLE):
-            return (Interval(0, extent),)
-        each = extent // units
-        return tuple(Interval(part.start * each, part.stop * each) for part in scaled_intervals(self.cuts[dim], units))
-
-
-def _axis(dim: str) -> str:
-    """The axis of the grid that a dim lies along."""
-    return SAMPLE if is_sites(dim) else dim
+        counts = [samples]
+        for dim, points in self.cuts.items():
+            if dim == SAMPLE:
+                counts = [len(part) for _ in counts for part in scaled_intervals(points, samples)]
+            elif not is_sites(dim):
+                counts = [count for count in counts for _ in points[1:]]
+        return tuple(counts)
 
 
 def scaled_intervals(points: tuple[int, ...], extent: int) -> tuple[Interval, ...]:

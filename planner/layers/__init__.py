@@ -27,6 +27,7 @@ Modules:
                       are over sites
     backward_halo     Which halo the backward of a convolution over cut space moves: that of dx or that of dy
     boundary          What stages hand to each other, derived from the access relations of the layers on both sides
+    boxes             Boxes as arrays: what each rank has of a tensor, and what moves
     contraction       Layers whose input channels are shared: who reads, makes, sums and keeps what
     convolution       Convolutions, and pools: a window that moves over space
     data_movement     Data that is moved, not computed: reshapes, slices, concatenation, padding; and interpolation
@@ -42,6 +43,7 @@ Modules:
                       layers alone
     recomputed        Spans of layers that are computed again when the backward comes to them, and which of them are
                       attention's core
+    shards            What every rank makes, holds, reads and uses of a layer, under each of many ways to divide it
     sized             A layer at a number of samples, and the dims that it may be cut along
     sparse            Layers over the sites of sparse tensors: convolutions, pools, and from sites to samples and back
     stage_rules       What layers ask of the stages that hold them: one table, which searches keep to and the runtime

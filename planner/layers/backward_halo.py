@@ -1,4 +1,4 @@
-"""Which halo the backward of a convolution over cut space moves: that of dx or that of dy.  Pure integers.
+"""Which halo the backward of a convolution over cut space moves: that of dx or that of dy.
 
     dx      each rank computes all that its dy gives, also of rows that it does not hold; these are sent to their
             holders and added: the adjoint of the forward exchange
@@ -14,12 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.ir.box import Box, Interval, Transfer, intersect, subtract, transfers, volume, whole
-from planner.ir.graph import Layer
-from planner.layers._rules import group_inputs, integer, integers, windows
-from planner.layers.division import LayerDivision
+import numpy as np
 
-Boxes = tuple[Box, ...]
+from planner.ir.box import Interval, Transfer, volume
+from planner.ir.graph import Layer, TensorSpec
+from planner.layers._kinds import is_convolution
+from planner.layers._rules import group_inputs, integer, windows
+from planner.layers.boxes import Boxes, Counts, are_apart, as_boxes, as_tuples, filled, inside, moved, shared
+from planner.layers.division import Boxes as Tuples
+from planner.layers.division import LayerDivision, moves_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class BackwardHalo:
 
     dx_elements: int
     dy_elements: int
-    reached: Boxes
+    reached: Tuples
     moves: tuple[Transfer, ...]
 
     @property
@@ -43,61 +46,55 @@ class BackwardHalo:
         return self.dy_elements < self.dx_elements
 
 
-def backward_halo(layer: LayerDivision, held: Boxes, moves: Sequence[Transfer]) -> BackwardHalo | None:
+def backward_halo(layer: LayerDivision, held: Tuples, moves: Sequence[Transfer]) -> BackwardHalo | None:
     """Both ways for a convolution, transposed or not; None where only dx can move.
-
-    That of dy needs the output's rows to be made by one rank each, the input's to be held by one rank each, and every
-    rank to have all samples, channels and weights that its rows of dx take.
 
     Args:
         held: of the first input, by position.
         moves: of the first input, forward.
     """
-    if not moves or layer.ways > 1 or layer.done != layer.own or not _are_apart(layer.own) or not _are_apart(held):
+    if not moves or layer.ways > 1:
         return None
-    kernel = integers(layer.layer.attributes.get("kernel"))
-    output = layer.layer.outputs[0].shape
-    leading = len(output) - len(kernel)
-    needed = layer.needed[0]
-    if any(not volume(box) for box in (*held, *layer.own)):
+    boxes = map(as_boxes, (held, layer.needed[0], layer.done))
+    halo = halo_of_dy(layer.layer, layer.inputs[0], *boxes)
+    if halo is None:
         return None
-    if any(a[:leading] != b[:leading] for a, b in zip(held, needed, strict=True)):
-        return None
-    groups, channels = integer(layer.layer.attributes.get("groups", 1)), layer.inputs[0].shape[leading - 1]
-    reached = []
-    for box, own in zip(held, layer.own, strict=True):
-        if group_inputs(box[leading - 1], channels, output[leading - 1], groups) != own[leading - 1]:
-            return None  # other ranks' filters read what is held
-        inside = intersect((*own[:leading], *_reached(layer.layer, box[leading:])), whole(output))
-        if inside is None:
-            return None
-        reached.append(inside)
-    dy_moves = [
-        Transfer(move.src, move.dst, part)
-        for move in transfers(dict(enumerate(layer.own)), dict(enumerate(reached)))
-        if move.src != move.dst
-        for part in subtract(move.box, layer.own[move.dst])
-    ]
-    if any(move.box[:leading] != layer.own[move.dst][:leading] for move in dy_moves):
-        return None
-    dx, dy = (sum(volume(move.box) for move in those) for those in (moves, dy_moves))
-    return BackwardHalo(dx, dy, tuple(reached), tuple(dy_moves))
+    reached = as_tuples(halo[0])
+    dx_elements = sum(volume(move.box) for move in moves)
+    return BackwardHalo(dx_elements, int(halo[1].sum()), reached, moves_between(layer.done, layer.done, reached))
 
 
-def _reached(layer: Layer, held: Box) -> Box:
-    """Along each dim of space the outputs that read some of what is held; may reach outside the tensor."""
-    intervals = []
-    for part, (kernel, stride, padding, dilation) in zip(held, windows(layer), strict=True):
-        span = dilation * (kernel - 1)
+def halo_of_dy(layer: Layer, data: TensorSpec, held: Boxes, needed: Boxes, done: Boxes) -> tuple[Boxes, Counts] | None:
+    """The outputs that read what each rank holds, and ``[source, destination]`` elements of dy that move to have them.
+
+    None where dx must move.  That of dy needs the output's rows to be made by one rank each, the input's to be held by
+    one rank each, and every rank to have all samples, channels and weights that its rows of dx take.
+
+    Args:
+        held, needed: ``[ranks, dims, 2]`` of the first input, whose spec is ``data``.
+        done: of the work.
+    """
+    if not is_convolution(layer.kind) or not isinstance(layer.attributes.get("kernel"), tuple):
+        return None
+    output, space = layer.outputs[0].shape, windows(layer)
+    leading = len(output) - len(space)
+    if not are_apart(held) or not are_apart(done) or (held[:, :leading] != needed[:, :leading]).any():
+        return None
+    groups = data.shape[leading - 1], output[leading - 1], integer(layer.attributes.get("groups", 1))
+    channels = np.stack([held[:, leading - 1], done[:, leading - 1]], axis=1).tolist()
+    if any(group_inputs(Interval(*there), *groups) != Interval(*made) for there, made in channels):
+        return None  # other ranks' filters read what is held
+    reached = done.copy()
+    for dim, (kernel, stride, padding, dilation) in enumerate(space, start=leading):
+        span, start, last = dilation * (kernel - 1), held[:, dim, 0], held[:, dim, 1] - 1
         if layer.kind == "transposed_conv":
-            intervals.append(Interval(part.start * stride - padding, (part.stop - 1) * stride - padding + span + 1))
+            ends = start * stride - padding, last * stride - padding + span + 1
         else:
-            intervals.append(
-                Interval(-((span - padding - part.start) // stride), (part.stop - 1 + padding) // stride + 1)
-            )
-    return tuple(intervals)
-
-
-def _are_apart(boxes: Boxes) -> bool:
-    """Whether no two boxes share an element."""
-    return all(intersect(box, other) is None for index, box in enumerate(boxes) for other in boxes[:index])
+            ends = -((span - padding - start) // stride), (last + padding) // stride + 1
+        reached[:, dim] = np.stack(ends, axis=-1)
+    reached = inside(reached, output)
+    own = done[None]
+    counts = moved(own, own, reached[None])[0, 0]
+    src, dst = np.nonzero(counts)
+    lacks = shared(done[src, :leading], reached[dst, :leading]) != done[dst, :leading]
+    return None if lacks.any() or not filled(reached).all() else (reached, counts)

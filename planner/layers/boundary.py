@@ -10,14 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from planner.ir.box import Box, Interval, hull, intersect, transfers, volume, whole
+from planner.ir.box import Box, volume
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer, value_name
 from planner.ir.layout import Layout
 from planner.ir.plan import Block, Decision, Placement, Size, TokenSlice
 from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import Edge, StageGraph
-from planner.layers import kind, prepared_inputs
+from planner.layers._samples import prepared_inputs
+from planner.layers.boxes import as_tuples, boxes_of, transfers
 from planner.layers.division import Division, layer_division, read_by
 
 if TYPE_CHECKING:
@@ -200,43 +201,17 @@ class Boundaries:
     def owned(self, value: str, samples: int) -> dict[int, Box]:
         """The box of ``value`` that each rank of its stage makes, for a micro-batch of ``samples``."""
         maker = producer(value)
-        boxes = self.layout(maker).boxes(self._spec(value, samples), samples)
-        return dict(zip(self.ranks[self.stage_of[maker]], boxes, strict=True))
+        boxes = boxes_of(self.layout(maker), self._spec(value, samples), samples)
+        return dict(zip(self.ranks[self.stage_of[maker]], as_tuples(boxes), strict=True))
 
     def needed(self, value: str, stage: int, samples: int) -> dict[int, Box]:
-        """The box of ``value`` that each rank of ``stage`` reads: the hull of what its layers' access relations say.
-
-        Along dims that a layer is not cut along it takes the value whole.  (A strided window may skip the last row:
-        those few bytes are worth less than a contiguous message, and a tensor of the shape that layers were made for.)
-        Of sparse tensors it is the rank's own rows, as its layout cuts that level: neighbours come from the stage.
-        """
+        """The box of ``value`` that each rank of ``stage`` reads (:func:`planner.layers.division.read_by`)."""
+        ranks = self.ranks[stage]
         if stage in self.blocks:
-            return dict(zip(self.ranks[stage], self._division(stage, samples).held(value), strict=True))
-        spec = self._spec(value, samples)
-        hulls: list[Box | None] = [None] * len(self.ranks[stage])
-        for layer in self._readers.get((value, stage), ()):
-            if layer.name in self.placed:
-                division = layer_division(self.graph, layer, self._values, self.placed[layer.name], samples)
-                boxes = read_by(value, [division], len(hulls))
-                hulls = [hull(each, box) if volume(box) else each for each, box in zip(hulls, boxes, strict=True)]
-                continue
-            relation = kind(layer.kind)
-            at_samples = _resized(layer, samples, self.graph.samples)
-            inputs = tuple(self._spec(name, samples) for name in layer.inputs)
-            layout = self.layout(layer.name)
-            if spec.has_sites:
-                own = layout.boxes(spec, samples)
-                hulls = [hull(each, box) if volume(box) else each for each, box in zip(hulls, own, strict=True)]
-                continue
-            parts = layout.boxes(relation.work(at_samples, inputs), samples)
-            for part, work_box in enumerate(parts):
-                read = relation.input_boxes(at_samples, inputs, work_box)
-                for name, box in zip(layer.inputs, read, strict=True):
-                    inside = intersect(box, whole(spec.shape)) if name == value else None
-                    if inside is not None:
-                        hulls[part] = hull(hulls[part], _whole_but(layout, spec, inside))
-        nothing = tuple(Interval(0, 0) for _ in spec.shape)
-        return {rank: hull or nothing for rank, hull in zip(self.ranks[stage], hulls, strict=True)}
+            return dict(zip(ranks, self._division(stage, samples).held(value), strict=True))
+        readers = self._readers.get((value, stage), ())
+        layers = [layer_division(self.graph, each, self._values, self._placement(each), samples) for each in readers]
+        return dict(zip(ranks, read_by(value, layers, len(ranks)), strict=True))
 
     def messages(self, edge: Edge, size: Size) -> tuple[Message, ...]:
         """What crosses ``edge`` for a micro-batch or slice of a ``size``, hand-overs inside a rank included."""
@@ -295,13 +270,15 @@ class Boundaries:
         """Of a stage with blocks."""
         if (stage, samples) not in self._divisions:
             placed = {
-                layer.name: self.placed.get(layer.name) or Placement(stage, self.layout(layer.name).cuts)
-                for layer in self.graph.layers
-                if self.stage_of[layer.name] == stage
+                layer.name: self._placement(layer) for layer in self.graph.layers if self.stage_of[layer.name] == stage
             }
             division = Division.placed(self.graph, placed, len(self.ranks[stage]), samples, self.blocks[stage])
             self._divisions[stage, samples] = division
         return self._divisions[stage, samples]
+
+    def _placement(self, layer: Layer) -> Placement:
+        placed = self.placed.get(layer.name)
+        return placed or Placement(self.stage_of[layer.name], self.layout(layer.name).cuts)
 
     def _is_answered(self, value: str) -> bool:
         """Whether a gradient of it comes back."""
@@ -309,19 +286,6 @@ class Boundaries:
 
     def _spec(self, value: str, samples: int) -> TensorSpec:
         return self._values[value].at(samples, self.graph.samples)
-
-
-def _resized(layer: Layer, samples: int, captured: int) -> Layer:
-    outputs = tuple(spec.at(samples, captured) for spec in layer.outputs)
-    return Layer(layer.name, layer.kind, layer.inputs, outputs, layer.parameters, layer.attributes, layer.buffer_bytes)
-
-
-def _whole_but(layout: Layout, spec: TensorSpec, box: Box) -> Box:
-    """``box`` along the dims that ``layout`` cuts, whole along others."""
-    return tuple(
-        interval if dim in layout.cuts else Interval(0, extent)
-        for dim, interval, extent in zip(spec.dims, box, spec.shape, strict=True)
-    )
 
 
 def _is_apart(part: Box, box: Box) -> bool:

@@ -1,4 +1,4 @@
-"""Layers whose input channels are shared: who reads, makes, sums and keeps what.  Pure integers.
+"""Layers whose input channels are shared: who reads, makes, sums and keeps what.
 
 A layer that is cut into p parts along its filters may be computed in several ways (Dryden et al., SC 2019).  With
 ``ways`` = c, blocks of c neighbouring parts share the input channels:
@@ -15,23 +15,26 @@ product of a tensor-parallel pair under sequence parallelism (Korthikanti et al.
 reduce-scatter; and of an embedding, whose channels are the entries of its table, the vocabulary-parallel one (Shoeybi
 et al. 2019, section 3).
 
-Ranks that differ along another dim of the grid (samples, space, replicas) have blocks of their own.  The planner's
-arrays (``planner.costs.shards.contraction``) say the same for many layouts at once; a test compares the two.
+Ranks that differ along another dim of the grid (samples, space, replicas) have blocks of their own.  All ways use the
+same share of the work and of the weight, so what decides is what moves: input channels are gathered for small c,
+partial sums are scattered for large c.  The backward pass is the adjoint, with the same messages the other way.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 
-from planner.ir.box import Box, Interval, Transfer, volume
+import numpy as np
+from numpy.typing import NDArray
+
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Layer, TensorSpec
 from planner.ir.layout import Layout, scaled_intervals
-from planner.layers import is_convolution, kind
+from planner.layers._kinds import is_convolution
+from planner.layers.boxes import Boxes, Counts, as_boxes, grid_of, volumes
+from planner.layers.sized import SizedLayer
 
 Specs = tuple[TensorSpec, ...]
-Boxes = tuple[Box, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +67,37 @@ class ContractedDims:
         return names.index(fit[-1]) if fit else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Contraction:
     """How the ranks of a stage, by position, contract the first input of a layer.
 
     Attributes:
+        ways: c, ranks that share the input channels.
         along: the dim of the work whose parts are a block's: the filters, or another one.
+        own: ``[ranks, dims, 2]``: the part of the work that each rank keeps.
+        made: that of which it makes partial sums: its part, but all that its block has ``along``.
         needed: of the first input: some of its channels; may reach outside the tensor along space.
-        made: the box of the work of which a rank makes partial sums: its part, but all that its block has ``along``.
-        groups: the ranks that make partial sums of the same box, this one included, by growing position.
-        weights: what each rank uses, by parameter.
-        transfers: partial sums that move; the box is the destination's own part.
+        weight: what each rank uses of the weight.
+        together: ``[ranks, ranks]``: who makes partial sums of the same box.
     """
 
     dims: ContractedDims
+    ways: int
     along: int
-    needed: Boxes
+    own: Boxes
     made: Boxes
-    groups: tuple[tuple[int, ...], ...]
-    weights: tuple[Boxes, ...]
-    transfers: tuple[Transfer, ...]
+    needed: Boxes
+    weight: Boxes
+    together: NDArray[np.bool_]
+
+    @property
+    def scattered(self) -> Counts:
+        """``[source, destination]`` elements of partial sums that move: each destination gets its own part."""
+        return np.where(self.together & ~np.eye(len(self.own), dtype=bool), volumes(self.own)[None, :], 0.0)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """(source, destination) of partial sums that move, ordered by destination."""
+        return [(src, dst) for dst, src in np.argwhere(self.scattered.T).tolist()]
 
 
 def contracted_dims(layer: Layer, inputs: Specs, parameters: Specs) -> ContractedDims | None:
@@ -110,90 +124,63 @@ def contracted_dims(layer: Layer, inputs: Specs, parameters: Specs) -> Contracte
     return dims if is_whole and layer.attributes.get("groups", 1) == 1 else None
 
 
-def contraction_of(
-    layer: Layer, inputs: Specs, parameters: Specs, layout: Layout, ways: int, own: Boxes
-) -> Contraction:
-    """How ``ways`` ranks share the input channels of ``layer``.
-
-    Args:
-        layer, inputs: with specs for the same number of samples.
-        own: the part of the work that ``layout`` gives each rank.
-
-    Raises:
-        UnsupportedModelError: the layer cannot be computed so.
-    """
-    dims = contracted_dims(layer, inputs, parameters)
-    if dims is None:
-        raise _refusal(layer, "it is no linear map, embedding or convolution (of one group) with a weight of its own")
-    channels = num_channels(dims, inputs, parameters)
-    along = dims.shared(layer, layout, ways) if ways >= 1 else None
-    if along is None or ways > channels or (ways > 1 and layer.outputs[0].shape[along] == 1):
-        grid = ", ".join(f"{len(points) - 1} along {dim}" for dim, points in layout.cuts.items())
-        raise _refusal(layer, f"{ways} ranks would share {channels} channels, and its parts are {grid or 'one'}")
-    name = layer.outputs[0].dims[along]
-    points = layout.cuts.get(name, (0, 1))
-    parts = len(points) - 1
-    places = tuple(_place(place, tuple(layout.cuts), name) for place in _grid(layout))
-    shares = scaled_intervals(points if ways == parts else tuple(range(ways + 1)), channels)
-    blocks = [(others, place // ways) for others, place in places]
-    groups = tuple(tuple(at for at, other in enumerate(blocks) if other == block) for block in blocks)
-    joined = [_joined([own[member][along] for member in group]) for group in groups]
-    made = tuple(_with(box, along, of_block) for box, of_block in zip(own, joined, strict=True))
-    mine = [shares[place % ways] for _, place in places]
-    relation = kind(layer.kind)
-    read = [relation.input_boxes(layer, inputs, box)[0] for box in made]
-    used = [relation.weight_boxes(layer, parameters, box) for box in own]
-    first = [relation.weight_boxes(layer, parameters, box)[0] for box in made]
-    if dims.channels is not None:
-        read = [_with(box, dims.channels, share) for box, share in zip(read, mine, strict=True)]
-    return Contraction(
-        dims,
-        along,
-        tuple(read),
-        made,
-        groups,
-        tuple(
-            (_with(box, dims.weight_channels, share), *others[1:])
-            for box, share, others in zip(first, mine, used, strict=True)
-        ),
-        tuple(
-            Transfer(src, dst, own[dst])
-            for dst, group in enumerate(groups)
-            for src in group
-            if src != dst and volume(own[dst])
-        ),
-    )
-
-
 def num_channels(dims: ContractedDims, inputs: Specs, parameters: Specs) -> int:
     """How many channels there are to share."""
     return parameters[0].shape[dims.weight_channels] if dims.channels is None else inputs[0].shape[dims.channels]
 
 
-def _grid(layout: Layout) -> tuple[tuple[int, ...], ...]:
-    """The place of each rank in the grid, by position."""
-    return tuple(product(*(range(len(points) - 1) for points in layout.cuts.values())))
+def contractions_of(sized: SizedLayer, layout: Layout, own: Boxes, ways: int = 0) -> tuple[Contraction, ...]:
+    """The ways to share input channels under ``layout``, beside each rank reading them all.
+
+    Args:
+        own: ``[ranks, dims, 2]``: the part of the work that each rank keeps.
+        ways: the only c wanted; 0: any, along the filters (an embedding has these of any entry without a message).
+    """
+    dims = contracted_dims(sized.layer, sized.inputs, sized.parameters)
+    if dims is None:
+        return ()
+    parts = 0 if dims.channels is None else len(layout.cuts.get(sized.work.dims[dims.filters], (0, 1))) - 1
+    channels = num_channels(dims, sized.inputs, sized.parameters)
+    several = (c for c in ((ways,) if ways else range(2, parts + 1)) if 1 < c <= channels)
+    return tuple(
+        _contraction(sized, layout, own, dims, c, along)
+        for c in several
+        if (along := dims.shared(sized.layer, layout, c)) is not None and sized.work.shape[along] > 1
+    )
 
 
-def _place(place: tuple[int, ...], dims: tuple[str, ...], name: str) -> tuple[tuple[int, ...], int]:
-    """The place along all dims but ``name``, and along that one."""
-    if name not in dims:
-        return place, 0
-    at = dims.index(name)
-    return (*place[:at], *place[at + 1 :]), place[at]
+def _contraction(
+    sized: SizedLayer, layout: Layout, own: Boxes, dims: ContractedDims, ways: int, along: int
+) -> Contraction:
+    name = sized.work.dims[along]
+    axes, block = grid_of(layout)
+    turn = block[axes.index(name)] % ways
+    block[axes.index(name)] //= ways
+    together = (block[:, :, None] == block[:, None, :]).all(axis=0)
+    points = layout.cuts[name] if ways == len(layout.cuts[name]) - 1 else tuple(range(ways + 1))
+    channels = num_channels(dims, sized.inputs, sized.parameters)
+    shares = as_boxes((scaled_intervals(points, channels),))[0][turn]
+    made = own.copy()
+    made[:, along, 0] = np.where(together, own[:, along, 0], sized.work.shape[along]).min(axis=1)
+    made[:, along, 1] = np.where(together, own[:, along, 1], 0).max(axis=1)
+    needed = sized.read(made)[0][0]
+    if dims.channels is not None:
+        needed[:, dims.channels] = shares
+    weight = np.array([[(0, extent) for extent in sized.parameters[0].shape]] * len(own), dtype=np.int64)
+    weight[:, dims.weight_filters] = made[:, dims.filters]
+    weight[:, dims.weight_channels] = shares
+    return Contraction(dims, ways, along, own, made, needed, weight, together)
 
 
-def _joined(intervals: list[Interval]) -> Interval:
-    """From the first to the last; the empty ones do not count, unless all are."""
-    filled = [interval for interval in intervals if len(interval)] or intervals[:1]
-    return Interval(min(interval.start for interval in filled), max(interval.stop for interval in filled))
-
-
-def _with(box: Box, dim: int, interval: Interval) -> Box:
-    return (*box[:dim], interval, *box[dim + 1 :])
-
-
-def _refusal(layer: Layer, why: str) -> UnsupportedModelError:
+def refused(sized: SizedLayer, layout: Layout, ways: int) -> UnsupportedModelError:
+    """The refusal of a layer of which so many ranks cannot share the input channels."""
+    dims, layer = contracted_dims(sized.layer, sized.inputs, sized.parameters), sized.layer
+    if dims is None:
+        why = "it is no linear map, embedding or convolution (of one group) with a weight of its own"
+    else:
+        grid = ", ".join(f"{len(points) - 1} along {dim}" for dim, points in layout.cuts.items())
+        channels = num_channels(dims, sized.inputs, sized.parameters)
+        why = f"{ways} ranks would share {channels} channels, and its parts are {grid or 'one'}"
     return UnsupportedModelError(
         f"layer {layer.name} ({layer.kind}) cannot be computed with shared input channels",
         [why],

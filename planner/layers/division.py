@@ -1,32 +1,30 @@
-"""How a stage of several ranks divides its layers: what every rank does, holds, reads and uses of each.  Pure integers.
+"""How a stage of several ranks divides its layers: what every rank does, holds, reads and uses of each.
 
-A layer's placement says how its work is cut.  Everything else follows from its access relation:
-
-    own      the part of the work that the layout gives a rank
-    done     the part it does: ``own``, grown by the halo margin along the dims of space that are cut
-    held     of each output, what ``done`` makes; ``owned`` is the part that others ask this rank for
-    needed   of each input, what ``done`` reads; it may reach outside the tensor, where padding is
-    weights  of each parameter, what ``done`` uses; ranks with equal boxes share its gradient
-
-Values that come from outside of the stage (graph inputs, other stages) are held by each rank as far as its layers read
-them, so that nothing of them moves inside the stage.  The planner's arrays (``planner.costs.shards.sharding_spec``) say
-the same for many layouts at once; a test compares the two.
+The boxes of a layer are those of :mod:`planner.layers.shards` under the placement that a plan gives it, as tuples of
+intervals.  Values that come from outside of the stage (graph inputs, other stages) are held by each rank as far as its
+layers read them, so that nothing of them moves inside the stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Self
 
-from planner.ir.box import Box, Interval, Transfer, hull, intersect, subtract, transfers, volume, whole
+import numpy as np
+
+from planner.ir.box import Box, Interval, Transfer, hull, inside, subtract, volume, whole
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, output_of, producer, value_name
 from planner.ir.layout import Layout
 from planner.ir.plan import Block, Decision, Placement
-from planner.layers import kind
-from planner.layers.sized import SPACE
+from planner.layers._kinds import kind
+from planner.layers.boxes import Boxes as Arrays
+from planner.layers.boxes import as_boxes, as_tuples, boxes_of, transfers
+from planner.layers.contraction import Contraction, refused
+from planner.layers.shards import Shards, shards_of
+from planner.layers.sized import SizedLayer
 
 Boxes = tuple[Box, ...]
 """One a rank, by its position in the stage."""
@@ -42,11 +40,12 @@ class LayerDivision:
         samples: in all.
         work: the space that the layout divides.
         own, done: parts of the work.
-        is_first: whether the rank is the first of those that have an equal own part; False where that is empty.
+        owned, held: by output.
         needed: by input.
         weights: by parameter.
-        ways: ranks that share the input channels of a contraction.
-        margin: rows by which ``done`` exceeds ``own``, where the tensor does not end before.
+        rows: samples of which a rank does a part.
+        is_first: whether the rank is the first of those that have an equal own part; False where that is empty.
+        contraction: where ranks share its input channels.
     """
 
     layer: Layer
@@ -56,11 +55,13 @@ class LayerDivision:
     layout: Layout
     own: Boxes
     done: Boxes
-    is_first: tuple[bool, ...]
+    owned: tuple[Boxes, ...]
+    held: tuple[Boxes, ...]
     needed: tuple[Boxes, ...]
     weights: tuple[Boxes, ...]
-    ways: int = 1
-    margin: int = 0
+    rows: tuple[int, ...]
+    is_first: tuple[bool, ...]
+    contraction: Contraction | None = None
 
     @classmethod
     def of(
@@ -71,68 +72,48 @@ class LayerDivision:
         placement: Placement,
         samples: int,
     ) -> LayerDivision:
-        """The division of ``layer``, all specs being those for ``samples`` samples."""
-        relation, layout = kind(layer.kind), placement.layout
-        work = relation.work(layer, inputs)
-        own = layout.boxes(work, samples)
-        done = tuple(grown(box, work, layout, placement.margin) for box in own)
-        read = [relation.input_boxes(layer, inputs, box) for box in done]
-        used = [relation.weight_boxes(layer, parameters, box) for box in done]
-        if placement.ways > 1:
-            from planner.layers.contraction import contraction_of  # late: few layers share input channels
+        """The division of ``layer``, all specs being those for ``samples`` samples.
 
-            contraction = contraction_of(layer, inputs, parameters, layout, placement.ways, own)
-            read = [(first, *others[1:]) for first, others in zip(contraction.needed, read, strict=True)]
-            used = list(contraction.weights)
+        Raises:
+            UnsupportedModelError: ranks are to share its input channels, and cannot.
+        """
+        work = kind(layer.kind).work(layer, inputs)
+        sized = SizedLayer(layer, inputs, parameters, work, samples, mixes_samples=False)
+        shards = shards_of(sized, (placement,))
+        if placement.ways > 1 and not shards.contractions[0]:
+            raise refused(sized, placement.layout, placement.ways)
+        return cls.view(shards, 0)
+
+    @classmethod
+    def view(cls, shards: Shards, option: int) -> LayerDivision:
+        """One of the options of ``shards``."""
+        sized, sharding = shards.sized, shards.options[option]
+        contraction = shards.contractions[option][0] if sharding.ways > 1 else None
+        arrays = (shards.own, shards.done), shards.owned, shards.held, shards.needed, shards.weights
+        (own, done), owned, held, needed, weights = (
+            tuple(as_tuples(array[option]) for array in group) for group in arrays
+        )
         return cls(
-            layer,
-            inputs,
-            samples,
-            work,
-            layout,
+            sized.layer,
+            sized.inputs,
+            sized.samples,
+            sized.work,
+            sharding.layout,
             own,
             done,
+            owned,
+            held,
+            needed,
+            weights if contraction is None else (as_tuples(contraction.weight), *weights[1:]),
+            tuple(shards.samples[option].tolist()),
             tuple(own.index(box) == position and all(map(len, box)) for position, box in enumerate(own)),
-            tuple(tuple(boxes[index] for boxes in read) for index in range(len(inputs))),
-            tuple(tuple(boxes[index] for boxes in used) for index in range(len(parameters))),
-            placement.ways,
-            placement.margin,
+            contraction,
         )
 
-    def rows(self, position: int) -> int:
-        """Samples of which a rank does a part."""
-        if SAMPLE not in self.work.dims or not self.samples:
-            return self.samples
-        dim = self.work.dims.index(SAMPLE)
-        return len(self.done[position][dim]) // max(1, self.work.shape[dim] // self.samples)
-
-    def owned(self, output: int) -> Boxes:
-        """What each rank is asked for of an output: disjoint or identical boxes."""
-        return self.layout.boxes(self.layer.outputs[output], self.samples)
-
-    def held(self, output: int) -> Boxes:
-        """What each rank makes of an output."""
-        spec = self.layer.outputs[output]
-        return tuple(grown(box, spec, self.layout, self.margin) for box in self.owned(output))
-
-
-@dataclass(frozen=True, slots=True)
-class TileLayer(LayerDivision):
-    """A layer of a block: what each rank does of it for one tile, or (the hull) for all of them.
-
-    Attributes:
-        made: by output, what each rank has of it; boxes may overlap, as nobody is asked for them.
-    """
-
-    made: tuple[Boxes, ...] = ()
-
-    def owned(self, output: int) -> Boxes:
-        """What each rank makes of an output."""
-        return self.made[output]
-
-    def held(self, output: int) -> Boxes:
-        """The same."""
-        return self.made[output]
+    @property
+    def ways(self) -> int:
+        """Ranks that share its input channels."""
+        return 1 if self.contraction is None else self.contraction.ways
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,6 +123,7 @@ class BlockDivision:
     Attributes:
         layers: by name, in order.
         tiles: of each rank, one after the other; in the n-th division every rank is at its n-th tile.
+        shards: by layer, the boxes of all its tiles: they are its options.
         ends: values that are handed on.
         summed: those of them that are sums over the tiles (of reductions, such as a loss).
         wanted: by value from outside of the block, what each rank reads of it for all its tiles.
@@ -149,6 +131,7 @@ class BlockDivision:
 
     layers: tuple[str, ...]
     tiles: tuple[Division, ...]
+    shards: Mapping[str, Shards]
     ends: tuple[str, ...]
     summed: frozenset[str]
     wanted: Mapping[str, Boxes]
@@ -225,13 +208,13 @@ class Division:
     def owned(self, value: str) -> Boxes:
         """What each rank is asked for of a value that the stage makes."""
         layer, output = self._maker(value)
-        return layer.owned(output)
+        return layer.owned[output]
 
     def held(self, value: str) -> Boxes:
         """What each rank has of a value: of one from outside, as much as its layers read."""
         if self.makes(value):
             layer, output = self._maker(value)
-            return layer.held(output)
+            return layer.held[output]
         if value not in self._outside:
             self._outside[value] = read_by(value, self.layers.values(), self.num_ranks)
         return self._outside[value]
@@ -239,7 +222,7 @@ class Division:
     def wanted(self, reader: str, index: int) -> Boxes:
         """What each rank gets of input ``index`` of a layer: what it needs inside the tensor."""
         layer = self.layers[reader]
-        return tuple(_inside(box, layer.inputs[index]) for box in layer.needed[index])
+        return tuple(inside(box, layer.inputs[index].shape) for box in layer.needed[index])
 
     def moves(self, reader: str, index: int) -> tuple[Transfer, ...]:
         """What ranks (by position) send each other so that all have input ``index`` of layer ``reader``."""
@@ -250,14 +233,7 @@ class Division:
         """The same so that all have what is ``wanted`` of ``value``; nothing of what comes from outside the stage."""
         if not self.makes(value):
             return ()
-        owned, held = self.owned(value), self.held(value)
-        moves = transfers(dict(enumerate(owned)), dict(enumerate(wanted)))
-        return tuple(
-            Transfer(move.src, move.dst, part)
-            for move in moves
-            if move.src != move.dst
-            for part in subtract(move.box, held[move.dst])
-        )
+        return moves_between(self.owned(value), self.held(value), wanted)
 
     def _maker(self, value: str) -> tuple[LayerDivision, int]:
         name, output = output_of(value)
@@ -271,35 +247,35 @@ def layer_division(
     return LayerDivision.of(*graph.layer_at(layer, samples, values), placement, samples)
 
 
+def moves_between(owned: Sequence[Box], held: Sequence[Box], wanted: Sequence[Box]) -> tuple[Transfer, ...]:
+    """What ranks (by position) that have ``held`` send each other so that each has what is ``wanted``."""
+    return tuple(
+        Transfer(move.src, move.dst, part)
+        for move in transfers(dict(enumerate(owned)), dict(enumerate(wanted)))
+        if move.src != move.dst
+        for part in subtract(move.box, held[move.dst])
+    )
+
+
 def read_by(value: str, layers: Iterable[LayerDivision], num_ranks: int) -> Boxes:
     """The hull of what each rank's ``layers`` read of ``value``; nothing is empty boxes.
 
     Along dims that a layer is not cut along it takes the value whole.  (A strided window may skip the last row: those
     few bytes are worth less than a contiguous message, and a tensor of the shape that layers were made for.)
+    Of sparse tensors it is the rank's own rows, as its layout cuts that level: neighbours come from the stage.
     """
     hulls: list[Box | None] = [None] * num_ranks
     num_dims = 0
     for layer, index in _readers(value, layers):
         spec = layer.inputs[index]
         num_dims = len(spec.shape)
-        for position, box in enumerate(layer.needed[index]):
-            inside = intersect(box, whole(spec.shape))
-            if inside is not None:
-                hulls[position] = hull(hulls[position], _whole_but(layer, spec, inside))
+        of_sites = as_tuples(boxes_of(layer.layout, spec, layer.samples)) if spec.has_sites else None
+        for position, box in enumerate(of_sites or layer.needed[index]):
+            part = inside(box, spec.shape)
+            if volume(part):
+                hulls[position] = hull(hulls[position], _whole_but(layer, spec, part))
     nothing = tuple(Interval(0, 0) for _ in range(num_dims))
     return tuple(nothing if box is None else box for box in hulls)
-
-
-def grown(box: Box, spec: TensorSpec, layout: Layout, margin: int) -> Box:
-    """``box`` with ``margin`` more rows on each side along the dims of space that are cut, inside the tensor."""
-    if not margin or not all(map(len, box)):
-        return box
-    return tuple(
-        Interval(max(0, interval.start - margin), min(extent, interval.stop + margin))
-        if dim in SPACE and dim in layout.cuts
-        else interval
-        for dim, interval, extent in zip(spec.dims, box, spec.shape, strict=True)
-    )
 
 
 def divides(decision: Decision, stage: int, graph: Graph) -> bool:
@@ -334,17 +310,12 @@ def _readers(value: str, layers: Iterable[LayerDivision]) -> Iterator[tuple[Laye
 
 def _whole_but(layer: LayerDivision, spec: TensorSpec, box: Box) -> Box:
     """``box`` along the dims that the layer is cut along, whole along others."""
-    if layer.ways > 1:  # its first input is cut along channels, whatever they are called there
+    if layer.ways > 1 or spec.has_sites:  # its first input is cut along channels, whatever they are called there
         return box
     return tuple(
         interval if dim in layer.layout.cuts else Interval(0, extent)
         for dim, interval, extent in zip(spec.dims, box, spec.shape, strict=True)
     )
-
-
-def _inside(box: Box, spec: TensorSpec) -> Box:
-    inside = intersect(box, whole(spec.shape))
-    return tuple(Interval(0, 0) for _ in spec.shape) if inside is None else inside
 
 
 def ends_of(graph: Graph, names: Iterable[str]) -> tuple[str, ...]:
@@ -398,7 +369,7 @@ class BlockReader:
         for value in self.ends:
             if value not in self.summed:
                 name, output = output_of(value)
-                owned = self._plain[name].owned(output)[position]
+                owned = self._plain[name].owned[output][position]
                 wanted[value] = _tile(owned, self._specs[value].dims, grid, at)
         return read_back((each.layer for each in self.layers), self._specs, wanted, works).done
 
@@ -407,16 +378,17 @@ def _block_division(
     graph: Graph, block: Block, plain: Mapping[str, LayerDivision], samples: int, num_ranks: int
 ) -> BlockDivision:
     """The tiles of a block; ``plain``: how its layers' ends are divided over the ranks."""
-    reader, grid, tiles = BlockReader(graph, block.layers, plain, samples), dict(block.tiles), []
-    for place in product(*(range(parts) for parts in grid.values())):
-        done_by_rank = [
-            reader.done(position, grid, dict(zip(grid, place, strict=True))) for position in range(num_ranks)
-        ]
-        layers = {each.layer.name: _tile_layer(each, done_by_rank, grid) for each in reader.layers}
-        tiles.append(Division(layers, num_ranks, samples))
+    reader, grid = BlockReader(graph, block.layers, plain, samples), dict(block.tiles)
+    places = [dict(zip(grid, place, strict=True)) for place in product(*(range(parts) for parts in grid.values()))]
+    done = [[reader.done(position, grid, place) for position in range(num_ranks)] for place in places]
+    shards = {each.layer.name: _tiled(each, done, grid) for each in reader.layers}
+    tiles = tuple(
+        Division({name: LayerDivision.view(of_layer, tile) for name, of_layer in shards.items()}, num_ranks, samples)
+        for tile in range(len(places))
+    )
     read = {value: [read_by(value, tile.layers.values(), num_ranks) for tile in tiles] for value in reader.outside}
     hulls = {value: tuple(_hull(column) for column in zip(*boxes, strict=True)) for value, boxes in read.items()}
-    return BlockDivision(block.layers, tuple(tiles), reader.ends, reader.summed, hulls)
+    return BlockDivision(block.layers, tiles, shards, reader.ends, reader.summed, hulls)
 
 
 def _made_by(each: LayerDivision) -> list[str]:
@@ -434,30 +406,31 @@ def _tile(box: Box, dims: tuple[str, ...], grid: Mapping[str, int], at: Mapping[
     return tuple(intervals)
 
 
-def _tile_layer(plain: LayerDivision, done_by_rank: list[Mapping[str, Box]], grid: Mapping[str, int]) -> TileLayer:
-    """A layer for one tile; ``done_by_rank``: the boxes of each layer, by rank."""
-    layer, relation = plain.layer, kind(plain.layer.kind)
-    nothing = tuple(Interval(0, 0) for _ in plain.work.shape)
-    done = tuple(each.get(layer.name, nothing) for each in done_by_rank)
-    read = [relation.input_boxes(layer, plain.inputs, box) for box in done]
-    return TileLayer(
-        layer,
-        plain.inputs,
-        plain.samples,
-        plain.work,
-        Layout({**plain.layout.cuts, **{dim: (0, 1) for dim in grid if dim not in plain.layout.cuts}}),
-        done,
-        done,
-        tuple(done.index(box) == position and volume(box) > 0 for position, box in enumerate(done)),
-        tuple(tuple(boxes[index] for boxes in read) for index in range(len(plain.inputs))),
-        plain.weights,
-        made=tuple(
-            plain.owned(index)
-            if relation.REDUCTION == "sum"
-            else tuple(made_box(box, plain.work, spec) for box in done)
-            for index, spec in enumerate(layer.outputs)
-        ),
-    )
+def _tiled(plain: LayerDivision, tiles: Sequence[Sequence[Mapping[str, Box]]], grid: Mapping[str, int]) -> Shards:
+    """A layer under each tile, as if these were options.
+
+    Args:
+        tiles: the boxes of each layer, by tile and rank.
+    """
+    layer, nothing = plain.layer, (Interval(0, 0),) * len(plain.work.shape)
+    sized = SizedLayer(layer, plain.inputs, (), plain.work, plain.samples, mixes_samples=False)
+    boxes = [[done.get(layer.name, nothing) for done in ranks] for ranks in tiles]
+    done = np.array(list(map(as_boxes, boxes)))
+    if kind(layer.kind).REDUCTION == "sum":
+        made = _for_each(plain.owned, len(tiles))
+    else:
+        made = tuple(
+            np.array([as_boxes([made_box(box, plain.work, spec) for box in ranks]) for ranks in boxes])
+            for spec in layer.outputs
+        )
+    cuts = {**plain.layout.cuts, **{dim: (0, 1) for dim in grid if dim not in plain.layout.cuts}}
+    options, weights = (Placement(0, cuts),) * len(tiles), _for_each(plain.weights, len(tiles))
+    return Shards(sized, options, done, done, made, made, sized.read(done)[0], weights, ((),) * len(tiles))
+
+
+def _for_each(boxes: tuple[Boxes, ...], num_tiles: int) -> tuple[Arrays, ...]:
+    """The same boxes by rank for every tile."""
+    return tuple(np.array([as_boxes(each)] * num_tiles) for each in boxes)
 
 
 def made_box(done: Box, work: TensorSpec, spec: TensorSpec) -> Box:
@@ -480,24 +453,12 @@ def _hull(boxes: Iterable[Box]) -> Box:
     return last if enclosing is None else enclosing
 
 
-def _hull_of(plain: LayerDivision, tiles: list[LayerDivision]) -> TileLayer:
+def _hull_of(plain: LayerDivision, tiles: list[LayerDivision]) -> LayerDivision:
     """A layer of a block as the rest of the stage sees it: what it does and reads for all tiles."""
     done = tuple(_hull(column) for column in zip(*(each.done for each in tiles), strict=True))
     needed = tuple(
         tuple(_hull(column) for column in zip(*(each.needed[index] for each in tiles), strict=True))
         for index in range(len(plain.inputs))
     )
-    made = tuple(plain.owned(index) for index in range(len(plain.layer.outputs)))
-    return TileLayer(
-        plain.layer,
-        plain.inputs,
-        plain.samples,
-        plain.work,
-        tiles[0].layout,
-        plain.own,
-        done,
-        plain.is_first,
-        needed,
-        plain.weights,
-        made=made,
-    )
+    rows = tuple(max(column) for column in zip(*(each.rows for each in tiles), strict=True))
+    return replace(plain, layout=tiles[0].layout, done=done, held=plain.owned, needed=needed, rows=rows)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
-from planner.ir.box import Box, Interval, intersect, volume, whole
+from planner.ir.box import Box, Interval, inside, volume, whole
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS
 from planner.layers._kinds import Kind, kind
+from planner.layers.boxes import Boxes, as_boxes, as_tuples, distinct
 
 REPLICA = "replica"
 """A dim that no tensor has: ranks along it hold the same."""
@@ -76,15 +78,27 @@ class SizedLayer:
     def input_boxes(self, work_box: Box) -> tuple[Box, ...]:
         """The box of each input that is read to do ``work_box``, inside the tensor; empty where nothing is."""
         read = self.relation.input_boxes(self.layer, self.inputs, work_box)
-        boxes = []
-        for spec, box in zip(self.inputs, read, strict=True):
-            inside = intersect(box, whole(spec.shape))
-            boxes.append(tuple(Interval(0, 0) for _ in spec.shape) if inside is None else inside)
-        return tuple(boxes)
+        return tuple(inside(box, spec.shape) for box, spec in zip(read, self.inputs, strict=True))
 
     def weight_boxes(self, work_box: Box) -> tuple[Box, ...]:
         """The box of each parameter that is used to do ``work_box``."""
         return self.relation.weight_boxes(self.layer, self.parameters, work_box)
+
+    def read(self, work: Boxes) -> tuple[tuple[Boxes, ...], tuple[Boxes, ...]]:
+        """What is read of each input, and used of each parameter, to do each of the boxes ``[..., dims, 2]`` of work.
+
+        What is read may reach outside the tensor, where padding is.  Each distinct box is looked at once.
+        """
+        distinct_work, which = distinct(work.reshape(prod(work.shape[:-2]), *work.shape[-2:]))
+        relation, parts = self.relation, as_tuples(distinct_work)
+
+        def spread(boxes: Sequence[Box]) -> Boxes:
+            array = as_boxes(boxes)
+            return array[which].reshape(*work.shape[:-2], *array.shape[1:])
+
+        inputs = zip(*(relation.input_boxes(self.layer, self.inputs, part) for part in parts), strict=True)
+        weights = zip(*(relation.weight_boxes(self.layer, self.parameters, part) for part in parts), strict=True)
+        return tuple(map(spread, inputs)), tuple(map(spread, weights))
 
     @cached_property
     def divisible(self) -> frozenset[str]:

@@ -198,7 +198,7 @@ class TokenAxes:
                 yield _Fault(layer, layer.inputs[0], "its statistics are over all tokens of")
             elif layer.kind == "loss" and name in read:
                 yield _Fault(layer, layer.inputs[0], "other layers read a loss that is summed over all tokens of")
-            elif layer.kind != "loss" and len(set(each.owned(0))) == 1:
+            elif layer.kind != "loss" and len(set(each.owned[0])) == 1:
                 yield _Fault(layer, layer.inputs[0], "it sums over all tokens of")
 
 

@@ -13,6 +13,7 @@ Modules:
                    objective
     layouts        The best option (layout, recompute) of every layer of a stage, exactly
     progress       What a search reports while it runs
+    requests       What no request may ask for: numbers that nothing can mean, and things that rule one another out
     token_slices   Plans with token slices: stages, micro-batches and lengths of slices, after the best plan without
                    slices
 """
@@ -22,16 +23,16 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from planner.ir.errors import InfeasibleError, UnknownNameError, UsageError
+from planner.ir.errors import InfeasibleError, UnknownNameError
 from planner.ir.plan import Plan
-from planner.ir.problem import ALWAYS, AUTO, MEMORY, NEVER, Problem
+from planner.ir.problem import ALWAYS, AUTO, NEVER, Problem
 from planner.solvers.budget import part_of_current, under
 from planner.solvers.progress import Progress, SearchProgress
+from planner.solvers.requests import of_search, require_none
 
 __all__ = ["Progress", "SearchProgress", "Solver", "baselines", "current_name", "names", "solver"]
 
@@ -79,6 +80,8 @@ def solver(name: str) -> Solver:
 
     Where the optimiser's state may be divided (``auto``), it is only if nothing else fits.
 
+    It raises :class:`UsageError` for what no request may ask for (:mod:`planner.solvers.requests`).
+
     Raises:
         UnknownNameError: there is none.
     """
@@ -90,11 +93,7 @@ def solver(name: str) -> Solver:
 
 
 def _settled(solve: Solver, name: str, problem: Problem, progress: Progress | None = None) -> Plan:
-    _check_request(problem)
-    if problem.rate_per_s and name != "best-first":
-        raise UsageError(
-            f"{name} knows no rate of a stream", [f"--rate {problem.rate_per_s:g}"], ["use --solver best-first"]
-        )
+    require_none(of_search(problem, name))
     with under(part_of_current(problem.time_limit_s)), _few_collections():
         if problem.shard != AUTO:
             return solve(problem, progress)
@@ -113,37 +112,3 @@ def _few_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(first, *others)
-
-
-def _check_request(problem: Problem) -> None:
-    """Refuses numbers that no search can mean.
-
-    Raises:
-        UsageError: a gap or time limit that is negative, no number, or infinite; a negative count or size.
-    """
-    gap = problem.gap
-    if not (math.isfinite(gap) and 0 <= gap < 1):
-        raise UsageError(
-            f"a gap of {gap:g}", ["a gap is a fraction of the step: 0 or more, below 1"], ["2 percent is --gap 0.02"]
-        )
-    if not 0 <= problem.confidence < 1:
-        raise UsageError(
-            f"a confidence of {problem.confidence:g}",
-            ["it is a probability: 0 or more, below 1; 0 stands for the plan that is fastest at the mean"],
-            ["--confidence 0.8"],
-        )
-    if math.isnan(problem.time_limit_s) or problem.time_limit_s < 0:
-        raise UsageError(f"a time limit of {problem.time_limit_s:g} s", (), ["give a number of seconds, 0 or more"])
-    if not (math.isfinite(problem.rate_per_s) and problem.rate_per_s >= 0):
-        raise UsageError(f"a rate of {problem.rate_per_s:g} samples/s", ["0 stands for any"], ["--rate 100"])
-    if problem.rate_per_s and problem.objective == MEMORY:
-        raise UsageError("a rate goes with latency or throughput", ["asked for: memory"], ["--objective latency"])
-    counts = {
-        "stages": problem.max_stages,
-        "devices": problem.num_ranks,
-        "bytes of memory": problem.memory_bytes,
-        "rows of halo": problem.halo_depth,
-    }
-    for what, count in counts.items():
-        if count < 0:
-            raise UsageError(f"{count} {what}", ["0 stands for no limit"], ["give 0 or more"])

@@ -68,13 +68,19 @@ class Budget:
     _ledger: _Ledger = field(init=False, repr=False)
     _ends_at_s: float = field(init=False, default=inf, repr=False)
     _reserve_s: float = field(init=False, default=0.0, repr=False)
+    _until_s: float = field(init=False, default=inf, repr=False)
 
     def __post_init__(self) -> None:
         self._ledger = _Ledger(self.limit_s, now_s())
 
-    def part(self, limit_s: float = inf, reserve_s: float = 0.0) -> Budget:
-        """What ends after so many seconds of work, and so much work before the end of this budget."""
+    def part(self, limit_s: float = inf, reserve_s: float = 0.0, until_s: float = inf) -> Budget:
+        """What ends after so many seconds of work, so much work before the end of this budget, and with the clock.
+
+        Args:
+            until_s: seconds since the whole began.
+        """
         part = Budget.__new__(Budget)
+        part._until_s = min(until_s, self._until_s)
         part._ledger, part._reserve_s = self._ledger, self._reserve_s + reserve_s
         part._ends_at_s = min(self.work_s + max(0.0, limit_s), self._ends_at_s - reserve_s)
         part.limit_s = self._ledger.limit_s if part._ends_at_s == inf else max(0.0, part._ends_at_s - self.work_s)
@@ -105,7 +111,7 @@ class Budget:
         if self.work_s + work_s > self._ends_at_s:
             return False
         reserve_s = max(self._reserve_s, self._ledger.reserve_s)
-        return self.elapsed_s + (work_s + reserve_s) * self._pace <= self._ledger.limit_s
+        return self.elapsed_s + (work_s + reserve_s) * self._pace <= min(self._until_s, self._ledger.limit_s)
 
     def reserve(self, work_s: float) -> None:
         """Keeps so much work, and no other, for the end of the whole: everything else is over so much sooner."""

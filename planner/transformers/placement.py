@@ -33,6 +33,7 @@ from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.layout import Layout
 from planner.ir.plan import Placement
 from planner.layers import kind
+from planner.layers.boxes import as_tuples, boxes_of
 from planner.layers.contraction import ContractedDims, contracted_dims
 from planner.layers.elementwise import CLASS, has_classes_apart
 from planner.layers.sized import REPLICA
@@ -245,7 +246,7 @@ class _Tensor:
     def _parts(self, spec: TensorSpec, dim: int) -> list[tuple[int, Box]]:
         """(rank, its part) of a tensor that is cut along ``dim``."""
         layout = Layout({spec.dims[dim]: tuple(range(self.degree + 1))})
-        return list(enumerate(layout.boxes(spec, self.graph.samples)))
+        return list(enumerate(as_tuples(boxes_of(layout, spec, self.graph.samples))))
 
     def _reads_own(
         self,

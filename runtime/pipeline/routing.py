@@ -17,6 +17,7 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import TensorSpec
 from planner.ir.program import Message, Part, Program, Route
 from planner.layers.boundary import Boundaries
+from planner.layers.boxes import as_tuples, boxes_of
 from planner.layers.division import Division
 from runtime.transport import Spec
 
@@ -157,7 +158,7 @@ class Routing:
         if box is None:
             spec = self._values[id(boundaries.graph)][value].at(samples, boundaries.graph.samples)
             position = boundaries.ranks[stage].index(self._rank)
-            box = self._held[key] = boundaries.layouts[stage].boxes(spec, samples)[position]
+            box = self._held[key] = as_tuples(boxes_of(boundaries.layouts[stage], spec, samples))[position]
         return box
 
     def speaks_for(self, value: str, stage: int, microbatch: int) -> bool:

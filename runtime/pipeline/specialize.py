@@ -215,7 +215,7 @@ class Specializer:
         if self._decision.token_slices:
             return {division.samples}
         position = self._position(stage)
-        return {layer.rows(position) for layer in division.layers.values()}
+        return {layer.rows[position] for layer in division.layers.values()}
 
     def _program(self, sizes: tuple[Size, ...], boundaries: Sequence[Boundaries]) -> Program:
         by_size: dict[tuple[Edge, Size, int], tuple[Message, ...]] = {}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from planner.ir.box import Box, intersect, volume
-from planner.ir.graph import Graph, output_of, producer
+from planner.ir.graph import Graph, producer
 from planner.ir.plan import Block
 from planner.layers.division import BlockDivision, Division, ends_of
 from runtime.pipeline.routing import cuts_of, narrowed, slices
@@ -155,7 +155,7 @@ class _BlockedRun:
             outputs[value] = outputs[value] + tensor if value in outputs else tensor
             return
         position = self._divided.wire.position
-        made, owned = _made(tile, value)[position], division.owned(value)[position]
+        made, owned = tile.held(value)[position], division.owned(value)[position]
         part = intersect(made, owned)
         if part == owned and value not in outputs:
             outputs[value] = narrowed(tensor, cuts_of(owned, made))
@@ -192,11 +192,6 @@ def _called(function: StageFunction, num_samples: int, by_name: dict[str, object
     names = (*function.sizes, *function.inputs, *function.attributes)
     outputs = function.function(num_samples, *(by_name[name] for name in names))
     return dict(zip(function.outputs, outputs, strict=True))
-
-
-def _made(tile: Division, value: str) -> tuple[Box, ...]:
-    name, output = output_of(value)
-    return tile.layers[name].held(output)
 
 
 def _covering(pieces: list[tuple[Box, Tensor]], box: Box) -> Tensor:

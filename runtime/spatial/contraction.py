@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from planner.ir.box import Box, Interval, Transfer
-from planner.ir.graph import TensorSpec
-from planner.layers.contraction import contraction_of
+from planner.layers.boxes import as_tuples
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import Arriving, Exchange
 from runtime.spatial.layer_shard import LayerShard, shape_of
@@ -84,14 +83,15 @@ def sharing_of(shard: LayerShard) -> Sharing:
     if isinstance(cached, Sharing):
         return cached
     division, me = shard.division, shard.position
-    extents = [max(box[dim].stop for box in division.weights[0]) for dim in range(len(division.weights[0][0]))]
-    weight = TensorSpec(tuple(f"dim{dim}" for dim in range(len(extents))), tuple(extents), division.work.dtype)
-    plan = contraction_of(division.layer, division.inputs, (weight,), division.layout, division.ways, division.own)
-    gather = [Transfer(move.dst, move.src, move.box) for move in plan.transfers]
-    own, block = division.own[me][plan.along], plan.made[me][plan.along]
+    plan = division.contraction
+    if plan is None:
+        raise ValueError(f"no ranks share the input channels of {division.layer.name}")
+    boxes = as_tuples(plan.made)
+    gather = [Transfer(keeper, maker, division.own[keeper]) for maker, keeper in plan.pairs()]
+    own, block = division.own[me][plan.along], boxes[me][plan.along]
     own = own if len(own) else Interval(block.start, block.start)
     made = shard.memo["sharing"] = Sharing(
-        Exchange.of(shard.wire, division.own, plan.made, gather),
+        Exchange.of(shard.wire, division.own, boxes, gather),
         plan.along,
         plan.dims.weight_filters if plan.along == plan.dims.filters else None,
         own.start - block.start,

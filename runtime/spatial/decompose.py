@@ -83,7 +83,7 @@ def place_of(shard: LayerShard, is_main: bool = True) -> DrawnPart:
     if SAMPLE in division.work.dims and total:
         dim = division.work.dims.index(SAMPLE)
         each = division.work.shape[dim] // total
-        start, count = shard.done[dim].start // each, division.rows(shard.position)
+        start, count = shard.done[dim].start // each, division.rows[shard.position]
     shape = shard.layer.outputs[0].shape
     if not is_main or shard.layer.kind not in _IN_PARTS:
         return DrawnPart(start, count, total)
@@ -221,7 +221,7 @@ class DividedStage:
             group_of(mine, self.wire.ranks, self.wire.position),
             training,
             call.inputs,
-            self._integers(call, mine.rows(self.wire.position), division),
+            self._integers(call, mine.rows[self.wire.position], division),
             self.later,
             is_read=layer in self._read,
             place=self._places[layer],
@@ -257,7 +257,7 @@ class DividedStage:
         op = call.operator(function)
 
         def helped(*args: Any, **kwargs: Any) -> Any:
-            rows = self.shard(layer, training).division.rows(self.wire.position)
+            rows = self.shard(layer, training).division.rows[self.wire.position]
             division = self._division
             if division is None:
                 raise ValueError("a divided stage was not told what is run")

@@ -32,7 +32,9 @@ from planner.ir.errors import StageFailedError
 from planner.ir.graph import Graph, Layer, producer
 from planner.ir.plan import Decision
 from planner.layers import kind
+from planner.layers.boxes import as_boxes
 from planner.layers.division import Division, LayerDivision, divides
+from planner.layers.shards import summing_ranks
 from runtime.pipeline.routing import cuts_of, narrowed
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
@@ -172,11 +174,11 @@ def gathered(shard: LayerShard, arguments: dict[str, Any]) -> dict[str, Any]:
 def group_of(layer: LayerDivision, ranks: tuple[int, ...], position: int) -> tuple[int, ...]:
     """Global ranks that combine statistics or partial sums with ``position``, by growing number; itself included.
 
-    A normalisation combines the ranks with equal channels.  Of other sums all ranks whose parts make the same output
-    take part; those of a layer without any sum are the ranks of the stage.
+    Those of a layer without any sum are the ranks of the stage (:func:`planner.layers.shards.summing_ranks`).
     """
-    keys = _keys(layer)
-    return tuple(sorted(rank for rank, key in zip(ranks, keys, strict=True) if key == keys[position]))
+    groups = summing_ranks(layer.layer, as_boxes(layer.own), as_boxes(layer.owned[0]))
+    members = next(members for members in groups if position in members)
+    return tuple(sorted(ranks[member] for member in members))
 
 
 def groups_in(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
@@ -191,18 +193,6 @@ def groups_in(decision: Decision, graph: Graph) -> tuple[tuple[int, ...], ...]:
                 groups = (group_of(layer, stage.ranks, position) for position in range(len(stage.ranks)))
                 combining |= dict.fromkeys(group for group in groups if len(group) > 1)
     return tuple(combining)
-
-
-def _keys(layer: LayerDivision) -> list[object]:
-    reduction = kind(layer.layer.kind).REDUCTION
-    if reduction == "statistics":
-        dims = layer.layer.outputs[0].dims
-        channel = dims.index("channel") if "channel" in dims else 1
-        return [box[channel] for box in layer.own]
-    if reduction == "sum":
-        owned: tuple[Box, ...] = layer.owned(0)
-        return list(owned)
-    return [None] * len(layer.own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class BlockAccount:
                     value = earlier if number == 0 else f"{earlier}:{number}"
                     is_read = any(value in tile.layers[other].layer.inputs for other in names[place:])
                     if earlier == name or is_read or value in ends:
-                        needs += box_bytes(tile.layers[earlier].held(number)[member], spec.dtype)
+                        needs += box_bytes(tile.layers[earlier].held[number][member], spec.dtype)
             most = max(most, needs)
         return most
 

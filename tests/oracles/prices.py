@@ -7,7 +7,7 @@ that is added up by themselves: of stages whose layers have layouts of their own
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -17,13 +17,13 @@ from planner.costs.communication.resharding import Resharding, exposed, reshardi
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.shards.partial_sums import Sums, pending_s, reduction_rate, sums_of
-from planner.costs.shards.sharding_spec import Reading, ShardingSpec, Shards, shards_of
-from planner.costs.shards.tiles import tile_shards
+from planner.costs.shards.sharding_spec import Reading, ShardingSpec
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, output_of, producer
 from planner.ir.plan import Block, Placement
 from planner.ir.profile import BACKWARD, FORWARD
 from planner.layers import is_convolution, takes_statistics
 from planner.layers.division import Division
+from planner.layers.shards import Shards, shards_of
 from planner.layers.sized import SizedLayer
 from tests.oracles.blocks import BlockAccount, tile_seconds
 
@@ -297,7 +297,7 @@ class LaidOut:
     def _tile_shards(self) -> dict[str, Shards]:
         """By layer of a block, with its tiles as options."""
         return {
-            name: tile_shards(self._shards[name].sized, [tile.layers[name] for tile in block.tiles])
+            name: replace(block.shards[name], sized=self._shards[name].sized)
             for block in self._account.division.blocks
             for name in block.layers
         }

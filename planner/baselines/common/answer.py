@@ -6,9 +6,11 @@ that the simulator prices, on the ranks and links as such planners see them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
+from typing import TypeVar
 
 from planner.baselines.common.budgets import budget_s
 from planner.baselines.common.problem import priced
@@ -140,6 +142,8 @@ def candidates(
         yield Candidate(tuple(stage_of), tuple(ranks for _, ranks in stages), shares, batches, schedule)
 
 
+Share = TypeVar("Share")
+
 Pipelines = Callable[[Problem, PriceBook, Trial], Iterator[Candidate]]
 """What a published planner offers."""
 
@@ -223,6 +227,12 @@ def names_in(stage: dict[str, Json]) -> list[str]:
     """The layers of a stage of a peer's plan."""
     layers = stage["layers"]
     return [name for name in layers if isinstance(name, str)] if isinstance(layers, list) else []
+
+
+def dealt(ranks: Sequence[Share], counts: Iterable[int]) -> Iterator[tuple[Share, ...]]:
+    """``ranks``, or hosts, in groups of so many, one after another."""
+    left = iter(ranks)
+    return (tuple(islice(left, count)) for count in counts)
 
 
 def count_in(stage: dict[str, Json]) -> int:

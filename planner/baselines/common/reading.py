@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from planner.baselines.common.ideals import in_order
 from planner.ir.errors import FormatError, MissingFileError
 from planner.ir.files import read_bytes
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,46 +39,25 @@ class Item:
 
     def number(self, key: str, default: float | None = None, least: float = 0.0) -> float:
         """A finite number, which may stand in quotes."""
-        if default is not None and not self.has(key):
-            return default
-        value = _number(self._need(key))
-        if value is None or not math.isfinite(value):
-            raise self._wrong(key, "a finite number")
+        value = self._read(key, default, _finite, "a finite number")
         if value < least:
             raise self._wrong(key, f"a number from {least:g} upwards")
         return value
 
     def whole(self, key: str, default: int | None = None, least: int | None = None) -> int:
         """A whole number, which may be written ``3``, ``3.0`` or ``"3"``."""
-        if default is not None and not self.has(key):
-            return default
-        value = whole_number(self._need(key))
-        if value is None:
-            raise self._wrong(key, "a whole number")
+        value = self._read(key, default, whole_number, "a whole number")
         if least is not None and value < least:
             raise self._wrong(key, f"a whole number from {least} upwards")
         return value
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """``true`` or ``false``, or 1 or 0."""
-        if default is not None and not self.has(key):
-            return default
-        value = self._need(key)
-        if isinstance(value, str):
-            value = {"true": 1, "false": 0}.get(value.strip().lower(), value)
-        number = _number(value)
-        if number not in (0.0, 1.0):
-            raise self._wrong(key, "true or false, or 1 or 0")
-        return bool(number)
+        return self._read(key, default, _flag, "true or false, or 1 or 0")
 
     def text(self, key: str, default: str | None = None) -> str:
         """Text; a number becomes its digits."""
-        if default is not None and not self.has(key):
-            return default
-        value = self._need(key)
-        if not isinstance(value, str | int | float) or isinstance(value, bool):
-            raise self._wrong(key, "text")
-        return str(value)
+        return self._read(key, default, _text, "text")
 
     def items(self, key: str) -> tuple[Item, ...]:
         """A list of objects."""
@@ -95,6 +78,15 @@ class Item:
         """The error that says what is wrong here."""
         place = f", {self.where}" if self.where else ""
         return FormatError(f"{self.source}{place}: {title}", details, remedies)
+
+    def _read(self, key: str, default: Read | None, parse: Callable[[object], Read | None], needed: str) -> Read:
+        """The field as ``parse`` reads it, which gives None for what is not as ``needed``."""
+        if default is not None and not self.has(key):
+            return default
+        value = parse(self._need(key))
+        if value is None:
+            raise self._wrong(key, needed)
+        return value
 
     def _item(self, key: str, value: object) -> Item:
         where = f"{self.where}.{key}" if self.where else key
@@ -141,8 +133,26 @@ def whole_number(value: object) -> int | None:
     """A whole number, however it is written; None if it is none."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    number = None if isinstance(value, bool) else _number(value)
+    number = None if isinstance(value, bool) else _finite(value)
     return int(number) if number is not None and number.is_integer() else None
+
+
+def _finite(value: object) -> float | None:
+    try:
+        number = float(value) if isinstance(value, bool | int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _flag(value: object) -> bool | None:
+    word = value.strip().lower() if isinstance(value, str) else ""
+    number = {"true": 1.0, "false": 0.0}.get(word, _finite(value))
+    return bool(number) if number in (0.0, 1.0) else None
+
+
+def _text(value: object) -> str | None:
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
 
 
 def numbered_nodes(top: Item) -> tuple[Sequence[Item], dict[int, int]]:
@@ -190,34 +200,14 @@ def require_no_cycle(at: Item, names: Sequence[str], edges: Sequence[tuple[int, 
 
 
 def on_or_behind_cycles(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
-    """The nodes that Kahn's algorithm cannot remove; none where there is no cycle."""
-    successors: list[list[int]] = [[] for _ in range(num_nodes)]
-    missing = [0] * num_nodes
-    for src, dst in edges:
-        successors[src].append(dst)
-        missing[dst] += 1
-    ready = [node for node, count in enumerate(missing) if not count]
-    while ready:
-        for dst in successors[ready.pop()]:
-            missing[dst] -= 1
-            if not missing[dst]:
-                ready.append(dst)
-    return [node for node, count in enumerate(missing) if count]
+    """The nodes that no order can hold; none where there is no cycle."""
+    return sorted(set(range(num_nodes)).difference(in_order(num_nodes, edges)))
 
 
 def shown(value: object) -> str:
     """A value as messages quote it."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool | int | float | str):
-        try:
-            return float(value)
-        except (ValueError, OverflowError):
-            return None
-    return None
 
 
 @dataclass(frozen=True, slots=True)

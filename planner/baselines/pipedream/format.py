@@ -28,17 +28,18 @@ by the public code, which so plans without them; here the walk goes on at the fi
 
 from __future__ import annotations
 
-import heapq
+import functools
 import math
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.baselines.common.ideals import bits_of, members
+from planner.baselines.common.ideals import bits_of, in_order, members
 from planner.baselines.common.reading import FileText, on_or_behind_cycles, read_text
 from planner.ir.errors import FormatError, UsageError
 from planner.solvers.budget import check_time
@@ -101,26 +102,12 @@ class LayerGraph:
         Raises:
             FormatError: nothing is left when inputs are removed.
         """
-        kept = set(self.kept())
+        kept = self.kept()
         if not kept:
             raise FormatError(f"{self.source}: no layers besides inputs", [f"{len(self.nodes)} inputs"])
-        waits: dict[int, set[int]] = {index: set() for index in kept}
-        readers: dict[int, list[int]] = {index: [] for index in kept}
-        for src, dst in self.edges:
-            if src in kept and dst in kept:
-                waits[dst].add(src)
-                readers[src].append(dst)
-        ready = [(_last_number(self.nodes[index].name), index) for index in kept if not waits[index]]
-        heapq.heapify(ready)
-        order: list[int] = []
-        while ready:
-            _, index = heapq.heappop(ready)
-            order.append(index)
-            for reader in readers[index]:
-                waits[reader].discard(index)
-                if not waits[reader]:
-                    heapq.heappush(ready, (_last_number(self.nodes[reader].name), reader))
-        return tuple(order)
+        place = {index: number for number, index in enumerate(kept)}
+        edges = [(place[src], place[dst]) for src, dst in self.edges if src in place and dst in place]
+        return tuple(kept[k] for k in in_order(len(kept), edges, lambda k: _last_number(self.nodes[kept[k]].name)))
 
 
 def read(path: str | Path) -> LayerGraph:
@@ -130,7 +117,8 @@ def read(path: str | Path) -> LayerGraph:
         MissingFileError: there is no such file, or it cannot be read.
         FormatError: it breaks the format; the text names the line.
     """
-    return _parse(read_text(path))
+    file = read_text(path)
+    return parse(file.text, file.source)
 
 
 def parse(text: str, source: str = "graph.txt") -> LayerGraph:
@@ -139,10 +127,7 @@ def parse(text: str, source: str = "graph.txt") -> LayerGraph:
     Raises:
         FormatError: it breaks the format; the text names the line.
     """
-    return _parse(FileText(source, text))
-
-
-def _parse(file: FileText) -> LayerGraph:
+    file = FileText(source, text)
     nodes: list[LayerNode] = []
     numbers: dict[str, int] = {}
     node_lines: list[int] = []
@@ -266,13 +251,35 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class _Dag:
-    nodes: tuple[LayerNode, ...]
-    successors: tuple[tuple[int, ...], ...]
+    """The edges between layers, and nothing of their costs."""
+
+    reads: tuple[tuple[int, ...], ...]
+    """The layers that a layer reads from, which come before it."""
+
+    readers: tuple[int, ...]
+    """Bits of the layers that read it."""
+
     ancestors: tuple[int, ...]
     """Bits of all layers that a layer needs, itself not among them."""
 
     sources: tuple[int, ...]
     """In the file's order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StatesOfDag:
+    """What the states of a network have from its edges alone.
+
+    Attributes:
+        done, before: as of ``States``.
+        member: ``[state, layer]``, whether the layer is done.
+        crossing: ``[state, layer]``, whether it is in the augmented antichain: its output crosses a cut there.
+    """
+
+    done: tuple[int, ...]
+    member: Bools
+    crossing: Bools
+    before: Bools
 
 
 def states_of(graph: LayerGraph, every_ideal: bool = False) -> States:
@@ -285,60 +292,74 @@ def states_of(graph: LayerGraph, every_ideal: bool = False) -> States:
         FormatError: nothing is left when inputs are removed.
         UsageError: there are more than ``MAX_STATES``.
     """
-    dag = _dag(graph)
-    done = sorted(_walk(graph, dag, every_ideal), key=lambda bits: (bits.bit_count(), bits))
-    member = members(done, len(dag.nodes)).astype(np.float64)
+    order = graph.in_order()
+    nodes = tuple(graph.nodes[old] for old in order)
+    states = _states_of(_dag(graph, order), every_ideal)
+    if states is None:
+        raise UsageError(
+            f"{graph.source}: too many states",
+            [f"more than {MAX_STATES} antichains in {len(nodes)} layers"],
+            ["merge parallel branches of the network into single layers"],
+        )
     columns = np.array(
-        [(node.forward_s + node.backward_s, node.activation_bytes, node.parameter_bytes) for node in dag.nodes]
+        [(node.forward_s + node.backward_s, node.activation_bytes, node.parameter_bytes) for node in nodes]
     )
-    sums = member @ columns
-    crossing = _crossing(dag, done)
-    return States(dag.nodes, tuple(done), sums[:, 0], sums[:, 1], sums[:, 2], crossing, _inside(member))
+    sums = states.member.astype(np.float64) @ columns
+    state, layer = np.nonzero(states.crossing)
+    crossing_bytes = np.bincount(state, columns[layer, 1], len(states.done)).astype(np.float64)
+    return States(nodes, states.done, sums[:, 0], sums[:, 1], sums[:, 2], crossing_bytes, states.before)
 
 
-def _dag(graph: LayerGraph) -> _Dag:
-    number = {old: new for new, old in enumerate(graph.in_order())}
-    successors: list[list[int]] = [[] for _ in number]
-    missing = [0] * len(number)
+@functools.lru_cache(maxsize=2)
+def _states_of(dag: _Dag, every_ideal: bool) -> _StatesOfDag | None:
+    """The states, kept for planners that look at one network at several sizes; None if there are too many."""
+    needed = _walk(dag, every_ideal)
+    if needed is None:
+        return None
+    done = tuple(sorted(needed, key=lambda bits: (bits.bit_count(), bits)))
+    augmented = _augmented(dag)
+    crossing = [_union(augmented[layer] for layer in bits_of(bits & ~needed[bits])) for bits in done]
+    member = members(done, len(dag.ancestors))
+    return _StatesOfDag(done, member, members(crossing, len(dag.ancestors)), _inside(member.astype(np.float32)))
+
+
+def _dag(graph: LayerGraph, order: Sequence[int]) -> _Dag:
+    number = {old: new for new, old in enumerate(order)}
+    reads: list[list[int]] = [[] for _ in number]
+    readers = [0] * len(number)
     for src, dst in graph.edges:
         if src in number and dst in number:
-            successors[number[src]].append(number[dst])
-            missing[number[dst]] += 1
-    sources = tuple(number[old] for old in sorted(number) if not missing[number[old]])
-    ancestors = [0] * len(number)
-    ready = list(sources)
-    while ready:
-        layer = ready.pop()
-        for after in successors[layer]:
-            ancestors[after] |= ancestors[layer] | 1 << layer
-            missing[after] -= 1
-            if not missing[after]:
-                ready.append(after)
-    nodes = tuple(graph.nodes[old] for old in number)
-    return _Dag(nodes, tuple(map(tuple, successors)), tuple(ancestors), sources)
+            reads[number[dst]].append(number[src])
+            readers[number[src]] |= 1 << number[dst]
+    sources = tuple(number[old] for old in sorted(number) if not reads[number[old]])
+    ancestors: list[int] = []
+    for mine in reads:
+        ancestors.append(_union(ancestors[layer] | 1 << layer for layer in mine))
+    return _Dag(tuple(map(tuple, reads)), tuple(readers), tuple(ancestors), sources)
 
 
-def _walk(graph: LayerGraph, dag: _Dag, every_ideal: bool) -> set[int]:
+def _walk(dag: _Dag, every_ideal: bool) -> dict[int, int] | None:
+    """By state, those layers of it that others of it need; None if there are too many states."""
     needs = [bits | 1 << layer for layer, bits in enumerate(dag.ancestors)]
+    read_by = list(dag.readers)  # any of ``needs``
+    for layer, sources in enumerate(dag.reads):
+        for source in sources:
+            read_by[layer] |= read_by[source]
     starts = list(dag.sources) if every_ideal else _starts(dag)
-    reached = {needs[starts[0]]} if not every_ideal else {needs[start] for start in starts}
-    queue = list(reached)
+    roots = _union(1 << start for start in starts)
+    queue = [(needs[start], read_by[start]) for start in (starts if every_ideal else starts[:1])]
+    needed = {done: dag.ancestors[start] for (done, _), start in zip(queue, starts, strict=False)}
     while queue:
         check_time()
-        done = queue.pop()
-        nexts = {after for layer in bits_of(done) for after in dag.successors[layer] if not done >> after & 1}
-        for layer in (*nexts, *(start for start in starts if not done >> start & 1)):
+        done, nexts = queue.pop()
+        for layer in bits_of((nexts | roots) & ~done):
             grown = done | needs[layer]
-            if grown not in reached:
-                reached.add(grown)
-                queue.append(grown)
-        if len(reached) > MAX_STATES:
-            raise UsageError(
-                f"{graph.source}: too many states",
-                [f"more than {MAX_STATES} antichains in {len(dag.nodes)} layers"],
-                ["merge parallel branches of the network into single layers"],
-            )
-    return reached
+            if grown not in needed:
+                needed[grown] = needed[done] | dag.ancestors[layer]
+                queue.append((grown, nexts | read_by[layer]))
+        if len(needed) > MAX_STATES:
+            return None
+    return needed
 
 
 def _starts(dag: _Dag) -> list[int]:
@@ -358,34 +379,33 @@ def _met_from(dag: _Dag, source: int) -> int:
     queue = [source]
     while queue:
         layer = queue.pop()
-        near = dag.ancestors[layer] | sum(1 << after for after in dag.successors[layer])
+        near = dag.ancestors[layer] | dag.readers[layer]
         for other in bits_of(near & ~met):
             met |= 1 << other
             queue.append(other)
     return met
 
 
-def _crossing(dag: _Dag, done: Sequence[int]) -> Floats:
-    """By state, the bytes of the augmented antichain."""
-    readers = [sum(1 << after for after in followers) for followers in dag.successors]
-    augmented = []
-    for layer, needed in enumerate(dag.ancestors):
-        own = needed | 1 << layer
-        augmented.append(sum((1 << k for k in bits_of(needed) if readers[k] & ~own), 1 << layer))
-    crossing_bytes = np.empty(len(done))
-    for state, bits in enumerate(done):
-        crossing = 0
-        for layer in bits_of(bits):
-            if not readers[layer] & bits:
-                crossing |= augmented[layer]
-        crossing_bytes[state] = sum(dag.nodes[layer].activation_bytes for layer in bits_of(crossing))
-    return crossing_bytes
+def _augmented(dag: _Dag) -> list[int]:
+    """By layer, itself and those that it needs that layers read which it does not need.
+
+    Each of the latter is so for a layer that this one reads, or is that layer.
+    """
+    augmented: list[int] = []
+    for layer, sources in enumerate(dag.reads):
+        outside = ~(dag.ancestors[layer] | 1 << layer)
+        near = bits_of(_union(augmented[source] for source in sources))
+        augmented.append(_union((1 << k for k in near if dag.readers[k] & outside), 1 << layer))
+    return augmented
 
 
-def _inside(member: Floats) -> Bools:
+def _union(sets: Iterable[int], start: int = 0) -> int:
+    return functools.reduce(operator.or_, sets, start)
+
+
+def _inside(small: NDArray[np.float32]) -> Bools:
     """Set k is inside set j if as many layers are in both as in k, and j has more."""
-    small = member.astype(np.float32)  # counts up to 2^24 are exact, and twice as quick
-    common = small @ small.T
+    common = small @ small.T  # counts up to 2^24 are exact
     size = small.sum(axis=1)
     inside: Bools = (common == size[:, None]) & (size[:, None] < size[None, :])
     return inside

@@ -13,6 +13,7 @@ have equally many devices; with one host it is the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from math import inf
 
 from planner.baselines.common.answer import (
@@ -23,6 +24,7 @@ from planner.baselines.common.answer import (
     bandwidth_bytes_per_s,
     candidates,
     count_in,
+    dealt,
     like_hosts,
     names_in,
     rival_plan,
@@ -64,12 +66,9 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
     """Every micro-batch size."""
     levels, bandwidths = [len(problem.ranks)], [bandwidth_bytes_per_s(problem, problem.ranks)]
     for size, net, answer in answers(problem, book, levels, bandwidths, trial):
-        used = 0
-        stages: list[Placed] = []
-        for stage in stages_in(answer):
-            count = count_in(stage)
-            stages.append((net.layers(names_in(stage)), problem.ranks[used : used + count]))
-            used += count
+        listed = stages_in(answer)
+        groups = dealt(problem.ranks, map(count_in, listed))
+        stages = [(net.layers(names_in(stage)), ranks) for stage, ranks in zip(listed, groups, strict=True)]
         yield from candidates(problem, book, stages, size, trial)
 
 
@@ -84,11 +83,8 @@ def hierarchical_pipelines(problem: Problem, book: PriceBook, trial: Trial) -> I
         if levels == 1:
             upper = [{"machines": 1, "each": list[Json](upper)}]
         stages: list[Placed] = []
-        used = 0
-        for stage in upper:
-            count = count_in(stage)
-            stages += _on_hosts(net, stage["each"], hosts[used : used + count])
-            used += count
+        for stage, own in zip(upper, dealt(hosts, map(count_in, upper)), strict=True):
+            stages += _on_hosts(net, stage["each"], own)
         yield from candidates(problem, book, stages, size, trial)
 
 
@@ -112,9 +108,7 @@ def answers(
 
 def _on_hosts(net: PricedNetwork, stages: Json, hosts: tuple[tuple[int, ...], ...]) -> Iterator[Placed]:
     """The same stages on every one of ``hosts``, in the order of its devices."""
-    used = 0
-    for stage in stages if isinstance(stages, list) else []:
-        if isinstance(stage, dict):
-            count = count_in(stage)
-            yield net.layers(names_in(stage)), tuple(rank for ranks in hosts for rank in ranks[used : used + count])
-            used += count
+    listed = [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    by_host = [list(dealt(ranks, map(count_in, listed))) for ranks in hosts]
+    for stage, groups in zip(listed, zip(*by_host, strict=True), strict=True):
+        yield net.layers(names_in(stage)), tuple(chain.from_iterable(groups))

@@ -114,7 +114,8 @@ def read(path: str | Path) -> PiperInstance:
         MissingFileError: there is no such file, or it cannot be read.
         FormatError: it breaks the format; the text names the place.
     """
-    return _parse(read_text(path))
+    file = read_text(path)
+    return parse(file.text, file.source)
 
 
 def parse(text: str, source: str = "instance.json") -> PiperInstance:
@@ -123,10 +124,7 @@ def parse(text: str, source: str = "instance.json") -> PiperInstance:
     Raises:
         FormatError: it breaks the format; the text names the place.
     """
-    return _parse(FileText(source, text))
-
-
-def _parse(file: FileText) -> PiperInstance:
+    file = FileText(source, text)
     top = parse_object(file)
     items, index = numbered_nodes(top)
     edges = _edges(top, index)

@@ -22,6 +22,7 @@ from planner.baselines.common.answer import (
     Trial,
     bandwidth_bytes_per_s,
     candidates,
+    dealt,
     rival_plan,
     slowest_kind,
     stages_in,
@@ -99,16 +100,11 @@ class PiperStages:
 
 
 def _chosen(problem: Problem, net: PricedNetwork, answer: RivalAnswer) -> PiperStages:
-    used = 0
-    stages: list[Placed] = []
-    recompute: list[Recomputes] = []
-    for stage in stages_in(answer):
-        count, nodes, options = stage["data_degree"], stage["nodes"], stage["options"]
-        if isinstance(count, int) and isinstance(nodes, list):
-            stages.append((net.layers([f"n{node}" for node in nodes]), problem.ranks[used : used + count]))
-            recompute.append(Recomputes(problem.recompute == ALWAYS or bool(options)))
-            used += count
-    return PiperStages(tuple(stages), tuple(recompute))
+    stages = stages_in(answer)
+    degrees = [degree for stage in stages if isinstance(degree := stage["data_degree"], int)]
+    nodes = [[f"n{node}" for node in members] for stage in stages if isinstance(members := stage["nodes"], list)]
+    placed = tuple(zip(map(net.layers, nodes), dealt(problem.ranks, degrees), strict=True))
+    return PiperStages(placed, tuple(Recomputes(problem.recompute == ALWAYS or bool(s["options"])) for s in stages))
 
 
 def instance(problem: Problem, net: PricedNetwork, memory: NodeBytes, size: int) -> PiperInstance:

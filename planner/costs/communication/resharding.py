@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import call_s, transfer_s
-from planner.costs.communication.halo import halo_of_dy
 from planner.costs.communication.links import NetworkPrices
-from planner.costs.shards.boxes import Boxes, Counts, moved
-from planner.costs.shards.sharding_spec import Shards
 from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution
+from planner.layers.backward_halo import halo_of_dy
+from planner.layers.boxes import Boxes, Counts, moved
+from planner.layers.shards import Shards
 from planner.layers.sized import SPACE
 
 Array = NDArray[np.float64]
@@ -66,10 +66,10 @@ def resharding_of(
         element = BYTES_PER_ELEMENT[spec.dtype]
         passes = 2 if spec.is_float else 1
         owned, held = maker.owned[output], maker.held[output]
-        in_space &= _lacks_space_alone(spec.dims, held, reader.needed[position])
+        in_space &= _lacks_space_alone(spec.dims, held, reader.wanted[position])
         ways = _contractions(reader) if position == 0 else None
         if ways is None:
-            part = moved(owned, held, reader.needed[position]) * element
+            part = moved(owned, held, reader.wanted[position]) * element
             total.add(exchange_s(part, ranks, network), part, passes)
             continue
         number, needed, scattered, count = ways
@@ -81,17 +81,21 @@ def resharding_of(
         total.add(seconds[rows, best], part[rows, best], passes)
         total.moved += sums.sum(axis=(-1, -2))[best]
         total.ways = count[best]
-    grids = [[option.grid for option in layer.options] for layer in (maker, reader)]
+    grids = [
+        [[(dim, len(points)) for dim, points in option.layout.cuts.items()] for option in layer.options]
+        for layer in (maker, reader)
+    ]
     alike = np.array([[a == b for b in grids[1]] for a in grids[0]]).reshape(shape)
     is_halo = alike & in_space & (total.ways == 1)
     if len(values) == 1 and values[0][1] == 0:
         element = BYTES_PER_ELEMENT[maker.sized.layer.outputs[values[0][0]].dtype]
         of_dy = BYTES_PER_ELEMENT[reader.sized.layer.outputs[0].dtype]
         for k, l in np.argwhere(is_halo & (total.moved > 0)):
-            dy_counts = halo_of_dy(maker, values[0][0], k, reader, l)
-            if dy_counts is not None and dy_counts.sum() < total.moved[k, l] / element:
-                total.seconds[1, k, l] = exchange_s(dy_counts * of_dy, ranks, network)
-                total.standing[1, k, l] = _standing(dy_counts * of_dy)
+            boxes = maker.held[values[0][0]][k], reader.wanted[0][l], reader.done[l]
+            halo = halo_of_dy(reader.sized.layer, reader.sized.inputs[0], *boxes)
+            if halo is not None and halo[1].sum() < total.moved[k, l] / element:
+                total.seconds[1, k, l] = exchange_s(halo[1] * of_dy, ranks, network)
+                total.standing[1, k, l] = _standing(halo[1] * of_dy)
     seconds, standing = total.seconds, total.standing.sum(axis=0)
     return Resharding(seconds[0], seconds[1], total.received, standing, total.moved, is_halo, total.ways)
 
@@ -99,8 +103,9 @@ def resharding_of(
 def scattered_s(shards: Shards, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
     """``[options]``: partial sums of a contraction whose input no layer of the group makes; 0 where none is shared."""
     nothing = np.zeros((len(ranks), len(ranks)))
-    shared = [ways[0].scattered if ways and ways[0].ways > 1 else nothing for ways in shards.contractions]
-    return exchange_s(np.array(shared) * BYTES_PER_ELEMENT[shards.sized.layer.outputs[0].dtype], ranks, network)
+    pairs = zip(shards.options, shards.contractions, strict=True)
+    scattered = [ways[0].scattered if ways and option.ways > 1 else nothing for option, ways in pairs]
+    return exchange_s(np.array(scattered) * BYTES_PER_ELEMENT[shards.sized.layer.outputs[0].dtype], ranks, network)
 
 
 def exchange_s(part: Counts, ranks: tuple[int, ...], network: NetworkPrices) -> Array:
@@ -167,21 +172,16 @@ def _lacks_space_alone(dims: tuple[str, ...], held: Boxes, needed: Boxes) -> NDA
 
 def _contractions(reader: Shards) -> tuple[NDArray[np.int64], Boxes, Counts, NDArray[np.int64]] | None:
     """Every way of every option: (option, needed, scattered, c); None if no option shares its input channels."""
-    if all(one.ways == 1 for ways in reader.contractions for one in ways):
+    if not any(reader.contractions):
         return None
-    flat = [
-        (k, way.needed, way.scattered, way.ways) if way else (k, reader.needed[0][k], None, 1)
-        for k, ways in enumerate(reader.contractions)
-        for way in (ways or (None,))
-    ]
-    ranks = reader.needed[0].shape[1]
-    nothing = np.zeros((ranks, ranks))
-    return (
-        np.array([row[0] for row in flat]),
-        np.array([row[1] for row in flat]),
-        np.array([nothing if row[2] is None else row[2] for row in flat]),
-        np.array([row[3] for row in flat]),
-    )
+    wanted, ranks = reader.wanted[0], len(reader.own[0])
+    rows = []
+    for k, (option, ways) in enumerate(zip(reader.options, reader.contractions, strict=True)):
+        if option.ways < 2 or not ways:
+            rows.append((k, wanted[k], np.zeros((ranks, ranks)), 1))
+        rows += [(k, way.needed, way.scattered, way.ways) for way in ways]
+    number, needed, scattered, count = (np.array(column) for column in zip(*rows, strict=True))
+    return number, needed, scattered, count
 
 
 def _cheapest(seconds: Array, number: NDArray[np.int64], shape: tuple[int, int]) -> NDArray[np.intp]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.costs.communication.collectives import Array
 from planner.costs.communication.links import without_pairs
-from planner.ir.box import intersect, volume, whole
+from planner.ir.box import inside, volume, whole
 from planner.ir.cluster import Cluster, Link
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec
 from planner.layers import kind as kind_named
@@ -34,8 +34,7 @@ def bytes_read(layer: Layer, values: Mapping[str, TensorSpec], samples: int) -> 
     relation = kind_named(layer.kind)
     work = whole(relation.work(layer, inputs).shape)
     for name, spec, box in zip(layer.inputs, inputs, relation.input_boxes(layer, inputs, work), strict=True):
-        inside = intersect(box, whole(spec.shape))
-        size = volume(inside) * BYTES_PER_ELEMENT[spec.dtype] if inside is not None else 0
+        size = volume(inside(box, spec.shape)) * BYTES_PER_ELEMENT[spec.dtype]
         yield name, size / samples if spec.has_samples else 0.0
 
 

@@ -33,15 +33,15 @@ from numpy.typing import NDArray
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.interpolation import LayerCost, layer_cost, values_of
 from planner.costs.layers.regression import FamilyModels
-from planner.costs.shards.boxes import boxes_of
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts
-from planner.costs.shards.sharding_spec import Shards
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.problem import TIME_DIMS
 from planner.ir.profile import Measurement, PartShape, Profile
 from planner.layers import check_samples_apart
+from planner.layers.boxes import boxes_of
+from planner.layers.shards import Shards
 from planner.layers.sized import SizedLayer
 from planner.layers.token_slices import TokenAxes
 
@@ -216,7 +216,7 @@ class MeasuredParts:
     def evidence(self, layer: str, kind: str, shards: Shards, option: int, member: int) -> tuple[Evidence, ...]:
         """How well the cost of a rank's part of ``layer`` is known; nothing where it is a share of the whole."""
         whole = part_of(shards.sized, shards.sized.work.shape)
-        box = shards.work[option, member]
+        box = shards.done[option, member]
         part = part_of(shards.sized, (box[:, 1] - box[:, 0]).tolist())
         samples = int(shards.samples[option, member])
         if self._is_modelled(kind, layer, (samples, part), whole, _over_sites(shards)):
@@ -308,7 +308,7 @@ def _over_sites(shards: Shards) -> bool:
 
 def _places(shards: Shards, members: list[int], whole: Part) -> dict[_Asked, tuple[list[int], list[int]]]:
     """Where (options, members) so many samples of a part are done; whole ones and empty ones are left out."""
-    work = shards.work[:, members]
+    work = shards.done[:, members]
     extents = work[..., 1] - work[..., 0]
     by_part: dict[_Asked, tuple[list[int], list[int]]] = {}
     for option, (row, samples) in enumerate(zip(extents.tolist(), shards.samples[:, members].tolist(), strict=True)):

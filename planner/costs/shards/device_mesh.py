@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from planner.costs.shards.boxes import boxes_of
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.layout import Layout, cut_points
+from planner.layers.boxes import boxes_of
 from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
 
 

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import norm_s, partial_sum_s
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.boxes import boxes_of, equal_ranks, volumes
-from planner.costs.shards.sharding_spec import Shards
 from planner.ir.cluster import GRADIENT_SUMS, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
+from planner.layers.boxes import equal_ranks, volumes
 from planner.layers.elementwise import CLASS, has_classes_apart
+from planner.layers.shards import Shards, channel_dim, summing_ranks
 
 LOSS = "loss"
 _STATISTIC_BYTES = 8
@@ -113,10 +113,9 @@ def _statistics(shards: Shards) -> Iterator[tuple[int, list[int], int, int]]:
     sized = shards.sized
     if sized.relation.REDUCTION != "statistics":
         return
-    spec = sized.layer.outputs[0]
-    channel = spec.dims.index("channel") if "channel" in spec.dims else 1
-    for k, own in enumerate(shards.owned[0]):
-        for members in equal_ranks(own[:, channel : channel + 1]):
+    spec, channel = sized.layer.outputs[0], channel_dim(sized.layer)
+    for k, own in enumerate(shards.own):
+        for members in summing_ranks(sized.layer, own, own):
             if len(members) > 1:
                 channels = int(own[members[0], channel, 1] - own[members[0], channel, 0])
                 yield (
@@ -137,7 +136,7 @@ def classes_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array
     if sized.layer.kind != LOSS or not has_classes_apart(sized.layer, sized.inputs):
         return seconds
     width = max(BYTES_PER_ELEMENT[sized.work.dtype], _LEAST_BYTES)
-    for k, own in enumerate(boxes_of(option.layout, sized.work, sized.samples) for option in shards.options):
+    for k, own in enumerate(shards.own):
         is_whole = own[:, CLASS, 1] - own[:, CLASS, 0] == sized.work.shape[CLASS]
         places = np.delete(own, CLASS, axis=1)
         for members in equal_ranks(places):

@@ -1,21 +1,13 @@
-"""Layers of a block under each of its tiles, and what a layer of a forward pass needs while it runs.
-
-To the prices of layers a tile is an option like a layout: a box of work for every rank.
-"""
+"""What a layer of a forward pass needs while it runs: of a block, for one tile."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
 
-import numpy as np
-
-from planner.costs.shards.boxes import Boxes, as_boxes, volumes
-from planner.costs.shards.sharding_spec import ShardingSpec, Shards
-from planner.ir.box import Box, intersect, volume, whole
+from planner.ir.box import Box, inside, intersect, volume, whole
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers import is_convolution
-from planner.layers.division import LayerDivision
 from planner.layers.sized import SizedLayer
 
 _OF_LOSS = 3
@@ -32,21 +24,6 @@ _SMALL = 20480
 
 _FEWEST_MULTIPLICATIONS = 2**19
 """From which oneDNN is called by its name where torch would not (:mod:`cuda_ops.dense.conv_kernels`)."""
-
-
-def tile_shards(sized: SizedLayer, tiles: Sequence[LayerDivision]) -> Shards:
-    """The layer's boxes, one option a tile."""
-    work = _stacked([tile.done for tile in tiles])
-    samples = np.array([[tile.rows(member) for member in range(len(tile.done))] for tile in tiles], dtype=np.int64)
-    at = sized.samples_dim
-    of_samples = np.maximum(samples, 1) / max(1, sized.samples) if at is not None else np.ones(samples.shape)
-    owned = tuple(_stacked([tile.held(index) for tile in tiles]) for index in range(len(sized.layer.outputs)))
-    needed = tuple(_stacked([tile.needed[index] for tile in tiles]) for index in range(len(sized.inputs)))
-    weights = tuple(_stacked([tile.weights[index] for tile in tiles]) for index in range(len(sized.parameters)))
-    total = float(prod(sized.work.shape)) or 1.0
-    share = volumes(work) / (total * of_samples)
-    options = tuple(ShardingSpec.of(tile.layout) for tile in tiles)
-    return Shards(sized, options, owned, owned, needed, weights, work, samples, share, ((),) * len(tiles))
 
 
 def box_bytes(box: Box, dtype: str) -> int:
@@ -68,12 +45,8 @@ def transient_bytes(sized: SizedLayer, read: Sequence[Box], done: Box, there: Se
         there: of each input, what the tensor covers that it is read from.
     """
     kind, layer = sized.layer.kind, sized.layer
-    pairs = [
-        (intersect(box, whole(spec.shape)), spec.dtype)
-        for box, spec in zip(read, sized.inputs, strict=True)
-        if volume(box)
-    ]
-    sizes = [0 if inside is None else box_bytes(inside, dtype) for inside, dtype in pairs]
+    pairs = zip(read, sized.inputs, strict=True)
+    sizes = [box_bytes(inside(box, spec.shape), spec.dtype) for box, spec in pairs if volume(box)]
     if kind == "loss":
         return _OF_LOSS * max(sizes, default=0)
     if not sizes or not volume(done):
@@ -131,8 +104,3 @@ def _blocks(channels: int) -> int:
 
 def _integers(value: object) -> tuple[int, ...]:
     return value if isinstance(value, tuple) else ()
-
-
-def _stacked(boxes: Sequence[Sequence[Box]]) -> Boxes:
-    """``[tiles, ranks, dims, 2]``."""
-    return np.array([as_boxes(row) for row in boxes])

@@ -20,7 +20,7 @@ import numpy as np
 from planner.costs.communication.collectives import call_s
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.costs.shards.tiles import box_bytes, tile_shards, transient_bytes
+from planner.costs.shards.tiles import box_bytes, transient_bytes
 from planner.costs.stages.layouts import FORWARD, LayoutPrices
 from planner.costs.stages.stage_cost import Array, StageCost, stage_cost
 from planner.ir.box import subtract, volume
@@ -67,7 +67,8 @@ def _block_cost(prices: LayoutPrices, division: Division, block: BlockDivision) 
     index = {layer.name: number for number, layer in enumerate(prices.layers)}
     for name in block.layers:
         number = index[name]
-        shards = tile_shards(prices.sized(number), [tile.layers[name] for tile in block.tiles])
+        options = tuple(ShardingSpec.of(option.layout) for option in block.shards[name].options)
+        shards = replace(block.shards[name], sized=prices.sized(number), options=options)
         seconds += prices.cost_of_part(number, shards)[FORWARD].sum(axis=0)
         summed_s += float(prices.sums(number, shards).statistics_s[0].sum())
     return _BlockCost(float(seconds.max()), summed_s + _fetching_s(prices, division, block))
@@ -176,7 +177,7 @@ def _tile_peak(
         sized, read = prices.sized(index[name]), [boxes[member] for boxes in layer.needed]
         there = [(tile if producer(v) in inside else whole).held(v)[member] for v in layer.layer.inputs]
         made = {
-            value: box_bytes(layer.held(number)[member], spec.dtype)
+            value: box_bytes(layer.held[number][member], spec.dtype)
             for number, (value, spec) in enumerate(zip(_made_by(layer), layer.layer.outputs, strict=True))
         }
         needs = transient_bytes(sized, read, layer.done[member], there)

@@ -130,7 +130,7 @@ def _uses(
             shards = prices.shards(index, (ShardingSpec.placed(decision.layers[name]),))
             whole = part_of(shards.sized, shards.sized.work.shape)
             for member, rank in enumerate(stage.ranks):
-                box, number = shards.work[0, member], int(shards.samples[0, member])
+                box, number = shards.done[0, member], int(shards.samples[0, member])
                 part = part_of(shards.sized, (box[:, 1] - box[:, 0]).tolist())
                 if number and 0 not in part:
                     yield book.kind(rank), name, number, () if part == whole else part

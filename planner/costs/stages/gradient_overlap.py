@@ -22,9 +22,10 @@ import numpy as np
 
 from planner.costs.communication.collectives import Array
 from planner.costs.communication.links import NetworkPrices
-from planner.costs.shards.boxes import Boxes, equal_ranks, volumes
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
+from planner.ir.profile import Profile
 from planner.ir.program import BUCKET_BYTES, in_buckets
+from planner.layers.boxes import Boxes, equal_ranks, volumes
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +150,37 @@ def exposed_s(
     return copying_s + waited_s + moved_s * min(1.0, hidden_s / left_s if left_s > 0 else 0.0)
 
 
+def least_sums_s(profile: Profile, sum_s: Callable[[Array], Array]) -> Array:
+    """By layer, what summing its parameters' gradients takes at least, whatever buckets they are in: ``[..., layers]``.
+
+    A gradient larger than a bucket is summed alone; others are in buckets, of which no byte takes less than the least.
+    Parameters that several layers use are left out.
+
+    Args:
+        sum_s: seconds of sums of so many bytes each, ``[..., sizes]``.
+    """
+    graph = profile.graph
+    tied = graph.tied_layers()
+    own = [(number, name) for number, of in enumerate(graph.layers) for name in of.parameters if name not in tied]
+    sizes = np.array([float(graph.parameters[name].num_bytes) for _, name in own])
+    points = (float(at) for table in profile.cluster.collectives for at, _ in table.points if at <= BUCKET_BYTES)
+    some = np.unique([*np.geomspace(1024.0, BUCKET_BYTES, 64), *points])
+    per_byte = np.min(sum_s(some) / some, axis=-1, keepdims=True)
+    each = np.where(sizes > BUCKET_BYTES, sum_s(np.maximum(sizes, 1.0)), per_byte * sizes)
+    by_layer = np.zeros((*each.shape[:-1], len(graph.layers)))
+    if own:
+        numbers, starts = np.unique([number for number, _ in own], return_index=True)
+        by_layer[..., numbers] = np.add.reduceat(each, starts, axis=-1)
+    return by_layer
+
+
 def least_reduction_s(
-    network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array, zero: int
+    network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, sums_s: Array, backward_s: Array, zero: int
 ) -> Array:
     """No stage on ``ranks`` takes less for the sum of so many bytes of gradients; elementwise.
 
     Args:
+        sums_s: its buckets take no less (:func:`least_sums_s`).
         backward_s: no rank's last backward is longer.
         zero: what ranks divide (``planner.ir.plan.Stage.level``): of the optimiser's state sums wait for the end of the
             backward; of gradients they are in the passes, and of parameters what gathers them is too.
@@ -162,7 +188,10 @@ def least_reduction_s(
     if zero:
         half_s = network.all_reduces_s(ranks, num_bytes) / 2
         return half_s * (2, 1, 0)[zero - 1]
-    return least_exposed_s(network, ranks, num_bytes, backward_s)
+    largest = float(max(BUCKET_BYTES, np.max(num_bytes, initial=0.0)))
+    of_buckets = np.maximum(network.least_s_per_byte(ranks, largest) * num_bytes, sums_s)
+    several = np.maximum(of_buckets - backward_s, 0.0)
+    return np.where(num_bytes <= BUCKET_BYTES, network.all_reduces_s(ranks, num_bytes), several)
 
 
 def least_bytes_on_cards(
@@ -180,14 +209,3 @@ def least_bytes_on_cards(
     alone_s = network.all_reduces_s(ranks, num_bytes)
     moved_bytes = 2 * (len(ranks) - 1) / len(ranks) * num_bytes
     return np.asarray(moved_bytes * np.divide(waited_s, alone_s, out=np.zeros_like(alone_s), where=alone_s > 0))
-
-
-def least_exposed_s(network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, backward_s: Array) -> Array:
-    """No stage on ``ranks`` with so many bytes of gradients waits less for their sums; elementwise.
-
-    Args:
-        backward_s: no rank's last backward is longer.
-    """
-    largest = float(max(BUCKET_BYTES, np.max(num_bytes, initial=0.0)))
-    several = np.maximum(network.least_s_per_byte(ranks, largest) * num_bytes - backward_s, 0.0)
-    return np.where(num_bytes <= BUCKET_BYTES, network.all_reduces_s(ranks, num_bytes), several)

@@ -6,8 +6,8 @@
     statistics     a normalisation whose samples or space are cut sums over the ranks with equal channels
     parameters     gradients are summed over the ranks with equal weight boxes, all layers' in one go (the rate of a
                    sum of all parameters); updates and additions in proportion to the bytes held
-    messages       what a rank reads and does not hold comes from its owner, as ``planner.ir.box.transfers`` says, and
-                   goes back in the backward pass (the adjoint); channels are contracted in the way that moves least
+    messages       what a rank reads and does not hold comes from its owner, as ``planner.layers.boxes`` says, and goes
+                   back in the backward pass (the adjoint); channels are contracted in the way that moves least
                                                                                        ``LayoutPrices.crossing``
     overlap        a convolution's halo travels while it computes                       ``resharding.exposed``
 
@@ -26,13 +26,14 @@ from numpy.typing import NDArray
 from planner.costs.communication.resharding import Resharding, exposed, resharding_of, scattered_s
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.shards import MeasuredParts
-from planner.costs.shards.boxes import volumes
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts, factorisations, most_margin
 from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
-from planner.costs.shards.sharding_spec import ShardingSpec, Shards, shards_of
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, output_of, producer
 from planner.ir.problem import SAMPLE_DIMS
 from planner.layers import check_samples_apart, takes_statistics
+from planner.layers.boxes import volumes
+from planner.layers.shards import Shards, shards_of
 from planner.layers.sized import SizedLayer
 from planner.layers.stage_rules import may_be_laid_out, sharing_weights
 

@@ -96,7 +96,7 @@ class StageBound:
         turns: F and B (or I) of each member, running sums.
         actions: compute actions of a micro-batch.
         is_even: whether all micro-batches are of one size.
-        parameter_bytes: at each cut.
+        parameter_bytes: at each cut; ``least_sums_s``: what the sums of their gradients take at least.
         zero: what its ranks divide among them (``planner.ir.plan.Stage.level``).
         parted: None where no layers share a parameter, or nothing is trained.
     """
@@ -117,6 +117,7 @@ class StageBound:
     actions: int
     is_even: bool
     parameter_bytes: Array
+    least_sums_s: Array
     zero: int
     memory: LeastMemory | None
     parted: Parted | None = None
@@ -168,8 +169,8 @@ class StageBound:
             update_s = update_s + self.parted.seconds[first, last]
         if not self.sums_gradients:
             return update_s, np.zeros_like(update_s)
-        num_bytes = self._summed_bytes(first, last)
-        return update_s, least_reduction_s(self.book.network, self.ranks, num_bytes, back_s, self.zero)
+        num_bytes, sums_s = self._summed_bytes(first, last), self.least_sums_s[last] - self.least_sums_s[first]
+        return update_s, least_reduction_s(self.book.network, self.ranks, num_bytes, sums_s, back_s, self.zero)
 
     def _card_s(self, first: Numbers, last: Numbers, sum_s: Array) -> Array:
         network, devices = self.book.network, self.book.profile.cluster.devices
@@ -303,6 +304,7 @@ class StageBounds:
             actions=2 if self.trains else 1,
             is_even=self.micro_batches[0] == self.micro_batches[-1],
             parameter_bytes=self._sums(tables.graph.parameter_bytes),
+            least_sums_s=self._sums(self.book.least_sums_s(ranks)),
             zero=zero,
             memory=self._memory(members, recompute, parts, zero),
             parted=self._parted(len(ranks), kinds, parts) if self.trains and tables.graph.tied else None,

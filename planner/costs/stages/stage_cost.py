@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from planner.costs.communication.resharding import Resharding
 from planner.costs.layers.confidence import weakest
-from planner.costs.shards.boxes import Boxes
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import FORWARD, LayerTable, LayoutPrices
 from planner.costs.stages.stage_sums import PassTimes, with_recompute
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.layers import is_convolution
+from planner.layers.boxes import Boxes
 
 Array = NDArray[np.float64]
 

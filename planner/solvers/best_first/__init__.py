@@ -11,8 +11,10 @@ Besides:
 
     block_search        Forward plans in blocks: halos fused over several layers, and tiles, so that an image fits that
                         is too large
+    group_search        Groups of devices near known ones, for searches that have no proof in time
     layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
                         the least first
+    local_search        Plans a few moves away from a known one, for searches that have no proof in time
     moved_shares        Samples moved between unlike members of a plan's stages, until it fits, and while its step gets
                         shorter
     share_bound         What pipelines take at least in which a stage has other shares of the samples than the search

@@ -450,13 +450,13 @@ class _Stretch:
     def _end_bytes(self, value: str) -> int:
         name, output = output_of(value)
         each = self._parting.plain[name]
-        return box_bytes(each.owned(output)[self._member], each.layer.outputs[output].dtype)
+        return box_bytes(each.owned[output][self._member], each.layer.outputs[output].dtype)
 
     def _owned(self, value: str) -> Box | None:
         """What the rank owns of a layer's output; None for an input of the graph."""
         name, output = output_of(value)
         maker = self._parting.plain.get(name)
-        return None if maker is None else maker.owned(output)[self._member]
+        return None if maker is None else maker.owned[output][self._member]
 
     def _inside(self, done: Mapping[str, Box]) -> int:
         """The most inside a tile."""

@@ -39,9 +39,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
+from planner.costs.stages.gradient_overlap import least_sums_s
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import NEVER
-from planner.ir.program import BUCKET_BYTES
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.priced_groups import GroupPrices
 from planner.solvers.budget import MOST_BYTES, NUMBER_S, OutOfTimeError, check_time
@@ -216,8 +216,7 @@ def _ends(prices: GroupPrices, kind: str, places: _CutPlaces, is_mixed: bool) ->
     before, behind = _around(prices, places, is_mixed)
     update = cuts.sums(trains * np.diff(book.tables.parameters(kind).update_s))
     update_s = (update[last] - update[first]) / (len(counts) if prices.problem.shard != NEVER else 1)
-    per_byte = _least_s_per_byte(prices)
-    num_bytes = cuts.sums(np.diff(book.tables.graph.parameter_bytes))
+    of_sums_s = _least_sums_s(prices)
     if 8 * len(samples) * possible.size > MOST_BYTES // 4:
         raise OutOfTimeError
     earliest_s = np.full((len(samples), *possible.shape), np.inf)
@@ -234,11 +233,11 @@ def _ends(prices: GroupPrices, kind: str, places: _CutPlaces, is_mixed: bool) ->
         if ranks > len(prices.problem.ranks) and not is_mixed:  # others of unlike members may have more
             continue
         sums_s = np.zeros_like(work_s)
-        if per_byte is not None and ranks > 1 and trains:
+        if of_sums_s is not None and ranks > 1 and trains:
             fewest, most = (2, size) if is_mixed else (ranks, rows)
-            hidden = cuts.sums(_longest_back_s(prices, most))
+            summed, hidden = (cuts.sums(each) for each in (of_sums_s[fewest], _longest_back_s(prices, most)))
             hides_s = hidden[np.maximum(places.outer, places.cuts)][None, :] - hidden[places.cuts][:, None]
-            sums_s = np.maximum(0.0, per_byte[fewest] * (num_bytes[last] - num_bytes[first]) - hides_s)
+            sums_s = np.maximum(0.0, summed[last] - summed[first] - hides_s)
         end_s = np.maximum(work_s + behind[:, None], all_work_s + sums_s + update_s)
         fits = possible & _fits(prices, kind, ranks, first, last)
         earliest_s[number] = np.where(fits, before[:, None] + end_s, np.inf)
@@ -330,15 +329,11 @@ def _around(prices: GroupPrices, places: _CutPlaces, is_mixed: bool) -> tuple[Ar
     return first[0], first[1]
 
 
-def _least_s_per_byte(prices: GroupPrices) -> Array | None:
-    """By number of ranks, what a byte of gradients takes at least that so many or more sum; None: not known."""
+def _least_sums_s(prices: GroupPrices) -> Array | None:
+    """By number of ranks and layer, what so many or more take at least to sum its gradients; None: not known."""
     book = prices.book
-    graph = book.tables.graph
     ranks = prices.problem.ranks
     exchanges = any(sums.any() for sums in book.exchanges_s(ranks[:2], prices.micro_batches[0]))
-    if prices.problem.shard != NEVER or graph.tied or exchanges:  # sums may take less, or hide behind more
+    if prices.problem.shard != NEVER or exchanges:  # sums may take less, or hide behind more
         return None
-    largest = float(max(BUCKET_BYTES, graph.parameter_bytes[-1]))
-    points = [float(at) for table in book.profile.cluster.collectives for at, _ in table.points if at <= largest]
-    sizes = np.unique([*np.geomspace(1024.0, largest, 64), *points])
-    return np.asarray((book.network.least_sums_s(tuple(sizes.tolist())) / sizes).min(axis=1))
+    return least_sums_s(book.profile, lambda sizes: book.network.least_sums_s(tuple(sizes.tolist())))

@@ -117,7 +117,7 @@ class DeviceStates:
 
     def _options_of(self, state: Counts) -> tuple[GroupOption, ...]:
         by_rest: dict[tuple[Counts, Counts], GroupOption] = {}
-        for group in self._groups(state):
+        for group in self.within(state):
             after = tuple(a - b for a, b in zip(state, group, strict=True))
             left, order = self.canonical(after)
             renamed = tuple(group[number] for number in order)
@@ -137,7 +137,8 @@ class DeviceStates:
         counts |= {option.renamed for state in pending for option in self.options(state)}
         yield from sorted(counts)
 
-    def _groups(self, state: Counts) -> Iterator[Counts]:
+    def within(self, state: Counts) -> Iterator[Counts]:
+        """Every group of unused devices, those that are alike too."""
         for number, count in enumerate(state):
             yield from (at_pools((size,), (number,), len(state)) for size in self._sizes(count))
         if not self.groups_allowed:

@@ -31,7 +31,7 @@ the clock: 0.05 to 0.2 s of a core on 8 devices, 0.7 s on 64, most of it for the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -44,7 +44,7 @@ from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.ir.lazy import Memo
 from planner.schedules import traits
-from planner.solvers.best_first.device_groups import ranks_apart
+from planner.solvers.best_first.device_groups import Counts, ranks_apart
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.hybrid_shapes import Shape, placed, shapes
 from planner.solvers.best_first.leaf_bound import CAPS, Leaves
@@ -135,19 +135,19 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[GroupPrices]) -> Iterator[Eva
 
 def _balanced_hybrids(spaces: Sequence[GroupPrices], budget: Budget) -> list[Hybrid]:
     """The roughly best, balanced, under each schedule; the most promising first."""
-    rough: list[tuple[float, int, Shape, _Space]] = []
+    rough: list[tuple[float, int, Shape, HybridSpace]] = []
     for prices in spaces:
-        space = _Space(prices)
+        space = HybridSpace(prices)
         for shape in shapes(prices):
             rough.append((space.rough_s(shape), len(rough), shape, space))
             budget.spend(CALL_S)
     rough.sort(key=lambda one: one[:2])
-    balanced: list[tuple[Hybrid, _Space]] = []
+    balanced: list[tuple[Hybrid, HybridSpace]] = []
     num_plans = 0
     for rough_s, _, shape, space in rough:
         if num_plans == MOST_ROUGH or not np.isfinite(rough_s) or budget.is_over:
             break
-        budget.spend(_BALANCED_TAKES * NUMBER_S * len(space.chain) ** 2 + _STAGE_S * shape.num_stages)
+        budget.spend(balancing_s(space, shape.num_stages))
         of_plan = [(hybrid, space) for hybrid in space.balanced(shape)]
         num_plans += bool(of_plan)
         balanced += of_plan
@@ -163,21 +163,28 @@ def _balanced_hybrids(spaces: Sequence[GroupPrices], budget: Budget) -> list[Hyb
     return sorted(bounded, key=lambda one: one.step_s)
 
 
+def balancing_s(space: HybridSpace, num_stages: int) -> float:
+    """The work of finding a pipeline's cuts, about."""
+    return _BALANCED_TAKES * NUMBER_S * len(space.chain) ** 2 + _STAGE_S * num_stages
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Boundary:
     """What goes from a group to the next.
 
     Attributes:
         link: hand-overs, by row of ``HandoverColumns``.
-        cards: by (host, sending side?), seconds for each byte of a sample: of outputs, of gradients.
+        outputs, gradients: by network card (of each host what it sends, then what it receives), seconds for each byte
+            of a sample.
     """
 
     link: HandoverBound
-    cards: Mapping[tuple[str, bool], tuple[float, float]]
+    outputs: Array
+    gradients: Array
 
 
 @dataclass(slots=True, eq=False)
-class _Space:
+class HybridSpace:
     """One way to cut the batch, and what was worked out for it.
 
     Attributes:
@@ -191,8 +198,13 @@ class _Space:
     _trips: Memo[tuple[str, int, bool], float] = field(init=False, repr=False)
     _tables: dict[object, BoundedStages] = field(init=False, default_factory=dict, repr=False)
     _boundaries: dict[object, _Boundary] = field(init=False, default_factory=dict, repr=False)
+    _hosts: Memo[PricedGroup, list[tuple[int, float, float]]] = field(init=False, repr=False)
+    _host_of: list[int] = field(init=False, repr=False)  # by pool, its number
 
     def __post_init__(self) -> None:
+        self._hosts, devices = Memo(self._by_host), self.prices.book.profile.cluster.devices
+        numbers = {host: number for number, host in enumerate(dict.fromkeys(device.host for device in devices))}
+        self._host_of = [numbers[devices[pool.ranks[0]].host] for pool in self.prices.pools]
         self._trips = Memo(lambda key: self._trip_s(*key))
         self.links, cuts = HandoverBounds(self.prices), self.prices.cuts
         weight = cuts.sums(self.prices.capacity_s().min(axis=0))
@@ -205,9 +217,8 @@ class _Space:
                 chain.append(cut)
                 wanted = int(weight[cut] * MOST_CUTS / weight[-1]) + 1
         self.chain = np.array([*chain, cuts.last])
-        cluster, columns = self.prices.book.profile.cluster, cuts.columns
-        rate = cluster.nic_bytes_per_s(cluster.devices[self.prices.pools[0].ranks[0]].host)
-        if rate and len(self.prices.pools) > 1:
+        rate, columns = self.prices.book.network.card_bytes_per_s[2 * self._host_of[0]], cuts.columns
+        if len(self.prices.pools) > 1:
             moved = columns.forward_bytes + self.prices.freedom.trains * columns.backward_bytes
             self._sample_s = float(moved.mean()) / rate
 
@@ -249,20 +260,26 @@ class _Space:
         replicas = sum(shape.segments[0][2])
         if replicas < 2 or not self.prices.freedom.trains:
             return 0.0
-        ranks = self.prices.problem.ranks[:replicas]
-        num_bytes = float(self.prices.book.tables.graph.parameter_bytes[-1]) / shape.num_stages
-        return float(self.prices.book.network.all_reduces_s(ranks, np.array(num_bytes)))
+        return float(self.prices.book.least_sums_s(self.prices.problem.ranks[:replicas])[-1]) / shape.num_stages
 
     def balanced(self, shape: Shape) -> Iterator[Hybrid]:
         """The plan with its cuts, under every schedule, without and with recomputation."""
-        counts = placed(shape, self.prices.pools)
-        versions = [self.prices.versions(each) for each in counts or ()]
+        yield from self.on(placed(shape, self.prices.pools) or ())
+
+    def on(self, stages: Sequence[Counts]) -> Iterator[Hybrid]:
+        """The same of stages with these devices by pool."""
+        versions = [self.prices.versions(each) for each in stages]
         if not versions or not all(versions):
             return
-        for first in versions[0]:
-            groups = tuple(group for each in versions for group in each if group.version == first.version)
-            if len(groups) == len(versions):
-                yield from self._scheduled(groups)
+        for recompute, by_parts in dict.fromkeys(group.version[:2] for group in versions[0]):
+            alike = [[group for group in each if group.version[:2] == (recompute, by_parts)] for each in versions]
+            if all(alike):
+                yield from self._scheduled(tuple(map(self._quickest, alike)))
+
+    def _quickest(self, groups: Sequence[PricedGroup]) -> PricedGroup:
+        """Of a group with several shares of the samples the one whose slowest member has the whole network first."""
+        ends = np.array([0]), np.array([self.prices.cuts.last])
+        return min(groups, key=lambda group: float(group.largest_work_s(*ends)[0])) if len(groups) > 1 else groups[0]
 
     def _scheduled(self, groups: tuple[PricedGroup, ...]) -> Iterator[Hybrid]:
         """The groups as a pipeline under every schedule: the best cuts where least is kept, and where most is."""
@@ -331,19 +348,21 @@ class _Space:
         at, zero = self.chain[places], np.zeros(len(places))
         ends = [(places[:, s], places[:, s + 1]) for s in range(num_stages)]
         there, back = [zero] * num_stages, [zero] * num_stages
-        load: dict[tuple[str, bool], Array] = {}
-        for s in range(num_stages - 1):
+        boundaries = [self._boundary(*ends) for ends in pairwise(groups)]
+        forward_bytes, backward_bytes = np.zeros((2, num_stages - 1, len(places)))
+        for s, boundary in enumerate(boundaries):
             column = cuts.column[cuts.content[at[:, s + 1], at[:, s + 2]], at[:, s], at[:, s + 1]]
-            boundary, is_handed = self._boundary(groups[s], groups[s + 1]), column >= 0
+            is_handed = column >= 0
             returns = is_handed & cuts.columns.has_gradient[column] & self.prices.freedom.trains
-            there[s] = np.where(is_handed, boundary.link.there[column], 0.0)
-            back[s] = np.where(returns, boundary.link.back_all[column], 0.0)
-            for card, (outputs, gradients) in boundary.cards.items():
-                out_s = np.where(is_handed, outputs * cuts.columns.forward_bytes[column], 0.0)
-                in_s = np.where(returns, gradients * cuts.columns.backward_bytes[column], 0.0)
-                there[s], back[s] = np.maximum(there[s], out_s), np.maximum(back[s], in_s)
-                load[card] = load.get(card, zero) + out_s + in_s
-        step_s, on_card = zero, np.maximum.reduce([zero, *load.values()])
+            forward_bytes[s] = np.where(is_handed, cuts.columns.forward_bytes[column], 0.0)
+            backward_bytes[s] = np.where(returns, cuts.columns.backward_bytes[column], 0.0)
+            out_s, in_s = np.where(is_handed, boundary.link.there[column], 0.0), boundary.link.back_all[column]
+            there[s] = np.maximum(out_s, boundary.outputs.max() * forward_bytes[s])
+            back[s] = np.maximum(np.where(returns, in_s, 0.0), boundary.gradients.max() * backward_bytes[s])
+        step_s, on_card = zero, zero
+        if boundaries:
+            outputs, gradients = (np.array([getattr(b, name) for b in boundaries]) for name in ("outputs", "gradients"))
+            on_card = (outputs.T @ forward_bytes + gradients.T @ backward_bytes).max(axis=0)
         heads, backs = (
             [getattr(t, name)[end] for t, end in zip(tables, ends, strict=True)] for name in ("head", "back")
         )
@@ -363,7 +382,7 @@ class _Space:
 
     def _beside(self, groups: tuple[PricedGroup, ...]) -> dict[int, int]:
         """Of stages that follow one another on the same hosts, several of them: the first, by the last."""
-        hosts = [{host for host, _, _ in self._by_host(group)} for group in groups]
+        hosts = [{host for host, _, _ in self._hosts[group]} for group in groups]
         first_by_last: dict[int, int] = {}
         for s in range(1, len(groups)):
             if len(hosts[s]) > 1 and hosts[s] == hosts[s - 1]:
@@ -372,38 +391,33 @@ class _Space:
 
     def _sums_s(self, groups: tuple[PricedGroup, ...], at: Numbers) -> list[Array]:
         """The sums of gradients, by stage."""
-        network, sums_s = self.prices.book.network, []
-        for s, group in enumerate(groups):
-            own = group.prices.parameter_bytes
-            num_bytes = np.maximum(own[at[:, s + 1]] - own[at[:, s]], 0) * self.prices.freedom.trains
-            sums_s.append(network.all_reduces_s(group.ranks, num_bytes))
-        return sums_s
+        own = [group.prices.least_sums_s * self.prices.freedom.trains for group in groups]
+        return [sums_s[at[:, s + 1]] - sums_s[at[:, s]] for s, sums_s in enumerate(own)]
 
     def _boundary(self, source: PricedGroup, destination: PricedGroup) -> _Boundary:
         key = (source.counts, source.shares, destination.counts, destination.shares)
         boundary = self._boundaries.get(key)
         if boundary is None:
-            cluster = self.prices.book.profile.cluster
-            cards: dict[tuple[str, bool], tuple[float, float]] = {}
-            theirs = self._by_host(destination)
-            for host, begin, end in self._by_host(source):
+            capacities = np.array(self.prices.book.network.card_bytes_per_s).reshape(-1, 2)
+            moved = np.zeros(capacities.shape)  # samples that leave each host, and that reach it
+            theirs = self._hosts[destination]
+            for host, begin, end in self._hosts[source]:
                 for other, first, last in theirs:
                     both = min(end, last) - max(begin, first)
-                    for name, sends in ((host, True), (host, False), (other, True), (other, False)):
-                        if both > 0 and host != other:
-                            seconds = both / (cluster.nic_bytes_per_s(name) or np.inf)
-                            of_outputs = (name == host) == sends
-                            there, back = cards.get((name, sends), (0.0, 0.0))
-                            cards[name, sends] = there + seconds * of_outputs, back + seconds * (not of_outputs)
-            boundary = self._boundaries[key] = _Boundary(self.links.between(source, destination), cards)
+                    if both > 0 and host != other:
+                        moved[host, 0] += both
+                        moved[other, 1] += both
+            outputs, gradients = (moved / capacities).ravel(), (moved[:, ::-1] / capacities).ravel()
+            link = self.links.between(source, destination)
+            boundary = self._boundaries[key] = _Boundary(link, outputs, gradients)
         return boundary
 
-    def _by_host(self, group: PricedGroup) -> list[tuple[str, float, float]]:
-        """(host, first and last sample of a full micro-batch) of each run of members."""
-        runs: list[tuple[str, float, float]] = []
+    def _by_host(self, group: PricedGroup) -> list[tuple[int, float, float]]:
+        """(number of the host, first and last sample of a full micro-batch) of each run of members."""
+        runs: list[tuple[int, float, float]] = []
         at = 0.0
         for number, samples in zip(group.orders[0], group.samples[self.prices.micro_batches[0]], strict=True):
-            host = self.prices.book.profile.cluster.devices[self.prices.pools[number].ranks[0]].host
+            host = self._host_of[number]
             begin = runs.pop()[1] if runs and runs[-1][0] == host else at
             at += samples
             runs.append((host, begin, at))
@@ -416,9 +430,9 @@ class _Space:
         messages = np.zeros((2, len(handed), 1))
         for number, one in enumerate(handed):
             source, destination = groups[one.source], groups[one.destination]
-            cards = self._boundary(source, destination).cards.values()
-            on_card = np.array([*cards, (0.0, 0.0)]).max(axis=0) * (one.forward_bytes, one.backward_bytes)
-            messages[:, number, 0] = np.maximum(self.links.handed(source, destination, one), on_card)
+            boundary = self._boundary(source, destination)
+            most = boundary.outputs.max() * one.forward_bytes, boundary.gradients.max() * one.backward_bytes
+            messages[:, number, 0] = np.maximum(self.links.handed(source, destination, one), most)
         ends = [(np.array([a]), np.array([b])) for a, b in pairwise(hybrid.cuts)]
         stages = [group.stage(*end) for group, end in zip(groups, ends, strict=True)]
         tails, sums = [stage.tail for stage in stages], self._sums_s(groups, np.array([hybrid.cuts]))

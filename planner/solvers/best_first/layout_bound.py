@@ -19,7 +19,7 @@ import numpy as np
 
 from planner.costs.layers.cost_table import Array, running
 from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.costs.stages.gradient_overlap import least_exposed_s, least_reduction_s
+from planner.costs.stages.gradient_overlap import least_reduction_s
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
@@ -222,12 +222,12 @@ class TableMaker:
         """The least that stages cut along samples alone wait for the sum of their gradients."""
         book = self.evaluator.book
         size = np.maximum(_between(book.tables.graph.parameter_bytes), 0.0)
-        if zero := self.problem.zero_over(len(ranks)):
-            return least_reduction_s(book.network, ranks, size, np.zeros_like(size), zero)
         last = zip(ranks, rest if self.rest else shares, strict=True)
         backs = [_between(book.at(book.kind(rank), samples, True).backward_s) for rank, samples in last]
         exchanged = _between(book.exchanges_s(ranks, self.rest or self.size)[1])
-        return least_exposed_s(book.network, ranks, size, np.max(backs, axis=0) + exchanged)
+        backward_s, sums_s = np.max(backs, axis=0) + exchanged, _between(book.least_sums_s(ranks))
+        zero = self.problem.zero_over(len(ranks))
+        return least_reduction_s(book.network, ranks, size, sums_s, backward_s, zero)
 
     def _exchanged(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
         """Exchanges of statistics of one F and B, and of F alone."""

@@ -196,6 +196,7 @@ class GroupPrices:
     Attributes:
         mixing: at each cut, layers that mix samples.
         throughout: by first and last cut, whether a stage there lies along sites alone.
+        received: by cut, bytes a sample that surely come in there and are kept; None: nothing does.
     """
 
     problem: Problem
@@ -204,6 +205,7 @@ class GroupPrices:
     cuts: GraphCuts
     micro_batches: tuple[int, ...]
     freedom: Freedom
+    received: Array | None = None
     mixing: Array = field(init=False)
     throughout: Flags = field(init=False)
     _times: dict[tuple[str, Recomputes], MemberTimes] = field(init=False, default_factory=dict, repr=False)
@@ -216,7 +218,7 @@ class GroupPrices:
     def __post_init__(self) -> None:
         self._versions = Memo(self._priced_versions)
         trains, splits = self.freedom.trains, self.freedom.splits
-        self._bounds = StageBounds(self.book, self.cuts, self.micro_batches, trains, splits)
+        self._bounds = StageBounds(self.book, self.cuts, self.micro_batches, trains, splits, self.received)
         layers = self.problem.profile.graph.layers
         self._cores = tuple(chain.from_iterable(cores_by_index(self.problem.profile.graph)))
         self.mixing = self.cuts.sums(

@@ -35,7 +35,8 @@ _FEW = 12  # complete ones of these that are looked at
 _PROMISING = 3  # complete ones of these that are simulated
 _ANSWER_TAKES = 2.0  # what is said of a plan at last beside its forecast, in times of one simulation
 _TIES_TAKE, _TIES_MOST = 20.0, 0.2  # to hold it against simpler ones, likewise; of the time limit
-_HINTS_AFTER, _HINTS_TAKE = 0.3, 0.5  # of the budget; of what is left then
+_HINTS_AFTER, _HINTS_TAKE = 0.3, 0.35  # of the budget; of what is left then
+_MOVES_TAKE = 0.5  # of what is left then
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class BestFirstSearch:
         within: a part of the evaluator's budget; by default all of it.
         hints: makes plans of other planners within a budget; asked once, when a part of the work is done and the best
             plan is not known yet.
+        improved: the best plan near one, within a budget; asked then.
     """
 
     evaluator: Evaluator
@@ -126,6 +128,7 @@ class BestFirstSearch:
     most_candidates: int = 0
     within: Budget | None = None
     hints: Callable[[Budget], Iterable[Selection]] | None = None
+    improved: Callable[[Evaluation, Budget], Evaluation] | None = None
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=float("inf"))
     num_candidates: int = field(init=False, default=0)
@@ -229,14 +232,16 @@ class BestFirstSearch:
         if hints is not None and not within.is_over:
             for choice in hints(within):
                 self.take(choice.best)
+        if self.improved is not None and self.best is not None:
+            left_s = self._budget.left_s - self.answer_s
+            self.take(self.improved(self.best, self._budget.part(_MOVES_TAKE * left_s, self.answer_s)))
 
-    @property
-    def _until_hints_s(self) -> float:
-        """Work that is left until they are asked for."""
-        return self._begun_s + _HINTS_AFTER * (self._budget.limit_s - self.answer_s) - self._budget.work_s
+    def _until_s(self, share: float) -> float:
+        """Work that is left until this share of the budget is done."""
+        return self._begun_s + share * (self._budget.limit_s - self.answer_s) - self._budget.work_s
 
     def _hints_are_due(self) -> bool:
-        return self.hints is not None and self._until_hints_s < 0
+        return self.hints is not None and self._until_s(_HINTS_AFTER) < 0
 
     def _advance(self) -> None:
         """Takes what has the least bound one step further."""
@@ -244,7 +249,7 @@ class BestFirstSearch:
         self.num_candidates += 1
         self._budget.spend(CALL_S)
         if isinstance(item, BatchSpace):
-            until_hints_s = float("inf") if self.hints is None else self._until_hints_s
+            until_hints_s = float("inf") if self.hints is None else self._until_s(_HINTS_AFTER)
             suffixes = item.suffixes(self.upper_s, self._budget.part(until_hints_s, self.answer_s))
             try:
                 root_s = max(bound_s, suffixes.root_s())

@@ -89,6 +89,8 @@ from planner.solvers.candidates.explain import out_of_time, written
 from planner.solvers.progress import Progress
 from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
 
+_SEARCH_TAKES = 0.85  # of the time limit at most; then comes what is near the best plan
+
 METHOD = "best-first search under a suffix DP's bound, every candidate simulated"
 
 
@@ -116,11 +118,14 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     # Half of the work; and half of the time too, where what is counted of it takes twice as long.
     evaluator = Evaluator(limited, book, within=budget.part(limit_s / 2, reserve_s=limit_s / 4) if half else budget)
     start = SearchStart(evaluator)
-    search = BestFirstSearch(evaluator, progress, hints=start.hints)
+    within = evaluator.budget.part(until_s=budget.elapsed_s + _SEARCH_TAKES * evaluator.budget.clock_s)
+    search = BestFirstSearch(evaluator, progress, within=within, hints=start.hints, improved=start.improved)
     outcome = search.run(start.items)
     if start.is_restricted and outcome.status in (PROVEN, WITHIN_GAP, SEARCHED):  # others may know what is not searched
         search.take_hints()
         outcome = search.outcome(outcome.status)
+    if outcome.best is not None and outcome.status == TIME_LIMIT:
+        outcome = replace(outcome, best=start.improved(outcome.best, evaluator.budget.part()))
     if outcome.best is not None and outcome.status != STOPPED:
         outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
     first, evaluator.budget = outcome, budget

@@ -19,9 +19,11 @@ from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
 from planner.solvers.best_first.device_groups import DeviceStates
 from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, thinned
-from planner.solvers.best_first.hybrids import hybrids
+from planner.solvers.best_first.group_search import GroupSearch
+from planner.solvers.best_first.hybrids import HybridSpace, hybrids
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, promising, published, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
+from planner.solvers.best_first.local_search import LocalSearch
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
@@ -44,6 +46,7 @@ _SHARE_OF_TIME = 0.3  # of the budget that may be spent on it
 _SHARE_OF_PARTS, _MOST_OF_PART = 0.2, 32  # of what is left, for each part of the devices; none is larger
 _SHARE_OF_BOUNDS = 0.15  # of what is left, for bounds of all pipelines
 _SHARE_OF_REPLICAS = 0.05  # of the budget, to price replicas on several kinds
+_SHARE_OF_GROUPS, _FEW_PLANS = 0.4, 2  # of what there is for plans near the best; that are changed by single moves
 _FEW_RANKS = 8  # of more a bound is made before the search
 _LARGE_PARTS = (64, 256)  # of the devices, for which hybrids are looked at before those of all
 _MUCH_LARGER = 4  # than such a part: of more devices the next part is looked at alone
@@ -81,6 +84,8 @@ class SearchStart:
     is_restricted: bool = field(init=False, default=False)
     best: Evaluation | None = field(init=False, default=None)
     _parts_known: bool = field(init=False, default=False)
+    _moves: LocalSearch | None = field(init=False, default=None)
+    _groups: GroupSearch | None = field(init=False, default=None)
     _made: list[tuple[BatchSpace, GroupPrices, DeviceStates]] = field(init=False, default_factory=list)
 
     def other_shares_s(self, upper_s: float, within: Budget) -> float:
@@ -189,6 +194,21 @@ class SearchStart:
             for best in self.on_parts():
                 yield Selection(best, None, None)
         yield from published(self.evaluator, within)
+
+    def improved(self, best: Evaluation, within: Budget) -> Evaluation:
+        """The best plan near ``best`` that has no proof: on other groups, then by single moves."""
+        if self.cuts is None or not self._made or best.candidate.positions:
+            return best
+        moves = self._moves = self._moves or LocalSearch(self.evaluator, self.cuts)
+        plans = [best]
+        if self._made[0][1].freedom.may_replicate:
+            spaces = [HybridSpace(prices) for _, prices, _ in self._made]
+            groups = self._groups = self._groups or GroupSearch(self.evaluator, spaces)
+            starts = [groups.counts_of(best.candidate)]
+            plans += groups.promising(starts, within.part(_SHARE_OF_GROUPS * within.left_s))[:_FEW_PLANS]
+        for plan in sorted(plans, key=lambda plan: plan.step_s):
+            best = better(best, moves.improved(plan, within.part(within.left_s / 2)))
+        return best
 
     def _spaces(self, devices: DeviceStates, cuts: GraphCuts) -> Iterator[tuple[BatchSpace, GroupPrices]]:
         for prices in priced(self.evaluator, cuts):

@@ -28,6 +28,9 @@ from planner.solvers.candidates.feasibility import schedule_names, unmet
 
 _ROUNDING = 1e-9
 
+_BOUND_TAKES = 0.1
+"""What it takes to see that a candidate is not wanted, in times of one evaluation."""
+
 _FORECAST_TAKES, _WRITTEN_TAKES = 1.5, 0.5
 """What it takes to forecast a plan (``costs.predict``), in times of one evaluation, and of one of all its ranks."""
 
@@ -152,7 +155,8 @@ class Evaluator:
         Raises:
             MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
         """
-        self.budget.spend(self.takes_s(candidate))
+        takes_s = self.takes_s(candidate)
+        self.budget.spend(_BOUND_TAKES * takes_s)
         always = self.book.preparations.look_ahead
         if candidate.prepares_next_step is not always:
             candidate = replace(candidate, prepares_next_step=always)
@@ -166,6 +170,7 @@ class Evaluator:
             step_s = run(compiled, prices).step_s
         if step_s > known_s * (1 + _ROUNDING) and not may_prepare:
             return Evaluation(candidate, step_s, (), None)
+        self.budget.spend((1 - _BOUND_TAKES) * takes_s)
         memories = priced.memories()
         excess = self._excess_rank(memories)
         if excess is not None:

@@ -1,15 +1,16 @@
 """The integer program over spans behind :mod:`planner.solvers.ilp.solver`: its tables, its rows, its objective.
 
+Cuts, groups of devices, prices of stages and of messages are those of :mod:`planner.solvers.best_first`; what is solved
+here is the program alone.
+
 Modules:
 
-    device_groups   Groups of devices that may run a stage, what limits how many there are, and what they hand to one
-                    another
     formulas        The mathematical program over spans: each constraint beside the function that adds it; solved by
                     HiGHS
     solver          The integer program over spans: a second road to the best plan, for cross-checks and for side
                     constraints
-    spans           The tables of the integer program: every span that may be a stage, and every hand-over between two
-                    groups
+    spans           The tables of the integer program, read off the search's prices: spans that may be stages, and
+                    hand-overs
 """
 
 from __future__ import annotations

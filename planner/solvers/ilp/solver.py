@@ -1,8 +1,7 @@
 """The integer program over spans: a second road to the best plan, for cross-checks and for side constraints.
 
 Every way to cut the batch and every schedule around the program of :mod:`planner.solvers.ilp.formulas`, best bound
-first.  Read ``device_groups`` (who may run a stage, and what groups hand to one another), ``spans`` (the tables),
-``formulas`` (the program), then this.
+first.  Read ``formulas`` (the program), ``spans`` (its tables), then this.
 """
 
 from __future__ import annotations
@@ -12,37 +11,46 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
-import numpy as np
-
 from planner.baselines import everyday
 from planner.costs.candidate import Candidate, Recomputes
-from planner.costs.communication.stage_transfers import without_time
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.sentences import binding
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Plan, Rejected, Search, status_of
-from planner.ir.problem import SAMPLE_DIMS, THROUGHPUT, Problem
+from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.schedules import traits
-from planner.solvers.candidates.candidate import FEW_SHARES, all_shares, micro_batches, plan_of
+from planner.solvers.best_first.device_groups import DeviceStates, ranks_apart
+from planner.solvers.best_first.graph_cuts import cuts_of
+from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
+from planner.solvers.candidates.candidate import FEW_SHARES, micro_batches, plan_of, pools
 from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.explain import infeasible, out_of_time, written
 from planner.solvers.candidates.feasibility import (
     as_asked,
-    cut_positions,
     may_part_ties,
-    may_stream,
     micro_batch_sizes,
     mixing_layers,
     schedule_names,
 )
-from planner.solvers.ilp.device_groups import CutTraffic, LeastMessages, assign, device_classes, groups
-from planner.solvers.ilp.formulas import INFEASIBLE, SpanProgram, cuts_of
-from planner.solvers.ilp.spans import SpanBuilder, SpanInstance, prune
+from planner.solvers.ilp.formulas import INFEASIBLE, SpanProgram
+from planner.solvers.ilp.spans import (
+    FEW_GROUPS,
+    SpanInstance,
+    StagesBehind,
+    group_counts,
+    prune,
+    span_tables,
+    stage_groups,
+    twin_pools,
+)
 from planner.solvers.progress import Progress, SearchProgress
+
+MANY_IDEALS = 64
+"""Of more places to cut, those between layers in the graph's own order are looked at."""
 
 METHOD = "integer program over spans, its solutions simulated in order of their bound"
 
@@ -55,14 +63,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: nothing fits, or the side constraints allow nothing.
         UnknownNameError: a side constraint matches no layer.
-        UsageError: another objective than throughput.
+        UsageError: it can price none of the schedules.
     """
-    # here, as HiGHS takes long to load
-
-    if problem.objective != THROUGHPUT:
-        raise UsageError(
-            f"span-ilp cannot minimise {problem.objective}", ["it knows the step alone"], ["use --solver best-first"]
-        )
     evaluator = Evaluator(problem, PriceBook(problem.profile))
     constraints = Constraints.of(problem)
     enumeration = Enumeration(evaluator, constraints, progress)
@@ -91,7 +93,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         num_candidates=outcome.num_solutions,
         bounds_s={"integer program": bound_s, "root": min(outcome.root_s, bound_s)},
         binding=binding(decision.stages, predicted),
-        rejected=enumeration.rejected,
+        rejected=tuple(Rejected(*row) for row in enumeration.rejected.items()),
     )
     return plan_of(problem, decision, predicted.prediction, search)
 
@@ -161,7 +163,11 @@ def priced_schedules(problem: Problem) -> tuple[str, ...]:
 
 @dataclass(slots=True, eq=False)
 class Enumeration:
-    """The search over ways; run it once."""
+    """The search over ways; run it once.
+
+    Attributes:
+        rejected: what is not in the space, with the reason.
+    """
 
     evaluator: Evaluator
     constraints: Constraints
@@ -169,7 +175,7 @@ class Enumeration:
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=0.0)
     num_solutions: int = field(init=False, default=0)
-    rejected: tuple[Rejected, ...] = field(init=False, default=())
+    rejected: dict[str, str] = field(init=False, default_factory=dict)
     _heap: list[tuple[float, int, BatchSplit]] = field(init=False, default_factory=list, repr=False)
     _pushed: int = field(init=False, default=0, repr=False)
     _current_s: float = field(init=False, default=float("inf"), repr=False)
@@ -206,48 +212,35 @@ class Enumeration:
     def _ways(self) -> Iterator[tuple[float, BatchSplit]]:
         """Every way with a lower bound on all its plans; those that cannot beat what is known are left out."""
         problem, book = self.evaluator.problem, self.evaluator.book
-        graph = problem.profile.graph
-        cluster = without_time(book.profile.cluster) if may_stream(problem) else book.profile.cluster
-        cuts = cut_positions(graph, may_part_ties(problem))
-        crossing, classes = CutTraffic.of(graph, cuts), device_classes(problem, self.constraints)
-        mixing = np.array([layer.name in mixing_layers(graph) for layer in graph.layers])
-        overhead = {kind.kind: book.tables.overhead_s(kind.kind) for kind in classes}
-        most = min(len(problem.ranks), len(cuts) - 1, problem.max_stages or len(problem.ranks))
-        for size in micro_batch_sizes(problem, book):
-            batches = micro_batches(problem, size)
-            found_groups = groups(problem, book, classes, batches)
-            if any(not all_shares(problem, group.ranks, size) for group in found_groups if not group.by_parts):
-                why = f"more than {FEW_SHARES} ways; those whose largest time over the whole network is least are taken"
-                self.rejected = (Rejected("other shares of unlike devices", why),)
-            messages = LeastMessages(cluster, crossing, batches, overhead)
-            for splits, by_flight in self._schedules(most, len(batches)).items():
-                builder = SpanBuilder(
-                    problem,
-                    book,
-                    self.constraints,
-                    cuts,
-                    crossing,
-                    messages,
-                    batches,
-                    splits,
-                    classes,
-                    found_groups,
-                    mixing,
-                )
-                transfers = builder.transfers()
-                for flight, names in by_flight.items():
-                    whole = SpanInstance(
-                        cuts,
-                        classes,
-                        found_groups,
-                        builder.spans(flight),
-                        transfers,
-                        most,
-                        self.constraints.stage_rules(),
-                    )
-                    instance, bound_s = prune(whole, self._upper_s())
-                    if bound_s < float("inf"):
-                        yield bound_s, BatchSplit(instance, batches, names)
+        freedom = replace(Freedom.of(problem), virtual=(), trains=True)
+        devices = DeviceStates(pools(problem, self.constraints), freedom.may_replicate)
+        cuts = cuts_of(book, MANY_IDEALS, may_part_ties(problem))
+        received, (counts, left_out) = StagesBehind.of(cuts).least_received(), group_counts(devices)
+        self.rejected.update(devices.restrictions)
+        if left_out:
+            self.rejected[left_out] = f"more than {FEW_GROUPS} groups of devices"
+        if not cuts.complete:
+            why = "the network has too many; stages are stretches of its own order of layers"
+            self.rejected["stages of any set of layers"] = why
+        most = min(len(problem.ranks), cuts.last, problem.max_stages or len(problem.ranks))
+        every = (micro_batches(problem, size) for size in micro_batch_sizes(problem, book))
+        ways = ((batches, *way) for batches in every for way in self._schedules(most, len(batches)).items())
+        for batches, splits, by_flight in ways:
+            prices = GroupPrices(problem, book, devices.pools, cuts, batches, replace(freedom, splits=splits), received)
+            versions = stage_groups(prices, counts)
+            if not versions:
+                continue
+            groups = tuple(group for group, *_ in versions)
+            if any(prices.leaves_out(group.counts) for group in groups):
+                why = f"more than {FEW_SHARES} ways; those whose largest time over some stages is least are taken"
+                self.rejected["other shares of unlike devices"] = why
+            spans, handovers = span_tables(prices, versions)
+            twins, rules = twin_pools(devices.pools, groups), self.constraints.stage_rules()
+            for in_flight, names in by_flight.items():
+                whole = SpanInstance(prices, groups, twins, spans.within(in_flight), handovers, most, rules)
+                instance, bound_s = prune(whole, self._upper_s())
+                if bound_s < float("inf"):
+                    yield bound_s, BatchSplit(instance, batches, names)
 
     def _schedules(self, most: int, count: int) -> dict[bool, dict[tuple[int, ...], tuple[str, ...]]]:
         """By whether they split backwards and by what they keep in flight, where times do not decide that."""
@@ -273,33 +266,36 @@ class Enumeration:
 
     def _step(self, bound_s: float, way: BatchSplit) -> None:
         """Solves the way's program once more, simulates what it finds, and queues what remains."""
-        if way.program is None:
+        program = way.program
+        if program is None:
             instance, least_s = prune(way.instance, self._upper_s())
             if least_s == float("inf"):
                 return
-            way = replace(way, instance=instance, program=SpanProgram(instance, self._upper_s()))
-        if way.program is None:
-            return
-        way.program.limit(self._upper_s())
-        solution = way.program.solve(self.evaluator.budget.clock_s)
+            program = SpanProgram(instance, self._upper_s())
+            way = replace(way, instance=instance, program=program)
+        program.upper_s = self._upper_s()
+        solution = program.solve(self.evaluator.budget.clock_s)
         if solution.status == INFEASIBLE:
             return
         if solution.spans:
             self.num_solutions += 1
-            way.program.exclude(solution.spans)
+            program.exclude(solution.spans)
             self._simulate(way, solution.spans)
         self._push(max(bound_s, solution.bound_s), way)
 
     def _simulate(self, way: BatchSplit, chain: Sequence[int]) -> None:
-        instance = way.instance
-        chosen = tuple(instance.groups[int(instance.spans.group[v])] for v in chain)
-        shares = tuple(group.shares for group in chosen)
-        recomputes = tuple(Recomputes(int(instance.spans.recompute[v])) for v in chain)
+        spans, prices = way.instance.spans, way.instance.prices
+        groups = [way.instance.groups[int(spans.group[v])] for v in chain]
+        recompute = tuple(Recomputes(int(spans.recompute[v])) for v in chain)
         for name in way.schedules:
-            candidate = Candidate.chain(
-                cuts_of(instance, chain), assign(instance.classes, chosen), shares, way.micro_batches, name
+            candidate = Candidate(
+                prices.cuts.stage_of((*spans.first[list(chain)].tolist(), prices.cuts.last)),
+                ranks_apart(prices.pools, [group.counts for group in groups]),
+                tuple(group.shares for group in groups),
+                way.micro_batches,
+                name,
+                recompute=recompute if any(recompute) else (),
             )
-            candidate = replace(candidate, recompute=recomputes if any(recomputes) else ())
             self._take(self.evaluator.evaluate(candidate, self._upper_s()))
 
     def _take(self, evaluation: Evaluation) -> None:

@@ -1,40 +1,35 @@
-"""The tables of the integer program: every span that may be a stage, and every hand-over between two groups.
+"""The tables of the integer program, read off the search's prices: spans that may be stages, and hand-overs.
 
-Spans and hand-overs that no solution below an upper bound can have are left out before a variable exists.
-
-Two labels per (cut, group), each a shortest path without regard to how many devices there are:
+Spans and hand-overs that no solution below an upper bound can have are left out before a variable exists.  For each
+(cut, group) two labels, each a shortest path without regard to how many devices there are, once along round trips (F
+and B, both messages), once along forwards alone:
 
     before    the least that a pipeline takes from its start to the first F of a stage that begins there, and back
     behind    the least that a pipeline takes which begins there
 
-once along the round trip (F and B, both messages), once along forwards alone.  A span stays if what is before it, the
-span itself and what is behind it stay below the bound; behind a stage from which the next need not read, nothing is
-before.
+A span stays if what is before it, the span itself and what is behind it stay below the bound; behind a stage from which
+the next need not read, nothing is before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import product
+from itertools import pairwise, product
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.costs.candidate import Recomputes, recompute_mask
-from planner.costs.cost_model import PriceBook
-from planner.costs.layers.cost_table import Array, Flags, running
-from planner.costs.stages.stage_bound import BoundedStages, StageBounds
-from planner.ir.constraints import CutDegrees
-from planner.ir.errors import MissingMeasurementError
-from planner.ir.problem import Problem
-from planner.layers import throughout_sites
-from planner.layers.recomputed import cores_by_index
-from planner.solvers.candidates.constraints import Constraints
-from planner.solvers.candidates.feasibility import recompute_choices
-from planner.solvers.ilp.device_groups import CutTraffic, DeviceClass, LeastMessages, StageGroup
+from planner.costs.layers.cost_table import Array
+from planner.ir.lazy import Memo
+from planner.solvers.best_first.device_groups import Counts, DeviceStates
+from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
+from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
+from planner.solvers.candidates.candidate import DevicePool, like_groups
 
-Indices = NDArray[np.int64]
+FEW_GROUPS = 40
+"""Groups may have devices of several kinds, or hosts, while there are at most so many."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +37,7 @@ class SpanTable:
     """Layers from one cut to another as a stage of a group; an entry a span.
 
     Attributes:
-        first, last: cuts, by index.
+        first, last: cuts.
         group: by number.
         recompute: which activations are computed again (:class:`Recomputes`).
         there_s, round_s: F; F and B: with what its message takes beyond the least at that cut.
@@ -50,34 +45,36 @@ class SpanTable:
         turn_s: what the busiest member certainly does between the start of its first F and the end of its last B (I).
         work_s: all of its F and B, or F, I and W.
         last_s: reduction and update after the last of them.
-        depth: most stages downstream, itself included, with which it fits in memory.
+        depth: most micro-batches that fit; in an instance, most stages downstream, itself included, with which it does.
         linked, linked_back: whether the stage behind certainly reads from it, and sends a gradient back.
     """
 
-    first: Indices
-    last: Indices
-    group: Indices
-    recompute: Indices
+    first: Numbers
+    last: Numbers
+    group: Numbers
+    recompute: Numbers
     there_s: Array
     round_s: Array
     pair_s: Array
     turn_s: Array
     work_s: Array
     last_s: Array
-    depth: Indices
+    depth: Numbers
     linked: Flags
     linked_back: Flags
 
     def __len__(self) -> int:
         return len(self.first)
 
-    def where(self, keep: Flags) -> SpanTable:
-        """Those that ``keep`` picks."""
-        return SpanTable(*(getattr(self, field.name)[keep] for field in fields(self)))
+    def within(self, in_flight: Sequence[int]) -> SpanTable:
+        """Those that fit, with their depth, if a stage keeps so many micro-batches, by stages downstream from 1."""
+        downstream = np.arange(1, len(in_flight) + 1)
+        depth = np.where(self.depth[:, None] >= np.array(in_flight), downstream, 0).max(axis=1, initial=0)
+        return only(replace(self, depth=depth), depth > 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StageTransfers:
+class HandoverTable:
     """What a message at a cut between two groups takes at least; an entry a cut and pair of groups.
 
     Attributes:
@@ -85,9 +82,9 @@ class StageTransfers:
         wire_s, shared_s: what all messages on a wire take longer: one way, and both where they share the wire.
     """
 
-    cut: Indices
-    source: Indices
-    destination: Indices
+    cut: Numbers
+    source: Numbers
+    destination: Numbers
     there_s: Array
     round_s: Array
     wire_s: Array
@@ -96,9 +93,19 @@ class StageTransfers:
     def __len__(self) -> int:
         return len(self.cut)
 
-    def where(self, keep: Flags) -> StageTransfers:
-        """Those that ``keep`` picks."""
-        return StageTransfers(*(getattr(self, field.name)[keep] for field in fields(self)))
+
+Table = TypeVar("Table", SpanTable, HandoverTable)
+
+
+def only(table: Table, keep: Flags) -> Table:
+    """The entries that ``keep`` picks."""
+    return replace(table, **{column.name: getattr(table, column.name)[keep] for column in fields(table)})
+
+
+def scaled(table: Table, unit_s: float) -> Table:
+    """The same with times in a unit."""
+    times = (column.name for column in fields(table) if column.name.endswith("_s"))
+    return replace(table, **{name: getattr(table, name) / unit_s for name in times})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,311 +113,229 @@ class SpanInstance:
     """What the program is about.
 
     Attributes:
-        cuts: positions in the list of layers, both ends included.
-        num_microbatches: of a step.
+        prices: with the cuts, and the pools of devices.
+        groups: whatever they recompute.
+        twins: pairs of pools that may change places: the first may have no more in use than the second.
         most_stages: at most.
         stage_rules: (number of the stage, whether fixed, layers).
     """
 
-    cuts: tuple[int, ...]
-    classes: tuple[DeviceClass, ...]
-    groups: tuple[StageGroup, ...]
+    prices: GroupPrices
+    groups: tuple[PricedGroup, ...]
+    twins: tuple[tuple[int, int], ...]
     spans: SpanTable
-    transfers: StageTransfers
+    handovers: HandoverTable
     most_stages: int
     stage_rules: tuple[tuple[int, bool, tuple[int, ...]], ...] = ()
 
     @property
-    def end(self) -> int:
-        """The last cut, by index."""
-        return len(self.cuts) - 1
+    def cuts(self) -> GraphCuts:
+        """Where stages begin and end."""
+        return self.prices.cuts
+
+
+def group_counts(devices: DeviceStates) -> tuple[list[Counts], str]:
+    """The groups that a stage may have: any, or, if these are many, those of a kind or pool; and what is left out."""
+    pools = devices.pools
+    every = list(dict.fromkeys(devices.within(tuple(len(pool.ranks) for pool in pools))))
+    of_kind, of_pool = (
+        [counts for counts in every if len({labels[k] for k, count in enumerate(counts) if count}) == 1]
+        for labels in ([pool.kind for pool in pools], range(len(pools)))
+    )
+    choices = ((every, ""), (of_kind, "stages on several kinds of devices"))
+    last = of_pool, "stages on several hosts or kinds of devices" if len(of_pool) < len(every) else ""
+    return next((choice for choice in choices if len(choice[0]) <= FEW_GROUPS), last)
+
+
+def stage_groups(prices: GroupPrices, every: Iterable[Counts]) -> tuple[tuple[PricedGroup, ...], ...]:
+    """The groups of these devices, each with its ways to recompute.
+
+    Pools are called by their own numbers, so that the members of a group have one order.
+    """
+    versions: dict[object, list[PricedGroup]] = {}
+    for group in (group for counts in every for group in prices.versions(counts)):
+        named = replace(group, orders=group.orders[:1], orders_known=True)
+        versions.setdefault((group.counts, group.version[1:]), []).append(named)
+    return tuple(map(tuple, versions.values()))
+
+
+def twin_pools(pools: Sequence[DevicePool], groups: Sequence[PricedGroup]) -> tuple[tuple[int, int], ...]:
+    """Pools that are alike, unless the order of a stage's hosts tells them apart."""
+    hosts = [{pools[k].groups for k, count in enumerate(group.counts) if count} for group in groups]
+    if any(len(of_group) > 1 for of_group in hosts):
+        return ()
+    alike = [sorted(number for (number,) in same) for same in like_groups(pools) if len(same[0]) == 1]
+    return tuple((later, earlier) for same in alike for earlier, later in pairwise(same))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CutChain:
-    """The places between layers in a row where stages may begin and end: positions, both ends included."""
-
-    positions: tuple[int, ...]
-
-    def sums(self, by_layer: Array) -> Array:
-        """The sum over the layers before each cut."""
-        return np.asarray(running(by_layer)[list(self.positions)])
-
-    def largest(self, by_layer: Array) -> Array:
-        """[a, b] = the largest of the layers between cuts a and b."""
-        count = len(self.positions)
-        of_block = np.maximum.reduceat(by_layer, self.positions[:-1])
-        table = np.zeros((count, count))
-        for a in range(count - 1):
-            table[a, a + 1 :] = np.maximum.accumulate(of_block[a:])
-        return table
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SpanBuilder:
-    """Makes tables for one way to cut the batch.
+class StagesBehind:
+    """What a stage from one cut to another hands to the one behind it, whatever that is; by first cut and cut.
 
     Attributes:
-        splits: whether backwards may be cut in two.
-        mixing: layers that mix samples, by layer.
+        possible: by sort of the stage behind as well, whether it may follow.
+        linked, linked_back: whether it certainly reads, and sends a gradient back.
     """
 
-    problem: Problem
-    book: PriceBook
-    constraints: Constraints
-    cuts: tuple[int, ...]
-    crossing: CutTraffic
-    messages: LeastMessages
-    micro_batches: tuple[int, ...]
-    splits: bool
-    classes: tuple[DeviceClass, ...]
-    groups: tuple[StageGroup, ...]
-    mixing: Flags
+    cuts: GraphCuts
+    possible: Flags
+    linked: Flags
+    linked_back: Flags
 
-    def transfers(self) -> StageTransfers:
-        """Between all groups that can run at once, at all inner cuts."""
-        rows = [
-            (cut, i, j, *(seconds[cut] for seconds in least))
-            for i in range(len(self.groups))
-            for j in self._followers(i)
-            for least in [self._least(self.groups[i], self.groups[j])]
-            for cut in range(1, len(self.cuts) - 1)
-        ]
-        index = np.array([row[:3] for row in rows], dtype=np.int64).reshape(len(rows), 3)
-        seconds = np.array([row[3:] for row in rows], dtype=np.float64).reshape(len(rows), 4)
-        return StageTransfers(index[:, 0], index[:, 1], index[:, 2], *seconds.T)
-
-    def spans(self, in_flight: Sequence[int] | None) -> SpanTable:
-        """All that the rules and memory allow.
-
-        Args:
-            in_flight: micro-batches by stages downstream, from 1; None: as if memory had no end.
-        """
-        parts = [self._of_group(number, recompute, stage, in_flight) for number, recompute, stage in self._stages()]
-        empty = [np.zeros(0, dtype=kind) for kind in "llll" + "dddddd" + "l??"]
-        return SpanTable(*(np.concatenate(column) for column in zip(empty, *parts, strict=True)))
-
-    def _stages(self) -> Iterator[tuple[int, Recomputes, BoundedStages]]:
-        """All groups, with recompute or without, as stages between any two cuts."""
-        options = recompute_choices(self.problem)
-        cores = sum(cores_by_index(self.problem.profile.graph), start=())
-        fed, at = self._surely_fed(), np.arange(len(self.cuts))
-        received = np.where(fed, self.crossing.least(self.crossing.forward_bytes), 0.0)
-        bounds = StageBounds(self.book, CutChain(self.cuts), self.micro_batches, True, self.splits, received)
-        sizes = (self.micro_batches[0], self.micro_batches[-1])
-        for (number, group), recompute in product(enumerate(self.groups), options):
-            samples = zip(*map(group.samples, sizes), strict=True)
-            members = [(c.kind, c.memory_limit_bytes, own) for c, own in zip(group.classes, samples, strict=True)]
-            zero = self.problem.zero_over(group.size)
-            try:
-                bound = bounds.of(group.ranks, members, recompute_mask(recompute, cores), zero)
-            except MissingMeasurementError:
-                continue
-            yield number, recompute, bound.stage(at[:, None], at[None, :], len(self.micro_batches))
-
-    def _surely_fed(self) -> Flags:
-        """By cut: whether whatever stage ends there feeds the one that starts there."""
-        at = np.arange(len(self.cuts))
-        before = at[:, None] < at[None, :]
-        return np.asarray((self.crossing.linked | ~before).all(axis=0)) & (at > 0)
-
-    def _of_group(
-        self, number: int, recompute: Recomputes, stage: BoundedStages, in_flight: Sequence[int] | None
-    ) -> tuple[NDArray[np.generic], ...]:
-        group, crossing = self.groups[number], self.crossing
-        allowed = self.constraints.mask(
-            self.cuts, group.ranks, recompute == Recomputes.ALL, CutDegrees(sample=group.size)
+    @classmethod
+    def of(cls, cuts: GraphCuts) -> StagesBehind:
+        """Read off the columns of what crosses."""
+        possible: Flags = (cuts.column >= 0) & cuts.inside
+        linked, linked_back = (
+            np.asarray(possible.any(axis=0) & (flags[cuts.column] | ~possible).all(axis=0))
+            for flags in (cuts.columns.linked, cuts.columns.has_gradient)
         )
-        chain = CutChain(self.cuts)
-        if group.size > 1:
-            mixing = chain.sums(self.mixing.astype(np.float64))
-            allowed &= mixing[None, :] == mixing[:, None]
-        if group.by_parts:
-            layers, along = self.problem.profile.graph.layers, throughout_sites(self.problem.profile.graph)
-            others = chain.sums(np.array([layer.name not in along for layer in layers], dtype=np.float64))
-            allowed &= others[None, :] == others[:, None]
-        depth = self._depth(stage, in_flight)
-        first, last = np.nonzero(allowed & (depth > 0))
-        more_there, more_round = (matrix[first, last] for matrix in self._more(number))
-        at = (first, last)
-        messages_s = self._overhead_s(group)[at]
-        return (
-            first.astype(np.int64),
-            last.astype(np.int64),
-            np.full(len(first), number, dtype=np.int64),
-            np.full(len(first), recompute, dtype=np.int64),
-            stage.head[at] + more_there,
-            stage.head[at] + stage.back[at] + more_round,
-            stage.head[at] + stage.back[at],
-            stage.work[at] + messages_s,
-            stage.all_work[at] + messages_s,
-            stage.tail[at],
-            depth[at],
-            crossing.linked[at],
-            crossing.linked_back[at],
-        )
+        return cls(cuts, possible, linked, linked_back)
 
-    def _overhead_s(self, group: StageGroup) -> Array:
-        """Of receiving all messages back from the stage behind, by span."""
-        each = min(self.messages.overhead_s.get(member.kind, 0.0) for member in group.classes)
-        return np.asarray(len(self.micro_batches) * each * (self.crossing.backward_bytes > 0))
+    def least(self, by_column: Array) -> Array:
+        """The least, of any stage behind; infinite where there is none."""
+        return np.asarray(np.where(self.possible, by_column[self.cuts.column], np.inf).min(axis=0))
 
-    def _depth(self, stage: BoundedStages, in_flight: Sequence[int] | None) -> Indices:
-        """The most stages downstream with which a span fits; 0 if it never does."""
-        depth = np.zeros(stage.window.shape, dtype=np.int64)
-        if in_flight is None:
-            return depth + len(self.problem.ranks)
-        for downstream, count in enumerate(in_flight, start=1):
-            depth[stage.window >= count] = downstream
-        return depth
+    def least_received(self) -> Array:
+        """By cut, bytes a sample that any stage which starts there gets of any that ends there, at least."""
+        least = self.least(self.cuts.columns.forward_bytes).min(axis=0)
+        return np.where(np.isfinite(least), least, 0.0)
 
-    def _followers(self, number: int) -> Iterator[int]:
-        """Groups, by number, that have devices enough to run beside this one."""
-        for other, group in enumerate(self.groups):
-            total = [a + b for a, b in zip(self.groups[number].takes, group.takes, strict=True)]
-            if all(count <= len(c.ranks) for count, c in zip(total, self.classes, strict=True)):
-                yield other
-
-    def _least(self, source: StageGroup, destination: StageGroup) -> tuple[Array, Array, Array, Array]:
-        """By cut: the least that any linked stage of ``source`` pays there, as in :class:`StageTransfers`."""
-        crossing, messages = self.crossing, self.messages
-        there, back = messages.there_s(source, destination), messages.back_s(source, destination)
-        wire, shared = messages.wires_s(source, destination)
-        return (
-            _least_of(there, crossing.linked),
-            _least_of(there + back, crossing.linked_back),
-            _least_of(wire, crossing.linked_back),
-            _least_of(shared, crossing.linked_back),
-        )
-
-    def _more(self, number: int) -> tuple[Array, Array]:
-        """By span: what the message takes beyond :meth:`_least`, to whatever group it goes."""
-        crossing, source = self.crossing, self.groups[number]
-        there, both = [], []
-        for other in self._followers(number):
-            destination = self.groups[other]
-            seconds, back = self.messages.there_s(source, destination), self.messages.back_s(source, destination)
-            least_there, least_both, _, _ = self._least(source, destination)
-            there.append(seconds - least_there)
-            both.append(seconds + back - least_both)
-        if not there:
-            return np.zeros(crossing.linked.shape), np.zeros(crossing.linked.shape)
-        more_there, more_both = np.minimum.reduce(there), np.minimum.reduce(both)
-        return np.where(crossing.linked, more_there, 0.0), np.where(crossing.linked_back, more_both, 0.0)
+    def handover_s(self, link: HandoverBound) -> tuple[Array, Array]:
+        """Times in the order of :class:`HandoverTable`, at least, by cut; and what they are beyond that."""
+        one_way = np.maximum(link.load_there + link.back, link.there + link.load_back)
+        times = (link.there, link.there + link.back, one_way, link.load_both)
+        certain = np.stack([self.linked, *3 * [self.linked_back]])
+        seconds = np.where(certain, np.stack([self.least(each) for each in times]), 0.0)
+        seconds[2:] = np.maximum(seconds[2:] - seconds[1], 0.0)
+        least = np.where(certain, seconds, np.inf).min(axis=1)
+        least = np.where(np.isfinite(least), least, 0.0)
+        return least, np.where(certain, seconds - least[:, None], 0.0)
 
 
-def _least_of(seconds: Array, linked: Flags) -> Array:
-    """The least of each column where ``linked``; 0 where nothing is."""
-    least = np.where(linked, seconds, np.inf).min(axis=0)
-    return np.where(np.isfinite(least), least, 0.0)
+def span_tables(prices: GroupPrices, groups: Sequence[Sequence[PricedGroup]]) -> tuple[SpanTable, HandoverTable]:
+    """Every span that may be a stage, and every hand-over between two groups that can run at once.
+
+    Args:
+        groups: each with its ways to recompute.
+    """
+    cuts, links, behind = prices.cuts, HandoverBounds(prices), StagesBehind.of(prices.cuts)
+    least_s, inner = Memo(behind.handover_s), np.arange(1, cuts.last)
+    more, rows = np.full((len(groups), 4, *cuts.inside.shape), np.inf), [np.zeros((7, 0))]
+    for (i, (source, *_)), (j, (destination, *_)) in product(enumerate(groups), repeat=2):
+        counts = zip(source.counts, destination.counts, prices.pools, strict=True)
+        if all(one + other <= len(pool.ranks) for one, other, pool in counts):
+            least, beyond = least_s[links.between(source, destination)]
+            np.minimum(more[i], beyond, out=more[i])
+            rows.append(np.vstack([inner, np.full((2, len(inner)), [[i], [j]]), least[:, inner]]))
+    more[np.isinf(more)] = 0.0  # no group can run beside it
+    spans = [_spans(prices, behind, group, number, more[number]) for number, of in enumerate(groups) for group in of]
+    joined = (np.concatenate([getattr(table, column.name) for table in spans]) for column in fields(SpanTable))
+    handovers = np.concatenate(rows, axis=1)
+    return SpanTable(*joined), HandoverTable(*handovers[:3].astype(np.int64), *handovers[3:])
+
+
+def _spans(prices: GroupPrices, behind: StagesBehind, group: PricedGroup, number: int, more: Array) -> SpanTable:
+    """Those of a group, with what its messages take beyond the least."""
+    first, last = np.nonzero(prices.cuts.inside)
+    stage, returns = group.stage(first, last), behind.linked_back[first, last]
+    turn_s = stage.work + len(prices.micro_batches) * group.prices.overhead_s * returns
+    may_be = behind.possible[:, first, last].any(axis=0) | (last == prices.cuts.last)
+    return SpanTable(
+        first=first,
+        last=last,
+        group=np.full(len(first), number),
+        recompute=np.full(len(first), int(group.recompute)),
+        there_s=stage.head + more[0, first, last],
+        round_s=stage.head + stage.back + more[1, first, last],
+        pair_s=stage.head + stage.back,
+        turn_s=turn_s,
+        work_s=np.maximum(turn_s, stage.all_work),
+        last_s=stage.tail,
+        depth=np.where(may_be, stage.window, 0),
+        linked=behind.linked[first, last],
+        linked_back=returns,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain:
+    """R or F: what spans and hand-overs add to it, and what comes at its end.
+
+    Attributes:
+        pass_s, message_s: of spans and hand-overs on the way.
+        linked: by span, whether the chain goes on behind it.
+        end_s: of the span at its end; first_s: of the first one, in the end.
+        wires: of hand-overs at its end, with what the span behind takes at least.
+    """
+
+    name: str
+    pass_s: Array
+    message_s: Array
+    linked: Flags
+    end_s: Array
+    first_s: Array
+    wires: tuple[tuple[Array, Array], ...] = ()
+
+
+def chains(spans: SpanTable, handovers: HandoverTable) -> tuple[Chain, Chain]:
+    """R, the round trips, and F, the way there."""
+    nothing = np.zeros(len(spans))
+    wires = (handovers.wire_s, spans.pair_s), (handovers.shared_s, nothing)
+    return (
+        Chain("R", spans.round_s, handovers.round_s, spans.linked_back, spans.turn_s, spans.last_s, wires),
+        Chain("F", spans.there_s, handovers.there_s, spans.linked, spans.work_s + spans.last_s, nothing),
+    )
 
 
 _SLACK = 1e-9
 _ROUNDS = 3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Path:
-    """One of the two chains: what spans add to it, what they are as its end, and where it breaks."""
-
-    pass_s: Array
-    end_s: Array
-    message_s: Array
-    wire_s: Array
-    linked: Flags
-
-
 def prune(instance: SpanInstance, upper_s: float) -> tuple[SpanInstance, float]:
     """What a solution of at most ``upper_s`` can have, and a lower bound on all of them (infinite: there is none)."""
     bound_s, limit_s = 0.0, upper_s * (1 + _SLACK)
     for _ in range(_ROUNDS):
-        spans, transfers = instance.spans, instance.transfers
-        keep, keep_transfers = np.ones(len(spans), dtype=bool), np.ones(len(transfers), dtype=bool)
-        for chain in _chains(spans, transfers):
-            before, behind = _before(instance, chain), _behind(instance, chain)
-            bound_s = max(bound_s, float(behind.begins[0].min(initial=np.inf)))
-            with np.errstate(invalid="ignore"):  # no way there, with no way on
-                least = _least(instance, chain, before, behind)
-                keep &= (least <= limit_s) & np.isfinite(least)
-                least = _least_over(instance, chain, before, behind)
-                keep_transfers &= (least <= limit_s) & np.isfinite(least)
-        instance = replace(instance, spans=spans.where(keep), transfers=transfers.where(keep_transfers))
-        if keep.all() and keep_transfers.all():
+        spans, handovers = instance.spans, instance.handovers
+        labels = [_through(instance, chain) for chain in chains(spans, handovers)]
+        bound_s = max(bound_s, *(root_s for _, _, root_s in labels))
+        keep, keep_handovers = (
+            np.all([np.isfinite(least) & (least <= limit_s) for least in of_both], axis=0)
+            for of_both in list(zip(*labels, strict=True))[:2]
+        )
+        instance = replace(instance, spans=only(spans, keep), handovers=only(handovers, keep_handovers))
+        if keep.all() and keep_handovers.all():
             break
     return instance, bound_s if len(instance.spans) else float("inf")
 
 
-def _chains(spans: SpanTable, transfers: StageTransfers) -> tuple[_Path, _Path]:
-    wire_s, none_s = np.maximum(transfers.wire_s, transfers.shared_s), np.zeros(len(transfers))
-    return (
-        _Path(spans.round_s, spans.turn_s, transfers.round_s, wire_s, spans.linked_back),
-        _Path(spans.there_s, spans.work_s + spans.last_s, transfers.there_s, none_s, spans.linked),
-    )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Before:
-    """By (cut, group): the least before a stage that begins there; and of one that ended there, -inf if unlinked."""
-
-    begun: Array
-    ended: Array
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Behind:
-    """By (cut, group): the least of what begins there; and behind a stage that ends there, linked to it or not."""
-
-    begins: Array
-    linked: Array
-    unlinked: Array
-
-
-def _before(instance: SpanInstance, chain: _Path) -> _Before:
-    spans, transfers = instance.spans, instance.transfers
-    shape = (len(instance.cuts), len(instance.groups))
-    begun, ended = np.full(shape, np.inf), np.full(shape, np.inf)
+def _through(instance: SpanInstance, chain: Chain) -> tuple[Array, Array, float]:
+    """The least of a pipeline that has each span, that has each hand-over, and of all."""
+    spans, handovers, end = instance.spans, instance.handovers, instance.cuts.last
+    begun, ended, begins, linked, unlinked = np.full((5, end + 1, len(instance.groups)), np.inf)  # by cut and group
+    wire_s = np.maximum.reduce([np.zeros(len(handovers)), *(seconds for seconds, _ in chain.wires)])
     begun[0] = 0.0
-    for cut in range(1, instance.end):
-        here = np.flatnonzero(spans.last == cut)
-        value = begun[spans.first[here], spans.group[here]] + chain.pass_s[here]
-        value = np.where(chain.linked[here] | np.isinf(value), value, -np.inf)
-        np.minimum.at(ended[cut], spans.group[here], value)
-        over = np.flatnonzero(transfers.cut == cut)
-        arrived = np.maximum(ended[cut, transfers.source[over]] + chain.message_s[over], 0.0)
-        np.minimum.at(begun[cut], transfers.destination[over], arrived)
-    return _Before(begun, ended)
-
-
-def _behind(instance: SpanInstance, chain: _Path) -> _Behind:
-    spans, transfers = instance.spans, instance.transfers
-    shape = (len(instance.cuts), len(instance.groups))
-    begins, linked, unlinked = (np.full(shape, np.inf) for _ in range(3))
-    for cut in range(instance.end - 1, -1, -1):
-        here = np.flatnonzero(spans.first == cut)
+    for cut in range(1, end):  # the least before; -inf where a stage that ended need not be read
+        here, over = np.flatnonzero(spans.last == cut), np.flatnonzero(handovers.cut == cut)
+        passed = begun[spans.first[here], spans.group[here]] + chain.pass_s[here]
+        passed = np.where(chain.linked[here] | np.isinf(passed), passed, -np.inf)
+        np.minimum.at(ended[cut], spans.group[here], passed)
+        arrived = np.maximum(ended[cut, handovers.source[over]] + chain.message_s[over], 0.0)
+        np.minimum.at(begun[cut], handovers.destination[over], arrived)
+    for cut in range(end - 1, -1, -1):  # the least behind
+        here, over = np.flatnonzero(spans.first == cut), np.flatnonzero(handovers.cut == cut)
         at = spans.last[here], spans.group[here]
         follows = np.where(chain.linked[here], chain.pass_s[here] + linked[at], unlinked[at])
-        follows = np.where(spans.last[here] == instance.end, 0.0, follows)
+        follows = np.where(spans.last[here] == end, 0.0, follows)
         np.minimum.at(begins[cut], spans.group[here], np.maximum(chain.end_s[here], follows))
-        over = np.flatnonzero(transfers.cut == cut)
-        after = begins[cut, transfers.destination[over]]
-        waited = np.maximum(after, chain.wire_s[over])
-        np.minimum.at(linked[cut], transfers.source[over], chain.message_s[over] + waited)
-        np.minimum.at(unlinked[cut], transfers.source[over], after)
-    return _Behind(begins, linked, unlinked)
-
-
-def _least(instance: SpanInstance, chain: _Path, before: _Before, behind: _Behind) -> Array:
-    """By span: the least of a pipeline that has it."""
-    spans = instance.spans
-    at = spans.last, spans.group
-    begun = before.begun[spans.first, spans.group]
-    follows = np.where(chain.linked, begun + chain.pass_s + behind.linked[at], behind.unlinked[at])
-    return np.maximum(begun + chain.end_s, np.where(spans.last == instance.end, 0.0, follows))
-
-
-def _least_over(instance: SpanInstance, chain: _Path, before: _Before, behind: _Behind) -> Array:
-    """By hand-over: the least of a pipeline that has it; where a stage may end unlinked, its message is no bound."""
-    transfers = instance.transfers
-    ended = before.ended[transfers.cut, transfers.source]
-    follows = behind.begins[transfers.cut, transfers.destination]
-    return np.where(np.isneginf(ended), follows, ended + chain.message_s + np.maximum(follows, chain.wire_s))
+        after = begins[cut, handovers.destination[over]]
+        waited = chain.message_s[over] + np.maximum(after, wire_s[over])
+        np.minimum.at(linked[cut], handovers.source[over], waited)
+        np.minimum.at(unlinked[cut], handovers.source[over], after)
+    at, start = (spans.last, spans.group), begun[spans.first, spans.group]
+    follows = np.where(chain.linked, start + chain.pass_s + linked[at], unlinked[at])
+    by_span = np.maximum(start + chain.end_s, np.where(spans.last == end, 0.0, follows))
+    done, after = ended[handovers.cut, handovers.source], begins[handovers.cut, handovers.destination]
+    with np.errstate(invalid="ignore"):  # no way there, with no way on
+        over_s = done + chain.message_s + np.maximum(after, wire_s)
+    return by_span, np.where(np.isneginf(done), after, over_s), float(begins[0].min(initial=np.inf))

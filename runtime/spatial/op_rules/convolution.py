@@ -332,7 +332,7 @@ def run_global_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[s
     """The mean over all of space: each rank adds up its own part, and all get the sum of what they found."""
     x = gathered(shard, arguments)["self"]
     dtype = arguments.get("dtype") or x.dtype
-    shape = shape_of(shard.division.owned(0)[shard.position])
+    shape = shape_of(shard.division.owned[0][shard.position])
     if shard.is_first:
         own = x if shard.own == shard.done else x[slices(shard.own, shard.done)]
         total = own.sum(list(range(_FIRST_SPACE_DIM, x.ndim)), dtype=sum_dtype(dtype)).view(shape)

@@ -76,7 +76,7 @@ def run_slice(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, An
     x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
     dim, drops = attributes["dim"], bool(attributes.get("drops"))
     rows = [_SliceOutput(dim, start, attributes.get("step", 1), drops) for start in attributes["starts"]]
-    boxes = [shard.done, *(shard.division.held(output)[shard.position] for output in range(1, len(rows)))]
+    boxes = [shard.done, *(shard.division.held[output][shard.position] for output in range(1, len(rows)))]
     parts = [each.of(x, covered, box) for each, box in zip(rows, boxes, strict=True)]
     return parts[0] if len(parts) == 1 and not _gives_list(shard) else parts
 

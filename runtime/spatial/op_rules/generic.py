@@ -35,7 +35,7 @@ def run_whole_samples(shard: LayerShard, op: Callable[..., Any], arguments: dict
     result, outputs = connected_to_all(shard, op(**operands), operands), shard.layer.outputs
     if isinstance(result, Tensor):
         return within(result, whole_samples(outputs[0], shard.done), shard.done)
-    boxes = [shard.done, *(shard.division.held(index)[shard.position] for index in range(1, len(outputs)))]
+    boxes = [shard.done, *(shard.division.held[index][shard.position] for index in range(1, len(outputs)))]
     parts = zip(outputs, boxes, strict=True)
     return tuple(_cut_from_samples(each, *next(parts)) if isinstance(each, Tensor) else each for each in result)
 

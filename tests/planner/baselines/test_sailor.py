@@ -33,7 +33,7 @@ def test_each_kind_has_its_own_seconds_of_each_layer_and_micro_batch() -> None:
                 r
                 for r in rows
                 if (r.gpu, r.model, r.micro_batch, r.tensor_parallel) == (kind, "OPT-350", size, 1)
-                and r.first <= 7 <= r.last
+                and r.first_layer <= 7 <= r.last_layer
             )
             (m,) = (m for m in found.measurements[kind] if (m.layer, m.samples) == ("block7", size))
             assert (m.forward_s, m.backward_s, m.saved_bytes) == (
@@ -66,7 +66,8 @@ def test_times_are_by_kind_tensor_degree_and_micro_batch_layer_by_layer() -> Non
     (block,) = (
         row
         for row in rows
-        if (row.gpu, row.micro_batch, row.tensor_parallel) == ("V100-16", 1, 2) and row.first <= 9 <= row.last
+        if (row.gpu, row.micro_batch, row.tensor_parallel) == ("V100-16", 1, 2)
+        and row.first_layer <= 9 <= row.last_layer
     )
     assert layers[9] == (block.forward_s, block.backward_s, block.update_s)
     with pytest.raises(UnknownNameError, match="no times of a network like"):

@@ -10,13 +10,14 @@ import pytest
 
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.boxes import as_boxes, moved
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import volume
 from planner.ir.graph import producer
 from planner.layers.backward_halo import backward_halo
+from planner.layers.boxes import as_tuples, moved
 from planner.layers.division import Division, LayerDivision, layer_division
+from tests.oracles.boxes import grown, parts
 from tests.planner.networks import Network, priced
 from tests.planner.solvers.laid_out_plans import EVERYTHING, MADE
 
@@ -33,7 +34,7 @@ def random_options(draw: random.Random, prices: LayoutPrices) -> dict[int, Shard
     for index in range(len(prices.layers)):
         option = draw.choice(prices.options(index))
         ways = prices.shards(index, (option,)).contractions[0]
-        found[index] = replace(option, ways=draw.choice(ways).ways if ways else 1)
+        found[index] = replace(option, ways=draw.choice([1, *(each.ways for each in ways)]))
     return found
 
 
@@ -50,27 +51,40 @@ def divided(prices: LayoutPrices, options: dict[int, ShardingSpec]) -> Division:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_every_rank_does_holds_and_reads_the_same(seed: int) -> None:
+def test_every_rank_does_holds_and_reads_what_loops_over_ranks_say(seed: int) -> None:
+    prices = random_prices(random.Random(seed))
+    for index in range(len(prices.layers)):
+        sized, options = prices.sized(index), prices.options(index)
+        shards, relation = prices.shards(index, options), sized.relation
+        specs = (sized.work, *sized.layer.outputs)
+        for k, option in enumerate(options):
+            own = [parts(option.layout, spec, prices.samples) for spec in specs]
+            held = [
+                tuple(grown(box, spec, option.layout, option.margin) for box in boxes)
+                for boxes, spec in zip(own, specs, strict=True)
+            ]
+            read = [relation.input_boxes(sized.layer, sized.inputs, box) for box in held[0]]
+            used = [relation.weight_boxes(sized.layer, sized.parameters, box) for box in held[0]]
+            assert [as_tuples(boxes[k]) for boxes in (shards.own, *shards.owned)] == own
+            assert [as_tuples(boxes[k]) for boxes in (shards.done, *shards.held)] == held
+            assert [as_tuples(boxes[k]) for boxes in shards.needed] == [*zip(*read, strict=True)]
+            assert [as_tuples(boxes[k]) for boxes in shards.weights] == [*zip(*used, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_a_stage_runs_is_one_of_the_options_that_planners_look_at(seed: int) -> None:
     draw = random.Random(seed)
     prices = random_prices(draw)
     options = random_options(draw, prices)
     division = divided(prices, options)
     for index, option in options.items():
-        layer = division.layers[prices.layers[index].name]
-        shards = prices.shards(index, (option,))
-        assert shards.work[0].tolist() == as_boxes(layer.done).tolist()
-        for output in range(len(layer.layer.outputs)):
-            assert shards.owned[output][0].tolist() == as_boxes(layer.owned(output)).tolist()
-            assert shards.held[output][0].tolist() == as_boxes(layer.held(output)).tolist()
-        assert shards.samples[0].tolist() == [layer.rows(rank) for rank in range(len(prices.ranks))]
-        for position in range(len(layer.inputs)):
-            read = as_boxes(division.wanted(layer.layer.name, position))
-            if layer.layer.inputs.count(layer.layer.inputs[position]) == 1 and (position or option.ways == 1):
-                assert shards.needed[position][0].tolist() == read.tolist()
-        if option.ways > 1:
-            assert shards.contractions[0][0].needed.tolist() == as_boxes(division.wanted(layer.layer.name, 0)).tolist()
-        elif layer.weights:
-            assert [boxes[0].tolist() for boxes in shards.weights] == [as_boxes(b).tolist() for b in layer.weights]
+        layer, shards = division.layers[prices.layers[index].name], prices.shards(index, (option,))
+        assert shards.samples[0].tolist() == list(layer.rows)
+        if option.ways == 1:
+            assert [as_tuples(boxes[0]) for boxes in shards.weights] == [*layer.weights]
+        for position, value in enumerate(layer.layer.inputs):
+            if layer.layer.inputs.count(value) == 1:
+                assert as_tuples(shards.wanted[position][0]) == division.wanted(layer.layer.name, position)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -87,11 +101,10 @@ def test_what_is_priced_is_what_moves(seed: int) -> None:
                 continue
             maker = number[producer(value)]
             source, reader = prices.shards(maker, (options[maker],)), prices.shards(index, (option,))
-            needed = reader.contractions[0][0].needed[None] if option.ways > 1 else reader.needed[position]
             expected = np.zeros((len(ranks), len(ranks)))
             for move in division.moves(layer.name, position):
                 expected[move.src, move.dst] += volume(move.box)
-            assert moved(source.owned[0], source.held[0], needed)[0, 0].tolist() == expected.tolist()
+            assert moved(source.owned[0], source.held[0], reader.wanted[position])[0, 0].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -109,7 +122,7 @@ def test_backward_the_halo_that_moves_less_is_priced(seed: int) -> None:
         division = divided(prices, {0: replace(before, ways=1), 1: replace(option, ways=1)})
         layer, maker = division.layers["conv1"], division.layers["conv0"]
         moves = division.moves("conv1", 0)
-        halo = backward_halo(layer, maker.held(0), moves)
+        halo = backward_halo(layer, maker.held[0], moves)
         crossing = prices.crossing(0, 1, (before,), (replace(option, ways=1),))
         if halo is None or not halo.is_dy or not crossing.is_halo[0, 0]:
             assert crossing.backward_s[0, 0] == crossing.forward_s[0, 0]

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from planner.ir.box import Interval, subtract, transfers
+from planner.ir.box import Interval, subtract
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.backward_halo import BackwardHalo, backward_halo
 from planner.layers.division import LayerDivision
+from tests.oracles.boxes import parts, transfers
 
 DIMS = ("sample", "channel", "height", "width")
 
@@ -33,7 +34,7 @@ def halo(
     weight = TensorSpec(("feature",) * 4, (channels[1], channels[0] // groups, kernel, 1), "float32")
     own = Placement(0, cuts or {"height": (0, 1, 2)}, ways=ways, margin=margin)
     division = LayerDivision.of(layer, (data,), (weight,), own, 2)
-    boxes = Placement(0, held or own.cuts).layout.boxes(data, 2)
+    boxes = parts(Placement(0, held or own.cuts).layout, data, 2)
     wanted = [tuple(a & Interval(0, n) for a, n in zip(box, data.shape, strict=True)) for box in division.needed[0]]
     moves = [
         move

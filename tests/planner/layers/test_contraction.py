@@ -1,18 +1,20 @@
-"""Who contracts what, beside the planner's arrays and beside the sums themselves."""
+"""Who contracts what, beside the sums themselves."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from planner.costs.shards.boxes import as_boxes
-from planner.costs.shards.contraction import partial_sums
-from planner.ir.box import Box, Interval, intersect, volume, whole
+from planner.costs.shards.sharding_spec import ShardingSpec
+from planner.ir.box import Interval, volume
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.layout import Layout
-from planner.layers import kind
-from planner.layers.contraction import Contraction, contraction_of
+from planner.ir.plan import Placement
+from planner.layers.boxes import as_tuples
+from planner.layers.contraction import Contraction
+from planner.layers.division import LayerDivision, layer_division
+from planner.layers.shards import shards_of
 from planner.layers.sized import SizedLayer
 
 SAMPLES = 4
@@ -57,16 +59,19 @@ GRIDS = {
 }
 
 
+QUARTERS = Layout({"channel": (0, 3, 6, 9, 12)})
+
+
 def layout_of(graph: Graph, grid: str) -> Layout:
     name = "feature" if graph.layers[0].kind == "linear" else "channel"
     return Layout({name if dim == "f" else dim: points for dim, points in GRIDS[grid].items()})
 
 
-def contraction(graph: Graph, layout: Layout, ways: int) -> tuple[Contraction, tuple[Box, ...]]:
+def contraction(graph: Graph, layout: Layout, ways: int) -> tuple[LayerDivision, Contraction]:
     (layer,) = graph.layers
-    own = layout.boxes(layer.outputs[0], SAMPLES)
-    parameters = tuple(graph.parameters.values())
-    return contraction_of(layer, (graph.inputs["x"],), parameters, layout, ways, own), own
+    division = layer_division(graph, layer, graph.values(), Placement(0, layout.cuts, ways), SAMPLES)
+    assert division.contraction is not None
+    return division, division.contraction
 
 
 def parts_of(graph: Graph, layout: Layout) -> int:
@@ -75,21 +80,19 @@ def parts_of(graph: Graph, layout: Layout) -> int:
 
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
-def test_the_planners_arrays_say_the_same(graph: Graph, grid: str) -> None:
+def test_planners_look_at_every_number_of_ranks_that_divides_the_parts(graph: Graph, grid: str) -> None:
     (layer,), layout = graph.layers, layout_of(graph, grid)
     sized = SizedLayer.of(graph, layer, graph.values(), SAMPLES, False)
-    own = layout.boxes(sized.work, SAMPLES)
-    needed = as_boxes([sized.input_boxes(box)[0] for box in own])
-    ways = partial_sums(sized, layout, needed)
-    assert len(ways) > 1
-    for expected in ways:
-        found, _ = contraction(graph, layout, expected.ways)
-        inside = [intersect(box, whole(sized.inputs[0].shape)) for box in found.needed]
-        assert np.array_equal(as_boxes(inside), expected.needed)
-        scattered = np.zeros((len(own), len(own)))
-        for move in found.transfers:
-            scattered[move.src, move.dst] += volume(move.box)
-        assert np.array_equal(scattered, expected.scattered)
+    (ways,) = shards_of(sized, (ShardingSpec.of(layout),)).contractions
+    parts = parts_of(graph, layout)
+    assert [each.ways for each in ways] == [c for c in range(2, parts + 1) if parts % c == 0]
+    for each in ways:
+        division, one = contraction(graph, layout, each.ways)
+        assert division.needed[0] == as_tuples(one.needed) == as_tuples(each.needed)
+        assert division.weights[0] == as_tuples(one.weight) == as_tuples(each.weight)
+        moved = [(src, dst) for dst, src in np.argwhere(each.scattered.T).tolist()]
+        assert one.pairs() == moved
+        assert all(each.scattered[src, dst] == volume(division.own[dst]) for src, dst in moved)
 
 
 @pytest.mark.parametrize("grid", GRIDS)
@@ -97,48 +100,37 @@ def test_the_planners_arrays_say_the_same(graph: Graph, grid: str) -> None:
 def test_every_product_is_made_once_and_arrives_where_it_is_kept(graph: Graph, grid: str) -> None:
     """Counts, for each filter and input channel, the products in what each rank keeps."""
     layout = layout_of(graph, grid)
-    for ways in range(1, parts_of(graph, layout) + 1):
+    for ways in range(2, parts_of(graph, layout) + 1):
         if parts_of(graph, layout) % ways:
             continue
-        found, own = contraction(graph, layout, ways)
-        dims = found.dims
-        for rank, box in enumerate(own):
+        division, found = contraction(graph, layout, ways)
+        dims, made = found.dims, as_tuples(found.made)
+        for rank, box in enumerate(division.own):
             products = np.zeros((12, 10), dtype=int)
-            for src in found.groups[rank]:
-                filters, channels = found.made[src][dims.filters], found.needed[src][dims.channels]
-                assert src == rank or any((m.src, m.dst, m.box) == (src, rank, box) for m in found.transfers)
+            for src in np.flatnonzero(found.together[rank]).tolist():
+                filters, channels = made[src][dims.filters], division.needed[0][src][dims.channels]
+                assert src == rank or (src, rank) in found.pairs()
                 products[filters.start : filters.stop, channels.start : channels.stop] += 1
             kept = box[dims.filters]
             assert (products[kept.start : kept.stop] == 1).all()
 
 
 def test_weights_are_the_blocks_filters_and_the_own_channels_and_biases_the_own_filters() -> None:
-    found, _ = contraction(GRAPHS["conv"], Layout({"channel": (0, 3, 6, 9, 12)}), 2)
-    kernel = (Interval(0, 3), Interval(0, 3))
-    assert found.weights[1] == ((Interval(0, 6), Interval(5, 10), *kernel), (Interval(3, 6),))
-    assert found.weights[2] == ((Interval(6, 12), Interval(0, 5), *kernel), (Interval(6, 9),))
-    found, _ = contraction(GRAPHS["transposed"], Layout({"channel": (0, 3, 6, 9, 12)}), 2)
-    assert found.weights[1] == ((Interval(5, 10), Interval(0, 6), *kernel), (Interval(3, 6),))
-
-
-def test_one_way_is_what_the_relation_says() -> None:
-    for graph in GRAPHS.values():
-        (layer,), layout = graph.layers, layout_of(graph, "four")
-        found, own = contraction(graph, layout, 1)
-        parameters, relation = tuple(graph.parameters.values()), kind(layer.kind)
-        assert found.made == own
-        assert not found.transfers
-        assert found.needed == tuple(relation.input_boxes(layer, (graph.inputs["x"],), box)[0] for box in own)
-        assert found.weights == tuple(relation.weight_boxes(layer, parameters, box) for box in own)
+    (weights, biases), kernel = contraction(GRAPHS["conv"], QUARTERS, 2)[0].weights, (Interval(0, 3), Interval(0, 3))
+    assert (weights[1], biases[1]) == ((Interval(0, 6), Interval(5, 10), *kernel), (Interval(3, 6),))
+    assert (weights[2], biases[2]) == ((Interval(6, 12), Interval(0, 5), *kernel), (Interval(6, 9),))
+    weights, biases = contraction(GRAPHS["transposed"], QUARTERS, 2)[0].weights
+    assert (weights[1], biases[1]) == ((Interval(5, 10), Interval(0, 6), *kernel), (Interval(3, 6),))
 
 
 def test_weights_do_not_depend_on_the_number_of_samples() -> None:
     graph = GRAPHS["conv"]
     layout = Layout({"sample": (0, 1, 9), "channel": (0, 1, 2)})
-    none_for_the_first, own = contraction(graph, layout, 2)
-    assert volume(own[0]) == 0
+    none_for_the_first, _ = contraction(graph, layout, 2)
+    assert volume(none_for_the_first.own[0]) == 0
+    for boxes in none_for_the_first.weights:
+        assert boxes[:2] == boxes[2:]
     assert none_for_the_first.weights[0][0][0] == Interval(0, 12)
-    assert none_for_the_first.weights[:2] == none_for_the_first.weights[2:]
 
 
 @pytest.mark.parametrize(

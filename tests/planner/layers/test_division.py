@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from planner.costs.cost_model import PriceBook
-from planner.costs.shards.boxes import as_box, moved
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
-from planner.ir.box import Box, Interval, intersect, subtract, transfers, volume
+from planner.ir.box import Box, Interval, intersect, subtract, volume
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision, Placement, Stage
-from planner.layers.division import Division, divides, grown
+from planner.layers.boxes import as_tuples, moved
+from planner.layers.division import Division, divides
+from tests.oracles.boxes import grown, parts, transfers
 from tests.planner.networks import Named, Network, mesh_like, priced, residual
 
 FAMILIES = ("sample", "spatial", "channel")
@@ -49,13 +50,13 @@ def test_boxes_are_those_that_the_planner_prices(network: type, ranks: int) -> N
         for index, layer in enumerate(graph.layers):
             shards, mine = prices.shards(index, (chosen[index],)), division.layers[layer.name]
             for output in range(len(layer.outputs)):
-                assert same(mine.owned(output), shards.owned[output][0])
-                assert same(mine.held(output), shards.held[output][0])
+                assert same(mine.owned[output], shards.owned[output][0])
+                assert same(mine.held[output], shards.held[output][0])
             for parameter, boxes in enumerate(mine.weights):
                 assert same(boxes, shards.weights[parameter][0])
-            assert same(mine.done, shards.work[0])
+            assert same(mine.done, shards.done[0])
             for position in range(len(layer.inputs)):
-                assert same(division.wanted(layer.name, position), shards.needed[position][0])
+                assert same(division.wanted(layer.name, position), shards.wanted[position][0])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -73,7 +74,7 @@ def test_what_moves_is_what_the_planner_counts(seed: int) -> None:
                 assert not division.moves(layer.name, position)
                 continue
             maker, reader = (prices.shards(at, (chosen[at],)) for at in (number[value], index))
-            counted = moved(maker.owned[0], maker.held[0], reader.needed[position])[0, 0]
+            counted = moved(maker.owned[0], maker.held[0], reader.wanted[position])[0, 0]
             found = np.zeros((ranks, ranks))
             for move in division.moves(layer.name, position):
                 found[move.src, move.dst] += volume(move.box)
@@ -158,14 +159,14 @@ def test_a_box_without_another(seed: int) -> None:
 
 def test_a_dim_of_extent_one_is_whole_everywhere() -> None:
     spec = TensorSpec(("sample", "channel", "height"), (1, 4, 1), "float32")
-    boxes = Layout({"height": (0, 1, 2), "sample": (0, 1, 2)}).boxes(spec, 1)
+    boxes = parts(Layout({"height": (0, 1, 2), "sample": (0, 1, 2)}), spec, 1)
     assert {box[2] for box in boxes} == {Interval(0, 1)}
     assert sorted(len(box[0]) for box in boxes) == [0, 0, 1, 1]  # samples are cut whatever their number
 
 
 def same(boxes: tuple[Box, ...], array: object) -> bool:
     """Equal, empty ones apart."""
-    others = tuple(as_box(each) for each in array)  # type: ignore[attr-defined]
+    others = as_tuples(array)
     return all(a == b or (not volume(a) and not volume(b)) for a, b in zip(boxes, others, strict=True))
 
 

@@ -56,6 +56,17 @@ def test_a_part_ends_with_its_whole_and_within_the_part_it_is_of(clock: Clock) -
     assert part.is_over
 
 
+def test_a_part_may_end_by_the_clock_before_its_whole(clock: Clock) -> None:
+    whole = Budget(10.0)
+    part = whole.part(until_s=4.0)
+    clock.now_s += 3.9
+    assert not part.is_over
+    clock.now_s += 0.2
+    assert part.is_over
+    assert part.part(1.0).is_over
+    assert not whole.is_over
+
+
 def test_what_is_kept_in_reserve_is_counted_at_the_pace_of_the_machine(clock: Clock) -> None:
     whole = Budget(10.0)
     part = whole.part(reserve_s=1.0)

@@ -65,7 +65,7 @@ def check(one: OneLayer, cuts: Mapping[str, tuple[int, ...]], margin: int = 0, t
         parts = listed(result)
         assert len(parts) == len(whole)
         for output, (part, everything, by) in enumerate(zip(parts, whole, cotangents, strict=True)):
-            held = step.done if output == 0 else step.division.held(output)[step.position]
+            held = step.done if output == 0 else step.division.held[output][step.position]
             there = everything[slices(held, all_of(everything))]
             assert part.shape == there.shape, (step.position, output)
             assert part.dtype == there.dtype
@@ -73,7 +73,7 @@ def check(one: OneLayer, cuts: Mapping[str, tuple[int, ...]], margin: int = 0, t
             need[output].add(part.requires_grad)
             assert part.requires_grad or not everything.requires_grad, "a part is not connected"
             if part.requires_grad:
-                owned = step.division.owned(output)
+                owned = step.division.owned[output]
                 own = owned[step.position]
                 if owned.index(own) == step.position:
                     sums.append((part[slices(own, held)] * by[slices(own, all_of(by))]).sum())

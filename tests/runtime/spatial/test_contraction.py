@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from planner.costs.shards.boxes import as_boxes
-from planner.costs.shards.contraction import partial_sums
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.box import Box, whole
 from planner.ir.graph import Graph, Layer, TensorSpec
-from planner.ir.layout import Layout
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision, layer_division
+from planner.layers.shards import shards_of
 from planner.layers.sized import SizedLayer
 from runtime.pipeline.routing import slices
 from runtime.spatial.contraction import contract
@@ -207,13 +207,13 @@ def test_the_bytes_are_those_that_the_planner_counts(name: str, cuts: str) -> No
     named, ways = CUTS[cuts]
     division = divided(one, named, ways)
     sized = SizedLayer.of(one.graph, one.graph.layers[0], one.graph.values(), SAMPLES, False)
-    needed = as_boxes([sized.input_boxes(box)[0] for box in division.own])
-    (planned,) = partial_sums(sized, Layout(division.layout.cuts), needed, ways)
-    elements = planned.scattered.sum(axis=1)
+    shards = shards_of(sized, (ShardingSpec(tuple(division.layout.cuts.items()), ways=ways),))
+    scattered = shards.contractions[0][0].scattered if ways > 1 else np.zeros((len(division.own),) * 2)
+    elements = scattered.sum(axis=1)
     dy = torch.zeros(sized.work.shape, dtype=torch.float64)
     for rank, ran in enumerate(run(one, division, dy)):
         assert ran.forward_bytes == 8 * elements[rank]
-        assert ran.sent_bytes - ran.forward_bytes == 8 * planned.scattered[:, rank].sum()
+        assert ran.sent_bytes - ran.forward_bytes == 8 * scattered[:, rank].sum()
 
 
 def test_what_others_keep_is_on_its_way_before_the_own_is_computed() -> None:

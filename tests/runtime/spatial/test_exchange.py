@@ -12,13 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from planner.ir.box import Box, Interval, Transfer, intersect, subtract, transfers, volume, whole
+from planner.ir.box import Box, Interval, intersect, volume, whole
 from planner.ir.graph import TensorSpec
 from planner.ir.layout import Layout, cut_points
+from planner.layers.division import moves_between
 from runtime.pipeline.routing import slices
 from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
 from runtime.transport import InProcessTransport, SharedMemoryTransport
 from runtime.transport.segments import SharedSegments
+from tests.oracles.boxes import parts
 from tests.runtime.ranks import on_ranks
 
 torch.set_num_threads(1)
@@ -26,25 +28,15 @@ DIMS = ("sample", "channel", "height", "width")
 T = TypeVar("T")
 
 
-def moves_of(owned: list[Box], held: list[Box], wanted: list[Box]) -> tuple[Transfer, ...]:
-    found = transfers(dict(enumerate(owned)), dict(enumerate(wanted)))
-    return tuple(
-        Transfer(move.src, move.dst, part)
-        for move in found
-        if move.src != move.dst
-        for part in subtract(move.box, held[move.dst])
-    )
-
-
 def random_case(rng: random.Random) -> tuple[tuple[int, ...], list[Box], list[Box], list[Box]]:
     shape = tuple(rng.randint(1, 7) for _ in DIMS)
     spec = TensorSpec(DIMS, shape, "float64")
     grid = rng.choice([(2,), (3,), (4,), (2, 2), (2, 3), (2, 2, 2), (6,)])
-    owned = list(_layout(rng, grid).boxes(spec, shape[0]))
+    owned = list(parts(_layout(rng, grid), spec, shape[0]))
     held = [_grown(box, shape, rng.choice([0, 0, 1])) if volume(box) else box for box in owned]
     wanted = [
         _grown(box, shape, rng.randint(0, 3)) if rng.random() < 0.8 and volume(box) else _anything(rng, shape)
-        for box in _layout(rng, grid).boxes(spec, shape[0])
+        for box in parts(_layout(rng, grid), spec, shape[0])
     ]
     return shape, owned, held, wanted
 
@@ -58,7 +50,7 @@ def exchanged(
 
     def run(transport: InProcessTransport) -> tuple[Tensor, Tensor, int]:
         wire = PeerGroup(transport, tuple(range(count)), 20.0)
-        exchange = Exchange.of(wire, held, wanted, moves_of(owned, held, wanted))
+        exchange = Exchange.of(wire, held, wanted, moves_between(owned, held, wanted))
         mine = x[slices(held[transport.rank], whole(tuple(x.shape)))].clone().requires_grad_()
         found = redistribute(mine, exchange)
         sent_bytes = wire.sent_bytes
@@ -101,7 +93,7 @@ def test_memory_that_ranks_share_is_used_again_for_the_next_tensor(seed: int) ->
     def run(transport: SharedMemoryTransport) -> tuple[list[tuple[Tensor, Tensor]], int]:
         rank = transport.rank
         wire = PeerGroup(transport, tuple(range(len(owned))), 20.0)
-        exchange = Exchange.of(wire, held, wanted, moves_of(owned, held, wanted), 4)
+        exchange = Exchange.of(wire, held, wanted, moves_between(owned, held, wanted), 4)
         mine = [x[slices(held[rank], whole(shape))].clone().requires_grad_() for x in xs]
         found = [redistribute(each, exchange) for each in mine]
         sent_bytes = wire.sent_bytes
@@ -161,7 +153,7 @@ def test_ranks_of_a_stage_need_not_be_the_first_ones() -> None:
         if transport.rank == 0:
             return []
         wire = PeerGroup(transport, (2, 1), 20.0)
-        exchange = Exchange.of(wire, held, wanted, moves_of(held, held, wanted))
+        exchange = Exchange.of(wire, held, wanted, moves_between(held, held, wanted))
         x = torch.arange(4.0)[slices(held[wire.position], (Interval(0, 4),))]
         return redistribute(x, exchange).tolist()
 

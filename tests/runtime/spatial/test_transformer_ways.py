@@ -19,7 +19,6 @@ from planner.ir.plan import Decision, Stage
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.layers.boundary import Boundaries
-from planner.layers.contraction import contraction_of
 from planner.layers.division import Division
 from planner.passes import lower, validate
 from planner.schedules import schedule
@@ -144,11 +143,8 @@ def test_a_block_sends_two_all_reduces_worth_forward_in_their_two_halves(sequenc
     sent: dict[str, int] = {}
     for name, layer in division.layers.items():
         moves = [move for index in range(len(layer.inputs)) for move in division.moves(name, index)]
-        if layer.ways > 1:
-            parameters = tuple(graph.parameters[each] for each in layer.layer.parameters)
-            shared = contraction_of(layer.layer, layer.inputs, parameters, layer.layout, layer.ways, layer.own)
-            moves += shared.transfers
-        sent[name] = sum(volume(move.box) for move in moves)
+        scattered = 0 if layer.contraction is None else int(layer.contraction.scattered.sum())
+        sent[name] = sum(volume(move.box) for move in moves) + scattered
     half = (tensor - 1) * 8 * 16  # of all ranks: what one half of an all-reduce of (time, width) moves
     of_block = {name: sent[name] for name in sent if name.startswith("blocks.1.") and sent[name]}
     assert sum(of_block.values()) == 4 * half, of_block

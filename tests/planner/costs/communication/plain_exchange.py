@@ -1,6 +1,6 @@
 """What passes between the layers of a stage, written a second time, by loops over ranks and boxes: an oracle for tests.
 
-Boxes come from the layers' access relations and what moves from ``planner.ir.box.transfers``; the rest follows the
+Boxes come from the layers' access relations and what moves from ``tests.oracles.boxes.transfers``; the rest follows the
 module docstring of ``planner.costs.communication.resharding`` and none of its code.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from planner.ir.box import Box, Interval, Transfer, intersect, transfers, volume, whole
+from planner.ir.box import Box, Interval, Transfer, intersect, volume, whole
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Layer, TensorSpec, producer
 from planner.ir.layout import Layout, scaled_intervals
 from planner.ir.plan import Placement
@@ -19,6 +19,7 @@ from planner.layers import is_convolution, kind
 from planner.layers.backward_halo import backward_halo
 from planner.layers.contraction import contracted_dims
 from planner.layers.division import LayerDivision
+from tests.oracles.boxes import parts, transfers
 from tests.planner.costs.plain_prices import message_s
 
 SPACE = ("depth", "height", "width")
@@ -73,7 +74,7 @@ class Part:
 
     def owned(self, output: int) -> tuple[Box, ...]:
         """What each member answers for of an output."""
-        return self.layout.boxes(self.outputs[output], self.samples)
+        return parts(self.layout, self.outputs[output], self.samples)
 
     def held(self, output: int) -> tuple[Box, ...]:
         """What each member makes of an output."""
@@ -99,7 +100,7 @@ def part_of(profile: Profile, layer: Layer, placement: Placement, samples: int) 
     parameters = tuple(graph.parameters[name] for name in layer.parameters)
     relation = kind(layer.kind)
     work = relation.work(sized, inputs)
-    own = layout.boxes(work, samples)
+    own = parts(layout, work, samples)
     done = tuple(wider(box, work, layout, placement.margin) for box in own)
     reads = []
     for box in done:

@@ -25,7 +25,7 @@ def in_candidates(profile: Profile, sizes: tuple[int, ...], allow: tuple[str, ..
             for index, layer in enumerate(prices.layers):
                 shards = prices.shards(index, prices.options(index))
                 whole = part_of(shards.sized, shards.sized.work.shape)
-                for samples, boxes in zip(shards.samples, shards.work, strict=True):
+                for samples, boxes in zip(shards.samples, shards.done, strict=True):
                     for count_here, box in zip(samples.tolist(), boxes, strict=True):
                         part = part_of(shards.sized, [stop - start for start, stop in box.tolist()])
                         if part != whole and 0 not in part:

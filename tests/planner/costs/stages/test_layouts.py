@@ -9,10 +9,11 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import BACKWARD, FORWARD, LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
-from planner.ir.box import transfers, volume
+from planner.ir.box import volume
 from planner.ir.cluster import FAMILY, INTERPOLATED, MEASURED
 from planner.ir.layout import Layout
 from planner.ir.profile import Profile
+from tests.oracles.boxes import parts, transfers
 from tests.planner.networks import BYTES_PER_S, CALL_S, Named, Network, plain, priced, residual
 from tests.planner.solvers.layouts.stage_memory import stage_bytes
 
@@ -107,11 +108,11 @@ def test_all_crossings_move_what_the_access_relations_say(seed_ranks: tuple[int,
         layer, sized = prices.layers[maker], prices.sized(reader)
         position = sized.layer.inputs.index(layer.name)
         for k, source in enumerate(of_maker):
-            owned = dict(enumerate(source.layout.boxes(prices.sized(maker).layer.outputs[0], samples)))
+            owned = dict(enumerate(parts(source.layout, prices.sized(maker).layer.outputs[0], samples)))
             for l, destination in enumerate(of_reader[:6]):
                 if found.ways[k, l] > 1:
                     continue
-                works = destination.layout.boxes(sized.work, samples)
+                works = parts(destination.layout, sized.work, samples)
                 needed = {rank: sized.input_boxes(work)[position] for rank, work in enumerate(works)}
                 moves = [move for move in transfers(owned, needed) if move.src != move.dst]
                 assert found.moved_bytes[k, l] == 4 * sum(volume(move.box) for move in moves)

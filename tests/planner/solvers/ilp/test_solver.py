@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.candidate import Candidate
+from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import PriceBook
 from planner.ir.constraints import CutDegrees, broken, parse_rule
 from planner.ir.errors import InfeasibleError, UnknownNameError, UsageError
@@ -18,14 +19,13 @@ from planner.ir.problem import Problem
 from planner.schedules import names as schedules
 from planner.schedules import traits
 from planner.solvers import solver
-from planner.solvers.candidates.candidate import micro_batches
+from planner.solvers.best_first.device_groups import DeviceStates, ranks_apart
+from planner.solvers.candidates.candidate import pools
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.feasibility import cut_positions
-from planner.solvers.ilp.device_groups import assign, device_classes, groups
-from planner.solvers.ilp.formulas import INFEASIBLE, OPTIMAL, TIME_LIMIT, SpanProgram, follows, objective_s
+from planner.solvers.ilp.formulas import INFEASIBLE, OPTIMAL, TIME_LIMIT, SpanProgram
 from planner.solvers.ilp.solver import BatchSplit, Enumeration, solve
-from planner.solvers.ilp.spans import SpanInstance, prune
+from planner.solvers.ilp.spans import SpanInstance, group_counts, prune
 from planner.solvers.progress import SearchProgress
 from tests.oracles.plans import check
 from tests.planner.solvers.instances import branching_problem, plans, random_problem, tied_problem
@@ -65,10 +65,60 @@ def ways(problem: Problem) -> list[BatchSplit]:
 
 def chains(instance: SpanInstance, cut: int = 0, used: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
     """Every pipeline of spans, whatever devices it takes."""
-    for v in range(len(instance.spans)):
-        if instance.spans.first[v] == cut:
-            last = int(instance.spans.last[v])
-            yield from [(*used, v)] if last == instance.end else chains(instance, last, (*used, v))
+    for v in np.flatnonzero(instance.spans.first == cut).tolist():
+        last = int(instance.spans.last[v])
+        yield from [(*used, v)] if last == instance.cuts.last else chains(instance, last, (*used, v))
+
+
+def objective_s(instance: SpanInstance, chain: Sequence[int]) -> float:
+    """Max over stages of what passes through the ones before it, and all its own work; the same of wires.
+
+        round trip: sum of (F + B + both messages) before t + turn_t + reduction and update of stage 0
+        forwards:   sum of (F + message) before t + work_t + reduction and update of stage t
+        wire:       sum of (F + B + both messages) before t + the other messages one way + F + B of t + as above, of 0
+        shared:     sum of (F + B + both messages) before t + the other messages both ways + as above, of 0
+
+    Infinite where a hand-over was pruned.  All begin again behind a stage from which the next one need not read.
+    """
+    spans = instance.spans
+    best = there = around = wire = shared = 0.0
+    ending = float(spans.last_s[chain[0]])
+    for position, v in enumerate(chain):
+        best = max(best, around + float(spans.turn_s[v]) + ending, there + float(spans.work_s[v] + spans.last_s[v]))
+        best = max(best, around + ending + max(wire + float(spans.pair_s[v]), shared))
+        if position + 1 < len(chain):
+            there_s, round_s, wire, shared = message_s(instance, v, chain[position + 1])
+            there = there + float(spans.there_s[v]) + there_s if spans.linked[v] else 0.0
+            around = around + float(spans.round_s[v]) + round_s if spans.linked_back[v] else 0.0
+            if not spans.linked_back[v]:
+                ending = wire = shared = 0.0
+    return best
+
+
+def message_s(instance: SpanInstance, source: int, destination: int) -> tuple[float, float, float, float]:
+    """A hand-over's times, in the order of the table's columns."""
+    handovers, spans = instance.handovers, instance.spans
+    match = (
+        (handovers.cut == spans.last[source])
+        & (handovers.source == spans.group[source])
+        & (handovers.destination == spans.group[destination])
+    )
+    for row in np.flatnonzero(match).tolist():
+        columns = (handovers.there_s, handovers.round_s, handovers.wire_s, handovers.shared_s)
+        there_s, round_s, wire_s, shared_s = (float(seconds[row]) for seconds in columns)
+        return there_s, round_s, wire_s, shared_s
+    return (float("inf"),) * 4  # it was pruned
+
+
+def cuts_of(instance: SpanInstance, chain: Sequence[int]) -> tuple[int, ...]:
+    """Both ends included."""
+    return (*instance.spans.first[list(chain)].tolist(), instance.cuts.last)
+
+
+def follows(instance: SpanInstance, chain: Sequence[int]) -> bool:
+    """Whether the numbers of the stages are what the rules want."""
+    number = instance.cuts.stage_of(cuts_of(instance, chain))
+    return all((number[layer] == wanted) == fixed for wanted, fixed, layers in instance.stage_rules for layer in layers)
 
 
 def within_memory(instance: SpanInstance, chain: Sequence[int]) -> bool:
@@ -82,14 +132,16 @@ def within_memory(instance: SpanInstance, chain: Sequence[int]) -> bool:
 
 
 def possible(instance: SpanInstance, chain: tuple[int, ...]) -> bool:
-    takes = [instance.groups[int(instance.spans.group[v])].takes for v in chain]
-    enough = all(sum(n) <= len(c.ranks) for n, c in zip(zip(*takes, strict=True), instance.classes, strict=True))
+    counts = [instance.groups[int(instance.spans.group[v])].counts for v in chain]
+    enough = all(
+        sum(n) <= len(pool.ranks) for n, pool in zip(zip(*counts, strict=True), instance.prices.pools, strict=True)
+    )
     return enough and within_memory(instance, chain) and follows(instance, chain) and len(chain) <= instance.most_stages
 
 
 def without_twins(instance: SpanInstance) -> SpanInstance:
     """With like hosts told apart, so that every pipeline is there by each of its names."""
-    return replace(instance, classes=tuple(replace(found, twin=-1) for found in instance.classes))
+    return replace(instance, twins=())
 
 
 @makes
@@ -109,7 +161,7 @@ def test_the_program_is_solved_as_by_exhaustion(first: int, make: Callable[[int]
                 continue
             assert solution.status == OPTIMAL
             assert possible(way.instance, solution.spans)
-            assert solution.value_s == pytest.approx(min(values), rel=1e-6)
+            assert objective_s(way.instance, solution.spans) == pytest.approx(min(values), rel=1e-6)
             assert min(values) * (1 - 1e-5) <= solution.bound_s <= min(values)
             solved += 1
     assert solved >= (10 if everything else 2)
@@ -124,7 +176,7 @@ def test_excluding_solutions_gives_the_next_best(seed: int, make: Callable[[int]
         program = SpanProgram(instance, float("inf"))
         for value in values[:5]:
             solution = program.solve(60.0)
-            assert solution.value_s == pytest.approx(value, rel=1e-6)
+            assert objective_s(instance, solution.spans) == pytest.approx(value, rel=1e-6)
             program.exclude(solution.spans)
         if len(values) <= 5:
             assert program.solve(60.0).status == INFEASIBLE
@@ -145,49 +197,44 @@ def test_nothing_that_is_good_enough_is_pruned(seed: int, make: Callable[[int], 
             kept = sorted(objective_s(least, c) for c in chains(least) if possible(least, c))
             wanted = [value for value in values if value <= upper_s]
             assert kept[: len(wanted)] == pytest.approx(wanted, rel=1e-9)
-            assert SpanProgram(least, upper_s).solve(60.0).value_s == pytest.approx(values[0], rel=1e-6)
+            chosen = SpanProgram(least, upper_s).solve(60.0).spans
+            assert objective_s(least, chosen) == pytest.approx(values[0], rel=1e-6)
 
 
-Shape = tuple[tuple[int, ...], str, tuple[int, ...], tuple[tuple[int, ...], ...], tuple[bool, ...]]
-"""Micro-batches, schedule, bounds, devices by class of each stage, and whether each computes again."""
+def some_plans(way: BatchSplit, schedule: str, draw: random.Random) -> Iterator[tuple[tuple[int, ...], Candidate]]:
+    """Random plans, and their spans where all are in the tables; they may not fit.
 
-
-def chain_of(instance: SpanInstance, shape: Shape) -> tuple[int, ...]:
-    """The plan's spans.
+    Stages that need not wait for one another are in the order that is looked at.
 
     Raises:
-        KeyError: the instance lacks one.
+        KeyError: a stage of a plan is not in the tables, and the plan may fit.
     """
-    spans, (_, _, bounds, takes, again) = instance.spans, shape
+    spans, cuts, prices = way.instance.spans, way.instance.cuts, way.instance.prices
     entries = zip(spans.first, spans.last, spans.group, spans.recompute, strict=True)
-    known = {
-        (instance.cuts[first], instance.cuts[last], instance.groups[int(group)].takes, bool(recompute)): v
-        for v, (first, last, group, recompute) in enumerate(entries)
-    }
-    return tuple(known[a, b, *stage] for (a, b), *stage in zip(pairwise(bounds), takes, again, strict=True))
-
-
-def some_plans(problem: Problem, draw: random.Random, count: int) -> Iterator[tuple[Shape, Candidate]]:
-    """Random plans; they may not fit."""
-    book, constraints = PriceBook(problem.profile), Constraints.of(problem)
-    classes, cuts = device_classes(problem, constraints), cut_positions(problem.profile.graph)
-    for _ in range(count):
-        batches = micro_batches(problem, draw.randint(1, problem.global_batch))
-        options, chosen, left = groups(problem, book, classes, batches), [], [len(c.ranks) for c in classes]
-        while options and len(chosen) < len(cuts) - 1 and (not chosen or draw.random() < 0.6):
-            chosen.append(draw.choice(options))
-            left = [a - b for a, b in zip(left, chosen[-1].takes, strict=True)]
-            options = tuple(g for g in options if all(a >= b for a, b in zip(left, g.takes, strict=True)))
-        if chosen:
-            bounds = (0, *sorted(draw.sample(cuts[1:-1], len(chosen) - 1)), cuts[-1])
-            fixed = {"never": False, "always": True}.get(problem.recompute)
-            again = tuple(draw.random() < 0.5 if fixed is None else fixed for _ in chosen)
-            shares, name = tuple(group.shares for group in chosen), draw.choice(problem.schedules)
-            candidate = Candidate.chain(bounds, assign(classes, tuple(chosen)), shares, batches, name)
-            yield (
-                (batches, name, bounds, tuple(group.takes for group in chosen), again),
-                replace(candidate, recompute=again if any(again) else ()),
-            )
+    known = {tuple(map(int, entry)): v for v, entry in enumerate(entries)}
+    for _ in range(80):
+        groups, left = dict(enumerate(way.instance.groups)), [len(pool.ranks) for pool in prices.pools]
+        chosen, chain = list[int](), [0]
+        while chain[-1] != cuts.last and groups:
+            chosen.append(draw.choice([*groups]))
+            left = [a - b for a, b in zip(left, groups[chosen[-1]].counts, strict=True)]
+            groups = {n: g for n, g in groups.items() if all(a >= b for a, b in zip(left, g.counts, strict=True))}
+            behind = np.flatnonzero(cuts.inside[chain[-1]]).tolist()
+            chain.append(draw.choice(behind) if groups and draw.random() < 0.6 else cuts.last)
+        triples = zip(chain, chain[1:], chain[2:], strict=False)
+        if any(cuts.between(*triple) < 0 for triple in triples):
+            continue
+        recompute = [draw.choice(prices.freedom.recompute) for _ in chosen]
+        candidate = Candidate(
+            cuts.stage_of(tuple(chain)),
+            ranks_apart(prices.pools, [way.instance.groups[n].counts for n in chosen]),
+            tuple(way.instance.groups[n].shares for n in chosen),
+            way.micro_batches,
+            schedule,
+            recompute=tuple(map(Recomputes, recompute)) if any(recompute) else (),
+        )
+        stages = list(zip(chain, chain[1:], chosen, map(int, recompute), strict=False))
+        yield tuple(known.get(stage, -1) for stage in stages), candidate
 
 
 @makes
@@ -197,15 +244,14 @@ def test_every_plan_that_fits_is_in_the_tables_with_a_bound_below_its_step(
 ) -> None:
     chosen = [n for n in schedules() if (t := traits(n)).synchronous and t.trains and t.stages_per_position == 1]
     problem = replace(plain(seed, make), schedules=tuple(n for n in chosen if not traits(n).windowed))
-    way_of = {(way.micro_batches, name): way for way in ways(problem) for name in way.schedules}
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    for shape, candidate in some_plans(problem, random.Random(seed), 80):
-        evaluation = evaluator.evaluate(candidate)
-        if evaluation.fits:
-            instance = way_of[shape[:2]].instance
-            chain = chain_of(instance, shape)
-            assert within_memory(instance, chain), candidate
-            assert objective_s(instance, chain) <= evaluation.step_s * (1 + 1e-9), candidate
+    evaluator, draw, every = Evaluator(problem, PriceBook(problem.profile)), random.Random(seed), ways(problem)
+    for way in draw.sample(every, min(6, len(every))):
+        for chain, candidate in some_plans(way, draw.choice(way.schedules), draw):
+            evaluation = evaluator.evaluate(candidate)
+            if evaluation.fits:
+                assert -1 not in chain, candidate
+                assert within_memory(way.instance, chain), candidate
+                assert objective_s(way.instance, chain) <= evaluation.step_s * (1 + 1e-9), candidate
 
 
 @pytest.mark.parametrize("first", range(400, 450, 10))
@@ -249,10 +295,8 @@ def test_no_bound_is_above_the_exact_planner(seed: int, make: Callable[[int], Pr
         with pytest.raises(InfeasibleError):
             solve(problem)
         return
-    stage_of = [placement.stage for placement in exact.decision.layers.values()]
     plan = solve(problem)
-    if all(a <= b for a, b in pairwise(stage_of)):  # else it has stages that are no stretches of the graph's order
-        assert plan.search.bound_s <= exact.prediction.step_s * (1 + 1e-9)
+    assert plan.search.bound_s <= exact.prediction.step_s * (1 + 1e-9)
     assert exact.search.bound_s <= plan.prediction.step_s * (1 + 1e-9)
 
 
@@ -278,11 +322,12 @@ def test_a_time_limit_too_short_to_prove_is_never_called_optimal() -> None:
     cut_short = 0
     best = SpanProgram(way.instance, float("inf")).solve(60.0)
     assert best.status == OPTIMAL
+    best_s = objective_s(way.instance, best.spans)
     for limit_s in (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1):
         solution = SpanProgram(way.instance, float("inf")).solve(limit_s)
-        assert solution.bound_s <= best.value_s * (1 + 1e-9)
+        assert solution.bound_s <= best_s * (1 + 1e-9)
         if solution.status == OPTIMAL:
-            assert solution.value_s == pytest.approx(best.value_s, rel=1e-6)
+            assert objective_s(way.instance, solution.spans) == pytest.approx(best_s, rel=1e-6)
         else:
             assert solution.status == TIME_LIMIT
             cut_short += 1
@@ -316,6 +361,25 @@ def test_an_interrupted_search_gives_the_best_so_far() -> None:
     assert all(a.bound_s <= b.bound_s * (1 + 1e-9) for a, b in pairwise(seen))
 
 
+@pytest.mark.parametrize(
+    ("per_host", "kinds", "left_out"),
+    [(3, 1, ""), (8, 1, "stages on several hosts or kinds of devices"), (6, 2, "stages on several kinds of devices")],
+)
+def test_where_groups_are_many_those_of_a_kind_or_pool_are_taken_and_the_plan_says_so(
+    per_host: int, kinds: int, left_out: str
+) -> None:
+    names = ["n0"] * per_host + ["n1"] * per_host
+    speeds = [1.0] * per_host + [1.0 / kinds] * per_host
+    problem = Problem(chain_profile(2, 2 * per_host, hosts=names, speeds=speeds), 4, ("1f1b",), time_limit_s=2.0)
+    devices = DeviceStates(pools(problem))
+    counts, unlike = group_counts(devices)
+    assert unlike == left_out
+    assert set(counts) == {c for c in devices.within((per_host, per_host)) if not left_out or 0 in c}
+    assert [each.what for each in solve(problem).search.rejected if "stages on" in each.what] == [left_out] * bool(
+        left_out
+    )
+
+
 def test_rules_shape_the_plan() -> None:
     problem = larger(time_limit_s=2.0, fix=tuple(map(parse_rule, ("l[0-4]=together", "l5=stage:1", "l11=replicas:2"))))
     plan = solve(problem)
@@ -340,7 +404,7 @@ def test_memory_that_leaves_nothing_is_named() -> None:
 
 def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot minimise memory"):
-        solve(Problem(chain_profile(3, 2), 4, PLAIN, objective="memory"))
+        solver("span-ilp")(Problem(chain_profile(3, 2), 4, PLAIN, objective="memory"), None)
     with pytest.raises(UsageError, match="knows no schedule"):
         solve(Problem(chain_profile(3, 2), 4, ("zb-v",)))
     with pytest.raises(UnknownNameError, match="matches no layer"):

@@ -10,10 +10,11 @@ import torch
 
 from planner.ir.box import Interval, volume, whole
 from planner.ir.errors import TransportError
+from planner.layers.division import moves_between
 from runtime.pipeline.routing import slices
 from runtime.spatial.compiling.collective import CollectivePeerGroup, open_collectives
 from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
-from tests.runtime.spatial.test_exchange import moves_of, random_case
+from tests.runtime.spatial.test_exchange import random_case
 from tests.runtime.transport.conftest import run_in_processes
 
 STAGES = {0: (0, 1), 1: (0, 1, 2), 2: (3, 1, 0, 2)}
@@ -49,7 +50,7 @@ def test_random_exchanges_equal_those_by_messages(tmp_path):
                 PeerGroup(transport, STAGES[stage], 20.0),
                 CollectivePeerGroup(collectives[stage], STAGES[stage], 20.0),
             )
-            position, moves = wires[0].position, moves_of(owned, held, wanted)
+            position, moves = wires[0].position, moves_between(owned, held, wanted)
             plain, joint = Exchange.of(wires[0], held, wanted, moves), wires[1].exchange(held, wanted, moves)
             mine = x[slices(held[position], whole(shape))]
             gradient = torch.randn([len(i) for i in wanted[position]], dtype=torch.float64)
@@ -107,7 +108,7 @@ def test_a_peer_that_is_gone_is_an_error(tmp_path):
             return None
         wire = CollectivePeerGroup(stage, (0, 1), 20.0)
         wanted = [(Interval(0, 3),), (Interval(1, 4),)]
-        exchange = wire.exchange(ends, wanted, moves_of(ends, ends, wanted))
+        exchange = wire.exchange(ends, wanted, moves_between(ends, ends, wanted))
         with pytest.raises(TransportError, match="rank 0 lost one of the ranks"):
             exchange.start(torch.ones(2)).wait()
         return True

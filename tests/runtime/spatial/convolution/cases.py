@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.ir.box import Box, Interval, Transfer, intersect, subtract, transfers, whole
+from planner.ir.box import Box, Interval, Transfer, intersect, whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.layers import kind
-from planner.layers.division import grown
+from planner.layers.division import moves_between
 from runtime.pipeline.routing import slices
 from runtime.spatial.convolution.overlapped import ConvPart
 from runtime.spatial.convolution.terms import ConvWindow
+from tests.oracles.boxes import grown
+from tests.oracles.boxes import parts as parts_of
 
 SPACE = ("depth", "height", "width")
 
@@ -86,7 +88,7 @@ class ConvCase:
         return tuple(found)
 
     def owned(self) -> tuple[Box, ...]:
-        return self.layouts[0].boxes(self._spec(self.input_shape), self.samples)
+        return parts_of(self.layouts[0], self._spec(self.input_shape), self.samples)
 
     def held(self) -> tuple[Box, ...]:
         spec = self._spec(self.input_shape)
@@ -94,7 +96,7 @@ class ConvCase:
 
     def done(self) -> tuple[Box, ...]:
         spec = self._spec(self.output_shape)
-        own = self.layouts[1].boxes(spec, self.samples)
+        own = parts_of(self.layouts[1], spec, self.samples)
         return tuple(grown(box, spec, self.layouts[1], self.margins[1]) for box in own)
 
     def needed(self) -> tuple[Box, ...]:
@@ -106,14 +108,7 @@ class ConvCase:
         return tuple(intersect(box, whole(self.input_shape)) or nothing for box in self.needed())
 
     def moves(self) -> tuple[Transfer, ...]:
-        held = self.held()
-        found = transfers(dict(enumerate(self.owned())), dict(enumerate(self.wanted())))
-        return tuple(
-            Transfer(move.src, move.dst, part)
-            for move in found
-            if move.src != move.dst
-            for part in subtract(move.box, held[move.dst])
-        )
+        return moves_between(self.owned(), self.held(), self.wanted())
 
     def part(self, rank: int) -> ConvPart:
         return ConvPart(self.window, self.done()[rank], self.needed()[rank], self.channels)

@@ -36,7 +36,7 @@ def pool(name: str, shape: tuple[int, ...] = (3, 5, 7, 6), dtype: torch.dtype = 
 def check(one: Case, parts: list[Part]) -> None:
     result, tensors = one.whole()
     shape = tuple(result.shape)
-    boxes = [part.step.division.owned(0)[part.step.position] for part in parts]
+    boxes = [part.step.division.owned[0][part.step.position] for part in parts]
     result.backward(added_up(shape, [(box, part.dy) for part, box in zip(parts, boxes, strict=True)]))
     for part, box in zip(parts, boxes, strict=True):
         assert part.reached

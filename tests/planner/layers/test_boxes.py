@@ -1,0 +1,206 @@
+"""Boxes as arrays say what boxes as tuples say."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.ir.box import Box, Interval, Transfer, intersect, volume, whole
+from planner.ir.graph import TensorSpec
+from planner.ir.layout import Layout, cut_points
+from planner.layers import boxes as module
+from planner.layers.boxes import as_boxes, as_tuples, boxes_of, moved, sources, transfers, volumes
+from tests.oracles import boxes as plain
+
+DIMS = ("sample", "channel", "height")
+LAYOUTS = (
+    {"sample": (0, 1, 2, 3, 4)},
+    {"height": (0, 2, 3, 6, 8)},
+    {"sample": (0, 3, 4), "channel": (0, 1, 2)},
+    {"channel": (0, 1, 4, 5, 6)},
+    {"height": (0, 1, 2), "replica": (0, 1, 2)},
+    {"replica": (0, 1, 2), "sample": (0, 1, 2)},
+    {"replica": (0, 1, 2, 3, 4)},
+)
+
+
+LENGTH = 8
+IMAGE = TensorSpec(DIMS, (4, 3, 8), "float32")
+
+
+def parts(layout: Layout, spec: TensorSpec, samples: int) -> tuple[Box, ...]:
+    return as_tuples(boxes_of(layout, spec, samples))
+
+
+def random_layout(rng: random.Random) -> Layout:
+    return Layout(rng.choice(LAYOUTS))
+
+
+def random_boxes(rng: random.Random, shape: tuple[int, ...]) -> list[Box]:
+    return [tuple(Interval(a, rng.randint(a, n)) for n in shape for a in [rng.randint(0, n)]) for _ in range(4)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_boxes_of_a_layout(seed: int) -> None:
+    rng = random.Random(seed)
+    samples = rng.randint(1, 9)
+    dims = rng.sample(DIMS, rng.randint(1, 3))
+    shape = tuple(samples * 2 if dim == "sample" else rng.randint(1, 11) for dim in dims)
+    layout, spec = random_layout(rng), TensorSpec(tuple(dims), shape, "float32")
+    assert parts(layout, spec, samples) == plain.parts(layout, spec, samples)
+
+
+def test_a_layout_without_cuts_and_a_scalar_have_one_box_a_rank() -> None:
+    assert boxes_of(Layout(), TensorSpec(("height",), (3,), "float32"), 2).tolist() == [[[0, 3]]]
+    assert boxes_of(Layout({"sample": (0, 1, 2)}), TensorSpec((), (), "float32"), 2).shape == (2, 0, 2)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_what_moves_is_what_transfers_says(seed: int) -> None:
+    rng = random.Random(seed)
+    shape = (rng.randint(1, 6), rng.randint(1, 6), rng.randint(1, 9))
+    spec = TensorSpec(DIMS, shape, "float32")
+    layouts = [random_layout(rng) for _ in range(3)]
+    needed = [random_boxes(rng, shape) for _ in range(2)]
+    owned = np.array([boxes_of(layout, spec, shape[0]) for layout in layouts])
+    found = moved(owned, owned, np.array([as_boxes(boxes) for boxes in needed]))
+    for k, layout in enumerate(layouts):
+        owners = dict(enumerate(parts(layout, spec, shape[0])))
+        for l, boxes in enumerate(needed):
+            expected, moves = np.zeros((4, 4)), transfers(owners, dict(enumerate(boxes)))
+            assert moves == plain.transfers(owners, dict(enumerate(boxes)))
+            for move in moves:
+                expected[move.src, move.dst] += volume(move.box) if move.src != move.dst else 0
+            assert found[k, l].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_a_rank_holds_beyond_its_own_is_not_asked_for(seed: int) -> None:
+    rng = random.Random(seed)
+    shape = (4, 3, 8)
+    spec = TensorSpec(DIMS, shape, "float32")
+    layout = Layout(rng.choice(LAYOUTS[:4]))
+    owned = parts(layout, spec, 4)
+    held = [
+        tuple(Interval(max(0, i.start - 1), min(n, i.stop + 1)) for i, n in zip(b, shape, strict=True)) for b in owned
+    ]
+    needed = random_boxes(rng, shape)
+    found = moved(as_boxes(owned)[None], as_boxes(held)[None], as_boxes(needed)[None])[0, 0]
+    for dst, need in enumerate(needed):
+        for src, box in enumerate(owned):
+            piece = intersect(box, need)
+            there = intersect(piece, held[dst]) if piece else None
+            expected = (volume(piece) if piece else 0) - (volume(there) if there else 0)
+            assert found[src, dst] == (expected if src != dst else 0)
+
+
+def test_of_identical_owners_each_rank_takes_from_itself_or_in_turn() -> None:
+    owned = as_boxes([(Interval(0, 2),), (Interval(0, 2),), (Interval(2, 4),), (Interval(2, 4),)])
+    assert sources(owned).astype(int).tolist() == [[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
+
+
+def test_volumes_of_empty_boxes_and_scalars() -> None:
+    assert volumes(as_boxes([(Interval(3, 1), Interval(0, 2))])).tolist() == [0.0]
+    assert volumes(np.zeros((2, 0, 2), dtype=np.int64)).tolist() == [1.0, 1.0]
+
+
+def test_no_cuts_is_one_part_with_everything() -> None:
+    assert Layout().num_parts == 1
+    assert parts(Layout(), IMAGE, 4) == ((Interval(0, 4), Interval(0, 3), Interval(0, 8)),)
+
+
+def test_several_dims_are_a_grid_whose_last_dim_runs_fastest() -> None:
+    layout = Layout({"sample": (0, 2, 4), "height": (0, 4, 8)})
+    assert layout.num_parts == 4
+    assert [(str(box[0]), str(box[2])) for box in parts(layout, IMAGE, 4)] == [
+        ("[0, 2)", "[0, 4)"),
+        ("[0, 2)", "[4, 8)"),
+        ("[2, 4)", "[0, 4)"),
+        ("[2, 4)", "[4, 8)"),
+    ]
+
+
+def test_a_tensor_without_the_dim_is_replicated() -> None:
+    weights = TensorSpec(("channel",), (3,), "float32")
+    assert parts(Layout({"height": (0, 4, 8)}), weights, 4) == ((Interval(0, 3),),) * 2
+
+
+def test_several_rows_a_sample_are_cut_between_samples() -> None:
+    tokens = TensorSpec(("sample", "feature"), (12, 5), "float32")  # 4 samples of 3 tokens
+    boxes = parts(Layout({"sample": (0, 3, 4)}), tokens, 4)
+    assert [box[0] for box in boxes] == [Interval(0, 9), Interval(9, 12)]
+
+
+shares = st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any).map(tuple)
+
+
+@given(shares, shares, st.integers(0, 9), st.integers(1, 3), st.integers(1, 9))
+def test_the_parts_are_a_partition(
+    samples: tuple[int, ...], heights: tuple[int, ...], count: int, rows: int, height: int
+) -> None:
+    spec = TensorSpec(("sample", "height"), (count * rows, height), "float32")
+    layout = Layout({"sample": cut_points(samples), "height": cut_points(heights)})
+    boxes = parts(layout, spec, count)
+    assert len(boxes) == layout.num_parts == len(samples) * len(heights)
+    cells = [
+        (i, j) for box in boxes for i in range(box[0].start, box[0].stop) for j in range(box[1].start, box[1].stop)
+    ]
+    copies = len(heights) if height == 1 else 1  # a dim of extent 1 is whole everywhere
+    assert len(set(cells)) * copies == len(cells) == sum(map(volume, boxes)) == count * rows * height * copies
+    assert all(interval.start % rows == interval.stop % rows == 0 for interval, _ in boxes)
+    assert sum(layout.samples(count)) == count * len(heights)
+
+
+def boxes(dims: int = 2) -> st.SearchStrategy[Box]:
+    ends = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(sorted)
+    return st.tuples(*[ends.map(lambda pair: Interval(*pair))] * dims)
+
+
+def marked(box: Box) -> np.ndarray:
+    found = np.zeros((LENGTH,) * len(box), int)
+    found[tuple(slice(interval.start, interval.stop) for interval in box)] = 1
+    return found
+
+
+def test_the_picture_of_the_module() -> None:
+    owned = {0: (Interval(0, 4),), 1: (Interval(4, 8),)}
+    needed = {0: (Interval(0, 5),), 1: (Interval(3, 8),)}
+    moved = [move for move in transfers(owned, needed) if move.src != move.dst]
+    drawn = "   ".join(f"{move.src} -> {move.dst} {move.box[0]}" for move in moved)
+    assert drawn == "1 -> 0 [4, 5)   0 -> 1 [3, 4)"
+    assert drawn in (module.__doc__ or "")
+
+
+@given(
+    st.lists(st.integers(0, LENGTH), max_size=3).map(sorted),
+    st.lists(st.integers(0, LENGTH), max_size=2).map(sorted),
+    st.lists(boxes(), min_size=1, max_size=4),
+)
+def test_every_needed_element_comes_once_and_from_its_owner(
+    rows: list[int], columns: list[int], wanted: list[Box]
+) -> None:
+    layout = Layout({"height": (0, *rows, LENGTH), "width": (0, *columns, LENGTH)})
+    owned = dict(enumerate(parts(layout, TensorSpec(("height", "width"), (LENGTH, LENGTH), "float32"), 1)))
+    needed = {rank + 1: box for rank, box in enumerate(wanted)}
+    arrived = {rank: np.zeros((LENGTH, LENGTH), int) for rank in needed}
+    for move in transfers(owned, needed):
+        assert (marked(move.box) <= marked(owned[move.src])).all()
+        arrived[move.dst] += marked(move.box)
+    for rank, box in needed.items():
+        assert (arrived[rank] == marked(box)).all()
+
+
+def test_of_replicas_the_own_one_is_taken_and_others_share_the_load() -> None:
+    box = whole((4,))
+    moves = transfers(dict.fromkeys((0, 1, 2), box), dict.fromkeys((1, 3, 4, 5), box))
+    assert moves == tuple(Transfer(src, dst, box) for src, dst in ((1, 1), (1, 3), (2, 4), (0, 5)))
+
+
+def test_empty_boxes_move_nothing() -> None:
+    empty = (Interval(3, 3),)
+    assert transfers({0: whole((4,))}, {1: empty}) == ()
+    assert transfers({0: empty}, {1: whole((4,))}) == ()
