@@ -123,13 +123,13 @@ class Leaves:
         for windows, numbers in self._windows(schedule, num_microbatches):
             if windows in same:
                 continue
-            bound = self._bound(schedule, windows, num_microbatches, numbers)
+            bound = self._bound(schedule, windows, num_microbatches, numbers, upper_s)
             for number in np.flatnonzero(bound < upper_s):
                 yield Leaf(float(bound[number]), self, int(numbers[number]), schedule, windows)
 
     def at_least_s(self, schedule: str, windows: tuple[int, ...], num_microbatches: int) -> Array:
         """By pipeline, what it takes at least under a schedule with these windows."""
-        return self._bound(schedule, windows, num_microbatches, np.arange(len(self)))
+        return self._bound(schedule, windows, num_microbatches, np.arange(len(self)), np.inf)
 
     def _windows_of(self, schedules: Collection[str], num_microbatches: int) -> set[tuple[int, ...]]:
         """The windows of schedules that have fixed ones, where each stage reads from the one before."""
@@ -140,7 +140,10 @@ class Leaves:
         fixed = (max_in_flight(name, chain) for name in schedules if not _has_own_messages(traits(name)))
         return {windows for windows in fixed if windows is not None}
 
-    def _bound(self, schedule: str, windows: tuple[int, ...], num_microbatches: int, numbers: Numbers) -> Array:
+    def _bound(
+        self, schedule: str, windows: tuple[int, ...], num_microbatches: int, numbers: Numbers, upper_s: float
+    ) -> Array:
+        """Of the pipelines ``numbers``; of those from ``upper_s`` on no more than that."""
         num_stages = len(self.heads)
         order = _order(schedule, num_stages, num_microbatches, self.edges, windows)
         if order is None:
@@ -174,7 +177,8 @@ class Leaves:
         if busy is not None:
             for stage, now in enumerate(done):
                 busy.take(stage, now)
-            end = np.maximum(end, busy.until())
+            places = np.flatnonzero(end < upper_s)
+            end[places] = np.maximum(end[places], busy.until(places))
         return np.asarray(np.maximum(self.bound[numbers], end))
 
     def _windows(self, schedule: str, num_microbatches: int) -> Iterator[tuple[tuple[int, ...], Numbers]]:
@@ -198,27 +202,23 @@ class CardLoads:
 
     def __init__(self, seconds: Array) -> None:
         self.seconds = seconds
-        self._passes = [bool((of_flow > 0).any()) for of_flow in seconds]
-        self._flows: list[int] = []
-        self._begins: list[Array] = []
+        self._begins: dict[int, list[Array]] = {n: [] for n, own in enumerate(seconds) if bool((own > 0).any())}
 
     def take(self, flow: int, begins: Array) -> None:
         """One more, if it passes any card; by pipeline when it may begin."""
-        if self._passes[flow]:
-            self._flows.append(flow)
-            self._begins.append(begins)
+        if flow in self._begins:
+            self._begins[flow].append(begins)
 
-    def until(self) -> Array:
-        """When the last one may be done: for each flow all that begin with it, or later, on the fullest card."""
-        if not self._flows:
-            return np.zeros(self.seconds.shape[-1])
-        begins = np.array(self._begins)
-        order = np.argsort(-begins, axis=0)
-        begins, flows = np.take_along_axis(begins, order, axis=0), np.array(self._flows)[order]
-        every, until = np.arange(begins.shape[1]), np.asarray(begins[0])
-        for card in np.flatnonzero((self.seconds > 0).any(axis=(0, 2))):
-            load = np.cumsum(self.seconds[:, card][flows, every], axis=0)
-            until = np.maximum(until, (begins + load).max(axis=0))
+    def until(self, numbers: Numbers) -> Array:
+        """When the last one may be done in some pipelines: behind the first of each sort all that begin no sooner."""
+        flows = [(n, np.array(begins)[:, numbers]) for n, begins in self._begins.items() if begins]
+        until = np.zeros(len(numbers))
+        for _, begins in flows:
+            first = begins.min(axis=0)
+            load = np.zeros((self.seconds.shape[1], len(numbers)))
+            for n, others in flows:
+                load += self.seconds[n][:, numbers] * (others >= first).sum(axis=0)
+            until = np.maximum(until, first + load.max(axis=0))
         return until
 
 
