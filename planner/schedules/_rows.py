@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from planner.ir.errors import UsageError
 from planner.ir.schedule import Action, Op, Pipeline, Schedule, StageGraph
+from planner.schedules._registry import ENTRIES
 
 Row = tuple[Action, ...]
 
@@ -72,13 +73,18 @@ def twice_depth(pipeline: Pipeline) -> tuple[int, ...]:
     return tuple(2 * depth - 1 for depth in depths(pipeline.stages))
 
 
-def turns(name: str, pipeline: Pipeline, windows: Iterable[int]) -> tuple[Row, ...]:
+def turns(name: str, pipeline: Pipeline, windows: Iterable[int] | None = None) -> tuple[Row, ...]:
     """Rows of 1F1B with so many forwards on each stage before its first backward, by position.
+
+    Args:
+        windows: None: as many as the schedule states (``registered``).
 
     Raises:
         UsageError: as of :func:`by_position`.
     """
-    count = pipeline.stages.num_microbatches
+    count, stated = pipeline.stages.num_microbatches, ENTRIES[name].max_in_flight
+    if windows is None:
+        windows = stated(pipeline) if stated is not None else ()
     return by_position(name, pipeline, [in_turn(s, window, count) for s, window in enumerate(windows)])
 
 

@@ -25,7 +25,7 @@ def naive(pipeline: Pipeline) -> Schedule:
     What model parallelism does without a pipeline (Huang et al., GPipe, NeurIPS 2019, figure 2b): at any time one stage
     works, and each keeps one micro-batch.
     """
-    return Schedule(turns("naive", pipeline, _one(pipeline)))
+    return Schedule(turns("naive", pipeline))
 
 
 @registered("gpipe", Traits(by_default=True), max_in_flight=_all)
@@ -39,7 +39,7 @@ def gpipe(pipeline: Pipeline) -> Schedule:
     in the paper's reverse one: so the last stage hands the first gradient back a whole sweep of backwards earlier,
     and with unequal micro-batches the order in which running gradients are summed is that of one device.
     """
-    return Schedule(turns("gpipe", pipeline, _all(pipeline)))
+    return Schedule(turns("gpipe", pipeline))
 
 
 @registered("gpipe-2bp", Traits(splits_backward=True))

@@ -37,7 +37,7 @@ def one_f_one_b(pipeline: Pipeline) -> Schedule:
     Free of deadlock on any DAG: F of micro-batch i waits, through B of i - w and the B of a successor (whose warm-up is
     smaller), for forwards of micro-batches before i alone.
     """
-    return Schedule(turns("1f1b", pipeline, depth_of(pipeline)))
+    return Schedule(turns("1f1b", pipeline))
 
 
 @registered("1f1b-so", Traits(by_default=True), max_in_flight=twice_depth)
@@ -52,7 +52,7 @@ def so(pipeline: Pipeline) -> Schedule:
     under way, which hides transfers c up to (F + B) / 2.  With DAGs, p - s is the number of stages on the longest
     path downstream, as in 1F1B, and it is free of deadlock for the same reason.
     """
-    return Schedule(turns("1f1b-so", pipeline, twice_depth(pipeline)))
+    return Schedule(turns("1f1b-so", pipeline))
 
 
 @registered("1f1b-sno", Traits(blocking=True), max_in_flight=depth_of)
@@ -66,7 +66,7 @@ def sno(pipeline: Pipeline) -> Schedule:
     1F1B; its messages hold both of their ranks for as long as they travel: the sender first, then the receiver.  The
     lowered actions say so (``0SEND_F0>1!``), so that the simulator prices it from the program alone.
     """
-    return Schedule(turns("1f1b-sno", pipeline, depth_of(pipeline)), blocking=True)
+    return Schedule(turns("1f1b-sno", pipeline), blocking=True)
 
 
 @registered("1f1b-as", Traits(streams=ALONE), max_in_flight=depth_of)
@@ -81,7 +81,7 @@ def alternating_streams(pipeline: Pipeline) -> Schedule:
     long as what it sends or receives, SR, which then costs nothing beside it: of equal stages a step is (m + p - 1)
     (max(F, SR) + max(B, SR)).  Between devices that cannot stream, messages are those of 1F1B.
     """
-    return Schedule(turns("1f1b-as", pipeline, depth_of(pipeline)), streams=ALONE)
+    return Schedule(turns("1f1b-as", pipeline), streams=ALONE)
 
 
 @registered("fbp-as", Traits(streams=IN_PAIRS), max_in_flight=twice_depth)
@@ -97,7 +97,7 @@ def pairs_stream(pipeline: Pipeline) -> Schedule:
     1 ... p.  Of equal stages a step is (m + p - 1) max(F + B, SR).  A row here has the passes of a pair one after the
     other, which is as long and in which the same gradients are summed in the same order; it is that of 1F1B-SO.
     """
-    return Schedule(turns("fbp-as", pipeline, twice_depth(pipeline)), streams=IN_PAIRS)
+    return Schedule(turns("fbp-as", pipeline), streams=IN_PAIRS)
 
 
 @registered("1f1b-windowed", Traits(windowed=True, by_default=True))

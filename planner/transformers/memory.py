@@ -6,8 +6,9 @@ of which sequence parallelism divides the 10 too; without the 5 a s / (h t) with
 recomputation.  Written here for any width of the feed-forward part, shared keys and fused attention, to which the above
 is equal (a test says so); numbers have two bytes there, and ``width`` here.  A stage holds the micro-batches in flight:
 p - r on stage r of 1F1B, all of GPipe, and p (1 + (p - 1) / (p v)) on the first of interleaved 1F1B.  State: 2 bytes of
-weights, 2 or 4 of gradients, 12 of the optimiser (float32 weights and two moments); in float32 throughout 4, 4 and 8;
-divided by ZeRO's levels (Rajbhandari et al. 2020).
+weights, 2 or 4 of gradients, 12 of the optimiser (float32 weights and two moments); in float32 throughout 4, 4 and 8.
+From when to when a micro-batch is held, and which level of ZeRO divides what, is read from the table that plans are
+priced by (:mod:`planner.costs.memory.table`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
+from planner.costs.memory.table import What, divided, held_in_turn
 from planner.ir.errors import UsageError
 from planner.ir.schedule import Pipeline, StageGraph
 from planner.schedules import max_in_flight
@@ -79,22 +81,23 @@ def _score_bytes(shape: Transformer, width: int) -> int:
 
 def in_flight(ways: ParallelDegrees, stage: int, micro_batches: int) -> float:
     """Of a stage's chunks of one micro-batch, how many are held at once at most, in micro-batches."""
-    if ways.interleave > 1:
-        return min(micro_batches, chunks_in_flight(ways.pipeline, ways.interleave, stage) / ways.interleave)
-    return chain_in_flight(ways.schedule, ways.pipeline, micro_batches)[stage]
+    if ways.interleave == 1:
+        return chain_in_flight(ways.schedule, ways.pipeline, micro_batches)[stage]
+    chunks = chunks_in_flight(ways.pipeline, ways.interleave, stage)
+    return held_in_turn(chunks, ways.interleave * micro_batches) / ways.interleave
 
 
 @functools.lru_cache(maxsize=1024)
 def chain_in_flight(schedule: str, num_stages: int, micro_batches: int) -> tuple[int, ...]:
-    """The most micro-batches in flight of a schedule with a stage a position, by stage.
+    """The most micro-batches that are held under a schedule with a stage a position, by stage.
 
     Raises:
-        UsageError: the schedule does not state them.
+        UsageError: the schedule does not state how many forwards run ahead.
     """
     stated = max_in_flight(schedule, Pipeline(StageGraph.chain(num_stages, micro_batches)))
     if stated is None:
         raise UsageError(f"schedule {schedule} does not state its micro-batches in flight")
-    return stated
+    return tuple(held_in_turn(window, micro_batches) for window in stated)
 
 
 def stage_parameters(shape: Transformer, ways: ParallelDegrees, stage: int) -> float:
@@ -153,8 +156,8 @@ def memory_with(
     parameters = parameters_of(shape, ways.tensor, blocks, first, last)
     gradient_bytes = 4 if ways.fp32_gradients else width
     optimiser_bytes = MASTER_BYTES if width == HALF else 8  # two moments; the weights are float32 themselves
-    shards = [ways.data if ways.zero >= level else 1 for level in (3, 2, 1)]
-    state = parameters * (width / shards[0] + gradient_bytes / shards[1] + optimiser_bytes / shards[2])
+    each = (What.PARAMETERS, width), (What.GRADIENTS, gradient_bytes), (What.OPTIMISER_STATE, optimiser_bytes)
+    state = parameters * sum(num_bytes / divided(what, ways.zero, ways.data) for what, num_bytes in each)
     tokens = ways.micro_batch * shape.seq
     own = tokens * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
     kept = held * blocks * block_bytes(shape, ways, width)

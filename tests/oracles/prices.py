@@ -17,7 +17,7 @@ from planner.costs.communication.resharding import Resharding, exposed, reshardi
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
 from planner.costs.shards.partial_sums import Sums, pending_s, reduction_rate, sums_of
-from planner.costs.shards.sharding_spec import Reading, ShardingSpec
+from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, output_of, producer
 from planner.ir.plan import Block, Placement
 from planner.ir.profile import BACKWARD, FORWARD
@@ -26,6 +26,7 @@ from planner.layers.division import Division
 from planner.layers.shards import Shards, shards_of
 from planner.layers.sized import SizedLayer
 from tests.oracles.blocks import BlockAccount, tile_seconds
+from tests.oracles.parts import Reading, inputs_saved, levels_of_part
 
 SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
 QUANTITIES = (*SECONDS, "saved_bytes", "workspace_bytes")
@@ -77,7 +78,7 @@ class LayerPrices:
         """Of values, by samples: (whose backward makes one, whose is the last to be given it, bytes)."""
         by_samples = {}
         for samples in set(sizes):
-            if (pairs := self.book.levels.gradients_made(kind, samples)) is not None:
+            if len((pairs := self.book.levels.pairs_at("gradients_made", kind, samples))[0]):
                 by_samples[samples] = [
                     (self._names[a], self._names[b], float(size)) for a, b, size in zip(*pairs, strict=True)
                 ]
@@ -175,7 +176,8 @@ class LaidOut:
     def _inputs_saved(self, layer: Layer, member: int) -> tuple[float, float]:
         """A price: what is saved of inputs beyond the part's share, and what of all that lies where it was."""
         at = self.prices.index[layer.name]
-        return self._book.levels.inputs_saved(self._kinds[member], at, self._reading(layer, member))
+        part = self._reading(layer, member)
+        return inputs_saved(self._book.levels.at(self._kinds[member], part.samples), at, part)
 
     def _reading(self, layer: Layer, member: int) -> Reading:
         shards = self._shards[layer.name]
@@ -252,10 +254,11 @@ class LaidOut:
             needs = float(self._costs[layer.name]["workspace_bytes"][member]) - part.share * whole
             size = float(sums[index + 1] - sums[index])
             weights = float(self._sums[layer.name].held_bytes[0, member]) / size if size else 0.0
-            one = self._book.levels.of_part(kind, index, part, needs, weights, size)
+            levels = (self._book.levels.at(kind, samples) for samples in (part.samples, 0.0))
+            one = levels_of_part(*levels, index, part, needs, (weights, size))
             if one is None:
                 return None
-            by_layer.append(one.tolist())
+            by_layer.append(one)
         return by_layer
 
     def parts(self, member: int) -> list[tuple[float, float]]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.costs.layers.token_slices import SliceTable
-from planner.costs.shards.sharding_spec import Reading
 from planner.ir.graph import Layer
+from tests.oracles.parts import Reading, inputs_saved, levels_of_part
 from tests.oracles.prices import QUANTITIES, LayerPrices
 
 
@@ -88,10 +88,12 @@ class Sliced:
             needs = self._of(layer, "workspace_bytes") - share * whole
             sums = book.tables.graph.parameter_bytes
             size = float(sums[at + 1] - sums[at])
-            one = book.levels.of_part(self.kind, at, self._reading(layer), needs, 1.0 if size else 0.0, size)
+            weights = 1.0 if size else 0.0, size
+            levels = (book.levels.at(self.kind, samples) for samples in (self.samples, 0.0))
+            one = levels_of_part(*levels, at, self._reading(layer), needs, weights)
             if one is None:
                 return None
-            by_layer.append(one.tolist())
+            by_layer.append(one)
         return by_layer
 
     def parts(self, member: int) -> list[tuple[float, float]]:
@@ -112,7 +114,7 @@ class Sliced:
 
     def _inputs_saved(self, layer: Layer) -> tuple[float, float]:
         levels = self.prices.book.levels
-        return levels.inputs_saved(self.kind, self.prices.index[layer.name], self._reading(layer))
+        return inputs_saved(levels.at(self.kind, self.samples), self.prices.index[layer.name], self._reading(layer))
 
     def _reading(self, layer: Layer) -> Reading:
         share = float(self.table.share[self.prices.index[layer.name]])

@@ -42,11 +42,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from planner.ir.schedule import Op
 
 Array = NDArray[np.float64]
 
@@ -54,38 +53,29 @@ MOST_DEFERRED = 2
 """Layers whose weight gradients wait at once (:mod:`runtime.spatial.deferred`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ActionPeaks:
-    """A stage's actions on a rank at one number of samples, in bytes, what it received apart.
+ActionPeaks = dict[str, int]
+"""Bytes of a stage's actions on a rank at one number of samples, what it received apart, by size of the memory table.
+
+``saved`` is there between forward and backward, ``deferred`` between I and W: what deferred weight gradients are made
+of.  ``forward`` is the most while it runs, ``forward alone`` where it keeps nothing for a backward; ``B first``, ``B``
+and likewise of I and W of first backwards, with the gradients of parameters that they make, and of later ones beside
+these; ``early gradients`` are those that I makes.
+"""
+
+
+class HeldInStage(NamedTuple):
+    """What the layers of a stage hold of a micro-batch on a rank.
 
     Attributes:
-        saved: between forward and backward.
-        deferred: between a backward for inputs and that for weights: what deferred weight gradients are made of.
-        forward, backward_first, backward_later, input_first, input_later, weight_first, weight_later: the most while it
-            runs; of first backwards with the gradients of parameters that they make, of later ones beside them.
-        early: gradients of parameters that a backward for inputs makes.
-        unrecorded: the most while forward runs without keeping anything for a backward.
+        peaks: of its actions; ``last``: the same where sums of gradients begin in the last backward, else None.
+        unsaved: of the outputs that other stages read, what nobody saves; None: that is not known.
+        inputs_left: of the values that other stages made, what its weight gradients need; None: that is not known.
     """
 
-    saved: int
-    deferred: int
-    forward: int
-    backward_first: int
-    backward_later: int
-    input_first: int
-    input_later: int
-    weight_first: int
-    weight_later: int
-    unrecorded: int
-    early: int = 0
-
-    def of_backward(self, op: Op, first: bool) -> int:
-        """The most while a backward runs; ``first``: it makes the gradients that later ones add to."""
-        if op is Op.BACKWARD_WEIGHT:
-            return self.weight_first if first else self.weight_later
-        if op is Op.BACKWARD_INPUT:
-            return self.input_first if first else self.input_later
-        return self.backward_first if first else self.backward_later
+    peaks: ActionPeaks
+    last: ActionPeaks | None
+    unsaved: int | None = None
+    inputs_left: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,43 +158,52 @@ class DeferredWeights:
         return cls(extra, runs, made())
 
 
-def action_peaks(
-    saved: Array,
-    gradients: Array,
-    levels: Array,
-    output_gradients: float = 0.0,
-    defers: NDArray[np.bool_] | None = None,
-    output_gradients_left: Array | None = None,
-    flow: ValueGradients | None = None,
-    copies: Array | None = None,
-    keeps: KeptForBackward | None = None,
-    spans: Sequence[tuple[int, int]] = (),
-    deferred_weights: DeferredWeights | None = None,
-) -> ActionPeaks:
-    """The course of a stage.
+@dataclass(frozen=True, slots=True, eq=False)
+class RunningLayers:
+    """The layers of a stage in the order in which they run on a rank, at one number of samples.
 
-    Args:
-        saved, gradients: by layer of the stage, in order.
-        levels: ``[quantity, layer]`` of the same layers.
+    Attributes:
+        saved, gradients: by layer.
+        levels: ``[quantity, layer]``.
         output_gradients: what came of the gradients of its outputs: it stays to the end of backward.
         defers: by layer, whether its weight gradients can come later than those of inputs; None: of all layers.
         output_gradients_left: of ``output_gradients``, by layer, what stays for its weight gradients beside what
             ``levels`` have as left.
         flow: None: it is not known; then ``output_gradients`` are beside what all layers but the last are given.
-        copies: by layer that completes a bucket of gradients, what putting it together takes.
         keeps: what stays from forward to backward, where that is not all of ``saved``; None: it is.
         spans: first and last place, exclusive, of layers that are computed again.
         deferred_weights: weight gradients that are made later in the same backward; ``flow`` says what there is then.
     """
-    forward, backward, halved, weight, left, *_ = levels
+
+    saved: Array
+    gradients: Array
+    levels: Array
+    output_gradients: float = 0.0
+    defers: NDArray[np.bool_] | None = None
+    output_gradients_left: Array | None = None
+    flow: ValueGradients | None = None
+    keeps: KeptForBackward | None = None
+    spans: Sequence[tuple[int, int]] = ()
+    deferred_weights: DeferredWeights | None = None
+
+
+def action_peaks(layers: RunningLayers, copies: Array | None = None) -> ActionPeaks:
+    """How high memory rises while the actions of a stage run.
+
+    Args:
+        copies: by layer that completes a bucket of gradients, what putting it together takes.
+    """
+    saved, gradients, flow, keeps = layers.saved, layers.gradients, layers.flow, layers.keeps
+    output_gradients, deferred_weights = layers.output_gradients, layers.deferred_weights
+    forward, backward, halved, weight, left, *_ = layers.levels
     kept, same = (saved, saved) if keeps is None else (keeps.kept, keeps.same)
-    early = np.zeros_like(gradients) if defers is None else np.where(defers, 0.0, gradients)
+    early = np.zeros_like(gradients) if layers.defers is None else np.where(layers.defers, 0.0, gradients)
     late = gradients - early
     upto = np.cumsum(kept)
     before = upto - kept
     made, made_early, made_late = (np.cumsum(each[::-1])[::-1] for each in (gradients, early, late))
     left_upto = np.cumsum(left)
-    stays = left if output_gradients_left is None else left + output_gradients_left
+    stays = left if layers.output_gradients_left is None else left + layers.output_gradients_left
     stays_upto = np.cumsum(stays)
     previous = np.concatenate(([0.0], saved[:-1]))
     received = np.full(len(saved), float(output_gradients))
@@ -215,7 +214,7 @@ def action_peaks(
     backward, halved = (np.maximum(each + received, 0.0) for each in (backward, halved))
     below = before.copy()  # of layers below one while its backward runs
     second_forwards: list[tuple[float, float, float, float]] = []  # of each span, the most in its second forward
-    for first, last in spans:
+    for first, last in layers.spans:
         there, rising = upto[last - 1], np.cumsum(np.maximum(saved - same, 0.0)[first:last])
         grown = np.concatenate(([0.0], rising[:-1]))
         before[first + 1 : last] += np.diff(grown)
@@ -242,19 +241,19 @@ def action_peaks(
         once_more = max((each[which] for each in second_forwards), default=0.0) if which is not None else 0.0
         return round(max(float(values.max(initial=least)), once_more))
 
-    return ActionPeaks(
-        saved=round(float(kept.sum())),
-        deferred=round(float(stays.sum())),
-        forward=most(before + forward),
-        backward_first=most(upto + backward + made, max(put_together[0], waits[0]), 1),
-        backward_later=most(upto + backward + gradients, max(put_together[1], waits[1]), 0),
-        input_first=most(upto + halved + left_upto[-1:] - left_upto + made_early, waits[0], 2),
-        input_later=most(upto + halved + left_upto[-1:] - left_upto + early, waits[1], 3),
-        weight_first=most(stays_upto + weight + made_late, put_together[2]),
-        weight_later=most(stays_upto + weight + late, put_together[3]),
-        unrecorded=most(previous + forward),
-        early=round(float(early.sum())),
-    )
+    return {
+        "saved": round(float(kept.sum())),
+        "deferred": round(float(stays.sum())),
+        "early gradients": round(float(early.sum())),
+        "forward": most(before + forward),
+        "forward alone": most(previous + forward),
+        "B first": most(upto + backward + made, max(put_together[0], waits[0]), 1),
+        "B": most(upto + backward + gradients, max(put_together[1], waits[1]), 0),
+        "I first": most(upto + halved + left_upto[-1:] - left_upto + made_early, waits[0], 2),
+        "I": most(upto + halved + left_upto[-1:] - left_upto + early, waits[1], 3),
+        "W first": most(stays_upto + weight + made_late, put_together[2]),
+        "W": most(stays_upto + weight + late, put_together[3]),
+    }
 
 
 def plain_peaks(saved: float, left: float, gradients: float, workspace: float, recomputed: float = 0.0) -> ActionPeaks:
@@ -266,15 +265,22 @@ def plain_peaks(saved: float, left: float, gradients: float, workspace: float, r
     """
     held, kept, needs = round(saved), round(max(saved, left)), round(workspace)
     back = held + round(recomputed) + needs
-    return ActionPeaks(
-        saved=held,
-        deferred=kept,
-        forward=held + needs,
-        backward_first=back + round(gradients),
-        backward_later=back,
-        input_first=max(kept + needs, back),
-        input_later=max(kept + needs, back),
-        weight_first=kept + needs + round(gradients),
-        weight_later=kept + needs,
-        unrecorded=held + needs,
-    )
+    return {
+        "saved": held,
+        "deferred": kept,
+        "early gradients": 0,
+        "forward": held + needs,
+        "forward alone": held + needs,
+        "B first": back + round(gradients),
+        "B": back,
+        "I first": max(kept + needs, back),
+        "I": max(kept + needs, back),
+        "W first": kept + needs + round(gradients),
+        "W": kept + needs,
+    }
+
+
+def recomputed(peaks: ActionPeaks) -> ActionPeaks:
+    """Of a stage that keeps nothing of a forward, and runs it once more in the backward."""
+    backwards = {name: max(size, peaks["forward"]) for name, size in peaks.items() if name[0] in "BI"}
+    return {**peaks, **backwards, "saved": 0, "forward": peaks["forward alone"]}

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.memory.action_peaks import ActionPeaks, KeptForBackward, ValueGradients
-from planner.costs.shards.sharding_spec import Reading
+from planner.costs.memory.action_peaks import HeldInStage, KeptForBackward, ValueGradients
 from planner.ir.graph import producer
+from planner.ir.lazy import Memo
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
 from planner.layers.data_movement import copied_at
 from planner.layers.recomputed import running_order
@@ -40,7 +41,41 @@ Pairs = tuple[Indices, Indices, Array]
 """Layers by index, other layers, and bytes of each two."""
 
 
-@dataclass(slots=True, eq=False)
+class LayerParts(NamedTuple):
+    """What a rank has of layers, an array each: all of them of its samples where these alone are divided.
+
+    Attributes:
+        layers: by index in the graph.
+        saved: bytes of its part.
+        samples, share: of the part, and what it is of the work of so many whole samples.
+        read_share: what it reads of their inputs.
+        received: bytes that come from other ranks of the stage; ``copied``: those that make it read a copy.
+        needs: workspace of the part, where it was measured itself, beyond such a share of that of whole samples.
+        parameters: bytes of those that it uses; ``all_parameters``: of the whole layer's.
+    """
+
+    layers: Indices
+    saved: Array
+    samples: Array
+    share: Array
+    read_share: Array
+    received: Array
+    copied: Array
+    needs: Array
+    parameters: Array
+    all_parameters: Array
+
+    def at(self, order: Indices) -> LayerParts:
+        """The same layers, in that order."""
+        places = np.searchsorted(self.layers, order)
+        return LayerParts(self.layers[places], *(column[places] for column in self[1:]))
+
+    @property
+    def whole(self) -> Array:
+        """Samples of which each part is as much as the whole."""
+        return self.samples * self.share
+
+
 class LevelTables:
     """The levels of a profile, by kind of device.
 
@@ -53,69 +88,69 @@ class LevelTables:
         known: what was worked out by stage and samples (:mod:`planner.costs.memory.activations`).
     """
 
-    profile: Profile
-    outputs: tuple[float, ...] = field(init=False, repr=False)
-    inputs: tuple[tuple[tuple[int, float], ...], ...] = field(init=False, repr=False)
-    names: tuple[tuple[str, ...], ...] = field(init=False, repr=False)
-    shapes: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
-    readers: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
-    known: dict[tuple[object, ...], tuple[ActionPeaks, int | None, ActionPeaks | None, float | None]] = field(
-        init=False, default_factory=dict, repr=False
-    )
-    _whole: dict[str, dict[int, list[Levels]]] = field(init=False, default_factory=dict, repr=False)
-    _sizes: dict[str, tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
-    _pairs: dict[tuple[str, str], tuple[Array, Indices, Array]] = field(init=False, default_factory=dict, repr=False)
-    _at: dict[tuple[str, float], Array] = field(init=False, default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        graph = self.profile.graph
+    def __init__(self, profile: Profile) -> None:
+        self.profile, graph, values = profile, profile.graph, profile.graph.values()
+        self.known = dict[tuple[object, ...], HeldInStage]()
+        self._measured = Memo(self._levels_of)
+        self._pairs = Memo(self._pairs_of)
+        self._at = dict[tuple[str, float], Array]()
         index = {layer.name: position for position, layer in enumerate(graph.layers)}
+        made = [{v: index[producer(v)] for v in layer.inputs if v not in graph.inputs} for layer in graph.layers]
+        self.names = tuple(map(tuple, made))
+        self.inputs = tuple(
+            tuple((maker, values[v].num_bytes / graph.samples) for v, maker in of.items()) for of in made
+        )
         readers: list[dict[int, None]] = [{} for _ in graph.layers]
-        inputs: list[tuple[tuple[int, float], ...]] = []
-        names: list[tuple[str, ...]] = []
-        values = graph.values()
-        for position, layer in enumerate(graph.layers):
-            made = {name: index[producer(name)] for name in layer.inputs if name not in graph.inputs}
-            inputs.append(tuple((maker, values[name].num_bytes / graph.samples) for name, maker in made.items()))
-            names.append(tuple(made))
-            for maker in made.values():
+        for position, makers in enumerate(made):
+            for maker in makers.values():
                 readers[maker][position] = None
-        self.inputs, self.names, self.readers = tuple(inputs), tuple(names), tuple(map(tuple, readers))
+        self.readers = tuple(map(tuple, readers))
         self.shapes = tuple(values[layer.inputs[0]].shape if layer.inputs else () for layer in graph.layers)
         self.outputs = tuple(sum(spec.num_bytes for spec in layer.outputs) / graph.samples for layer in graph.layers)
 
     def at(self, kind: str, samples: float) -> Array | None:
         """``[quantity, layer]`` in the order of :class:`planner.ir.profile.Levels`; None if they were not measured."""
-        sizes, measured = self._measured(kind)
-        if not len(sizes):
-            return None
+        return self._known(kind, samples) if len(self._measured[kind].sizes) else None
+
+    def _known(self, kind: str, samples: float) -> Array:
+        """The same, of a kind of which they were measured."""
         levels = self._at.get((kind, samples))
         if levels is None:
-            levels = self._at[kind, samples] = np.maximum(affine(sizes, measured, samples), 0.0)
+            measured = self._measured[kind]
+            levels = self._at[kind, samples] = np.maximum(affine(measured.sizes, measured.table, samples), 0.0)
         return levels
 
-    def of_part(
-        self, kind: str, layer: int, part: Reading, needs: float, weights: float, weight_bytes: float
-    ) -> Array | None:
-        """``[quantity]`` of a part of a layer: its share of those of as many whole samples; None if not measured.
+    def of_parts(self, kind: str, parts: LayerParts, alone: bool) -> tuple[Array, Array, Array] | None:
+        """Of parts of layers their levels, and what they save of inputs; None if levels were not measured.
 
-        What does not grow with the samples, at most the bytes of the weights, is a copy of these in another order of
-        elements: it is there in as far as the part uses them.
+        A part's levels, ``[quantity, layer]``, are its share of those of as many whole samples.  What does not grow
+        with the samples, at most the bytes of the weights, is a copy of these in another order of elements: it is there
+        in as far as the part uses them.  What it receives comes while it runs, and its gradients leave.
+
+        Of others' values a part saves something beyond its share, and some of all that lies where it was.  Where it
+        reads a copy, it saves that, whoever else has saved the values; else as much more as it reads more.
 
         Args:
-            layer: by index.
-            part: what is received comes from other ranks while it runs, and its gradients leave.
-            needs: workspace of the part beyond such a share, where it was measured itself.
-            weights: share of the layer's parameters that the part uses, which are ``weight_bytes`` in all.
+            alone: whether one rank has the stage: what is received is kept then, whoever saves it.
         """
-        whole, none = self.at(kind, part.samples), self.at(kind, 0.0)
-        if whole is None or none is None:
+        none = self.at(kind, 0.0)
+        if none is None:
             return None
-        levels = whole[:, layer] * part.share
-        copied = np.minimum(np.minimum(none, whole)[: WEIGHT + 1, layer], weight_bytes)
-        beyond = np.maximum(copied * max(0.0, weights - part.share), max(0.0, needs))
-        levels[: WEIGHT + 1] += part.received + beyond
-        return np.asarray(levels)
+        whole, tells = np.zeros((len(LEVEL_NAMES), len(parts.layers))), np.zeros(len(parts.layers), dtype=bool)
+        for samples in dict.fromkeys(parts.samples.tolist()):
+            mine, levels = parts.samples == samples, self._known(kind, samples)
+            whole[:, mine], tells[mine] = levels[:, parts.layers[mine]], levels[INPUTS_KEPT].any()
+        used = parts.parameters / np.maximum(parts.all_parameters, 1e-9)
+        copies = np.minimum(np.minimum(none[:, parts.layers], whole)[: WEIGHT + 1], parts.all_parameters)
+        levels = whole * parts.share
+        beside = np.maximum(copies * np.maximum(used - parts.share, 0.0), np.maximum(parts.needs, 0.0))
+        levels[: WEIGHT + 1] += parts.received + beside
+        first, every, read = whole[INPUTS_SAVED], whole[INPUTS_KEPT], np.maximum(parts.share, parts.read_share)
+        stays = alone | ~tells  # or the profile does not know who saves what others saved
+        copied, more = (parts.copied > 0) & ~stays, first * np.maximum(parts.read_share - parts.share, 0.0)
+        beyond = np.where(copied, every * read - first * parts.share, more)
+        received = np.where(stays | (every > 0), parts.received, 0.0)
+        return levels, np.maximum(received, beyond), np.where(copied, 0.0, first * read)
 
     def running(self, layers: Indices, spans: Spans) -> Running:
         """The order in which a stage runs its layers: a span as one (``planner.layers.recomputed``)."""
@@ -186,33 +221,19 @@ class LevelTables:
                 return size
         return 0.0
 
-    def inputs_saved(self, kind: str, layer: int, part: Reading) -> tuple[float, float]:
-        """What a part of a layer saves of others' values beyond its share, and what of all that lies where it was.
+    def flow(self, kind: str, parts: LayerParts) -> ValueGradients | None:
+        """The gradients under way in a stage of these layers; None if that is not known."""
+        columns = np.zeros((len(fields(ValueGradients)), len(parts.layers)))
+        for samples in dict.fromkeys(parts.samples.tolist()):
+            pairs, mine = self.pairs_at("gradients_made", kind, samples), parts.samples == samples
+            if not len(pairs[0]):
+                return None
+            whole = self._flow(pairs, self.pairs_at("gradients_left_from", kind, samples), parts.layers)
+            columns[:, mine] = whole[:, mine] * parts.share[mine]
+        return ValueGradients(*columns)
 
-        Where it reads a copy, it saves that, whoever else has saved the values; else as much more as it reads more.
-        """
-        whole = self.at(kind, part.samples)
-        if whole is None:
-            return part.received, 0.0
-        first, every = float(whole[INPUTS_SAVED, layer]), float(whole[INPUTS_KEPT, layer])
-        read, more = max(part.share, part.read_share), first * max(0.0, part.read_share - part.share)
-        if part.stays or not whole[INPUTS_KEPT].any():  # or the profile does not know who saves what others saved
-            return max(part.received, more), first * read
-        received = part.received if every else 0.0
-        if part.copied:
-            return max(received, every * read - first * part.share), 0.0
-        return max(received, more), first * read
-
-    def gradients_made(self, kind: str, samples: float) -> Pairs | None:
-        """(maker, the last layer that is given it, bytes) of each gradient of values; None if that is not known."""
-        pairs = self.pairs_at("gradients_made", kind, samples)
-        return pairs if len(pairs[0]) else None
-
-    def flow(self, kind: str, samples: float, layers: Indices) -> ValueGradients | None:
-        """The gradients under way in a stage of ``layers``; None if that is not known."""
-        pairs = self.gradients_made(kind, samples)
-        if pairs is None:
-            return None
+    def _flow(self, pairs: Pairs, left_from: Pairs, layers: Indices) -> Array:
+        """The fields of :class:`ValueGradients`, one below the other, of whole layers."""
         inside = frozenset(layers.tolist())
         (makers, lasts, sizes), copied = self._with_copies(pairs, inside)
         more = list(self._kept_by_parts(makers, lasts, sizes, inside))
@@ -233,11 +254,11 @@ class LevelTables:
         np.add.at(changes[3], ends[:, 0], -kept)
         np.add.at(arriving, lasts[mine], sizes[mine])
         outside, after, begin, shared = np.maximum(np.cumsum(changes, axis=1), 0.0)[:, layers]
-        readers, makers, sizes = self.pairs_at("gradients_left_from", kind, samples)
+        readers, makers, sizes = left_from
         theirs = ~np.isin(makers, layers) & ~np.isin(readers, list(copied))
         left = np.zeros(len(self.outputs))
         np.add.at(left, readers[theirs], sizes[theirs])
-        return ValueGradients(outside, after, left[layers], begin, arriving[layers], shared)
+        return np.array([outside, after, left[layers], begin, arriving[layers], shared])
 
     def _with_copies(self, pairs: Pairs, inside: frozenset[int]) -> tuple[Pairs, frozenset[int]]:
         """``pairs`` as a stage of layers ``inside`` has them, and those of its layers that are given copies.
@@ -287,66 +308,49 @@ class LevelTables:
         place = copied_at([layers[each] for each in chain], [self.shapes[each] for each in chain])
         return -1 if place is None else chain[place]
 
-    def flow_of_parts(self, kind: str, samples: Indices, share: Array, layers: Indices) -> ValueGradients | None:
-        """As :meth:`flow`, where of each layer there is a share of what so many samples take, and nothing is left."""
-        flows = {size: self.flow(kind, size, layers) for size in set(samples.tolist())}
-        parts = [flows[size] for size in samples.tolist()]
-        placed = [(part, place) for place, part in enumerate(parts) if part is not None]
-        if len(placed) < len(parts):
-            return None
-        outside = np.array([part.outside[place] for part, place in placed]) * share
-        after = np.array([part.after[place] for part, place in placed]) * share
-        begin = np.array([part.begin[place] for part, place in placed]) * share
-        arriving = np.array([part.given[place] for part, place in placed]) * share
-        shared = np.array([part.shared[place] for part, place in placed]) * share
-        return ValueGradients(outside, after, np.zeros_like(outside), begin, arriving, shared)
-
-    def _measured(self, kind: str) -> tuple[Array, Array]:
-        """Sizes at which all layers have levels, and these: ``[size, quantity, layer]``."""
-        if kind not in self._sizes:
-            whole = self._of_sizes(kind)
-            rows = [
-                [[float(getattr(one, name)) for one in of_size] for name in LEVEL_NAMES] for of_size in whole.values()
-            ]
-            self._sizes[kind] = np.array(list(whole), dtype=np.float64), np.array(rows, dtype=np.float64)
-        return self._sizes[kind]
-
-    def _of_sizes(self, kind: str) -> dict[int, list[Levels]]:
-        """By size at which all layers have levels, these."""
-        if kind not in self._whole:
-            layers = self.profile.graph.layers
-            by_size: dict[int, dict[str, Levels]] = {}
-            for one in self.profile.measurements.get(kind, ()):
-                if one.levels is not None and not one.part:
-                    by_size.setdefault(one.samples, {})[one.layer] = one.levels
-            self._whole[kind] = {
-                size: [by_name[layer.name] for layer in layers]
-                for size, by_name in sorted(by_size.items())
-                if all(layer.name in by_name for layer in layers)
-            }
-        return self._whole[kind]
+    def _levels_of(self, kind: str) -> _Measured:
+        """As the profile has them, at sizes at which all layers have some."""
+        by_size: dict[int, dict[str, Levels]] = {}
+        for one in self.profile.measurements.get(kind, ()):
+            if one.levels is not None and not one.part:
+                by_size.setdefault(one.samples, {})[one.layer] = one.levels
+        names = [layer.name for layer in self.profile.graph.layers]
+        rows = [[of[name] for name in names] for _, of in sorted(by_size.items()) if of.keys() >= {*names}]
+        sizes = [float(size) for size, of in sorted(by_size.items()) if of.keys() >= {*names}]
+        table = [[[float(getattr(one, what)) for one in row] for what in LEVEL_NAMES] for row in rows]
+        return _Measured(np.array(sizes), np.array(table), rows)
 
     def pairs_at(self, what: str, kind: str, samples: float) -> Pairs:
         """Of what a layer's levels have by name: ``inputs_left``, what weight gradients need of others' values.
 
         (reader, maker, bytes); of ``gradients_left_from`` of the gradients of values; ``gradients_made``.
         """
-        if (kind, what) not in self._pairs:
-            index = {layer.name: position for position, layer in enumerate(self.profile.graph.layers)}
-            rows: list[Counter[tuple[int, int]]] = []
-            for levels in self._of_sizes(kind).values():
-                rows.append(Counter())
-                for k, one in enumerate(levels):
-                    for name, size in getattr(one, what):
-                        rows[-1][k, index[name]] += size
-            keys = sorted(set[tuple[int, int]]().union(*rows))
-            values = np.array([[float(row[key]) for key in keys] for row in rows])
-            ends = np.array(keys, dtype=np.int64).reshape(-1, 2)
-            self._pairs[kind, what] = np.array(list(self._of_sizes(kind)), dtype=np.float64), ends, values
-        sizes, ends, values = self._pairs[kind, what]
+        ends, values = self._pairs[kind, what]
         if not len(ends):
             return ends[:, 0], ends[:, 1], np.zeros(0)
-        return ends[:, 0], ends[:, 1], np.maximum(affine(sizes, values, samples), 0.0)
+        return ends[:, 0], ends[:, 1], np.maximum(affine(self._measured[kind].sizes, values, samples), 0.0)
+
+    def _pairs_of(self, key: tuple[str, str]) -> tuple[Indices, Array]:
+        """The pairs of a kind and a name, and ``[size, pair]`` bytes."""
+        kind, what = key
+        index = {layer.name: position for position, layer in enumerate(self.profile.graph.layers)}
+        rows: list[Counter[tuple[int, int]]] = []
+        for levels in self._measured[kind].levels:
+            rows.append(Counter())
+            for k, one in enumerate(levels):
+                for name, size in getattr(one, what):
+                    rows[-1][k, index[name]] += size
+        keys = sorted(set[tuple[int, int]]().union(*rows))
+        values = np.array([[float(row[key]) for key in keys] for row in rows])
+        return np.array(keys, dtype=np.int64).reshape(-1, 2), values
+
+
+class _Measured(NamedTuple):
+    """Levels of a kind: sizes, ``[size, quantity, layer]``, and by size those of all layers."""
+
+    sizes: Array
+    table: Array
+    levels: list[list[Levels]]
 
 
 def affine(sizes: Array, values: Array, at: float) -> Array:

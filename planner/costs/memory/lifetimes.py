@@ -1,63 +1,22 @@
-"""How much memory a plan takes on each rank: what a rank holds, from when to when, and the most of it at once.
+"""How much memory a plan takes on each rank: the lifetimes of what it holds, and the most of it at once.
 
-All that a rank holds are rows of :class:`Lifetime`; its peak is their largest cumulative sum.  This table is the model.
-The method of :class:`_Row` that is named beside a row yields it, and nothing else knows when it begins or ends; how
-many bytes it has is in :mod:`planner.costs.memory.sizes`:
-
-    always      parameters, optimiser state (or a part of it)         all the time; of forward passes alone no state;
-                and buffers, each once                                all versions of parameters in use
-                the batch, whole; the sites of all its clouds         all the time: every rank is given it
-                what is prepared (kernel maps), the batch once more   all the time, if the next step is prepared
-                receives that stand ready for exchanges inside a      all the time; in shared memory none
-                stage, and for small sums of gradients
-    prepared    inputs that the step prepares itself                  from their making to the end of the step
-    announced   receive buffers, with room to spare                   from their announcement to their receive; in
-                                                                      shared memory none
-    received    inputs in their buffers                               from their receive to the end of F
-                gradients in their buffers                            from their receive to B or I, of whose peak they
-                                                                      are a part
-    sent        gradients, and outputs that nobody saves              until a message tells that they came; in shared
-                                                                      memory the receiver alone has them
-    frames      small tensors are copied into them to be sent         all the time, as many of each kind as are under
-                                                                      way at once
-    forwards    what was received, put together if it came in parts   from F to the end of B or I, or to that of W if
-                                                                      weight gradients are made of it
-                saved activations, less what lies in such buffers     from F to B or I
-                what deferred weight gradients are made of            from I to W
-    passes      the highest that layers rise (``action_peaks``)       while F, B, I or W runs
-    gradients   those of parameters, whole or in ZeRO-2's slices      from the first B or W on, to the update; those
-                                                                      that cannot be deferred from I on
-                those that other ranks update by (ZeRO-1)             the same, to the end of their sum
-    once        a bucket of gradients, put together; with ZeRO-1      while gradients are summed, if that has not begun
-                pieces of other ranks and the slice cut out, too      in the last backward
-                what the update of the largest parameter needs        while the optimiser runs
-
-Of a device with two memories parameters, state and gradients lie in the one on chip, if they fit there, and are left
-out here (``RankMemory.on_chip_bytes``).
-
-A stage that recomputes keeps received inputs alone, and has its activations back while B runs, or from I to W; segments
-of layers that are computed again keep what they read, and have theirs back one segment at a time.  What a rank holds
-depends on the order of its row alone, not on times.  Ignored: what a process takes before it has a model (interpreter,
-libraries), what libraries take without torch's allocator (oneDNN and MKL little), what passes between stages of one
-rank, and fragmentation.  Where layers have layouts of their own a rank holds its parts of their parameters, what its
-group sent it and what it reads and saves whole, each layer has its part's share of the whole one's levels, and I makes
-the gradients of weights as well; only where such a stage recomputes does every action need the workspace of the
-hungriest layer beyond all that is saved.
+peak of a rank    most over its moments of  sum over lifetimes that are there then of their bytes    ``Usage``
+lifetimes         of its row, line by line of the table (``table``), from its order alone            ``_Row``
+bytes             of each, at the plan's prices                                                      ``sizes``
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import accumulate, chain, pairwise, repeat
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.memory.messages import CoalescedMessage
-from planner.costs.memory.sizes import SizeKey, Sizes, backward_size
+from planner.costs.memory.sizes import Sizes
+from planner.costs.memory.table import TABLE, Lifetime, What, lifetimes_of, moments_of
 from planner.costs.simulator.program import PREPARE_STEP, RECEIVE_STEP, REDUCE_STEP, SEND_STEP, CompiledProgram
 from planner.costs.stages.action_costs import StageCosts
 from planner.ir.program import receive_window
@@ -66,29 +25,6 @@ from planner.ir.schedule import ADDS_GRADIENTS, Op
 Array = NDArray[np.float64]
 _Key = tuple[int, int]
 """A stage, and one of its micro-batches."""
-
-
-What = IntEnum(
-    "What", "PARAMETERS GRADIENTS OPTIMISER_STATE BUFFERS BATCH RECEIVE_BUFFERS ACTIVATIONS WORKSPACE", start=0
-)
-"""The parts of what a rank holds."""
-_ALWAYS = What.PARAMETERS, What.OPTIMISER_STATE, What.BUFFERS, What.BATCH, What.RECEIVE_BUFFERS
-
-
-class Lifetime(NamedTuple):
-    """What a rank holds from the moment ``born`` on, and no longer from ``dies`` on.
-
-    The action number k of a row, of those that are neither receives nor preparations, runs in moment 2 k and is over in
-    2 k + 1.  What comes meanwhile counts from the next of them on.
-
-    Attributes:
-        size: whose number of bytes it has (:class:`planner.costs.memory.sizes.Sizes`).
-    """
-
-    what: What
-    born: int
-    dies: int
-    size: SizeKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,25 +120,8 @@ def _usage(sizes: Sizes, rank: int) -> Usage:
         row = compiled.memo[key] = _Row(compiled, rank, window, sizes)
     own = {**sizes.of_rank(rank), ("frames", rank): row.frame_bytes(sizes)}
     num_bytes = np.array([own[size] if size in own else sizes.of_slot(size) for size in row.sizes], dtype=np.float64)
-    always = sum(own[what.name, rank] for what in _ALWAYS)
+    always = sum(own[line.size, rank] for line in TABLE["rank"] if line.size != "frames")
     return Usage(row, num_bytes, row.counts @ num_bytes, always)
-
-
-class _Accumulation(NamedTuple):
-    """Gradients of a stage that are added up from its first backward to its update.
-
-    Attributes:
-        early: the first backward for inputs, which makes those gradients that cannot be deferred; None: there is none.
-        early_at, added_at, summed_at: when that starts, the first backward that makes all others, and their sum.
-        dies: the moment behind the update; behind the last one they are there to the end.
-    """
-
-    stage: int
-    early: _Key | None
-    early_at: int
-    added_at: int
-    summed_at: int
-    dies: int
 
 
 class _Row:
@@ -224,15 +143,13 @@ class _Row:
         self.receives, self.sends = list[tuple[int, int, Sequence[int]]](), list[tuple[int, int]]()
         self.sums, self.updates = (list[tuple[int, int]]() for _ in range(2))
         self.prepares, self.computes = list[tuple[int, _Key]](), list[tuple[int, Op, _Key]]()
-        self.forward_at, self.backward_at, self.weight_at = (dict[_Key, int]() for _ in range(3))
         self.slots = dict[_Key, int]()
         self.end = self._read()
+        self.moments = moments_of(self.computes)
         self.accumulations = list(self._accumulations())
         told_by, received_at = sizes.answers, {n: start for start, _, numbers in self.receives for n in numbers}
         self.told_at = {number: received_at.get(told_by.get(number, -1), self.end) for _, number in self.sends}
-        rows = self.always, self.prepared, self.announced, self.received, self.sent, self.frames
-        inside = self.forwards, self.passes, self.gradients, self.once
-        table = list(chain.from_iterable(lifetimes() for lifetimes in (*rows, *inside)))
+        table = list(chain(self._beside(), self._of_messages(), self._of_passes(), self._of_gradients()))
         what_of = {size: what for what, _, _, size in table}
         columns = {size: column for column, size in enumerate(what_of)}
         born, dies, column = np.array([(born, dies, columns[size]) for _, born, dies, size in table], dtype=np.int64).T
@@ -260,8 +177,6 @@ class _Row:
             if position in slot_at:
                 self.slots[key] = slot_at[position]
                 self.computes.append((start, action.op, key))
-                at = {Op.FORWARD: self.forward_at, Op.BACKWARD_WEIGHT: self.weight_at}.get(action.op, self.backward_at)
-                at[key] = start
             elif code == SEND_STEP:
                 self.sends += ((start, number) for number in numbers)
             else:
@@ -269,53 +184,43 @@ class _Row:
             start += 2
         return start
 
-    def _accumulations(self) -> Iterator[_Accumulation]:
-        """The gradients of each stage from one update to the next."""
+    def _accumulations(self) -> Iterator[tuple[int, _Key | None, dict[str, int]]]:
+        """The gradients of each stage from one update to the next: from the first backward that makes them.
+
+        With the first I, where there is one: it makes those gradients that cannot be deferred.  Behind the last update
+        they are there to the end.
+        """
         for stage in sorted({stage for stage, _ in self.slots}):
             halves = [(start, key) for start, op, key in self.computes if key[0] == stage and op is Op.BACKWARD_INPUT]
             adds = [start for start, op, key in self.computes if key[0] == stage and op in ADDS_GRADIENTS]
             sums, updates = ([start for start, of in those if of == stage] for those in (self.sums, self.updates))
             for before, update in pairwise((-1, *updates[:-1], self.end)):
-                added_at = next((start for start in adds if before < start < update), self.end)
-                early_at, early = next(((start, key) for start, key in halves if before < start < added_at), (-1, None))
-                dies = min(self.end, update + 2)
-                summed_at = next((start for start in sums if before < start < update), dies)
-                if added_at < self.end:
-                    yield _Accumulation(stage, early, early_at, added_at, summed_at, dies)
+                made = next((start for start in adds if before < start < update), self.end)
+                early, first = next(((start, key) for start, key in halves if before < start < made), (-1, None))
+                updated = min(self.end, update + 2)
+                summed = min(updated, next((start + 2 for start in sums if before < start < update), updated))
+                if made < self.end:
+                    yield stage, first, {"early": early + 1, "made": made + 1, "summed": summed, "updated": updated}
 
-    def always(self) -> Iterator[Lifetime]:
-        """What is there from the start to the end."""
-        return (Lifetime(what, 0, self.end, (what.name, self.rank)) for what in _ALWAYS)
-
-    def prepared(self) -> Iterator[Lifetime]:
-        """Inputs that the step prepares."""
+    def _beside(self) -> Iterator[Lifetime]:
+        """What is there throughout, frames among it (:meth:`frame_bytes`), and inputs that the step prepares."""
+        yield from lifetimes_of("rank", (self.rank,), {"start": 0, "end": self.end})
         for start, key in self.prepares:
-            yield Lifetime(What.ACTIVATIONS, start, self.end, self._size(key, "prepared"))
+            yield from lifetimes_of("prepared", (self.slots[key],), {"made": start, "end": self.end})
 
-    def announced(self) -> Iterator[Lifetime]:
-        """Buffers of receives that are announced; a receive makes room for the one that is a window later."""
+    def _of_messages(self) -> Iterator[Lifetime]:
+        """What is received and sent; a receive makes room for the one that is a window later."""
         announced_at = chain(repeat(0, self.window), (start for start, *_ in self.receives))
-        for (start, _, numbers), before in zip(self.receives, announced_at, strict=False):
+        for (start, microbatch, numbers), announced in zip(self.receives, announced_at, strict=False):
             for number in numbers:
-                yield Lifetime(What.RECEIVE_BUFFERS, before, start, self._message(number, "posted"))
-
-    def received(self) -> Iterator[Lifetime]:
-        """What was received, in its buffers: inputs to the end of the forward, gradients to the backward."""
-        for start, microbatch, numbers in self.receives:
-            for number in numbers:
-                transfer = self.compiled.transfers[self.compiled.messages[number][0]]
-                key = transfer.route[1 if transfer.forward else 0], microbatch
-                dies = self.forward_at[key] + 1 if transfer.forward else self.backward_at[key]
-                yield Lifetime(What.ACTIVATIONS, start, dies, self._message(number, "buffer"))
-
-    def sent(self) -> Iterator[Lifetime]:
-        """What is sent, until a message that comes back tells that it came."""
+                place = self.compiled.messages[number][0]
+                transfer = self.compiled.transfers[place]
+                of, reader = ("received input", 1) if transfer.forward else ("received gradient", 0)
+                moments = self.moments[transfer.route[reader], microbatch]
+                yield from lifetimes_of(of, (place,), {**moments, "announced": announced, "received": start})
         for start, number in self.sends:
-            yield Lifetime(What.ACTIVATIONS, start, self.told_at[number], self._message(number, "kept"))
-
-    def frames(self) -> Iterator[Lifetime]:
-        """Frames, which are never given back (:meth:`frame_bytes`)."""
-        yield Lifetime(What.ACTIVATIONS, 0, self.end, ("frames", self.rank))
+            moments = {"sent": start, "told": self.told_at[number]}
+            yield from lifetimes_of("sent", (self.compiled.messages[number][0],), moments)
 
     def frame_bytes(self, sizes: Sizes) -> int:
         """Of all frames: the next messages like them use them again, so there are as many as are under way at once."""
@@ -330,48 +235,32 @@ class _Row:
             self._most_frames[like] = most
         return sum(sizes.framed[frame] * most for frame, most in self._most_frames[like].items())
 
-    def forwards(self) -> Iterator[Lifetime]:
-        """What forwards leave to backwards, and backwards for inputs to those for weights."""
-        for key, backward in self.backward_at.items():
-            after, weight = self.forward_at[key] + 1, self.weight_at.get(key)
-            if weight is None:
-                yield Lifetime(What.ACTIVATIONS, after, backward + 1, self._size(key, "inputs"))
-            else:
-                yield Lifetime(What.ACTIVATIONS, after, backward + 1, self._size(key, "inputs of I"))
-                yield Lifetime(What.ACTIVATIONS, after, weight + 1, self._size(key, "inputs of W"))
-                yield Lifetime(What.ACTIVATIONS, backward + 1, weight, self._size(key, "deferred"))
-            yield Lifetime(What.ACTIVATIONS, after, backward, self._size(key, "saved"))
+    def _of_passes(self) -> Iterator[Lifetime]:
+        """What micro-batches leave from pass to pass, and what passes, sums and updates need while they run.
 
-    def passes(self) -> Iterator[Lifetime]:
-        """How high memory rises while a stage's layers run, what they save and make included."""
-        firsts = {start for one in self.accumulations for start in (one.early_at, one.added_at)}
+        That of a pass is how high memory rises while the layers run, what they save and make included.
+        """
+        for key, slot in self.slots.items():
+            yield from lifetimes_of("micro-batch", (slot,), self.moments[key])
+        firsts = {one[name] - 1 for *_, one in self.accumulations for name in ("early", "made")}
         last_of = {key[0]: start for start, op, key in self.computes if op in ADDS_GRADIENTS}
         for start, op, key in self.computes:
-            most = "forward" if key in self.backward_at else "forward alone"
+            most = "forward" if self.moments[key].keys() & {"B", "I"} else "forward alone"
             if op is not Op.FORWARD:
                 # with several versions of weights each micro-batch has gradients of its own, added at the end
                 is_first = start in firsts or self.compiled.versions[key[0]] > 1
-                most = backward_size(op, is_first, start == last_of[key[0]])
-            yield Lifetime(What.WORKSPACE, start, start + 1, self._size(key, most))
-
-    def gradients(self) -> Iterator[Lifetime]:
-        """Gradients of parameters."""
-        for stage, early, early_at, added_at, summed_at, dies in self.accumulations:
-            if early is not None:
-                size = self._size(early, "early gradients")
-                yield Lifetime(What.GRADIENTS, early_at + 1, added_at + 1, size)
-            yield Lifetime(What.GRADIENTS, added_at + 1, dies, ("gradients", self.rank, stage))
-            elsewhere = "gradients of others", self.rank, stage
-            yield Lifetime(What.GRADIENTS, added_at + 1, min(dies, summed_at + 2), elsewhere)
-
-    def once(self) -> Iterator[Lifetime]:
-        """What sums of gradients and updates need besides."""
+                most = f"{op.value}{' first' * is_first}{' last' * (start == last_of[key[0]])}"
+            yield from self._while_runs(start, most, (self.slots[key],))
         for actions, of in ((self.sums, "sum"), (self.updates, "update")):
             for start, stage in actions:
-                yield Lifetime(What.WORKSPACE, start, start + 1, (of, self.rank, stage))
+                yield from self._while_runs(start, of, (self.rank, stage))
 
-    def _message(self, number: int, of: str) -> SizeKey:
-        return of, self.compiled.messages[number][0]
+    def _while_runs(self, start: int, size: str, key: tuple[int, *tuple[int, ...]]) -> Iterator[Lifetime]:
+        return lifetimes_of("action", key, {"runs": start, "over": start + 1}, size)
 
-    def _size(self, key: _Key, of: str) -> SizeKey:
-        return of, self.slots[key]
+    def _of_gradients(self) -> Iterator[Lifetime]:
+        """Gradients of parameters."""
+        for stage, early, moments in self.accumulations:
+            yield from lifetimes_of("gradients", (self.rank, stage), moments)
+            if early is not None:
+                yield from lifetimes_of("early gradients", (self.slots[early],), moments)

@@ -1,15 +1,15 @@
 """What a member of a stage holds at least, for any two cuts, and how many micro-batches it can keep at most.
 
-    resident     parameters, gradients, optimiser state (or a part of it), buffers that no other layer reads
-    saved        for each micro-batch in flight, unless it is computed again; then of one at a time
-    workspace    of the hungriest layer, where levels of layers are not known (``planner.costs.memory.levels``); where
-                 they are, the first backward makes gradients as it lets go of what was saved: the lesser of the two
-                 need not be there with everything else
-    received     for each micro-batch in flight, where something surely comes in and no layer may save it where it lies
+The bound counts these lines of the table (:mod:`planner.costs.memory.table`) at the moment when a stage begins the
+first of its backwards with so many micro-batches in flight, and leaves out all others:
 
-The exact reading, action by action, is :mod:`planner.costs.memory.lifetimes`.
-
-How many micro-batches stages of a chain keep under a schedule is read off its order (``planner.passes.in_flight``).
+    resident     the rank's parameters, gradients, optimiser state (or a part of it, ``divided``), and buffers that no
+                 other layer reads                                                              ``state_factor``
+    saved        for each micro-batch in flight (``most_held``), unless it is computed again; then of one at a time
+    action       the workspace of the hungriest layer, where levels of layers are not known; where they are, the first
+                 backward makes gradients as it lets go of what was saved: the lesser of the two need not be there with
+                 everything else                                                                ``LeastMemory.needed``
+    inputs       for each micro-batch in flight, where something surely comes in and no layer may save it where it lies
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array
+from planner.costs.memory.table import What, divided, most_held
 from planner.costs.stages.stage_sums import RecomputeMask, of_those
 from planner.ir.schedule import Pipeline, StageGraph
-from planner.passes import in_flight
 from planner.schedules import schedule as schedule_named
 
 Numbers = NDArray[np.int64]
@@ -103,64 +103,67 @@ class LeastMemory:
         return np.asarray(np.maximum.reduce(list(shares)))
 
 
-def holder_of(
-    book: PriceBook,
-    cuts: Cuts,
-    kind: str,
-    sizes: tuple[float, float],
-    limit_bytes: int,
-    trains: bool,
-    recompute: RecomputeMask,
-    parts: int,
-    workspaces: dict[tuple[str, float, RecomputeMask], Array],
-    received: Array | None = None,
-    zero: int = 1,
-) -> Holder:
-    """What a member that gets ``sizes`` samples of a full micro-batch and of the last one holds.
+@dataclass(frozen=True, slots=True, eq=False)
+class Holders:
+    """Makes holders for one way to cut the batch.
 
-    Args:
-        recompute: which layers' activations are computed again; of attention's cores alone what they save may not
-            be there.
-        parts: among how many members the optimiser's state is divided.
-        workspaces: those worked out before, by kind, samples and ``recompute``; added to.
+    Attributes:
         received: by cut, bytes a sample that surely come in there; None: nothing does.  Not added where levels of
             layers are known: layers may save what came where it lies.
-        zero: what ``parts`` members divide; gradients from 2 on, parameters with 3.
+        workspaces: those worked out before, by kind, samples and what is recomputed; added to.
     """
-    graph, full, rest = book.tables.graph, book.tables.at(kind, sizes[0]), book.tables.at(kind, sizes[1])
-    resident = cuts.sums(
-        state_factor(book, trains, parts, zero) * np.diff(graph.parameter_bytes) + np.diff(graph.own_buffer_bytes)
-    )
-    keeps = trains and recompute is not True
-    by_layer = book.levels.at(kind, sizes[0]) is not None
-    dropped = recompute if isinstance(recompute, tuple) else ()
-    once = cuts.sums(np.diff(full.saved_bytes - of_those(full.saved_bytes, dropped)))
-    key = (kind, sizes[0], recompute)
-    if key not in workspaces:
-        # Where levels of layers are known, the hungriest may run when others have let go: nothing is sure.
-        workspaces[key] = cuts.largest(np.zeros_like(full.workspace_bytes) if by_layer else full.workspace_bytes)
-        if recompute is True and trains:
-            workspaces[key] = workspaces[key] + (once[None, :] - once[:, None])
-    nothing = np.zeros_like(once)
-    return Holder(
-        resident,
-        once if keeps else nothing,
-        cuts.sums(np.diff(rest.saved_bytes - of_those(rest.saved_bytes, dropped))) if keeps else nothing,
-        workspaces[key],
-        limit_bytes,
-        cuts.sums(np.diff(graph.parameter_bytes)) / (parts if zero > 1 else 1) if by_layer and trains else None,
-        once if by_layer and trains else None,
-        None if received is None or by_layer else received * sizes[0],
-        None if received is None or by_layer else received * sizes[1],
-    )
+
+    book: PriceBook
+    cuts: Cuts
+    trains: bool
+    received: Array | None
+    workspaces: dict[tuple[str, float, RecomputeMask], Array]
+
+    def of(
+        self, member: tuple[str, int, tuple[float, float]], recompute: RecomputeMask, parts: int, zero: int
+    ) -> Holder:
+        """What a member holds: its kind, its limit, and its samples of a full micro-batch and of the last one.
+
+        Args:
+            recompute: which layers' activations are computed again; of attention's cores alone what they save may not
+                be there.
+            parts: among how many members the optimiser's state is divided, and what else ``zero`` says.
+        """
+        (kind, limit_bytes, sizes), book, cuts = member, self.book, self.cuts
+        graph, full, rest = book.tables.graph, *(book.tables.at(kind, size) for size in sizes)
+        factor = state_factor(book, self.trains, parts, zero)
+        resident = cuts.sums(factor * np.diff(graph.parameter_bytes) + np.diff(graph.own_buffer_bytes))
+        keeps, by_layer = self.trains and recompute is not True, book.levels.at(kind, sizes[0]) is not None
+        dropped = recompute if isinstance(recompute, tuple) else ()
+        once = cuts.sums(np.diff(full.saved_bytes - of_those(full.saved_bytes, dropped)))
+        key, workspace = (kind, sizes[0], recompute), full.workspace_bytes
+        if key not in self.workspaces:
+            # Where levels of layers are known, the hungriest may run when others have let go: nothing is sure.
+            self.workspaces[key] = cuts.largest(np.zeros_like(workspace) if by_layer else workspace)
+            if recompute is True and self.trains:
+                self.workspaces[key] = self.workspaces[key] + (once[None, :] - once[:, None])
+        nothing, adds = np.zeros_like(once), by_layer and self.trains
+        gradients = cuts.sums(np.diff(graph.parameter_bytes)) / divided(What.GRADIENTS, zero, parts)
+        comes = self.received if not by_layer else None
+        return Holder(
+            resident,
+            once if keeps else nothing,
+            cuts.sums(np.diff(rest.saved_bytes - of_those(rest.saved_bytes, dropped))) if keeps else nothing,
+            self.workspaces[key],
+            limit_bytes,
+            gradients if adds else None,
+            once if adds else None,
+            *(None if comes is None else comes * size for size in sizes),
+        )
 
 
 def state_factor(book: PriceBook, trains: bool, parts: int = 1, zero: int = 1) -> float:
     """Bytes a byte of parameters: parameters, and where they are trained gradients and the state, or parts of them."""
     if not trains:
         return 1
-    whole = 1 / parts if zero > 2 else 1, 1 / parts if zero > 1 else 1
-    return sum(whole) + book.profile.optimizer.state_bytes_per_parameter_byte / parts
+    state = book.profile.optimizer.state_bytes_per_parameter_byte
+    times = (What.PARAMETERS, 1), (What.GRADIENTS, 1), (What.OPTIMISER_STATE, state)
+    return sum(each / divided(what, zero, parts) for what, each in times)
 
 
 def may_bind(book: PriceBook, sizes: Iterable[tuple[str, float, int]], num_microbatches: int) -> bool:
@@ -184,8 +187,9 @@ def may_bind(book: PriceBook, sizes: Iterable[tuple[str, float, int]], num_micro
 @functools.cache
 def kept_by(schedule: str, num_stages: int, num_microbatches: int) -> tuple[int, ...]:
     """The most micro-batches that the schedule keeps on each of a chain's stages."""
-    rows = schedule_named(schedule)(Pipeline(StageGraph.chain(num_stages, num_microbatches))).rows
-    return in_flight(rows, num_stages)
+    few = min(num_microbatches, 2 * num_stages + 2)  # what grows with these grows on
+    rows = schedule_named(schedule)(Pipeline(StageGraph.chain(num_stages, few))).rows
+    return tuple(num_microbatches if kept == few else kept for kept in most_held(rows, num_stages))
 
 
 def fewest_kept(schedule: str, most_stages: int, num_microbatches: int) -> tuple[int, ...]:

@@ -3,62 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property, partial
-from itertools import product
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
 
 from planner.costs.communication.links import shares_memory
-from planner.costs.layers.cost_table import layers_of
-from planner.costs.memory.activations import Activation, activation_of, buckets_behind, kept_gradients
+from planner.costs.layers.cost_table import Run, layers_of
+from planner.costs.memory.activations import Part, activation_of, buckets_behind, kept_gradients
 from planner.costs.memory.messages import CoalescedMessage, Received, answers, buffer_bytes, joined, sums_standing
+from planner.costs.memory.table import SizeKey, What
 from planner.costs.simulator.program import CompiledProgram
 from planner.costs.stages.action_costs import StageCosts, left_to_others
 from planner.costs.stages.placement import StagePlacement
 from planner.ir.cluster import SHARED_MEMORY
-from planner.ir.plan import Size
 from planner.ir.program import ALONE_BYTES
 from planner.ir.schedule import Op
-
-_Part = tuple[int, int, Size]
-"""A rank, a stage, and what micro-batches of one cost are."""
-
-
-SizeKey = tuple[str, int] | tuple[str, int, int]
-"""Whose size: the name of it, and a transfer slot, an activation slot, a rank, or a rank and a stage."""
-
-
-def backward_size(op: Op, is_first: bool, is_last: bool) -> str:
-    """The name of the most that is there in a backward.
-
-    Args:
-        is_first: it makes the gradients that later ones add to.
-        is_last: gradients are summed behind it.
-    """
-    return f"{op.value}{' first' if is_first else ''}{' last' if is_last else ''}"
-
-
-def _backward(op: Op, is_first: bool, is_last: bool, activation: Activation) -> int:
-    """The most that is there in a backward."""
-    peaks = activation.last if is_last and activation.last is not None else activation.peaks
-    most = peaks.of_backward(op, is_first)
-    return max(most, peaks.forward) if activation.recompute and op is not Op.BACKWARD_WEIGHT else most
-
-
-_ACTIVATION_SIZES: Mapping[str, Callable[[Activation], int]] = {
-    "inputs": lambda own: own.inputs,
-    "inputs of I": lambda own: own.inputs - min(own.inputs, own.inputs_left),
-    "inputs of W": lambda own: min(own.inputs, own.inputs_left),
-    "saved": lambda own: own.saved,
-    "deferred": lambda own: own.peaks.deferred,
-    "early gradients": lambda own: own.peaks.early,
-    "forward": lambda own: own.assembled + (own.peaks.unrecorded if own.recompute else own.peaks.forward),
-    "forward alone": lambda own: own.assembled + own.peaks.unrecorded,
-    **{
-        backward_size(*backward): partial(_backward, *backward)
-        for backward in product((Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT), (False, True), (False, True))
-    },
-}
-"""By name, of what a stage holds of a micro-batch on a rank."""
 
 
 class Sizes:
@@ -98,6 +56,7 @@ class Sizes:
         self._transfer_sizes = self._by_transfer_slot(carried, is_block, unsaved)
         self._batch_bytes = costs.num_steps_held * _batch_bytes(costs) + costs.found_bytes()
         self._update_bytes = cache(self._worked_out_update_bytes)
+        self._buffer_bytes = cache(self._worked_out_buffer_bytes)
 
     @cached_property
     def answers(self) -> dict[int, int]:
@@ -116,10 +75,10 @@ class Sizes:
 
     def _by_activation_slot(
         self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool]
-    ) -> tuple[list[Activation], dict[_Part, float]]:
+    ) -> tuple[list[dict[str, int]], dict[Part, float]]:
         """By activation slot; and by rank, stage and size, the share of what is sent that nothing else keeps."""
-        alone = Counter[_Part]()
-        received: dict[tuple[bool, _Part], dict[int, dict[int, tuple[int, int, bool]]]] = {}
+        alone = Counter[Part]()
+        received: dict[tuple[bool, Part], dict[int, dict[int, tuple[int, int, bool]]]] = {}
         for transfer, num_bytes, how, block in zip(
             self.compiled.transfers, self.payloads, carried, is_block, strict=True
         ):
@@ -130,21 +89,20 @@ class Sizes:
             senders[transfer.src] = num_bytes, how.framed, block
             if transfer.forward and not block:
                 alone[transfer.src, src, size] += num_bytes - sum(how)
-        activations = list[Activation]()
-        unsaved: dict[_Part, float] = {}
-        for slot in self.compiled.activations:
-            part = slot.rank, slot.stage, self.costs.micro_batches[slot.microbatch]
+        sizes = self.costs.micro_batches
+        parts = [(slot.rank, slot.stage, sizes[slot.microbatch]) for slot in self.compiled.activations]
+        by_part = dict[Part, tuple[dict[str, int], int]]()
+        for part in dict.fromkeys(parts):
             inputs, gradients = (
                 Received.of({maker: [*own.values()] for maker, own in received.get((forward, part), {}).items()})
                 for forward in (True, False)
             )
-            behind = self.buckets[slot.rank, slot.stage]
-            activations.append(activation_of(self.costs, slot, alone[part], gradients, inputs, behind))
-            unsaved[part] = activations[-1].unsaved / alone[part] if alone[part] else 0.0
-        return activations, unsaved
+            by_part[part] = activation_of(self.costs, part, alone[part], gradients, inputs, self.buckets[part[:2]])
+        unsaved = {part: own / alone[part] if alone[part] else 0.0 for part, (_, own) in by_part.items()}
+        return [by_part[part][0] for part in parts], unsaved
 
     def _by_transfer_slot(
-        self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool], unsaved: Mapping[_Part, float]
+        self, carried: Sequence[CoalescedMessage], is_block: Sequence[bool], unsaved: Mapping[Part, float]
     ) -> dict[str, list[int]]:
         """Of messages: where they are received, there from the announcement on, and where they were sent, unframed."""
         buffer, posted, kept = list[int](), list[int](), list[int]()
@@ -162,14 +120,14 @@ class Sizes:
 
     def of_slot(self, size: SizeKey) -> int:
         """Of a micro-batch on a stage's rank, or of a message."""
-        name, number = size[:2]
+        name, number = size[0], size[1]
         if name in self._transfer_sizes:
             return self._transfer_sizes[name][number]
         if name == "prepared":
             costs, slot = self.costs, self.compiled.activations[number]
             member = costs.stages[slot.stage].ranks.index(slot.rank)
             return 0 if costs.is_prepared else costs.prepared_bytes(slot.stage, member, slot.microbatch)
-        return _ACTIVATION_SIZES[name](self._activations[number])
+        return self._activations[number][name]
 
     def _stage_sizes(self, rank: int, number: int) -> dict[str, int]:
         """Gradients that a rank keeps of a stage, and those that others update by; what a sum and an update need."""
@@ -179,7 +137,8 @@ class Sizes:
             own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
         if not self.compiled.trains[rank] or costs.on_chip_bytes(rank):
             own = 0
-        elsewhere = left_to_others(stage) if stage.zero == 1 and own else 0
+        # where gradients are whole and the state is not, others' go when they are summed
+        elsewhere = left_to_others(stage, What.OPTIMISER_STATE) - left_to_others(stage, What.GRADIENTS) if own else 0
         sum_bytes, update_bytes = self._sum_bytes(rank, number), self._update_bytes(number)
         return {
             "gradients": own - elsewhere,
@@ -194,7 +153,7 @@ class Sizes:
         parameters = state = 0
         if not costs.on_chip_bytes(rank):
             parameters, state = costs.parameter_bytes(rank), costs.state_bytes(rank) if compiled.trains[rank] else 0
-        graph, batch = costs.book.profile.graph, self._batch_bytes
+        batch = self._batch_bytes
         if costs.is_prepared:
             batch += costs.num_steps_held * sum(
                 costs.prepared_bytes(action.stage, costs.stages[action.stage].ranks.index(rank), action.microbatch or 0)
@@ -204,10 +163,14 @@ class Sizes:
         return {
             "PARAMETERS": parameters + sum(max(0, compiled.versions[n] - 1) * s.parameter_bytes for n, s in mine),
             "OPTIMISER_STATE": state,
-            "BUFFERS": graph.buffer_bytes(index for _, stage in mine for index in layers_of(stage.runs)),
+            "BUFFERS": self._buffer_bytes(tuple(stage.runs for _, stage in mine)),
             "BATCH": batch,
             "RECEIVE_BUFFERS": round(sum(_standing_bytes(costs, stage, rank) for _, stage in mine)),
         }
+
+    def _worked_out_buffer_bytes(self, stages: tuple[tuple[Run, ...], ...]) -> int:
+        graph = self.costs.book.profile.graph
+        return graph.buffer_bytes(index for runs in stages for index in layers_of(runs))
 
     def _sum_bytes(self, rank: int, number: int) -> int:
         """What a sum of gradients needs besides when nothing of it has begun in the backward.

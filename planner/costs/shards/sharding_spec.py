@@ -56,22 +56,3 @@ class ShardingSpec:
         shared = f" channels shared by {self.ways}" if self.ways > 1 else ""
         margin = f" margin {self.margin}" if self.margin else ""
         return parts + shared + margin + (" recomputed" if self.recompute else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a rank's part of a layer reads.
-
-    Attributes:
-        samples, share: of the part, and what it is of the work of so many whole samples.
-        read_share: what it reads of their inputs.
-        received: bytes that come from other ranks of the stage; ``copied``: those that make it read a copy.
-        stays: whether what is received is kept, whoever saves it.
-    """
-
-    samples: float
-    share: float
-    read_share: float
-    received: float
-    copied: float = 0.0
-    stays: bool = False

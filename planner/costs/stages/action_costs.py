@@ -28,6 +28,7 @@ from planner.costs.communication.collectives import memory_factor
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import Array, SizeTable, before, layers_of, span
+from planner.costs.memory.table import What, divided
 from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement
 from planner.costs.stages.stage_sums import PASSES, PassTimes
@@ -132,7 +133,7 @@ class StageCosts:
         if not self.trains:
             return 0
         mine = [stage for stage in self.stages if rank in stage.ranks]
-        kept = sum(_parameters_used(stage, rank) - left_to_others(stage) for stage in mine)
+        kept = sum(_parameters_used(stage, rank) - left_to_others(stage, What.OPTIMISER_STATE) for stage in mine)
         return round(kept * self.book.profile.optimizer.state_bytes_per_parameter_byte)
 
     def prepare_s(self, rank: int, action: Action) -> float:
@@ -236,7 +237,7 @@ class StageCosts:
     def parameter_bytes(self, rank: int) -> int:
         """What the rank holds of parameters, between passes."""
         return sum(
-            _parameters_used(stage, rank) - (left_to_others(stage) if self.trains and stage.zero > 2 else 0)
+            _parameters_used(stage, rank) - (left_to_others(stage, What.PARAMETERS) if self.trains else 0)
             for stage in self.stages
             if rank in stage.ranks
         )
@@ -316,9 +317,9 @@ def _part_of(sums: Array, parts: Iterable[tuple[int, float]]) -> float:
     return sum(part * float(sums[layer + 1] - sums[layer]) for layer, part in parts)
 
 
-def left_to_others(stage: StagePlacement) -> int:
-    """Bytes of parameters whose optimiser's state other ranks of the stage hold."""
-    return stage.own_bytes - -(-stage.own_bytes // len(stage.ranks)) if stage.sharded else 0
+def left_to_others(stage: StagePlacement, what: What) -> int:
+    """Bytes of parameters of which other ranks of the stage hold what they divide: state, gradients, themselves."""
+    return stage.own_bytes - -(-stage.own_bytes // divided(what, stage.zero, len(stage.ranks)))
 
 
 def _parameters_used(stage: StagePlacement, rank: int) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, TiedParameter
-from planner.costs.memory.memory_bound import Cuts, LeastMemory, Numbers, holder_of, may_bind
+from planner.costs.memory.memory_bound import Cuts, Holders, LeastMemory, Numbers, may_bind
 from planner.costs.stages.gradient_overlap import least_bytes_on_cards, least_reduction_s
 from planner.costs.stages.shared_times import MemberTimes, member_times
 from planner.costs.stages.stage_sums import RecomputeMask
@@ -37,14 +37,14 @@ class Spread:
         """The least of all members, for stages between ``first`` and ``last`` (arrays that broadcast)."""
         seconds: Array = self.sums[0][last] - self.sums[0][first]
         for row in self.sums[1:]:
-            np.minimum(seconds, row[last] - row[first], out=seconds)
+            seconds = np.minimum(seconds, row[last] - row[first])
         return seconds
 
     def most(self, first: Numbers, last: Numbers) -> Array:
         """The most of all members."""
         seconds: Array = self.sums[0][last] - self.sums[0][first]
         for row in self.sums[1:]:
-            np.maximum(seconds, row[last] - row[first], out=seconds)
+            seconds = np.maximum(seconds, row[last] - row[first])
         return seconds
 
 
@@ -259,6 +259,7 @@ class StageBounds:
     received: Array | None = None
     _workspaces: dict[tuple[str, float, RecomputeMask], Array] = field(init=False, default_factory=dict, repr=False)
     _most: dict[object, Numbers | None] = field(init=False, default_factory=dict, repr=False)
+    _of_samples: dict[object, LeastMemory | None] = field(init=False, default_factory=dict, repr=False)
 
     def of(self, ranks: tuple[int, ...], members: Sequence[Member], recompute: RecomputeMask, zero: int) -> StageBound:
         """Of stages on ``ranks`` that recompute activations of ``recompute``; members that are alike once are enough.
@@ -310,11 +311,11 @@ class StageBounds:
             parted=self._parted(len(ranks), kinds, parts) if self.trains and tables.graph.tied else None,
         )
 
-    def member_times(self, kind: str, most: int, recompute: RecomputeMask) -> MemberTimes:
+    def member_times(
+        self, kind: str, most: int, recompute: RecomputeMask, micro_batches: tuple[int, ...]
+    ) -> MemberTimes:
         """Of members of groups, each on ``kind`` with up to ``most`` samples; raises as :meth:`of`."""
-        return member_times(
-            self.book, self.cuts, self.micro_batches, (kind, most, recompute), (self.trains, self.splits)
-        )
+        return member_times(self.book, self.cuts, micro_batches, (kind, most, recompute), (self.trains, self.splits))
 
     def most_samples(
         self, member: tuple[str, int], most: int, recompute: RecomputeMask, parts: int, zero: int
@@ -339,13 +340,22 @@ class StageBounds:
         largest = np.full((count, count), most, dtype=np.int64)
         largest[first, last] = 0
         for samples in range(most, 0, -1):
-            memory = self._memory([(kind, limit, (samples, samples))], recompute, parts, zero)
+            memory = self.memory_of((kind, limit), samples, recompute, parts, zero)
             fits = np.full(len(first), True) if memory is None else memory.window(first, last, 1) > 0
             largest[first[fits], last[fits]] = samples
             first, last = first[~fits], last[~fits]
             if not len(first):
                 break
         return largest
+
+    def memory_of(
+        self, member: tuple[str, int], samples: int, recompute: RecomputeMask, parts: int, zero: int
+    ) -> LeastMemory | None:
+        """What a member (kind, memory limit) holds at least with so many samples; None: it always fits."""
+        key = (member, samples, recompute, parts, zero)
+        if key not in self._of_samples:
+            self._of_samples[key] = self._memory([(*member, (samples, samples))], recompute, parts, zero)
+        return self._of_samples[key]
 
     def _parted(self, num_ranks: int, kinds: Sequence[str], parts: int) -> Parted:
         """Of stages on so many ranks of some kinds, which divide the optimiser's state in ``parts``."""
@@ -392,21 +402,5 @@ class StageBounds:
         sizes = [(kind, max(samples), limit) for kind, limit, samples in members]
         if not may_bind(self.book, sizes, len(self.micro_batches)):
             return None
-        return LeastMemory(
-            tuple(
-                holder_of(
-                    self.book,
-                    self.cuts,
-                    kind,
-                    samples,
-                    limit,
-                    self.trains,
-                    recompute,
-                    parts,
-                    self._workspaces,
-                    self.received,
-                    zero,
-                )
-                for kind, limit, samples in dict.fromkeys(members)
-            )
-        )
+        holders = Holders(self.book, self.cuts, self.trains, self.received, self._workspaces)
+        return LeastMemory(tuple(holders.of(member, recompute, parts, zero) for member in dict.fromkeys(members)))

@@ -29,7 +29,7 @@ import numpy as np
 from planner.costs.candidate import Candidate
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.layers.shards import part_of
-from planner.costs.memory.lifetimes import What
+from planner.costs.memory.table import What
 from planner.costs.shards.device_mesh import factorisations, layout_on
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.shards.tiles import box_bytes, transient_bytes

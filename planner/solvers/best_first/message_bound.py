@@ -126,6 +126,8 @@ class HandoverBounds:
 
         Groups are called by their own pools; of micro-batches the least counts.
         """
+        if not (source.samples and destination.samples):  # any shares
+            return (np.zeros(2 * len(self.hosts)),) * 2
         key = (source.counts, source.shares, destination.counts, destination.shares)
         passing = self._crossing.get(key)
         if passing is None:
@@ -159,6 +161,10 @@ class HandoverBounds:
             rows: pieces(source.samples[rows], destination.samples[rows], sources, destinations, between)
             for rows in set(self.prices.micro_batches)
         }
+
+    def least_link(self, source: int, destination: int) -> Link:
+        """Between devices of two pools, no slower than any such link."""
+        return self._links[self._tiers[source, destination]]
 
     def _any_of(self, names: list[str]) -> str:
         """A name for links of which none is known to be slower than another."""

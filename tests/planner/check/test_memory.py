@@ -12,10 +12,9 @@ import pytest
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import PriceBook
-from planner.costs.memory.action_peaks import DeferredWeights, ValueGradients, action_peaks
-from planner.costs.memory.levels import BACKWARD, LevelTables
+from planner.costs.memory.action_peaks import DeferredWeights, RunningLayers, ValueGradients, action_peaks
+from planner.costs.memory.levels import BACKWARD, LayerParts, LevelTables
 from planner.costs.memory.messages import CoalescedMessage, Received
-from planner.costs.shards.sharding_spec import Reading
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.layout import Layout
 from planner.ir.problem import Problem
@@ -129,6 +128,13 @@ def levels_of(first: Callable[[int], Levels]) -> tuple[LevelTables, str]:
     return LevelTables(replace(bare, measurements={kind: found})), kind
 
 
+def part_of_first(share: float, read_share: float, **columns: float) -> LayerParts:
+    """A part of the first layer, of 4 samples."""
+    numbers = {"saved": 0.0, "samples": 4.0, "share": share, "read_share": read_share, **columns}
+    names = LayerParts._fields[1:]
+    return LayerParts(np.array([0]), *(np.array([numbers.get(name, 0.0)]) for name in names))
+
+
 @pytest.mark.parametrize(
     ("weights", "weight_bytes", "expected"),
     [(0.25, 80.0, 35.0), (1.0, 80.0, 35.0 + 0.75 * 80.0), (1.0, 1000.0, 35.0 + 0.75 * 100.0), (0.0, 0.0, 35.0)],
@@ -137,9 +143,10 @@ def test_a_copy_of_the_weights_is_there_whole_in_a_part_that_uses_all(
     weights: float, weight_bytes: float, expected: float
 ) -> None:
     table, kind = levels_of(lambda samples: Levels(0, 100 + 10 * samples, 0, 0, 0))
-    found = table.of_part(kind, 0, Reading(4, 0.25, 0.25, 0.0), 0.0, weights, weight_bytes)
+    part = part_of_first(0.25, 0.25, parameters=weights * weight_bytes, all_parameters=weight_bytes)
+    found = table.of_parts(kind, part, alone=False)
     assert found is not None
-    assert found[BACKWARD] == pytest.approx(expected)
+    assert found[0][BACKWARD] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +163,9 @@ def test_a_copy_of_the_weights_is_there_whole_in_a_part_that_uses_all(
 def test_who_reads_a_copy_saves_it(first: int, every: int, copied: float, expected: float) -> None:
     """Half of the work of 4 samples, which reads all of them, 16 bytes of which come from others."""
     table, kind = levels_of(lambda n: Levels(0, 0, 0, 0, 0, inputs_saved=first * n, inputs_kept=every * n))
-    beyond, in_place = table.inputs_saved(kind, 0, Reading(4, 0.5, 1.0, 16.0, copied))
-    assert (beyond, in_place) == pytest.approx((expected, 0.0 if copied else 4.0 * first))
+    found = table.of_parts(kind, part_of_first(0.5, 1.0, received=16.0, copied=copied), alone=False)
+    assert found is not None
+    assert [*found[1], *found[2]] == pytest.approx([expected, 0.0 if copied else 4.0 * first])
 
 
 @pytest.mark.parametrize(("dim", "is_copied"), [("sample", False), ("feature", True)])
@@ -183,24 +191,26 @@ def flowing(**pairs: object) -> ValueGradients:
 def test_a_gradient_that_was_received_counts_once_for_as_long_as_the_backward_lasts() -> None:
     saved, gradients, levels = np.zeros(3), np.zeros(3), np.zeros((8, 3))
     levels[1] = [9.0, 7.0, 8.0]  # backward: of these 4 is the gradient of an output that the first layer reads last
-    found = action_peaks(saved, gradients, levels, output_gradients=5.0, flow=flowing(outside=(4.0, 4.0, 4.0)))
-    assert found.backward_first == 9 - 4 + 5
+    found = action_peaks(
+        RunningLayers(saved, gradients, levels, output_gradients=5.0, flow=flowing(outside=(4.0, 4.0, 4.0)))
+    )
+    assert found["B first"] == 9 - 4 + 5
     assert (
-        action_peaks(saved, gradients, levels, output_gradients=5.0).backward_first == 9 + 5
+        action_peaks(RunningLayers(saved, gradients, levels, output_gradients=5.0))["B first"] == 9 + 5
     )  # where nothing of that is known
-    alone = action_peaks(saved, gradients, levels, flow=flowing(outside=(4.0, 4.0, 4.0)))
-    assert alone.backward_first == 9, "what no message brought lies where the level has it"
+    alone = action_peaks(RunningLayers(saved, gradients, levels, flow=flowing(outside=(4.0, 4.0, 4.0))))
+    assert alone["B first"] == 9, "what no message brought lies where the level has it"
 
 
 def test_a_bucket_is_put_together_beside_what_is_there_when_its_last_layer_has_run() -> None:
     saved, gradients, levels = np.array([2.0, 3.0, 50.0]), np.array([10.0, 20.0, 30.0]), np.zeros((8, 3))
     levels[1] = [1.0, 40.0, 1.0]
     copies, flow = np.array([0.0, 25.0, 0.0]), flowing(after=(6.0, 7.0, 8.0))
-    assert action_peaks(saved, gradients, levels, flow=flow).backward_first == 5 + 40 + 50
-    found = action_peaks(saved, gradients, levels, flow=flow, copies=copies)
-    assert found.backward_first == max(5 + 40 + 50, 2 + 7 + 50 + 25)
+    assert action_peaks(RunningLayers(saved, gradients, levels, flow=flow))["B first"] == 5 + 40 + 50
+    found = action_peaks(RunningLayers(saved, gradients, levels, flow=flow), copies)
+    assert found["B first"] == max(5 + 40 + 50, 2 + 7 + 50 + 25)
     levels[1, 1] = 0.0
-    assert action_peaks(saved, gradients, levels, flow=flow, copies=copies).backward_first == max(
+    assert action_peaks(RunningLayers(saved, gradients, levels, flow=flow), copies)["B first"] == max(
         55 + 1 + 30, 2 + 7 + 50 + 25
     )
 
@@ -213,8 +223,8 @@ def test_weight_gradients_that_are_put_off_hold_what_they_need_until_ranks_wait_
     deferred_weights = DeferredWeights.of([False, True, True], [True, False, False], given + saved, needs)
     assert deferred_weights.extra.tolist() == [0.0, 404.0, 0.0]
     assert (deferred_weights.runs.tolist(), deferred_weights.end) == ([404.0 + 202.0 + 60.0, 0.0, 0.0], 0.0)
-    found = action_peaks(saved, gradients, levels, flow=flow, deferred_weights=deferred_weights)
-    assert found.backward_first == max(7 + 30, 3 + 20 + 404, 1 + 7 + 666)
+    found = action_peaks(RunningLayers(saved, gradients, levels, flow=flow, deferred_weights=deferred_weights))
+    assert found["B first"] == max(7 + 30, 3 + 20 + 404, 1 + 7 + 666)
     alone = DeferredWeights.of([False, True, True], [False] * 3, given + saved, needs)
     assert alone.end == 666.0, "with no norm below they are made when the backward is over"
     third = DeferredWeights.of([True] * 3, [False] * 3, given + saved, needs)
@@ -224,7 +234,9 @@ def test_weight_gradients_that_are_put_off_hold_what_they_need_until_ranks_wait_
 def test_a_part_of_a_concatenations_gradient_that_is_sent_on_stays_with_the_rest() -> None:
     saved, gradients, levels = np.zeros(3), np.zeros(3), np.zeros((8, 3))
     levels[1] = [9.0, 7.0, 8.0]
-    assert action_peaks(saved, gradients, levels, flow=flowing(shared=(0.0, 5.0, 0.0))).backward_first == 7 + 5
+    assert (
+        action_peaks(RunningLayers(saved, gradients, levels, flow=flowing(shared=(0.0, 5.0, 0.0))))["B first"] == 7 + 5
+    )
 
 
 @pytest.mark.parametrize(("parameter_bytes", "stands"), [(2**16, 3 * 2**16), (2**17, 0)])
@@ -247,13 +259,27 @@ def test_a_gradient_in_its_buffer_goes_when_its_own_weight_gradients_are_made() 
     saved, gradients, levels = np.zeros(3), np.zeros(3), np.zeros((8, 3))
     levels[3] = [30.0, 0.0, 1.0]
     found = action_peaks(
-        saved, gradients, levels, output_gradients=8.0, output_gradients_left=np.array([0.0, 0.0, 8.0]), flow=flowing()
+        RunningLayers(
+            saved,
+            gradients,
+            levels,
+            output_gradients=8.0,
+            output_gradients_left=np.array([0.0, 0.0, 8.0]),
+            flow=flowing(),
+        )
     )
-    assert (found.deferred, found.weight_first) == (8, 30)
+    assert (found["deferred"], found["W first"]) == (8, 30)
     first = action_peaks(
-        saved, gradients, levels, output_gradients=8.0, output_gradients_left=np.array([8.0, 0.0, 0.0]), flow=flowing()
+        RunningLayers(
+            saved,
+            gradients,
+            levels,
+            output_gradients=8.0,
+            output_gradients_left=np.array([8.0, 0.0, 0.0]),
+            flow=flowing(),
+        )
     )
-    assert first.weight_first == 38
+    assert first["W first"] == 38
 
 
 def test_parts_that_several_ranks_sent_go_once_they_are_put_together() -> None:
@@ -266,12 +292,12 @@ def test_parts_that_several_ranks_sent_go_once_they_are_put_together() -> None:
 
 def test_gradients_that_cannot_wait_come_with_those_of_inputs() -> None:
     saved, gradients, levels = np.zeros(3), np.array([10.0, 100.0, 1.0]), np.zeros((6, 3))
-    found = action_peaks(saved, gradients, levels, defers=np.array([True, False, True]))
-    assert (found.early, found.input_first, found.input_later) == (100, 100, 100)
-    assert (found.weight_first, found.weight_later) == (11, 10)
-    whole = action_peaks(saved, gradients, levels)
-    assert (whole.early, whole.input_first, whole.weight_first) == (0, 0, 111)
-    assert found.backward_first == whole.backward_first == 111
+    found = action_peaks(RunningLayers(saved, gradients, levels, defers=np.array([True, False, True])))
+    assert (found["early gradients"], found["I first"], found["I"]) == (100, 100, 100)
+    assert (found["W first"], found["W"]) == (11, 10)
+    whole = action_peaks(RunningLayers(saved, gradients, levels))
+    assert (whole["early gradients"], whole["I first"], whole["W first"]) == (0, 0, 111)
+    assert found["B first"] == whole["B first"] == 111
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])

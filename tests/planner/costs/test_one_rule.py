@@ -57,7 +57,7 @@ def test_the_halves_of_a_backward_are_added_up_by_one_rule() -> None:
         # figures between measured sizes
         (r"\bread_line\b", "planner.costs.layers.interpolation"),
         # who holds what between two cuts, at least
-        (r"\bholder_of\b", f"planner.costs.memory.memory_bound {STAGE}.stage_bound"),
+        (r"\bHolders\b", f"planner.costs.memory.memory_bound {STAGE}.stage_bound"),
         # schedules are asked what they keep and whether they split, not tried
         (r"Op\.BACKWARD_INPUT for\b", ""),
         (r"Op\.BACKWARD(_WEIGHT)?: -1", ""),

@@ -6,8 +6,9 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate
-from planner.costs.memory.lifetimes import Usage, What, usages
+from planner.costs.memory.lifetimes import Usage, usages
 from planner.costs.memory.memory_bound import kept_by
+from planner.costs.memory.table import What
 from planner.costs.pricing import Pricing
 
 MICRO_BATCHES = 6
@@ -29,7 +30,7 @@ def alive(usage: Usage, name: str) -> list[int]:
     return usage.row.counts[:, columns].sum(axis=1).astype(int).tolist()
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "1f1b-as", "naive"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "1f1b-as", "naive", "gpipe-2bp", "zb-h1", "zb-h2"])
 def test_saved_activations_live_while_their_micro_batch_is_in_flight(schedule: str) -> None:
     most = [max(alive(usage, "saved")) for usage in used(schedule)]
     assert most == list(kept_by(schedule, 3, MICRO_BATCHES))

@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.costs.layers.roofline import on_cluster
-from planner.costs.memory.lifetimes import RankMemory, What
+from planner.costs.memory.lifetimes import RankMemory
+from planner.costs.memory.table import What
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
