@@ -122,7 +122,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     search = BestFirstSearch(evaluator, progress, within=within, hints=start.hints, improved=start.improved)
     outcome = search.run(start.items)
     if start.is_restricted and outcome.status in (PROVEN, WITHIN_GAP, SEARCHED):  # others may know what is not searched
-        search.take_hints()
+        search.take_hints(is_proven=True)
         outcome = search.outcome(outcome.status)
     if outcome.best is not None and outcome.status == TIME_LIMIT:
         outcome = replace(outcome, best=start.improved(outcome.best, evaluator.budget.part(evaluator.budget.clock_s)))
