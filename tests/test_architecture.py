@@ -60,12 +60,14 @@ FLOORS = {
     "planner.costs": floor(PLANNER, "numpy scipy"),
     "planner.solvers.progress": floor(),
     "planner.solvers.budget": floor(),
+    "planner.solvers.integer_program": floor("", "highspy numpy scipy"),
     "planner.solvers.candidates": floor(f"{PLANNER} planner.costs planner.solvers.budget", "numpy"),
     "planner.solvers.layouts": floor(f"{PLANNER} planner.costs {SEARCH}", "numpy scipy"),
     "planner.baselines": floor(
-        f"{PLANNER} planner.costs planner.solvers.layouts {SEARCH}", "highspy networkx numpy pulp scipy"
+        f"{PLANNER} planner.costs planner.solvers.layouts planner.solvers.integer_program {SEARCH}",
+        "networkx numpy scipy",
     ),
-    "planner.solvers": floor(f"{PLANNER} planner.costs planner.baselines", "highspy networkx numpy pulp scipy"),
+    "planner.solvers": floor(f"{PLANNER} planner.costs planner.baselines", "highspy networkx numpy scipy"),
     "planner.catalogue": floor("planner.ir", "pydantic yaml"),
     "planner.kernels": floor("planner.ir planner.catalogue", "numpy scipy"),
     "planner.transformers": floor(
@@ -97,7 +99,7 @@ FLOORS = {
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
     "benchmarks": floor(
-        " ".join(CODE), f"{DEPENDENCIES} highspy networkx pulp scipy spconv timm torchvision transformers triton"
+        " ".join(CODE), f"{DEPENDENCIES} highspy networkx scipy spconv timm torchvision transformers triton"
     ),
     "benchmarks.house": floor("benchmarks", "tests"),  # reads this table
     "benchmarks.robustness": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are those of tests/zoo

@@ -70,6 +70,9 @@ SNO, SO, AS, FBP = "1F1B-SNO", "1F1B-SO", "1F1B-AS", "FBP-AS"
 SYNCHRONOUS, ASYNCHRONOUS = (SNO, SO), (AS, FBP)
 DATA_PARALLEL = "data-parallel"
 
+_ROUNDING = 1e-9
+_NEARLY_EVEN = 1.25  # of the even share of work: stages that long are looked for first
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
@@ -120,11 +123,11 @@ def best_pipeline(
     require_positive(devices=len(devices.speeds), micro_batches=min(micro_batches, default=0))
     require_positive(speed=min(devices.speeds), bandwidth=devices.bandwidth_bytes_per_s)
     priced: list[tuple[float, BapipePipeline]] = []
-    balances: dict[object, list[tuple[float, ...]]] = {}
     sums_of = _Sums(instance)
     for count in micro_batches:
         for schedule in schedules:
-            priced += _whole_layers(sums_of, devices, schedule, count, balances)
+            best_s = min((value for value, _ in priced), default=inf)
+            priced += _whole_layers(sums_of, devices, schedule, count, best_s)
             if intra_layer:
                 priced += _inside_layers(instance, devices, schedule, count)
         if (
@@ -177,74 +180,90 @@ def _total_s(schedule: str, count: int, stages: int, costs: Sequence[tuple[float
 
 
 def _whole_layers(
-    sums_of: _Sums, devices: DeviceRow, schedule: str, count: int, balances: dict[object, list[tuple[float, ...]]]
+    sums_of: _Sums, devices: DeviceRow, schedule: str, count: int, best_s: float
 ) -> list[tuple[float, BapipePipeline]]:
-    """The best pipeline for every threshold of what crosses; cuts behind whole layers.
+    """The best pipelines for every threshold of what crosses, the lowest first; cuts behind whole layers.
+
+    Unless transfers lengthen stages (AS), the best cuts for a threshold are the best for all lower ones that they keep,
+    and the slowest stage grows as the threshold falls: once it alone takes longer than the best pipeline, so do all.
 
     Args:
-        balances: of cuts, worked out before, by all that they depend on.
+        best_s: of pipelines known before; none that surely takes longer is of interest.
     """
-    stages = len(devices.speeds)
-    rooms = tuple(kept(schedule, number, stages, count) / count for number in range(1, stages + 1))
-    key = (schedule == AS, rooms if devices.memory_bytes < inf else ())
-    if key not in balances:
-        balances[key] = _balances(sums_of, devices, schedule, count)
-    pipelines = [BapipePipeline(schedule, count, cuts) for cuts in balances[key]]
-    return [(minibatch_s(sums_of.chain, devices, pipeline), pipeline) for pipeline in pipelines]
-
-
-def _balances(sums_of: _Sums, devices: DeviceRow, schedule: str, count: int) -> list[tuple[float, ...]]:
-    """The best cuts for every threshold, the lowest first; none where stages cannot be.
-
-    Unless transfers lengthen stages (AS), the best cuts for a threshold are the best for all lower ones that they keep.
-    """
-    crossing_bytes = sums_of.chain.crossing_bytes
-    balances: list[tuple[float, ...]] = []
-    most_bytes = inf  # that the cuts above are the best for
+    crossing_bytes, rounds = sums_of.chain.crossing_bytes, count + len(devices.speeds) - 1
+    priced: list[tuple[float, BapipePipeline]] = []
+    even_s = float(sums_of.running[0][-1] + sums_of.running[1][-1]) / sum(devices.speeds)
+    most_bytes = inf  # from there on the cuts are known
     for limit in sorted({0.0, *crossing_bytes}, reverse=True):
         check_time()
         if limit >= most_bytes:
             continue
-        cuts = _balance(sums_of, devices, schedule, count, limit)
-        if cuts is None:
+        upper_s = inf if schedule == AS else best_s * count / rounds * (1 + _ROUNDING)
+        near_s = upper_s if schedule == AS else min(upper_s, _NEARLY_EVEN * even_s)
+        slowest_s, cuts = _balance(sums_of, devices, schedule, count, _Limits(limit, near_s))
+        if slowest_s > near_s and near_s < upper_s:
+            slowest_s, cuts = _balance(sums_of, devices, schedule, count, _Limits(limit, upper_s))
+        if slowest_s == inf:
             break
-        balances.append(cuts)
+        pipeline = BapipePipeline(schedule, count, cuts)
+        priced.append((minibatch_s(sums_of.chain, devices, pipeline), pipeline))
+        best_s = min(best_s, priced[-1][0])
         if schedule != AS:
             most_bytes = max((crossing_bytes[int(cut) - 1] for cut in cuts), default=0.0)
-    return balances[::-1]
+    return priced[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What a cut may carry, and what a stage may take of a mini-batch."""
+
+    cut_bytes: float
+    stage_s: float
 
 
 def _balance(
-    sums_of: _Sums, devices: DeviceRow, schedule: str, count: int, limit_bytes: float
-) -> tuple[float, ...] | None:
-    """Cuts not above the limit with the smallest slowest stage: best[s][j] = min of max(best[s - 1][i], i to j)."""
+    sums_of: _Sums, devices: DeviceRow, schedule: str, count: int, limits: _Limits
+) -> tuple[float, tuple[float, ...]]:
+    """The smallest slowest stage within limits, and its cuts: best[s][j] = min of max(best[s - 1][i], i to j).
+
+    Seconds are those of a whole mini-batch; infinity if there are no such cuts.
+    """
     chain, stages = sums_of.chain, len(devices.speeds)
-    link_s = limit_bytes / devices.bandwidth_bytes_per_s if schedule == AS else 0.0
-    is_open = np.array([True, *(size <= limit_bytes for size in chain.crossing_bytes[:-1]), True])
-    places = np.flatnonzero(is_open)
-    forward_s, backward_s, saved_bytes, parameter_bytes = (
-        running[None, places] - running[places, None] for running in sums_of.running
-    )
-    possible = places[:, None] < places[None, :]
-    best = np.where(places == 0, 0.0, inf)
+    link_s = limits.cut_bytes / devices.bandwidth_bytes_per_s if schedule == AS else 0.0
+    places = np.flatnonzero([True, *(size <= limits.cut_bytes for size in chain.crossing_bytes[:-1]), True])
+    running = [column[places] for column in sums_of.running]
+    windows = _windows(running[0] + running[1], devices.speeds, limits.stage_s)
+    best = np.array([0.0 if windows[0].start == 0 else inf])
     splits: list[NDArray[np.intp]] = []
-    for number, speed in enumerate(devices.speeds, start=1):
+    for number, (speed, before, behind) in enumerate(zip(devices.speeds, windows, windows[1:], strict=False), start=1):
         check_time()
+        forward_s, backward_s, saved_bytes, parameter_bytes = (
+            column[None, behind] - column[before, None] for column in running
+        )
         seconds = np.maximum(forward_s / speed, link_s) + np.maximum(backward_s / speed, link_s)
         if devices.memory_bytes < inf:
             kept_bytes = kept(schedule, number, stages, count) / count * saved_bytes
             seconds = np.where(2 * parameter_bytes + kept_bytes <= devices.memory_bytes, seconds, inf)
+        possible = places[before, None] < places[None, behind]
         cost = np.where(possible, np.maximum(best[:, None], seconds), inf)
-        splits.append(cost.argmin(axis=0))
+        splits.append(cost.argmin(axis=0) + before.start)
         best = cost.min(axis=0)
-        if number < stages:
-            best[[0, -1]] = inf
-    if best[-1] == inf:
-        return None
     cuts = [len(places) - 1]
-    for back in reversed(splits):
-        cuts.append(int(back[cuts[-1]]))
-    return tuple(float(places[cut]) for cut in reversed(cuts[1:-1]))
+    for back, window in zip(reversed(splits), reversed(windows), strict=False):
+        cuts.append(int(back[cuts[-1] - window.start]))
+    return float(best[-1]), tuple(float(places[cut]) for cut in reversed(cuts[1:-1]))
+
+
+def _windows(work_s: NDArray[np.float64], speeds: Sequence[float], stage_s: float) -> list[slice]:
+    """The cuts (an interval) that may lie before the first device, behind it, and so on, if no stage takes longer."""
+    last = len(work_s) - 1
+    highest, lowest = [0], [last]
+    for speed, speed_behind in zip(speeds, reversed(speeds), strict=True):
+        reach_s = work_s[highest[-1]] + speed * stage_s * (1 + _ROUNDING)
+        highest.append(int(np.searchsorted(work_s, reach_s, side="right")) - 1)
+        reach_s = work_s[lowest[-1]] - speed_behind * stage_s * (1 + _ROUNDING)
+        lowest.append(int(np.searchsorted(work_s, reach_s, side="left")))
+    return [slice(low, max(low, high) + 1) for low, high in zip(reversed(lowest), highest, strict=True)]
 
 
 class _Sums:

@@ -5,17 +5,19 @@ the strategies of papers and of everyday use (:mod:`planner.baselines`).
 
 Modules:
 
-    best_first     The exact search
-    budget         What a search may spend: seconds by the clock, and within them work that is counted
-    candidates     Points of the searched space: what may be chosen, how it becomes a plan, and what the simulator says
-                   of it
-    ilp            The integer program over spans behind :mod:`planner.solvers.ilp.solver`: its tables, its rows, its
-                   objective
-    layouts        The best option (layout, recompute) of every layer of a stage, exactly
-    progress       What a search reports while it runs
-    requests       What no request may ask for: numbers that nothing can mean, and things that rule one another out
-    token_slices   Plans with token slices: stages, micro-batches and lengths of slices, after the best plan without
-                   slices
+    best_first         The exact search
+    budget             What a search may spend: seconds by the clock, and within them work that is counted
+    candidates         Points of the searched space: what may be chosen, how it becomes a plan, and what the simulator
+                       says of it
+    ilp                The integer program over spans behind :mod:`planner.solvers.ilp.solver`: its tables, its rows,
+                       its objective
+    integer_program    Integer programs as blocks of rows, solved by HiGHS: the one over spans, and those of published
+                       planners
+    layouts            The best option (layout, recompute) of every layer of a stage, exactly
+    progress           What a search reports while it runs
+    requests           What no request may ask for: numbers that nothing can mean, and things that rule one another out
+    token_slices       Plans with token slices: stages, micro-batches and lengths of slices, after the best plan without
+                       slices
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ def states_of(graph: LayerGraph, every_ideal: bool = False) -> States:
     )
     sums = states.member.astype(np.float64) @ columns
     state, layer = np.nonzero(states.crossing)
-    crossing_bytes = np.bincount(state, columns[layer, 1], len(states.done)).astype(np.float64)
+    crossing_bytes = np.bincount(state, columns[layer, 1], len(states.done)).astype(np.float64)  # also of no weights
     return States(nodes, states.done, sums[:, 0], sums[:, 1], sums[:, 2], crossing_bytes, states.before)
 
 

@@ -33,6 +33,7 @@ number of machines up to N.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -234,7 +235,7 @@ def solve(
     """
     chosen = options or PipeDreamOptions()
     require_levels(machines, bandwidths_bytes_per_s)
-    peer = _hierarchical(states_of(instance), machines, bandwidths_bytes_per_s, chosen)
+    peer = _hierarchical(instance, tuple(machines), tuple(bandwidths_bytes_per_s), chosen)
     if not released:
         return peer
     flat = best_in_order(states_of(instance, every_ideal=True), machines, bandwidths_bytes_per_s, chosen)
@@ -252,9 +253,12 @@ def data_parallel_s(instance: LayerGraph, machines: Sequence[int], bandwidths_by
     return seconds
 
 
+@functools.lru_cache(maxsize=16)
 def _hierarchical(
-    states: States, machines: Sequence[int], bandwidths: Sequence[float], options: PipeDreamOptions
+    instance: LayerGraph, machines: tuple[int, ...], bandwidths: tuple[float, ...], options: PipeDreamOptions
 ) -> RivalAnswer:
+    """The answer; kept, since on one host the flat planner and the one that goes level by level ask the same."""
+    states = states_of(instance)
     count = states.num_states
     times = np.full((count + 1, count), inf)
     times[0] = states.compute_s
@@ -268,25 +272,27 @@ def _hierarchical(
             times = np.full((count + 1, count), inf)
             for start in range(count):
                 times[start, start:] = best_row(level, start).best_s[-1]
-    value = float(best_row(levels[-1], 0).best_s[-1, -1])
+    whole = best_row(levels[-1], 0, traced=True)
+    value = float(whole.best_s[-1, -1])
     if value == inf:
         return infeasible()
-    stages = _stages(levels, None, count - 1)
+    stages = _stages(levels, whole, None, count - 1)
     return RivalAnswer(value, value, OPTIMAL, {"machines": prod(machines), "stages": stages})
 
 
-def _stages(levels: Sequence[MachineLevel], first: int | None, last: int) -> list[Json]:
-    """The stages of the upper level between two states, each with those of the levels below."""
-    level = levels[-1]
-    choices = trace(best_row(level, 0 if first is None else first + 1, traced=True), first, last)
-    return [
-        {
-            "layers": list[Json](level.states.layers(choice.first, choice.last)),
+def _stages(levels: Sequence[MachineLevel], row: OptimaRow, first: int | None, last: int) -> list[Json]:
+    """The stages of the upper level between two states, each with those of the levels below; the row was traced."""
+    stages: list[Json] = []
+    for choice in trace(row, first, last):
+        stage: dict[str, Json] = {
+            "layers": list[Json](levels[-1].states.layers(choice.first, choice.last)),
             "machines": choice.machines,
-            **({"each": _stages(levels[:-1], choice.first, choice.last)} if len(levels) > 1 else {}),
         }
-        for choice in choices
-    ]
+        if len(levels) > 1:
+            below = best_row(levels[-2], 0 if choice.first is None else choice.first + 1, traced=True)
+            stage["each"] = _stages(levels[:-1], below, choice.first, choice.last)
+        stages.append(stage)
+    return stages
 
 
 _MOST_KEPT = 1500

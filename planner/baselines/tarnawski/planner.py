@@ -37,11 +37,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Json, RivalAnswer, infeasible
+from planner.baselines.common.answer import INFEASIBLE, OPTIMAL, TIME_LIMIT, Json, RivalAnswer, infeasible
 from planner.baselines.common.ideals import Ideals, bits_of, chain_of, lattice_of
 from planner.baselines.tarnawski.format import (
     Blocks,
@@ -65,9 +64,6 @@ from planner.baselines.tarnawski.max_load import (
 )
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.solvers.budget import part_of_current
-
-if TYPE_CHECKING:
-    import pulp
 
 _MOST_CELLS = 60_000_000
 """Numbers that the tables over all ideals may have."""
@@ -227,13 +223,6 @@ def plan_of(instance: TarnawskiInstance, stages: Sequence[tuple[Sequence[int], s
     return {"devices": devices}
 
 
-_OPTIMAL = 1
-"""``sol_status`` of a proved optimum; a solver that ran out of time may still call its ``status`` optimal."""
-
-_FEASIBLE = 2
-"""HiGHS's ``kSolutionStatusFeasible``."""
-
-
 def place(
     blocks: Blocks, accelerators: int, cpus: int, memory_bytes: float, known_ms: float, time_limit_s: float
 ) -> tuple[tuple[tuple[int, str], ...] | None, float]:
@@ -246,78 +235,42 @@ def place(
         None for the sets if nothing better than ``known_ms`` was found; the bound is infinite if nothing can be had at
         all, ``known_ms`` if nothing better can.
     """
-    import pulp  # loads HiGHS too, which only this variant needs
+    from scipy.sparse import eye_array
 
-    devices = [ACCELERATOR] * accelerators + [CPU] * cpus
-    problem = pulp.LpProblem("free_placement", pulp.LpMinimize)
-    largest = problem.add_variable("T", 0, None if known_ms == inf else known_ms)
-    problem.setObjective(largest)
-    chosen = _placed(problem, blocks, accelerators, cpus)
+    from planner.solvers.integer_program import IntegerProgram  # late: HiGHS takes long to load
+
+    devices, count, num_values = [ACCELERATOR] * accelerators + [CPU] * cpus, blocks.num_blocks, len(blocks.values)
+    widths = {"T": 1, "placed": count * len(devices), "crosses": num_values * accelerators}
+    program = IntegerProgram(widths, binary=("placed",), parts=("crosses",))
+    placed, crosses = (eye_array(widths[name], format="csr") for name in ("placed", "crosses"))
+    columns = np.arange(widths["placed"]).reshape(count, -1)
+    program.add(1, 1, placed=sum(placed[columns[:, number]] for number in range(len(devices))))
+    position = np.argsort(np.argsort(-blocks.accelerator_ms, kind="stable"))  # of like devices, heavy blocks go first
+    barred = (np.arange(len(devices)) > position[:, None]) | blocks.cpu_only[:, None]
+    barred[:, accelerators:] = False
+    program.add(0, 0, placed=barred.reshape(1, -1).astype(np.float64))
+    around = [list(bits_of(bits)) for bits, _ in blocks.values]
+    value = np.repeat(np.arange(num_values), np.array([len(circle) for circle in around], dtype=np.intp))
+    leaving = np.array([block for circle in around for block in circle], dtype=np.intp)
+    entering = np.array([block for circle in around for block in (*circle[1:], circle[0])], dtype=np.intp)
+    costs, minus_one = np.array([cost for _, cost in blocks.values]), np.full((1, 1), -1.0)
     for number, kind in enumerate(devices):
-        column = [chosen[block][number] for block in range(blocks.num_blocks)]
-        times = blocks.accelerator_ms if kind == ACCELERATOR else blocks.cpu_ms
-        load = [(x, float(times[block])) for block, x in enumerate(column) if x is not None]
-        if kind == ACCELERATOR:
-            load += _crossings(problem, blocks, number, column)
-            sizes = [(x, float(blocks.size_bytes[block])) for block, x in enumerate(column) if x is not None]
-            if blocks.size_bytes.sum() > memory_bytes:
-                problem.addConstraint(pulp.LpAffineExpression(sizes) <= memory_bytes)
-        problem.addConstraint(pulp.LpAffineExpression(load) <= largest)
-    problem.solve(pulp.HiGHS(msg=False, timeLimit=time_limit_s, gapRel=0, threads=1))
-    return _read(problem, chosen, devices, known_ms)
-
-
-def _placed(
-    problem: pulp.LpProblem, blocks: Blocks, accelerators: int, cpus: int
-) -> list[list[pulp.LpVariable | None]]:
-    """``[block][device]``: the binaries, None where the block cannot be."""
-    import pulp
-
-    by_weight = np.argsort(-blocks.accelerator_ms, kind="stable").tolist()
-    chosen: list[list[pulp.LpVariable | None]] = [[] for _ in by_weight]
-    for position, block in enumerate(by_weight):
-        for device in range(accelerators + cpus):
-            here = device > position or bool(blocks.cpu_only[block]) if device < accelerators else False
-            name = f"x_{block}_{device}"
-            chosen[block].append(None if here else problem.add_variable(name, cat=pulp.LpBinary))
-        problem.addConstraint(pulp.lpSum(x for x in chosen[block] if x is not None) == 1)
-    return chosen
-
-
-def _crossings(
-    problem: pulp.LpProblem, blocks: Blocks, device: int, column: Sequence[pulp.LpVariable | None]
-) -> list[tuple[pulp.LpVariable, float]]:
-    """The values that cross the border of an accelerator, with their costs."""
-    crossings = []
-    for value, (bits, cost) in enumerate(blocks.values):
-        crosses = problem.add_variable(f"y_{value}_{device}", 0, 1)
-        around = list(bits_of(bits))
-        for here, there in zip(around, [*around[1:], around[0]], strict=True):
-            inside, outside = column[here], column[there]
-            if inside is not None:
-                problem.addConstraint(crosses >= (inside if outside is None else inside - outside))
-        crossings.append((crosses, cost))
-    return crossings
-
-
-def _read(
-    problem: pulp.LpProblem, chosen: Sequence[Sequence[pulp.LpVariable | None]], kinds: Sequence[str], known_ms: float
-) -> tuple[tuple[tuple[int, str], ...] | None, float]:
-    import pulp
-
-    if problem.sol_status == pulp.LpSolutionInfeasible:
-        return None, known_ms
-    info = problem.solverModel.getInfo()
-    bound = max(0.0, info.mip_dual_bound)
-    if info.primal_solution_status != _FEASIBLE:
-        return None, bound
-    sets = [0] * len(kinds)
-    for block, row in enumerate(chosen):
-        weights = [0.0 if x is None else pulp.value(x) for x in row]
-        sets[int(np.argmax(weights))] |= 1 << block
-    if problem.sol_status == _OPTIMAL:
-        bound = pulp.value(problem.objective)
-    return tuple((inside, kind) for inside, kind in zip(sets, kinds, strict=True) if inside), bound
+        here = placed[columns[:, number]]
+        if kind == CPU:
+            program.add(-inf, 0, T=minus_one, placed=(blocks.cpu_ms @ here)[None])
+            continue
+        own = crosses[np.arange(num_values) + number * num_values]
+        program.add(0, inf, placed=here[entering] - here[leaving], crosses=own[value])
+        program.add(-inf, 0, T=minus_one, placed=(blocks.accelerator_ms @ here)[None], crosses=(costs @ own)[None])
+        if blocks.size_bytes.sum() > memory_bytes:
+            program.add(-inf, memory_bytes, placed=(blocks.size_bytes @ here)[None])
+    answer = program.minimise(known_ms, time_limit_s)
+    if not answer.variables:
+        return None, known_ms if answer.status == INFEASIBLE else answer.bound
+    chosen = answer.variables["placed"].reshape(count, -1).argmax(axis=1)
+    sets = [sum(1 << block for block in np.flatnonzero(chosen == number).tolist()) for number in range(len(devices))]
+    bound = float(answer.variables["T"][0]) if answer.status == OPTIMAL else answer.bound
+    return tuple((inside, kind) for inside, kind in zip(sets, devices, strict=True) if inside), bound
 
 
 VARIANTS: Mapping[str, Callable[[TarnawskiInstance, TarnawskiDevices], RivalAnswer]] = {

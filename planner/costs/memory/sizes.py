@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 
 from planner.costs.communication.links import shares_memory
-from planner.costs.layers.cost_table import layers_of
+from planner.costs.layers.cost_table import Run, layers_of
 from planner.costs.memory.activations import Part, activation_of, buckets_behind, kept_gradients
 from planner.costs.memory.messages import CoalescedMessage, Received, answers, buffer_bytes, joined, sums_standing
 from planner.costs.memory.table import SizeKey, What
@@ -56,6 +56,7 @@ class Sizes:
         self._transfer_sizes = self._by_transfer_slot(carried, is_block, unsaved)
         self._batch_bytes = costs.num_steps_held * _batch_bytes(costs) + costs.found_bytes()
         self._update_bytes = cache(self._worked_out_update_bytes)
+        self._buffer_bytes = cache(self._worked_out_buffer_bytes)
 
     @cached_property
     def answers(self) -> dict[int, int]:
@@ -152,7 +153,7 @@ class Sizes:
         parameters = state = 0
         if not costs.on_chip_bytes(rank):
             parameters, state = costs.parameter_bytes(rank), costs.state_bytes(rank) if compiled.trains[rank] else 0
-        graph, batch = costs.book.profile.graph, self._batch_bytes
+        batch = self._batch_bytes
         if costs.is_prepared:
             batch += costs.num_steps_held * sum(
                 costs.prepared_bytes(action.stage, costs.stages[action.stage].ranks.index(rank), action.microbatch or 0)
@@ -162,10 +163,14 @@ class Sizes:
         return {
             "PARAMETERS": parameters + sum(max(0, compiled.versions[n] - 1) * s.parameter_bytes for n, s in mine),
             "OPTIMISER_STATE": state,
-            "BUFFERS": graph.buffer_bytes(index for _, stage in mine for index in layers_of(stage.runs)),
+            "BUFFERS": self._buffer_bytes(tuple(stage.runs for _, stage in mine)),
             "BATCH": batch,
             "RECEIVE_BUFFERS": round(sum(_standing_bytes(costs, stage, rank) for _, stage in mine)),
         }
+
+    def _worked_out_buffer_bytes(self, stages: tuple[tuple[Run, ...], ...]) -> int:
+        graph = self.costs.book.profile.graph
+        return graph.buffer_bytes(index for runs in stages for index in layers_of(runs))
 
     def _sum_bytes(self, rank: int, number: int) -> int:
         """What a sum of gradients needs besides when nothing of it has begun in the backward.

@@ -319,11 +319,13 @@ def _around(prices: GroupPrices, places: _CutPlaces, is_mixed: bool) -> tuple[Ar
             longest[0, layer] = max(longest[0, layer], longest[0, maker] + layer_s[0, maker])
             if has_gradient:
                 longest[1, layer] = max(longest[1, layer], longest[1, maker] + layer_s[1, maker])
-    for cut, members in enumerate(cuts.members[:-1]):
-        check_time(_PASSES * NUMBER_S * count)
-        outside = np.flatnonzero(members == 0)
-        begins = [layer for layer in outside.tolist() if all(members[maker] for maker, _ in reads[layer])]
-        first[:, cut] = longest[:, begins].min(axis=1)
+    check_time(NUMBER_S * count * len(cuts.members))
+    outside = np.array(cuts.members, dtype=np.float64) == 0
+    begins = outside.copy()
+    for layer in range(count):
+        for maker, _ in reads[layer]:
+            begins[:, layer] &= ~outside[:, maker]
+    first[:, :-1] = np.where(begins[:-1], longest[:, None], np.inf).min(axis=2)
     if len(places.cuts) < len(cuts.members):  # the least up to the next place
         first = np.minimum.reduceat(first, places.cuts, axis=1)
     return first[0], first[1]

@@ -9,7 +9,7 @@ graph's own order of layers.  Left out are ideals that part a layer from one tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,7 @@ class GraphCuts:
             a chain.
         num_left_out: ideals that were seen and not kept.
         complete: whether all ideals were looked at.
+        sizes: layers in each ideal.
     """
 
     members: Array
@@ -101,6 +102,10 @@ class GraphCuts:
     edges: Array
     num_left_out: int
     complete: bool
+    sizes: Numbers = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", self.members.sum(axis=1).astype(np.int64))
 
     @property
     def num_slots(self) -> int:
@@ -149,7 +154,7 @@ class GraphCuts:
         """The sum over each ideal."""
         if self.complete:
             return np.asarray(self.members @ by_layer)
-        return np.asarray(running(by_layer)[self.members.sum(axis=1).astype(np.int64)])
+        return np.asarray(running(by_layer)[self.sizes])
 
     def layers(self, first: int, last: int) -> tuple[int, ...]:
         """The layers between two cuts, by index."""
@@ -416,9 +421,10 @@ def _largest_between(members: Array, by_layer: Array, complete: bool) -> Array:
                 has = members[:, layer] > 0
                 largest[np.ix_(~has, has)] = by_layer[layer]
         return largest
-    of_piece = [float(by_layer[members[cut + 1] > members[cut]].max(initial=0.0)) for cut in range(count - 1)]
-    for cut in range(count - 1):
-        largest[cut, cut + 1 :] = np.maximum.accumulate(of_piece[cut:])
+    if count > 1 and by_layer.any():
+        of_piece = np.where(members[1:] > members[:-1], by_layer, 0.0).max(axis=1)
+        pieces = np.triu(np.broadcast_to(of_piece, (count - 1, count - 1)))
+        np.maximum.accumulate(pieces, axis=1, out=largest[:-1, 1:])
     return largest
 
 

@@ -20,8 +20,8 @@ from itertools import pairwise
 from planner.costs.candidate import Candidate
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.solvers.best_first.device_groups import Counts
-from planner.solvers.best_first.hybrids import Hybrid, HybridSpace, balancing_s
-from planner.solvers.budget import CALL_S, Budget
+from planner.solvers.best_first.hybrids import Hybrid, HybridSpace, balancing_s, most_promising
+from planner.solvers.budget import Budget
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 
 _BOUNDED, _SIMULATED = 48, 12  # of what was met, and of these
@@ -51,14 +51,8 @@ class GroupSearch:
         for start in starts:
             self._climb(start, climbing)
         met = sorted(filter(None, self._best.values()), key=lambda one: one[0].step_s)
-        bounded = []
-        for hybrid, space in met[:_BOUNDED]:
-            if within.ends(2 * len(hybrid.groups) * len(hybrid.prices.micro_batches) * CALL_S):
-                break
-            bounded.append(space.simulated(hybrid))
-        bounded.sort(key=lambda one: one.step_s)
         plans: list[Evaluation] = []
-        for hybrid in bounded[:_SIMULATED]:
+        for hybrid in most_promising(met[:_BOUNDED], within)[:_SIMULATED]:
             plans += self._simulated(hybrid.candidate(), within)
         return sorted(plans, key=lambda plan: plan.step_s)
 

@@ -14,14 +14,17 @@ on a device of kind k, and a(d) the sum of a stage's gradients over its replicas
                 V: sum over segments of p_k / t_k(ceil(S / d_k)); q: stages that share hosts;
                 n: messages of a micro-batch, as large as they are on average, on a card in the middle
 
-    balanced    cuts by a DP, least largest all_work + tail of a stage that memory allows            ``balanced_places``
+    balanced    cuts by a DP, least largest all_work + tail of a stage that memory allows, alone or with F before and B
+                behind it                                                                        ``balanced_places``
                 then moved one by one while this gets shorter, for all moves at once                   ``_closed_s``
 
-                    T = max(max_s [R_s + max(G_s, ceil(M / W_s) E_s) + max(u_s, B_s)], E_0 + (M - 1) n)
+                    T = max(max_s [R_s + max(G_s + I_s, ceil(M / W_s) E_s) + max(u_s, B_s)], E_0 + (M - 1) n)
+                    I_s = (I + (W_last - 1) f - (W_s - 1) f_s)+ + (I - (W_s - 1) b_s)+,    I = E_s - f_s - b_s
 
                 R_s: F and messages before s; G_s: all work of s; E_s: one micro-batch from s there and back;
-                W_s: those in flight; u_s: reduction and update; B_s: B and messages upstream; n: messages of a
-                micro-batch on the fullest network card; of stages that share hosts sums come one after another
+                W_s: those in flight; I_s: what it waits for the first gradient, and from the last F to the last B;
+                f: the longest F from s on; u_s: reduction and update; B_s: B and messages upstream; n: messages of
+                a micro-batch on the fullest network card; of stages that share hosts sums come one after another
 
     simulated   as ``leaf_bound`` does (exactly, where replicas are alike); those of least T by the true simulator
 
@@ -33,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 import numpy as np
@@ -56,7 +60,7 @@ from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 MOST_ROUGH = 36
 """Hybrids that are balanced."""
 
-MOST_TURNS = 6_000
+MOST_TURNS = 24_000
 """F and B of a stage that ``leaf_bound`` goes through, of all hybrids together."""
 
 MOST_ACTIONS = 40_000
@@ -67,6 +71,7 @@ MOST_CUTS = 128
 
 _ROUNDS = 12  # of moved cuts
 _BALANCED_TAKES, _STAGE_S = 64, 1e-3  # numbers for each pair of cuts; seconds for each stage
+_RANK_S = 1e-6  # of a candidate that is made: for each rank
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +114,7 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[GroupPrices]) -> Iterator[Eva
     if not spaces or not spaces[0].freedom.schedules:
         return
     for hybrid in _balanced_hybrids(spaces, evaluator.budget):
-        if hybrid.step_s >= best_s:
+        if evaluator.budget.ends(_RANK_S * len(evaluator.problem.ranks)):
             return
         if hybrid.step_s + longer_s.get((id(hybrid.groups), hybrid.cuts), 0.0) >= best_s:
             continue
@@ -151,16 +156,36 @@ def _balanced_hybrids(spaces: Sequence[GroupPrices], budget: Budget) -> list[Hyb
         of_plan = [(hybrid, space) for hybrid in space.balanced(shape)]
         num_plans += bool(of_plan)
         balanced += of_plan
-    balanced.sort(key=lambda one: one[0].step_s)
-    turns, best_s, bounded = 0, float("inf"), []
-    for hybrid, space in balanced:
-        turns += 2 * len(hybrid.groups) * len(hybrid.prices.micro_batches)
-        if turns <= MOST_TURNS and hybrid.step_s < best_s:
-            budget.spend(2 * len(hybrid.groups) * len(hybrid.prices.micro_batches) * CALL_S)
-            hybrid = space.simulated(hybrid)
-            best_s = min(best_s, hybrid.step_s)
-        bounded.append(hybrid)
-    return sorted(bounded, key=lambda one: one.step_s)
+    return most_promising(balanced, budget)
+
+
+def most_promising(balanced: Sequence[tuple[Hybrid, HybridSpace]], budget: Budget) -> list[Hybrid]:
+    """The same with ``leaf_bound``'s steps as far as there are turns for it; the most promising first.
+
+    What it adds to the closed form is about the same under any schedule: so much is added where it was not asked.
+    """
+    longer_s: dict[object, float] = {}
+    waiting = [(hybrid.step_s, 0.0, number) for number, (hybrid, _) in enumerate(balanced)]
+    heapify(waiting)
+    turns, bounded, rest = 0, list[Hybrid](), list[Hybrid]()
+    while waiting:
+        step_s, added_s, number = heappop(waiting)
+        hybrid, space = balanced[number]
+        plan, count = (id(hybrid.groups), hybrid.cuts), 2 * len(hybrid.groups) * len(hybrid.prices.micro_batches)
+        if longer_s.get(plan, 0.0) > added_s:
+            added_s = longer_s[plan]
+            heappush(waiting, (hybrid.step_s + added_s, added_s, number))
+        elif turns + count > MOST_TURNS or budget.ends(count * CALL_S):
+            rest.append(replace(hybrid, step_s=step_s))
+        else:
+            turns += count
+            bounded.append(space.simulated(hybrid))
+            longer_s.setdefault(plan, bounded[-1].step_s - hybrid.step_s)
+    return [*sorted(bounded, key=_step_s), *sorted(rest, key=_step_s)]
+
+
+def _step_s(hybrid: Hybrid) -> float:
+    return hybrid.step_s
 
 
 def balancing_s(space: HybridSpace, num_stages: int) -> float:
@@ -325,14 +350,20 @@ class HybridSpace:
         self, groups: tuple[PricedGroup, ...], stages: Sequence[BoundedStages], kept: tuple[int, ...]
     ) -> Numbers | None:
         """The places of the cuts, as one row; None if it does not fit."""
-        work = [np.where(s.window >= least, s.all_work + s.tail, np.inf) for s, least in zip(stages, kept, strict=True)]
-        places = balanced_places(work)
-        if places is None:
+        even = [s.all_work + s.tail for s in stages]  # or as they end, if what is before and behind takes its time
+        ending = [s.head[0][:, None] + s.all_work + np.maximum(s.tail, s.back[0][:, None]) for s in stages]
+        fits = [s.window >= least for s, least in zip(stages, kept, strict=True)]
+        starts = [
+            places
+            for costs in (even, ending)
+            if (places := balanced_places([np.where(*each, np.inf) for each in zip(fits, costs, strict=True)]))
+        ]
+        if not starts:
             return None
-        now = np.array([places])
-        now_s = float(self._closed_s(groups, stages, now, kept)[0])
+        starts_s = self._closed_s(groups, stages, np.array(starts), kept)
+        now, now_s = np.array([starts[int(starts_s.argmin())]]), float(starts_s.min())
         for _ in range(_ROUNDS if len(groups) > 1 else 0):
-            moved = np.concatenate([now + step * np.eye(len(places), dtype=np.int64)[1:-1] for step in (-1, 1)])
+            moved = np.concatenate([now + step * np.eye(now.size, dtype=np.int64)[1:-1] for step in (-1, 1)])
             moved = moved[(np.diff(moved, axis=1) > 0).all(axis=1)]
             found_s = self._closed_s(groups, stages, moved, kept)
             if not len(moved) or found_s.min() >= now_s:
@@ -369,11 +400,15 @@ class HybridSpace:
         starts = np.cumsum([zero, *(a + c for a, c in zip(heads, there, strict=True))], axis=0)
         upstream = np.cumsum([zero, *(b + c for b, c in zip(backs, back, strict=True))], axis=0)
         trip, sums = zero, self._sums_s(groups, at) if (beside := self._beside(groups)) else []
+        longest = zero  # F of the stages from here on
         for s in reversed(range(num_stages)):
             table, end = tables[s], ends[s]
-            trip = heads[s] + there[s] + trip + back[s] + backs[s]
+            inner, ahead, longest = there[s] + trip + back[s], (kept[s] or count) - 1, np.maximum(longest, heads[s])
+            trip = heads[s] + inner + backs[s]
             trips = -(-count // kept[s]) if kept[s] else 1  # answers alone keep nothing, and wait for nothing
-            busy = np.maximum(table.all_work[end], trips * trip)
+            until_first = np.maximum(0.0, inner + ((kept[-1] or 1) - 1) * longest - ahead * heads[s])
+            idle = until_first + np.maximum(0.0, inner - ahead * backs[s]) if kept[s] else zero
+            busy = np.maximum(table.all_work[end] + idle, trips * trip)
             step_s = np.maximum(step_s, starts[s] + busy + np.maximum(table.tail[end], upstream[s]))
             step_s = np.where(table.window[end] >= kept[s], step_s, np.inf)
             if s in beside:
@@ -450,6 +485,7 @@ class HybridSpace:
             there=messages[0],
             back=messages[1],
             max_in_flight=np.array([stage.window for stage in stages]),
+            num_counted=self.prices.num_counted,
         )
         bound_s = leaves.at_least_s(hybrid.schedule, hybrid.windows, len(self.prices.micro_batches))
         return replace(hybrid, step_s=float(bound_s[0]))

@@ -48,15 +48,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-import highspy
 import numpy as np
-from scipy.sparse import block_array, csr_array
+from scipy.sparse import csr_array
 
 from planner.costs.layers.cost_table import Array
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.ilp.spans import Chain, SpanInstance, chains, scaled
-
-OPTIMAL, TIME_LIMIT, INFEASIBLE = "optimal", "time limit", "infeasible"
+from planner.solvers.integer_program import INFEASIBLE, OPTIMAL, TIME_LIMIT, IntegerProgram
 
 _TOLERANCE = 1e-6
 """Relative, on bounds: what HiGHS may let rows be violated by."""
@@ -92,110 +90,48 @@ class SpanProgram:
     instance: SpanInstance
     upper_s: float
     unit_s: float = field(init=False)
-    _solver: highspy.Highs = field(init=False, repr=False)
+    _program: IntegerProgram = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         longest_s = float((self.instance.spans.work_s + self.instance.spans.last_s).max(initial=0.0))
         self.unit_s = (self.upper_s if np.isfinite(self.upper_s) else longest_s or 1.0) / _SCALE
         spans, handovers = scaled(self.instance.spans, self.unit_s), scaled(self.instance.handovers, self.unit_s)
         instance = replace(self.instance, spans=spans, handovers=handovers)
-        rows = LinearRows.of(instance)
+        cuts = dict.fromkeys(("passed_R", "breaks_R", "passed_F", "breaks_F"), instance.cuts.last + 1)
+        above = sum(len(layers) for _, _, layers in instance.stage_rules)
+        widths = {"T": 1, "stages": len(spans), "handovers": len(handovers), **cuts, "above": above}
+        rows = self._program = IntegerProgram(widths, binary=("stages", "above"), parts=("handovers",))
         for family in (path, resources, depths, stage_numbers):
             family(rows, instance)
         for chain in chains(spans, handovers):
             enough = passing(rows, instance, chain)
             stages(rows, instance, chain, enough)
             wires(rows, instance, chain, enough)
-        self._solver = rows.minimised()
 
     def solve(self, time_limit_s: float) -> Solution:
         """The best solution that was not excluded, as far as HiGHS gets in that time."""
         if not len(self.instance.spans):
             return Solution(INFEASIBLE, float("inf"))
-        highs = self._solver
-        highs.clearSolver()
-        highs.changeColBounds(_STEP, 0.0, self.upper_s / self.unit_s * (1 + _TOLERANCE))
-        highs.setOptionValue("time_limit", highs.getRunTime() + max(time_limit_s, 1e-3))  # of all runs
-        highs.run()
-        status, information = highs.getModelStatus(), highs.getInfo()
-        if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible):
-            return Solution(INFEASIBLE, float("inf"))
-        bound = float(information.mip_dual_bound)
-        bound_s = max(0.0, bound * self.unit_s * (1 - _TOLERANCE)) if np.isfinite(bound) else 0.0
-        feasible = information.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-        chain = self._in_order(np.array(highs.getSolution().col_value)) if feasible else ()
-        proved = status == highspy.HighsModelStatus.kOptimal and chain
-        return Solution(OPTIMAL if proved else TIME_LIMIT, bound_s, chain)
+        answer = self._program.minimise(self.upper_s / self.unit_s * (1 + _TOLERANCE), time_limit_s)
+        chain = self._in_order(answer.variables["stages"]) if answer.variables else ()
+        status = TIME_LIMIT if answer.status == OPTIMAL and not chain else answer.status
+        return Solution(status, answer.bound * self.unit_s * (1 - _TOLERANCE), chain)
 
     def exclude(self, spans: Sequence[int]) -> None:
         """From now on at least one of ``spans`` is not in the solution."""
-        columns = np.array(spans, dtype=np.int32) + _FIRST_SPAN
-        self._solver.addRow(-np.inf, len(spans) - 1, len(spans), columns, np.ones(len(spans)))
+        chosen = np.isin(np.arange(len(self.instance.spans)), spans)
+        self._program.add(-np.inf, len(spans) - 1, stages=chosen[None].astype(np.float64))
 
     def _in_order(self, values: Array) -> tuple[int, ...]:
         """The chosen spans in the order of the pipeline; empty if they are none from the first cut to the last."""
         spans = self.instance.spans
-        chosen = np.flatnonzero(values[_FIRST_SPAN : _FIRST_SPAN + len(spans)] > 0.5)
+        chosen = np.flatnonzero(values > 0.5)
         chosen = chosen[np.argsort(spans.first[chosen])]
         starts = [*spans.first[chosen].tolist(), self.instance.cuts.last]
         return tuple(chosen.tolist()) if starts == [0, *spans.last[chosen].tolist()] else ()
 
 
-_STEP, _FIRST_SPAN = 0, 1
-"""The columns of T and of the first z."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LinearRows:
-    """Rows ``lower <= sum of blocks @ variables <= upper``, by name of the variables that a block is about.
-
-    Attributes:
-        widths: how many variables there are: T, z, y; R and F by cut, with how many of the stages that end there need
-            not be read; whether a layer's stage is above a number.
-    """
-
-    widths: dict[str, int]
-    _blocks: list[list[csr_array]] = field(init=False, default_factory=list, repr=False)
-    _limits: list[tuple[Array, Array]] = field(init=False, default_factory=list, repr=False)
-
-    @classmethod
-    def of(cls, instance: SpanInstance) -> LinearRows:
-        """No rows yet."""
-        cuts = dict.fromkeys(("passed_R", "breaks_R", "passed_F", "breaks_F"), instance.cuts.last + 1)
-        above = sum(len(layers) for _, _, layers in instance.stage_rules)
-        tables = {"stages": len(instance.spans), "handovers": len(instance.handovers)}
-        return cls({"step": 1, **tables, **cuts, "above": above})
-
-    def add(self, lower: float | Array, upper: float | Array, **blocks: Array | csr_array) -> None:
-        """Rows more, as many as each block has."""
-        count = next(iter(blocks.values())).shape[0]
-        self._blocks.append([csr_array(blocks.get(name, (count, width))) for name, width in self.widths.items()])
-        self._limits.append((np.broadcast_to(lower, count), np.broadcast_to(upper, count)))
-
-    def minimised(self) -> highspy.Highs:
-        """HiGHS with all rows, and T to be as small as can be."""
-        matrix = block_array(self._blocks, format="csr")
-        program, inf, count = highspy.HighsLp(), float("inf"), matrix.shape[1]
-        program.num_row_, program.num_col_ = matrix.shape
-        program.col_cost_, program.col_lower_ = np.eye(1, count)[0], np.zeros(count)
-        most = {"stages": 1.0, "handovers": 1.0, "above": 1.0}
-        program.col_upper_ = np.repeat([most.get(name, inf) for name in self.widths], [*self.widths.values()])
-        program.row_lower_, program.row_upper_ = map(np.concatenate, zip(*self._limits, strict=True))
-        program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        program.a_matrix_.start_, program.a_matrix_.index_ = matrix.indptr, matrix.indices
-        program.a_matrix_.value_ = matrix.data
-        kinds = {"stages": highspy.HighsVarType.kInteger, "above": highspy.HighsVarType.kInteger}
-        by_name = ([kinds.get(name, highspy.HighsVarType.kContinuous)] * width for name, width in self.widths.items())
-        program.integrality_ = [kind for of_name in by_name for kind in of_name]
-        highs = highspy.Highs()  # type: ignore[no-untyped-call]  # of highspy's making
-        highs.silent()
-        for option, setting in (("threads", 1), ("mip_rel_gap", 0.0), ("mip_abs_gap", 1e-9)):
-            highs.setOptionValue(option, setting)
-        highs.passModel(program)
-        return highs
-
-
-def path(rows: LinearRows, instance: SpanInstance) -> None:
+def path(rows: IntegerProgram, instance: SpanInstance) -> None:
     """A stage starts at the first cut; where one ends, its group hands over to that of the next."""
     spans, handovers, count = instance.spans, instance.handovers, len(instance.groups)
     rows.add(1, 1, stages=(spans.first == 0)[None])
@@ -205,7 +141,7 @@ def path(rows: LinearRows, instance: SpanInstance) -> None:
         rows.add(0, 0, stages=stages_there, handovers=-_at(handovers.cut * count + group, inner.stop)[inner])
 
 
-def resources(rows: LinearRows, instance: SpanInstance) -> None:
+def resources(rows: IntegerProgram, instance: SpanInstance) -> None:
     """No more devices of a pool, nor time on them, than there is; like hosts in order; a limit on stages.
 
     Time on devices follows from the rest; while z are fractions it says more.
@@ -214,13 +150,13 @@ def resources(rows: LinearRows, instance: SpanInstance) -> None:
     used = np.array([group.counts for group in instance.groups])[spans.group].T.astype(np.float64)
     counts = np.array([len(pool.ranks) for pool in pools], dtype=np.float64)
     rows.add(-np.inf, counts, stages=used)
-    rows.add(-np.inf, 0, stages=used * (spans.work_s + spans.last_s), step=-counts[:, None])
+    rows.add(-np.inf, 0, stages=used * (spans.work_s + spans.last_s), T=-counts[:, None])
     for later, earlier in instance.twins:
         rows.add(-np.inf, 0, stages=(used[later] - used[earlier])[None])
     rows.add(-np.inf, instance.most_stages, stages=np.ones((1, len(spans))))
 
 
-def depths(rows: LinearRows, instance: SpanInstance) -> None:
+def depths(rows: IntegerProgram, instance: SpanInstance) -> None:
     """A stage that starts at a cut has at most ``depth`` stages downstream, if all of them surely wait in a row."""
     spans, most, cuts = instance.spans, instance.most_stages, instance.cuts
     broken = ~spans.linked & (spans.last < cuts.last)
@@ -231,7 +167,7 @@ def depths(rows: LinearRows, instance: SpanInstance) -> None:
     rows.add(-np.inf, most, stages=(later * np.where(broken, 1 - most, 1) + missing)[tight])
 
 
-def stage_numbers(rows: LinearRows, instance: SpanInstance) -> None:
+def stage_numbers(rows: IntegerProgram, instance: SpanInstance) -> None:
     """The number of a layer's stage is how many stages end before it."""
     most, first_above = instance.most_stages, 0
     for number, fixed, layers in instance.stage_rules:
@@ -245,7 +181,7 @@ def stage_numbers(rows: LinearRows, instance: SpanInstance) -> None:
             rows.add(0, np.inf, stages=before, above=-(number + 1) * above)
 
 
-def passing(rows: LinearRows, instance: SpanInstance, chain: Chain) -> float:
+def passing(rows: IntegerProgram, instance: SpanInstance, chain: Chain) -> float:
     """What passes at each cut, and how many stages there break the chain; more than any row can come to."""
     spans, handovers, cuts = instance.spans, instance.handovers, instance.cuts
     count = cuts.last + 1
@@ -274,14 +210,14 @@ def _starts(instance: SpanInstance, chain: Chain) -> list[int]:
     return [0, *np.unique(instance.spans.last[_broken(instance, chain)]).tolist()]
 
 
-def _bound(rows: LinearRows, chain: Chain, before: Flags, enough: float, **at_end: Array) -> None:
+def _bound(rows: IntegerProgram, chain: Chain, before: Flags, enough: float, **at_end: Array) -> None:
     """T >= what passes at the cuts ``before`` and ``at_end``, a row each; void if the chain breaks at one of them."""
     count = len(before)
     chain_blocks = {f"passed_{chain.name}": before.astype(np.float64), f"breaks_{chain.name}": -enough * before}
-    rows.add(-np.inf, 0, step=-np.ones((count, 1)), **chain_blocks, **at_end)
+    rows.add(-np.inf, 0, T=-np.ones((count, 1)), **chain_blocks, **at_end)
 
 
-def stages(rows: LinearRows, instance: SpanInstance, chain: Chain, enough: float) -> None:
+def stages(rows: IntegerProgram, instance: SpanInstance, chain: Chain, enough: float) -> None:
     """A row for each layer, of those always between the same cuts: of the stages that may have it, one does.
 
     (Rows for the stages that start at a cut would do, but bound far less while z are fractions.)
@@ -295,7 +231,7 @@ def stages(rows: LinearRows, instance: SpanInstance, chain: Chain, enough: float
         _bound(rows, chain, cuts.inside[start] & ~behind, enough, stages=own + first_s)
 
 
-def wires(rows: LinearRows, instance: SpanInstance, chain: Chain, enough: float) -> None:
+def wires(rows: IntegerProgram, instance: SpanInstance, chain: Chain, enough: float) -> None:
     """All messages on a wire: one way, with the last F and B behind it, or both ways where they share it."""
     spans, handovers, cuts = instance.spans, instance.handovers, instance.cuts
     for (seconds, behind_s), start in product(chain.wires, _starts(instance, chain)):

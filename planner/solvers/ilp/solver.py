@@ -36,7 +36,7 @@ from planner.solvers.candidates.feasibility import (
     mixing_layers,
     schedule_names,
 )
-from planner.solvers.ilp.formulas import INFEASIBLE, SpanProgram
+from planner.solvers.ilp.formulas import SpanProgram
 from planner.solvers.ilp.spans import (
     FEW_GROUPS,
     SpanInstance,
@@ -47,6 +47,7 @@ from planner.solvers.ilp.spans import (
     stage_groups,
     twin_pools,
 )
+from planner.solvers.integer_program import INFEASIBLE
 from planner.solvers.progress import Progress, SearchProgress
 
 MANY_IDEALS = 64

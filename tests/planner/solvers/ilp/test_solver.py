@@ -23,9 +23,10 @@ from planner.solvers.best_first.device_groups import DeviceStates, ranks_apart
 from planner.solvers.candidates.candidate import pools
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.ilp.formulas import INFEASIBLE, OPTIMAL, TIME_LIMIT, SpanProgram
+from planner.solvers.ilp.formulas import SpanProgram
 from planner.solvers.ilp.solver import BatchSplit, Enumeration, solve
 from planner.solvers.ilp.spans import SpanInstance, group_counts, prune
+from planner.solvers.integer_program import INFEASIBLE, OPTIMAL, TIME_LIMIT
 from planner.solvers.progress import SearchProgress
 from tests.oracles.plans import check
 from tests.planner.solvers.instances import branching_problem, plans, random_problem, tied_problem
