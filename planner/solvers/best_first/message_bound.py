@@ -202,10 +202,10 @@ class HandoverBounds:
         hosts = [tuple(self.hosts[number] for number in order) for order in (first, second)]
         if len({*chain(*hosts)}) == 1 or np.isinf(self._card_bytes_per_s):
             return frozenset()
-        known = source.orders_known and destination.orders_known
+        in_order = source.orders_known and destination.orders_known
         passed: dict[int, Array] = {}
         for rows, times in Counter(self.prices.micro_batches).items():
-            for host, *both in across_hosts(source.samples[rows], destination.samples[rows], *hosts, known):
+            for host, *both in across_hosts(source.samples[rows], destination.samples[rows], *hosts, in_order):
                 passed[host] = passed.get(host, np.zeros(2)) + times * np.array(both)
         ends = (tuple(each.tolist()) for each in passed.values() if each.any())
         return frozenset(side for there, back in ends for side in ((there, back), (back, there)))
