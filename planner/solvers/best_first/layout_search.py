@@ -78,7 +78,7 @@ _SHARE_OF_FEWER, _SHARE_OF_REFINED = 0.25, 0.5
 _SHARE_OF_ONE_STAGE, _SHARE_IN_ORDER = 0.4, 0.6
 """Of what is left where there are several pools: for one stage on all ranks, and for pipelines along the hosts."""
 
-MOST_IN_ORDER = 12
+MOST_IN_ORDER = 8
 """Pipelines along the hosts that are simulated."""
 
 MOST_CHAINS = 60
