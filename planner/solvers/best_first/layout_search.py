@@ -78,9 +78,6 @@ _SHARE_OF_FEWER, _SHARE_OF_REFINED = 0.25, 0.5
 _SHARE_OF_ONE_STAGE, _SHARE_IN_ORDER = 0.4, 0.6
 """Of what is left where there are several pools: for one stage on all ranks, and for pipelines along the hosts."""
 
-_FEW_POOLS = 2
-"""Where there are no more, enumeration finds better pipelines than those along the hosts in the same time."""
-
 MOST_IN_ORDER = 8
 """Pipelines along the hosts that are simulated."""
 
@@ -162,10 +159,9 @@ class _LayoutSearch:
             whole = dict.fromkeys(works, _FAR)
             if sum(map(len, self._sorts)) > 1:
                 whole = self._look_at_one_stage(works)
-                if sum(map(len, self._sorts)) > _FEW_POOLS:
-                    self._look_in_order(works)
-                    for size, work_s in sorted(works.items(), key=lambda item: item[1]):
-                        bounds[size] = max(work_s, min(whole[size], self._least_of_chains(size, work_s)))
+                self._look_in_order(works)
+                for size, work_s in sorted(works.items(), key=lambda item: item[1]):
+                    bounds[size] = max(work_s, min(whole[size], self._least_of_chains(size, work_s)))
                 self._look_at_fewer()
             self._refine()
             for size, work_s in sorted(works.items(), key=lambda item: item[1]):
