@@ -27,9 +27,9 @@ from halopipe.launch.run import run_plan
 from halopipe.planning.calibration import calibrated, drift
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
+from planner import predict
 from planner.costs.calibration.fit import errors_left, in_force
 from planner.costs.candidate import Candidate
-from planner.costs.predict import predict
 from planner.costs.uncertainty import MODEL
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import Problem

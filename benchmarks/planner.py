@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 
+import planner
 from benchmarks import dapple
 from benchmarks.known_answers.known_rows import known
 from benchmarks.report import Row, at_most, run
@@ -48,7 +49,7 @@ from planner.ir.cluster import Cluster
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers import baselines, solver
+from planner.solvers import baselines
 
 OURS = "best-first"
 TIME_LIMIT_S = 20.0
@@ -165,7 +166,7 @@ def timed(name: str, case: Case) -> tuple[Plan | None, float]:
     """What planner ``name`` finds, None if nothing, and its CPU seconds."""
     start = time.process_time()
     try:
-        found: Plan | None = solver(name)(case.problem, None)
+        found: Plan | None = planner.plan(case.problem, name)
     except HalopipeError:
         found = None
     return found, time.process_time() - start

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import planner
 from benchmarks.report import Row, at_most, run
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
@@ -24,7 +25,6 @@ from planner.ir.codec import fingerprint
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
 from planner.ir.profile import ModelSource, Profile
-from planner.solvers import solver
 from planner.solvers.candidates.candidate import decision_of, plan_of, split_batch
 from profiler import profile
 
@@ -104,7 +104,7 @@ def _beside_baselines(cases: Sequence[Case], measured_s: Sequence[float]) -> Ite
 def _plans(found: Profile, pipelines: Sequence[tuple[str, int]]) -> Iterator[tuple[str, Plan]]:
     problem = Problem(found, GLOBAL_BATCH, confidence=DEFAULT_CONFIDENCE)
     for name in SOLVERS:
-        yield name, solver(name)(problem, None)
+        yield name, planner.plan(problem, name)
     book = PriceBook(found)
     for schedule, size in pipelines:
         yield f"pipeline {schedule} x {GLOBAL_BATCH // size}", pipeline(problem, book, schedule, size)

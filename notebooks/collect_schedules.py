@@ -20,8 +20,8 @@ import halopipe as hp
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
+from planner import predict
 from planner.costs.candidate import Candidate
-from planner.costs.predict import predict
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan, Search
 from planner.ir.problem import Problem

@@ -52,6 +52,14 @@ def listed(docstring: str) -> set[str]:
     return set(re.findall(r"^    (\w+)   ?", "\n".join(lists), re.MULTILINE))
 
 
+def nobody(init: Path, docstring: str) -> Iterator[str]:
+    """Names that a package's docstring says to be in one of its modules, and that are not there."""
+    for module, name in re.findall(r"``(\w+)\.(\w+)(?:\.\w+)?``", docstring):
+        source = init.parent / f"{module}.py"
+        if source.exists() and not re.search(rf"^(?:class|def) {name}\b|^{name}\b", source.read_text("utf-8"), re.M):
+            yield f"{module}.{name}"
+
+
 def missing(page: str) -> Iterator[str]:
     """Files and names that a page points to, and that are not there."""
     for line in page.splitlines():
@@ -88,6 +96,7 @@ def test_a_package_names_all_its_modules_and_no_other(init: Path) -> None:
     docstring = ast.get_docstring(ast.parse(init.read_text("utf-8"))) or ""
     assert unnamed(docstring, modules_of(init)) == set()
     assert listed(docstring) <= modules_of(init)
+    assert list(nobody(init, docstring)) == []
 
 
 def test_modules_that_are_missing_or_gone_are_seen() -> None:
@@ -96,6 +105,8 @@ def test_modules_that_are_missing_or_gone_are_seen() -> None:
     )
     assert unnamed(docstring, {"sums", "bound"}) == {"bound"}
     assert listed(docstring) == {"sums", "gone"}
+    init = HOME / "planner" / "passes" / "__init__.py"
+    assert list(nobody(init, "``lowering.lower``, ``lowering.raise_``")) == ["lowering.raise_"]
 
 
 @pytest.mark.parametrize("page", PAGES)

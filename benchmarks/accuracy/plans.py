@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+import planner
 from benchmarks.accuracy.cases import CHOSEN, DATA_PARALLEL, FASTEST, HYBRID, MIX, ONE, SPACE
 from benchmarks.strong_scaling.layouts import Ways
 from planner.costs.candidate import Candidate
@@ -17,7 +18,6 @@ from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision, Plan, Search
 from planner.ir.problem import DEFAULT_CONFIDENCE, Problem
 from planner.schedules import positions, traits
-from planner.solvers import solver
 from planner.solvers.candidates.candidate import decision_of, group_shares, plan_of, split_batch
 from planner.solvers.candidates.feasibility import cut_positions
 
@@ -60,10 +60,10 @@ def case_of(problem: Problem, name: str, decision: Decision, *, pads: bool = Tru
 def _decision(problem: Problem, name: str) -> Decision:
     if name in (CHOSEN, FASTEST):
         asked = replace(problem, time_limit_s=_SEARCH_S, confidence=DEFAULT_CONFIDENCE if name == CHOSEN else 0.0)
-        return solver("best-first")(asked, None).decision
+        return planner.plan(asked, "best-first").decision
     if name in (ONE, DATA_PARALLEL):
         by = {ONE: "one-device", DATA_PARALLEL: "data-parallel"}[name]
-        return solver(by)(replace(problem, allow=("sample",)), None).decision
+        return planner.plan(replace(problem, allow=("sample",)), by).decision
     if name in (SPACE, MIX):
         ways = Ways(problem.profile, problem.global_batch, len(problem.ranks), problem.allow)
         return (ways.best_uniform(("depth", "height", "width")) if name == SPACE else ways.mix()).decision

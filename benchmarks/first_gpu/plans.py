@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+import planner
 from benchmarks.first_gpu.frame import Bench, Parts
 from benchmarks.first_gpu.networks import NETWORKS, load_profile, within
 from benchmarks.report import Row, at_most
@@ -26,7 +27,6 @@ from halopipe.training.optimizer_spec import make_optimizer_of
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
-from planner.solvers import solver
 from profiler.capture.graph import placed
 from profiler.links.cpu import LinkCosts, measure_links
 from profiler.source.source import load_model
@@ -116,13 +116,13 @@ def own_loop(bench: Bench, profile: Profile) -> tuple[float, int]:
 def plan_of(bench: Bench, profile: Profile, batch: int, what: str, links: _Links) -> Plan:
     """The plan; its ranks are on one card, whatever their number, or on cores of this host."""
     if what == ONE:
-        return solver(SOLVERS[ONE])(Problem(profile, batch), None)
+        return planner.plan(Problem(profile, batch), SOLVERS[ONE])
     (device,) = profile.cluster.devices
     half_bytes = device.memory_bytes // 2
     devices = tuple(replace(device, name=f"{device.name[:-1]}{rank}", memory_bytes=half_bytes) for rank in range(2))
     costs = links.measured()
     cluster = replace(profile.cluster, devices=devices, links=costs.links, collectives=costs.collectives)
-    plan = solver(SOLVERS[what])(Problem(replace(profile, cluster=cluster), batch), None)
+    plan = planner.plan(Problem(replace(profile, cluster=cluster), batch), SOLVERS[what])
     if bench.device == "cpu":
         return plan
     stages = tuple(replace(each, devices=(device.name,) * len(each.ranks)) for each in plan.decision.stages)

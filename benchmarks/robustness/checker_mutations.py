@@ -25,17 +25,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from planner import schedules
-from planner.check import check
+import planner
+from planner import faults_of, predict, schedules
 from planner.check.coverage import ROWS, WHOLLY
-from planner.costs.predict import predict
 from planner.ir.codec import dumps, load, loads, plain
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Measured, Plan, RankMeasured
 from planner.ir.problem import Problem, Rule
 from planner.ir.profile import Correction, CostClass, Profile
 from planner.ir.schedule import Pipeline, StageGraph
-from planner.solvers import solver
 
 FILES = Path(__file__).parents[2] / "tests" / "data" / "checker"
 Steps = tuple[str | int, ...]
@@ -120,7 +118,7 @@ def case(name: str) -> tuple[Plan, Profile]:
     profile = load(FILES / f"{file}.json", Profile)
     profile = profile.corrected_by(_CORRECTIONS) if name == "corrected" else profile
     method = str(asked.get("solver", "best-first"))
-    plan = solver(method)(Problem(profile, **{key: value for key, value in asked.items() if key != "solver"}))
+    plan = planner.plan(Problem(profile, **{key: value for key, value in asked.items() if key != "solver"}), method)
     return (change(plan) if change is not None else plan), profile
 
 
@@ -207,7 +205,7 @@ def _try(mutation: Mutation, found: Caught) -> None:
             found.not_checked += source is None
             continue
         try:
-            faults = check(spoilt, source) if spoilt is not None else ("refused",)
+            faults = faults_of(spoilt, source) if spoilt is not None else ("refused",)
         except Exception as error:  # noqa: BLE001  none at all may leave the checker
             found.raised.append(f"{mutation}: {type(error).__name__}: {error}")
             faults = ()

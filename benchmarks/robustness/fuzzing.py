@@ -36,7 +36,7 @@ from halopipe.planning.compare import Comparison
 from halopipe.reports import explain, layer
 from halopipe.run_spec.options import RunOptions
 from halopipe.training.check_options import require_consistent
-from planner import check
+from planner import faults_of
 from planner.check.structure import require_possible
 from planner.export.chrome_trace import chrome_trace
 from planner.ir.codec import dumps, load
@@ -176,7 +176,7 @@ def _plan_of(origin: tuple[str, str]) -> Json:
         profile, micro_batch=(max(1, profile.graph.samples // 2),), time_limit_s=10 * SEARCH_S
     )
     plan = solve.solve(problem, solver)
-    if faults := check.check(plan, profile):
+    if faults := faults_of(plan, profile):
         raise ValueError(f"{origin}: the plan to be spoilt has faults: {faults[:3]}")
     return json.loads(dumps(plan))
 
@@ -187,8 +187,8 @@ def _plan_journey(path: Path, origin: tuple[str, str]) -> None:
     explain.explain(plan)
     explain.data(plan)
     Comparison({"a": plan, "b": plan}).render()
-    faults = check.check(plan, None)
-    faults_with = check.check(plan, profile)
+    faults = faults_of(plan, None)
+    faults_with = faults_of(plan, profile)
     graph = profile.graph
     try:
         require_consistent(plan, RunOptions())
@@ -212,7 +212,7 @@ def _profile_journey(path: Path) -> None:
     )
     plan = solve.solve(problem)
     explain.explain(plan, profile)
-    faults = check.check(plan, profile)
+    faults = faults_of(plan, profile)
     if faults:
         raise _Unnoticed(f"planned, and the checker says: {'; '.join(faults)[:400]}")
     try:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import planner
 from benchmarks.layouts import graph_of, profile_of
 from benchmarks.report import Row
 from benchmarks.seeds.branches import builder, with_loss
@@ -33,7 +34,6 @@ from planner.ir.constraints import parse_rule
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource, ParameterCost, Profile
-from planner.solvers import solver
 from planner.solvers.best_first.solver import solve
 
 NETWORKS = {
@@ -138,7 +138,7 @@ def on_boards(profile: Profile, board: DeviceSpec, count: int) -> Profile:
 def planned(name: str, count: int, batch: int = 32) -> Row:
     """The best plan for ``count`` boards over data parallelism."""
     problem = board_problem(name, count, batch)
-    best, replicas = solve(problem), solver("data-parallel")(problem)
+    best, replicas = solve(problem), planner.plan(problem, "data-parallel")
     on_chip = sum(rank.on_chip_bytes > 0 for rank in best.prediction.ranks)
     words = f"planned on {count} boards (weights on chip on {on_chip}): gain over data parallelism"
     gain = replicas.prediction.step_s / best.prediction.step_s

@@ -26,8 +26,8 @@ from benchmarks.seeds.branches import best_plan, builder, profile_of, with_loss
 from benchmarks.seeds.by_hand import best_of_these
 from benchmarks.seeds.jobs import error_of, folder_of, halopipe
 from benchmarks.seeds.schedules import graph_step_s
+from planner import predict
 from planner.costs.candidate import Candidate
-from planner.costs.predict import predict
 from planner.ir.codec import dump, load
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan

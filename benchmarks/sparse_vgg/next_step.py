@@ -19,6 +19,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import planner
 from benchmarks.report import Row, run
 from benchmarks.step_time import pipeline
 from halopipe.launch.run import run_plan
@@ -29,7 +30,6 @@ from planner.costs.pricing import Pricing
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import ModelSource
-from planner.solvers import solver
 from profiler import profile
 
 STEPS, WARMUP = 12, 3
@@ -81,9 +81,9 @@ def cases_of(problem: Problem) -> Iterator[Case]:
     """All plans, each in both ways; and what the planner would choose of each is in their predictions."""
     book = PriceBook(problem.profile)
     plans = {
-        "one device": solver("one-device")(problem, None),
+        "one device": planner.plan(problem, "one-device"),
         "pipeline": pipeline(problem, book, "1f1b", max(1, problem.global_batch // 4)),
-        "one stage, shared": solver("data-parallel")(problem, None),
+        "one stage, shared": planner.plan(problem, "data-parallel"),
     }
     for name, plan in plans.items():
         for ahead in WAYS:

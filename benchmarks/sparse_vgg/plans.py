@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+import planner
 from cuda_ops.sparse.preparation import padded
 from planner.baselines import sparsepipe
 from planner.baselines.common.answer import Trial, bandwidth_bytes_per_s, candidates, names_in, stages_in
@@ -23,7 +24,6 @@ from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
-from planner.solvers import solver
 from planner.solvers.candidates.candidate import decision_of
 from planner.solvers.candidates.choose import best_of
 from planner.solvers.candidates.evaluate import Evaluator
@@ -88,7 +88,7 @@ class Case:
 def cases(problem: Problem) -> list[Case]:
     """All plans of the problem."""
     found = [
-        _case(problem, name, solver(by)(problem, None).decision, by == "sparsepipe")
+        _case(problem, name, planner.plan(problem, by).decision, by == "sparsepipe")
         for name, by in (
             (OURS, "best-first"),
             (SPARSEPIPE, "sparsepipe"),

@@ -35,9 +35,10 @@ def check(
     json: Json = False,
 ) -> None:
     """Check a plan without devices: its program, request and figures; with its profile all that it states."""
-    import planner.check
     from halopipe.planning import plan_files
     from halopipe.terminal import console
+    from planner import faults_of
+    from planner.check import needs_profile, not_checked
     from planner.ir.codec import fingerprint, load
     from planner.ir.proof import Proof
 
@@ -51,8 +52,8 @@ def check(
         source = beside[1] if beside is not None else None
     if stated is not None and source is None:
         raise UsageError("a proof is verified with a profile", [f"none is beside {plan}"], ["--profile PROFILE"])
-    faults = planner.check.check(loaded, source)
-    unchecked = planner.check.not_checked(source is not None)
+    faults = faults_of(loaded, source)
+    unchecked = not_checked(source is not None)
     of_proof: tuple[str, ...] = ()
     if stated is not None and source is not None and not faults:
         from planner.proof.verify import verify
@@ -78,7 +79,7 @@ def check(
         return
     if source is None:
         console.emit(f"{plan} is good as far as it goes without a profile")
-        console.emit(f"not checked, or in part, without --profile: {', '.join(planner.check.needs_profile())}")
+        console.emit(f"not checked, or in part, without --profile: {', '.join(needs_profile())}")
         return
     console.emit(f"{plan} is good")
     if stated is not None:

@@ -178,7 +178,7 @@ def _step_now_s(before: Plan, asked: Problem) -> float:
     for stage in before.decision.stages:
         if [names.get(name) for name in stage.devices] != list(stage.ranks):
             return before.prediction.step_s
-    from planner.costs.predict import predict
+    from planner import predict
 
     return predict(asked.profile, before.decision, asked.memory_margin, asked.memory_bytes)[0].step_s
 

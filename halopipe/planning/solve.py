@@ -47,9 +47,9 @@ def solve(problem: Problem, name: str = DEFAULT_SOLVER, progress: Progress | Non
         UnknownNameError: there is no such solver.
         InfeasibleError: nothing fits, or no plan of this strategy keeps to the side constraints.
     """
-    from planner import solvers
+    from planner import plan
 
-    return solvers.solver(known_solver(name))(problem, progress)
+    return plan(problem, known_solver(name), progress)
 
 
 def known_solver(name: str) -> str:
@@ -125,7 +125,7 @@ def _tried(problem: Problem, name: str, ends_s: float, share: float) -> tuple[Pl
 
 def predict_again(plan: Plan, profile: Profile) -> tuple[Prediction, Timeline]:
     """The simulator's word on the plan's decision, which may have been edited since; under the plan's corrections."""
-    from planner.costs.predict import predict
+    from planner import predict
 
     request = plan.inputs.request
     return predict(plan.inputs.as_seen(profile), plan.decision, request.memory_margin, request.memory_bytes)

@@ -352,7 +352,7 @@ def block_lines(plan: Plan, profile: Profile | None) -> list[str]:
 
 def recomputed_lines(plan: Plan, profile: Profile) -> list[str]:
     """What is won and lost by spans of layers that are computed again; empty where there are none."""
-    from planner.costs.predict import predict
+    from planner import predict
 
     decision, priced_profile = plan.decision, plan.inputs.as_seen(profile)
     if not any(stage.recomputed for stage in decision.stages):

@@ -30,7 +30,7 @@ from planner.ir.profile import Profile
 from planner.layers.boundary import Boundaries
 
 
-def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
+def faults_of(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
     """Everything that is wrong with ``plan``, as "path in the file: what"; nothing if it is good.
 
     Args:

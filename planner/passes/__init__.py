@@ -1,18 +1,13 @@
 """Passes over action lists: list in, list out.
 
-``lower`` makes a schedule into a program with every message, reduction and update explicit; ``validate`` proves that a
-program is complete, in order, on the right weights and free of deadlock.  What a list keeps in memory is read off it by
-``in_flight`` and ``versions_kept``; how old its weights are, by ``staleness``.  When an action may start, and when it
-ends, is in ``events``.
+    schedule -> program     every message, reduction and update explicit                 ``lowering.lower``
+    complete, in order      everything once, behind what it needs, on the right weights  ``validation.validate``
+    it ends                 run without clocks: no circle of waits                       ``ending.stuck``
+    v(m), staleness         the version of weights of micro-batch m, updates it lacks    ``versions.staleness``
+    in flight               F minus B or W so far, at most                               ``versions.in_flight``
+    start of an action      max over what it waits for; its end, behind what it lasts    ``events``
 
-Modules:
-
-    ending       Whether a program ends: it is run without clocks, every rank as far as it gets
-    events       When an action may start, and when it ends: the rules that everybody shares who takes a program step by
-                 step
-    lowering     From the order of compute to a program with every message, reduction and update explicit
-    validation   Whether a program does everything once, in order, on the right weights, and ends
-    versions     Which weights each micro-batch runs on, and their staleness; how many micro-batches are in flight
+The order is that of a row; times belong to :mod:`planner.costs.simulator`, which reads ``events`` too.
 """
 
 from __future__ import annotations

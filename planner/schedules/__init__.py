@@ -1,5 +1,10 @@
 """Schedules: one function each, ``order(pipeline) -> Schedule``, in a module for each family.
 
+    row of stage s    W_s forwards, then B and F in turn: 1F1B W_s = p - s, GPipe W_s = M       ``_rows.in_turn``
+                      B as I and W, with W later                                               ``_rows.split``
+                      an update after every so many, on older weights                          ``_rows.updating``
+    rows of a DAG     W_s <= W of the stages before: nothing waits in a circle                  ``_rows.clamped``
+
 Such a function gives the order of compute on every position of the pipeline, and draws it.  What follows from that
 order (messages, reductions, updates) is added by :func:`planner.passes.lower`.  ``@registered`` above it puts it on the
 list (``_registry``): its name, its traits, where its stages lie, how many forwards each runs before its first backward

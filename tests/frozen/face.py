@@ -18,7 +18,7 @@ import planner.ir.errors
 from halopipe.cli import app
 from halopipe.run_spec import job_file
 from halopipe.terminal import units
-from planner.check import check
+from planner import faults_of
 from planner.ir import codec
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import STATUSES, Plan
@@ -114,7 +114,7 @@ def _others(value: Any) -> list[Any]:
 
 def _faults(text: str, profile: Profile | None) -> list[str]:
     try:
-        return [fault.partition(":")[0] for fault in check(codec.loads(text, Plan), profile)]
+        return [fault.partition(":")[0] for fault in faults_of(codec.loads(text, Plan), profile)]
     except HalopipeError as error:
         return [error.code]
 

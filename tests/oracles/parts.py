@@ -10,7 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.memory.levels import INPUTS_KEPT, INPUTS_SAVED, WEIGHT, LevelTables
+from planner.ir.profile import LEVEL_NAMES
+
+INPUTS_SAVED, INPUTS_KEPT = (LEVEL_NAMES.index(name) for name in ("inputs_saved", "inputs_kept"))
+WHILE_IT_RUNS = slice(0, 1 + LEVEL_NAMES.index("backward_weight"))
+Levels = NDArray[np.float64]
+"""``[quantity, layer]`` of whole layers at a number of samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,32 +38,31 @@ class Reading:
 
 
 def levels_of_part(
-    levels: LevelTables, kind: str, layer: int, part: Reading, needs: float, weights: tuple[float, float]
-) -> NDArray[np.float64] | None:
-    """``[quantity]`` of a part of a layer: its share of those of as many whole samples; None if not measured.
+    whole: Levels | None, none: Levels | None, layer: int, part: Reading, needs: float, weights: tuple[float, float]
+) -> list[float] | None:
+    """By quantity of a part of a layer: its share of those of as many whole samples; None if not measured.
 
     What does not grow with the samples, at most the bytes of the weights, is a copy of these in another order of
     elements: it is there in as far as the part uses them.
 
     Args:
+        whole: of the part's samples; ``none``: of no samples.
         needs: workspace of the part beyond such a share.
         weights: share of the layer's parameters that the part uses, and bytes of these in all.
     """
-    whole, none = levels.at(kind, part.samples), levels.at(kind, 0.0)
     if whole is None or none is None:
         return None
     own, (used, in_all) = whole[:, layer] * part.share, weights
-    copied = np.minimum(np.minimum(none, whole)[: WEIGHT + 1, layer], in_all)
-    own[: WEIGHT + 1] += part.received + np.maximum(copied * max(0.0, used - part.share), max(0.0, needs))
-    return np.asarray(own)
+    copied = np.minimum(np.minimum(none, whole)[WHILE_IT_RUNS, layer], in_all)
+    own[WHILE_IT_RUNS] += part.received + np.maximum(copied * max(0.0, used - part.share), max(0.0, needs))
+    return [float(each) for each in own]
 
 
-def inputs_saved(levels: LevelTables, kind: str, layer: int, part: Reading) -> tuple[float, float]:
+def inputs_saved(whole: Levels | None, layer: int, part: Reading) -> tuple[float, float]:
     """What a part of a layer saves of others' values beyond its share, and what of all that lies where it was.
 
     Where it reads a copy, it saves that, whoever else has saved the values; else as much more as it reads more.
     """
-    whole = levels.at(kind, part.samples)
     if whole is None:
         return part.received, 0.0
     first, every = float(whole[INPUTS_SAVED, layer]), float(whole[INPUTS_KEPT, layer])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import planner.check
+from planner import faults_of
 from planner.costs.cost_model import PriceBook
 from planner.ir.plan import Plan, Prediction
 from planner.ir.profile import Profile
@@ -15,7 +15,7 @@ _TIMES = ("compute_s", "communication_s", "bubble_s", "idle_s")
 
 def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
     """The faults that the product's checker names; of a plan without any, what the oracles make otherwise."""
-    faults = planner.check.check(plan, profile)
+    faults = faults_of(plan, profile)
     if faults or profile is None:
         return faults
     book = PriceBook(plan.inputs.as_seen(profile))

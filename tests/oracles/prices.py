@@ -176,7 +176,8 @@ class LaidOut:
     def _inputs_saved(self, layer: Layer, member: int) -> tuple[float, float]:
         """A price: what is saved of inputs beyond the part's share, and what of all that lies where it was."""
         at = self.prices.index[layer.name]
-        return inputs_saved(self._book.levels, self._kinds[member], at, self._reading(layer, member))
+        part = self._reading(layer, member)
+        return inputs_saved(self._book.levels.at(self._kinds[member], part.samples), at, part)
 
     def _reading(self, layer: Layer, member: int) -> Reading:
         shards = self._shards[layer.name]
@@ -253,10 +254,11 @@ class LaidOut:
             needs = float(self._costs[layer.name]["workspace_bytes"][member]) - part.share * whole
             size = float(sums[index + 1] - sums[index])
             weights = float(self._sums[layer.name].held_bytes[0, member]) / size if size else 0.0
-            one = levels_of_part(self._book.levels, kind, index, part, needs, (weights, size))
+            levels = (self._book.levels.at(kind, samples) for samples in (part.samples, 0.0))
+            one = levels_of_part(*levels, index, part, needs, (weights, size))
             if one is None:
                 return None
-            by_layer.append(one.tolist())
+            by_layer.append(one)
         return by_layer
 
     def parts(self, member: int) -> list[tuple[float, float]]:

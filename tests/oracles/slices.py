@@ -89,10 +89,11 @@ class Sliced:
             sums = book.tables.graph.parameter_bytes
             size = float(sums[at + 1] - sums[at])
             weights = 1.0 if size else 0.0, size
-            one = levels_of_part(book.levels, self.kind, at, self._reading(layer), needs, weights)
+            levels = (book.levels.at(self.kind, samples) for samples in (self.samples, 0.0))
+            one = levels_of_part(*levels, at, self._reading(layer), needs, weights)
             if one is None:
                 return None
-            by_layer.append(one.tolist())
+            by_layer.append(one)
         return by_layer
 
     def parts(self, member: int) -> list[tuple[float, float]]:
@@ -113,7 +114,7 @@ class Sliced:
 
     def _inputs_saved(self, layer: Layer) -> tuple[float, float]:
         levels = self.prices.book.levels
-        return inputs_saved(levels, self.kind, self.prices.index[layer.name], self._reading(layer))
+        return inputs_saved(levels.at(self.kind, self.samples), self.prices.index[layer.name], self._reading(layer))
 
     def _reading(self, layer: Layer) -> Reading:
         share = float(self.table.share[self.prices.index[layer.name]])

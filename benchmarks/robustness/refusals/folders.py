@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.chains import chain_profile
 from benchmarks.robustness.refusals.command_lines import typed
 from halopipe.terminal.output_files import claimed
-from planner.costs.predict import predict
+from planner import predict
 from planner.ir.codec import dump, plan_fingerprint
 from planner.ir.plan import Plan
 from planner.ir.timeline import TimelineFile

@@ -2,13 +2,15 @@
 
 Pipeline, data and tensor parallelism with recomputation.
 
-Modules:
+    minimise     max over stages of time per micro-batch                                    ``stages``
+    over         a chain of ideals, d replicas of t devices, an option for each layer       ``planner.search``
+    subject to   sum of d t <= devices; memory with what is in flight behind a stage        ``planner.Sweep``
 
-    format    Piper's JSON instances: layers with options (tensor degree, recomputation), and the bytes on their edges
-    planner   Piper: pipeline, data and tensor parallelism with recomputation, on like devices
-    solver    Piper (Tarnawski, Narayanan, Phanishayee, NeurIPS 2021): stages, data degrees and recomputation, within
-              memory
-    stages    What a stage costs in Piper's model, for all pairs of ideals at once
+Besides:
+
+    format   Piper's JSON instances: layers with options (tensor degree, recomputation), and the bytes on their edges
+    solver   Piper (Tarnawski, Narayanan, Phanishayee, NeurIPS 2021): stages, data degrees and recomputation, within
+             memory
 """
 
 from __future__ import annotations

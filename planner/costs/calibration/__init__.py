@@ -1,11 +1,11 @@
 """Corrections of a profile's costs: fitted to runs of plans, and applied.
 
-Modules:
+    r_i       log(measured / predicted) of a class of costs in run i           :mod:`planner.costs.observe`
+    factor    exp(w median r), w = n p^2 / (n p^2 + v): a normal prior of deviation p     ``fit.factor_from``
+    machine   sum of passes measured alone / sum of their prices, where noise is less     ``machine.speeds``
+    applied   cost x factor of its class on that kind of device or link    ``apply_corrections.corrected``
 
-    apply_corrections   A profile's costs under its corrections (``Profile.calibration``), and what is left to correct
-                        by stage
-    fit                 From what runs of plans showed to corrections of a profile's costs
-    machine             How fast the machine is now, told apart from what is wrong with the model of it
+A run is told apart into classes of costs first; what is left over is the error that plans are widened by.
 """
 
 from __future__ import annotations

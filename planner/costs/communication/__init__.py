@@ -1,14 +1,14 @@
 """What messages cost: links, collectives, resharding between layers, halos, and the least that stages hand over.
 
-Modules:
+    t(x)        x bytes on a link: its table, or latency + x / bandwidth                ``links.NetworkPrices``
+    T(n, x)     a sum over n ranks: its table, or e(n, x) 2 (n - 1) t(x / n)            ``collectives.collective_s``
+    (u, v)      from one layer's option to the next one's: bytes that a rank reads and
+                does not hold, from their owners                                       ``resharding.resharding_of``
+    exposed     of a convolution's halo max(0, exchange - compute); of all else, all   ``resharding.exposed``
+    sites       rows of a halo by parts a sample q, beyond those measured as q^(-2/3)   ``halo.site_exchanges_s``
+    at least    of what crosses a cut, before a plan says how                          ``stage_transfers``
 
-    collectives       What sums over several ranks cost (all-reduce and others): measured tables, scaled by the theory
-                      of rings
-    halo              What a halo costs: in the backward of a convolution over cut space, and of ranks that share sites
-    links             What messages cost on the cluster's links, and how well that is known
-    resharding        Seconds and bytes of what moves between two layers, for every pair of their options
-    stage_transfers   What a stage hands to the next one at least, before a plan says more: bytes of layers, pieces
-                      between members
+Bounds read ``stage_transfers``, and ``least_collective_s`` of ``collectives``.
 """
 
 from __future__ import annotations

@@ -142,12 +142,12 @@ def memory_factor(cluster: Cluster, ranks: tuple[int, ...]) -> float:
     Such as updates of parameters that all have, or putting gradients together.  Of the host that most of them are on;
     straight between the numbers of ranks that were measured, 1 where none was.
     """
-    most = max(Counter(cluster.devices[rank].host for rank in ranks).values(), default=1)
     points = sorted(
         (table.num_ranks, table.points[-1][1]) for table in cluster.collectives if table.operation == MEMORY
     )
-    if most < 2 or len(points) < 2 or points[0][0] != 1:
+    if len(points) < 2 or points[0][0] != 1:
         return 1.0
+    most = max(Counter(cluster.devices[rank].host for rank in ranks).values(), default=1)
     seconds = np.interp(most, [number for number, _ in points], [seconds for _, seconds in points])
     return max(1.0, float(seconds) / points[0][1])
 

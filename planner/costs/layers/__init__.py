@@ -1,18 +1,15 @@
 """What a layer costs: as measured, read between measurements, or by a model of its family or device.
 
-Modules:
+    n samples           an exact hit, else a straight line in log-log between two of one
+                        back end                                                     ``interpolation.layer_cost``
+    a part of it        measured at its shape, else its family's model, else a share   ``shards.MeasuredParts``
+    a family            t = c0 + c1 flops + c2 bytes + c3 weights, c >= 0              ``regression.fitted``
+    another device      t measured x roof there / roof here                            ``roofline.under_a_roof``
+    a slice of tokens   t(l) + a0 + a1 l + a2 c + a3 l c behind c tokens               ``token_slices.SlicePrices``
+    a stretch a ... b   S(b) - S(a) of running sums                                    ``cost_table.span``
+    how well known      the least certain of several; held-back errors                 ``confidence.weakest``
 
-    confidence      How well a figure is known
-    cost_table      Costs of all layers at one size: running sums, so that any stretch is one subtraction; ranges of
-                    what was interpolated
-    interpolation   What a layer costs at any number of samples: an exact hit, else read between measurements of one
-                    back end
-    regression      What nobody measured, from what was: a model for each family of layers, by features of layers
-    roofline        What a profile would say on other devices: a roofline (Williams, Waterman and Patterson, CACM 2009),
-                    layer by layer
-    shards          What a part of a layer costs: as it was measured at its own shape, else by the model of its family,
-                    else a share; which parts are worth measuring
-    token_slices    What layers cost slice by slice, where sequences are cut into token slices
+Read ``interpolation`` first: the others answer where it cannot.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from planner.costs.memory.action_peaks import HeldInStage, KeptForBackward, ValueGradients
 from planner.ir.graph import producer
+from planner.ir.lazy import Memo
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
 from planner.layers.data_movement import copied_at
 from planner.layers.recomputed import running_order
@@ -75,7 +76,6 @@ class LayerParts(NamedTuple):
         return self.samples * self.share
 
 
-@dataclass(slots=True, eq=False)
 class LevelTables:
     """The levels of a profile, by kind of device.
 
@@ -88,44 +88,36 @@ class LevelTables:
         known: what was worked out by stage and samples (:mod:`planner.costs.memory.activations`).
     """
 
-    profile: Profile
-    outputs: tuple[float, ...] = field(init=False, repr=False)
-    inputs: tuple[tuple[tuple[int, float], ...], ...] = field(init=False, repr=False)
-    names: tuple[tuple[str, ...], ...] = field(init=False, repr=False)
-    shapes: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
-    readers: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
-    known: dict[tuple[object, ...], HeldInStage] = field(init=False, default_factory=dict, repr=False)
-    _whole: dict[str, dict[int, list[Levels]]] = field(init=False, default_factory=dict, repr=False)
-    _sizes: dict[str, tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
-    _pairs: dict[tuple[str, str], tuple[Array, Indices, Array]] = field(init=False, default_factory=dict, repr=False)
-    _at: dict[tuple[str, float], Array] = field(init=False, default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        graph = self.profile.graph
+    def __init__(self, profile: Profile) -> None:
+        self.profile, graph, values = profile, profile.graph, profile.graph.values()
+        self.known = dict[tuple[object, ...], HeldInStage]()
+        self._measured = Memo(self._levels_of)
+        self._pairs = Memo(self._pairs_of)
+        self._at = dict[tuple[str, float], Array]()
         index = {layer.name: position for position, layer in enumerate(graph.layers)}
+        made = [{v: index[producer(v)] for v in layer.inputs if v not in graph.inputs} for layer in graph.layers]
+        self.names = tuple(map(tuple, made))
+        self.inputs = tuple(
+            tuple((maker, values[v].num_bytes / graph.samples) for v, maker in of.items()) for of in made
+        )
         readers: list[dict[int, None]] = [{} for _ in graph.layers]
-        inputs: list[tuple[tuple[int, float], ...]] = []
-        names: list[tuple[str, ...]] = []
-        values = graph.values()
-        for position, layer in enumerate(graph.layers):
-            made = {name: index[producer(name)] for name in layer.inputs if name not in graph.inputs}
-            inputs.append(tuple((maker, values[name].num_bytes / graph.samples) for name, maker in made.items()))
-            names.append(tuple(made))
-            for maker in made.values():
+        for position, makers in enumerate(made):
+            for maker in makers.values():
                 readers[maker][position] = None
-        self.inputs, self.names, self.readers = tuple(inputs), tuple(names), tuple(map(tuple, readers))
+        self.readers = tuple(map(tuple, readers))
         self.shapes = tuple(values[layer.inputs[0]].shape if layer.inputs else () for layer in graph.layers)
         self.outputs = tuple(sum(spec.num_bytes for spec in layer.outputs) / graph.samples for layer in graph.layers)
 
     def at(self, kind: str, samples: float) -> Array | None:
         """``[quantity, layer]`` in the order of :class:`planner.ir.profile.Levels`; None if they were not measured."""
-        return self._known(kind, samples) if len(self._measured(kind)[0]) else None
+        return self._known(kind, samples) if len(self._measured[kind].sizes) else None
 
     def _known(self, kind: str, samples: float) -> Array:
         """The same, of a kind of which they were measured."""
         levels = self._at.get((kind, samples))
         if levels is None:
-            levels = self._at[kind, samples] = np.maximum(affine(*self._measured(kind), samples), 0.0)
+            measured = self._measured[kind]
+            levels = self._at[kind, samples] = np.maximum(affine(measured.sizes, measured.table, samples), 0.0)
         return levels
 
     def of_parts(self, kind: str, parts: LayerParts, alone: bool) -> tuple[Array, Array, Array] | None:
@@ -316,52 +308,49 @@ class LevelTables:
         place = copied_at([layers[each] for each in chain], [self.shapes[each] for each in chain])
         return -1 if place is None else chain[place]
 
-    def _measured(self, kind: str) -> tuple[Array, Array]:
-        """Sizes at which all layers have levels, and these: ``[size, quantity, layer]``."""
-        if kind not in self._sizes:
-            whole = self._of_sizes(kind)
-            rows = [
-                [[float(getattr(one, name)) for one in of_size] for name in LEVEL_NAMES] for of_size in whole.values()
-            ]
-            self._sizes[kind] = np.array(list(whole), dtype=np.float64), np.array(rows, dtype=np.float64)
-        return self._sizes[kind]
-
-    def _of_sizes(self, kind: str) -> dict[int, list[Levels]]:
-        """By size at which all layers have levels, these."""
-        if kind not in self._whole:
-            layers = self.profile.graph.layers
-            by_size: dict[int, dict[str, Levels]] = {}
-            for one in self.profile.measurements.get(kind, ()):
-                if one.levels is not None and not one.part:
-                    by_size.setdefault(one.samples, {})[one.layer] = one.levels
-            self._whole[kind] = {
-                size: [by_name[layer.name] for layer in layers]
-                for size, by_name in sorted(by_size.items())
-                if all(layer.name in by_name for layer in layers)
-            }
-        return self._whole[kind]
+    def _levels_of(self, kind: str) -> _Measured:
+        """As the profile has them, at sizes at which all layers have some."""
+        by_size: dict[int, dict[str, Levels]] = {}
+        for one in self.profile.measurements.get(kind, ()):
+            if one.levels is not None and not one.part:
+                by_size.setdefault(one.samples, {})[one.layer] = one.levels
+        names = [layer.name for layer in self.profile.graph.layers]
+        rows = [[of[name] for name in names] for _, of in sorted(by_size.items()) if of.keys() >= {*names}]
+        sizes = [float(size) for size, of in sorted(by_size.items()) if of.keys() >= {*names}]
+        table = [[[float(getattr(one, what)) for one in row] for what in LEVEL_NAMES] for row in rows]
+        return _Measured(np.array(sizes), np.array(table), rows)
 
     def pairs_at(self, what: str, kind: str, samples: float) -> Pairs:
         """Of what a layer's levels have by name: ``inputs_left``, what weight gradients need of others' values.
 
         (reader, maker, bytes); of ``gradients_left_from`` of the gradients of values; ``gradients_made``.
         """
-        if (kind, what) not in self._pairs:
-            index = {layer.name: position for position, layer in enumerate(self.profile.graph.layers)}
-            rows: list[Counter[tuple[int, int]]] = []
-            for levels in self._of_sizes(kind).values():
-                rows.append(Counter())
-                for k, one in enumerate(levels):
-                    for name, size in getattr(one, what):
-                        rows[-1][k, index[name]] += size
-            keys = sorted(set[tuple[int, int]]().union(*rows))
-            values = np.array([[float(row[key]) for key in keys] for row in rows])
-            ends = np.array(keys, dtype=np.int64).reshape(-1, 2)
-            self._pairs[kind, what] = np.array(list(self._of_sizes(kind)), dtype=np.float64), ends, values
-        sizes, ends, values = self._pairs[kind, what]
+        ends, values = self._pairs[kind, what]
         if not len(ends):
             return ends[:, 0], ends[:, 1], np.zeros(0)
-        return ends[:, 0], ends[:, 1], np.maximum(affine(sizes, values, samples), 0.0)
+        return ends[:, 0], ends[:, 1], np.maximum(affine(self._measured[kind].sizes, values, samples), 0.0)
+
+    def _pairs_of(self, key: tuple[str, str]) -> tuple[Indices, Array]:
+        """The pairs of a kind and a name, and ``[size, pair]`` bytes."""
+        kind, what = key
+        index = {layer.name: position for position, layer in enumerate(self.profile.graph.layers)}
+        rows: list[Counter[tuple[int, int]]] = []
+        for levels in self._measured[kind].levels:
+            rows.append(Counter())
+            for k, one in enumerate(levels):
+                for name, size in getattr(one, what):
+                    rows[-1][k, index[name]] += size
+        keys = sorted(set[tuple[int, int]]().union(*rows))
+        values = np.array([[float(row[key]) for key in keys] for row in rows])
+        return np.array(keys, dtype=np.int64).reshape(-1, 2), values
+
+
+class _Measured(NamedTuple):
+    """Levels of a kind: sizes, ``[size, quantity, layer]``, and by size those of all layers."""
+
+    sizes: Array
+    table: Array
+    levels: list[list[Levels]]
 
 
 def affine(sizes: Array, values: Array, at: float) -> Array:

@@ -147,7 +147,8 @@ def most_held(rows: Iterable[Iterable[Action]], num_stages: int) -> tuple[int, .
     """By stage, of how many micro-batches a rank holds what is saved at most, the one that runs forward included.
 
     Args:
-        rows: of compute; a stage that is never run backward holds none.
+        rows: of compute, in which a pass begins and is over as in the whole row, messages and sums aside; a stage that
+            is never run backward holds none.
     """
     most = [0] * num_stages
     for row in rows:

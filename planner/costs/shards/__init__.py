@@ -1,12 +1,11 @@
 """How the ranks of a group may divide a layer, and what they sum; the boxes are in ``planner.layers.shards``.
 
-Modules:
+    grids       factorisations of the group over dims; shares in proportion to speed       ``device_mesh.layout_on``
+    a layout    cuts by dim, margin, ranks that share channels, recomputed or not     ``sharding_spec.ShardingSpec``
+    sums        of gradients, statistics and classes over ranks with equal parts           ``partial_sums.sums_of``
+    tiles       the most at any layer of a tile: what is there, read and done              ``tiles.transient_bytes``
 
-    device_mesh    How the ranks of a group may be laid out as a grid over the dims of a layer, and how much each rank
-                   takes
-    partial_sums   Sums over ranks that boxes do not show
-    sharding_spec  How a layer may be run on a group of ranks, and what a rank's part of it reads
-    tiles          What a layer of a forward pass needs while it runs: of a block, for one tile
+Arrays over options and ranks throughout.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
 """A step, simulated.
 
+    start of an action   max over end of the one before on its rank, arrivals of its messages, members of its sum
+    arrival              max(send, end of the message before on the channel) + t, or more where cards are shared
+    step                 max over ranks of the end of its row
+
 A program as integers (``program``), its prices (``prices``), its events: where everything lasts as long as it does
-alone (``events``) and where messages share network cards (``contention``), both ``rows`` of
+alone (``events``) and where messages share network cards max-min fairly (``contention``), both ``rows`` of
 :mod:`planner.passes.events`; ranks that do the same (``symmetry``), inputs of the next step, where the time went.
 
 Besides:

@@ -14,7 +14,9 @@ executor does beside, are not, nor is a rank that waits.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import inf
 
 from planner.costs.simulator.prices import FlowSpeeds, NetworkTraffic, SlotPrices
 from planner.costs.simulator.program import (
@@ -47,6 +49,27 @@ def execute_shared(compiled: CompiledProgram, prices: SlotPrices, traffic: Netwo
     return rows.trace()
 
 
+def step_unless_longer(
+    compiled: CompiledProgram,
+    prices: SlotPrices,
+    traffic: NetworkTraffic,
+    known_s: float,
+    least_left_s: Sequence[Sequence[float]],
+) -> float:
+    """The step; where it is longer than ``known_s``, a lower bound above that, at the moment at which this is sure.
+
+    Args:
+        least_left_s: by rank and position, what the program takes at least from the beginning of the step there.
+
+    Raises:
+        IllegalProgramError: nobody can move and somebody is not done.
+    """
+    rows = _SharedRows(compiled, prices, traffic)
+    rows.known_s, rows.least_left_s = known_s, least_left_s
+    rows.run()
+    return rows.bound_s if rows.bound_s > known_s else rows.trace().step_s
+
+
 class _SharedRows(ProgramRows):
     """A step under way.  Events are (time, number): flows first, by number, then ranks."""
 
@@ -54,6 +77,9 @@ class _SharedRows(ProgramRows):
         super().__init__(compiled, prices)
         num_ranks, num_flows, num_messages = len(compiled.rows), len(traffic.flows), len(compiled.messages)
         self.flows = traffic.flows
+        # the run ends where the step is surely longer than what is known
+        self.known_s, self.bound_s = inf, 0.0
+        self.least_left_s: Sequence[Sequence[float]] = ()
         self.events: list[tuple[float, int, float]] = []
         # flows: what is left of them, since when, how fast, and the message or reduction that each is
         self.speeds = FlowSpeeds(traffic)
@@ -97,6 +123,11 @@ class _SharedRows(ProgramRows):
         if self.position[rank] >= len(row):
             return
         code, slot, numbers = row[self.position[rank]]
+        if self.least_left_s and does == _BEGINS:
+            self.bound_s = now + self.least_left_s[rank][self.position[rank]]
+            if self.bound_s > self.known_s:
+                self.events.clear()
+                return
         if code == RECEIVE_STEP:
             if does == _BEGINS:
                 self.starts[rank].append(now)

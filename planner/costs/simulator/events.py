@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from planner.costs.memory.lifetimes import usages
 from planner.costs.memory.messages import CoalescedMessage
-from planner.costs.simulator.contention import execute_shared
+from planner.costs.simulator import contention
 from planner.costs.simulator.next_step import with_next_step
 from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import (
@@ -53,7 +54,9 @@ def run(compiled: CompiledProgram, prices: SlotPrices) -> Trace:
         IllegalProgramError: the program never ends.
     """
     trace = (
-        execute_shared(compiled, prices, prices.traffic) if prices.traffic is not None else execute(compiled, prices)
+        contention.execute_shared(compiled, prices, prices.traffic)
+        if prices.traffic is not None
+        else execute(compiled, prices)
     )
     return with_next_step(compiled, trace, prices.next_step)
 
@@ -67,6 +70,64 @@ def least_s(compiled: CompiledProgram, prices: SlotPrices) -> float:
     if prices.traffic is not None:
         prices = replace(prices, wires=range(len(prices.wires)))
     return execute(compiled, prices).step_s
+
+
+def step_unless_longer(compiled: CompiledProgram, prices: SlotPrices, known_s: float) -> float:
+    """The step as of :func:`run`, or a lower bound of it that is longer than ``known_s``.
+
+    Of a program whose messages share anything no more is run than it takes to know that.
+
+    Raises:
+        IllegalProgramError: the program never ends.
+    """
+    if prices.traffic is None or prices.next_step or known_s == inf:
+        return run(compiled, prices).step_s
+    left_s = least_left_s(compiled, prices)
+    return contention.step_unless_longer(compiled, prices, prices.traffic, known_s, left_s)
+
+
+def least_left_s(compiled: CompiledProgram, prices: SlotPrices) -> list[list[float]]:
+    """By rank and position, what a program takes at least from the beginning of the step there to its end.
+
+    A step takes what it takes alone; behind it come the rest of its row, and behind a send what follows the receipt of
+    its messages.  Waits are left out, so that this holds whatever is shared.  Rows are taken from their ends; one waits
+    until it is known what follows the receipt of a message.
+    """
+    seconds, rows = prices.action_s, compiled.rows
+    left_s = [[0.0] * len(row) for row in rows]
+    position = [len(row) for row in rows]
+    behind_receipt: dict[int, float] = {}
+    waiting: dict[int, int] = {}
+    ready = list(range(len(rows)))
+    while ready:
+        rank = ready.pop()
+        row, own = rows[rank], left_s[rank]
+        after = own[position[rank]] if position[rank] < len(row) else 0.0
+        while position[rank]:
+            code, slot, numbers = row[position[rank] - 1]
+            if code == SEND_STEP:
+                missing = next((message for message in numbers if message not in behind_receipt), NOBODY)
+                if missing >= 0:
+                    waiting[missing] = rank
+                    break
+                called = seconds[slot]
+                arrives = 0.0
+                for message in numbers:
+                    transfer = compiled.messages[message][0]
+                    arrives = max(arrives, called + prices.transfer_s[transfer] + behind_receipt[message])
+                    called += prices.sending_s[transfer] if prices.sending_s and not compiled.blocking else 0.0
+                after = max(called + after, arrives)
+            elif code == RECEIVE_STEP:
+                after += seconds[slot]
+                for message in numbers:
+                    behind_receipt[message] = after
+                    if message in waiting:
+                        ready.append(waiting.pop(message))
+            elif code != PREPARE_STEP:
+                after += seconds[slot]
+            position[rank] -= 1
+            own[position[rank]] = after
+    return left_s
 
 
 def execute(compiled: CompiledProgram, prices: SlotPrices) -> Trace:

@@ -287,7 +287,18 @@ class FlowSpeeds:
     it changes depends on the flows under way alone, and is worked out once for each set of them.
     """
 
-    __slots__ = ("_active", "_at_rank", "_changes", "_on_card", "_ranks", "_rates", "_speeds", "traffic")
+    __slots__ = (
+        "_active",
+        "_at_rank",
+        "_by_kind",
+        "_changes",
+        "_kinds",
+        "_on_card",
+        "_ranks",
+        "_rates",
+        "_speeds",
+        "traffic",
+    )
 
     def __init__(self, traffic: NetworkTraffic) -> None:
         self.traffic = traffic
@@ -298,6 +309,11 @@ class FlowSpeeds:
         self._on_card: dict[int, set[int]] = {}
         self._at_rank: dict[int, set[int]] = {}
         self._changes: dict[tuple[int, int], Change] = {}
+        kinds: dict[tuple[float, Ends, int], int] = {}
+        self._kinds = [
+            kinds.setdefault((flow.bytes_per_s, flow.cards, flow.copies), len(kinds)) for flow in traffic.flows
+        ]
+        self._by_kind: dict[tuple[int, ...], dict[int, float]] = {}
 
     def toggled(self, flow: int) -> Change:
         """What changes when ``flow`` starts, or ends if it is under way."""
@@ -315,6 +331,16 @@ class FlowSpeeds:
         self._rates.update(of_ranks)
         return change
 
+    def _fair(self, active: list[int]) -> dict[int, float]:
+        """The speeds of flows that run at once; those of a kind have one, worked out once for each number of each."""
+        kinds = [self._kinds[flow] for flow in active]
+        key = tuple(sorted(kinds))
+        by_kind = self._by_kind.get(key)
+        if by_kind is None:
+            speeds = self.traffic.speeds(active)
+            by_kind = self._by_kind[key] = {kind: speeds[flow] for kind, flow in zip(kinds, active, strict=True)}
+        return {flow: by_kind[kind] for flow, kind in zip(active, kinds, strict=True)}
+
     def _change(self, flow: int) -> Change:
         flows = self.traffic.flows
         touched, cards, waiting = {flow} if self._active >> flow & 1 else set[int](), set[int](), [flow]
@@ -324,7 +350,7 @@ class FlowSpeeds:
                     cards.add(card)
                     waiting += self._on_card[card] - touched
                     touched |= self._on_card[card]
-        new = self.traffic.speeds(sorted(touched))
+        new = self._fair(sorted(touched))
         of_flows = [(each, speed) for each, speed in new.items() if self._speeds.get(each) != speed]
         ranks = {rank for each in (flow, *(each for each, _ in of_flows)) for rank in self._ranks[each]}
         slow: dict[int, float] = {}

@@ -1,16 +1,16 @@
 """What a stage costs.
 
-``stage_sums`` says what computing takes, once for all: ``action_costs`` reads it exactly, for the actions of a plan,
-and ``stage_bound`` as a lower bound, for any layers on any group.  The same for layers with layouts of their own is in
-``layouts`` and ``stage_cost``; around them ``placement`` (where stages lie), ``gradient_overlap`` (sums of gradients),
-``input_pipeline``, and ``coverage`` (what was not measured).
+    F, B, I, W      sums over its layers on each rank; with recomputation B + F            ``stage_sums.PassTimes``
+    of a plan       at the rank's own samples, exchanges and additions included            ``action_costs.StageCosts``
+    at least        least head and back, most work, between any two cuts                   ``stage_bound.StageBound``
+                    whatever the shares of members are                      ``shared_bound``, ``shared_times``
+    with layouts    sum over layers of (slowest rank + statistics) + messages between      ``stage_cost.stage_cost``
+                    of each option of each layer                                           ``layouts.LayoutPrices``
+                    in blocks: max over ranks of the sum over tiles                        ``blocks``
+    gradients       max over buckets of (sums from it on - backward left)     ``gradient_overlap.exposed_s``
+    inputs          sites found, maps prepared, by the rank or beside it                   ``input_pipeline``
 
-Besides:
-
-    blocks         What a stage of a forward plan costs whose layers are run in blocks (:class:`planner.ir.plan.Block`)
-    shared_bound   What a stage costs at least on a group of devices, whatever the shares of its members are
-    shared_times   What members of a group take for any number of samples, and the shares with the least largest time of
-                   a member
+Around them ``placement`` (where stages lie) and ``coverage`` (what was not measured).
 """
 
 from __future__ import annotations

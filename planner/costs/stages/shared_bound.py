@@ -60,6 +60,19 @@ class SharedBound:
             self._alone.append(largest_s)
         return self._alone[0][first, last]
 
+    def balanced(self, first: int, last: int) -> tuple[int, ...]:
+        """Shares with the least largest time of a member, as far as memory allows; of a stage that may fit."""
+        _, level = self.all_times.levels(lambda member: member.all_work, np.array([first]), np.array([last]))
+        return self.all_times.shares(level[:, 0].tolist())
+
+    def by_member(self, first: int, last: int) -> tuple[tuple[Array, Array, Array], Numbers]:
+        """Of each member, by samples: an F, a B (or I), all that it does; (member, samples - 1). The most samples."""
+        there, back = self._exchanges_s(np.array(first), np.array(last))
+        heads, most = self.times.by_member(lambda member: member.forward, first, last)
+        backs, _ = self.times.by_member(lambda member: member.back, first, last)
+        works, _ = self.all_times.by_member(lambda member: member.all_work, first, last)
+        return (heads + there, backs + back, works + self.num_full * (there + back)), most
+
     def alone_s(self, first: Numbers, last: Numbers) -> Array:
         """What a step takes that has such a stage."""
         always = self.num_full * sum(self._exchanges_s(first, last))

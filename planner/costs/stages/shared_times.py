@@ -197,6 +197,15 @@ class GroupTimes:
             level[sort, at] -= 1
         return longest, level
 
+    def by_member(self, of: Callable[[MemberTimes], Times], first: int, last: int) -> tuple[Array, Numbers]:
+        """What each member takes by samples, (member, samples - 1), and the most samples that it may have."""
+        seconds, tops = np.full((len(self.counts), self.size), np.inf), np.zeros(len(self.counts), dtype=np.int64)
+        for sort, (member, most) in enumerate(zip(self.members, self.most, strict=True)):
+            sums = of(member).sums
+            seconds[sort, : len(sums)] = sums[:, last] - sums[:, first]
+            tops[sort] = len(sums) if most is None else min(len(sums), most[first, last])
+        return np.repeat(seconds, self.counts, axis=0), np.repeat(tops, self.counts)
+
     def shares(self, level: Sequence[int]) -> tuple[int, ...]:
         """The samples of each member, those of a sort one after another, none above ``level`` of its sort.
 

@@ -37,14 +37,14 @@ class Spread:
         """The least of all members, for stages between ``first`` and ``last`` (arrays that broadcast)."""
         seconds: Array = self.sums[0][last] - self.sums[0][first]
         for row in self.sums[1:]:
-            np.minimum(seconds, row[last] - row[first], out=seconds)
+            seconds = np.minimum(seconds, row[last] - row[first])
         return seconds
 
     def most(self, first: Numbers, last: Numbers) -> Array:
         """The most of all members."""
         seconds: Array = self.sums[0][last] - self.sums[0][first]
         for row in self.sums[1:]:
-            np.maximum(seconds, row[last] - row[first], out=seconds)
+            seconds = np.maximum(seconds, row[last] - row[first])
         return seconds
 
 
@@ -244,6 +244,7 @@ class StageBounds:
     received: Array | None = None
     _workspaces: dict[tuple[str, float, RecomputeMask], Array] = field(init=False, default_factory=dict, repr=False)
     _most: dict[object, Numbers | None] = field(init=False, default_factory=dict, repr=False)
+    _of_samples: dict[object, LeastMemory | None] = field(init=False, default_factory=dict, repr=False)
 
     def of(self, ranks: tuple[int, ...], members: Sequence[Member], recompute: RecomputeMask, zero: int) -> StageBound:
         """Of stages on ``ranks`` that recompute activations of ``recompute``; members that are alike once are enough.
@@ -295,11 +296,11 @@ class StageBounds:
             parted=self._parted(len(ranks), kinds, parts) if self.trains and tables.graph.tied else None,
         )
 
-    def member_times(self, kind: str, most: int, recompute: RecomputeMask) -> MemberTimes:
+    def member_times(
+        self, kind: str, most: int, recompute: RecomputeMask, micro_batches: tuple[int, ...]
+    ) -> MemberTimes:
         """Of members of groups, each on ``kind`` with up to ``most`` samples; raises as :meth:`of`."""
-        return member_times(
-            self.book, self.cuts, self.micro_batches, (kind, most, recompute), (self.trains, self.splits)
-        )
+        return member_times(self.book, self.cuts, micro_batches, (kind, most, recompute), (self.trains, self.splits))
 
     def most_samples(
         self, member: tuple[str, int], most: int, recompute: RecomputeMask, parts: int, zero: int
@@ -324,13 +325,22 @@ class StageBounds:
         largest = np.full((count, count), most, dtype=np.int64)
         largest[first, last] = 0
         for samples in range(most, 0, -1):
-            memory = self._memory([(kind, limit, (samples, samples))], recompute, parts, zero)
+            memory = self.memory_of((kind, limit), samples, recompute, parts, zero)
             fits = np.full(len(first), True) if memory is None else memory.window(first, last, 1) > 0
             largest[first[fits], last[fits]] = samples
             first, last = first[~fits], last[~fits]
             if not len(first):
                 break
         return largest
+
+    def memory_of(
+        self, member: tuple[str, int], samples: int, recompute: RecomputeMask, parts: int, zero: int
+    ) -> LeastMemory | None:
+        """What a member (kind, memory limit) holds at least with so many samples; None: it always fits."""
+        key = (member, samples, recompute, parts, zero)
+        if key not in self._of_samples:
+            self._of_samples[key] = self._memory([(*member, (samples, samples))], recompute, parts, zero)
+        return self._of_samples[key]
 
     def _parted(self, num_ranks: int, kinds: Sequence[str], parts: int) -> Parted:
         """Of stages on so many ranks of some kinds, which divide the optimiser's state in ``parts``."""

@@ -14,6 +14,8 @@ Besides:
     group_search        Groups of devices near known ones, for searches that have no proof in time
     layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
                         the least first
+    layout_order        Pipelines whose stages follow one another along the hosts, each message on its link: plans to
+                        begin with
     local_search        Plans a few moves away from a known one, for searches that have no proof in time
     moved_shares        Samples moved between unlike members of a plan's stages, until it fits, and while its step gets
                         shorter

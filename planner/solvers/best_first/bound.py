@@ -60,6 +60,10 @@ class GroupChoice:
     option: GroupOption
 
 
+_OF_A_LINK = ("there", "path", "back", "load_there", "load_back", "load_both")
+_NUMBERS_AT_ONCE = 20_000  # of a table, for all choices that may follow: more do not fit into a cache
+
+
 def rounds_of(num_microbatches: int, window: Numbers) -> Array:
     """How often a micro-batch has to go there and back, one after another, if a stage holds so many: ceil(M / W)."""
     return np.asarray(-(-num_microbatches // np.maximum(window, 1)))
@@ -130,7 +134,7 @@ class Suffixes:
         window = np.minimum(stage.window, most)
         fits = cuts.inside[first, last] & (window >= least)
         fits &= is_end if not may_follow else True
-        rounds = rounds_of(count, window)
+        rounds = rounds_of(self.prices.num_counted, window)
         trip = stage.head + stage.back
         end = np.maximum(stage.work, rounds * trip)
         total = np.maximum(end, stage.all_work) + stage.tail
@@ -146,6 +150,8 @@ class Suffixes:
             trip, end, total, free = (
                 np.where(is_end, alone, other) for alone, other in zip((trip, end, total, free), followed, strict=True)
             )
+        if group.any_shares is not None:
+            free = np.maximum(free, group.any_shares.alone_s(first, last))
         return stage, Labels(*(np.where(fits, label, np.inf) for label in (trip, end, total, free)))
 
     def _followed(
@@ -221,19 +227,19 @@ class Suffixes:
         others, labels = self.of(choice.option.left)
         best = np.full((len(SORTS), len(slots)), np.inf)
         source = self._renamed(choice)
-        for number in np.flatnonzero(np.isfinite(labels[2]).any(axis=1)):
-            trip, end, total, free = labels[:, number].take(slots, axis=1)
-            link = self.links.between(source, others[number].group)
-            back = link.back
-            ends = np.maximum(
-                link.there + (end + back), trip + np.maximum(link.load_there + back, link.there + link.load_back)
+        possible = np.flatnonzero(np.isfinite(labels[2]).any(axis=1))
+        some = max(1, _NUMBERS_AT_ONCE // max(1, len(slots)))
+        for numbers in (possible[start : start + some] for start in range(0, len(possible), some)):
+            trip, end, total, free = labels[:, numbers].take(slots, axis=2)
+            links = [self.links.between(source, others[number].group) for number in numbers]
+            there, path, back, load_there, load_back, load_both = (
+                np.array([getattr(link, name) for link in links]) for name in _OF_A_LINK
             )
-            if link.load_both.any():
-                ends = np.maximum(ends, np.where(np.isfinite(trip), link.load_both, np.inf))
-            np.minimum(best[0], link.path + trip + back, out=best[0])
-            np.minimum(best[1], ends, out=best[1])
-            np.minimum(best[2], link.there + total, out=best[2])
-            np.minimum(best[3], free, out=best[3])
+            ends = np.maximum(there + (end + back), trip + np.maximum(load_there + back, there + load_back))
+            if load_both.any():
+                ends = np.maximum(ends, np.where(np.isfinite(trip), load_both, np.inf))
+            least = [each.min(axis=0) for each in (path + trip + back, ends, there + total, free)]
+            np.minimum(best, least, out=best)
         return Labels(*best)
 
     def _renamed(self, choice: GroupChoice) -> PricedGroup:

@@ -14,14 +14,17 @@ on a device of kind k, and a(d) the sum of a stage's gradients over its replicas
                 V: sum over segments of p_k / t_k(ceil(S / d_k)); q: stages that share hosts;
                 n: messages of a micro-batch, as large as they are on average, on a card in the middle
 
-    balanced    cuts by a DP, least largest all_work + tail of a stage that memory allows            ``balanced_places``
+    balanced    cuts by a DP, least largest all_work + tail of a stage that memory allows, alone or with F before and B
+                behind it                                                                        ``balanced_places``
                 then moved one by one while this gets shorter, for all moves at once                   ``_closed_s``
 
-                    T = max(max_s [R_s + max(G_s, ceil(M / W_s) E_s) + max(u_s, B_s)], E_0 + (M - 1) n)
+                    T = max(max_s [R_s + max(G_s + I_s, ceil(M / W_s) E_s) + max(u_s, B_s)], E_0 + (M - 1) n)
+                    I_s = (I + (W_last - 1) f - (W_s - 1) f_s)+ + (I - (W_s - 1) b_s)+,    I = E_s - f_s - b_s
 
                 R_s: F and messages before s; G_s: all work of s; E_s: one micro-batch from s there and back;
-                W_s: those in flight; u_s: reduction and update; B_s: B and messages upstream; n: messages of a
-                micro-batch on the fullest network card; of stages that share hosts sums come one after another
+                W_s: those in flight; I_s: what it waits for the first gradient, and from the last F to the last B;
+                f: the longest F from s on; u_s: reduction and update; B_s: B and messages upstream; n: messages of
+                a micro-batch on the fullest network card; of stages that share hosts sums come one after another
 
     simulated   as ``leaf_bound`` does (exactly, where replicas are alike); those of least T by the true simulator
 
@@ -347,14 +350,20 @@ class HybridSpace:
         self, groups: tuple[PricedGroup, ...], stages: Sequence[BoundedStages], kept: tuple[int, ...]
     ) -> Numbers | None:
         """The places of the cuts, as one row; None if it does not fit."""
-        work = [np.where(s.window >= least, s.all_work + s.tail, np.inf) for s, least in zip(stages, kept, strict=True)]
-        places = balanced_places(work)
-        if places is None:
+        even = [s.all_work + s.tail for s in stages]  # or as they end, if what is before and behind takes its time
+        ending = [s.head[0][:, None] + s.all_work + np.maximum(s.tail, s.back[0][:, None]) for s in stages]
+        fits = [s.window >= least for s, least in zip(stages, kept, strict=True)]
+        starts = [
+            places
+            for costs in (even, ending)
+            if (places := balanced_places([np.where(*each, np.inf) for each in zip(fits, costs, strict=True)]))
+        ]
+        if not starts:
             return None
-        now = np.array([places])
-        now_s = float(self._closed_s(groups, stages, now, kept)[0])
+        starts_s = self._closed_s(groups, stages, np.array(starts), kept)
+        now, now_s = np.array([starts[int(starts_s.argmin())]]), float(starts_s.min())
         for _ in range(_ROUNDS if len(groups) > 1 else 0):
-            moved = np.concatenate([now + step * np.eye(len(places), dtype=np.int64)[1:-1] for step in (-1, 1)])
+            moved = np.concatenate([now + step * np.eye(now.size, dtype=np.int64)[1:-1] for step in (-1, 1)])
             moved = moved[(np.diff(moved, axis=1) > 0).all(axis=1)]
             found_s = self._closed_s(groups, stages, moved, kept)
             if not len(moved) or found_s.min() >= now_s:
@@ -476,6 +485,7 @@ class HybridSpace:
             there=messages[0],
             back=messages[1],
             max_in_flight=np.array([stage.window for stage in stages]),
+            num_counted=self.prices.num_counted,
         )
         bound_s = leaves.at_least_s(hybrid.schedule, hybrid.windows, len(self.prices.micro_batches))
         return replace(hybrid, step_s=float(bound_s[0]))

@@ -24,7 +24,7 @@ from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import samples_of
-from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, Problem
+from planner.ir.problem import ALWAYS, CHANNEL_DIMS, NEVER, SAMPLE_DIMS, Problem
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.candidate import group_shares, micro_batches
 from planner.solvers.candidates.constraints import Constraints, Flags
@@ -112,8 +112,11 @@ class TableMaker:
         """Samples of a last, smaller micro-batch; 0: there is none."""
         return self.problem.global_batch % self.size
 
-    def table(self, ranks: tuple[int, ...]) -> GroupTable | None:
+    def table(self, ranks: tuple[int, ...], of_stretches: bool = True) -> GroupTable | None:
         """The table of a group; None if nothing can be priced on it.
+
+        Args:
+            of_stretches: whether stretches of layers are asked about; else layouts are for steps of all layers alone.
 
         Raises:
             OutOfTimeError: the budget is over.
@@ -135,12 +138,13 @@ class TableMaker:
                 is_restricted = not most or any(len(prices.options(index)) > most for index in range(count))
                 if options and all(options):
                     graph = self._graph(prices, options)
-                    once = self._once(prices, options, INPUT if self.backward == LEAST else self.backward)
-                    forward = self._once(prices, options, NONE)
-                    spans_s = np.stack(
-                        [all_spans(each, self.budget) for each in (graph, once, forward, _less(once, forward))]
-                    )
                     order = order_of(graph)
+                    spans_s = np.full(least.shape, np.inf)
+                    if of_stretches or not order.is_narrow:
+                        once = self._once(prices, options, INPUT if self.backward == LEAST else self.backward)
+                        forward = self._once(prices, options, NONE)
+                        graphs = graph, once, forward, _less(once, forward)
+                        spans_s = np.stack([all_spans(each, self.budget) for each in graphs])
                     if order.is_narrow:  # of all layers the bound is exact
                         self.budget.require(NUMBER_S * order.all_tables)
                         spans_s[0, 0, count] = eliminate(graph, order).cost
@@ -152,6 +156,23 @@ class TableMaker:
         shares = group_shares(self.problem, self.evaluator.book, ranks, self.size)
         step_s, once_s, forward_s, back_s = least
         return GroupTable(ranks, shares, step_s, once_s, forward_s, back_s, plain_s, options, graph, is_restricted)
+
+    def least_statistics_s(self, ranks: tuple[int, ...]) -> float:
+        """What the full micro-batches of one stage of all layers on ``ranks`` exchange at least for normalisations.
+
+        Ranks with equal channels exchange statistics, copies too (``partial_sums.statistics_s``).  So all ranks do,
+        however the layers are laid out, unless channels are cut: then nothing is known.
+        """
+        if CHANNEL_DIMS in self.problem.allow or len(ranks) < 2:
+            return 0.0
+        prices = self.evaluator.layouts.prices(ranks, self.size)
+        laid_out_s = 0.0
+        for index in range(len(prices.layers)):
+            if prices.sized(index).relation.REDUCTION == "statistics":
+                by_option = prices.sums(index, prices.shards(index, prices.options(index)[:1])).statistics_s
+                laid_out_s += float(by_option[: 1 if self.backward == NONE else 2].sum())
+        by_samples_s = float(np.max(self._exchanged(ranks)[0])) if SAMPLE_DIMS in self.problem.allow else np.inf
+        return self.num_full * min(laid_out_s, by_samples_s)
 
     def _allowed(self, ranks: tuple[int, ...], ways: CutDegrees | None) -> Flags:
         """``[first, last]``: the stages on a group like ``ranks`` that side constraints allow.

@@ -47,6 +47,9 @@ from planner.solvers.layouts.stage import NONE
 
 _LEAST = ("step_s", "once_s", "forward_s", "back_s")
 
+MOST_WAITING = 5_000
+"""Stages whose rivals wait at a time, 40 KB each where there are 170 places to cut and 8 ranks in a pool."""
+
 _ENTRY_S = 8 * NUMBER_S
 """Of a pair of places to cut, for each group of devices that the DP looks at."""
 
@@ -142,7 +145,11 @@ class Chains:
         return float(self._ahead[self.all_free][:, self.positions[0]].max())
 
     def best_first(self, upper_s: Callable[[], float]) -> Iterator[LayoutChain]:
-        """Pipelines by their bound, as long as it is below ``upper_s()``; of equal ones the longest first."""
+        """Pipelines by their bound, as long as it is below ``upper_s()``; of equal ones the longest first.
+
+        Raises:
+            OutOfTimeError: there are too many to keep.
+        """
         last, number = self.positions[-1], itertools.count()
         heap: list[tuple[float, int, int, Iterator[_Prefix], _Prefix]] = []
 
@@ -157,6 +164,8 @@ class Chains:
             if bound_s >= upper_s():
                 return
             push(siblings)
+            if len(heap) > MOST_WAITING:
+                raise OutOfTimeError
             if prefix.at == last:
                 yield LayoutChain(bound_s, self._unfolded(prefix))
             elif not self.max_stages or len(prefix.stages) < self.max_stages:
@@ -180,6 +189,7 @@ class Chains:
         bound_s = np.maximum(np.maximum(before_s + path_s, lead_s + whole_s), np.maximum(behind_s, prefix.bound_s))
         before_s = before_s + least[1] + self.links.ways * self.links.message_s[stops]
         lead_s = lead_s + least[2] + self.links.message_s[stops]
+        del least, after, path_s, whole_s, behind_s  # what waits is much
         for place in np.argsort(bound_s, axis=None, kind="stable"):
             g, k = divmod(int(place), len(stops))
             if bound_s[g, k] >= upper_s:

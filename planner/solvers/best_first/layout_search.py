@@ -3,7 +3,8 @@
 What the search over samples found goes on in two ways.  The stages of its best pipelines get the best layouts of their
 layers (``layouts.stage``, exact for a stage alone).  And pipelines of stretches of layers are built by the least that
 stages take under any layouts (``layout_bound``, ``layout_chains``), the one of least bound first, given the layouts of
-least time, and simulated; those that do not fit get layouts for the memory there is.
+least time, and simulated; those that do not fit get layouts for the memory there is.  Where there are several pools one
+stage on all ranks, pipelines along the hosts (``layout_order``) and plans for a part of the hosts come before.
 
 The searched space is that of samples, and beside it: stages of stretches of the graph's order, each on ranks of one
 pool, or all layers on all ranks; every option of each layer; every schedule with windows of its own.  The bound of the
@@ -20,7 +21,7 @@ From stages to plans: each layer of a stage gets the layout that is best for the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -40,8 +41,9 @@ from planner.solvers.best_first.block_search import runs_in_blocks
 from planner.solvers.best_first.bound import least_work_s
 from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, allowed_options
 from planner.solvers.best_first.layout_chains import Chains, LayoutChain, links_of
+from planner.solvers.best_first.layout_order import OrderedPipelines
 from planner.solvers.best_first.search import Outcome
-from planner.solvers.budget import Budget, OutOfTimeError
+from planner.solvers.budget import Budget, OutOfTimeError, made_within
 from planner.solvers.candidates.candidate import DevicePool, ends_of_hosts, micro_batches, pools, with_options
 from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.constraints import Constraints
@@ -70,8 +72,14 @@ from planner.solvers.layouts.stage import (
 _SHARE_OF_TABLES, _MOST_OF_TABLES = 0.25, 0.6
 """Of the budget, for the options of all layers on one group of ranks: at first, and of what is left at last."""
 
-_SHARE_OF_FEWER = 0.25
-"""Of the budget, for some of the hosts."""
+_SHARE_OF_FEWER, _SHARE_OF_REFINED = 0.25, 0.5
+"""Of what is left, for some of the hosts, and for layouts of what the search over samples found."""
+
+_SHARE_OF_ONE_STAGE, _SHARE_IN_ORDER = 0.4, 0.6
+"""Of what is left where there are several pools: for one stage on all ranks, and for pipelines along the hosts."""
+
+MOST_IN_ORDER = 12
+"""Pipelines along the hosts that are simulated."""
 
 MOST_CHAINS = 60
 """Pipelines that are simulated for one size of the micro-batch."""
@@ -124,12 +132,19 @@ class _LayoutSearch:
     num_candidates: int = field(init=False, default=0)
     is_cut_short: bool = field(init=False, default=False)
     is_restricted: bool = field(init=False, default=False)
+    _sorts: tuple[tuple[DevicePool, ...], ...] = field(init=False)  # pools, those together that are alike
+    _tables: dict[tuple[int, int, int], GroupTable | None] = field(init=False, default_factory=dict)
+    _made: dict[int, Chains] = field(init=False, default_factory=dict)  # by size of the micro-batch
 
     def __post_init__(self) -> None:
         work_s = _SHARE_OF_TABLES * self.budget.left_s
         self.plans = LayoutPlans(self.evaluator, Constraints.of(self.evaluator.problem), self.budget, work_s)
         self.best = self.outcome.best
         self.by_num_stages = dict(self.outcome.by_num_stages)
+        alike: dict[object, list[DevicePool]] = {}
+        for pool in pools(self.evaluator.problem, self.plans.constraints):
+            alike.setdefault(pool.shape, []).append(pool)
+        self._sorts = tuple(map(tuple, alike.values()))
 
     def run(self) -> Outcome:
         """Everything in turn; Ctrl-C ends it with the best so far."""
@@ -141,12 +156,18 @@ class _LayoutSearch:
         bounds = dict(works)
         stopped = False
         try:
-            self._look_at_fewer()
+            whole = dict.fromkeys(works, _FAR)
+            if sum(map(len, self._sorts)) > 1:
+                whole = self._look_at_one_stage(works)
+                self._look_in_order(works)
+                for size, work_s in sorted(works.items(), key=lambda item: item[1]):
+                    bounds[size] = max(work_s, min(whole[size], self._least_of_chains(size, work_s)))
+                self._look_at_fewer()
             self._refine()
             for size, work_s in sorted(works.items(), key=lambda item: item[1]):
                 is_last = not any(work_s < other < self.upper_s for other in works.values())
                 own = self.budget.part(self.budget.left_s / (1 if is_last else 2))
-                bounds[size] = self._bound_of_size(size, work_s, own)
+                bounds[size] = max(bounds[size], min(whole[size], self._bound_of_size(size, work_s, own)))
                 self.evaluator.layouts.forget_options()
             self._refine_further()
         except KeyboardInterrupt:
@@ -181,10 +202,11 @@ class _LayoutSearch:
             for incumbent in (self.outcome.best, *self.outcome.by_num_stages.values())
             if incumbent is not None
         ]
+        plans = replace(self.plans, budget=self.budget.part(_SHARE_OF_REFINED * self.budget.left_s))
         for candidate in dict.fromkeys(incumbent.candidate for incumbent in incumbents):
-            if self._is_late():
+            if self._is_late() or plans.budget.is_over:
                 return
-            self._take(self.plans.refined(candidate))
+            self._take(plans.refined(candidate))
 
     def _refine_further(self) -> None:
         """The best pipeline with the best layouts again, among more of them where some were left out."""
@@ -193,36 +215,87 @@ class _LayoutSearch:
             self.plans = replace(self.plans, options_work_s=work_s)
             self._take(self.plans.refined(self.best.candidate))
 
-    def _bound_of_size(self, size: int, work_s: float, within: Budget) -> float:
-        """Looks at the chains of one size of the micro-batch: no plan of it is faster than what is returned."""
-        if work_s >= self.upper_s or self._is_late():
-            return work_s
-        problem = self.evaluator.problem
-        maker = TableMaker(
+    def _maker(self, size: int, within: Budget) -> TableMaker:
+        return TableMaker(
             self.evaluator, self.plans.constraints, size, self.plans.backward, within, self.plans.options_work_s
         )
-        several = len(pools(problem, self.plans.constraints)) > 1
-        least_s = [self._in_time(self._one_stage, maker) if several else _FAR, self._in_time(self._look_at, maker)]
-        return max(work_s, min(*least_s, self._wanted_s))
 
-    def _in_time(self, look: Callable[[TableMaker], float], maker: TableMaker) -> float:
-        """What ``look`` says; 0 if time is up before."""
-        try:
-            return look(maker)
-        except OutOfTimeError:
-            self.is_cut_short = True
-            return 0.0
+    def _look_at_one_stage(self, works: Mapping[int, float]) -> dict[int, float]:
+        """One stage on all ranks, by size of the micro-batch: what it takes at least."""
+        ranks = self.evaluator.problem.ranks
+        within = self.budget.part(_SHARE_OF_ONE_STAGE * self.budget.left_s)
+        bounds = {}
+        for size, work_s in sorted(works.items(), key=lambda item: item[1]):
+            maker = self._maker(size, within)
+            bounds[size] = work_s + maker.least_statistics_s(ranks)
+            if bounds[size] < self.upper_s and not within.is_over:
+                with suppress(OutOfTimeError):
+                    bounds[size] = max(bounds[size], self._one_stage(maker))
+                self.evaluator.layouts.forget_options()
+        return bounds
 
     def _one_stage(self, maker: TableMaker) -> float:
-        """Looks at one stage on all ranks: the least that it takes."""
+        """Looks at one stage on all ranks: the least that it takes.
+
+        Raises:
+            OutOfTimeError: time is up before it is known.
+        """
         ranks, last = self.evaluator.problem.ranks, len(self.evaluator.problem.profile.graph.layers)
-        table = maker.table(ranks)
+        table = maker.table(ranks, of_stretches=False)
         if table is None:
             return _FAR
         chain = LayoutChain(float(table.step_s[0, last]), ((0, last, ranks, table),))
         if chain.bound_s < self.upper_s:
-            self._simulate(maker, chain)
+            self._simulate(maker.size, chain)
         return self._unless_restricted(chain.bound_s, [table])
+
+    def _look_in_order(self, works: Mapping[int, float]) -> None:
+        """Pipelines along the hosts: those of least estimate, whatever the size of the micro-batch."""
+        problem = self.evaluator.problem
+        within = self.budget.part(_SHARE_IN_ORDER * self.budget.left_s)
+
+        def on_single_ranks(size: int) -> float:
+            return works[size] * (1 + (len(problem.ranks) - 1) * size / problem.global_batch)
+
+        pipelines: list[tuple[int, LayoutChain]] = []
+        with suppress(OutOfTimeError):
+            for size in sorted(works, key=on_single_ranks):
+                maker = self._maker(size, within)
+                tables = {
+                    (sort, count): self._table(maker, sort, count)
+                    for sort, like in enumerate(self._sorts)
+                    for count in _doubled(len(like[0].ranks))
+                }
+                ordered = OrderedPipelines(problem, self._sorts, tables, self._positions, size)
+                for each in made_within(within, ordered.by_pace()):
+                    if each is not None:
+                        pipelines.append((size, each))
+                self.evaluator.layouts.forget_options()
+        pipelines.sort(key=lambda pipeline: pipeline[1].bound_s)
+        for size, pipeline in pipelines[:MOST_IN_ORDER]:
+            if pipeline.bound_s >= self.upper_s or self._is_late():
+                return
+            self._simulate(size, pipeline)
+
+    def _least_of_chains(self, size: int, work_s: float) -> float:
+        """No chain of one size of the micro-batch is faster; ``work_s`` where there is no time to know."""
+        if work_s >= self.upper_s:
+            return work_s
+        with suppress(OutOfTimeError):
+            chains = self._chains(self._maker(size, self.budget))
+            work_s = max(work_s, min(self._unless_restricted(chains.bound_s(), chains.tables.values()), self._wanted_s))
+        self.evaluator.layouts.forget_options()
+        return work_s
+
+    def _bound_of_size(self, size: int, work_s: float, within: Budget) -> float:
+        """Looks at the chains of one size of the micro-batch: none is faster than what is returned."""
+        if work_s >= self.upper_s or self._is_late():
+            return work_s
+        try:
+            return min(self._look_at(self._maker(size, within)), self._wanted_s)
+        except OutOfTimeError:
+            self.is_cut_short = True
+            return work_s
 
     def _unless_restricted(self, bound_s: float, tables: Iterable[GroupTable | None]) -> float:
         """0 where layers have options that were not looked at."""
@@ -231,25 +304,41 @@ class _LayoutSearch:
             return 0.0
         return bound_s
 
+    def _table(self, maker: TableMaker, sort: int, count: int) -> GroupTable | None:
+        """The table of ``count`` ranks of a sort of pool, made once.
+
+        Raises:
+            OutOfTimeError: time is up before it is known.
+        """
+        key = maker.size, sort, count
+        if key not in self._tables:
+            maker.budget.require()
+            self._tables[key] = maker.table(self._sorts[sort][0].ranks[:count])
+        return self._tables[key]
+
     def _chains(self, maker: TableMaker) -> Chains:
-        """The pipelines of one size of the micro-batch.
+        """The pipelines of one size of the micro-batch, made once.
 
         Raises:
             OutOfTimeError: time is up before they are known.
         """
-        problem = self.evaluator.problem
-        alike: dict[object, list[DevicePool]] = {}
-        for pool in pools(problem, self.plans.constraints):
-            alike.setdefault(pool.shape, []).append(pool)
-        sorts = tuple(map(tuple, alike.values()))
-        tables: dict[tuple[int, int], GroupTable | None] = {}
-        for sort, like in enumerate(sorts):
-            for count in range(1, len(like[0].ranks) + 1):
-                maker.budget.require()
-                tables[sort, count] = maker.table(like[0].ranks[:count])
-        links = links_of(problem, maker.size, self.plans.backward)
-        positions = cut_positions(problem.profile.graph, parts_ties=False)
-        return Chains(sorts, tables, positions, links, maker.num_full, problem.max_stages, maker.budget)
+        chains = self._made.get(maker.size)
+        if chains is None:
+            problem = self.evaluator.problem
+            tables = {
+                (sort, count): self._table(maker, sort, count)
+                for sort, like in enumerate(self._sorts)
+                for count in range(1, len(like[0].ranks) + 1)
+            }
+            links = links_of(problem, maker.size, self.plans.backward)
+            rules = maker.num_full, problem.max_stages, maker.budget
+            chains = self._made[maker.size] = Chains(self._sorts, tables, self._positions, links, *rules)
+        chains.budget = maker.budget
+        return chains
+
+    @property
+    def _positions(self) -> tuple[int, ...]:
+        return cut_positions(self.evaluator.problem.profile.graph, parts_ties=False)
 
     def _look_at(self, maker: TableMaker) -> float:
         """Simulates chains by their bounds: what those that are open or could have been better take at least."""
@@ -261,7 +350,7 @@ class _LayoutSearch:
                 if number >= MOST_CHAINS:
                     self.is_cut_short = True
                     break
-                self._simulate(maker, chain)
+                self._simulate(maker.size, chain)
         except OutOfTimeError:
             open_s = min(open_s, next_s)
         return self._unless_restricted(open_s, chains.tables.values())
@@ -272,9 +361,9 @@ class _LayoutSearch:
             raise OutOfTimeError
         return self.upper_s
 
-    def _simulate(self, maker: TableMaker, chain: LayoutChain) -> None:
+    def _simulate(self, size: int, chain: LayoutChain) -> None:
         self.num_candidates += 1
-        for evaluation in self.plans.of_chain(maker.size, chain) if chain.stages else ():
+        for evaluation in self.plans.of_chain(size, chain) if chain.stages else ():
             self._take(evaluation)
 
     def _take(self, evaluation: Evaluation | None) -> None:
@@ -305,6 +394,11 @@ class _LayoutSearch:
             return replace(outcome, status=PROVEN)
         ended = TIME_LIMIT if self.is_cut_short else self.outcome.status
         return replace(outcome, status=status_of(ended, self.best.step_s, bound_s, self.evaluator.problem.gap))
+
+
+def _doubled(most: int) -> list[int]:
+    """1, 2, 4, ... and ``most``."""
+    return sorted({*(1 << power for power in range(most.bit_length())), most})
 
 
 def _ranks_of_few_hosts(problem: Problem) -> int:

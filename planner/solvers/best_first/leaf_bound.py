@@ -51,6 +51,9 @@ class Leaf:
 Edges = tuple[tuple[int, int, bool], ...]
 """Which stage hands something to which, and whether a gradient comes back."""
 
+Order = tuple[tuple[bool, int, int], ...]
+"""(forward?, stage, micro-batch)."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaves:
@@ -58,6 +61,7 @@ class Leaves:
 
     Attributes:
         expansions: the pipelines are complete children (by position) of these.
+        num_counted: micro-batches that take time, the first ones.
         bound: of the search so far.
         heads, backs: (stage, 2, pipeline): of the fastest and of the slowest member.
         adds: what a B that finds gradients takes longer.
@@ -68,6 +72,7 @@ class Leaves:
 
     edges: Edges
     expansions: tuple[tuple[Expansion, Numbers], ...]
+    num_counted: int
     bound: Array
     heads: Array
     backs: Array
@@ -92,6 +97,7 @@ class Leaves:
             cls(
                 edges,
                 tuple((expansion, positions) for expansion, positions, _ in members),
+                frontier.suffixes.prices.num_counted,
                 *(np.concatenate(column, axis=-1) for column in zip(*(arrays for *_, arrays in members), strict=True)),
             )
             for (_, edges), members in alike.items()
@@ -139,7 +145,7 @@ class Leaves:
 
     def _bound(self, schedule: str, windows: tuple[int, ...], num_microbatches: int, numbers: Numbers) -> Array:
         num_stages = len(self.heads)
-        order = _order(schedule, num_stages, num_microbatches, self.edges, windows)
+        order = schedule_order(schedule, num_stages, num_microbatches, self.edges, windows)
         if order is None:
             return np.asarray(self.bound[numbers])
         columns = self.heads, self.backs, self.adds, self.there, self.back
@@ -155,14 +161,17 @@ class Leaves:
             now = clock[stage]
             for edge in into[stage] if forward else returning[stage]:
                 now = np.maximum(now, arrived.pop((forward, edge, microbatch)))
-            now = now + (heads if forward else backs)[stage]
-            if not forward and not first[stage] and accumulates[stage]:
+            counts = microbatch < self.num_counted
+            if counts:
+                now = now + (heads if forward else backs)[stage]
+            if counts and not forward and not first[stage] and accumulates[stage]:
                 now += adds[stage]
             first[stage] &= forward
             clock[stage] = now
             wire, seconds = (wire_there, there) if forward else (wire_back, back)
             for edge in out_of[stage] if forward else into[stage]:
-                arrived[forward, edge, microbatch] = wire[edge] = np.maximum(wire[edge], now[0]) + seconds[edge]
+                arrival = np.maximum(wire[edge], now[0])
+                arrived[forward, edge, microbatch] = wire[edge] = arrival + seconds[edge] if counts else arrival
         end = (np.array(clock).max(axis=1) + self.tails[:, numbers]).max(axis=0)
         return np.asarray(np.maximum(self.bound[numbers], end))
 
@@ -200,10 +209,10 @@ def windows_to_try(most: tuple[int, ...], num_microbatches: int) -> tuple[tuple[
 
 
 @functools.lru_cache(maxsize=4096)
-def _order(
+def schedule_order(
     schedule: str, num_stages: int, num_microbatches: int, edges: Edges, windows: tuple[int, ...]
-) -> tuple[tuple[bool, int, int], ...] | None:
-    """(forward?, stage, micro-batch) in an order in which all can run; None if backwards are split."""
+) -> Order | None:
+    """An order in which all can run; None if backwards are split."""
     graph = StageGraph(num_stages, num_microbatches, tuple(Edge(s, t, (), gradient) for s, t, gradient in edges))
     pipeline = Pipeline(graph, windows=windows)
     rows = schedule_named(schedule)(pipeline).rows

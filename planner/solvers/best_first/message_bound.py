@@ -121,6 +121,10 @@ class HandoverBounds:
             for rows in set(self.prices.micro_batches)
         }
 
+    def least_link(self, source: int, destination: int) -> Link:
+        """Between devices of two pools, no slower than any such link."""
+        return self._links[self._tiers[source, destination]]
+
     def _any_of(self, names: list[str]) -> str:
         """A name for links of which none is known to be slower than another."""
         joined = " or ".join(names)

@@ -18,7 +18,7 @@ from planner.ir.problem import Problem
 from planner.solvers.candidates.candidate import all_shares
 from planner.solvers.candidates.choose import ROUNDING
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.feasibility import usable
+from planner.solvers.candidates.feasibility import stages_usable
 
 _MOST_MOVES = 12
 
@@ -76,15 +76,10 @@ def _better(evaluator: Evaluator, best: Evaluation) -> Iterator[Evaluation]:
 
 def _evaluated(evaluator: Evaluator, candidate: Candidate, known_s: float = float("inf")) -> Evaluation | None:
     """None where shares cannot be used or priced, or there is no time."""
-    problem, batches, stages = (
-        evaluator.problem,
-        candidate.micro_batches,
-        zip(candidate.groups, candidate.shares, strict=True),
-    )
     if not evaluator.has_time_for(candidate):
         return None
     try:
-        if not all(usable(problem, evaluator.book, ranks, shares, batches) for ranks, shares in stages):
+        if not stages_usable(evaluator.problem, evaluator.book, candidate):
             return None
         return evaluator.evaluate(candidate, known_s)
     except MissingMeasurementError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 
 import numpy as np
 
@@ -147,9 +148,9 @@ class Frontier:
         table = self._tables[prefix.state, prefix.cuts[-1]]
         stage, labels = table.stage, table.labels
         tied = self._arrival(prefix, table)
-        count = len(self.suffixes.prices.micro_batches)
         max_in_flight = np.minimum(stage.window, tied.max_in_flight)
-        end = np.maximum(labels.end, rounds_of(count, max_in_flight) * labels.trip)
+        rounds = rounds_of(self.suffixes.prices.num_counted, max_in_flight)
+        end = np.maximum(labels.end, rounds * labels.trip)
         tail = np.maximum(stage.tail, tied.upstream)
         bound = np.maximum.reduce(
             [
@@ -188,7 +189,10 @@ class Frontier:
         return Candidate(
             prices.cuts.stage_of(prefix.cuts),
             ranks_apart(prices.pools, self._hosts(prefix)),
-            tuple(choice.group.shares for choice in prefix.choices),
+            tuple(
+                choice.group.shares_between(*ends)
+                for choice, ends in zip(prefix.choices, pairwise(prefix.cuts), strict=True)
+            ),
             prices.micro_batches,
             schedule,
             recompute=recompute if any(recompute) else (),

@@ -159,6 +159,15 @@ class PricedGroup:
         """Of each member."""
         return self.version[2]
 
+    def shares_between(self, first: int, last: int) -> tuple[int, ...]:
+        """Of each member of a stage between two cuts; where they are open, those with the least largest time."""
+        return self.shares if self.any_shares is None else self.any_shares.balanced(first, last)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its members may share samples in several ways."""
+        return self.any_shares is not None and self.owner.is_open(self.counts)
+
     @property
     def size(self) -> int:
         """Number of devices."""
@@ -166,8 +175,11 @@ class PricedGroup:
 
     def stage(self, first: Numbers, last: Numbers) -> BoundedStages:
         """Bounds of stages between ``first`` and ``last``, arrays that broadcast."""
-        priced = (self.any_shares or self.prices).stage(first, last, len(self.owner.micro_batches))
+        counted, count = self.owner.num_counted, len(self.owner.micro_batches)
+        priced = (self.any_shares or self.prices).stage(first, last, counted)
         window = priced.window
+        if counted < count:
+            window = np.where(window == counted, count, window)
         if self.size > 1:
             window = np.where(self.owner.mixing[last] - self.owner.mixing[first] > 0, 0, window)
         if self.allowed is not None:
@@ -209,7 +221,7 @@ class GroupPrices:
     received: Array | None = None
     mixing: Array = field(init=False)
     throughout: Flags = field(init=False)
-    _times: dict[tuple[str, Recomputes], MemberTimes] = field(init=False, default_factory=dict, repr=False)
+    _times: dict[tuple[str, Recomputes, int], MemberTimes] = field(init=False, default_factory=dict, repr=False)
     _capacity: Array | None = field(init=False, default=None, repr=False)
     _versions: Memo[Counts, tuple[PricedGroup, ...]] = field(init=False, repr=False)
     _prices: dict[object, StageBound] = field(init=False, default_factory=dict, repr=False)
@@ -219,8 +231,14 @@ class GroupPrices:
     def __post_init__(self) -> None:
         self._versions = Memo(self._priced_versions)
         trains, splits = self.freedom.trains, self.freedom.splits
-        self._bounds = StageBounds(self.book, self.cuts, self.micro_batches, trains, splits, self.received)
+        counted = self.micro_batches[: self.num_counted]
+        self._bounds = StageBounds(self.book, self.cuts, counted, trains, splits, self.received)
         self.mixing, self.throughout, self._cores = _between_cuts(self.book, self.cuts, self.freedom.mixing)
+
+    @property
+    def num_counted(self) -> int:
+        """How many micro-batches bounds count, the first ones."""
+        return len(self.micro_batches)
 
     def versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
         """The devices ``counts`` as a stage, in every way that is allowed; none if they cannot be priced.
@@ -231,6 +249,8 @@ class GroupPrices:
         return self._versions[counts]
 
     def _priced_versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
+        if sum(counts) > self.micro_batches[0] and not self.throughout.any():
+            return ()  # a rank would have no sample
         ranks, size = self.first_ranks(counts), self.micro_batches[0]
         ways = [(False, shares) for shares in self._shares(ranks)]
         if len(ranks) > 1 and self.throughout.any():
@@ -242,15 +262,14 @@ class GroupPrices:
         """The ranks of a group with the devices ``counts``, where none is used yet."""
         return first_ranks(self.pools, member_orders(self.pools, counts)[0])
 
+    def is_open(self, counts: Counts) -> bool:
+        """Whether the devices ``counts`` may share samples in several ways."""
+        sorts = {pool.sort for pool, count in zip(self.pools, counts, strict=True) if count}
+        return len(sorts) > 1 and sum(counts) < self.micro_batches[0]
+
     def leaves_out(self, counts: Counts) -> bool:
-        """Whether the devices ``counts`` may share samples in other ways than those that are looked at."""
-        size, sorts = (
-            self.micro_batches[0],
-            {pool.sort for pool, count in zip(self.pools, counts, strict=True) if count},
-        )
-        if len(sorts) == 1:
-            return False
-        return sum(counts) <= size and not all_shares(self.problem, self.first_ranks(counts), size)
+        """Whether some of these ways are in no version."""
+        return self.is_open(counts) and not all_shares(self.problem, self.first_ranks(counts), self.micro_batches[0])
 
     def _shares(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """The shares of samples that are looked at: all, or those with the least largest time for some stage."""
@@ -273,8 +292,11 @@ class GroupPrices:
         for column in level[:, np.isfinite(seconds)].T.tolist():
             yield times.shares(column)
 
-    def times(self, ranks: tuple[int, ...], recompute: Recomputes) -> GroupTimes:
+    def times(self, ranks: tuple[int, ...], recompute: Recomputes, num_microbatches: int | None = None) -> GroupTimes:
         """What members of a group take for any number of samples.
+
+        Args:
+            num_microbatches: the first ones, which count; None: all.
 
         Raises:
             MissingMeasurementError: a layer's cost at one of these numbers is not known.
@@ -286,9 +308,10 @@ class GroupPrices:
         members, most = [], []
         for kind, limit in sorts:
             top = size if self.problem.micro_batch_sizes else min(size, self.book.tables.largest_measured(kind))
-            if (kind, recompute) not in self._times:
-                self._times[kind, recompute] = self._bounds.member_times(kind, top, recomputed)
-            members.append(self._times[kind, recompute])
+            key = (kind, recompute, num_microbatches or len(self.micro_batches))
+            if key not in self._times:
+                self._times[key] = self._bounds.member_times(kind, top, recomputed, self.micro_batches[: key[2]])
+            members.append(self._times[key])
             zero = self.problem.zero_over(len(ranks))
             most.append(self._bounds.most_samples((kind, limit), top, recomputed, len(ranks) if zero else 1, zero))
         return GroupTimes(tuple(members), tuple(sorts.values()), size, tuple(most))
@@ -350,7 +373,7 @@ class GroupPrices:
         kinds = tuple((self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in members)
         alike = (kinds, self.book.profile.cluster.group_alike(ranks), version)
         if alike not in self._prices:
-            sizes = (self.micro_batches[0], self.micro_batches[-1])
+            sizes = (self.micro_batches[0], self.micro_batches[self.num_counted - 1])
             full, last = (self._samples_of(shares, rows) for rows in sizes)
             alike_members = [
                 (*kind, samples) for kind, samples in zip(kinds, zip(full, last, strict=True), strict=True)

@@ -23,9 +23,11 @@ from planner.solvers.best_first.incumbents import Replicas, replica_candidate
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
 from planner.solvers.best_first.moved_shares import made_to_fit
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
+from planner.solvers.best_first.share_search import OpenShares
 from planner.solvers.budget import CALL_S, Budget, OutOfTimeError
 from planner.solvers.candidates.choose import ROUNDING, Selection, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.feasibility import stages_usable
 from planner.solvers.progress import Progress, SearchProgress
 
 _REPORT_EVERY_S = 0.2
@@ -106,7 +108,7 @@ class Simulate:
 Start = Selection | Evaluation | BatchSpace | Replicas | virtual_pipelines.PipelineFamilies
 """What a search starts from."""
 
-Item = BatchSpace | Opening | Siblings | Simulate | Replicas | virtual_pipelines.Item
+Item = BatchSpace | Opening | Siblings | Simulate | OpenShares | Replicas | virtual_pipelines.Item
 
 
 @dataclass(slots=True, eq=False)
@@ -263,19 +265,23 @@ class BestFirstSearch:
             self._open(item.frontier, item.frontier.root())
             self._look_ahead(item.frontier)
         elif isinstance(item, Simulate):
-            self._simulate(item.frontier, item.leaf, bound_s)
+            candidate = self._simulate(item.frontier, item.leaf, bound_s)
+            is_open = any(choice.group.is_open for choice in item.leaf.prefix.choices)
+            if candidate is not None and is_open and not self.most_candidates:
+                shares = OpenShares.of(item.frontier, item.leaf, candidate, self.upper_s)
+                self._push(shares.bound_s, shares)
         elif isinstance(item, Replicas):
             for schedule in self.evaluator.schedules:
                 self._evaluate(replica_candidate(self.evaluator.problem, item, schedule), bound_s)
-        elif isinstance(item, virtual_pipelines.Item):
-            self._advance_virtual(item)
+        elif isinstance(item, virtual_pipelines.Item | OpenShares):
+            self._advance_branches(item)
         else:
             if position + 1 < len(item.expansion):
                 self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
             self._open(item.frontier, item.expansion.child(position))
 
-    def _advance_virtual(self, item: virtual_pipelines.Item) -> None:
-        """The same with pipelines of several stages a position."""
+    def _advance_branches(self, item: virtual_pipelines.Item | OpenShares) -> None:
+        """The same with pipelines of several stages a position, and with shares."""
         for after in item.advance(self.evaluator, self.upper_s):
             if isinstance(after, Candidate):
                 with suppress(MissingMeasurementError, IllegalProgramError):
@@ -285,10 +291,14 @@ class BestFirstSearch:
             else:
                 self._push(after.bound_s, after)
 
-    def _simulate(self, frontier: Frontier, leaf: Leaf, bound_s: float) -> None:
+    def _simulate(self, frontier: Frontier, leaf: Leaf, bound_s: float) -> Candidate | None:
+        """Looks at the pipeline, where shares are open with those best by themselves; None if it is not allowed."""
         candidate = replace(frontier.candidate(leaf.prefix, leaf.schedule), windows=leaf.windows)
-        if frontier.suffixes.prices.freedom.allows(candidate):
+        if not frontier.suffixes.prices.freedom.allows(candidate):
+            return None
+        if stages_usable(self.evaluator.problem, self.evaluator.book, candidate):
             self._evaluate(candidate, bound_s)
+        return candidate
 
     def _evaluate(self, candidate: Candidate, bound_s: float) -> None:
         """Takes the candidate if it is the best of its number of stages; passes it over if it would take too long.

@@ -70,7 +70,7 @@ from planner.solvers.best_first.sustained_rate import highest_rate, is_stream
 from planner.solvers.best_first.warm_start import SearchStart
 from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import plan_of
-from planner.solvers.candidates.choose import ROUNDING, alternatives, without_ties
+from planner.solvers.candidates.choose import alternatives, without_ties
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import out_of_time, written
 from planner.solvers.progress import Progress
@@ -116,8 +116,6 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     if outcome.best is not None and outcome.status != STOPPED:
         outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
     first, evaluator.budget = outcome, budget
-    best_s = outcome.best.step_s if outcome.best is not None else float("inf")
-    others_s = start.other_shares_s(best_s * (1 - ROUNDING), budget.part())
     outcome = with_layouts(evaluator, outcome, budget)
     outcome = with_blocks(evaluator, outcome, budget)
     if outcome.best is None:
@@ -130,7 +128,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     decision, predicted = written(problem, evaluator.pricing, chosen.candidate)
     budget.reserve(evaluator.writing_s)
     step_s = tie.step_s if tie is not None else predicted.prediction.step_s
-    bound_s = min(outcome.bound_s, start.least_work_s, others_s, step_s)
+    bound_s = min(outcome.bound_s, start.least_work_s, step_s)
     proof = Search(
         method=METHOD,
         solver="best-first",

@@ -28,7 +28,7 @@ from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
-from planner.solvers.best_first.share_bound import other_shares_s
+from planner.solvers.best_first.share_bound import AnyShares, MeanHandovers, has_open_shares
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, PipelineFamilies, families, not_searched
 from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
 from planner.solvers.candidates.candidate import ends_of_hosts, micro_batches, pools
@@ -86,15 +86,7 @@ class SearchStart:
     _parts_known: bool = field(init=False, default=False)
     _moves: LocalSearch | None = field(init=False, default=None)
     _groups: GroupSearch | None = field(init=False, default=None)
-    _made: list[tuple[BatchSpace, GroupPrices, DeviceStates]] = field(init=False, default_factory=list)
-
-    def other_shares_s(self, upper_s: float, within: Budget) -> float:
-        """No plan with shares that were not looked at is faster; infinity if all of them take ``upper_s``."""
-        least_s = float("inf")
-        for space, prices, devices in self._made:
-            if space.bound_s < upper_s:
-                least_s = min(least_s, max(space.bound_s, other_shares_s(prices, devices, upper_s, within)))
-        return least_s
+    _priced: list[GroupPrices] = field(init=False, default_factory=list)
 
     def items(self) -> Iterator[Selection | Evaluation | BatchSpace | Replicas | PipelineFamilies]:
         """Hybrids and strategies first, as their steps prune what follows."""
@@ -108,8 +100,8 @@ class SearchStart:
         spaces = self._bounded(list(self._spaces(devices, cuts)))
         yield from self._noted(self._hybrids_on_parts(cuts))
         self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
-        yield from self._noted(hybrids(self.evaluator, [prices for _, prices in spaces]))
-        self._made = [(space, prices, devices) for space, prices in spaces]
+        self._priced = [prices for _, prices in spaces]
+        yield from self._noted(hybrids(self.evaluator, self._priced))
         if not self.is_part:
             yield from self._noted(promising(self.evaluator))
             yield from self._noted(self._strategies(freedom))
@@ -117,7 +109,12 @@ class SearchStart:
             yield from self._noted(self.on_parts(self.best))
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
-            yield from families([prices for _, prices in spaces], devices, freedom.virtual)
+            yield from families(self._priced, devices, freedom.virtual)
+        groups = [option.group for option in devices.options(devices.all_unused)]
+        for prices in self._priced:
+            is_closed = not freedom.virtual and has_open_shares(prices, devices)
+            if not is_closed and any(map(prices.leaves_out, groups)):
+                self.least_work_s = self.capacity_s
         if not freedom.schedules:
             return
         few = DeviceStates(devices.pools, freedom.may_replicate, FEW_OPTIONS)
@@ -136,7 +133,9 @@ class SearchStart:
             yield plan
 
     def _strategies(self, freedom: Freedom) -> Iterator[Selection]:
-        """Those that may be an answer; all are known by name."""
+        """Those that may be an answer; all are known by name, but where there is a plan and no time for them."""
+        if self.best is not None and self.evaluator.budget.is_over:
+            return
         for name, choice in strategies(self.evaluator):
             self.choices[name] = choice
             if choice.best is not None and freedom.allows(choice.best.candidate):
@@ -197,12 +196,12 @@ class SearchStart:
 
     def improved(self, best: Evaluation, within: Budget) -> Evaluation:
         """The best plan near ``best`` that has no proof: on other groups, then by single moves."""
-        if self.cuts is None or not self._made or best.candidate.positions:
+        if self.cuts is None or not self._priced or best.candidate.positions:
             return best
         moves = self._moves = self._moves or LocalSearch(self.evaluator, self.cuts)
         plans = [best]
-        if self._made[0][1].freedom.may_replicate:
-            spaces = [HybridSpace(prices) for _, prices, _ in self._made]
+        if self._priced[0].freedom.may_replicate:
+            spaces = [HybridSpace(prices) for prices in self._priced]
             groups = self._groups = self._groups or GroupSearch(self.evaluator, spaces)
             starts = [groups.counts_of(best.candidate)]
             plans += groups.promising(starts, within.part(_SHARE_OF_GROUPS * within.left_s))[:_FEW_PLANS]
@@ -341,6 +340,9 @@ class _Maker:
     devices: DeviceStates
 
     def __call__(self, upper_s: float, budget: Budget) -> Suffixes:
+        if has_open_shares(self.prices, self.devices):
+            every = AnyShares.of(self.prices, upper_s)
+            return Suffixes(every, self.devices, MeanHandovers(every), upper_s, budget)
         return Suffixes(self.prices, self.devices, HandoverBounds(self.prices), upper_s, budget)
 
 

@@ -1,15 +1,13 @@
 """Points of the searched space: what may be chosen, how it becomes a plan, and what the simulator says of it.
 
-Modules:
+    space        sizes of micro-batches, schedules, positions to cut at                  ``feasibility``
+                 fix and forbid rules, as masks over stages                              ``constraints.Constraints``
+    point        stages, groups, shares, schedule -> a decision                          ``candidate.decision_of``
+    its value    the simulated step, and memory against limits                           ``evaluate.Evaluator``
+    the best     least step; within a tie, fewest ranks                                  ``choose.choose``
+    why          what binds, and by how much others are slower or too large              ``explain.heuristic_plan``
 
-    candidate     What a solver chooses, and the way from it to a whole plan
-    choose        The best of a few candidates; why not another plan
-    constraints   Fix and forbid rules of a problem: the stages that they allow, and rules that no plan can satisfy
-                  together
-    evaluate      Prices candidates by the true simulator, quickly: programs of the same shape are lowered and
-                  compiled once
-    explain       What a solver answers besides the decision: what binds, why other plans lose, and why nothing fits
-    feasibility   What may be chosen for a problem, and a candidate held against everything that was asked
+All solvers share these; a search adds the order in which it looks.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from planner.costs.cost_model import PriceBook
 from planner.costs.memory.lifetimes import RankMemory
 from planner.costs.predict import Forecast, forecast, sustained
 from planner.costs.pricing import Pricing
-from planner.costs.simulator.events import least_s, run
+from planner.costs.simulator.events import least_s, run, step_unless_longer
 from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import CompiledProgram
 from planner.costs.simulator.symmetry import slices
@@ -149,8 +149,8 @@ class Evaluator:
         evaluation the candidate says which.  Of graphs there is but the latter.
 
         Args:
-            known_s: a step that is had already: of a candidate that is not as short the memory is not asked, and where
-                messages share anything it keeps a lower bound of its step (above ``known_s``), a tenth of the work.
+            known_s: a step that is had already: of a candidate that is not as short the evaluation has no memories, and
+                where messages share anything a lower bound of its step (above ``known_s``), for less work.
 
         Raises:
             MissingMeasurementError: the profile does not say what a layer costs at a size the candidate uses.
@@ -177,7 +177,10 @@ class Evaluator:
             step_s = float("inf")
         elif not is_cheap:
             self.num_simulated += 1
-            step_s = run(compiled, prices).step_s
+            most_s = float("inf") if may_prepare else known_s * (1 + _ROUNDING)
+            step_s = step_unless_longer(compiled, prices, most_s)
+            if step_s > most_s:
+                return Evaluation(candidate, step_s, (), None)
         if may_prepare:
             ahead = priced.preparing_next_step()
             held = ahead.memories()

@@ -245,6 +245,12 @@ def usable(
     )
 
 
+def stages_usable(problem: Problem, book: PriceBook, candidate: Candidate) -> bool:
+    """The same of all stages of a candidate."""
+    stages = zip(candidate.groups, candidate.shares, strict=True)
+    return all(usable(problem, book, *stage, candidate.micro_batches) for stage in stages)
+
+
 def cut_positions(graph: Graph, parts_ties: bool = True) -> tuple[int, ...]:
     """Where the list of layers may be cut, both ends included.
 

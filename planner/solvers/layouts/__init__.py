@@ -1,7 +1,13 @@
 """The best option (layout, recompute) of every layer of a stage, exactly.
 
-Read ``stage`` (the prices as a labelled graph, and what else a layer could do), ``factor_graph``, and ``solve``, which
-chooses between ``variable_elimination`` (also of all stretches of layers at once) and ``milp``.
+    minimise    sum_v c_v(x_v) + sum_uv c_uv(x_u, x_v)                               ``factor_graph.LabelledGraph``
+    such that   sum m + max w <= memory, by rank
+    c, m, w     a step's seconds and bytes of each option, from prices               ``stage.labelled_graph``
+    solved      variable by variable, where cliques are small                        ``variable_elimination.eliminate``
+                by an integer program, where they or budgets are not                 ``milp.solve_integer``
+    bounded     by prices on budgets (Lagrange)                                      ``solve.lagrangian``
+
+Read ``stage``, which also says what else a layer could do, then ``solve.minimise``, which chooses the way.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def test_a_seed_gives_the_same_mutations() -> None:
 def test_what_should_not_be_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     told = iter((UsageError("ours"), KeyError("not ours"), None))
 
-    def check(plan: object, profile: object) -> tuple[str, ...]:
+    def faults_of(plan: object, profile: object) -> tuple[str, ...]:
         error = next(told)
         if error is None:
             time.sleep(60)
@@ -44,6 +44,6 @@ def test_what_should_not_be_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzzing, "LIMIT_S", 1.0)
     monkeypatch.setattr(fuzzing, "_PATIENCE", 1)
     monkeypatch.setattr(fuzzing, "mutation", lambda document, name: json.dumps(document).encode())
-    monkeypatch.setattr(fuzzing.check, "check", check)
+    monkeypatch.setattr(fuzzing, "faults_of", faults_of)
     found = fuzzing.fuzz_plans(3)
     assert (found.refused, found.untyped, found.hangs, found.is_good) == (1, 1, 1, False)

@@ -8,7 +8,8 @@ import json
 import pytest
 
 from benchmarks.robustness.checker_mutations import CASES, Caught, case, caught_of, mutations
-from planner.check import check, needs_profile, not_checked
+from planner import faults_of
+from planner.check import needs_profile, not_checked
 from planner.check.coverage import HISTORY, NOT, PARTLY, ROWS, WHOLLY, fields_of
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import CorruptFileError
@@ -68,7 +69,7 @@ def test_every_fault_begins_with_its_path_in_the_file() -> None:
                 plan = loads(mutation.text, Plan)
             except CorruptFileError:
                 continue
-            for fault in (*check(plan, profile), *check(plan, None)):
+            for fault in (*faults_of(plan, profile), *faults_of(plan, None)):
                 assert fault.startswith(known), fault
 
 
@@ -78,5 +79,5 @@ def test_all_faults_are_told_at_once() -> None:
     document["prediction"]["step_s"] *= 2
     document["search"]["bound_s"] *= 0.5
     document["inputs"]["request"]["max_stages"] = 1
-    paths = {fault.split(":")[0] for fault in check(loads(json.dumps(document), Plan), profile)}
+    paths = {fault.split(":")[0] for fault in faults_of(loads(json.dumps(document), Plan), profile)}
     assert paths >= {"prediction.step_s", "prediction.samples_per_s", "search.gap", "search.status", "decision.stages"}

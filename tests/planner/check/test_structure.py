@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.check import check
+from planner import faults_of
 from planner.check.structure import layer_faults, part_faults
 from planner.ir.codec import load
 from planner.ir.plan import Decision, Placement, Plan, Stage
@@ -100,11 +100,11 @@ def test_ways_and_margins_that_cannot_be_are_found_out(words: str) -> None:
     name, placement = ALONE[words]
     decision = plan().decision
     spoilt = replace(plan(), decision=replace(decision, layers={**decision.layers, name: placement}))
-    assert any(words in fault for fault in check(spoilt, profile())), check(spoilt, profile())
+    assert any(words in fault for fault in faults_of(spoilt, profile())), faults_of(spoilt, profile())
 
 
 def test_a_layer_that_cannot_be_cut_so_comes_with_its_operator_and_three_remedies() -> None:
-    fault = next(fault for fault in check(recut(reshape6={"feature": (0, 4, 8)}), profile()) if "reshape6" in fault)
+    fault = next(fault for fault in faults_of(recut(reshape6={"feature": (0, 4, 8)}), profile()) if "reshape6" in fault)
     for words in ("reshape6", "reshape cannot be cut", "gather: leave feature uncut", "register a rule", "elementwise"):
         assert words in fault
 
@@ -114,7 +114,7 @@ def test_good_ways_and_margins_are_reckoned_with() -> None:
     layers = {**decision.layers, "conv3": replace(decision.layers["conv3"], margin=1)}
     asked = replace(plan().inputs, request=replace(plan().inputs.request, halo_depth=1))
     wide = replace(plan(), inputs=asked, decision=replace(decision, layers=layers))
-    faults = check(wide, profile())
+    faults = faults_of(wide, profile())
     assert all(fault.startswith(("prediction.", "search.binding")) for fault in faults), faults
     assert faults
 
@@ -122,7 +122,7 @@ def test_good_ways_and_margins_are_reckoned_with() -> None:
 @pytest.mark.every_case
 @pytest.mark.parametrize("words", SPOILS)
 def test_a_spoilt_layout_is_found_out(words: str) -> None:
-    faults = check(recut(**SPOILS[words]), profile())
+    faults = faults_of(recut(**SPOILS[words]), profile())
     assert any(words in fault for fault in faults), faults
 
 
@@ -145,7 +145,7 @@ def test_what_is_predicted_is_reckoned_again(what: str) -> None:
     else:
         first = replace(seen.ranks[0], peak_bytes=seen.ranks[0].peak_bytes - 100)
         wrong = replace(seen, ranks=(first, *seen.ranks[1:]))
-    assert any("recomputed" in fault for fault in check(replace(plan(), prediction=wrong), profile()))
+    assert any("recomputed" in fault for fault in faults_of(replace(plan(), prediction=wrong), profile()))
 
 
 def test_a_whole_plan_is_what_it_was() -> None:

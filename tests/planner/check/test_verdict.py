@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.check import check
+from planner import faults_of
 from planner.costs.predict import predict
 from planner.ir.cluster import DATASHEET
 from planner.ir.errors import InfeasibleError
@@ -140,7 +140,7 @@ SPOILS: dict[str, Callable[[], Plan]] = {
 @pytest.mark.every_case
 @pytest.mark.parametrize("words", SPOILS)
 def test_a_spoilt_plan_is_found_out(words: str) -> None:
-    faults = check(SPOILS[words](), profile())
+    faults = faults_of(SPOILS[words](), profile())
     assert any(words in fault for fault in faults), faults
 
 
@@ -148,7 +148,7 @@ def test_a_stream_with_an_action_that_is_none_is_a_fault_and_no_exception() -> N
     plan = solver("best-first")(Problem(profile(), 4, objective=LATENCY))
     assert plan.prediction.sustained_per_s > 0
     spoilt = decided(plan, program=(("0X0",), *plan.decision.program[1:]))
-    assert any("'0X0' is not an action" in fault for fault in check(spoilt, None))
+    assert any("'0X0' is not an action" in fault for fault in faults_of(spoilt, None))
 
 
 @pytest.mark.parametrize("ranks", [((0,), (1,), (2,)), ((0, 1), (2,), (3, 4))])

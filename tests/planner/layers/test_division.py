@@ -11,12 +11,12 @@ import pytest
 from planner.costs.cost_model import PriceBook
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
-from planner.ir.box import Box, Interval, intersect, subtract, volume
+from planner.ir.box import Box, Interval, intersect, subtract, volume, whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision, Placement, Stage
 from planner.layers.boxes import as_tuples, moved
-from planner.layers.division import Division, divides
+from planner.layers.division import Division, LayerDivision, divides
 from tests.oracles.boxes import grown, parts, transfers
 from tests.planner.networks import Named, Network, mesh_like, priced, residual
 
@@ -106,6 +106,15 @@ def test_copies_are_counted_once() -> None:
     decision = Decision("gpipe", (2,), (Stage((0, 1, 2, 3), ("d",) * 4),), layers, ())
     assert divides(decision, 0, graph)
     assert Division.of(graph, decision, 0, 2).layers["conv0"].is_first == (True, False, True, False)
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_what_has_no_dim_that_is_cut_is_done_whole_by_every_rank(shape: tuple[int, ...]) -> None:
+    spec = TensorSpec(("channel",) * len(shape), shape, "float32")
+    layer = Layer("scale", "pointwise", ("x", "y"), (spec,))
+    division = LayerDivision.of(layer, (spec, spec), (), Placement(0, {"sample": (0, 1, 2)}), 2)
+    assert division.own == division.done == division.needed[1] == division.owned[0] == (whole(shape),) * 2
+    assert (division.rows, division.is_first) == ((2, 2), (True, False))
 
 
 def test_what_is_outside_is_held_as_far_as_it_is_read() -> None:

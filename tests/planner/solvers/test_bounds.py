@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain, product
 
 import numpy as np
 import pytest
 from scipy.optimize import linprog
 
 from benchmarks.chains import chain_profile
+from planner.costs.candidate import Candidate
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.communication.stage_transfers import least_link
 from planner.costs.cost_model import PriceBook
 from planner.costs.memory.memory_bound import fewest_kept, kept_by
-from planner.ir.cluster import Link
+from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Link
 from planner.ir.errors import InfeasibleError
+from planner.ir.layout import samples_of
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
+from planner.ir.program import BUCKET_BYTES
 from planner.solvers import solver
+from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
 from planner.solvers.best_first.graph_cuts import cuts_of
-from planner.solvers.best_first.leaf_bound import Leaves
+from planner.solvers.best_first.leaf_bound import Leaf, Leaves
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
 from planner.solvers.best_first.priced_groups import GroupPrices
+from planner.solvers.best_first.share_bound import AnyShares, MeanHandovers, has_open_shares
+from planner.solvers.best_first.share_search import OpenShares
 from planner.solvers.best_first.warm_start import spaces
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.check.test_memory import with_levels
@@ -65,10 +73,49 @@ def capacity_of(prices: GroupPrices) -> Capacity:
     return capacity(prices.capacity_s(), list(Counter(kinds).values()))
 
 
+def with_open_shares(frontier: Frontier) -> Frontier:
+    """The same as the search looks at it: shares that may be several are left open."""
+    prices, devices = frontier.suffixes.prices, frontier.suffixes.devices
+    if not has_open_shares(prices, devices):
+        return frontier
+    every = AnyShares.of(prices, float("inf"))
+    return Frontier(Suffixes(every, devices, MeanHandovers(every)))
+
+
+def with_all_shares(frontier: Frontier, leaf: Leaf, candidate: Candidate) -> Iterator[tuple[float, Candidate]]:
+    """A pipeline with every share of its samples, and the largest bound of these, of boxes around them too.
+
+    Infinite where the search drops them, as they do not fit.
+    """
+    is_open = [choice.group.is_open for choice in leaf.prefix.choices]
+    if not any(is_open):
+        yield leaf.bound_s, candidate
+        return
+    size, draw = candidate.micro_batches[0], np.random.default_rng(len(candidate.groups))
+    every = OpenShares.of(frontier, leaf, candidate, float("inf"))
+    ways = [
+        [way for way in product(range(1, size + 1), repeat=len(own)) if sum(way) == size] if is_free else [own]
+        for own, is_free in zip(candidate.shares, is_open, strict=True)
+    ]
+    for shares in product(*ways):
+        samples = np.array(list(chain.from_iterable(shares)))[:, None]
+        if not all(min(samples_of(own, rows)) for own in shares for rows in candidate.micro_batches):
+            continue
+        inside = len(every.bounds) and (every.boxes[0] <= samples).all() and (samples <= every.boxes[1]).all()
+        if not inside:
+            yield float("inf"), replace(candidate, shares=shares)
+            continue
+        least = np.maximum(every.boxes[0], samples - draw.integers(0, 3, (len(samples), 3)))
+        most = np.minimum(every.boxes[1], samples + draw.integers(0, 3, (len(samples), 3)))
+        around = every.clocks.bounds(np.hstack([least, samples]), np.hstack([most, samples]))
+        assert (around <= around[-1] * (1 + 1e-9)).all()
+        yield max(leaf.bound_s, float(around[-1])), replace(candidate, shares=shares)
+
+
 def pipelines(problem: Problem) -> Iterator[tuple[list[float], float, float]]:
     """Every complete pipeline under every schedule: the bounds of its prefixes, its own, and its step."""
     evaluator = Evaluator(problem, PriceBook(problem.profile))
-    for frontier in spaces(evaluator):
+    for frontier in map(with_open_shares, spaces(evaluator)):
         prices = frontier.suffixes.prices
         known = frontier.suffixes.root_s(), least_step_s(prices, capacity_of(prices))
         for path, expansion in expansions(frontier, known, frontier.root()):
@@ -79,9 +126,10 @@ def pipelines(problem: Problem) -> Iterator[tuple[list[float], float, float]]:
             for schedule in prices.freedom.schedules:
                 for leaf in leaves.under(schedule, len(prices.micro_batches), float("inf")):
                     candidate = replace(frontier.candidate(leaf.prefix, schedule), windows=leaf.windows)
-                    found = evaluator.evaluate(candidate)
-                    if found.fits:
-                        yield path, leaf.bound_s, found.step_s
+                    for bound_s, shared in with_all_shares(frontier, leaf, candidate):
+                        found = evaluator.evaluate(shared)
+                        if found.fits:
+                            yield path, bound_s, found.step_s
 
 
 @MAKERS
@@ -145,6 +193,54 @@ def test_so_few_devices_are_not_enough_for_a_shorter_step(make: Callable[[int], 
         found = evaluator.evaluate(candidate)
         if found.fits and candidate.micro_batches in bounds:
             assert bounds[candidate.micro_batches] <= found.step_s * (1 + 1e-9)
+
+
+def on_several_hosts(seed: int) -> Problem:
+    """Three devices of one kind or two on several hosts; gradients that fill a bucket or not, sums by theory."""
+    draw = random.Random(seed)
+    num_layers, num_devices = draw.randint(2, 3), 3
+    profile = chain_profile(
+        num_layers,
+        num_devices,
+        forward_s=[draw.uniform(1e-3, 8e-3) for _ in range(num_layers)],
+        parameter_bytes=[
+            draw.choice([4096, BUCKET_BYTES // 3, BUCKET_BYTES, 3 * BUCKET_BYTES]) for _ in range(num_layers)
+        ],
+        speeds=[draw.choice([1.0, 1.0, 0.6]) for _ in range(num_devices)],
+        hosts=draw.choice([["n0", "n0", "n1"], ["n0", "n1", "n2"]]),
+        memory_bytes=2**40,
+    )
+    links = {WITHIN_HOST: Link(1e-5, 1e11), ACROSS_HOSTS: Link(draw.choice([0.0, 1e-3]), draw.choice([1e9, 1e10]))}
+    profile = replace(profile, cluster=replace(profile.cluster, links=links, collectives=()))
+    return Problem(profile, draw.choice([3, 4]), draw.choice([("gpipe",), ("1f1b",)]))
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_on_several_hosts_no_bound_of_sums_bucket_by_bucket_lies_above_the_step(seed: int) -> None:
+    problem = on_several_hosts(seed)
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    bounds = {
+        prices.micro_batches: least_step_s(prices, capacity_of(prices))
+        for prices in (frontier.suffixes.prices for frontier in spaces(evaluator))
+    }
+    for candidate in plans(problem, every_share=True):
+        found = evaluator.evaluate(candidate)
+        if found.fits and candidate.micro_batches in bounds:
+            assert bounds[candidate.micro_batches] <= found.step_s * (1 + 1e-9)
+    for path, bound_s, step_s in pipelines(problem):
+        assert max(*path, bound_s) <= step_s * (1 + 1e-9)
+
+
+def test_the_bound_knows_that_many_ranks_wait_for_each_bucket() -> None:
+    """Eight gradients of 9 MiB over four hosts: eight sums, each with the latency of its own ring."""
+    profile = chain_profile(8, 4, forward_s=1e-6, parameter_bytes=9 * 2**20, hosts=["n0", "n1", "n2", "n3"])
+    links = {WITHIN_HOST: Link(0.0, 1e12), ACROSS_HOSTS: Link(1e-3, 1e12)}
+    profile = replace(profile, cluster=replace(profile.cluster, links=links, collectives=()))
+    problem = Problem(profile, 4, micro_batch_sizes=(4,), max_stages=1)
+    (frontier,) = spaces(Evaluator(problem, PriceBook(profile)))
+    (group,) = frontier.suffixes.prices.versions((1, 1, 1, 1))
+    stage = group.stage(np.array([0]), np.array([frontier.suffixes.prices.cuts.last]))
+    assert stage.tail[0] == pytest.approx(8 * 2 * 3 * (1e-3 + 9 * 2**20 / 4 / 1e12), rel=1e-2)
 
 
 def test_the_bound_sees_that_one_sample_passes_all_layers_in_turn() -> None:

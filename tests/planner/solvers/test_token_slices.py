@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from planner import check
+from planner import faults_of
 from planner.costs.layers.cost_table import running
 from planner.ir import codec
 from planner.ir.errors import UnsupportedModelError
@@ -74,8 +74,8 @@ def test_one_sequence_on_two_devices_is_faster_in_slices_and_the_plan_is_good() 
     assert plan.decision.num_slices > 1
     assert sum(plan.decision.token_slices) == TOKENS
     assert plan.prediction.step_s < 0.8 * whole.prediction.step_s
-    assert check.check(plan, profile()) == ()
-    assert check.check(plan, None) == ()
+    assert faults_of(plan, profile()) == ()
+    assert faults_of(plan, None) == ()
     assert [other.name for other in plan.alternatives] == ["no token slices"]
     assert plan.search.status == "heuristic"
 
@@ -97,7 +97,7 @@ def test_slices_that_are_asked_for_are_taken() -> None:
     plan = planned(2, token_slices=(9, 7), schedules=("1f1b",), micro_batch_sizes=(1,))
     assert plan.decision.token_slices == (9, 7)
     assert plan.decision.micro_batches == (1, 1)
-    assert check.check(plan, profile()) == ()
+    assert faults_of(plan, profile()) == ()
 
 
 def test_slices_on_one_device_need_no_link() -> None:
@@ -129,10 +129,10 @@ def test_a_network_that_cannot_be_sliced_is_refused_where_time_may_be_cut() -> N
 def test_the_checker_finds_other_slices_than_the_program_has(slices: tuple[int, ...], fault: str) -> None:
     plan = planned(token_slices=(8, 8))
     edited = replace(plan, decision=replace(plan.decision, token_slices=slices))
-    assert any(fault in each for each in check.check(edited, profile()))
+    assert any(fault in each for each in faults_of(edited, profile()))
 
 
 def test_the_checker_prices_other_lengths_otherwise() -> None:
     plan = planned(token_slices=(8, 8))
     edited = replace(plan, decision=replace(plan.decision, token_slices=(10, 6)))
-    assert any(each.startswith("prediction.step_s") for each in check.check(edited, profile()))
+    assert any(each.startswith("prediction.step_s") for each in faults_of(edited, profile()))

@@ -12,7 +12,7 @@ from planner.costs.candidate import candidate_of
 from planner.costs.cost_model import PriceBook
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.contention import execute_shared
-from planner.costs.simulator.events import execute, least_s, run
+from planner.costs.simulator.events import execute, least_left_s, least_s, run, step_unless_longer
 from planner.costs.simulator.prices import (
     FlowSpeeds,
     NetworkFlow,
@@ -193,6 +193,25 @@ def test_sharing_takes_time_and_never_gives_any(seed: int, schedule: str) -> Non
         alone = execute(compiled, prices)
         for mine, theirs in zip((*trace.stops, trace.arrived), (*alone.stops, alone.arrived), strict=True):
             assert all(a >= b * (1 - 1e-12) for a, b in zip(mine, theirs, strict=True))
+
+
+@given(st.integers(0, 2**32), st.sampled_from(names()))
+def test_what_is_left_of_a_program_at_a_step_is_never_said_to_take_longer(seed: int, schedule: str) -> None:
+    compiled, prices = priced(*random_plan(random.Random(seed), schedule))
+    trace = run(compiled, prices)
+    for starts, least in zip(trace.starts, least_left_s(compiled, prices), strict=True):
+        assert all(start + left <= trace.step_s * (1 + 1e-12) for start, left in zip(starts, least, strict=True))
+
+
+@given(st.integers(0, 2**32), st.sampled_from(names()), st.floats(0.5, 1.5))
+def test_a_program_is_run_until_it_is_surely_longer_than_what_is_known(seed: int, schedule: str, part: float) -> None:
+    compiled, prices = priced(*random_plan(random.Random(seed), schedule))
+    step_s = run(compiled, prices).step_s
+    said_s = step_unless_longer(compiled, prices, part * step_s)
+    if part >= 1:
+        assert said_s == step_s
+    else:
+        assert part * step_s < said_s <= step_s * (1 + 1e-12)
 
 
 FORWARD_S = (30e-3, 40e-3, 25e-3, 35e-3)

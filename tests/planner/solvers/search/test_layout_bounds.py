@@ -203,3 +203,39 @@ def test_like_hosts_are_one_and_stages_are_within_hosts() -> None:
     for groups in placed:
         assert len({rank for ranks in groups for rank in ranks}) == sum(map(len, groups))
         assert all(len({rank // 2 for rank in ranks}) == 1 for ranks in groups)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_stage_on_all_ranks_is_faster_than_its_work_and_its_statistics(seed: int) -> None:
+    draw = random.Random(seed)
+    made = residual(samples=4, height=draw.choice([8, 16]), blocks=2)
+    profile = priced(
+        *made, speeds=(1.0,) * 4, hosts=draw.choice([None, ("a", "a", "b", "b")]), latency_s=draw.choice([1e-6, 1e-5])
+    )
+    problem = Problem(profile, 8, allow=("sample", "spatial"))
+    evaluator = Evaluator(problem, PriceBook(profile))
+    size, last = draw.choice([2, 4, 8]), len(profile.graph.layers)
+    maker = TableMaker(evaluator, Constraints.of(problem), size, WHOLE, Budget(60.0), 60.0)
+    statistics_s = maker.least_statistics_s(problem.ranks)
+    assert statistics_s > 0
+    bound_s = float(least_work_s(evaluator, size, WHOLE).sum()) / 4 + statistics_s
+    table = maker.table(problem.ranks, of_stretches=False)
+    assert table is not None
+    assert bound_s <= min(table.step_s[0, last], table.by_samples_s[0, last]) * (1 + 1e-9)
+    assert (whole := maker.table(problem.ranks)) is not None
+    assert table.step_s[0, last] == pytest.approx(whole.step_s[0, last])
+    prices = evaluator.layouts.prices(problem.ranks, size)
+    batches = micro_batches(problem, size)
+    plain_plan = Candidate.chain((0, last), (problem.ranks,), (equal_shares(size, 4),), batches, "1f1b")
+    for _ in range(5):
+        options = {index: draw.choice(prices.options(index)) for index in range(last)}
+        candidate = with_options(evaluator.layouts, plain_plan, options)
+        if gives_all_work(evaluator.layouts, problem.ranks, options, set(batches)):
+            assert evaluator.evaluate(candidate).step_s >= bound_s * (1 - 1e-9)
+
+
+def test_statistics_of_a_stage_are_not_bounded_where_channels_are_cut() -> None:
+    problem = Problem(priced(*residual(samples=4, height=8), speeds=(1.0,) * 4, latency_s=1e-6), 8, allow=EVERYTHING)
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    maker = TableMaker(evaluator, Constraints.of(problem), 4, WHOLE, Budget(60.0), 60.0)
+    assert maker.least_statistics_s(problem.ranks) == 0.0
