@@ -91,6 +91,41 @@ def least_collective_s(cluster: Cluster, operation: str, num_bytes: ArrayLike) -
     return np.where((size > 0) & np.isfinite(least), least, 0.0)
 
 
+_SIZES = np.geomspace(1.0, 1e13, 4000)
+
+
+def most_sum_bytes_per_s(cluster: Cluster, tier: str) -> float:
+    """No message between two devices whose link is of a tier is faster, and no sum puts more on a network card.
+
+    A ring of n ranks puts x / n bytes in t(x / n) seconds there; a measured sum of e of its time (see above) 1 / e
+    times that, where no e is less than at both ends of some stretch of sizes.  Infinity where sums were measured, and
+    links are stated pair by pair.
+    """
+    link, tables = cluster.links[tier], [t for t in cluster.collectives if (t.operation, t.link) == (ALL_REDUCE, tier)]
+    rates = [most_bytes_per_s(link)]
+    for count, points in ((table.num_ranks, table.points) for table in tables if table.points):
+        part, slope = 2 * (count - 1) / count, _last_slope(points)
+        rates += [part * size / seconds for size, seconds in points]
+        rates.append(part / slope if slope > 0 and not cluster.pairs else float("inf"))
+        if count > 2:
+            ends = [
+                *(float(size) for size, _ in points),
+                *(n * float(size) for size, _ in link.points for n in (2, count)),
+            ]
+            sizes = np.unique([*_SIZES, *ends])
+            ring_s, sum_s = _ring_s((link,), count, sizes), read_points(points, sizes)
+            fastest = np.maximum.accumulate(sizes / 2 / transfer_s(link, sizes / 2))  # of a ring of any n
+            inverse = np.maximum(ring_s[1:], ring_s[:-1]) / np.minimum(sum_s[1:], sum_s[:-1])
+            rates.append(float(np.max(fastest[1:] * inverse)))
+            rates.append(rates[0] * part / link.bandwidth_bytes_per_s / slope if slope > 0 else float("inf"))
+    return max(rates)
+
+
+def most_bytes_per_s(link: Link) -> float:
+    """No message is faster: in log-log between measured sizes, the fastest is one of them, or an endless one."""
+    return max(link.bandwidth_bytes_per_s, *(size / seconds for size, seconds in link.points), 0.0)
+
+
 def _largest_groups(cluster: Cluster) -> dict[str, int]:
     """By tier, how many ranks the largest of its groups has: islands, hosts, ..., all."""
     paths = [cluster.groups_of(rank) for rank in range(len(cluster.devices))]

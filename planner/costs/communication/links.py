@@ -34,6 +34,8 @@ from planner.costs.communication.collectives import (
     collective_s,
     group_collective,
     least_collective_s,
+    most_bytes_per_s,
+    most_sum_bytes_per_s,
     read_delays,
     read_points,
     ring_links,
@@ -69,6 +71,7 @@ class NetworkPrices:
     _least: dict[tuple[float, ...], NDArray[np.float64]] = field(default_factory=dict, repr=False)
     _rings: dict[tuple[int, ...], Sequence[tuple[int, int, int]]] = field(default_factory=dict, repr=False)
     _cards: list[float] = field(default_factory=list, repr=False)
+    _most_on_card: list[float] = field(default_factory=list, repr=False)
     _pairs: frozenset[tuple[str, str]] = field(init=False, repr=False)
     _names: dict[tuple[int, int], str] = field(default_factory=dict, repr=False)
     _groups: dict[tuple[int, ...], Callable[[NDArray[np.float64]], NDArray[np.float64]]] = field(
@@ -87,6 +90,17 @@ class NetworkPrices:
             capacities = map(self.cluster.nic_bytes_per_s, hosts)
             self._cards += [capacity for each in capacities for capacity in (inf if each is None else each,) * 2]
         return tuple(self._cards)
+
+    @property
+    def most_card_bytes_per_s(self) -> float:
+        """No card ever carries more: what cards can, or the fastest message or sum of gradients, if that is more."""
+        if not self._most_on_card:
+            tiers = [tier.name for tier in self.cluster.nested_tiers]
+            across = [name for name in tiers[tiers.index(self.cluster.host_tier) + 1 :] if name in self.cluster.links]
+            rates = [most_sum_bytes_per_s(self.cluster, name) for name in across]
+            rates += [most_bytes_per_s(pair.link) for pair in self.cluster.pairs if pair.src_host != pair.dst_host]
+            self._most_on_card.append(max([*rates, *self.card_bytes_per_s]))
+        return self._most_on_card[0]
 
     def transfer_s(self, src: int, dst: int, num_bytes: int) -> float:
         """Seconds of a message between two ranks."""

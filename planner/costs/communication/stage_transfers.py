@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from math import inf
 
 import numpy as np
@@ -65,6 +66,54 @@ def pieces(
         by_receiver[j].add(piece)
         by_sender[i].add(piece)
     return BoundaryMessages(frozenset(map(frozenset, by_receiver)), frozenset(map(frozenset, by_sender)))
+
+
+Crossing = tuple[int, float, float]
+"""A host, and of one micro-batch the samples that leave it for others and those that reach it from others."""
+
+
+@functools.lru_cache(maxsize=65536)
+def across_hosts(
+    source: tuple[float, ...],
+    destination: tuple[float, ...],
+    sources: tuple[int, ...],
+    destinations: tuple[int, ...],
+    in_order: bool = True,
+) -> tuple[Crossing, ...]:
+    """What passes network cards, given the samples of each member before and behind, and their hosts.
+
+    Args:
+        in_order: whether members share samples in this order; else what is certain of any order.
+    """
+    before, behind = _by_host(source, sources), _by_host(destination, destinations)
+    stays = dict.fromkeys(sources, 0.0)
+    if in_order:
+        for (host, begin, end), (other, first, last) in product(before, behind):
+            if host == other:
+                stays[host] += max(0.0, min(end, last) - max(begin, first))
+    else:
+        most, largest = max(source), max(destination)
+        stays = {host: min(most * sources.count(host), largest * destinations.count(host)) for host in stays}
+    crossings = []
+    for host in dict.fromkeys((*sources, *destinations)):
+        if in_order:
+            all_out, all_in = (sum(end - at for of, at, end in runs if of == host) for runs in (before, behind))
+        else:
+            all_out, all_in = min(source) * sources.count(host), min(destination) * destinations.count(host)
+        stay = stays.get(host, 0.0)
+        crossings.append((host, max(0.0, all_out - stay), max(0.0, all_in - stay)))
+    return tuple(crossings)
+
+
+def _by_host(samples: tuple[float, ...], hosts: tuple[int, ...]) -> list[Crossing]:
+    """(host, begin, end) of samples, of members of one host that follow one another."""
+    runs: list[Crossing] = []
+    end = 0.0
+    for host, own in zip(hosts, samples, strict=True):
+        begin = runs.pop()[1] if runs and runs[-1][0] == host else end
+        end += own
+        runs.append((host, begin, end))
+    return runs
 
 
 def least_links(cluster: Cluster) -> dict[str, Link]:

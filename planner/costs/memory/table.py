@@ -125,9 +125,9 @@ def lifetimes_of(
         key: whose sizes they are.
         size: the name of the size, where a line has none.
     """
-    for line in TABLE[of]:
-        if line.born in moments and line.dies in moments:
-            yield Lifetime(line.what, moments[line.born], moments[line.dies], (line.size or size, *key))
+    for what, name, born, dies in TABLE[of]:
+        if born in moments and dies in moments:
+            yield Lifetime(what, moments[born], moments[dies], (name or size, *key))
 
 
 def moments_of(passes: Iterable[tuple[int, Op, tuple[int, int]]]) -> dict[tuple[int, int], dict[str, int]]:

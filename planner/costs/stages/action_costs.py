@@ -319,7 +319,8 @@ def _part_of(sums: Array, parts: Iterable[tuple[int, float]]) -> float:
 
 def left_to_others(stage: StagePlacement, what: What) -> int:
     """Bytes of parameters of which other ranks of the stage hold what they divide: state, gradients, themselves."""
-    return stage.own_bytes - -(-stage.own_bytes // divided(what, stage.zero, len(stage.ranks)))
+    parts = divided(what, stage.zero, len(stage.ranks))
+    return stage.own_bytes - -(-stage.own_bytes // parts) if parts > 1 else 0
 
 
 def _parameters_used(stage: StagePlacement, rank: int) -> int:

@@ -192,3 +192,20 @@ def least_reduction_s(
     of_buckets = np.maximum(network.least_s_per_byte(ranks, largest) * num_bytes, sums_s)
     several = np.maximum(of_buckets - backward_s, 0.0)
     return np.where(num_bytes <= BUCKET_BYTES, network.all_reduces_s(ranks, num_bytes), several)
+
+
+def least_bytes_on_cards(
+    network: NetworkPrices, ranks: tuple[int, ...], num_bytes: Array, least_s: Array, zero: int
+) -> Array:
+    """What the sum of a stage's gradients on several hosts puts on the network card of each at least; elementwise.
+
+    It moves its bytes evenly in the time that a sum of all takes alone, as long as its ranks wait for it
+    (``costs.simulator.prices``).
+
+    Args:
+        least_s: by :func:`least_reduction_s`, of which updated parameters that are gathered are no part.
+    """
+    waited_s = least_s / 2 if zero == 1 else least_s * (not zero)
+    alone_s = network.all_reduces_s(ranks, num_bytes)
+    moved_bytes = 2 * (len(ranks) - 1) / len(ranks) * num_bytes
+    return np.asarray(moved_bytes * np.divide(waited_s, alone_s, out=np.zeros_like(alone_s), where=alone_s > 0))

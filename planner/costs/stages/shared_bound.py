@@ -46,7 +46,9 @@ class SharedBound:
         if self.single.memory is not None:
             window = self.single.memory.window(first, last, num_microbatches)
         tail = self._tail_s(first, last)
-        return BoundedStages(head, back_s, head, back_s, np.zeros_like(head), work, all_work, tail, window)
+        return BoundedStages(
+            head, back_s, head, back_s, np.zeros_like(head), work, all_work, tail, np.zeros_like(head), window
+        )
 
     def largest_work_s(self, first: Numbers, last: Numbers) -> Array:
         """The least largest time of a member for all that it does in a step."""
@@ -86,6 +88,7 @@ class SharedBound:
         longest = np.maximum.reduce([m.whole_back[last] - m.whole_back[first] for m in self.times.members])
         in_time_s = max(member.back_part for member in self.times.members) * self.upper_s / self.num_full
         _, back = self._exchanges_s(first, last)
-        return self.single.tail_s(
+        update_s, sum_s = self.single.after_s(
             first, last, self.single.updates.least(first, last), np.minimum(longest, in_time_s) + back
         )
+        return update_s + sum_s

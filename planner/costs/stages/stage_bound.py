@@ -16,7 +16,7 @@ import numpy as np
 from planner.costs.cost_model import PriceBook
 from planner.costs.layers.cost_table import Array, TiedParameter
 from planner.costs.memory.memory_bound import Cuts, Holders, LeastMemory, Numbers, may_bind
-from planner.costs.stages.gradient_overlap import least_reduction_s
+from planner.costs.stages.gradient_overlap import least_bytes_on_cards, least_reduction_s
 from planner.costs.stages.shared_times import MemberTimes, member_times
 from planner.costs.stages.stage_sums import RecomputeMask
 
@@ -59,6 +59,7 @@ class BoundedStages:
         work: of the slowest member from its first F to its last B (or I).
         all_work: with the W that may come later.
         tail: reduction and update.
+        card: its sum of gradients on the network card of each of its hosts, at the rate of the fullest; 0 on one host.
         window: the most micro-batches that memory lets it keep; 0 where it does not fit.
     """
 
@@ -70,6 +71,7 @@ class BoundedStages:
     work: Array
     all_work: Array
     tail: Array
+    card: Array
     window: Numbers
 
 
@@ -138,6 +140,7 @@ class StageBound:
             window = self.memory.window(first, last, num_microbatches)
         work = self.works.most(first, last) + always
         longest_s = self.whole_backs.most(first, last) + back if self.sums_gradients else back
+        update_s, sum_s = self.after_s(first, last, self.updates.most(first, last), longest_s)
         return BoundedStages(
             head=head + there,
             back=back_s + back,
@@ -146,7 +149,8 @@ class StageBound:
             adds=self.adds.least(first, last),
             work=work,
             all_work=work if self.all_works is self.works else self.all_works.most(first, last) + always,
-            tail=self.tail_s(first, last, self.updates.most(first, last), longest_s),
+            tail=update_s + sum_s,
+            card=self._card_s(first, last, sum_s),
             window=window,
         )
 
@@ -159,16 +163,27 @@ class StageBound:
         """What the slowest member computes from its first F to its last B (or I)."""
         return self.works.most(first, last)
 
-    def tail_s(self, first: Numbers, last: Numbers, update_s: Array, back_s: Array) -> Array:
-        """Reduction and update, given what updates take at least, and what no rank's last backward exceeds."""
-        num_bytes = np.maximum(self.parameter_bytes[last] - self.parameter_bytes[first], 0.0)
+    def after_s(self, first: Numbers, last: Numbers, update_s: Array, back_s: Array) -> tuple[Array, Array]:
+        """Update and reduction, given what updates take at least, and what no rank's last backward exceeds."""
         if self.parted is not None:
             update_s = update_s + self.parted.seconds[first, last]
-            num_bytes = np.maximum(num_bytes - self.parted.inside_bytes[first, last], 0.0)
         if not self.sums_gradients:
-            return update_s
-        sums_s = self.least_sums_s[last] - self.least_sums_s[first]
-        return update_s + least_reduction_s(self.book.network, self.ranks, num_bytes, sums_s, back_s, self.zero)
+            return update_s, np.zeros_like(update_s)
+        num_bytes, sums_s = self._summed_bytes(first, last), self.least_sums_s[last] - self.least_sums_s[first]
+        return update_s, least_reduction_s(self.book.network, self.ranks, num_bytes, sums_s, back_s, self.zero)
+
+    def _card_s(self, first: Numbers, last: Numbers, sum_s: Array) -> Array:
+        network, devices = self.book.network, self.book.profile.cluster.devices
+        if not self.sums_gradients or len({devices[rank].host for rank in self.ranks}) == 1:
+            return np.zeros_like(sum_s)
+        moved = least_bytes_on_cards(network, self.ranks, self._summed_bytes(first, last), sum_s, self.zero)
+        return moved / network.most_card_bytes_per_s
+
+    def _summed_bytes(self, first: Numbers, last: Numbers) -> Array:
+        num_bytes = self.parameter_bytes[last] - self.parameter_bytes[first]
+        if self.parted is not None:
+            num_bytes = num_bytes - self.parted.inside_bytes[first, last]
+        return np.maximum(num_bytes, 0.0)
 
     def _slowest(self, first: Numbers, last: Numbers) -> tuple[Array, Array]:
         """F and B (or I) of the member whose sum of the two is largest: another may have a longer F, another B."""

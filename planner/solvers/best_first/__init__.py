@@ -19,8 +19,8 @@ Besides:
     local_search        Plans a few moves away from a known one, for searches that have no proof in time
     moved_shares        Samples moved between unlike members of a plan's stages, until it fits, and while its step gets
                         shorter
-    share_bound         What pipelines take at least in which a stage has other shares of the samples than the search
-                        looks at
+    share_bound         What pipelines take at least, whatever shares of the samples members of their stages have
+    share_search        All shares of the samples that members of a pipeline's stages may have, by branch and bound
     sustained_rate      Streams of forward passes: the most samples a second that a plan sustains, and the plan of least
                         latency at a rate
     virtual_bound       What pipelines of several stages a position take at least, by their cuts: shortest paths through

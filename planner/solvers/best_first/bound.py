@@ -32,7 +32,7 @@ from planner.solvers.layouts.stage import NONE, WHOLE
 _NUMBERS_OF_A_STAGE = 40
 """That are looked at for the labels of one stage, about."""
 
-SORTS = ("trip", "end", "total", "free")
+SORTS = ("trip", "end", "total", "free", "sums")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,12 +44,21 @@ class Labels:
         end: G: from the first F of the first stage to its last B.
         total: V: from the first F of the first stage to the end of the step.
         free: the step, whenever the first stage starts: stages that read nothing from it need not wait for it.
+        sums: from the first F of the first stage until network cards have carried the sums of gradients, of stages
+            that have to wait for one another.
     """
 
     trip: Array
     end: Array
     total: Array
     free: Array
+    sums: Array
+
+    @classmethod
+    def of(cls, stacked: Array) -> Labels:
+        """Of an array with an index for their sorts first; the last one may be left out where there is one host."""
+        trip, end, total, free, *sums = stacked
+        return cls(trip, end, total, free, *(sums or [end]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +101,11 @@ class Suffixes:
         self._capacity = _Capacity.of(self.prices, self.devices)
         self._labelled = Memo(self._labels)
 
+    @property
+    def sorts(self) -> tuple[str, ...]:
+        """Those of labels that differ: on one host no sum has to wait for another."""
+        return SORTS if self.links.has_cards else SORTS[:-1]
+
     def choices(self, state: Counts) -> tuple[GroupChoice, ...]:
         """The groups that may come first, those with recompute apart."""
         return tuple(
@@ -107,7 +121,7 @@ class Suffixes:
     def _labels(self, state: Counts) -> tuple[tuple[GroupChoice, ...], Array]:
         choices = self.choices(state)
         firsts = self._capacity.starts(state, self.upper_s)
-        labels = np.full((len(SORTS), len(choices), self.prices.cuts.num_slots), np.inf)
+        labels = np.full((len(self.sorts), len(choices), self.prices.cuts.num_slots), np.inf)
         for number, choice in enumerate(choices):
             if self.budget is not None:
                 self.budget.require()
@@ -119,7 +133,7 @@ class Suffixes:
         """What every pipeline takes at least."""
         _, labels = self.of(self.devices.all_unused)
         slots = self.prices.cuts.slots[0]
-        return float(labels[2:, :, slots[slots >= 0]].max(axis=0).min(initial=np.inf))
+        return float(labels[2:4, :, slots[slots >= 0]].max(axis=0).min(initial=np.inf))
 
     def stages(self, choice: GroupChoice, first: Numbers, last: Numbers) -> tuple[BoundedStages, Labels]:
         """Stages of ``choice`` between the cuts ``first`` and ``last``, elementwise, with the best that may follow.
@@ -138,7 +152,7 @@ class Suffixes:
         trip = stage.head + stage.back
         end = np.maximum(stage.work, rounds * trip)
         total = np.maximum(end, stage.all_work) + stage.tail
-        free = total
+        labels = np.stack([trip, end, total, total, end + self.card_s(choice, stage)][: len(self.sorts)])
         if may_follow and not is_end.all():
             behind = self._continuation(choice)
             by_sort = [
@@ -147,12 +161,16 @@ class Suffixes:
             ]
             followed = np.minimum.reduce(by_sort)
             fits &= is_end | np.isfinite(followed[2])
-            trip, end, total, free = (
-                np.where(is_end, alone, other) for alone, other in zip((trip, end, total, free), followed, strict=True)
-            )
+            labels = np.where(is_end, labels, followed)
         if group.any_shares is not None:
-            free = np.maximum(free, group.any_shares.alone_s(first, last))
-        return stage, Labels(*(np.where(fits, label, np.inf) for label in (trip, end, total, free)))
+            labels[3] = np.maximum(labels[3], group.any_shares.alone_s(first, last))
+        return stage, Labels.of(np.where(fits, labels, np.inf))
+
+    def card_s(self, choice: GroupChoice, stage: BoundedStages) -> Array:
+        """How long sums of gradients keep network cards busy, in the mean of all hosts."""
+        hosts = self.links.hosts
+        own = {hosts[pool] for pool, count in enumerate(choice.option.group) if count}
+        return stage.card * (len(own) / len(set(hosts)))
 
     def _followed(
         self, choice: GroupChoice, stage: BoundedStages, rounds: Array, behind: Labels, column: Numbers
@@ -168,9 +186,14 @@ class Suffixes:
         end = np.maximum.reduce([work, after, rounds * trip])
         rest = np.where(linked, stage.head + behind.total[column], 0.0)
         total = np.maximum(np.maximum(end, stage.all_work) + stage.tail, rest)
-        free = np.maximum(total, behind.free[column])
+        labels = [trip, end, total, total]
+        if self.links.has_cards:  # where gradients come back, the last B (or I) follows those behind
+            sums = np.maximum(end, np.where(returns, stage.head + behind.sums[column], 0.0))
+            sums += self.card_s(choice, stage)
+            labels = [trip, end, np.maximum(total, sums), total, sums]
+        labels[3] = np.maximum(labels[2], behind.free[column])
         possible = (column >= 0) & np.isfinite(behind.total[column])
-        return np.where(possible, np.stack([trip, end, total, free]), np.inf)
+        return np.where(possible, np.stack(labels), np.inf)
 
     def pairs(self, choice: GroupChoice, firsts: Numbers) -> tuple[Numbers, Numbers]:
         """The stages that the choice may have in time: first cuts, each of ``firsts``, in order, and last cuts."""
@@ -204,7 +227,7 @@ class Suffixes:
         if not len(first):
             return
         slots = cuts.slots[first, cuts.content[first, last]]
-        stacked = np.stack([own_labels.trip, own_labels.end, own_labels.total, own_labels.free])[:, possible]
+        stacked = np.stack([getattr(own_labels, sort)[possible] for sort in self.sorts])
         if cuts.slots.shape[1] > 1:
             order = np.argsort(slots, kind="stable")
             slots, stacked = slots[order], stacked[:, order]
@@ -225,12 +248,12 @@ class Suffixes:
         """
         slots = self.prices.cuts.columns.slot
         others, labels = self.of(choice.option.left)
-        best = np.full((len(SORTS), len(slots)), np.inf)
+        best = np.full((len(self.sorts), len(slots)), np.inf)
         source = self._renamed(choice)
         possible = np.flatnonzero(np.isfinite(labels[2]).any(axis=1))
         some = max(1, _NUMBERS_AT_ONCE // max(1, len(slots)))
         for numbers in (possible[start : start + some] for start in range(0, len(possible), some)):
-            trip, end, total, free = labels[:, numbers].take(slots, axis=2)
+            trip, end, total, free, *sums = labels[:, numbers].take(slots, axis=2)
             links = [self.links.between(source, others[number].group) for number in numbers]
             there, path, back, load_there, load_back, load_both = (
                 np.array([getattr(link, name) for link in links]) for name in _OF_A_LINK
@@ -238,9 +261,10 @@ class Suffixes:
             ends = np.maximum(there + (end + back), trip + np.maximum(load_there + back, there + load_back))
             if load_both.any():
                 ends = np.maximum(ends, np.where(np.isfinite(trip), load_both, np.inf))
-            least = [each.min(axis=0) for each in (path + trip + back, ends, there + total, free)]
+            every = path + trip + back, ends, there + total, free, *(there + own for own in sums)
+            least = [each.min(axis=0) for each in every]
             np.minimum(best, least, out=best)
-        return Labels(*best)
+        return Labels.of(best)
 
     def _renamed(self, choice: GroupChoice) -> PricedGroup:
         """The group with its hosts called as in what is left."""

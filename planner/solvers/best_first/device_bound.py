@@ -11,7 +11,8 @@ A stage on the layers i to j whose fullest member, of kind k, has x samples of e
     h(i), g(i)  F before the stage, B behind it: the longest path to what it reads, in the shortest times of each layer
     f, b, W     F, the B that a gradient passes through, all of a backward, of x samples or more: where fewer take
                 longer than more, the time of more
-    a           the sum of gradients over n ranks or more, less what the last backward hides
+    a           the sums of gradients over n ranks or more, bucket by bucket (each has its ring's latency), less what
+                the last backward hides                                                              ``least_sums_s``
     u           the update
 
 so that in T it does x_k(i, j; T) = max {x: A_k(i, j, x) <= T} samples on a device of kind k, and needs devices of

@@ -50,7 +50,7 @@ _LEAST = ("step_s", "once_s", "forward_s", "back_s")
 MOST_WAITING = 5_000
 """Stages whose rivals wait at a time, 40 KB each where there are 170 places to cut and 8 ranks in a pool."""
 
-_ENTRY_S = 8 * NUMBER_S
+_ENTRY_S = 1.5 * NUMBER_S
 """Of a pair of places to cut, for each group of devices that the DP looks at."""
 
 Free = tuple[int, ...]

@@ -34,8 +34,8 @@ from planner.solvers.candidates.candidate import DevicePool
 _PARTS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96)
 """Paces that are tried: the least F and B of all layers, in so many parts."""
 
-_NUMBERS = 2
-"""Of a table, for each pair of places to cut and each group of ranks that a stage may have."""
+_ENTRY_S = 1.5 * NUMBER_S
+"""Of a pair of places to cut, for each group of ranks that a stage may have."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,9 +78,9 @@ class OrderedPipelines:
         """
         once_s = min((float(table.once_s[0, -1]) for table in self.tables.values() if table is not None), default=0.0)
         made = set[tuple[tuple[int, tuple[int, ...]], ...]]()
-        num_groups = sum(1 for _ in self._groups())
+        num_groups = sum((self._sort_of[start], count) in self.tables for start, count in self._groups())
         for parts in _PARTS:
-            check_time(_NUMBERS * NUMBER_S * num_groups * len(self.positions) ** 2)
+            check_time(_ENTRY_S * num_groups * len(self.positions) ** 2)
             pipeline = self._least(once_s / parts)
             if pipeline is None:
                 return

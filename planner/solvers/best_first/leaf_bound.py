@@ -68,6 +68,8 @@ class Leaves:
         tails: reduction and update.
         there, back: messages, by edge.
         max_in_flight: the most micro-batches that memory lets each stage keep.
+        cards: seconds that a sum of gradients, by stage, and a message and its gradient, by edge, keep network cards
+            busy: (flow, card, pipeline), the cards of a host out and in; None where there is one host.
     """
 
     edges: Edges
@@ -81,6 +83,7 @@ class Leaves:
     there: Array
     back: Array
     max_in_flight: Numbers
+    cards: Array | None = None
 
     @classmethod
     def of(cls, frontier: Frontier, children: Sequence[tuple[Expansion, Numbers]]) -> list[Leaves]:
@@ -126,13 +129,13 @@ class Leaves:
         for windows, numbers in self._windows(schedule, num_microbatches):
             if windows in same:
                 continue
-            bound = self._bound(schedule, windows, num_microbatches, numbers)
+            bound = self._bound(schedule, windows, num_microbatches, numbers, upper_s)
             for number in np.flatnonzero(bound < upper_s):
                 yield Leaf(float(bound[number]), self, int(numbers[number]), schedule, windows)
 
     def at_least_s(self, schedule: str, windows: tuple[int, ...], num_microbatches: int) -> Array:
         """By pipeline, what it takes at least under a schedule with these windows."""
-        return self._bound(schedule, windows, num_microbatches, np.arange(len(self)))
+        return self._bound(schedule, windows, num_microbatches, np.arange(len(self)), np.inf)
 
     def _windows_of(self, schedules: Collection[str], num_microbatches: int) -> set[tuple[int, ...]]:
         """The windows of schedules that have fixed ones, where each stage reads from the one before."""
@@ -143,7 +146,10 @@ class Leaves:
         fixed = (max_in_flight(name, chain) for name in schedules if not _has_own_messages(traits(name)))
         return {windows for windows in fixed if windows is not None}
 
-    def _bound(self, schedule: str, windows: tuple[int, ...], num_microbatches: int, numbers: Numbers) -> Array:
+    def _bound(
+        self, schedule: str, windows: tuple[int, ...], num_microbatches: int, numbers: Numbers, upper_s: float
+    ) -> Array:
+        """Of the pipelines ``numbers``; of those from ``upper_s`` on no more than that."""
         num_stages = len(self.heads)
         order = schedule_order(schedule, num_stages, num_microbatches, self.edges, windows)
         if order is None:
@@ -156,6 +162,7 @@ class Leaves:
         clock = [np.zeros((2, len(numbers)))] * num_stages  # an array that is in a list is never written to again
         wire_there, wire_back = ([np.zeros(len(numbers))] * len(self.edges) for _ in range(2))
         arrived: dict[tuple[bool, int, int], Array] = {}
+        busy = None if self.cards is None else CardLoads(self.cards[..., numbers])
         first, accumulates = [True] * num_stages, [bool(each.any()) for each in adds]
         for forward, stage, microbatch in order:
             now = clock[stage]
@@ -170,9 +177,17 @@ class Leaves:
             clock[stage] = now
             wire, seconds = (wire_there, there) if forward else (wire_back, back)
             for edge in out_of[stage] if forward else into[stage]:
+                if busy is not None and counts:
+                    busy.take(num_stages + 2 * edge + (not forward), now[0])
                 arrival = np.maximum(wire[edge], now[0])
                 arrived[forward, edge, microbatch] = wire[edge] = arrival + seconds[edge] if counts else arrival
-        end = (np.array(clock).max(axis=1) + self.tails[:, numbers]).max(axis=0)
+        done = np.array(clock).max(axis=1)
+        end = (done + self.tails[:, numbers]).max(axis=0)
+        if busy is not None:
+            for stage, now in enumerate(done):
+                busy.take(stage, now)
+            places = np.flatnonzero(end < upper_s)
+            end[places] = np.maximum(end[places], busy.until(places))
         return np.asarray(np.maximum(self.bound[numbers], end))
 
     def _windows(self, schedule: str, num_microbatches: int) -> Iterator[tuple[tuple[int, ...], Numbers]]:
@@ -189,6 +204,31 @@ class Leaves:
                 allowing_by_windows.setdefault(windows, []).extend(numbers.tolist())
         for windows, allowing in allowing_by_windows.items():
             yield windows, np.unique(allowing)
+
+
+class CardLoads:
+    """Flows that pass network cards, by when they may begin: however cards share, all are done no sooner than this."""
+
+    def __init__(self, seconds: Array) -> None:
+        self.seconds = seconds
+        self._begins: dict[int, list[Array]] = {n: [] for n, own in enumerate(seconds) if bool((own > 0).any())}
+
+    def take(self, flow: int, begins: Array) -> None:
+        """One more, if it passes any card; by pipeline when it may begin."""
+        if flow in self._begins:
+            self._begins[flow].append(begins)
+
+    def until(self, numbers: Numbers) -> Array:
+        """When the last one may be done in some pipelines: behind the first of each sort all that begin no sooner."""
+        flows = [(n, np.array(begins)[:, numbers]) for n, begins in self._begins.items() if begins]
+        until = np.zeros(len(numbers))
+        for _, begins in flows:
+            first = begins.min(axis=0)
+            load = np.zeros((self.seconds.shape[1], len(numbers)))
+            for n, others in flows:
+                load += self.seconds[n][:, numbers] * (others >= first).sum(axis=0)
+            until = np.maximum(until, first + load.max(axis=0))
+        return until
 
 
 @functools.lru_cache(maxsize=4096)
@@ -240,16 +280,20 @@ def _arrays(
         return np.array([*before, getattr(table.stage, name)[rows]])
 
     groups, links = frontier.stage_groups(parent), frontier.suffixes.links
-    ends = frontier.next_groups(parent, table) if handed else []
+    ends, sums = frontier.next_groups(parent, table), by_stage("card")
     messages = np.zeros((2, len(handed), count))
+    cards = np.zeros((last + 1 + 2 * len(handed), 2 * len(links.hosts) if links.has_cards else 0, count))
+    choices = [(ends[choice], table.choice[rows] == choice) for choice in np.unique(table.choice[rows])]
     for number, one in enumerate(handed):
-        if one.destination < last:
-            seconds = links.handed(groups[one.source], groups[one.destination], one)
-            messages[:, number] = np.array(seconds)[:, None]
-            continue
-        for choice in np.unique(table.choice[rows]):
-            seconds = links.handed(groups[one.source], ends[choice], one)
-            messages[:, number, table.choice[rows] == choice] = np.array(seconds)[:, None]
+        for group, mine in choices if one.destination == last else [(groups[one.destination], slice(None))]:
+            messages[:, number, mine] = np.array(links.handed(groups[one.source], group, one))[:, None]
+            if links.has_cards:
+                both = np.array(links.on_cards(groups[one.source], group, one))
+                cards[last + 1 + 2 * number :][:2, :, mine] = both[..., None]
+    for stage in range(last + 1 if links.has_cards else 0):
+        for group, mine in choices if stage == last else [(groups[stage], slice(None))]:
+            for host in {links.hosts[pool] for pool in group.orders[0]}:
+                cards[stage, 2 * host : 2 * host + 2, mine] = sums[stage, mine]
     return (
         expansion.bound_s[positions],
         np.stack([by_stage("head"), by_stage("slow_head")], axis=1),
@@ -259,4 +303,5 @@ def _arrays(
         messages[0],
         messages[1],
         by_stage("window"),
+        cards,
     )

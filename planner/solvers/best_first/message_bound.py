@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from itertools import chain
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from planner.costs.communication.links import fastest
 from planner.costs.communication.stage_transfers import (
     BoundaryMessages,
     Piece,
+    across_hosts,
     least_link,
     least_links,
     pieces,
@@ -28,6 +31,9 @@ from planner.solvers.candidates.feasibility import may_stream
 PiecesOfOne = frozenset[Piece]
 """Messages of one member; equal ones once."""
 
+OnCards = frozenset[tuple[float, float]]
+"""Of the sides of network cards, equal ones once: samples of a step that pass there, and whose gradients do."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HandoverBound:
@@ -38,8 +44,9 @@ class HandoverBound:
         path: the same for a given rank of the stage, whose piece may be the smallest.
         back: from a B to a B before.
         back_all: from the last B behind to a B before that waits for all pieces of its rank.
-        load_there, load_back: all messages of a step one after another, on the channel with the largest pieces.
-        load_both: both directions, where they share a wire; else 0.
+        load_there, load_back: all messages of a step one after another, on the channel with the largest pieces, or
+            all their bytes on the network card with the most, if that takes longer.
+        load_both: both directions, where they share a wire or a card; else 0.
     """
 
     there: Array
@@ -53,21 +60,30 @@ class HandoverBound:
 
 @dataclass(slots=True, eq=False)
 class HandoverBounds:
-    """Hand-overs between groups, each worked out once."""
+    """Hand-overs between groups, each worked out once.
+
+    Attributes:
+        hosts: a number for the host of each pool.
+        has_cards: whether there are several, so that network cards may be short.
+    """
 
     prices: GroupPrices
+    hosts: tuple[int, ...] = field(init=False)
+    has_cards: bool = field(init=False)
     _links: dict[str, Link] = field(init=False, repr=False)
     _seconds: Memo[tuple[str, float, bool], Array] = field(init=False, repr=False)
     _handed: dict[object, tuple[float, float]] = field(init=False, default_factory=dict, repr=False)
     _alike: dict[object, HandoverBound] = field(init=False, default_factory=dict, repr=False)
     _between_groups: dict[object, HandoverBound] = field(init=False, default_factory=dict, repr=False)
-
+    _crossing: dict[object, Array] = field(init=False, default_factory=dict, repr=False)
     _tiers: NDArray[np.object_] = field(init=False, repr=False)
+    _card_bytes_per_s: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._seconds = Memo(lambda key: self._of(*key))
         cluster = self.prices.book.profile.cluster
-        if may_stream(self.prices.freedom.problem):
+        streams = may_stream(self.prices.freedom.problem)
+        if streams:
             cluster = without_time(cluster)
         self._links = least_links(cluster)
         *inner, outermost = (tier.name for tier in cluster.nested_tiers)
@@ -75,6 +91,10 @@ class HandoverBounds:
         self._tiers = np.full((len(groups), len(groups)), outermost, dtype=object)
         for level in reversed(range(len(inner))):
             self._tiers[np.equal.outer(groups[:, level], groups[:, level]).astype(bool)] = inner[level]
+        hosts = [cluster.devices[pool.ranks[0]].host for pool in self.prices.pools]
+        self.hosts = tuple(map(hosts.index, hosts))
+        self.has_cards = len(set(self.hosts)) > 1
+        self._card_bytes_per_s = inf if streams else self.prices.book.network.most_card_bytes_per_s
 
     def between(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
         """Messages from ``source`` to ``destination``, and gradients back."""
@@ -100,6 +120,27 @@ class HandoverBounds:
             back = min(self._slowest(rank, handed.backward_bytes) for p in patterns for rank in p.by_sender)
             seconds = self._handed[key] = (there, back)
         return seconds
+
+    def on_cards(self, source: PricedGroup, destination: PricedGroup, handed: Handed) -> tuple[Array, Array]:
+        """How long outputs of a micro-batch, and their gradients, keep network cards busy: of each host out, then in.
+
+        Groups are called by their own pools; of micro-batches the least counts.
+        """
+        if not (source.samples and destination.samples):  # any shares
+            return (np.zeros(2 * len(self.hosts)),) * 2
+        key = (source.counts, source.shares, destination.counts, destination.shares)
+        passing = self._crossing.get(key)
+        if passing is None:
+            hosts = [tuple(self.hosts[number] for number in group.orders[0]) for group in (source, destination)]
+            each = []
+            for rows in set(self.prices.micro_batches):
+                of_size = np.zeros((len(self.prices.pools), 2))
+                for host, *both in across_hosts(source.samples[rows], destination.samples[rows], *hosts):
+                    of_size[host] = both
+                each.append(of_size)
+            passing = self._crossing[key] = np.minimum.reduce(each)
+        seconds = passing / self._card_bytes_per_s
+        return seconds.ravel() * handed.forward_bytes, seconds[:, ::-1].ravel() * handed.backward_bytes
 
     def _slowest(self, own: PiecesOfOne, bytes_per_sample: float) -> float:
         return max(float(transfer_s(self._links[link], bytes_per_sample * samples)) for link, samples in own)
@@ -149,20 +190,47 @@ class HandoverBounds:
         receivers = frozenset[PiecesOfOne]().union(*(pieces_of_size.by_receiver for pieces_of_size in by_size.values()))
         senders = frozenset[PiecesOfOne]().union(*(pieces_of_size.by_sender for pieces_of_size in by_size.values()))
         full: PiecesOfOne = frozenset().union(*by_size[batches[0]].by_receiver)
-        key = (receivers, senders, full, overhead_s)
+        key = ((receivers, senders, full), self._on_cards(source, first, destination, second), overhead_s)
         if key not in self._alike:
-            self._alike[key] = self._price(receivers, senders, full, overhead_s)
+            self._alike[key] = self._price(*key)
         return self._alike[key]
 
+    def _on_cards(
+        self, source: PricedGroup, first: tuple[int, ...], destination: PricedGroup, second: tuple[int, ...]
+    ) -> OnCards:
+        """What all micro-batches put on network cards, if members are in the orders given."""
+        hosts = [tuple(self.hosts[number] for number in order) for order in (first, second)]
+        if len({*chain(*hosts)}) == 1 or np.isinf(self._card_bytes_per_s):
+            return frozenset()
+        in_order = source.orders_known and destination.orders_known
+        passed: dict[int, Array] = {}
+        for rows, times in Counter(self.prices.micro_batches).items():
+            for host, *both in across_hosts(source.samples[rows], destination.samples[rows], *hosts, in_order):
+                passed[host] = passed.get(host, np.zeros(2)) + times * np.array(both)
+        ends = (tuple(each.tolist()) for each in passed.values() if each.any())
+        return frozenset(side for there, back in ends for side in ((there, back), (back, there)))
+
     def _price(
-        self, receivers: frozenset[PiecesOfOne], senders: frozenset[PiecesOfOne], full: PiecesOfOne, overhead_s: float
+        self,
+        pieces_of: tuple[frozenset[PiecesOfOne], frozenset[PiecesOfOne], PiecesOfOne],
+        on_cards: OnCards,
+        overhead_s: float,
     ) -> HandoverBound:
         """Hand-overs of these pieces: those of each receiver, of each sender, and all of a full micro-batch."""
+        receivers, senders, full = pieces_of
         batches = self.prices.micro_batches
         every: PiecesOfOne = frozenset().union(*receivers)
         load_there = self._most(full, forward=True) * batches.count(batches[0])
         load_back = self._most(full, forward=False) * batches.count(batches[0])
-        duplex = all(self._links[name].duplex for name, _ in every)
+        load_both = np.zeros_like(load_there)
+        if not all(self._links[name].duplex for name, _ in every):
+            load_both = load_there + load_back
+        columns = self.prices.cuts.columns
+        card_s = [each / self._card_bytes_per_s for each in (columns.forward_bytes, columns.backward_bytes)]
+        for there, back in on_cards:
+            load_there, load_back = np.maximum(load_there, there * card_s[0]), np.maximum(load_back, back * card_s[1])
+            if there and back:
+                load_both = np.maximum(load_both, there * card_s[0] + back * card_s[1])
         return HandoverBound(
             there=self._least_of_most(receivers, forward=True) + overhead_s,
             path=self._least(every, forward=True) + overhead_s,
@@ -170,7 +238,7 @@ class HandoverBounds:
             back_all=self._least_of_most(senders, forward=False) + overhead_s,
             load_there=load_there,
             load_back=load_back,
-            load_both=np.zeros_like(load_there) if duplex else load_there + load_back,
+            load_both=load_both,
         )
 
     def _least_of_most(self, ranks: frozenset[PiecesOfOne], forward: bool) -> Array:

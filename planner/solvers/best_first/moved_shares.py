@@ -1,8 +1,8 @@
 """Samples moved between unlike members of a plan's stages, until it fits, and while its step gets shorter.
 
-The shares that a search looks at where there are many are the best for a stage by itself (``GroupPrices.versions``), as
-far as a bound of memory allows them. Exactly, a member may hold less; and beside other stages, and with what messages
-and sums of gradients take, their neighbours may be better.
+The shares that a search simulates first are the best for a stage by itself (``SharedBound.balanced``), as far as a
+bound of memory allows them. Exactly, a member may hold less; and beside other stages, and with what messages and sums
+of gradients take, their neighbours may be better.  Where there is time, all are looked at (``share_search``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from planner.costs.candidate import Candidate
 from planner.costs.shards.device_mesh import proportional
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import Problem
-from planner.solvers.candidates.candidate import all_shares
 from planner.solvers.candidates.choose import ROUNDING
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import stages_usable
@@ -87,11 +86,12 @@ def _evaluated(evaluator: Evaluator, candidate: Candidate, known_s: float = floa
 
 
 def _is_open(problem: Problem, candidate: Candidate, stage: int) -> bool:
-    """Whether the stage has shares of samples, of which not all are looked at."""
+    """Whether the stage has shares of samples, and may have others."""
     size = max(candidate.micro_batches)
     if sum(candidate.shares[stage]) != size or candidate.has_own_options(stage):
         return False
-    return not all_shares(problem, candidate.groups[stage], size)
+    devices = (problem.profile.cluster.devices[rank] for rank in candidate.groups[stage])
+    return len({(device.kind, device.memory_bytes, device.on_chip_bytes) for device in devices}) > 1
 
 
 def _with_shares(candidate: Candidate, stage: int, shares: tuple[int, ...]) -> Candidate:

@@ -11,7 +11,7 @@ from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.stage_bound import BoundedStages
 from planner.ir.lazy import Memo
-from planner.solvers.best_first.bound import GroupChoice, Labels, Suffixes, rounds_of
+from planner.solvers.best_first.bound import SORTS, GroupChoice, Labels, Suffixes, rounds_of
 from planner.solvers.best_first.device_groups import Counts, at_pools, ranks_apart
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.message_bound import HandoverBound
@@ -31,6 +31,8 @@ class PipelinePrefix:
         returns_s: what follows once the last gradient has come back to the last stage: its last B, and all upstream.
         max_in_flight: the least of the stages, which those behind cannot exceed.
         bound_s: what the stages so far take together.
+        sums_s: how long network cards are busy with its sums of gradients, in the mean of all hosts, as far as these
+            have to wait for the stages behind.
     """
 
     choices: tuple[GroupChoice, ...]
@@ -41,6 +43,7 @@ class PipelinePrefix:
     returns_s: float
     max_in_flight: int
     bound_s: float
+    sums_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +52,7 @@ class StageTable:
 
     Attributes:
         choice: number of the choice, by stage; last: where the stage ends.
+        card_s: of each stage, how long its sum of gradients keeps network cards busy, in the mean of all hosts.
     """
 
     choices: tuple[GroupChoice, ...]
@@ -56,6 +60,7 @@ class StageTable:
     last: Numbers
     stage: BoundedStages
     labels: Labels
+    card_s: Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +70,7 @@ class Expansion:
     Attributes:
         bound_s: of each child with its best continuation, ascending.
         row: number in the table, by child.
-        started_s, returns_s, own_s: of each child, see :class:`PipelinePrefix`.
+        started_s, returns_s, own_s, sums_s: of each child, see :class:`PipelinePrefix`.
     """
 
     parent: PipelinePrefix
@@ -76,6 +81,7 @@ class Expansion:
     returns_s: Array
     own_s: Array
     max_in_flight: Numbers
+    sums_s: Array
 
     def __len__(self) -> int:
         return len(self.bound_s)
@@ -91,6 +97,7 @@ class Expansion:
             self.returns_s[positions],
             self.own_s[positions],
             self.max_in_flight[positions],
+            self.sums_s[positions],
         )
 
     def child(self, position: int) -> PipelinePrefix:
@@ -106,6 +113,7 @@ class Expansion:
             float(self.returns_s[position]),
             int(self.max_in_flight[position]),
             float(self.own_s[position]),
+            float(self.sums_s[position]),
         )
 
 
@@ -118,6 +126,7 @@ class _Arrival:
         upstream: what follows upstream after the last B; all_back: after the first gradient.
         both: the step, if inputs and gradients share a wire.
         max_in_flight: the most micro-batches in flight before it.
+        sums: how long network cards are busy with sums that follow the last B.
     """
 
     start: Array
@@ -126,6 +135,7 @@ class _Arrival:
     all_back: Array
     both: Array
     max_in_flight: Numbers
+    sums: Array
 
 
 @dataclass(slots=True, eq=False)
@@ -160,6 +170,7 @@ class Frontier:
                 tied.all_there + labels.trip + tied.upstream,
                 tied.start + labels.trip + tied.all_back,
                 tied.both,
+                tied.start + labels.sums + tied.sums,
             ]
         )
         cuts = self.suffixes.prices.cuts
@@ -180,6 +191,7 @@ class Frontier:
             (stage.back + tail)[rows],
             own[rows],
             max_in_flight[rows],
+            (tied.sums + table.card_s)[rows],
         )
 
     def candidate(self, prefix: PipelinePrefix, schedule: str) -> Candidate:
@@ -244,19 +256,21 @@ class Frontier:
                     lasts[kept],
                     [getattr(stage, f.name)[kept] for f in fields(BoundedStages)],
                     [getattr(labels, f.name)[kept] for f in fields(Labels)],
+                    suffixes.card_s(choice, stage)[kept],
                 )
             )
         if not parts:
             nothing, none = np.zeros(0), np.zeros(0, dtype=np.int64)
-            stage = BoundedStages(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, none)
-            return StageTable(choices, none, none, stage, Labels(nothing, nothing, nothing, nothing))
-        number, last, stages, labels_of = zip(*parts, strict=True)
+            stage = BoundedStages(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, none)
+            return StageTable(choices, none, none, stage, Labels.of(np.zeros((len(SORTS), 0))), nothing)
+        number, last, stages, labels_of, cards = zip(*parts, strict=True)
         return StageTable(
             choices,
             np.concatenate(number),
             np.concatenate(last),
             BoundedStages(*(np.concatenate(column) for column in zip(*stages, strict=True))),
             Labels(*(np.concatenate(column) for column in zip(*labels_of, strict=True))),
+            np.concatenate(cards),
         )
 
     def columns(self, prefix: PipelinePrefix, table: StageTable) -> Numbers:
@@ -283,7 +297,7 @@ class Frontier:
         zeros = np.zeros(len(table.choice))
         count = np.full(len(table.choice), len(self.suffixes.prices.micro_batches))
         if not prefix.choices or not len(zeros):
-            return _Arrival(zeros, zeros, zeros, zeros, zeros, count)
+            return _Arrival(zeros, zeros, zeros, zeros, zeros, count, zeros)
         columns, freedom = self.suffixes.prices.cuts.columns, self.suffixes.prices.freedom
         column = self.columns(prefix, table)
         linked = columns.linked[column]
@@ -297,4 +311,5 @@ class Frontier:
             all_back=np.where(returns, link["load_back"] + after, 0.0),
             both=np.where(returns, begun + link["load_both"] + after, 0.0),
             max_in_flight=np.where(returns, prefix.max_in_flight, count),
+            sums=np.where(returns, prefix.sums_s, 0.0),
         )

@@ -390,7 +390,7 @@ class GroupPrices:
         samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
         return PricedGroup(counts, ranks, orders, all_orders, samples, version, self._prices[alike], self, allowed)
 
-    def _in_time(self, prices: StageBound) -> Flags:
+    def _in_time(self, prices: StageBound | SharedBound) -> Flags:
         """By first and last cut, whether a stage's work leaves room for the samples a second that are asked for."""
         count = len(self.cuts.members)
         first, last = np.arange(count)[:, None], np.arange(count)[None, :]

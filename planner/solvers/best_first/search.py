@@ -38,6 +38,7 @@ _PROMISING = 3  # complete ones of these that are simulated
 _ANSWER_TAKES = 2.0  # what is said of a plan at last beside its forecast, in times of one simulation
 _TIES_TAKE, _TIES_MOST = 20.0, 0.2  # to hold it against simpler ones, likewise; of the time limit
 _HINTS_AFTER, _HINTS_TAKE = 0.3, 0.35  # of the budget; of what is left then
+_HINTS_TAKE_PROVEN = 0.1  # of the search's own work, where nothing that it looks at is faster
 _MOVES_TAKE = 0.5  # of what is left then
 
 
@@ -227,14 +228,16 @@ class BestFirstSearch:
         ended = TIME_LIMIT if self._passed_over_s < self.upper_s else SEARCHED
         return status_of(ended, self.best.step_s, self._bound_s(), self.evaluator.problem.gap)
 
-    def take_hints(self) -> None:
-        """Asks for the plans of other planners, once."""
+    def take_hints(self, is_proven: bool = False) -> None:
+        """Asks for the plans of other planners, once; without a proof also for what is near the best."""
         hints, self.hints = self.hints, None
-        within = self._budget.part(_HINTS_TAKE * (self._budget.left_s - self.answer_s), self.answer_s)
+        left_s = self._budget.left_s - self.answer_s
+        most_s = _HINTS_TAKE_PROVEN * (self._budget.work_s - self._begun_s) if is_proven else _HINTS_TAKE * left_s
+        within = self._budget.part(min(most_s, _HINTS_TAKE * left_s), self.answer_s)
         if hints is not None and not within.is_over:
             for choice in hints(within):
                 self.take(choice.best)
-        if self.improved is not None and self.best is not None:
+        if self.improved is not None and self.best is not None and not is_proven:
             left_s = self._budget.left_s - self.answer_s
             self.take(self.improved(self.best, self._budget.part(_MOVES_TAKE * left_s, self.answer_s)))
 

@@ -102,6 +102,10 @@ class AnyShares(GroupPrices):
         except MissingMeasurementError:
             return None
         bound = SharedBound(single, times, all_times, self.num_counted, self.cuts.inside, self.upper_s)
+        allowed = self.freedom.allowed(self.cuts, ranks, recompute)
+        if self.problem.rate_per_s:
+            in_time = self._in_time(bound)
+            allowed = in_time if allowed is None else in_time & allowed
         return PricedGroup(
             counts,
             ranks,
@@ -111,7 +115,7 @@ class AnyShares(GroupPrices):
             (recompute, False, (0,) * len(ranks)),
             single,
             self,
-            self.freedom.allowed(self.cuts, ranks, recompute),
+            allowed,
             bound,
         )
 

@@ -34,8 +34,8 @@ from planner.solvers.budget import NUMBER_S
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import stages_usable
 
-_MANY_BOXES = 512
-"""So many are bounded at a time."""
+_MANY_BOXES, _MANY_NUMBERS, _MOST_BOXES = 512, 10_000_000, 20_000
+"""So many are bounded at a time, or fewer of long pipelines; and so many of a pipeline may wait."""
 
 _ROUNDS = 3
 """Of making the box of all shares smaller."""
@@ -80,7 +80,10 @@ class OpenShares:
                 yield candidate
             yield from self._only(np.arange(1, len(single)), upper_s)
             return
-        chosen = np.flatnonzero(~single)[:_MANY_BOXES]
+        chosen = np.flatnonzero(~single)
+        if len(chosen) > _MOST_BOXES:  # the smallest first, so that no more come
+            chosen = chosen[np.argsort((most - least)[:, chosen].sum(axis=0), kind="stable")]
+        chosen = chosen[: self.clocks.num_boxes]
         kept = np.ones(len(single), dtype=bool)
         kept[chosen] = False
         halves = self.clocks.halves(least[:, chosen], most[:, chosen])
@@ -175,13 +178,13 @@ class _Messages:
         """Of what a stage hands to another."""
         ends = stages[handed.source].pools, stages[handed.destination].pools
         by_pair = [[links.least_link(a, b) for b in ends[1]] for a in ends[0]]
-        known = list({id(link): link for row in by_pair for link in row}.values())
+        distinct_links = list({id(link): link for row in by_pair for link in row}.values())
         samples = np.arange(size + 1)
         there, back = (
-            np.array([transfer_s(link, num_bytes * samples) for link in known])
+            np.array([transfer_s(link, num_bytes * samples) for link in distinct_links])
             for num_bytes in (handed.forward_bytes, handed.backward_bytes)
         )
-        return cls(np.array([[known.index(link) for link in row] for row in by_pair]), there, back)
+        return cls(np.array([[distinct_links.index(link) for link in row] for row in by_pair]), there, back)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -264,6 +267,11 @@ class MemberClocks:
         """About how many a box takes."""
         return len(self.order or ()) * sum(len(s.pools) for s in self.stages) * max(len(s.pools) for s in self.stages)
 
+    @property
+    def num_boxes(self) -> int:
+        """How many are bounded at a time."""
+        return max(1, min(_MANY_BOXES, _MANY_NUMBERS // max(1, self.num_numbers)))
+
     def all_shares(self, upper_s: float) -> Boxes:
         """One box with all shares that may take less than ``upper_s``; none if there are none."""
         least, most = (np.concatenate(each) for each in zip(*((s.least, s.most) for s in self.stages), strict=True))
@@ -281,8 +289,8 @@ class MemberClocks:
     def _around_s(self, least: Numbers) -> list[tuple[float, float]]:
         """By stage, what passes before its first F and after its last backward."""
         before, after = [0.0 for _ in self.stages], [stage.tail for stage in self.stages]
-        taken = [self._taken(stage, least[stage.own, None]) for stage in self.stages]
-        fastest = [(float(heads.min()), float(backs.min())) for heads, backs, _ in taken]
+        seconds = [self._taken(stage, least[stage.own, None]) for stage in self.stages]
+        fastest = [(float(heads.min()), float(backs.min())) for heads, backs, _ in seconds]
         for (source, destination, returns), messages in sorted(
             zip(self.edges, self.messages, strict=True), key=lambda pair: pair[0]
         ):
@@ -319,11 +327,11 @@ class MemberClocks:
 
     def bounds(self, least: Numbers, most: Numbers) -> Array:
         """By box, what the pipeline takes at least."""
-        taken = [self._taken(stage, least[stage.own]) for stage in self.stages]
-        alone = [works.max(axis=0) + stage.tail for stage, (_, _, works) in zip(self.stages, taken, strict=True)]
+        seconds = [self._taken(stage, least[stage.own]) for stage in self.stages]
+        alone = [works.max(axis=0) + stage.tail for stage, (_, _, works) in zip(self.stages, seconds, strict=True)]
         bounds: Array = np.maximum.reduce(alone)
         if self.order is not None:
-            np.maximum(bounds, self._last_s(taken, self._wires(least, most)), out=bounds)
+            np.maximum(bounds, self._last_s(seconds, self._wires(least, most)), out=bounds)
         return bounds
 
     def _taken(self, stage: _Members, least: Numbers) -> tuple[Array, Array, Array]:
@@ -355,14 +363,14 @@ class MemberClocks:
         low, high = (np.vstack([nothing, each.cumsum(axis=0)]) for each in (least, most))
         return np.maximum(low, self.size - (high[-1] - high)), np.minimum(high, self.size - (low[-1] - low))
 
-    def _last_s(self, taken: list[tuple[Array, Array, Array]], wires: list[tuple[_Wires, _Wires]]) -> Array:
+    def _last_s(self, seconds: list[tuple[Array, Array, Array]], wires: list[tuple[_Wires, _Wires]]) -> Array:
         """By box, when all is over."""
         num_stages, every = len(self.stages), list(enumerate(self.edges))
         into = [[number for number, edge in every if edge[1] == s] for s in range(num_stages)]
         out_of = [[number for number, edge in every if edge[0] == s] for s in range(num_stages)]
         returning = [[[n for n in edges if self.edges[n][2]] for edges in way] for way in (into, out_of)]
         waits, sends = (returning[1], into), (returning[0], out_of)  # by direction, back and there
-        clock = [np.zeros(heads.shape) for heads, _, _ in taken]
+        clock = [np.zeros(heads.shape) for heads, _, _ in seconds]
         free: list[list[Array]] = [[np.zeros(1) for _ in wires] for _ in range(2)]
         arrived: dict[tuple[bool, int, int], Array] = {}
         has_gradients = [False] * num_stages
@@ -370,7 +378,7 @@ class MemberClocks:
             now = clock[stage]
             for number in waits[forward][stage]:
                 now = np.maximum(now, arrived.pop((forward, number, microbatch)))
-            now = now + taken[stage][0 if forward else 1]
+            now = now + seconds[stage][0 if forward else 1]
             if not forward and has_gradients[stage] and self.stages[stage].adds:
                 now += self.stages[stage].adds
             has_gradients[stage] |= not forward

@@ -6,8 +6,7 @@ Choose      sizes of micro-batches, hence their number M                     ``f
             for each stage a group of devices: of one host, of several hosts of a kind     ``device_groups``
             or, where there are few devices, of several kinds; pools in any order along the
             pipeline; devices may stay unused
-            the samples of each rank of a stage: equal on like devices; on unlike ones all
-            ways while they are few, else those with the least largest time    ``GroupPrices.versions``
+            the samples of each rank of a stage: equal on like devices, on unlike ones any    ``share_search``
             a schedule for all of them, and where it has windows, W_s for each stage          ``leaf_bound``
             whether a stage computes its activations again, where that is allowed   ``GroupPrices.versions``
 Minimise    the step, by ``simulator.events``
@@ -23,10 +22,23 @@ and micro-batch m + W_s enters when m has left, so
     E(s) = f_s + c_s + E(s + 1) + c_s + b_s                                      one micro-batch there and back
     H(s) = max(c_s + G(s + 1) + c_s, C_s + E(s + 1) + c_s, c_s + E(s + 1) + C_s)
     G(s) = max(w_s, f_s + H(s) + b_s, ceil(M / W_s) E(s))                        from the first F of s to its last B
-    V(s) = max(G(s) + u_s, f_s + c_s + V(s + 1))                                 from the first F of s to the end
+    S(s) = x_s + max(G(s), f_s + c_s + S(s + 1))                                 ... until cards have carried the sums
+    V(s) = max(G(s) + u_s, S(s), f_s + c_s + V(s + 1))                           from the first F of s to the end
 
 hold for every synchronous schedule (with backwards in two halves, b is the first and w without the second).  (For
 u = 0, c alike and no limits V(0) is max_s [R_s + M (f_s + b_s)], R_s the f, b and 2 c of the stages before.)
+
+Network cards.  No card ever carries more than r bytes a second, the most of what cards can and of what any message or
+sum does alone (``NetworkPrices.most_card_bytes_per_s``), however flows share it (``costs.simulator.prices``).  So what
+begins at t or later is on a card until t + its bytes / r at least:
+    C_s is also the bytes of all M messages on the fullest card / r.  The first begins after an F of s, and behind the
+        last of them, whichever it is, come an F of s + 1, its B and the gradient         ``HandoverBounds._on_cards``
+    x_s is what s, on n_s of n hosts, puts on a card of each in its sum / r, times n_s / n.  Where gradients come back
+        the last B of stage k precedes those of all stages before it, and their sums: behind it come the bytes of
+        these on each host, and so their mean over hosts                                                ``Suffixes``
+    of a complete pipeline the hosts are known: behind each flow come all on a card that begin no sooner than it
+                                                                                        ``leaf_bound.CardLoads``
+
 The least values over all continuations, for each cut, devices left and first group, are a
 DP over suffixes                                                                                   ``bound``
 Where stage s + 1 need not read from s, only the step as a whole is bounded                  ``Labels.free``
@@ -35,7 +47,8 @@ Prefixes of pipelines wait in a queue by the bound of their best continuation   
 Complete ones are simulated many at once, never too slow, and exactly where members of groups are alike; those that may
 still be the best are simulated by the true simulator                                         ``leaf_bound``
 The search ends with a proof when no bound in the queue is below the best step.
-What shares could gain that were not looked at is bounded by a DP over any shares               ``share_bound``
+Of unlike devices the DP is over any shares (``share_bound``), and complete pipelines are branched over them
+                                                                                               ``share_search``
 Of plans that the model cannot tell apart one on the fewest ranks is taken, if that is asked   ``choose.without_ties``
 
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
@@ -109,7 +122,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     search = BestFirstSearch(evaluator, progress, within=within, hints=start.hints, improved=start.improved)
     outcome = search.run(start.items)
     if start.is_restricted and outcome.status in (PROVEN, WITHIN_GAP, SEARCHED):  # others may know what is not searched
-        search.take_hints()
+        search.take_hints(is_proven=True)
         outcome = search.outcome(outcome.status)
     if outcome.best is not None and outcome.status == TIME_LIMIT:
         outcome = replace(outcome, best=start.improved(outcome.best, evaluator.budget.part(evaluator.budget.clock_s)))

@@ -12,7 +12,7 @@ from math import inf
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import PriceBook
-from planner.ir.cluster import off_chip
+from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, off_chip
 from planner.ir.constraints import parse_rule
 from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.layout import equal_shares, parts_of, samples_of
@@ -139,6 +139,64 @@ def heavy_problem(seed: int) -> Problem:
     )
     graph = replace(profile.graph, parameters=heavy)
     return replace(problem, profile=replace(profile, graph=graph, cluster=cluster))
+
+
+def crowded_problem(seed: int) -> Problem:
+    """Two or three layers on up to four devices of two or three hosts, whose cards outputs and sums have to share."""
+    draw = random.Random(seed + 30_000)
+    num_layers = draw.choice([2, 3, 3])
+    hosts = draw.choice(["0011", "0011", "001", "0001", "0012"])
+    times, rate = draw.choice([1, 100, 20_000]), draw.choice([1e5, 1e6, 1e7])
+
+    def words(high: int) -> list[int]:
+        return [4 * draw.randint(1, high // 4) for _ in range(num_layers)]
+
+    profile = chain_profile(
+        num_layers,
+        len(hosts),
+        forward_s=[draw.uniform(1e-4, 1e-3) for _ in range(num_layers)],
+        backward_s=[draw.uniform(1e-4, 2e-3) for _ in range(num_layers)],
+        parameter_bytes=[times * size for size in words(600)],
+        activation_bytes=words(2000),
+        update_s=draw.choice([0.0, 3e-4]),
+        loss_s=1e-5,
+        speeds=[draw.choice([1.0, 1.7]) for _ in hosts] if draw.random() < 0.2 else 1.0,
+        hosts=[f"n{host}" for host in hosts],
+        memory_bytes=2**40,
+        latency_s=draw.choice([0.0, 1e-4]),
+        bandwidth_bytes_per_s=rate,
+        duplex=draw.random() < 0.8,
+        all_reduce_latency_s=draw.choice([0.0, 1e-4]),
+        sizes=SIZES,
+        action_overhead_s=draw.choice([0.0, 2e-5]),
+        skips=[(0, 2)] if num_layers == 3 and draw.random() < 0.2 else [],
+    )
+    cluster, faster = profile.cluster, draw.choice([1, 10, 100])
+    within = replace(cluster.links[WITHIN_HOST], bandwidth_bytes_per_s=rate * faster, points=())
+    across = cluster.links[ACROSS_HOSTS]
+    if draw.random() < 0.3:  # a table whose middle is the fastest
+        across = replace(across, points=((100, 120 / rate), (1000, 700 / rate), (10_000, 11_000 / rate)))
+    tables = tuple(
+        replace(
+            table, points=tuple((size, seconds * draw.choice([0.3, 0.6, 1.0, 1.0])) for size, seconds in table.points)
+        )
+        for table in cluster.collectives
+    )
+    changed = replace(
+        cluster,
+        links={**cluster.links, WITHIN_HOST: within, ACROSS_HOSTS: across},
+        collectives=draw.choice([(), (), tables]),
+    )
+    schedules = draw.choice([(), ("1f1b",), ("gpipe",), ("zb-h1",)])
+    return Problem(
+        replace(profile, cluster=changed),
+        draw.choice([3, 4]),
+        schedules,
+        memory_margin=0.0,
+        shard=draw.choice(["never", "never", "always"]),
+        zero=draw.choice([1, 2, 3]) if schedules != ("zb-h1",) else 1,
+        max_stages=3,
+    )
 
 
 def board_problem(seed: int) -> Problem:

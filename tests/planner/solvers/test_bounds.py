@@ -40,6 +40,7 @@ from tests.planner.check.test_memory import with_levels
 from tests.planner.solvers.instances import (
     best_by_exhaustion,
     branching_problem,
+    crowded_problem,
     heavy_problem,
     plans,
     random_problem,
@@ -138,6 +139,52 @@ def pipelines(problem: Problem) -> Iterator[tuple[list[float], float, float]]:
 def test_no_bound_lies_above_the_simulated_step(seed: int, recompute: str, make: Callable[[int], Problem]) -> None:
     for path, bound_s, step_s in pipelines(replace(make(seed), recompute=recompute)):
         assert max(*path, bound_s) <= step_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_bound_lies_above_the_step_where_messages_and_sums_share_network_cards(seed: int) -> None:
+    for path, bound_s, step_s in pipelines(crowded_problem(seed)):
+        assert max(*path, bound_s) <= step_s * (1 + 1e-9)
+
+
+def on_two_hosts(**figures: float) -> Problem:
+    """Two layers on two hosts of two devices, which are joined by links of 1 MB/s; within a host nothing takes time."""
+    profile = chain_profile(2, 4, hosts=("n0", "n0", "n1", "n1"), bandwidth_bytes_per_s=1e6, **figures)
+    links = {**profile.cluster.links, WITHIN_HOST: Link(0.0, 1e15)}
+    cluster = replace(profile.cluster, links=links, collectives=())
+    return Problem(replace(profile, cluster=cluster), 8, ("1f1b",), micro_batch_sizes=(2,))
+
+
+def test_all_outputs_of_a_host_pass_its_network_card() -> None:
+    (frontier,) = spaces(Evaluator(problem := on_two_hosts(activation_bytes=4096), PriceBook(problem.profile)))
+    prices, links = frontier.suffixes.prices, frontier.suffixes.links
+    groups = {counts: prices.versions(counts)[0] for counts in ((2, 0), (0, 2), (1, 1))}
+    sent = prices.cuts.columns.forward_bytes > 0
+    # four micro-batches of two samples; one channel would have a sample of each, in half of the time
+    assert links.between(groups[2, 0], groups[0, 2]).load_there[sent] == pytest.approx(8 * 4.096e-3)
+    # of each micro-batch the first sample stays on its host, or the second does
+    assert links.between(groups[1, 1], groups[0, 2]).load_there[sent] == pytest.approx(4 * 4.096e-3)
+    assert links.between(groups[1, 1], groups[1, 1]).load_there[sent] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_sums_of_stages_on_the_same_hosts_share_their_network_cards() -> None:
+    """Both stages have a device of each host, and sum 10 kB, in 10 ms if alone: both sums are there 20 ms after 13 ms.
+
+    Four F of 1 ms and B of 2 ms, one after another: the second stage is done after 13 ms, the first after 15 ms.
+    """
+    problem = on_two_hosts(activation_bytes=4, parameter_bytes=10_000)
+    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    (frontier,) = spaces(evaluator)
+    steps_s = {}
+    for _path, expansion in expansions(frontier, (), frontier.root()):
+        for position in range(len(expansion)):
+            child = expansion.child(position)
+            if child.cuts == (0, 1, 3) and {choice.option.group for choice in child.choices} == {(1, 1)}:
+                (leaves,) = Leaves.of(frontier, [(expansion, np.array([position]))])
+                (leaf,) = leaves.under("1f1b", 4, float("inf"))
+                step_s = evaluator.evaluate(frontier.candidate(child, "1f1b")).step_s
+                steps_s = {"step": step_s, "leaf": leaf.bound_s, "prefix": float(expansion.bound_s[position])}
+    assert steps_s == pytest.approx(dict.fromkeys(("step", "leaf", "prefix"), 33e-3), rel=1e-3)
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "gpipe-2bp"])

@@ -9,6 +9,7 @@ from planner.costs.communication.collectives import transfer_s
 from planner.costs.communication.links import NetworkPrices, transport_of, without_pairs
 from planner.ir.cluster import (
     ACROSS_HOSTS,
+    ALL_REDUCE,
     DATASHEET,
     GLOO,
     INTERPOLATED,
@@ -117,3 +118,26 @@ def test_in_shared_memory_nothing_goes_on_while_ranks_compute() -> None:
     assert not network.in_background((0, 1))
     assert network.in_background((0, 1, 2))  # it waits for gloo
     assert NetworkPrices(cluster()).in_background((0, 1))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_message_and_no_sum_puts_more_on_a_card_than_is_said(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+
+    def points(most: int) -> tuple[tuple[int, float], ...]:
+        sizes = np.unique(draw.integers(100, 10**6, draw.integers(1, most)))
+        return tuple((int(size), float(size * draw.uniform(2e-7, 3e-6))) for size in sizes)
+
+    devices = tuple(Device(f"n{rank // 2}/cpu{rank}", "cpu", f"n{rank // 2}", 2**30) for rank in range(8))
+    across = Link(1e-4 * (seed % 2), 1e6, points(5) if seed % 3 else ())
+    tables = tuple(
+        Collective(ALL_REDUCE, count, ACROSS_HOSTS, points(6), hosts)
+        for count, hosts in ((2, 0), (3, 0), (4, 2), (6, 3))
+        if draw.random() < 0.5
+    )
+    network = NetworkPrices(Cluster(devices, {WITHIN_HOST: SHEET, ACROSS_HOSTS: across}, tables))
+    sizes = np.unique(np.geomspace(1, 1e9, 300).astype(np.int64)).astype(np.float64)
+    assert (sizes / transfer_s(across, sizes) <= network.most_card_bytes_per_s * (1 + 1e-9)).all()
+    for ranks in [(0, 2), (0, 2, 4), (0, 2, 4, 6), (0, 1, 2), *(tuple(range(count)) for count in range(3, 9))]:
+        moved = 2 * (len(ranks) - 1) / len(ranks) * sizes
+        assert (moved / network.all_reduces_s(ranks, sizes) <= network.most_card_bytes_per_s * (1 + 1e-9)).all()

@@ -43,7 +43,9 @@ def many_shares(seed: int) -> Problem:
     measured = {kind: tuple(map(uneven, found)) for kind, found in profile.measurements.items()}
     size = draw.randint(38, 48)
     batch = draw.choice([size, 2 * size, 2 * size - 5])
-    return Problem(replace(profile, measurements=measured), batch, ("1f1b",), (size,), memory_margin=0.0)
+    return Problem(
+        replace(profile, measurements=measured), batch, ("1f1b",), (size,), memory_margin=0.0, time_limit_s=120.0
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
