@@ -62,7 +62,9 @@ FLOORS = {
     "planner.solvers.budget": floor(),
     "planner.solvers.integer_program": floor("", "highspy numpy scipy"),
     "planner.solvers.candidates": floor(f"{PLANNER} planner.costs planner.solvers.budget", "numpy"),
-    "planner.solvers.layouts": floor(f"{PLANNER} planner.costs {SEARCH}", "numpy scipy"),
+    "planner.solvers.layouts": floor(
+        f"{PLANNER} planner.costs planner.solvers.integer_program {SEARCH}", "numpy scipy"
+    ),
     "planner.baselines": floor(
         f"{PLANNER} planner.costs planner.solvers.layouts planner.solvers.integer_program {SEARCH}",
         "networkx numpy scipy",

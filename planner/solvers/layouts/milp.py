@@ -1,4 +1,4 @@
-"""A labelled graph with budgets as one mixed-integer program, by scipy's HiGHS.
+"""A labelled graph with budgets as one mixed-integer program, by HiGHS.
 
     minimise    sum c_v[k] x_v[k] + sum c_uv[k, l] y_uv[k, l]                                              ``_costs``
     over        x_v[k] in {0, 1}: node v takes option k;   y_uv[k, l] in [0, 1]: u takes k and v takes l ``MilpColumns``
@@ -26,7 +26,6 @@ from planner.solvers.layouts.factor_graph import Array, Assignment, Edge, Labell
 
 Places = NDArray[np.intp]
 _SCALE = 1e3
-_DONE, _INFEASIBLE = 0, 2  # of ``OptimizeResult.status``
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +87,9 @@ def solve_integer(
     graph: LabelledGraph, time_limit_s: float, gap: float = 0.0, most_nodes: int = 1_000_000
 ) -> IntegerAnswer:
     """The cheapest assignment that fits, within ``gap`` of the bound, or the best found in time and ``most_nodes``."""
-    from scipy.optimize import Bounds, LinearConstraint, milp  # a quarter of a second, and most plans need none
-    from scipy.sparse import coo_array
+    from scipy.sparse import coo_array  # late: a quarter of a second with HiGHS, and most plans need none
+
+    from planner.solvers.integer_program import INFEASIBLE, minimum
 
     columns = MilpColumns.of(graph)
     blocks = [*_nodes(columns), *_edges(columns), *_memory(graph, columns), *_workspace(graph, columns)]
@@ -101,28 +101,21 @@ def solve_integer(
     matrix.eliminate_zeros()
     cost, least, most = _costs(graph, columns)
     unit = max(float(np.abs(cost).max()), abs(float(sum(cost[where].min() for where in columns.nodes))), 1e-30) / _SCALE
-    whole = np.zeros(columns.count)
-    whole[np.concatenate(columns.nodes)] = 1
-    answer = milp(
-        cost / unit,
-        integrality=whole,
-        bounds=Bounds(least, most),
-        constraints=LinearConstraint(matrix, lower, upper),
-        # HiGHS measures the gap by the cost, we by the bound
-        options={
-            "time_limit": max(time_limit_s, 0.05),
-            "mip_rel_gap": gap / (1 + gap),
-            "node_limit": max(1, most_nodes),
-        },
+    whole = np.zeros(columns.count, dtype=bool)
+    whole[np.concatenate(columns.nodes)] = True
+    status, bound, variables, nodes = minimum(
+        (cost / unit, least, most, whole),
+        (matrix, lower, upper),
+        time_limit=max(time_limit_s, 0.05),
+        mip_rel_gap=gap / (1 + gap),  # HiGHS measures the gap by the cost, we by the bound
+        mip_max_nodes=max(1, most_nodes),
     )
-    nodes = int(answer.mip_node_count or 0)
-    if answer.status == _INFEASIBLE:
-        return IntegerAnswer(None, float("inf"), nodes)
-    bound = float("-inf") if answer.mip_dual_bound is None else float(answer.mip_dual_bound) * unit
-    if answer.x is None:
+    if status == INFEASIBLE:
         return IntegerAnswer(None, bound, nodes)
-    best = tuple(int(np.argmax(answer.x[where])) for where in columns.nodes)
-    return IntegerAnswer(best if graph.fits(best) and np.isfinite(graph.cost(best)) else None, bound, nodes)
+    if not len(variables):
+        return IntegerAnswer(None, bound * unit, nodes)
+    best = tuple(int(np.argmax(variables[where])) for where in columns.nodes)
+    return IntegerAnswer(best if graph.fits(best) and np.isfinite(graph.cost(best)) else None, bound * unit, nodes)
 
 
 def _costs(graph: LabelledGraph, columns: MilpColumns) -> tuple[Array, Array, Array]:

@@ -192,3 +192,12 @@ def test_out_of_time_no_more_is_claimed_than_is_known(seed: int) -> None:
     assert late.best is None or graph.cost(late.best) >= truth.cost * (1 - 1e-9)
     assert none.status == TIME_LIMIT
     assert none.bound < truth.cost <= none.cost
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_program_writes_nothing_beside_a_plan_that_goes_to_stdout(
+    seed: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for graph in (limited(seed), with_workspace(seed)):
+        solve_integer(graph, NO_LIMIT_S, 0.2)
+    assert capfd.readouterr() == ("", "")
