@@ -35,6 +35,7 @@ def rows() -> Iterator[Refusal]:
         ("--fix *=sample:2 --allow spatial", {}, {}),
         ("--solver span-ilp --schedule chimera", {}, {}),
         ("--fix *=recompute:yes --recompute never", {}, {}),
+        ("--fix loss=stage:30", {}, {}),
         ("--rate 10 --objective memory", {}, {}),
         ("--rate 10 --solver one-device", {}, {}),
         (

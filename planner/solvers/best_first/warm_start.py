@@ -196,11 +196,12 @@ class SearchStart:
 
     def improved(self, best: Evaluation, within: Budget) -> Evaluation:
         """The best plan near ``best`` that has no proof: on other groups, then by single moves."""
-        if self.cuts is None or not self._priced or best.candidate.positions:
+        freedom = self._priced[0].freedom if self._priced else None
+        if self.cuts is None or freedom is None or not freedom.schedules or best.candidate.positions:
             return best
         moves = self._moves = self._moves or LocalSearch(self.evaluator, self.cuts)
         plans = [best]
-        if self._priced[0].freedom.may_replicate:
+        if freedom.may_replicate:
             spaces = [HybridSpace(prices) for prices in self._priced]
             groups = self._groups = self._groups or GroupSearch(self.evaluator, spaces)
             starts = [groups.counts_of(best.candidate)]

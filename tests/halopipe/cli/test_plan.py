@@ -48,7 +48,7 @@ def test_a_tie_is_called_one_by_plan_explain_compare_and_why_not(folder: Path) -
     dump(chain_profile(18, speeds=(1.0, 0.1), parameter_bytes=2**22), "profile.json")
     made = call("plan", "profile.json", "--global-batch", "16")
     assert (made.exit_code, made.stdout.splitlines()[0].split(",")[0]) == (0, "1 stage on 1 device")
-    said = "a tie     2 stages on 2 ranks, 1f1b-so, 4 micro-batches, is the fastest at the mean, 816 ms"
+    said = "a tie     2 stages on 2 ranks, 1f1b-so, 16 micro-batches, is the fastest at the mean, 816 ms"
     assert said in made.stdout
     assert "this one uses 1 rank rather than 2, and gives up 5.9 % at the mean" in made.stdout
     explained = call("explain", "plan.json").stdout
