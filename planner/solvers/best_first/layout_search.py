@@ -391,7 +391,7 @@ class _LayoutSearch:
         if stopped or self.outcome.status == STOPPED:
             return replace(outcome, status=STOPPED)
         if self.best is None:
-            return replace(outcome, status=PROVEN)
+            return replace(outcome, status=TIME_LIMIT if self.is_cut_short else PROVEN)
         ended = TIME_LIMIT if self.is_cut_short else self.outcome.status
         return replace(outcome, status=status_of(ended, self.best.step_s, bound_s, self.evaluator.problem.gap))
 
