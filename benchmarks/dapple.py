@@ -30,7 +30,7 @@ from planner.baselines.common.as_profile import as_profile, hosts
 from planner.baselines.hpgo import HpgoMachines, HpgoPipeline, search
 from planner.baselines.pipedream.format import LayerGraph, read, states_of
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, Cluster, Collective
 from planner.ir.errors import HalopipeError
 from planner.ir.layout import equal_shares
@@ -100,7 +100,7 @@ class Case:
         """The published plan under our simulator; infinite if some GPU would have no sample."""
         size = self.copies * self.samples
         problem = replace(self.problem, micro_batch_sizes=(size,))
-        evaluator = Evaluator(problem, PriceBook(problem.profile))
+        evaluator = Evaluator(problem, CostModel(problem.profile))
         number = {layer.name: index for index, layer in enumerate(problem.profile.graph.layers)}
         states = states_of(self.graph)
         stage_of = [len(self.stages) - 1] * len(number)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.report import Row, at_least, at_most, run
 from planner.baselines.dryden import by_shortest_paths
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.roofline import work_of
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
@@ -132,7 +132,7 @@ def uniform(prices: LayoutPrices, graph: LabelledGraph, options: Sequence[tuple[
 def measure_case(case: Case, profile: Profile) -> Iterator[Row]:
     """The figures of one case."""
     start = time.process_time()
-    prices = LayoutPrices(PriceBook(profile), tuple(range(case.num_devices)), case.samples, case.allow)
+    prices = LayoutPrices(CostModel(profile), tuple(range(case.num_devices)), case.samples, case.allow)
     question = Question(tuple(range(len(prices.layers))))
     options = tuple(each[: case.most] if case.most else each for each in options_of(prices, question))
     graph = labelled_graph(prices, question, options)

@@ -30,7 +30,7 @@ from benchmarks.report import Row, at_least, at_most, run
 from halopipe.planning.ways import plan_by
 from halopipe.run_spec.options import GLOO, SHARED
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.cluster import SHARED_MEMORY, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision
@@ -120,7 +120,7 @@ def _cut(schedule: str, size: int, dims: tuple[str, ...], *groups: tuple[int, ..
     """Stages whose ranks share every layer along one of ``dims``, or compute it alike where it has none of them."""
 
     def made(problem: Problem) -> Decision:
-        evaluator = Evaluator(problem, PriceBook(problem.profile))
+        evaluator = Evaluator(problem, CostModel(problem.profile))
         candidate = pipeline(problem, schedule, size, groups)
         for stage, group in enumerate(groups):
             prices, options = evaluator.layouts.prices(group, size), {}

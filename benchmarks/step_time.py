@@ -18,7 +18,7 @@ from benchmarks.report import Row, at_most, run
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.ir.codec import fingerprint
@@ -105,25 +105,25 @@ def _plans(found: Profile, pipelines: Sequence[tuple[str, int]]) -> Iterator[tup
     problem = Problem(found, GLOBAL_BATCH, confidence=DEFAULT_CONFIDENCE)
     for name in SOLVERS:
         yield name, planner.plan(problem, name)
-    book = PriceBook(found)
+    cost_model = CostModel(found)
     for schedule, size in pipelines:
-        yield f"pipeline {schedule} x {GLOBAL_BATCH // size}", pipeline(problem, book, schedule, size)
+        yield f"pipeline {schedule} x {GLOBAL_BATCH // size}", pipeline(problem, cost_model, schedule, size)
 
 
-def pipeline(problem: Problem, book: PriceBook, schedule: str, size: int) -> Plan:
+def pipeline(problem: Problem, cost_model: CostModel, schedule: str, size: int) -> Plan:
     """Two stages on two workers, cut where the step is predicted to be shortest."""
     layers = len(problem.profile.graph.layers)
     micro_batches = split_batch(problem.global_batch, size)
     best: tuple[float, Candidate] | None = None
     for cut in range(1, layers):
         candidate = Candidate.chain((0, cut, layers), ((0,), (1,)), ((size,), (size,)), micro_batches, schedule)
-        seen = forecast(Pricing(book), decision_of(problem, candidate), problem.memory_margin)
+        seen = forecast(Pricing(cost_model), decision_of(problem, candidate), problem.memory_margin)
         if best is None or seen.prediction.step_s < best[0]:
             best = seen.prediction.step_s, candidate
     if best is None:
         raise ValueError("a network of one layer cannot be cut")
     decision = decision_of(problem, best[1])
-    prediction = forecast(Pricing(book), decision, problem.memory_margin).prediction
+    prediction = forecast(Pricing(cost_model), decision, problem.memory_margin).prediction
     search = Search("every cut simulated", "benchmark", "proven", best[0], 0.0, layers - 1, layers - 1)
     return plan_of(problem, decision, prediction, search)
 

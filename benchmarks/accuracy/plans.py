@@ -12,7 +12,7 @@ import planner
 from benchmarks.accuracy.cases import CHOSEN, DATA_PARALLEL, FASTEST, HYBRID, MIX, ONE, SPACE
 from benchmarks.strong_scaling.layouts import Ways
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import Forecast, forecast
 from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision, Plan, Search
@@ -81,19 +81,19 @@ def pipeline(problem: Problem, schedule: str, size: int, groups: Sequence[tuple[
         size: samples of a micro-batch; 0: a quarter of the batch.
         groups: ranks of each position; one each if not given.
     """
-    book = PriceBook(problem.profile)
+    cost_model = CostModel(problem.profile)
     groups = tuple(groups) or tuple((rank,) for rank in problem.ranks)
     wanted = traits(schedule).stages_per_position
     chosen = positions(schedule, len(groups), 1 if wanted == 1 else 2)
     size = size or problem.global_batch // 4
-    step_s = [book.tables.at(book.kind(rank), size) for rank in problem.ranks]
+    step_s = [cost_model.tables.at(cost_model.kind(rank), size) for rank in problem.ranks]
     work = np.asarray(step_s[0].forward_s) + np.asarray(step_s[0].backward_s)
     speeds = [work[-1] / float(table.forward_s[-1] + table.backward_s[-1]) for table in step_s]
     share = [sum(speeds[rank] for rank in groups[position]) for position in chosen]
     ends = np.cumsum(share) / sum(share) * work[-1]
     bounds = _bounds(work.tolist(), ends.tolist(), cut_positions(problem.profile.graph))
     ranks = tuple(groups[position] for position in chosen)
-    shares = tuple(group_shares(problem, book, group, size) for group in ranks)
+    shares = tuple(group_shares(problem, cost_model, group, size) for group in ranks)
     return Candidate.chain(bounds, ranks, shares, split_batch(problem.global_batch, size), schedule)
 
 

@@ -24,7 +24,7 @@ from benchmarks.report import Row, run
 from benchmarks.step_time import pipeline
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.ir.plan import Plan
@@ -79,16 +79,16 @@ def measure(quick: bool) -> list[Row]:
 
 def cases_of(problem: Problem) -> Iterator[Case]:
     """All plans, each in both ways; and what the planner would choose of each is in their predictions."""
-    book = PriceBook(problem.profile)
+    cost_model = CostModel(problem.profile)
     plans = {
         "one device": planner.plan(problem, "one-device"),
-        "pipeline": pipeline(problem, book, "1f1b", max(1, problem.global_batch // 4)),
+        "pipeline": pipeline(problem, cost_model, "1f1b", max(1, problem.global_batch // 4)),
         "one stage, shared": planner.plan(problem, "data-parallel"),
     }
     for name, plan in plans.items():
         for ahead in WAYS:
             decision = replace(plan.decision, prepares_next_step=ahead)
-            prediction = forecast(Pricing(book), decision, problem.memory_margin).prediction
+            prediction = forecast(Pricing(cost_model), decision, problem.memory_margin).prediction
             yield Case(name, ahead, replace(plan, decision=decision, prediction=prediction))
 
 

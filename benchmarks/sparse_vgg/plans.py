@@ -18,7 +18,7 @@ from planner.baselines import sparsepipe
 from planner.baselines.common.answer import Trial, bandwidth_bytes_per_s, candidates, names_in, stages_in
 from planner.baselines.common.problem import block_ends, blocks_at, network
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import Forecast, forecast
 from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision
@@ -96,21 +96,21 @@ def cases(problem: Problem) -> list[Case]:
             (SHARED, "data-parallel"),
         )
     ]
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    best = best_of(evaluator, unrestricted(problem, evaluator.book))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
+    best = best_of(evaluator, unrestricted(problem, evaluator.cost_model))
     found.insert(2, _case(problem, UNRESTRICTED, decision_of(problem, best.candidate), True))
     return found
 
 
-def unrestricted(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def unrestricted(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
     """The best plans by SparsePipe's formula where devices stand in any order and stages have any number of them.
 
     (Published, a later stage has fewer devices than stand before it: with two devices that leaves one stage.)
     """
-    ranks = {book.kind(rank): rank for rank in problem.ranks}
+    ranks = {cost_model.kind(rank): rank for rank in problem.ranks}
     bandwidth, trial = bandwidth_bytes_per_s(problem, problem.ranks), Trial(problem.time_limit_s)
-    for size in micro_batch_sizes(problem, book):
-        networks = {kind: network(problem, book, kind, size, prepares=True) for kind in ranks}
+    for size in micro_batch_sizes(problem, cost_model):
+        networks = {kind: network(problem, cost_model, kind, size, prepares=True) for kind in ranks}
         first = next(iter(networks.values()))
         ends = block_ends(first, len(ranks))
         if ends is not None:
@@ -122,7 +122,9 @@ def unrestricted(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
             counts = stage["devices"]
             taken = [ranks[kind] for kind, count in counts.items() if count] if isinstance(counts, dict) else []
             stages.append((first.layers(names_in(stage)), tuple(sorted(taken))))
-        yield from (replace(each, prepares_ahead=False) for each in candidates(problem, book, stages, size, trial))
+        yield from (
+            replace(each, prepares_ahead=False) for each in candidates(problem, cost_model, stages, size, trial)
+        )
 
 
 def _case(problem: Problem, name: str, decision: Decision, counts_samples: bool) -> Case:

@@ -14,7 +14,7 @@ import numpy as np
 from halopipe.planning.edits import with_devices
 from planner.baselines.dryden import distributions
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.shards import part_shapes
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
@@ -115,8 +115,8 @@ class Ways:
         if num_ranks != len(cluster.devices):
             profile = replace(profile, cluster=with_devices(cluster, num_ranks))
         self.problem = Problem(profile, samples, micro_batch_sizes=(samples,), allow=allow)
-        self.book = PriceBook(profile)
-        self.prices = LayoutPrices(self.book, self.problem.ranks, samples, allow)
+        self.cost_model = CostModel(profile)
+        self.prices = LayoutPrices(self.cost_model, self.problem.ranks, samples, allow)
         self.layers = tuple(range(len(self.prices.layers)))
 
     @property
@@ -144,7 +144,7 @@ class Ways:
 
     def dryden(self) -> Way:
         """The heuristic of Dryden et al. 2019: samples and space by shortest paths."""
-        return self._way("Dryden", distributions(self.problem, self.book, self.problem.global_batch))
+        return self._way("Dryden", distributions(self.problem, self.cost_model, self.problem.global_batch))
 
     def mix(self, most_options: int = 0) -> Way:
         """The planner's: the best layout of each layer, for all layers together.
@@ -209,7 +209,7 @@ class Ways:
         plain = Candidate.chain((0, len(self.layers)), (ranks,), (shares,), (problem.global_batch,), "1f1b")
         candidate = with_options(_Prices(self.prices), plain, options) if len(ranks) > 1 else plain
         decision = decision_of(problem, candidate)
-        prediction = forecast(Pricing(self.book), decision, problem.memory_margin).prediction
+        prediction = forecast(Pricing(self.cost_model), decision, problem.memory_margin).prediction
         placed = {k: ShardingSpec.placed(decision.layers[layer.name]) for k, layer in enumerate(self.prices.layers)}
         return Way(name, placed, decision, prediction)
 
@@ -236,16 +236,16 @@ class Ways:
 
     def _is_measured(self, index: int, option: ShardingSpec, rank: int) -> bool:
         shards, prices = self.prices.shards(index, (option,)), self.prices
-        kind, layer = prices.book.kind(prices.ranks[rank]), prices.layers[index].name
+        kind, layer = prices.cost_model.kind(prices.ranks[rank]), prices.layers[index].name
         if abs(float(shards.share[0, rank]) - 1.0) < 1e-12:
             samples = int(shards.samples[0, rank])
-            return bool(prices.book.tables.at(kind, samples).evidence[index] == MEASURED)
+            return bool(prices.cost_model.tables.at(kind, samples).evidence[index] == MEASURED)
         return prices.parts.evidence(layer, kind, shards, 0, rank) == (MEASURED,)
 
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """What ``with_options`` asks of a book of layouts, where there is one group and one size."""
+    """What ``with_options`` asks of layouts, where there is one group and one size."""
 
     one: LayoutPrices
 

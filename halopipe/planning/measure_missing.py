@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from halopipe.planning import solve as planning
 from halopipe.terminal import units
 from halopipe.terminal.console import Reporter
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.stages.coverage import Unmeasured, unmeasured
 from planner.ir.codec import dump
 from planner.ir.errors import HalopipeError, UsageError
@@ -61,8 +61,8 @@ def plan_and_measure(problem: Problem, solve: Solve, measure: Measure, say: Say 
     tried: set[tuple[str, object]] = set()
     plan = solve(problem)
     while len(rounds) < MOST_ROUNDS:
-        book = PriceBook(problem.profile)
-        missing = unmeasured(book, [plan.decision, *_rivals(problem, plan, solve)])
+        cost_model = CostModel(problem.profile)
+        missing = unmeasured(cost_model, [plan.decision, *_rivals(problem, plan, solve)])
         wanted = {kind: left for kind, needs in missing.items() if (left := _untried(kind, needs, tried))}
         if not wanted:
             break

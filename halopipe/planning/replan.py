@@ -25,7 +25,7 @@ from halopipe.planning import solve
 from halopipe.planning.compare import differences
 from halopipe.terminal import units
 from planner.costs.candidate import Candidate, Recomputes
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision, Plan, status_of
@@ -195,9 +195,9 @@ def _recut(problem: Problem, decision: Decision) -> Plan | None:
     if problem.shard == AUTO:
         sharded = any(stage.sharded for stage in decision.stages)
         problem = replace(problem, shard=ALWAYS if sharded else NEVER)
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     try:
-        candidate = _candidate(evaluator.problem, evaluator.book, decision)
+        candidate = _candidate(evaluator.problem, evaluator.cost_model, decision)
         if candidate is None or evaluator.unmet(candidate):
             return None
         evaluated = evaluator.evaluate(candidate)
@@ -208,7 +208,7 @@ def _recut(problem: Problem, decision: Decision) -> Plan | None:
         return None
 
 
-def _candidate(problem: Problem, book: Any, decision: Decision) -> Candidate | None:
+def _candidate(problem: Problem, cost_model: Any, decision: Decision) -> Candidate | None:
     from planner.solvers.candidates.feasibility import usable
 
     if any(set(placed.cuts) - {SAMPLE} or placed.ways > 1 or placed.margin for placed in decision.layers.values()):
@@ -225,8 +225,8 @@ def _candidate(problem: Problem, book: Any, decision: Decision) -> Candidate | N
     for number, group in zip(kept, groups, strict=True):
         is_whole = len(group) == len(decision.stages[number].ranks)
         samples = decision.layout_of(number).samples(max(batches)) if is_whole and len(group) > 1 else ()
-        shares.append(samples or group_shares(problem, book, group, max(batches)))
-        if not usable(problem, book, group, shares[-1], batches):
+        shares.append(samples or group_shares(problem, cost_model, group, max(batches)))
+        if not usable(problem, cost_model, group, shares[-1], batches):
             return None
     recompute_masks = tuple(_recomputes(decision, goes_to, place) for place in range(len(kept)))
     stage_of = tuple(goes_to[decision.layers[layer.name].stage] for layer in problem.profile.graph.layers)

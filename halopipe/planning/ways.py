@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halopipe.terminal import tables, units
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.errors import CorruptFileError, UsageError
 from planner.ir.files import read_text, write_text
@@ -228,7 +228,7 @@ def plan_by(
         shard="always" if ways.zero else "never",
         zero=max(1, ways.zero),
     )
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     evaluated = evaluator.evaluate(candidate)
     if not evaluated.fits:
         raise infeasible(problem, evaluated)

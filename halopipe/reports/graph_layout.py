@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halopipe.terminal import units
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.export.rows import layout_text
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import SAMPLE, producer
@@ -212,7 +212,7 @@ def layer_costs(plan: Plan, profile: Profile) -> dict[str, tuple[float, float, s
 
     Of a layer that is cut along more than samples: of all of it on one device, since its parts are priced together.
     """
-    book, decision, by_layer = PriceBook(profile), plan.decision, {}
+    cost_model, decision, by_layer = CostModel(profile), plan.decision, {}
     index = {layer.name: number for number, layer in enumerate(profile.graph.layers)}
     full = decision.micro_batches[0]
     for name, placement in decision.layers.items():
@@ -220,7 +220,7 @@ def layer_costs(plan: Plan, profile: Profile) -> dict[str, tuple[float, float, s
         whole = any(dim != SAMPLE for dim in placement.cuts) or placement.ways > 1
         samples = full if whole or not placement.cuts else placement.layout.samples(full)[0]
         try:
-            table = book.at(book.kind(ranks[0]), samples, len(ranks) > 1)
+            table = cost_model.at(cost_model.kind(ranks[0]), samples, len(ranks) > 1)
         except MissingMeasurementError:
             continue
         at = index[name]

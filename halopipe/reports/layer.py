@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halopipe.terminal import tables, units
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.export.rows import layout_text, tiles_text
 from planner.ir.constraints import FAMILIES
@@ -156,7 +156,7 @@ def splits_of(plan: Plan, profile: Profile, name: str) -> tuple[Split, ...]:
         MissingMeasurementError: the profile does not say what the layer costs as planned.
     """
     from halopipe.planning.problem import problem_of
-    from planner.costs.stages.placement import LayoutBook
+    from planner.costs.stages.placement import LayoutCosts
 
     decision = plan.decision
     number = decision.layers[name].stage
@@ -170,7 +170,7 @@ def splits_of(plan: Plan, profile: Profile, name: str) -> tuple[Split, ...]:
         index[each]: ShardingSpec.placed(decision.layers[each], stage.recompute or each in recomputed)
         for each in decision.layers_of(number)
     }
-    layouts = LayoutBook(PriceBook(profile), tuple(FAMILIES), problem.halo_depth)
+    layouts = LayoutCosts(CostModel(profile), tuple(FAMILIES), problem.halo_depth)
     prices = layouts.prices(stage.ranks, max(decision.micro_batches))
     rival_options = rivals(prices, chosen, index[name], _question(problem, decision, number, tuple(sorted(chosen))))
     return tuple(Split(rival, _is_allowed(rival, plan.inputs.request.allow)) for rival in rival_options)

@@ -57,7 +57,7 @@ from planner.baselines.common.answer import (
 )
 from planner.baselines.common.problem import ChainCosts, chain_of, network, require_positive, sums
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.schedules import names as schedule_names
@@ -336,7 +336,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     return rival_plan(problem, pipelines, "bapipe", "balanced stages of one device, schedule by closed form")
 
 
-def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
+def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator[Candidate]:
     """Every micro-batch size."""
     ranks = problem.ranks
     bandwidth = bandwidth_bytes_per_s(problem, ranks)
@@ -344,11 +344,13 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
     replicas = not mixing_layers(problem.profile.graph)
     devices = problem.profile.cluster.devices
     schedules = ASYNCHRONOUS if all(devices[rank].streams for rank in ranks) else SYNCHRONOUS
-    for size in micro_batch_sizes(problem, book):
-        slowest = slowest_kind(problem, book, size)
-        net = network(problem, book, slowest, size)
-        seconds = {kind: whole_network_s(book, kind, size) for kind in {book.kind(rank) for rank in ranks}}
-        speeds = tuple(seconds[slowest] / seconds[book.kind(rank)] if seconds[slowest] > 0 else 1.0 for rank in ranks)
+    for size in micro_batch_sizes(problem, cost_model):
+        slowest = slowest_kind(problem, cost_model, size)
+        net = network(problem, cost_model, slowest, size)
+        seconds = {kind: whole_network_s(cost_model, kind, size) for kind in {cost_model.kind(rank) for rank in ranks}}
+        speeds = tuple(
+            seconds[slowest] / seconds[cost_model.kind(rank)] if seconds[slowest] > 0 else 1.0 for rank in ranks
+        )
         row = DeviceRow(speeds, bandwidth, memory_bytes)
         chain, count = chain_of(net.graph), len(micro_batches(problem, size))
         answer = best_pipeline(chain.scaled(count), row, (count,), schedules, data_parallel=replicas)
@@ -364,4 +366,4 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
             parts = [net.layers(chain.names[first:last]) for first, last in pairwise(bounds)]
             stages = [(layers, (rank,)) for layers, rank in zip(parts, ranks, strict=True)]
         wanted = _SCHEDULES[name] if _SCHEDULES[name] in schedule_names() else "1f1b"
-        yield from candidates(problem, book, stages, size, trial, (wanted,))
+        yield from candidates(problem, cost_model, stages, size, trial, (wanted,))

@@ -76,7 +76,7 @@ from planner.baselines.common.problem import (
     sums,
 )
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
@@ -423,35 +423,35 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     return rival_plan(problem, pipelines, "dapple", "DAPPLE's released search, then the shortest latency by its paper")
 
 
-def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
+def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator[Candidate]:
     """What its released planner chooses, then the shortest latency as far as time allows; every micro-batch size."""
-    for offer in _offers(problem, book):
-        yield from candidates(problem, book, offer.stages, offer.size, trial, SCHEDULES)
+    for offer in _offers(problem, cost_model):
+        yield from candidates(problem, cost_model, offer.stages, offer.size, trial, SCHEDULES)
     hosts = _hosts(problem)
     within, across = (bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks))
     shape = Hosts(len(hosts), len(hosts[0]), within, across)
-    for size, limit_s in trial.sizes(problem, book):
-        fine = network(problem, book, slowest_kind(problem, book, size), size)
+    for size, limit_s in trial.sizes(problem, cost_model):
+        fine = network(problem, cost_model, slowest_kind(problem, cost_model, size), size)
         net = blocks_at(fine, coarse_ends(chain_of(fine.graph), BLOCKS))
         count = len(micro_batches(problem, size))
         answer = best_pipeline(chain_of(net.graph).scaled(count), shape, count, problem.max_stages, limit_s)
         if trial.has_plan(size, answer):
             layers = [net.layers(names_in(stage)) for stage in stages_in(answer)]
             devices = [_counts(stage["devices"]) for stage in stages_in(answer)]
-            yield from candidates(problem, book, _placed(hosts, layers, devices), size, trial, SCHEDULES)
+            yield from candidates(problem, cost_model, _placed(hosts, layers, devices), size, trial, SCHEDULES)
 
 
 FEW_MICRO_BATCHES = 32
 """Of a plan that is to be simulated before anything else."""
 
 
-def promising(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
+def promising(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator[Candidate]:
     """Of each family of the released planner the best by its estimate, of those with few micro-batches that can run."""
     best: dict[str, tuple[float, list[Candidate]]] = {}
-    for offer in _offers(problem, book):
+    for offer in _offers(problem, cost_model):
         known_s, _ = best.get(offer.pipeline.family, (inf, []))
         if offer.count <= FEW_MICRO_BATCHES and offer.estimate_s < known_s:
-            made = list(candidates(problem, book, offer.stages, offer.size, trial, SCHEDULES))
+            made = list(candidates(problem, cost_model, offer.stages, offer.size, trial, SCHEDULES))
             if made:
                 best[offer.pipeline.family] = offer.estimate_s, made
     for _, made in sorted(best.values(), key=lambda each: each[0]):
@@ -472,13 +472,13 @@ class _Offer:
         return self.pipeline.estimate_s
 
 
-def _offers(problem: Problem, book: PriceBook) -> Iterator[_Offer]:
+def _offers(problem: Problem, cost_model: CostModel) -> Iterator[_Offer]:
     """Of every size, the largest first, the best of each family, the best by its estimate first."""
     hosts = _hosts(problem)
     within, across = (bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks))
     machines = hpgo.HpgoMachines(len(hosts), len(hosts[0]), within, across, sums_bytes_per_s(problem, problem.ranks))
-    for size in reversed(micro_batch_sizes(problem, book)) if machines.devices > 1 else ():
-        net = searchable(network(problem, book, slowest_kind(problem, book, size), size), machines.devices)
+    for size in reversed(micro_batch_sizes(problem, cost_model)) if machines.devices > 1 else ():
+        net = searchable(network(problem, cost_model, slowest_kind(problem, cost_model, size), size), machines.devices)
         count = len(micro_batches(problem, size))
         planner = hpgo.Planner(net.graph, machines, count, count)
         for pipeline in sorted(planner.pipelines().values(), key=lambda each: each.estimate_s):

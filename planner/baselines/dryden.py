@@ -18,10 +18,10 @@ import numpy as np
 
 from planner.baselines.everyday import replicated_plan
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
-from planner.costs.stages.placement import LayoutBook
+from planner.costs.stages.placement import LayoutCosts
 from planner.ir.errors import InfeasibleError
 from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan
@@ -48,20 +48,22 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         InfeasibleError: no micro-batch fits, or samples alone may be cut and the model mixes them.
         MissingMeasurementError: the profile says nothing about any size that may be used.
     """
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     if len(problem.ranks) == 1 or SPATIAL_DIMS not in problem.allow or over_sites(problem.profile.graph):
         return replicated_plan(evaluator, NAME, METHOD)
     if not schedule_names(problem):
         raise no_schedule(problem)
     closest: Evaluation | None = None
     unmet = ""
-    for size in reversed(micro_batch_sizes(problem, evaluator.book)):
-        if size > min(evaluator.book.tables.largest_measured(evaluator.book.kind(rank)) for rank in problem.ranks):
+    for size in reversed(micro_batch_sizes(problem, evaluator.cost_model)):
+        if size > min(
+            evaluator.cost_model.tables.largest_measured(evaluator.cost_model.kind(rank)) for rank in problem.ranks
+        ):
             continue
         if evaluator.budget.is_over:
             break
         try:
-            chosen = distributions(problem, evaluator.book, size)
+            chosen = distributions(problem, evaluator.cost_model, size)
         except OutOfTimeError:
             break
         candidate = _candidate(problem, evaluator.layouts, chosen, size)
@@ -82,14 +84,14 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     raise InfeasibleError("no micro-batch can be distributed over all ranks", details, ["use fewer ranks"])
 
 
-def distributions(problem: Problem, book: PriceBook, size: int) -> Mapping[int, ShardingSpec]:
+def distributions(problem: Problem, cost_model: CostModel, size: int) -> Mapping[int, ShardingSpec]:
     """The distribution of each layer, by index, for micro-batches of ``size``.
 
     Raises:
         OutOfTimeError: there is no time to price them on so many ranks.
     """
     allow = tuple(family for family in problem.allow if family in (SAMPLE_DIMS, SPATIAL_DIMS))
-    prices, budget = LayoutPrices(book, problem.ranks, size, allow), part_of_current(problem.time_limit_s)
+    prices, budget = LayoutPrices(cost_model, problem.ranks, size, allow), part_of_current(problem.time_limit_s)
     most = most_options(prices, budget.left_s)
     if not most:
         raise OutOfTimeError
@@ -162,7 +164,7 @@ def _with_neighbours(graph: LabelledGraph, node: int, chosen: dict[int, int]) ->
     return cost
 
 
-def _candidate(problem: Problem, layouts: LayoutBook, chosen: Mapping[int, ShardingSpec], size: int) -> Candidate:
+def _candidate(problem: Problem, layouts: LayoutCosts, chosen: Mapping[int, ShardingSpec], size: int) -> Candidate:
     batches = micro_batches(problem, size)
     shares = equal_shares(max(batches), len(problem.ranks))
     schedule = schedule_names(problem)[0]

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.errors import InfeasibleError
 from planner.ir.layout import cut_points, equal_shares
 from planner.ir.plan import Plan
@@ -57,7 +57,7 @@ def solve_data_parallel(problem: Problem, progress: Progress | None = None) -> P
         InfeasibleError: a replica does not fit on some rank, the batch has fewer samples than there are ranks, or the
             model mixes samples.
     """
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     return replicated_plan(evaluator, "data-parallel", "replicas on all ranks, largest micro-batch that fits")
 
 
@@ -71,10 +71,10 @@ def solve_even_split(problem: Problem, progress: Progress | None = None) -> Plan
 
 
 def _best(
-    problem: Problem, candidates: Callable[[Problem, PriceBook], Iterator[Candidate]], solver: str, method: str
+    problem: Problem, candidates: Callable[[Problem, CostModel], Iterator[Candidate]], solver: str, method: str
 ) -> Plan:
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    best = best_of(evaluator, cheapest_first(evaluator, candidates(problem, evaluator.book), evaluator.budget))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
+    best = best_of(evaluator, cheapest_first(evaluator, candidates(problem, evaluator.cost_model), evaluator.budget))
     return heuristic_plan(evaluator, best, solver, method)
 
 
@@ -83,26 +83,26 @@ def replicated_plan(evaluator: Evaluator, solver: str, method: str) -> Plan:
     problem = evaluator.problem
     if len(problem.ranks) > 1:
         require_divisible(problem.profile.graph)
-    best = best_of(evaluator, replicas(problem, evaluator.book), first_that_fits=True)
+    best = best_of(evaluator, replicas(problem, evaluator.cost_model), first_that_fits=True)
     return heuristic_plan(evaluator, best, solver, method)
 
 
-def one_device(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def one_device(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
     """One rank of each kind with as much memory, or where rules name devices of each pool, each micro-batch size."""
     last = len(problem.profile.graph.layers)
     rules = (*problem.fix, *problem.forbid)
     alike: dict[object, DevicePool] = {}
     for pool in pools(problem):
         alike.setdefault((pool.kind, pool.memory_limit_bytes, pool.on_chip_bytes, rules and pool.ranks), pool)
-    for size in micro_batch_sizes(problem, book):
+    for size in micro_batch_sizes(problem, cost_model):
         batches = micro_batches(problem, size)
         for pool in alike.values():
-            if is_covered(problem, book, pool.kind, size):
+            if is_covered(problem, cost_model, pool.kind, size):
                 for schedule in schedule_names(problem):
                     yield Candidate.chain((0, last), (pool.ranks[:1],), ((size,),), batches, schedule)
 
 
-def replicas(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def replicas(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
     """All ranks, from the largest micro-batch down.
 
     Raises:
@@ -110,10 +110,10 @@ def replicas(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
     """
     last = len(problem.profile.graph.layers)
     any_usable = False
-    for size in reversed(micro_batch_sizes(problem, book)):
+    for size in reversed(micro_batch_sizes(problem, cost_model)):
         batches = micro_batches(problem, size)
-        shares = group_shares(problem, book, problem.ranks, size)
-        if usable(problem, book, problem.ranks, shares, batches):
+        shares = group_shares(problem, cost_model, problem.ranks, size)
+        if usable(problem, cost_model, problem.ranks, shares, batches):
             any_usable = True
             yield from (
                 Candidate.chain((0, last), (problem.ranks,), (shares,), batches, schedule)
@@ -127,15 +127,15 @@ def replicas(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
         )
 
 
-def even_split(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def even_split(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
     """Every micro-batch size."""
     bounds = _even_bounds(problem)
     ranks = problem.ranks[: len(bounds) - 1]
     groups = tuple((rank,) for rank in ranks)
     allowed = schedule_names(problem)
     named = ("gpipe",) if "gpipe" in allowed else allowed
-    for size in micro_batch_sizes(problem, book):
-        if all(is_covered(problem, book, book.kind(rank), size) for rank in ranks):
+    for size in micro_batch_sizes(problem, cost_model):
+        if all(is_covered(problem, cost_model, cost_model.kind(rank), size) for rank in ranks):
             batches, shares = micro_batches(problem, size), ((size,),) * len(groups)
             yield from (Candidate.chain(bounds, groups, shares, batches, schedule) for schedule in named)
 

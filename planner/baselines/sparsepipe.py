@@ -51,7 +51,7 @@ from planner.baselines.common.problem import PricedNetwork, block_ends, blocks_a
 from planner.baselines.pipedream.format import Floats, LayerGraph, States, states_of
 from planner.baselines.pipedream.planner import stashes
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
@@ -245,14 +245,14 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     return rival_plan(problem, pipelines, "sparsepipe", "shortest slowest stage, devices in a fixed order")
 
 
-def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
+def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator[Candidate]:
     """Every micro-batch size."""
     ranks: dict[str, list[int]] = {}
     for rank in problem.ranks:
-        ranks.setdefault(book.kind(rank), []).append(rank)
+        ranks.setdefault(cost_model.kind(rank), []).append(rank)
     bandwidth = bandwidth_bytes_per_s(problem, problem.ranks)
-    for size in micro_batch_sizes(problem, book):
-        networks = _networks(problem, book, list(ranks), size)
+    for size in micro_batch_sizes(problem, cost_model):
+        networks = _networks(problem, cost_model, list(ranks), size)
         types = [DeviceType(kind, networks[kind].graph, len(mine)) for kind, mine in ranks.items()]
         answer = best_pipeline(types, bandwidth, fixed_order=True)
         free = {kind: list(mine) for kind, mine in ranks.items()}
@@ -265,12 +265,12 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
             ]
             stages.append((next(iter(networks.values())).layers(names_in(stage)), tuple(sorted(members))))
         if trial.has_plan(size, answer):
-            offered = candidates(problem, book, stages, size, trial)
+            offered = candidates(problem, cost_model, stages, size, trial)
             yield from (replace(each, prepares_ahead=False) for each in offered)
 
 
-def _networks(problem: Problem, book: PriceBook, kinds: list[str], size: int) -> dict[str, PricedNetwork]:
+def _networks(problem: Problem, cost_model: CostModel, kinds: list[str], size: int) -> dict[str, PricedNetwork]:
     """The network on each kind; if one must be a chain of blocks, the same blocks on all."""
-    networks = {kind: network(problem, book, kind, size, prepares=True) for kind in kinds}
+    networks = {kind: network(problem, cost_model, kind, size, prepares=True) for kind in kinds}
     ends = block_ends(networks[kinds[0]], len(problem.ranks))
     return networks if ends is None else {kind: blocks_at(fine, ends) for kind, fine in networks.items()}

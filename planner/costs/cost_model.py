@@ -24,7 +24,7 @@ _STATISTIC_BYTES = 8
 
 
 @dataclass(slots=True, eq=False)
-class PriceBook:
+class CostModel:
     """Every price that a profile gives; looked up once and shared by all plans made from it.
 
     Attributes:

@@ -22,7 +22,7 @@ from statistics import median
 
 from planner.costs.calibration.apply_corrections import corrected
 from planner.costs.calibration.fit import clipped
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict
 from planner.costs.uncertainty import kind_of
 from planner.ir.codec import fingerprint
@@ -198,7 +198,7 @@ def _of_actions(
 def _travels(profile: Profile, decision: Decision) -> list[_Travel]:
     """Messages that travel alone: of receives that wait for one."""
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
-    network, travels = PriceBook(profile).network, []
+    network, travels = CostModel(profile).network, []
     if program.blocking:
         return []
     joined = program.joined()

@@ -81,7 +81,7 @@ def forecast(
     if symmetry is not None:
         steps, parts = symmetry.timeline(steps), symmetry.spread(parts)
     memories = priced.memories()
-    devices = pricing.book.profile.cluster.devices
+    devices = pricing.cost_model.profile.cluster.devices
     usable = [int(device.memory_bytes * (1 - memory_margin)) for device in devices]
     limits = [min(limit, memory_bytes) if memory_bytes else limit for limit in usable]
     ranks = tuple(
@@ -111,7 +111,7 @@ def forecast(
         weakest((costs.evidence(), *_network_evidence(priced))),
         within.p10_s,
         within.p90_s,
-        transport_of(pricing.book.profile.cluster, used),
+        transport_of(pricing.cost_model.profile.cluster, used),
         *(batch / period_s if period_s > 0 else 0.0 for period_s in (stream.period_s, stream.p90_s, stream.p10_s)),
     )
     return Forecast(prediction, steps, memories)
@@ -222,7 +222,7 @@ def _parts(priced: PricedProgram, prices: SlotPrices, steps: Timeline, trace: Tr
 
 
 def _network_evidence(priced: PricedProgram) -> Iterator[Evidence]:
-    network = priced.costs.book.network
+    network = priced.costs.cost_model.network
     for slot, size in zip(priced.compiled.transfers, priced.sizes, strict=True):
         yield network.transfer_evidence(slot.src, slot.dst, size)
     for stage in priced.costs.stages:

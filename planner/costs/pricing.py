@@ -21,7 +21,7 @@ from operator import add
 from typing import NamedTuple
 
 from planner.costs.candidate import Candidate, Spans, boundaries_of
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import runs_of, span
 from planner.costs.memory.lifetimes import RankMemory, rank_memories
 from planner.costs.memory.messages import CoalescedMessage
@@ -29,7 +29,7 @@ from planner.costs.simulator.prices import SlotPrices, prices_of, resources
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
-from planner.costs.stages.placement import LayoutBook, StagePlacement, bytes_elsewhere, slice_costs, ties_between
+from planner.costs.stages.placement import LayoutCosts, StagePlacement, bytes_elsewhere, slice_costs, ties_between
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.plan import Size, TokenSlice
@@ -102,8 +102,8 @@ class Pricing:
         layouts: prices of layouts of layers; None: those of each decision's own.
     """
 
-    book: PriceBook
-    layouts: LayoutBook | None = None
+    cost_model: CostModel
+    layouts: LayoutCosts | None = None
     _shapes: dict[object, tuple[CompiledProgram, list[int]]] = field(init=False, default_factory=dict, repr=False)
     _pieces: dict[object, Pieces] = field(init=False, default_factory=dict, repr=False)
     _samples: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = field(init=False, default_factory=dict, repr=False)
@@ -111,12 +111,12 @@ class Pricing:
     @classmethod
     def of(cls, profile: Profile) -> Pricing:
         """On a profile of which no price was looked up before."""
-        return cls(PriceBook(profile))
+        return cls(CostModel(profile))
 
     @cached_property
     def graph(self) -> Graph:
         """The profile's."""
-        return self.book.profile.graph
+        return self.cost_model.profile.graph
 
     def priced(self, candidate: Candidate, *, each_rank: bool = False) -> PricedProgram:
         """The candidate's program with its prices.
@@ -130,7 +130,7 @@ class Pricing:
         """
         sizes, trains = candidate.sizes, candidate.trains
         costs = StageCosts(
-            self.book, self.stages(candidate), sizes, trains, prepares_next_step=candidate.prepares_next_step
+            self.cost_model, self.stages(candidate), sizes, trains, prepares_next_step=candidate.prepares_next_step
         )
         edges, symmetry = self.edges(candidate), None if each_rank else symmetry_of(costs)
         if candidate.rows:
@@ -145,8 +145,8 @@ class Pricing:
 
     def stages(self, candidate: Candidate) -> tuple[StagePlacement, ...]:
         """The stages as the prices see them; raises as :meth:`priced`."""
-        table, full = self.book.tables.graph, max(candidate.micro_batches)
-        layouts = self.layouts or LayoutBook(self.book, evaluates=not candidate.trains)
+        table, full = self.cost_model.tables.graph, max(candidate.micro_batches)
+        layouts = self.layouts or LayoutCosts(self.cost_model, evaluates=not candidate.trains)
         ties, tied = ties_between(table.tied, candidate.stage_of, candidate.groups)
         layers: list[list[int]] = [[] for _ in candidate.groups]
         for index, stage in enumerate(candidate.stage_of):
@@ -162,7 +162,7 @@ class Pricing:
             }
             if candidate.token_slices:
                 slices = [size for size in dict.fromkeys(candidate.sizes) if isinstance(size, TokenSlice)]
-                costs = slice_costs(self.book, self.book.kind(group[0]), layers[stage], slices, recompute)
+                costs = slice_costs(self.cost_model, self.cost_model.kind(group[0]), layers[stage], slices, recompute)
             elif options:
                 costs = layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage))
             else:
@@ -299,7 +299,7 @@ class Pricing:
     ) -> tuple[CompiledProgram, list[int]]:
         """A program compiled, and the wires of its channels."""
         compiled = compile_program(program, candidate.sizes, ties, 1 if symmetry is None else symmetry.copies)
-        return compiled, resources(compiled, self.book.network)
+        return compiled, resources(compiled, self.cost_model.network)
 
 
 def program_of(graph: Graph, candidate: Candidate, symmetry: Symmetry | None = None) -> Program:

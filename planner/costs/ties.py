@@ -127,8 +127,8 @@ class Ties:
         kind = kind_of([stage.ranks for stage in decision.stages])
         if kind == ONE_DEVICE:
             return
-        book = self.pricing.book
-        beyond = max(0.0, model_deviation(book, kind) ** 2 - model_deviation(book, ONE_DEVICE) ** 2)
+        cost_model = self.pricing.cost_model
+        beyond = max(0.0, model_deviation(cost_model, kind) ** 2 - model_deviation(cost_model, ONE_DEVICE) ** 2)
         yield kind, sqrt((1 - OWN) * beyond)
         yield f"own {name}", sqrt(OWN * beyond)
         if kind == SHARING and throughout_sites(self.pricing.graph):

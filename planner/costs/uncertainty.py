@@ -34,7 +34,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.confidence import CostNoise, MeasuredNoise
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.simulator.prices import SlotPrices
@@ -84,14 +84,14 @@ def kind_of(stages: Sequence[Sequence[int]]) -> str:
     return PIPELINE if len(stages) > 1 else ONE_DEVICE
 
 
-def model_deviation(book: PriceBook, kind: str) -> float:
+def model_deviation(cost_model: CostModel, kind: str) -> float:
     """Standard deviation of log(measured / predicted) of plans of a kind: as runs have shown, or else ``MODEL``."""
-    return log(book.excess.factors.known.get(CostClass(STEP_RANGE, kind), exp(MODEL[kind])))
+    return log(cost_model.excess.factors.known.get(CostClass(STEP_RANGE, kind), exp(MODEL[kind])))
 
 
 def _of_model(costs: StageCosts, num_draws: int) -> Draws:
     """What the step is multiplied by for what the model leaves out."""
-    deviation = model_deviation(costs.book, kind_of([stage.ranks for stage in costs.stages]))
+    deviation = model_deviation(costs.cost_model, kind_of([stage.ranks for stage in costs.stages]))
     factors: Draws = np.exp(deviation * np.random.default_rng((_SEED, _OF_MODEL)).standard_normal(num_draws))
     return factors
 
@@ -134,7 +134,7 @@ def keyed(key: str) -> np.random.Generator:
 
 def varies(costs: StageCosts) -> bool:
     """Whether any computing of the stages varies."""
-    measured = MeasuredNoise(costs.book.profile)
+    measured = MeasuredNoise(costs.cost_model.profile)
     parts = {
         (number, costs.kind(rank), placed.samples[rows][member] if placed.samples else float(rows))
         for number, placed in enumerate(costs.stages)
@@ -146,7 +146,7 @@ def varies(costs: StageCosts) -> bool:
 
 def _noises(compiled: CompiledProgram, costs: StageCosts) -> dict[int, CostNoise]:
     """Of each action that varies; the same for all of a stage on one kind of device at as many samples."""
-    measured = MeasuredNoise(costs.book.profile)
+    measured = MeasuredNoise(costs.cost_model.profile)
     noise_of: dict[tuple[int, str, float], CostNoise] = {}
     noises = {}
     for number, slot in enumerate(compiled.actions):
@@ -259,7 +259,7 @@ def _ranges(
     total_s = sum(weights.values())
     if total_s <= 0:
         return
-    table, layers = costs.book.tables.at(kind, samples), costs.book.profile.graph.layers
+    table, layers = costs.cost_model.tables.at(kind, samples), costs.cost_model.profile.graph.layers
     by_kind: dict[str, list[tuple[float, float, float]]] = {}
     for index, seconds in weights.items():
         low, high = float(table.low[index]), float(table.high[index])

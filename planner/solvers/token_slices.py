@@ -26,7 +26,7 @@ import numpy as np
 
 from planner import schedules
 from planner.costs.candidate import Candidate, Recomputes
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, running
 from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.sentences import binding
@@ -59,9 +59,9 @@ def slices_time(problem: Problem) -> bool:
     return TIME_DIMS in problem.allow and problem.objective == THROUGHPUT
 
 
-def require_slices(problem: Problem, book: PriceBook) -> None:
+def require_slices(problem: Problem, cost_model: CostModel) -> None:
     """Raises :class:`UnsupportedModelError` where the network cannot be run in token slices, or not in those asked."""
-    axes = book.slices.axes
+    axes = cost_model.slices.axes
     if problem.token_slices:
         require_sliceable(axes.graph, problem.token_slices)
 
@@ -72,7 +72,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
     Raises:
         InfeasibleError: slices were asked for, and no plan with them fits.
     """
-    problem, prices = evaluator.problem, evaluator.book.slices
+    problem, prices = evaluator.problem, evaluator.cost_model.slices
     best: Candidate | None = None
     step_s, num_simulated = float("inf") if problem.token_slices else plan.prediction.step_s, 0
     for formula_s, candidate in sorted(_candidates(evaluator, prices), key=lambda each: each[0]):
@@ -192,11 +192,11 @@ def balanced(seconds: Sequence[Array], positions: Sequence[int], crossing_s: Arr
 
 def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[float, Candidate]]:
     """Plans with slices, each with what the formula says of it."""
-    problem, graph = evaluator.problem, evaluator.book.profile.graph
+    problem, graph = evaluator.problem, evaluator.cost_model.profile.graph
     names = [name for name in evaluator.schedules if schedules.can_slice(name) and schedules.traits(name).trains]
     names = [name for name in names if not schedules.traits(name).windowed]
     positions = cut_positions(graph, parts_ties=False)
-    for samples in micro_batch_sizes(problem, evaluator.book):
+    for samples in micro_batch_sizes(problem, evaluator.cost_model):
         batches = micro_batches(problem, samples)
         most = min(len(problem.ranks), problem.max_stages or len(problem.ranks), len(positions) - 1)
         for num_stages in range(1 if problem.token_slices else 2, most + 1):
@@ -223,16 +223,16 @@ def _stages(
     evaluator: Evaluator, prices: SlicePrices, ranks: Sequence[int], positions: Sequence[int], samples: int
 ) -> tuple[int, ...]:
     """Bounds of stages; a step's work is about that of eight equal slices."""
-    book, graph = evaluator.book, evaluator.book.profile.graph
+    cost_model, graph = evaluator.cost_model, evaluator.cost_model.profile.graph
     slices = equal_shares(prices.axes.num_tokens, min(8, prices.axes.num_tokens))
     ends = running(np.array(slices, dtype=np.float64)).astype(int).tolist()
     sums = []
     for rank in ranks:
-        tables = [prices.table(book.kind(rank), TokenSlice(samples, a, b)) for a, b in pairwise(ends)]
+        tables = [prices.table(cost_model.kind(rank), TokenSlice(samples, a, b)) for a, b in pairwise(ends)]
         sums.append(running(np.sum([table.costs[0] + table.costs[1] for table in tables], axis=0)))
     crossing = _crossing_bytes(graph, positions) * (samples / graph.samples)
     sizes = crossing.round().astype(int).tolist() if len(ranks) > 1 else [0] * len(positions)  # one rank has no link
-    hop_s = [book.network.transfer_s(ranks[0], ranks[-1], size) if size else 0.0 for size in sizes]
+    hop_s = [cost_model.network.transfer_s(ranks[0], ranks[-1], size) if size else 0.0 for size in sizes]
     return balanced(sums, positions, np.array(hop_s))
 
 
@@ -253,7 +253,7 @@ def _times(
     evaluator: Evaluator, prices: SlicePrices, ranks: Sequence[int], bounds: Sequence[int], samples: int
 ) -> SliceTimes:
     """Of slices between points of a grid, on the stage where each takes longest."""
-    book, tokens = evaluator.book, prices.axes.num_tokens
+    cost_model, tokens = evaluator.cost_model, prices.axes.num_tokens
     count = min(_GRID, tokens)
     points = tuple(dict.fromkeys(tokens * k // count for k in range(count + 1)))
     seconds = np.full((len(points), len(points)), np.inf)
@@ -262,8 +262,8 @@ def _times(
             size = TokenSlice(samples, start, points[b])
             stages = []
             for rank, (first, behind) in zip(ranks, pairwise(bounds), strict=True):
-                costs = prices.table(book.kind(rank), size).costs[:2, first:behind]
-                stages.append(float(costs.sum()) + 2 * book.tables.overhead_s(book.kind(rank)))
+                costs = prices.table(cost_model.kind(rank), size).costs[:2, first:behind]
+                stages.append(float(costs.sum()) + 2 * cost_model.tables.overhead_s(cost_model.kind(rank)))
             seconds[a, b] = max(stages)
     return SliceTimes(points, seconds)
 

@@ -14,7 +14,7 @@ from benchmarks.devices.metered import steps_within
 from benchmarks.memory import cluster_of, profile_of
 from cuda_ops.memory import available
 from halopipe.run_spec.options import GLOO
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.ir.plan import Plan
@@ -60,11 +60,11 @@ def test_what_selective_recomputation_holds_is_predicted_within_three_per_cent(
     plain = case(problem, plan, pads=False).decision
     spans = [cores_among(profile.graph, plain.layers_of(number)) for number in range(len(plain.stages))]
     stages = tuple(replace(each, recomputed=own) for each, own in zip(plain.stages, spans, strict=True))
-    again, book = replace(plain, stages=stages), PriceBook(problem.profile)
+    again, cost_model = replace(plain, stages=stages), CostModel(problem.profile)
     said, before = (
-        [rank.peak_bytes for rank in forecast(Pricing(book), each, 0.0).memories] for each in (again, plain)
+        [rank.peak_bytes for rank in forecast(Pricing(cost_model), each, 0.0).memories] for each in (again, plain)
     )
     assert said == pytest.approx(counted(case_of(problem, plan, again, pads=False).plan), rel=0.03)
     assert max(said) < 0.9 * max(before), "the scores are most of what is held"
-    found = evaluate(book, again)
+    found = evaluate(cost_model, again)
     assert list(found.peak_bytes) == pytest.approx(said, abs=8)

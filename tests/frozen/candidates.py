@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision
@@ -85,7 +85,7 @@ def _plans(kind: str, first: int) -> Iterator[tuple[Profile, Decision]]:
     for seed in range(first, first + CHUNK, OF_A_NETWORK):
         draw = random.Random(f"{kind} {seed}")
         problem = Problem(random_network(draw), 4, allow=("sample", "spatial", "channel"))
-        evaluator = Evaluator(problem, PriceBook(problem.profile))
+        evaluator = Evaluator(problem, CostModel(problem.profile))
         for _ in range(OF_A_NETWORK):
             yield problem.profile, decision_of(problem, random_candidate(draw, evaluator))
 

@@ -27,20 +27,20 @@ class ActionTimes:
     """Seconds of the actions of one program, and of what is done beside them."""
 
     def __init__(self, stages: Stages) -> None:
-        self._stages, self._book, self._prices = stages, stages.book, stages.prices
+        self._stages, self._cost_model, self._prices = stages, stages.cost_model, stages.prices
         self._decision, self._program, self._graph = stages.decision, stages.program, stages.graph
         self._layers, self._indices, self._sizes = stages.layers, stages.indices, stages.sizes
         self._has_layouts, self._users = stages.has_layouts, stages.users
-        self._sum_s = self._book.network.all_reduce_s
+        self._sum_s = self._cost_model.network.all_reduce_s
         self._adding = {(r, index) for r, row in enumerate(self._program.rows) for index in adding_to_gradients(row)}
-        self.is_prepared = self._decision.prepares_next_step or self._book.preparations.look_ahead
+        self.is_prepared = self._decision.prepares_next_step or self._cost_model.preparations.look_ahead
         self.shares_sites = any(len(group) > 1 for group in self._program.ranks)
 
     def action_s(self, rank: int, action: Action, index: int) -> float:
         """Seconds of the action at a place in the row of ``rank``; of a send or receive beside its messages."""
-        stage, group, kind = action.stage, self._program.ranks[action.stage], self._book.kind(rank)
+        stage, group, kind = action.stage, self._program.ranks[action.stage], self._cost_model.kind(rank)
         if action.op in RECEIVE:
-            return self._book.tables.overhead_s(kind)
+            return self._cost_model.tables.overhead_s(kind)
         if action.op is Op.PREPARE:
             if self.is_prepared:
                 return 0.0
@@ -63,8 +63,8 @@ class ActionTimes:
 
     def prepare_s(self, rank: int, action: Action) -> float:
         """Seconds of preparing on ``rank``, in whatever step it is done; in its first ``PREP`` all sites are found."""
-        stage, group, kind = action.stage, self._program.ranks[action.stage], self._book.kind(rank)
-        samples, preparations = samples_in(self._sizes[action.microbatch or 0]), self._book.preparations
+        stage, group, kind = action.stage, self._program.ranks[action.stage], self._cost_model.kind(rank)
+        samples, preparations = samples_in(self._sizes[action.microbatch or 0]), self._cost_model.preparations
         if not preparations.is_beside(kind):
             made_s = preparations.seconds(kind, self._indices[stage], samples, shared=self.shares_sites)
             return made_s + (self.found_s(rank) if self.begins(rank, action) else 0.0)
@@ -77,7 +77,7 @@ class ActionTimes:
 
     def found_s(self, rank: int) -> float:
         """Seconds of finding the sites of a step's micro-batches on ``rank``."""
-        found_s, kind = self._book.preparations.found_s, self._book.kind(rank)
+        found_s, kind = self._cost_model.preparations.found_s, self._cost_model.kind(rank)
         return sum(found_s(kind, samples_in(size), shared=self.shares_sites) for size in self._sizes)
 
     def next_step(self) -> list[tuple[float, bool, float]]:
@@ -86,15 +86,15 @@ class ActionTimes:
             return []
         rows = self._program.rows
         own_s = [sum(self.prepare_s(r, a) for a in row if a.op is Op.PREPARE) for r, row in enumerate(rows)]
-        cores = spare_cores(self._book.profile.cluster, len(rows))
+        cores = spare_cores(self._cost_model.profile.cluster, len(rows))
         by_rank = []
         for rank, core in enumerate(cores):
             on_core = [s for s, other in zip(own_s, cores, strict=True) if other == core]
-            has_core, kind, lost_s = core is not None, self._book.kind(rank), 0.0
+            has_core, kind, lost_s = core is not None, self._cost_model.kind(rank), 0.0
             for a in rows[rank]:
                 if a.op is Op.PREPARE:
                     made_s = self.prepare_s(rank, a)
-                    lost_s += self._book.preparations.turns_s(kind, self._indices[a.stage], made_s, has_core)
+                    lost_s += self._cost_model.preparations.turns_s(kind, self._indices[a.stage], made_s, has_core)
             by_rank.append((sum(on_core) if has_core else own_s[rank], has_core, lost_s))
         return by_rank
 
@@ -158,23 +158,24 @@ class ActionTimes:
         for layer, at, own_s in zip(self._layers[stage], self._indices[stage], slowest, strict=True):
             ends[at] = before_s
             before_s += own_s + self._prices.exchange_s(layer, group, size, backward=True)
-        if not self._book.network.in_background(group):
+        if not self._cost_model.network.in_background(group):
             ends = dict.fromkeys(ends, 0.0)  # the ranks are busy with every sum themselves
         return exposed_s(
-            self._book.buckets(
+            self._cost_model.buckets(
                 runs_of(self._indices[stage]), frozenset(n for n, users in self._users.items() if len(users) > 1)
             ),
             ends.__getitem__,
             lambda num_bytes: self._sum_s(group, num_bytes),
-            lambda num_bytes: self._book.network.moving_s(group, num_bytes),
+            lambda num_bytes: self._cost_model.network.moving_s(group, num_bytes),
             lambda num_bytes: (
-                memory_factor(self._book.profile.cluster, group) * self._book.network.around_s(GRADIENT_SUMS, num_bytes)
+                memory_factor(self._cost_model.profile.cluster, group)
+                * self._cost_model.network.around_s(GRADIENT_SUMS, num_bytes)
             ),
         )
 
     def _update_s(self, stage: int, rank: int) -> float:
         group, kind = self._program.ranks[stage], self._stages.kind(rank)
-        beside = memory_factor(self._book.profile.cluster, group)  # all of them update at once
+        beside = memory_factor(self._cost_model.profile.cluster, group)  # all of them update at once
         if self._has_layouts[stage]:
             return beside * self._stages.of_size(stage, self._sizes[0]).update_s()
         own_s, ties_s, tied_s = sum(self._prices.update_s(layer, kind) for layer in self._layers[stage]), 0.0, 0.0

@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.costs.communication.collectives import call_s
 from planner.costs.communication.resharding import exchange_s
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array
 from planner.costs.shards.tiles import box_bytes, transient_bytes
 from planner.ir.box import Box, Interval, volume
@@ -32,7 +32,7 @@ class BlockAccount:
         ranks: of the stage.
     """
 
-    book: PriceBook
+    cost_model: CostModel
     division: Division
     sized: Mapping[str, SizedLayer]
     ranks: tuple[int, ...]
@@ -46,8 +46,8 @@ class BlockAccount:
                 for move in self.division.moves_to(value, wanted):
                     sent[move.src, move.dst] += volume(move.box) * BYTES_PER_ELEMENT[self._spec(value)]
                 if sent.sum():
-                    total += float(exchange_s(sent, self.ranks, self.book.network))
-                    total += float(call_s(self.book.profile.cluster, PIECES, sent.sum(axis=0).max()))
+                    total += float(exchange_s(sent, self.ranks, self.cost_model.network))
+                    total += float(call_s(self.cost_model.profile.cluster, PIECES, sent.sum(axis=0).max()))
         return total
 
     def peak_bytes(self, member: int, graph: Graph) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.plan import Decision
 from planner.ir.profile import Profile
 from planner.ir.program import Program
@@ -58,7 +58,7 @@ class Evaluation:
         return lost_s / (self.step_s * len(used)) if used and self.step_s > 0 else 0.0
 
 
-def evaluate(profile: Profile | PriceBook, decision: Decision) -> Evaluation:
+def evaluate(profile: Profile | CostModel, decision: Decision) -> Evaluation:
     """Of a decision whose program is legal.
 
     Args:
@@ -68,11 +68,11 @@ def evaluate(profile: Profile | PriceBook, decision: Decision) -> Evaluation:
         ValueError: it never ends.
         HalopipeError: the profile lacks a measurement.
     """
-    book = profile if isinstance(profile, PriceBook) else PriceBook(profile)
-    program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
-    stages = Stages(book, decision, program)
+    cost_model = profile if isinstance(profile, CostModel) else CostModel(profile)
+    program = Boundaries.of_decision(cost_model.profile.graph, decision).program(decision)
+    stages = Stages(cost_model, decision, program)
     plain = ActionTimes(stages)
-    step = Step(book.network, program, plain.action_s, plain.summed, plain.next_step(), plain.meetings())
+    step = Step(cost_model.network, program, plain.action_s, plain.summed, plain.next_step(), plain.meetings())
     step_s = step.seconds()
     times = tuple(times_of(program, step.spans, step_s, plain.exchanged_s, step.left_s))
     sums = [sum_of_gradients_s(program.rows[rank], spans) for rank, spans in enumerate(step.spans)]

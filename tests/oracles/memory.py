@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.cluster import PAIR_SUM_BYTES, SHARED_MEMORY, STANDING_BYTES
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
@@ -45,15 +45,15 @@ _Like = tuple[int, int, int, int]
 clouds, of which no two are alike, the micro-batch."""
 
 
-def peaks(profile: Profile | PriceBook, decision: Decision) -> tuple[int, ...]:
+def peaks(profile: Profile | CostModel, decision: Decision) -> tuple[int, ...]:
     """The most bytes that each rank holds in a step of ``decision``, whose program is legal.
 
     Args:
         profile: or its prices, looked up before.
     """
-    book = profile if isinstance(profile, PriceBook) else PriceBook(profile)
-    program = Boundaries.of_decision(book.profile.graph, decision).program(decision)
-    return peaks_of(Stages(book, decision, program))
+    cost_model = profile if isinstance(profile, CostModel) else CostModel(profile)
+    program = Boundaries.of_decision(cost_model.profile.graph, decision).program(decision)
+    return peaks_of(Stages(cost_model, decision, program))
 
 
 def peaks_of(stages: Stages) -> tuple[int, ...]:
@@ -85,10 +85,10 @@ class Account:
     """What one rank holds in a step of a program."""
 
     def __init__(self, stages: Stages, rank: int) -> None:
-        self._profile, self._decision, self._program = stages.book.profile, stages.decision, stages.program
+        self._profile, self._decision, self._program = stages.cost_model.profile, stages.decision, stages.program
         program = self._program
         self._stages, self._rank, self._row = stages, rank, program.rows[rank]
-        preparations, is_shared = stages.book.preparations, any(len(group) > 1 for group in program.ranks)
+        preparations, is_shared = stages.cost_model.preparations, any(len(group) > 1 for group in program.ranks)
         self._is_prepared = self._decision.prepares_next_step or preparations.look_ahead
         sites = (preparations.found_bytes(rows, shared=is_shared) for rows in self._decision.micro_batches)
         self._site_bytes = (1 + self._is_prepared) * sum(sites)  # this step's, and the next one's

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner import faults_of
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.plan import Plan, Prediction
 from planner.ir.profile import Profile
 from tests.oracles.evaluation import Evaluation, evaluate
@@ -18,9 +18,9 @@ def check(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
     faults = faults_of(plan, profile)
     if faults or profile is None:
         return faults
-    book = PriceBook(plan.inputs.as_seen(profile))
+    cost_model = CostModel(plan.inputs.as_seen(profile))
     rounded_bytes = 2 * len(plan.decision.sizes) + 2  # of fractions of bytes, for each micro-batch that is held
-    return tuple(differences(plan.prediction, evaluate(book, plan.decision), rounded_bytes))
+    return tuple(differences(plan.prediction, evaluate(cost_model, plan.decision), rounded_bytes))
 
 
 def differences(stated: Prediction, plain: Evaluation, rounded_bytes: int) -> Iterator[str]:

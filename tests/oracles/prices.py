@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.communication.resharding import Resharding, exposed, resharding_of, scattered_s
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array
 from planner.costs.shards.partial_sums import Sums, pending_s, reduction_rate, sums_of
 from planner.costs.shards.sharding_spec import ShardingSpec
@@ -35,9 +35,9 @@ QUANTITIES = (*SECONDS, "saved_bytes", "workspace_bytes")
 class LayerPrices:
     """What layers of a profile cost, by name."""
 
-    def __init__(self, book: PriceBook) -> None:
-        self.book = book
-        self.index = {layer.name: number for number, layer in enumerate(book.profile.graph.layers)}
+    def __init__(self, cost_model: CostModel) -> None:
+        self.cost_model = cost_model
+        self.index = {layer.name: number for number, layer in enumerate(cost_model.profile.graph.layers)}
         self._columns: dict[tuple[str, float, bool], dict[str, Array]] = {}
         self._exchanges: dict[tuple[tuple[int, ...], int, bool], tuple[Array, Array]] = {}
 
@@ -49,18 +49,18 @@ class LayerPrices:
         """By quantity, of all layers."""
         key = (kind, samples, shared)
         if key not in self._columns:
-            table = self.book.at(kind, samples, shared)
+            table = self.cost_model.at(kind, samples, shared)
             seconds_and_bytes = {what: np.maximum(0.0, np.diff(getattr(table, what))) for what in QUANTITIES[:-1]}
             self._columns[key] = {**seconds_and_bytes, "workspace_bytes": table.workspace_bytes}
         return self._columns[key]
 
     def update_s(self, layer: Layer, kind: str) -> float:
         """Of the update of the layer's parameters."""
-        return self._of_parameters(layer, self.book.tables.parameters(kind).update_s)
+        return self._of_parameters(layer, self.cost_model.tables.parameters(kind).update_s)
 
     def accumulate_s(self, layer: Layer, kind: str, shared: bool) -> float:
         """Of adding one more micro-batch's gradients."""
-        return self._of_parameters(layer, self.book.accumulate_s(kind, shared))
+        return self._of_parameters(layer, self.cost_model.accumulate_s(kind, shared))
 
     def exchange_s(
         self, layer: Layer, ranks: tuple[int, ...], samples: int, *, backward: bool, trains: bool = True
@@ -70,7 +70,7 @@ class LayerPrices:
             return 0.0
         key = (ranks, samples, trains)
         if key not in self._exchanges:
-            forward_s, backward_s = self.book.exchanges_s(ranks, samples, trains=trains)
+            forward_s, backward_s = self.cost_model.exchanges_s(ranks, samples, trains=trains)
             self._exchanges[key] = (np.diff(forward_s), np.diff(backward_s))
         return float(self._exchanges[key][backward][self.index[layer.name]])
 
@@ -78,7 +78,7 @@ class LayerPrices:
         """Of values, by samples: (whose backward makes one, whose is the last to be given it, bytes)."""
         by_samples = {}
         for samples in set(sizes):
-            if len((pairs := self.book.levels.pairs_at("gradients_made", kind, samples))[0]):
+            if len((pairs := self.cost_model.levels.pairs_at("gradients_made", kind, samples))[0]):
                 by_samples[samples] = [
                     (self._names[a], self._names[b], float(size)) for a, b, size in zip(*pairs, strict=True)
                 ]
@@ -86,11 +86,11 @@ class LayerPrices:
 
     def inputs_left(self, kind: str, samples: float, index: int) -> dict[str, float]:
         """What the weight gradients of a layer need of other layers' values, by their makers."""
-        return self._of_reader(self.book.levels.pairs_at("inputs_left", kind, samples), index)
+        return self._of_reader(self.cost_model.levels.pairs_at("inputs_left", kind, samples), index)
 
     def gradients_left(self, kind: str, samples: float, index: int) -> dict[str, float]:
         """The same of gradients that other layers' backward made."""
-        return self._of_reader(self.book.levels.pairs_at("gradients_left_from", kind, samples), index)
+        return self._of_reader(self.cost_model.levels.pairs_at("gradients_left_from", kind, samples), index)
 
     def _of_reader(self, pairs: tuple[NDArray[np.int64], NDArray[np.int64], Array], index: int) -> dict[str, float]:
         readers, makers, sizes = pairs
@@ -177,7 +177,7 @@ class LaidOut:
         """A price: what is saved of inputs beyond the part's share, and what of all that lies where it was."""
         at = self.prices.index[layer.name]
         part = self._reading(layer, member)
-        return inputs_saved(self._book.levels.at(self._kinds[member], part.samples), at, part)
+        return inputs_saved(self._cost_model.levels.at(self._kinds[member], part.samples), at, part)
 
     def _reading(self, layer: Layer, member: int) -> Reading:
         shards = self._shards[layer.name]
@@ -247,14 +247,14 @@ class LaidOut:
 
     def levels(self, member: int) -> list[list[float]] | None:
         """How high memory rises in each layer; None if that was not measured."""
-        by_layer, sums = [], self._book.tables.graph.parameter_bytes
+        by_layer, sums = [], self._cost_model.tables.graph.parameter_bytes
         for layer in self.layers:
             part, index, kind = self._reading(layer, member), self.prices.index[layer.name], self._kinds[member]
-            whole = float(self._book.tables.at(kind, part.samples).workspace_bytes[index])
+            whole = float(self._cost_model.tables.at(kind, part.samples).workspace_bytes[index])
             needs = float(self._costs[layer.name]["workspace_bytes"][member]) - part.share * whole
             size = float(sums[index + 1] - sums[index])
             weights = float(self._sums[layer.name].held_bytes[0, member]) / size if size else 0.0
-            levels = (self._book.levels.at(kind, samples) for samples in (part.samples, 0.0))
+            levels = (self._cost_model.levels.at(kind, samples) for samples in (part.samples, 0.0))
             one = levels_of_part(*levels, index, part, needs, (weights, size))
             if one is None:
                 return None
@@ -281,7 +281,7 @@ class LaidOut:
 
     def unrecorded_bytes(self, member: int) -> int:
         """With blocks: the most that a forward pass holds of values."""
-        return self._account.peak_bytes(member, self._book.profile.graph)
+        return self._account.peak_bytes(member, self._cost_model.profile.graph)
 
     @cached_property
     def _apart(self) -> list[Layer]:
@@ -291,10 +291,10 @@ class LaidOut:
 
     @cached_property
     def _account(self) -> BlockAccount:
-        graph = self._book.profile.graph
+        graph = self._cost_model.profile.graph
         division = Division.placed(graph, self.placements, len(self.ranks), self.samples, self.blocks)
         sized = {name: shards.sized for name, shards in self._shards.items()}
-        return BlockAccount(self._book, division, sized, self.ranks)
+        return BlockAccount(self._cost_model, division, sized, self.ranks)
 
     @cached_property
     def _tile_shards(self) -> dict[str, Shards]:
@@ -329,16 +329,16 @@ class LaidOut:
         return by_reader
 
     @property
-    def _book(self) -> PriceBook:
-        return self.prices.book
+    def _cost_model(self) -> CostModel:
+        return self.prices.cost_model
 
     @cached_property
     def _kinds(self) -> list[str]:
-        return [self._book.kind_off_chip(rank) for rank in self.ranks]
+        return [self._cost_model.kind_off_chip(rank) for rank in self.ranks]
 
     @cached_property
     def _shards(self) -> dict[str, Shards]:
-        graph = self._book.profile.graph
+        graph = self._cost_model.profile.graph
         values, by_layer = graph.values(), {}
         for layer in self.layers:
             sized = SizedLayer.of(graph, layer, values, self.samples, mixes_samples=False)
@@ -359,20 +359,20 @@ class LaidOut:
         cost = np.zeros((len(QUANTITIES), len(shards.options), len(self.ranks)))
         for member, kind in enumerate(self._kinds):  # what corrections add comes after the parts that were measured
             for option in range(len(shards.options)):
-                table = self._book.tables.at(kind, int(shards.samples[option, member]))
+                table = self._cost_model.tables.at(kind, int(shards.samples[option, member]))
                 whole = [getattr(table, what)[index + 1] - getattr(table, what)[index] for what in QUANTITIES[:-1]]
                 share = float(shards.share[option, member])
                 cost[:, option, member] = np.maximum(0.0, [*whole, table.workspace_bytes[index]]) * share
-        self._book.tables.parts.put_in(cost, name, self._kinds, shards)
+        self._cost_model.tables.parts.put_in(cost, name, self._kinds, shards)
         for member, kind in enumerate(self._kinds):
-            cost[0, :, member] *= self._book.excess(FORWARD, kind, shared)
-            cost[1:4, :, member] *= self._book.excess(BACKWARD, kind, shared)
+            cost[0, :, member] *= self._cost_model.excess(FORWARD, kind, shared)
+            cost[1:4, :, member] *= self._cost_model.excess(BACKWARD, kind, shared)
         return cost
 
     @cached_property
     def _sums(self) -> dict[str, Sums]:
         """By layer: its sums over ranks; a tied parameter is its first user's."""
-        graph, rate = self._book.profile.graph, partial(reduction_rate, self._book)
+        graph, rate = self._cost_model.profile.graph, partial(reduction_rate, self._cost_model)
         first: dict[str, str] = {}
         for layer in graph.layers:
             for name in layer.parameters:
@@ -383,7 +383,7 @@ class LaidOut:
                 tuple(first[name] == layer.name for name in layer.parameters),
                 self.ranks,
                 rate,
-                self._book.profile.cluster,
+                self._cost_model.profile.cluster,
             )
             for layer in self.layers
         }
@@ -399,7 +399,7 @@ class LaidOut:
                     values.setdefault((maker, reader.name), []).append((output, position))
         return {
             (maker, reader): resharding_of(
-                self._shards[maker], self._shards[reader], tuple(passing), self.ranks, self._book.network
+                self._shards[maker], self._shards[reader], tuple(passing), self.ranks, self._cost_model.network
             )
             for (maker, reader), passing in values.items()
         }
@@ -414,16 +414,16 @@ class LaidOut:
             if reader not in apart:
                 continue
             ahead, behind = (self._costs[reader][what][None] for what in ("forward_s", "backward_s"))
-            there, back = exposed(moving, kinds[reader], ahead, behind, self._book.profile.cluster)
+            there, back = exposed(moving, kinds[reader], ahead, behind, self._cost_model.profile.cluster)
             forward_s, backward_s = forward_s + float(there[0, 0]), backward_s + float(back[0, 0])
         if self.blocks:
             forward_s += self._account.fetched_s()
             for shards in self._tile_shards.values():
                 if shards.sized.relation.REDUCTION == "sum":
-                    forward_s += float(pending_s(shards, self.ranks, self._book.profile.cluster)[0].sum())
+                    forward_s += float(pending_s(shards, self.ranks, self._cost_model.profile.cluster)[0].sum())
         for layer in self._apart:  # partial sums of what is read from outside
             if layer.inputs and producer(layer.inputs[0]) not in self._shards:
-                seconds = float(scattered_s(self._shards[layer.name], self.ranks, self._book.network)[0])
+                seconds = float(scattered_s(self._shards[layer.name], self.ranks, self._cost_model.network)[0])
                 forward_s, backward_s = forward_s + seconds, backward_s + seconds
         return forward_s, backward_s
 
@@ -434,10 +434,10 @@ class LaidOut:
         for layer in (each for each in self.layers if each.name in self.again):
             total += float(self._sums[layer.name].statistics_s[0, 0])
             if layer.inputs and producer(layer.inputs[0]) not in self._shards:
-                total += float(scattered_s(self._shards[layer.name], self.ranks, self._book.network)[0])
+                total += float(scattered_s(self._shards[layer.name], self.ranks, self._cost_model.network)[0])
             ahead, behind = (self._costs[layer.name][what][None] for what in ("forward_s", "backward_s"))
             for moving in self._into.get(layer.name, ()):
-                total += float(exposed(moving, layer.kind, ahead, behind, self._book.profile.cluster)[0][0, 0])
+                total += float(exposed(moving, layer.kind, ahead, behind, self._cost_model.profile.cluster)[0][0, 0])
         return total
 
     def _slowest_s(self, layer: Layer, what: str) -> float:
@@ -445,7 +445,7 @@ class LaidOut:
 
     def _by_bytes_s(self, layer: Layer, seconds: Sequence[float]) -> float:
         """In proportion to the bytes held, on the slowest member; ``seconds``: by member, of all of the layer's own."""
-        sums, index = self._book.tables.graph.parameter_bytes, self.prices.index[layer.name]
+        sums, index = self._cost_model.tables.graph.parameter_bytes, self.prices.index[layer.name]
         own = float(sums[index + 1] - sums[index])
         held = self._sums[layer.name].held_bytes[0]
         return max(s * float(size) / own for s, size in zip(seconds, held, strict=True)) if own else 0.0

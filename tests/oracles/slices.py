@@ -62,7 +62,7 @@ class Sliced:
 
     def made_bytes(self, member: int) -> list[float]:
         """Parameters of each layer, those that an earlier one uses too left out."""
-        sums = self.prices.book.tables.graph.parameter_bytes
+        sums = self.prices.cost_model.tables.graph.parameter_bytes
         places = [self.prices.index[layer.name] for layer in self.layers]
         return [float(sums[at + 1] - sums[at]) for at in places]
 
@@ -80,16 +80,16 @@ class Sliced:
 
     def levels(self, member: int) -> list[list[float]] | None:
         """How high memory rises in each layer; None if that was not measured."""
-        by_layer, book = [], self.prices.book
+        by_layer, cost_model = [], self.prices.cost_model
         for layer in self.layers:
             at = self.prices.index[layer.name]
             share = float(self.table.share[at])
-            whole = float(book.tables.at(self.kind, self.samples).workspace_bytes[at])
+            whole = float(cost_model.tables.at(self.kind, self.samples).workspace_bytes[at])
             needs = self._of(layer, "workspace_bytes") - share * whole
-            sums = book.tables.graph.parameter_bytes
+            sums = cost_model.tables.graph.parameter_bytes
             size = float(sums[at + 1] - sums[at])
             weights = 1.0 if size else 0.0, size
-            levels = (book.levels.at(self.kind, samples) for samples in (self.samples, 0.0))
+            levels = (cost_model.levels.at(self.kind, samples) for samples in (self.samples, 0.0))
             one = levels_of_part(*levels, at, self._reading(layer), needs, weights)
             if one is None:
                 return None
@@ -113,7 +113,7 @@ class Sliced:
         return [self._of(layer, "saved_bytes") for layer in self.layers]
 
     def _inputs_saved(self, layer: Layer) -> tuple[float, float]:
-        levels = self.prices.book.levels
+        levels = self.prices.cost_model.levels
         return inputs_saved(levels.at(self.kind, self.samples), self.prices.index[layer.name], self._reading(layer))
 
     def _reading(self, layer: Layer) -> Reading:

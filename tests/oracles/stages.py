@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.check.structure import has_layouts, samples_of
 from planner.costs.communication.links import shares_memory
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import runs_of
 from planner.ir.graph import Layer
 from planner.ir.plan import Decision, Size, TokenSlice, samples_in
@@ -39,9 +39,14 @@ _NOTHING_KEPT = _Kept()
 class Stages:
     """The stages of a program on their ranks: layers, parts of micro-batches, parameters, and what is held of them."""
 
-    def __init__(self, book: PriceBook, decision: Decision, program: Program) -> None:
-        self.book, self.prices, self.decision, self.program = book, LayerPrices(book), decision, program
-        self.graph = book.profile.graph
+    def __init__(self, cost_model: CostModel, decision: Decision, program: Program) -> None:
+        self.cost_model, self.prices, self.decision, self.program = (
+            cost_model,
+            LayerPrices(cost_model),
+            decision,
+            program,
+        )
+        self.graph = cost_model.profile.graph
         of_stage = [set(decision.layers_of(stage)) for stage in range(len(decision.stages))]
         self.layers = [[layer for layer in self.graph.layers if layer.name in names] for names in of_stage]
         self.indices = [[self.prices.index[layer.name] for layer in layers] for layers in self.layers]
@@ -77,16 +82,16 @@ class Stages:
             for stage in stages:
                 own, members = self.own_bytes(stage), len(self.program.ranks[stage])
                 others += own - math.ceil(own / members) if self.is_sharded(stage) else 0
-            state = round((size - others) * self.book.profile.optimizer.state_bytes_per_parameter_byte)
+            state = round((size - others) * self.cost_model.profile.optimizer.state_bytes_per_parameter_byte)
             wanted = 2 * size + state if self.program.trains else size
             fits = stages and not any(self.has_layouts[stage] for stage in stages)
-            room = self.book.profile.cluster.devices[rank].on_chip_bytes
+            room = self.cost_model.profile.cluster.devices[rank].on_chip_bytes
             self._on_chip[rank] = wanted if fits and wanted <= room else 0
         return self._on_chip[rank]
 
     def kind(self, rank: int) -> str:
         """Of the device of ``rank``, as prices name it: another one where parameters do not fit on chip."""
-        return self.book.kind(rank) if self.on_chip_bytes(rank) else self.book.kind_off_chip(rank)
+        return self.cost_model.kind(rank) if self.on_chip_bytes(rank) else self.cost_model.kind_off_chip(rank)
 
     def is_sharded(self, stage: int) -> bool:
         """Whether the stage's ranks divide the optimiser's state among them."""
@@ -124,8 +129,8 @@ class Stages:
 
     def _of_slice(self, stage: int, size: TokenSlice) -> Sliced:
         if (stage, size) not in self._slices:
-            kind, recompute = self.book.kind(self.program.ranks[stage][0]), self.decision.stages[stage].recompute
-            table = self.book.slices.table(kind, size)
+            kind, recompute = self.cost_model.kind(self.program.ranks[stage][0]), self.decision.stages[stage].recompute
+            table = self.cost_model.slices.table(kind, size)
             self._slices[stage, size] = Sliced(self.prices, self.layers[stage], table, kind, size.samples, recompute)
         return self._slices[stage, size]
 
@@ -171,7 +176,7 @@ class Stages:
                 parts, reads = [parts[at] for at in order], [reads[at] for at in order]
                 saved = [saved[at] for at in order]
             stays = self._kept(stage, layers, of_layers, [laid_out.part(layer, member) for layer in layers])
-        is_shared = shares_memory(self.book.profile.cluster, self.program.ranks[stage])
+        is_shared = shares_memory(self.cost_model.profile.cluster, self.program.ranks[stage])
         sizes = set[Size]() if is_shared else set(self.sizes)
         return Holding(
             layers=layers,
@@ -187,7 +192,7 @@ class Stages:
             workspace=laid_out.unrecorded_bytes(member) if blocks else laid_out.workspace_bytes(member),
             left=sum(kept),
             again=sum(kept) - laid_out.always_bytes() if recompute else 0.0,
-            prepared=self.book.preparations.num_bytes(indices, rows, len(self.program.ranks[stage])),
+            prepared=self.cost_model.preparations.num_bytes(indices, rows, len(self.program.ranks[stage])),
             samples=rows,
             standing=sum(self.of_size(stage, each).standing_bytes(member) for each in sizes),
             made=made,
@@ -206,8 +211,8 @@ class Stages:
         kind, layers = self.kind(rank), self._as_they_run(stage)
         indices = [self.prices.index[layer.name] for layer in layers]
         samples, own = self.samples_on(rank, stage, microbatch), self.own_bytes(stage)
-        costs, levels = self.prices.columns(kind, samples, False), self.book.levels.at(kind, samples)
-        deferring = self.book.tables.deferring(kind)
+        costs, levels = self.prices.columns(kind, samples, False), self.cost_model.levels.at(kind, samples)
+        deferring = self.cost_model.tables.deferring(kind)
         of_layers = None if levels is None else [levels[:, at].tolist() for at in indices]
         stays = self._kept(stage, layers, of_layers, [float(samples)] * len(layers))
         return Holding(
@@ -219,8 +224,8 @@ class Stages:
             gradients_left=[self.prices.gradients_left(kind, samples, at) for at in indices],
             defers=() if levels is None else [bool(deferring[at]) for at in indices],
             workspace=max(float(costs["workspace_bytes"][at]) for at in indices),
-            left=round(self.book.tables.deferred_bytes(kind, samples, runs_of(indices))),
-            prepared=self.book.preparations.num_bytes(indices, samples, len(self.program.ranks[stage])),
+            left=round(self.cost_model.tables.deferred_bytes(kind, samples, runs_of(indices))),
+            prepared=self.cost_model.preparations.num_bytes(indices, samples, len(self.program.ranks[stage])),
             samples=samples,
             parameter_bytes=self.graph.parameter_bytes(frozenset(layer.name for layer in layers)),
             elsewhere=own - math.ceil(own / len(self.program.ranks[stage])) if self.is_sharded(stage) else 0,
@@ -255,5 +260,7 @@ class Stages:
             return _NOTHING_KEPT
         spans = tuple(tuple(self.prices.index[name] for name in span) for span in self.spans[stage])
         order = np.array([self.prices.index[layer.name] for layer in layers], dtype=np.int64)
-        by_layer = self.book.levels.kept(order, spans, None if levels is None else np.array(levels).T, np.array(parts))
+        by_layer = self.cost_model.levels.kept(
+            order, spans, None if levels is None else np.array(levels).T, np.array(parts)
+        )
         return _Kept(by_layer.kept.tolist(), by_layer.same.tolist())

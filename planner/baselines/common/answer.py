@@ -17,7 +17,7 @@ from planner.baselines.common.problem import priced
 from planner.costs.calibration.apply_corrections import corrected_cluster
 from planner.costs.candidate import Candidate
 from planner.costs.communication.collectives import collective_s
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.cluster import ALL_REDUCE
 from planner.ir.errors import InfeasibleError
 from planner.ir.layout import equal_shares
@@ -85,9 +85,9 @@ class Trial:
         """Inside a search of ours, which needs time for itself."""
         return cls(min(_SHARE * problem.time_limit_s, _MOST_S))
 
-    def sizes(self, problem: Problem, book: PriceBook) -> Iterator[tuple[int, float]]:
+    def sizes(self, problem: Problem, cost_model: CostModel) -> Iterator[tuple[int, float]]:
         """Micro-batch sizes, the largest first, and the seconds that the planner's programme may take for each."""
-        sizes = micro_batch_sizes(problem, book)
+        sizes = micro_batch_sizes(problem, cost_model)
         budget = part_of_current(self.limit_s)
         for number, size in enumerate(reversed(sizes)):
             yield size, budget.left_s / (len(sizes) - number)
@@ -111,7 +111,7 @@ _SHARE, _MOST_S = 0.5, 10.0
 
 def candidates(
     problem: Problem,
-    book: PriceBook,
+    cost_model: CostModel,
     stages: Sequence[Placed],
     size: int,
     trial: Trial,
@@ -128,7 +128,9 @@ def candidates(
         return
     batches = micro_batches(problem, size)
     shares = tuple(equal_shares(size, len(ranks)) for _, ranks in stages)
-    if not all(usable(problem, book, ranks, mine, batches) for (_, ranks), mine in zip(stages, shares, strict=True)):
+    if not all(
+        usable(problem, cost_model, ranks, mine, batches) for (_, ranks), mine in zip(stages, shares, strict=True)
+    ):
         most = max(len(ranks) for _, ranks in stages)
         why = "more samples on one than were measured" if size >= most else "some of them without a sample"
         trial.reasons.append(f"micro-batches of {size}: its plan has a stage of {most} devices, {why}")
@@ -144,7 +146,7 @@ def candidates(
 
 Share = TypeVar("Share")
 
-Pipelines = Callable[[Problem, PriceBook, Trial], Iterator[Candidate]]
+Pipelines = Callable[[Problem, CostModel, Trial], Iterator[Candidate]]
 """What a published planner offers."""
 
 
@@ -155,9 +157,9 @@ def rival_plan(problem: Problem, pipelines: Pipelines, name: str, method: str) -
         InfeasibleError: it offers nothing, which the error explains, or nothing that fits.
         MissingMeasurementError: nothing that it offers could be priced.
     """
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     trial = Trial(min(budget_s(name, problem.time_limit_s), (1 - _TO_PRICE) * problem.time_limit_s))
-    best = best_of(evaluator, pipelines(problem, evaluator.book, trial), why=trial.reasons)
+    best = best_of(evaluator, pipelines(problem, evaluator.cost_model, trial), why=trial.reasons)
     return heuristic_plan(evaluator, best, name, method)
 
 
@@ -165,16 +167,16 @@ _TO_PRICE = 0.1
 """Of a problem's time limit, for the simulations of what a rival's programmes answer."""
 
 
-def whole_network_s(book: PriceBook, kind: str, size: int) -> float:
+def whole_network_s(cost_model: CostModel, kind: str, size: int) -> float:
     """Forward and backward of all layers at ``size`` samples on a device of ``kind``."""
-    table, factor = priced(book, kind, size)
+    table, factor = priced(cost_model, kind, size)
     return factor * float(table.forward_s[-1] + table.backward_s[-1])
 
 
-def slowest_kind(problem: Problem, book: PriceBook, size: int) -> str:
+def slowest_kind(problem: Problem, cost_model: CostModel, size: int) -> str:
     """The kind of device that takes longest for the whole network: planners for like devices count on no better."""
-    kinds = dict.fromkeys(book.kind(rank) for rank in problem.ranks)
-    return max(kinds, key=lambda kind: whole_network_s(book, kind, size))
+    kinds = dict.fromkeys(cost_model.kind(rank) for rank in problem.ranks)
+    return max(kinds, key=lambda kind: whole_network_s(cost_model, kind, size))
 
 
 def hosts_of(problem: Problem) -> dict[str, tuple[int, ...]]:

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from planner.baselines.pipedream.format import LayerGraph, LayerNode, states_of
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, SizeTable
 from planner.ir.errors import MissingMeasurementError, UsageError
 from planner.ir.graph import producer
@@ -122,7 +122,7 @@ def merged(chain: ChainCosts, ends: Iterable[int]) -> ChainCosts:
     )
 
 
-def priced(book: PriceBook, kind: str, size: int) -> tuple[SizeTable, float]:
+def priced(cost_model: CostModel, kind: str, size: int) -> tuple[SizeTable, float]:
     """Costs of all layers on a device of ``kind``, and the factor that makes them those of ``size`` samples.
 
     The factor is 1, unless the profile says nothing of so many on one device: planners that deal a micro-batch to
@@ -132,12 +132,12 @@ def priced(book: PriceBook, kind: str, size: int) -> tuple[SizeTable, float]:
         MissingMeasurementError: it says nothing of fewer either.
     """
     try:
-        return book.tables.at(kind, size), 1.0
+        return cost_model.tables.at(kind, size), 1.0
     except MissingMeasurementError:
-        largest = book.tables.largest_measured(kind)
+        largest = cost_model.tables.largest_measured(kind)
         if size <= largest:
             raise
-        return book.tables.at(kind, largest), size / largest
+        return cost_model.tables.at(kind, largest), size / largest
 
 
 _WORK = 2e9
@@ -163,7 +163,7 @@ class PricedNetwork:
         return tuple(sorted(index for node in nodes for index in self.members[node]))
 
 
-def network(problem: Problem, book: PriceBook, kind: str, size: int, prepares: bool = False) -> PricedNetwork:
+def network(problem: Problem, cost_model: CostModel, kind: str, size: int, prepares: bool = False) -> PricedNetwork:
     """All layers at ``size`` samples on a device of ``kind``.
 
     Args:
@@ -188,10 +188,10 @@ def network(problem: Problem, book: PriceBook, kind: str, size: int, prepares: b
     crossing = [0.0] * (len(bounds) - 1)
     for value, block in read.items():
         crossing[block] += sizes[value]
-    (table, factor), parameters = priced(book, kind, size), book.tables.graph.parameter_bytes
+    (table, factor), parameters = priced(cost_model, kind, size), cost_model.tables.graph.parameter_bytes
 
     def preparing(first: int, last: int) -> float:
-        until, before = (book.preparations.seconds(kind, range(end), size) for end in (last, first))
+        until, before = (cost_model.preparations.seconds(kind, range(end), size) for end in (last, first))
         return until - before if prepares else 0.0
 
     nodes = tuple(
@@ -253,16 +253,16 @@ class NodeBytes:
     inputs: tuple[float, ...]
 
 
-def held(book: PriceBook, net: PricedNetwork, kind: str, size: int) -> NodeBytes:
+def held(cost_model: CostModel, net: PricedNetwork, kind: str, size: int) -> NodeBytes:
     """What each node holds on a device of ``kind`` with micro-batches of ``size`` samples."""
-    each = 2 + book.profile.optimizer.state_bytes_per_parameter_byte
+    each = 2 + cost_model.profile.optimizer.state_bytes_per_parameter_byte
     nodes = net.graph.nodes
     reads = [0.0] * len(nodes)
     for src, dst in net.graph.edges:
         reads[dst] += nodes[src].activation_bytes
-    table, factor = priced(book, kind, size)
+    table, factor = priced(cost_model, kind, size)
     saved = _by_node(factor * table.saved_bytes, net)
-    buffers = _by_node(book.tables.graph.buffer_bytes, net)
+    buffers = _by_node(cost_model.tables.graph.buffer_bytes, net)
     always = tuple(each * node.parameter_bytes + kept for node, kept in zip(nodes, buffers, strict=True))
     return NodeBytes(always, saved, tuple(min(a, b) for a, b in zip(reads, saved, strict=True)))
 

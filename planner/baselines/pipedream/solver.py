@@ -35,7 +35,7 @@ from planner.baselines.common.problem import PricedNetwork, network, searchable
 from planner.baselines.pipedream import planner as pipedream
 from planner.baselines.pipedream.planner import PipeDreamOptions
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.candidates.feasibility import micro_batch_sizes, mixing_layers
@@ -62,40 +62,40 @@ def solve_hierarchical(problem: Problem, progress: Progress | None = None) -> Pl
     )
 
 
-def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
+def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator[Candidate]:
     """Every micro-batch size."""
     levels, bandwidths = [len(problem.ranks)], [bandwidth_bytes_per_s(problem, problem.ranks)]
-    for size, net, answer in answers(problem, book, levels, bandwidths, trial):
+    for size, net, answer in answers(problem, cost_model, levels, bandwidths, trial):
         listed = stages_in(answer)
         groups = dealt(problem.ranks, map(count_in, listed))
         stages = [(net.layers(names_in(stage)), ranks) for stage, ranks in zip(listed, groups, strict=True)]
-        yield from candidates(problem, book, stages, size, trial)
+        yield from candidates(problem, cost_model, stages, size, trial)
 
 
-def hierarchical_pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
+def hierarchical_pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator[Candidate]:
     """The same over hosts and inside them."""
     hosts = like_hosts(problem)
     levels = 1 if len(hosts) == 1 else 2
     machines = [len(hosts[0]), len(hosts)][:levels]
     bandwidths = [bandwidth_bytes_per_s(problem, ranks) for ranks in (hosts[0], problem.ranks)][:levels]
-    for size, net, answer in answers(problem, book, machines, bandwidths, trial):
+    for size, net, answer in answers(problem, cost_model, machines, bandwidths, trial):
         upper: list[dict[str, Json]] = stages_in(answer)
         if levels == 1:
             upper = [{"machines": 1, "each": list[Json](upper)}]
         stages: list[Placed] = []
         for stage, own in zip(upper, dealt(hosts, map(count_in, upper)), strict=True):
             stages += _on_hosts(net, stage["each"], own)
-        yield from candidates(problem, book, stages, size, trial)
+        yield from candidates(problem, cost_model, stages, size, trial)
 
 
 def answers(
-    problem: Problem, book: PriceBook, machines: Sequence[int], bandwidths: Sequence[float], trial: Trial
+    problem: Problem, cost_model: CostModel, machines: Sequence[int], bandwidths: Sequence[float], trial: Trial
 ) -> Iterator[tuple[int, PricedNetwork, RivalAnswer]]:
     """PipeDream's answer for every micro-batch size on levels of machines, without and with memory."""
     straight = bool(mixing_layers(problem.profile.graph))
     least = min(problem.memory_limit_bytes(rank) for rank in problem.ranks)
-    for size in micro_batch_sizes(problem, book):
-        fine = network(problem, book, slowest_kind(problem, book, size), size)
+    for size in micro_batch_sizes(problem, cost_model):
+        fine = network(problem, cost_model, slowest_kind(problem, cost_model, size), size)
         net = searchable(fine, max(machines))
         everything = sum(node.activation_bytes + node.parameter_bytes for node in net.graph.nodes)
         binds = everything * max(machines) > least  # else no stage can stash too much

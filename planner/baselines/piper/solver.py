@@ -31,7 +31,7 @@ from planner.baselines.common.problem import NodeBytes, PricedNetwork, held, net
 from planner.baselines.piper import planner as piper
 from planner.baselines.piper.format import PiperInstance, PiperNode, PiperOption
 from planner.costs.candidate import Candidate, Recomputes
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, Problem
 from planner.solvers.candidates.candidate import micro_batches
@@ -64,7 +64,7 @@ def solve_equal(problem: Problem, progress: Progress | None = None) -> Plan:
     )
 
 
-def pipelines(problem: Problem, book: PriceBook, trial: Trial, variant: str = "piper") -> Iterator[Candidate]:
+def pipelines(problem: Problem, cost_model: CostModel, trial: Trial, variant: str = "piper") -> Iterator[Candidate]:
     """Every micro-batch size, with memory counted as Piper does, and as if there were enough.
 
     A rank holds more than Piper counts (what is received, the batch).  So where recomputation is a choice, stages of
@@ -72,10 +72,10 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial, variant: str = "p
     """
     together = bool(mixing_layers(problem.profile.graph))
     least = float(min(problem.memory_limit_bytes(rank) for rank in problem.ranks))
-    for size, limit_s in trial.sizes(problem, book):
-        kind = slowest_kind(problem, book, size)
-        net = searchable(network(problem, book, kind, size), len(problem.ranks))
-        memory = held(book, net, kind, size)
+    for size, limit_s in trial.sizes(problem, cost_model):
+        kind = slowest_kind(problem, cost_model, size)
+        net = searchable(network(problem, cost_model, kind, size), len(problem.ranks))
+        memory = held(cost_model, net, kind, size)
         rules = [(problem, least), (problem, inf)]
         if problem.recompute == AUTO:
             rules.append((replace(problem, recompute=ALWAYS), least))
@@ -87,7 +87,7 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial, variant: str = "p
             chosen = _chosen(asked, net, answer)
             if trial.has_plan(size, answer, "its count of memory") and chosen not in offered:
                 offered.append(chosen)
-                for candidate in candidates(problem, book, chosen.stages, size, trial):
+                for candidate in candidates(problem, cost_model, chosen.stages, size, trial):
                     yield replace(candidate, recompute=chosen.recompute) if any(chosen.recompute) else candidate
 
 

@@ -25,7 +25,7 @@ from planner.baselines.common.problem import NodeBytes, PricedNetwork, held, net
 from planner.baselines.tarnawski import planner as tarnawski
 from planner.baselines.tarnawski.format import TarnawskiInstance, TarnawskiNode
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.progress import Progress
@@ -42,12 +42,12 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     return rival_plan(problem, pipelines, "tarnawski", "smallest largest load, one device a stage, transfers added")
 
 
-def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candidate]:
+def pipelines(problem: Problem, cost_model: CostModel, trial: Trial) -> Iterator[Candidate]:
     """Every micro-batch size, with few and with many micro-batches in flight, and as if memory were enough."""
-    for size, limit_s in trial.sizes(problem, book):
-        kind = slowest_kind(problem, book, size)
-        net = searchable(network(problem, book, kind, size), len(problem.ranks))
-        memory = held(book, net, kind, size)
+    for size, limit_s in trial.sizes(problem, cost_model):
+        kind = slowest_kind(problem, cost_model, size)
+        net = searchable(network(problem, cost_model, kind, size), len(problem.ranks))
+        memory = held(cost_model, net, kind, size)
         offered: set[tuple[Placed, ...]] = set()
         for in_flight, memory_bytes in ((1, None), (len(problem.ranks), None), (1, inf)):
             made = instance(problem, net, memory, in_flight)
@@ -55,7 +55,7 @@ def pipelines(problem: Problem, book: PriceBook, trial: Trial) -> Iterator[Candi
             stages = _stages(problem, net, answer)
             if trial.has_plan(size, answer, "its count of memory") and stages not in offered:
                 offered.add(stages)
-                yield from candidates(problem, book, stages, size, trial)
+                yield from candidates(problem, cost_model, stages, size, trial)
 
 
 def instance(problem: Problem, net: PricedNetwork, memory: NodeBytes, in_flight: int) -> TarnawskiInstance:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from planner.costs.candidate import candidate_of
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision
@@ -77,14 +77,14 @@ def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -
     """
     if not passes:
         return None
-    book = PriceBook(profile.bare)
+    cost_model = CostModel(profile.bare)
     candidate = candidate_of(profile.graph, decision)
-    placed, trains = Pricing(book).stages(candidate), candidate.trains
+    placed, trains = Pricing(cost_model).stages(candidate), candidate.trains
     now: dict[str, float] = defaultdict(float)
     then: dict[str, float] = defaultdict(float)
     for each in passes:
-        kind, stage = book.kind(each.rank), placed[each.stage]
-        sums = book.sums(kind, each.samples, False, trains and stage.recompute_mask)
+        kind, stage = cost_model.kind(each.rank), placed[each.stage]
+        sums = cost_model.sums(kind, each.samples, False, trains and stage.recompute_mask)
         ops = (Op.FORWARD, Op.BACKWARD) if trains else (Op.FORWARD,)
         priced_s = sum(sums.action_s(op, stage.runs, False) for op in ops)
         alone_s = median((*each.before_s, *each.after_s))

@@ -75,7 +75,7 @@ def activation_of(
         sums_behind = placed.sums_behind and placed.tied
         of_stage = placed.runs, stage.kind, stage.samples, stage.made_bytes, slices, placed.recomputed
         key = (*of_stage, output_gradients.sizes, senders, sums_behind)
-        memo: dict[tuple[object, ...], HeldInStage] = costs.book.levels.known
+        memo: dict[tuple[object, ...], HeldInStage] = costs.cost_model.levels.known
         held = memo[key] if key in memo else memo.setdefault(key, stage.held(output_gradients, senders, copies))
     recomputes = placed.recompute and cost is None
     peaks, last = (recomputed(each) if recomputes else each for each in (held.peaks, held.last or held.peaks))
@@ -102,7 +102,7 @@ class _RankStage:
 
     def __init__(self, costs: StageCosts, part: Part) -> None:
         rank, number, size = part
-        self.costs, self.levels, self.tables = costs, costs.book.levels, costs.book.tables
+        self.costs, self.levels, self.tables = costs, costs.cost_model.levels, costs.cost_model.tables
         self.placed, self.kind = costs.stages[number], costs.kind(rank)
         self.member = self.placed.ranks.index(rank)
         self.cost = self.placed.laid_out[size] if self.placed.laid_out else None
@@ -218,7 +218,7 @@ class _RankStage:
             needs = float(self.tables.at(self.kind, self.samples).workspace_bytes[parts.layers].max(initial=0.0))
             left = self.tables.deferred_bytes(self.kind, self.samples, self.placed.runs)
         if self.in_slices:
-            buckets = self.costs.book.buckets(self.placed.runs, self.placed.tied)
+            buckets = self.costs.cost_model.buckets(self.placed.runs, self.placed.tied)
             made, puts_together = kept_gradients(self.placed), self.placed.zero < 3
             making = max((bucket.num_bytes + bucket.copied_bytes * puts_together for bucket in buckets), default=0)
             gathered = 0 if puts_together else max((bucket.num_bytes for bucket in buckets), default=0)
@@ -246,7 +246,7 @@ class _RankStage:
         placed, layers, gradients, in_all = self.placed, parts.layers, parts.parameters.copy(), self.made_bytes
         if self.in_slices:
             share, copied, in_all = 1 / len(placed.ranks), np.zeros_like(gradients), kept_gradients(placed)
-            for bucket in self.costs.book.buckets(placed.runs, placed.tied):
+            for bucket in self.costs.cost_model.buckets(placed.runs, placed.tied):
                 used = (bucket.first_layer <= layers) & (layers <= bucket.last_layer)
                 if placed.zero > 2:
                     levels[: WEIGHT + 1, used] += bucket.num_bytes
@@ -329,11 +329,11 @@ class _RankStage:
 def buckets_behind(costs: StageCosts, placed: StagePlacement, member: int) -> tuple[Bucket, ...]:
     """In which the gradients of a rank are summed while the last backward of the stage runs."""
     if placed.sums_behind:
-        return costs.book.buckets(placed.runs, placed.tied)
+        return costs.cost_model.buckets(placed.runs, placed.tied)
     if placed.once is None or len(placed.ranks) < 2 or not costs.trains:
         return ()
     own = placed.once.by_layer
-    return buckets_of_parts(costs.book.profile.graph, own.layers, own.weights, member, placed.tied)
+    return buckets_of_parts(costs.cost_model.profile.graph, own.layers, own.weights, member, placed.tied)
 
 
 def _copies(buckets: Sequence[Bucket]) -> dict[int, int]:

@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.table import What, divided, most_held
 from planner.costs.stages.stage_sums import RecomputeMask, of_those
@@ -113,7 +113,7 @@ class Holders:
         workspaces: those worked out before, by kind, samples and what is recomputed; added to.
     """
 
-    book: PriceBook
+    cost_model: CostModel
     cuts: Cuts
     trains: bool
     received: Array | None
@@ -129,11 +129,11 @@ class Holders:
                 be there.
             parts: among how many members the optimiser's state is divided, and what else ``zero`` says.
         """
-        (kind, limit_bytes, sizes), book, cuts = member, self.book, self.cuts
-        graph, full, rest = book.tables.graph, *(book.tables.at(kind, size) for size in sizes)
-        factor = state_factor(book, self.trains, parts, zero)
+        (kind, limit_bytes, sizes), cost_model, cuts = member, self.cost_model, self.cuts
+        graph, full, rest = cost_model.tables.graph, *(cost_model.tables.at(kind, size) for size in sizes)
+        factor = state_factor(cost_model, self.trains, parts, zero)
         resident = cuts.sums(factor * np.diff(graph.parameter_bytes) + np.diff(graph.own_buffer_bytes))
-        keeps, by_layer = self.trains and recompute is not True, book.levels.at(kind, sizes[0]) is not None
+        keeps, by_layer = self.trains and recompute is not True, cost_model.levels.at(kind, sizes[0]) is not None
         dropped = recompute if isinstance(recompute, tuple) else ()
         once = cuts.sums(np.diff(full.saved_bytes - of_those(full.saved_bytes, dropped)))
         key, workspace = (kind, sizes[0], recompute), full.workspace_bytes
@@ -157,26 +157,26 @@ class Holders:
         )
 
 
-def state_factor(book: PriceBook, trains: bool, parts: int = 1, zero: int = 1) -> float:
+def state_factor(cost_model: CostModel, trains: bool, parts: int = 1, zero: int = 1) -> float:
     """Bytes a byte of parameters: parameters, and where they are trained gradients and the state, or parts of them."""
     if not trains:
         return 1
-    state = book.profile.optimizer.state_bytes_per_parameter_byte
+    state = cost_model.profile.optimizer.state_bytes_per_parameter_byte
     times = (What.PARAMETERS, 1), (What.GRADIENTS, 1), (What.OPTIMISER_STATE, state)
     return sum(each / divided(what, zero, parts) for what, each in times)
 
 
-def may_bind(book: PriceBook, sizes: Iterable[tuple[str, float, int]], num_microbatches: int) -> bool:
+def may_bind(cost_model: CostModel, sizes: Iterable[tuple[str, float, int]], num_microbatches: int) -> bool:
     """Whether memory can matter at all: whether the whole network with all micro-batches overflows some device.
 
     Args:
         sizes: kind, samples and limit of each kind of member.
     """
-    graph = book.tables.graph
-    always = state_factor(book, trains=True) * graph.parameter_bytes[-1] + graph.buffer_bytes[-1]
+    graph = cost_model.tables.graph
+    always = state_factor(cost_model, trains=True) * graph.parameter_bytes[-1] + graph.buffer_bytes[-1]
     for kind, samples, limit in sizes:
-        table = book.tables.at(kind, samples)
-        levels = book.levels.at(kind, samples)
+        table = cost_model.tables.at(kind, samples)
+        levels = cost_model.levels.at(kind, samples)
         highest = table.workspace_bytes.max(initial=0.0) if levels is None else levels[:4].max(initial=0.0)
         most = always + num_microbatches * table.saved_bytes[-1] + highest
         if most > limit:

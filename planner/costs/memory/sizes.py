@@ -38,14 +38,14 @@ class Sizes:
     ) -> None:
         self.costs, self.compiled, self.payloads = costs, compiled, transfer_bytes
         self.joined = joined(compiled, transfer_bytes)
-        cluster = costs.book.profile.cluster
+        cluster = costs.cost_model.profile.cluster
         carried = carried or [CoalescedMessage(size if size < ALONE_BYTES else 0) for size in transfer_bytes]
         is_block = [cluster.link(slot.src, slot.dst).transport == SHARED_MEMORY for slot in compiled.transfers]
         self.framed = [0 if block else how.framed for how, block in zip(carried, is_block, strict=True)]
         firsts: dict[tuple[int, ...], int] = {}
         alike = zip(compiled.transfers, transfer_bytes, self.framed, strict=True)
         self.frames = [firsts.setdefault((slot.src, slot.dst, *of), place) for place, (slot, *of) in enumerate(alike)]
-        self.varies = bool(costs.book.preparations.inputs)
+        self.varies = bool(costs.cost_model.preparations.inputs)
         self.buckets = {
             (rank, number): buckets_behind(costs, stage, member)
             for number, stage in enumerate(costs.stages)
@@ -169,7 +169,7 @@ class Sizes:
         }
 
     def _worked_out_buffer_bytes(self, stages: tuple[tuple[Run, ...], ...]) -> int:
-        graph = self.costs.book.profile.graph
+        graph = self.costs.cost_model.profile.graph
         return graph.buffer_bytes(index for runs in stages for index in layers_of(runs))
 
     def _sum_bytes(self, rank: int, number: int) -> int:
@@ -186,8 +186,8 @@ class Sizes:
         if not stage.zero:
             return behind[0].copied_bytes if len(behind) == 1 else 0
         most = gone = 0
-        others = 0 if shares_memory(costs.book.profile.cluster, stage.ranks) else several - 1
-        for bucket in costs.book.buckets(stage.runs, stage.tied):
+        others = 0 if shares_memory(costs.cost_model.profile.cluster, stage.ranks) else several - 1
+        for bucket in costs.cost_model.buckets(stage.runs, stage.tied):
             piece = -(-bucket.num_bytes // several)
             most = max(most, max(bucket.copied_bytes, max(1, others + (member > 1)) * piece) - gone)
             gone += 0 if costs.on_chip_bytes(rank) else bucket.num_bytes - piece
@@ -195,19 +195,19 @@ class Sizes:
 
     def _worked_out_update_bytes(self, number: int) -> int:
         """Copies that the optimiser makes on its way of a parameter, or of a rank's slice of one: of the largest."""
-        book, stage = self.costs.book, self.costs.stages[number]
-        optimizer, graph = book.profile.optimizer, book.profile.graph
+        cost_model, stage = self.costs.cost_model, self.costs.stages[number]
+        optimizer, graph = cost_model.profile.optimizer, cost_model.profile.graph
         copies = 2 if optimizer.state_bytes_per_parameter_byte >= 2 else bool(optimizer.arguments.get("weight_decay"))
         names = {name for index in layers_of(stage.runs) for name in graph.layers[index].parameters}
         sizes = [graph.parameters[name].num_bytes for name in (names & stage.tied if stage.zero else names)]
-        for bucket in book.buckets(stage.runs, stage.tied) if stage.zero else ():
+        for bucket in cost_model.buckets(stage.runs, stage.tied) if stage.zero else ():
             sizes += (min(size, -(-bucket.num_bytes // len(stage.ranks))) for _, size in bucket.by_layer)
         return copies * max(sizes, default=0)
 
 
 def _batch_bytes(costs: StageCosts) -> int:
     """Of the inputs and targets of a step that are not prepared."""
-    graph, prepared = costs.book.profile.graph, costs.book.preparations.inputs
+    graph, prepared = costs.cost_model.profile.graph, costs.cost_model.preparations.inputs
     whole = costs.num_samples / graph.samples
     specs = (spec for name, spec in graph.inputs.items() if name not in prepared)
     return round(sum(spec.num_bytes * (whole if spec.has_samples else 1) for spec in specs))
@@ -219,13 +219,13 @@ def _standing_bytes(costs: StageCosts, stage: StagePlacement, rank: int) -> floa
     Those of parts of tensors are of every size of micro-batch; of gradients they are what comes from other ranks in
     sums that are exchanges, not rings.
     """
-    if shares_memory(costs.book.profile.cluster, stage.ranks):
+    if shares_memory(costs.cost_model.profile.cluster, stage.ranks):
         return 0.0
     member, several = stage.ranks.index(rank), len(stage.ranks)
     summed = list[int]()
     if costs.trains and stage.zero:
         # each rank's piece of a bucket comes from each other one; one after another, so that like ones use one buffer
-        pieces = {-(-bucket.num_bytes // several) for bucket in costs.book.buckets(stage.runs, stage.tied)}
+        pieces = {-(-bucket.num_bytes // several) for bucket in costs.cost_model.buckets(stage.runs, stage.tied)}
         summed = [piece for piece in sorted(pieces) for _ in range(several - 1)]
     elif costs.trains:
         behind = buckets_behind(costs, stage, member)

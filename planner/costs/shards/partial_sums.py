@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.communication.collectives import norm_s, partial_sum_s
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.cluster import GRADIENT_SUMS, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
 from planner.layers.boxes import equal_ranks, volumes
@@ -75,12 +75,12 @@ def sums_of(
     return Sums(held_bytes, reduction_s, exchanged_s, statistics_standing(shards))
 
 
-def reduction_rate(book: PriceBook, ranks: tuple[int, ...]) -> float:
+def reduction_rate(cost_model: CostModel, ranks: tuple[int, ...]) -> float:
     """Seconds a byte of a sum over ``ranks`` as large as all parameters of the graph, and of putting them together."""
-    total = int(book.tables.graph.parameter_bytes[-1])
+    total = int(cost_model.tables.graph.parameter_bytes[-1])
     if not total or len(ranks) < 2:
         return 0.0
-    return (book.network.all_reduce_s(ranks, total) + book.network.around_s(GRADIENT_SUMS, total)) / total
+    return (cost_model.network.all_reduce_s(ranks, total) + cost_model.network.around_s(GRADIENT_SUMS, total)) / total
 
 
 def statistics_s(shards: Shards, ranks: tuple[int, ...], cluster: Cluster) -> Array:

@@ -58,15 +58,17 @@ def next_steps(compiled: CompiledProgram, costs: StageCosts) -> tuple[NextStep, 
     """By rank; empty where the plan prepares each step in itself."""
     if not costs.is_prepared or not compiled.num_prepared:
         return ()
-    cores = spare_cores(costs.book.profile.cluster, len(compiled.grid))
-    book, steps = costs.book, list[NextStep]()
+    cores = spare_cores(costs.cost_model.profile.cluster, len(compiled.grid))
+    cost_model, steps = costs.cost_model, list[NextStep]()
     for rank, row in enumerate(compiled.grid):
         has_core, own_s, turns_s = cores[rank] is not None, 0.0, 0.0
         for action in row:
             if action.op is Op.PREPARE:
                 made_s, layers = costs.prepare_s(rank, action), costs.stages[action.stage]
                 own_s += made_s
-                turns_s += book.preparations.turns_s(book.kind(rank), layers_of(layers.runs), made_s, has_core)
+                turns_s += cost_model.preparations.turns_s(
+                    cost_model.kind(rank), layers_of(layers.runs), made_s, has_core
+                )
         steps.append(NextStep(own_s, has_core, turns_s))
     on_core = {core: sum(each.seconds for each, at in zip(steps, cores, strict=True) if at == core) for core in cores}
     return tuple(

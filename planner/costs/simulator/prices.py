@@ -76,7 +76,7 @@ def prices_of(
         sizes: bytes by transfer slot.
         wires: if they are known.
     """
-    network = costs.book.network
+    network = costs.cost_model.network
     action_s, transfer_s = action_prices(compiled, costs), transfer_prices(compiled, sizes, network)
     sending_s = sending_prices(compiled, sizes, network)
     if compiled.streams:
@@ -151,7 +151,7 @@ def streamed(
     F at least SR F / (F + B), so that both together last at least SR (BaPipe, Zhao et al., arXiv 2012.12544, its
     schedules 1F1B-AS and FBP-AS).  Ignored: that what streams shares a network card.
     """
-    can = [device.streams for device in costs.book.profile.cluster.devices]
+    can = [device.streams for device in costs.cost_model.profile.cluster.devices]
     flows = [can[slot.src] and can[slot.dst] for slot in compiled.transfers]
     channels: dict[tuple[int, int, Op, Size], dict[tuple[int, int], float]] = {}
     for slot, seconds, is_streamed in zip(compiled.transfers, transfer_s, flows, strict=True):
@@ -185,7 +185,7 @@ def resources(compiled: CompiledProgram, network: NetworkPrices) -> list[int]:
 
 def hosts_beside(compiled: CompiledProgram, costs: StageCosts) -> tuple[bool, ...]:
     """By rank, whether its host prepares while it computes."""
-    devices = costs.book.profile.cluster.devices
+    devices = costs.cost_model.profile.cluster.devices
     return tuple(has_host_beside(devices[rank]) for rank in range(len(compiled.rows))) if compiled.num_prepared else ()
 
 
@@ -369,7 +369,7 @@ def traffic_of(
         sizes: bytes by transfer slot.
         transfer_s: seconds by transfer slot.
     """
-    network = costs.book.network
+    network = costs.cost_model.network
     cluster = network.cluster
     hosts = {host: number for number, host in enumerate(dict.fromkeys(device.host for device in cluster.devices))}
     number_of = [hosts[device.host] for device in cluster.devices]
@@ -410,7 +410,7 @@ def _losses(
 
 def _sums(compiled: CompiledProgram, costs: StageCosts, number_of: Sequence[int]) -> Iterator[NetworkFlow]:
     """The sums of gradients, by stage, as far as their ranks wait for them."""
-    network, summed = costs.book.network, set(compiled.reduced_stages)
+    network, summed = costs.cost_model.network, set(compiled.reduced_stages)
     for number, stage in enumerate(costs.stages):
         hosts = sorted({number_of[rank] for rank in stage.ranks if compiled.rows[rank]})
         is_across = len({number_of[rank] for rank in stage.ranks}) > 1

@@ -101,10 +101,10 @@ class Symmetry:
 
 def symmetry_of(costs: StageCosts) -> Symmetry | None:
     """The most slices that a plan has; None: one alone, or they are not looked for."""
-    if costs.book.preparations.inputs or costs.tied_ranks or any(stage.zero for stage in costs.stages):
+    if costs.cost_model.preparations.inputs or costs.tied_ranks or any(stage.zero for stage in costs.stages):
         return None
     groups, samples = [stage.ranks for stage in costs.stages], [tuple(stage.samples.values()) for stage in costs.stages]
-    return slices(costs.book.profile.cluster, groups, samples) if all(samples) else None
+    return slices(costs.cost_model.profile.cluster, groups, samples) if all(samples) else None
 
 
 def slices(

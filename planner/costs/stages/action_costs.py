@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from planner.costs.communication.collectives import memory_factor
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import Array, SizeTable, before, layers_of, span
 from planner.costs.memory.table import What, divided
@@ -48,7 +48,7 @@ class StageCosts:
             are (:attr:`is_prepared`).
     """
 
-    book: PriceBook
+    cost_model: CostModel
     stages: tuple[StagePlacement, ...]
     micro_batches: tuple[Size, ...]
     trains: bool = True
@@ -66,7 +66,7 @@ class StageCosts:
         """
         stage = self.stages[action.stage]
         if action.op in RECEIVE:
-            return self.book.tables.overhead_s(self.book.kind(rank))
+            return self.cost_model.tables.overhead_s(self.cost_model.kind(rank))
         if action.microbatch is not None and action.op in COMPUTE:
             times = self.times(action.stage, self.micro_batches[action.microbatch])
             return times.action_s(action.op, stage.ranks.index(rank), accumulates)
@@ -77,7 +77,7 @@ class StageCosts:
             return self.prepare_s(rank, action) + others_s  # all begin when the slowest has found the sites
         once = stage.once
         if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
-            beside = memory_factor(self.book.profile.cluster, stage.ranks)
+            beside = memory_factor(self.cost_model.profile.cluster, stage.ranks)
             return once.reduction_s if action.op is Op.REDUCE_GRAD else once.update_s * beside
         if action.op is Op.REDUCE_GRAD:
             return self.waited_s(action.stage)
@@ -88,14 +88,14 @@ class StageCosts:
     def _update_s(self, number: int, rank: int) -> float:
         """Of a rank of a stage cut along samples: sums over stages, then what it updates, then what others did."""
         stage = self.stages[number]
-        beside = memory_factor(self.book.profile.cluster, stage.ranks)
-        sums = self.book.tables.parameters(self.kind(rank)).update_s
+        beside = memory_factor(self.cost_model.profile.cluster, stage.ranks)
+        sums = self.cost_model.tables.parameters(self.kind(rank)).update_s
         update_s, tied_s, ties_s = span(sums, stage.runs), 0.0, 0.0
         for tie in stage.ties:
             update_s -= _part_of(sums, tie.inside)
             if rank not in tie.held_below:  # a rank updates its copy once, with the lowest of its stages that use it
                 tied_s += _part_of(sums, (*tie.inside, *tie.outside))
-                ties_s += self.book.network.all_reduce_s(tie.ranks, tie.num_bytes)
+                ties_s += self.cost_model.network.all_reduce_s(tie.ranks, tie.num_bytes)
         if not stage.sharded:
             return ties_s + beside * (update_s + tied_s)
         gather_s = self._reduce_s(number) / 2 if stage.zero < 3 else 0.0
@@ -112,7 +112,7 @@ class StageCosts:
         name = self._kinds.get(rank)
         if name is None:
             fit = self.on_chip_bytes(rank) > 0
-            name = self._kinds[rank] = self.book.kind(rank) if fit else self.book.kind_off_chip(rank)
+            name = self._kinds[rank] = self.cost_model.kind(rank) if fit else self.cost_model.kind_off_chip(rank)
         return name
 
     def on_chip_bytes(self, rank: int) -> int:
@@ -120,7 +120,7 @@ class StageCosts:
 
         Layers with layouts of their own have theirs in the larger memory.
         """
-        room = self.book.profile.cluster.devices[rank].on_chip_bytes
+        room = self.cost_model.profile.cluster.devices[rank].on_chip_bytes
         mine = [stage for stage in self.stages if rank in stage.ranks] if room else []
         if not mine or any(stage.laid_out for stage in mine):
             return 0
@@ -134,12 +134,12 @@ class StageCosts:
             return 0
         mine = [stage for stage in self.stages if rank in stage.ranks]
         kept = sum(_parameters_used(stage, rank) - left_to_others(stage, What.OPTIMISER_STATE) for stage in mine)
-        return round(kept * self.book.profile.optimizer.state_bytes_per_parameter_byte)
+        return round(kept * self.cost_model.profile.optimizer.state_bytes_per_parameter_byte)
 
     def prepare_s(self, rank: int, action: Action) -> float:
         """Seconds in which the rank prepares what a stage reads of a micro-batch; with the first it finds all sites."""
         stage, samples = self.stages[action.stage], samples_in(self.micro_batches[action.microbatch or 0])
-        preparations, layers, kind = self.book.preparations, layers_of(stage.runs), self.book.kind(rank)
+        preparations, layers, kind = self.cost_model.preparations, layers_of(stage.runs), self.cost_model.kind(rank)
         if not preparations.is_beside(kind):
             found_s = self._found_s(rank) if self._is_first(rank, action) else 0.0
             return found_s + preparations.seconds(kind, layers, samples, shared=self._shares_sites)
@@ -148,10 +148,10 @@ class StageCosts:
 
     def _found_s(self, rank: int) -> float:
         """Seconds in which the rank finds the sites of all micro-batches."""
-        kind = self.book.kind(rank)
+        kind = self.cost_model.kind(rank)
         seconds = self._found.get(kind)
         if seconds is None:
-            of, shared = self.book.preparations.found_s, self._shares_sites
+            of, shared = self.cost_model.preparations.found_s, self._shares_sites
             seconds = self._found[kind] = sum(of(kind, samples_in(size), shared=shared) for size in self.micro_batches)
         return seconds
 
@@ -163,7 +163,7 @@ class StageCosts:
         if action.microbatch != 0:
             return False
         mine = (stage for stage in self.stages[: action.stage] if rank in stage.ranks)
-        return not any(self.book.preparations.read(layers_of(stage.runs)) for stage in mine)
+        return not any(self.cost_model.preparations.read(layers_of(stage.runs)) for stage in mine)
 
     @property
     def _shares_sites(self) -> bool:
@@ -172,7 +172,7 @@ class StageCosts:
     @property
     def is_prepared(self) -> bool:
         """Whether a step finds its inputs made, but for what the step before had no time for."""
-        return self.prepares_next_step or self.book.preparations.look_ahead
+        return self.prepares_next_step or self.cost_model.preparations.look_ahead
 
     def computing_part(self, action: Action, seconds: float) -> float:
         """The part of a compute action of ``seconds`` in which layers compute, and no messages move."""
@@ -190,25 +190,25 @@ class StageCosts:
         """Of a stage's gradients: what is left of their sums when its slowest rank ends its backward."""
         stage = self.stages[number]
         if not stage.sums_behind:
-            return self.book.network.all_reduce_s(stage.ranks, stage.own_bytes)
+            return self.cost_model.network.all_reduce_s(stage.ranks, stage.own_bytes)
         seconds = self._reductions.get(number)
         if seconds is None:
             last = samples_in(self.micro_batches[-1])
             samples = stage.samples[last]
             backward_s = [
-                self.book.at(self.kind(rank), own, True).backward_s
+                self.cost_model.at(self.kind(rank), own, True).backward_s
                 for rank, own in zip(stage.ranks, samples, strict=True)
             ]
             slowest_s = max(backward_s, key=lambda sums: span(sums, stage.runs))
-            exchanges_s = self.book.exchanges_s(stage.ranks, last)[1]
-            hides = self.book.network.in_background(stage.ranks)
-            beside = memory_factor(self.book.profile.cluster, stage.ranks)
+            exchanges_s = self.cost_model.exchanges_s(stage.ranks, last)[1]
+            hides = self.cost_model.network.in_background(stage.ranks)
+            beside = memory_factor(self.cost_model.profile.cluster, stage.ranks)
             seconds = self._reductions[number] = exposed_s(
-                self.book.buckets(stage.runs, stage.tied),
+                self.cost_model.buckets(stage.runs, stage.tied),
                 lambda layer: hides * sum(span(sums, before(stage.runs, layer)) for sums in (slowest_s, exchanges_s)),
-                lambda num_bytes: self.book.network.all_reduce_s(stage.ranks, num_bytes),
-                lambda num_bytes: self.book.network.moving_s(stage.ranks, num_bytes),
-                lambda num_bytes: beside * self.book.network.around_s(GRADIENT_SUMS, num_bytes),
+                lambda num_bytes: self.cost_model.network.all_reduce_s(stage.ranks, num_bytes),
+                lambda num_bytes: self.cost_model.network.moving_s(stage.ranks, num_bytes),
+                lambda num_bytes: beside * self.cost_model.network.around_s(GRADIENT_SUMS, num_bytes),
             )
         return seconds
 
@@ -216,11 +216,11 @@ class StageCosts:
         """What the stage's rank number ``member`` holds of prepared inputs (kernel maps) of a micro-batch."""
         placed, rows = self.stages[stage], samples_in(self.micro_batches[microbatch])
         samples = placed.samples[rows][member] if placed.samples else rows
-        return self.book.preparations.num_bytes(layers_of(placed.runs), samples, len(placed.ranks))
+        return self.cost_model.preparations.num_bytes(layers_of(placed.runs), samples, len(placed.ranks))
 
     def found_bytes(self) -> int:
         """What every rank holds of the sites of a step; of the next one's as well, where they are prepared in it."""
-        bytes_of, shared = self.book.preparations.found_bytes, self._shares_sites
+        bytes_of, shared = self.cost_model.preparations.found_bytes, self._shares_sites
         return self.num_steps_held * sum(bytes_of(samples_in(size), shared=shared) for size in self.micro_batches)
 
     @property
@@ -246,7 +246,7 @@ class StageCosts:
         """Costs of all layers on the stage's rank number ``member`` at its share of the micro-batch."""
         placed = self.stages[stage]
         samples = placed.samples[samples_in(self.micro_batches[microbatch])][member]
-        return self.book.tables.at(self.kind(placed.ranks[member]), samples)
+        return self.cost_model.tables.at(self.kind(placed.ranks[member]), samples)
 
     def evidence(self) -> Evidence:
         """The weakest evidence behind the prices of layers in this plan."""
@@ -257,7 +257,7 @@ class StageCosts:
             for samples in stage.samples.values()
             for member, rank in enumerate(stage.ranks)
         }
-        return weakest((*own, *(self.book.tables.evidence(kind, samples, runs) for runs, kind, samples in uses)))
+        return weakest((*own, *(self.cost_model.tables.evidence(kind, samples, runs) for runs, kind, samples in uses)))
 
     def exchange_s(self, action: Action) -> float:
         """The part of a compute action in which its ranks exchange statistics, halos and other parts of tensors."""
@@ -279,7 +279,7 @@ class StageCosts:
         """Of a stage that is cut along samples alone: differences of sums over layers, once for like members."""
         members = [(self.kind(rank), own) for rank, own in zip(placed.ranks, placed.samples[samples], strict=True)]
         is_shared, runs = len(members) > 1, placed.runs
-        sums = {member: self.book.sums(*member, is_shared, placed.recompute_mask) for member in members}
+        sums = {member: self.cost_model.sums(*member, is_shared, placed.recompute_mask) for member in members}
         passes = {member: tuple(own.action_s(op, runs, False) for op in PASSES) for member, own in sums.items()}
         adds = {
             member: span(own.accumulate_s, runs) + sum(_part_of(own.accumulate_s, tie.outside) for tie in placed.ties)
@@ -287,7 +287,7 @@ class StageCosts:
         }
         forward_s = backward_s = 0.0
         if is_shared:
-            exchanges = self.book.exchanges_s(placed.ranks, samples, placed.recompute_mask, self.trains)
+            exchanges = self.cost_model.exchanges_s(placed.ranks, samples, placed.recompute_mask, self.trains)
             forward_s, backward_s = (span(way, runs) for way in exchanges)
             gather_s, scatter_s = self._in_slices_s(placed)
             forward_s += gather_s
@@ -307,8 +307,8 @@ class StageCosts:
         """
         if placed.zero < 2 or not self.trains:
             return 0.0, 0.0
-        in_buckets = self.book.buckets(placed.runs, placed.tied)
-        half_s = sum(self.book.network.all_reduce_s(placed.ranks, bucket.num_bytes) for bucket in in_buckets) / 2
+        in_buckets = self.cost_model.buckets(placed.runs, placed.tied)
+        half_s = sum(self.cost_model.network.all_reduce_s(placed.ranks, bucket.num_bytes) for bucket in in_buckets) / 2
         return half_s * (placed.zero > 2), half_s
 
 

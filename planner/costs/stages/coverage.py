@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.costs.candidate import candidate_of
 from planner.costs.communication.halo import SUMMED
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.layers.shards import part_of
 from planner.costs.pricing import Pricing
@@ -43,7 +43,7 @@ class Unmeasured:
         return bool(self.sizes or self.shapes or self.waits or self.exchanges)
 
 
-def unmeasured(book: PriceBook, decisions: Iterable[Decision]) -> dict[str, Unmeasured]:
+def unmeasured(cost_model: CostModel, decisions: Iterable[Decision]) -> dict[str, Unmeasured]:
     """What ``decisions`` use and nobody measured; kinds of devices of which all was measured are left out.
 
     Fractions of a sample, which ranks that share sites do, cannot be measured and are not asked for.
@@ -53,7 +53,7 @@ def unmeasured(book: PriceBook, decisions: Iterable[Decision]) -> dict[str, Unme
     """
     measured = {
         (kind, one.layer, one.samples, one.part)
-        for by_kind in (book.profile.measurements, book.profile.parts)
+        for by_kind in (cost_model.profile.measurements, cost_model.profile.parts)
         for kind, measurements in by_kind.items()
         for one in measurements
         if one.evidence == MEASURED
@@ -61,18 +61,18 @@ def unmeasured(book: PriceBook, decisions: Iterable[Decision]) -> dict[str, Unme
     wanted: dict[tuple[str, str, int, tuple[int, ...]], None] = {}
     waiting: set[str] = set()
     exchanging: dict[str, set[str]] = {}
-    collectives = {table.operation for table in book.profile.cluster.collectives}
+    collectives = {table.operation for table in cost_model.profile.cluster.collectives}
     for decision in decisions:
-        candidate = candidate_of(book.profile.graph, decision)
-        stages = Pricing(book).stages(candidate)
-        waiting |= _processors(book, stages) if len(stages) > 1 else set()
+        candidate = candidate_of(cost_model.profile.graph, decision)
+        stages = Pricing(cost_model).stages(candidate)
+        waiting |= _processors(cost_model, stages) if len(stages) > 1 else set()
         for stage in stages:
-            unknown = _exchanges(book, decision, stage) - collectives
-            for kind in _processors(book, [stage]) if unknown else ():
+            unknown = _exchanges(cost_model, decision, stage) - collectives
+            for kind in _processors(cost_model, [stage]) if unknown else ():
                 exchanging.setdefault(kind, set()).update(unknown)
-            wanted.update(dict.fromkeys(_uses(book, decision, stage)))
+            wanted.update(dict.fromkeys(_uses(cost_model, decision, stage)))
     missing = [each for each in wanted if each not in measured]
-    waiting -= book.profile.action_overhead_s.keys()
+    waiting -= cost_model.profile.action_overhead_s.keys()
     unmeasured_of = {}
     for kind in dict.fromkeys((*(kind for kind, *_ in missing), *sorted(waiting | exchanging.keys()))):
         sizes = sorted({samples for other, _, samples, part in missing if other == kind and not part})
@@ -85,26 +85,26 @@ def unmeasured(book: PriceBook, decisions: Iterable[Decision]) -> dict[str, Unme
     return unmeasured_of
 
 
-def _processors(book: PriceBook, stages: Iterable[StagePlacement]) -> set[str]:
+def _processors(cost_model: CostModel, stages: Iterable[StagePlacement]) -> set[str]:
     """Kinds of the ranks' devices, but of accelerators: beside these nothing is measured of waits and calls."""
-    devices = (book.profile.cluster.devices[rank] for stage in stages for rank in stage.ranks)
+    devices = (cost_model.profile.cluster.devices[rank] for stage in stages for rank in stage.ranks)
     return {device.kind for device in devices if not has_host_beside(device)}
 
 
-def _exchanges(book: PriceBook, decision: Decision, stage: StagePlacement) -> set[str]:
+def _exchanges(cost_model: CostModel, decision: Decision, stage: StagePlacement) -> set[str]:
     """What its ranks exchange, in the words of :data:`planner.ir.cluster.AROUND`."""
     if len(stage.ranks) < 2:
         return set()
-    own, graph = layers_of(stage.runs), book.profile.graph
+    own, graph = layers_of(stage.runs), cost_model.profile.graph
     kinds = {graph.layers[index].kind for index in own}
     exchanges = set()
     if any(takes_statistics(graph.layers[index], decision.trains) for index in own):
         exchanges.add(NORMALISATION)
     if stage.laid_out:
         exchanges |= {PIECES, PARTIAL_SUMS}
-    elif book.has_sites and any(has_halo(kind) for kind in kinds):
+    elif cost_model.has_sites and any(has_halo(kind) for kind in kinds):
         exchanges.add(SITES)
-    if book.has_sites and kinds.intersection(SUMMED):
+    if cost_model.has_sites and kinds.intersection(SUMMED):
         exchanges.add(PARTIAL_SUMS)
     sums = Op.REDUCE_GRAD.value
     if not stage.sharded and stage.own_bytes and any(sums in text for row in decision.program for text in row):
@@ -113,18 +113,20 @@ def _exchanges(book: PriceBook, decision: Decision, stage: StagePlacement) -> se
 
 
 def _uses(
-    book: PriceBook, decision: Decision, stage: StagePlacement
+    cost_model: CostModel, decision: Decision, stage: StagePlacement
 ) -> Iterable[tuple[str, str, int, tuple[int, ...]]]:
     """(device kind, layer, samples, part) of what the ranks of a stage do; no part where it is whole."""
-    layers = book.profile.graph.layers
+    layers = cost_model.profile.graph.layers
     for samples in stage.samples.values():
         for rank, number in zip(stage.ranks, samples, strict=True):
             if number and number == int(number):
-                yield from ((book.kind(rank), layers[index].name, int(number), ()) for index in layers_of(stage.runs))
+                yield from (
+                    (cost_model.kind(rank), layers[index].name, int(number), ()) for index in layers_of(stage.runs)
+                )
     for rows in stage.laid_out:
         if isinstance(rows, TokenSlice):  # read between what was measured of a few (``costs.layers.token_slices``)
             continue
-        prices = LayoutPrices(book, stage.ranks, rows)
+        prices = LayoutPrices(cost_model, stage.ranks, rows)
         for index in layers_of(stage.runs):
             name = layers[index].name
             shards = prices.shards(index, (ShardingSpec.placed(decision.layers[name]),))
@@ -133,4 +135,4 @@ def _uses(
                 box, number = shards.done[0, member], int(shards.samples[0, member])
                 part = part_of(shards.sized, (box[:, 1] - box[:, 0]).tolist())
                 if number and 0 not in part:
-                    yield book.kind(rank), name, number, () if part == whole else part
+                    yield cost_model.kind(rank), name, number, () if part == whole else part

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.communication.resharding import Resharding, exposed, resharding_of, scattered_s
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.shards import MeasuredParts
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts, factorisations, most_margin
 from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
@@ -76,7 +76,7 @@ class LayoutPrices:
         evaluates: whether it is about forward passes alone (:func:`planner.layers.takes_statistics`).
     """
 
-    book: PriceBook
+    cost_model: CostModel
     ranks: tuple[int, ...]
     samples: int
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
@@ -96,8 +96,8 @@ class LayoutPrices:
     _own: dict[str, tuple[bool, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        graph = self.book.profile.graph
-        self.parts = self.book.tables.parts
+        graph = self.cost_model.profile.graph
+        self.parts = self.cost_model.tables.parts
         self._values = graph.values()
         self._mixing = frozenset(check_samples_apart(graph))
         self._sharing = sharing_weights(graph)
@@ -111,13 +111,13 @@ class LayoutPrices:
     @property
     def layers(self) -> tuple[Layer, ...]:
         """The layers of the graph."""
-        return self.book.profile.graph.layers
+        return self.cost_model.profile.graph.layers
 
     def speeds(self) -> tuple[float, ...]:
         """Of each rank: whole samples a second, at the most that all kinds in the group were measured at."""
-        kinds = [self.book.kind_off_chip(rank) for rank in self.ranks]
-        samples = min(self.book.tables.largest_measured(kind) for kind in kinds)
-        seconds = {kind: float(self.book.tables.columns(kind, samples)[:2].sum()) for kind in kinds}
+        kinds = [self.cost_model.kind_off_chip(rank) for rank in self.ranks]
+        samples = min(self.cost_model.tables.largest_measured(kind) for kind in kinds)
+        seconds = {kind: float(self.cost_model.tables.columns(kind, samples)[:2].sum()) for kind in kinds}
         return tuple(1.0 / seconds[kind] if seconds[kind] > 0 else 1.0 for kind in kinds)
 
     @property
@@ -129,7 +129,7 @@ class LayoutPrices:
         """Layer number ``index`` of the graph at this number of samples."""
         sized_layer = self._sized.get(index)
         if sized_layer is None:
-            graph, layer = self.book.profile.graph, self.layers[index]
+            graph, layer = self.cost_model.profile.graph, self.layers[index]
             mixes = layer.name in self._mixing
             sized_layer = self._sized[index] = SizedLayer.of(graph, layer, self._values, self.samples, mixes)
         return sized_layer
@@ -190,14 +190,14 @@ class LayoutPrices:
         resharding = self._crossings.get(key)
         if resharding is None:
             resharding = self._crossings[key] = resharding_of(
-                source, destination, values, self.ranks, self.book.network
+                source, destination, values, self.ranks, self.cost_model.network
             )
         return resharding
 
     def exposed_s(self, reader: int, crossing: Resharding, table: LayerTable) -> tuple[Array, Array]:
         """What of a crossing into layer ``reader`` is waited for, forward and backward; halos hide behind compute."""
         seconds = table.seconds[FORWARD], table.seconds[BACKWARD]
-        return exposed(crossing, self.layers[reader].kind, *seconds, self.book.profile.cluster)
+        return exposed(crossing, self.layers[reader].kind, *seconds, self.cost_model.profile.cluster)
 
     def apart_s(self, index: int, shards: Shards, within: Collection[int]) -> Array:
         """``[options]``: partial sums of a layer whose first input no layer ``within`` the stage makes."""
@@ -205,7 +205,7 @@ class LayoutPrices:
         first = self.layers[index].inputs[:1]
         if any(producer(name) in names for name in first):
             return np.zeros(len(shards.options))
-        return scattered_s(shards, self.ranks, self.book.network)
+        return scattered_s(shards, self.ranks, self.cost_model.network)
 
     def output_bytes(self, index: int, shards: Shards) -> Array:
         """``[options, ranks]``: what each rank holds of a layer's outputs."""
@@ -231,7 +231,7 @@ class LayoutPrices:
         key = (shards.sized.signature, shards.options, own, takes)
         layer_sums = self._summed.get(key)
         if layer_sums is None:
-            layer_sums = sums_of(shards, own, self.ranks, self._rate, self.book.profile.cluster)
+            layer_sums = sums_of(shards, own, self.ranks, self._rate, self.cost_model.profile.cluster)
             if shards.sized.relation.REDUCTION == "statistics" and not takes:
                 nothing = np.zeros_like(layer_sums.statistics_s), np.zeros_like(layer_sums.standing_bytes)
                 layer_sums = replace(layer_sums, statistics_s=nothing[0], standing_bytes=nothing[1])
@@ -251,28 +251,33 @@ class LayoutPrices:
         for member, rank in enumerate(self.ranks):
             for samples in np.unique(shards.samples[:, member]).tolist():
                 rows = shards.samples[:, member] == samples
-                whole = self.book.tables.columns(self.book.kind_off_chip(rank), samples)[:, index]
+                whole = self.cost_model.tables.columns(self.cost_model.kind_off_chip(rank), samples)[:, index]
                 costs[:, rows, member] = whole[:, None] * shards.share[rows, member]
         self.parts.put_in(
-            costs, self.layers[index].name, [self.book.kind_off_chip(rank) for rank in self.ranks], shards
+            costs, self.layers[index].name, [self.cost_model.kind_off_chip(rank) for rank in self.ranks], shards
         )
         for member, rank in enumerate(self.ranks):
-            costs[:SAVED, :, member] *= self.book.added(self.book.kind_off_chip(rank), len(self.ranks) > 1)[:, None]
+            costs[:SAVED, :, member] *= self.cost_model.added(self.cost_model.kind_off_chip(rank), len(self.ranks) > 1)[
+                :, None
+            ]
         return costs
 
     def _rate(self, ranks: tuple[int, ...]) -> float:
         """Seconds a byte of a sum over ``ranks``, where all parameters of the graph are summed at once."""
         rate = self._rates.get(ranks)
         if rate is None:
-            rate = self._rates[ranks] = reduction_rate(self.book, ranks)
+            rate = self._rates[ranks] = reduction_rate(self.cost_model, ranks)
         return rate
 
     def _parameter_costs(self, index: int, held_bytes: Array) -> tuple[Array, Array]:
         update, accumulate = np.zeros_like(held_bytes), np.zeros_like(held_bytes)
-        total, shared = float(np.diff(self.book.tables.graph.parameter_bytes)[index]), len(self.ranks) > 1
+        total, shared = float(np.diff(self.cost_model.tables.graph.parameter_bytes)[index]), len(self.ranks) > 1
         for member, rank in enumerate(self.ranks):
-            kind = self.book.kind_off_chip(rank)
-            update_s, accumulate_s = (self.book.tables.parameters(kind).update_s, self.book.accumulate_s(kind, shared))
+            kind = self.cost_model.kind_off_chip(rank)
+            update_s, accumulate_s = (
+                self.cost_model.tables.parameters(kind).update_s,
+                self.cost_model.accumulate_s(kind, shared),
+            )
             share = held_bytes[:, member] / total if total else 0.0
             update[:, member] = (update_s[index + 1] - update_s[index]) * share
             accumulate[:, member] = (accumulate_s[index + 1] - accumulate_s[index]) * share

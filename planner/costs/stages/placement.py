@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import Run, TiedParameter
 from planner.costs.layers.token_slices import SAVED, WORKSPACE
@@ -140,7 +140,7 @@ def ranks_of(stages: Sequence[int], ranks: Sequence[tuple[int, ...]]) -> tuple[i
 
 
 @dataclass(slots=True, eq=False)
-class LayoutBook:
+class LayoutCosts:
     """Prices of layouts by group and size of the micro-batch, each looked up once.
 
     Attributes:
@@ -149,7 +149,7 @@ class LayoutBook:
         evaluates: whether it is about forward passes alone.
     """
 
-    book: PriceBook
+    cost_model: CostModel
     allow: tuple[str, ...] = (SAMPLE_DIMS,)
     halo_depth: int = 0
     evaluates: bool = False
@@ -160,7 +160,7 @@ class LayoutBook:
         """The prices of layers on ``ranks``."""
         of_group = self._prices.get((ranks, samples))
         if of_group is None:
-            made = LayoutPrices(self.book, ranks, samples, self.allow, self.halo_depth, self.evaluates)
+            made = LayoutPrices(self.cost_model, ranks, samples, self.allow, self.halo_depth, self.evaluates)
             of_group = self._prices[ranks, samples] = made
         return of_group
 
@@ -192,27 +192,27 @@ class LayoutBook:
         return by_size
 
 
-def slice_cost(book: PriceBook, kind: str, layers: Sequence[int], size: TokenSlice, recompute: bool) -> StageCost:
+def slice_cost(cost_model: CostModel, kind: str, layers: Sequence[int], size: TokenSlice, recompute: bool) -> StageCost:
     """A stage of one rank with the layers of these indices, for one slice of every micro-batch.
 
     Raises:
         MissingMeasurementError: the profile says nothing about so many samples.
     """
     chosen = list(layers)
-    table = book.slices.table(kind, size)
+    table = cost_model.slices.table(kind, size)
     costs, received = table.costs[:, chosen], table.received[chosen]
     seconds = costs[:SAVED].sum(axis=1)
     forward, backward, of_input, of_weight = seconds.tolist()
     backward, of_input = with_recompute(backward, of_input, forward * recompute)
-    parameters = np.diff(book.tables.graph.parameter_bytes)[chosen]
+    parameters = np.diff(cost_model.tables.graph.parameter_bytes)[chosen]
     kept = float(costs[SAVED].sum() + received.sum())
     one = np.array([1.0])
     return StageCost(
         compute_s=((forward,), (backward,), (of_input,), (of_weight,)),
-        accumulate_s=(float(np.diff(book.accumulate_s(kind, shared=False))[chosen].sum()),),
+        accumulate_s=(float(np.diff(cost_model.accumulate_s(kind, shared=False))[chosen].sum()),),
         exchange_forward_s=0.0,
         exchange_backward_s=0.0,
-        update_s=float(np.diff(book.tables.parameters(kind).update_s)[chosen].sum()),
+        update_s=float(np.diff(cost_model.tables.parameters(kind).update_s)[chosen].sum()),
         reduction_s=0.0,
         saved_bytes=(float(received.sum()) if recompute else kept) * one,
         transient_bytes=(float(costs[SAVED].sum()) if recompute else 0.0) * one,
@@ -230,12 +230,12 @@ def slice_cost(book: PriceBook, kind: str, layers: Sequence[int], size: TokenSli
             np.zeros((len(chosen), 1)),
         ),
         standing_bytes=np.zeros(1),
-        evidence=weakest((INTERPOLATED, *(book.tables.at(kind, size.samples).evidence[at] for at in chosen))),
+        evidence=weakest((INTERPOLATED, *(cost_model.tables.at(kind, size.samples).evidence[at] for at in chosen))),
     )
 
 
 def slice_costs(
-    book: PriceBook, kind: str, layers: Sequence[int], sizes: Sequence[TokenSlice], recompute: bool
+    cost_model: CostModel, kind: str, layers: Sequence[int], sizes: Sequence[TokenSlice], recompute: bool
 ) -> Mapping[Size, StageCost]:
     """The same for each of ``sizes``."""
-    return {size: slice_cost(book, kind, layers, size, recompute) for size in dict.fromkeys(sizes)}
+    return {size: slice_cost(cost_model, kind, layers, size, recompute) for size in dict.fromkeys(sizes)}

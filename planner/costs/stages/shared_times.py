@@ -23,7 +23,7 @@ from itertools import chain
 
 import numpy as np
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import Cuts, Numbers
 from planner.costs.stages.stage_sums import RecomputeMask
@@ -71,7 +71,7 @@ class MemberTimes:
 
 
 def member_times(
-    book: PriceBook,
+    cost_model: CostModel,
     cuts: Cuts,
     micro_batches: Sequence[int],
     member: tuple[str, int, RecomputeMask],
@@ -87,7 +87,7 @@ def member_times(
         MissingMeasurementError: a layer's cost at one of these sizes is not known.
     """
     (kind, most, recompute), (trains, splits) = member, schedules
-    rows = [book.sums(kind, samples, True, recompute) for samples in range(1, most + 1)]
+    rows = [cost_model.sums(kind, samples, True, recompute) for samples in range(1, most + 1)]
     forward = np.array([np.diff(row.forward_s) for row in rows])
     first, later, whole = (
         trains * np.array([np.diff(sums) for sums in column])
@@ -97,8 +97,10 @@ def member_times(
             [row.whole_back_s(splits) for row in rows],
         )
     )
-    backs = trains * np.array([np.diff(book.at(kind, samples, True).backward_s) for samples in range(1, most + 1)])
-    adds = trains * np.diff(book.accumulate_s(kind, True))
+    backs = trains * np.array(
+        [np.diff(cost_model.at(kind, samples, True).backward_s) for samples in range(1, most + 1)]
+    )
+    adds = trains * np.diff(cost_model.accumulate_s(kind, True))
     full, size = micro_batches.count(micro_batches[0]), micro_batches[0]
     rest = micro_batches[-1] if micro_batches[-1] != size else 0
     # Of a smaller last micro-batch a member has its part, rounded up or down, and a sample at least.

@@ -1,6 +1,6 @@
 """The lower bound of what a stage costs on a group of devices, for any two cuts: differences of sums over layers.
 
-It takes its prices from where the simulator takes them (``PriceBook.sums``, ``exchanges_s``, ``gradient_overlap``), and
+It takes its prices from where the simulator takes them (``CostModel.sums``, ``exchanges_s``, ``gradient_overlap``), and
 is admissible for it: where members of the group or micro-batches differ, times on the way to another stage take the
 least and a rank's own work the most.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, TiedParameter
 from planner.costs.memory.memory_bound import Cuts, Holders, LeastMemory, Numbers, may_bind
 from planner.costs.stages.gradient_overlap import least_bytes_on_cards, least_reduction_s
@@ -101,7 +101,7 @@ class StageBound:
         parted: None where no layers share a parameter, or nothing is trained.
     """
 
-    book: PriceBook
+    cost_model: CostModel
     ranks: tuple[int, ...]
     heads: Spread
     backs: Spread
@@ -170,10 +170,10 @@ class StageBound:
         if not self.sums_gradients:
             return update_s, np.zeros_like(update_s)
         num_bytes, sums_s = self._summed_bytes(first, last), self.least_sums_s[last] - self.least_sums_s[first]
-        return update_s, least_reduction_s(self.book.network, self.ranks, num_bytes, sums_s, back_s, self.zero)
+        return update_s, least_reduction_s(self.cost_model.network, self.ranks, num_bytes, sums_s, back_s, self.zero)
 
     def _card_s(self, first: Numbers, last: Numbers, sum_s: Array) -> Array:
-        network, devices = self.book.network, self.book.profile.cluster.devices
+        network, devices = self.cost_model.network, self.cost_model.profile.cluster.devices
         if not self.sums_gradients or len({devices[rank].host for rank in self.ranks}) == 1:
             return np.zeros_like(sum_s)
         moved = least_bytes_on_cards(network, self.ranks, self._summed_bytes(first, last), sum_s, self.zero)
@@ -216,10 +216,10 @@ class _PartedSums:
 
 
 @functools.lru_cache(maxsize=2)  # one search asks with the same cuts for every size of its micro-batches
-def _parted_sums(book: PriceBook, cuts: Cuts) -> _PartedSums:
-    layers, kinds = np.arange(len(book.profile.graph.layers)), sorted(book.profile.measurements)
+def _parted_sums(cost_model: CostModel, cuts: Cuts) -> _PartedSums:
+    layers, kinds = np.arange(len(cost_model.profile.graph.layers)), sorted(cost_model.profile.measurements)
     groups: dict[tuple[int, ...], list[TiedParameter]] = {}
-    for parameter in book.tables.graph.tied:
+    for parameter in cost_model.tables.graph.tied:
         groups.setdefault(parameter.layers, []).append(parameter)
     shape = 2 * (len(cuts.sums(np.zeros(len(layers)))),)
     num_bytes, inside_bytes = np.zeros(shape), np.zeros(shape)
@@ -233,7 +233,7 @@ def _parted_sums(book: PriceBook, cuts: Cuts) -> _PartedSums:
         num_bytes += size * parted
         inside_bytes += size * inside
         for kind in kinds:
-            sums = book.tables.parameters(kind).update_s
+            sums = cost_model.tables.parameters(kind).update_s
             seconds = part * float(sums[users[0] + 1] - sums[users[0]])
             updates[kind] += seconds * parted
             inside_updates[kind] += seconds * inside
@@ -251,7 +251,7 @@ class StageBounds:
         received: by cut, bytes a sample that surely come in there and are kept; None: nothing does.
     """
 
-    book: PriceBook
+    cost_model: CostModel
     cuts: Cuts
     micro_batches: tuple[int, ...]
     trains: bool
@@ -267,10 +267,12 @@ class StageBounds:
         Raises:
             MissingMeasurementError: a layer's cost at a member's sizes is not known.
         """
-        tables, shared = self.book.tables, len(ranks) > 1
+        tables, shared = self.cost_model.tables, len(ranks) > 1
         alike = list(dict.fromkeys((kind, samples) for kind, _, samples in members))
         kinds = list(dict.fromkeys(kind for kind, _ in alike))
-        sized = {(kind, n): self.book.sums(kind, n, shared, recompute) for kind, samples in alike for n in samples}
+        sized = {
+            (kind, n): self.cost_model.sums(kind, n, shared, recompute) for kind, samples in alike for n in samples
+        }
         forward = {key: sums.forward_s for key, sums in sized.items()}
         first, later, whole = (
             {key: self.trains * sums for key, sums in way.items()}
@@ -280,21 +282,21 @@ class StageBounds:
                 {key: sums.whole_back_s(self.splits) for key, sums in sized.items()},
             )
         )
-        adds = {kind: self.trains * self.book.accumulate_s(kind, shared) for kind in kinds}
+        adds = {kind: self.trains * self.cost_model.accumulate_s(kind, shared) for kind in kinds}
         parts = len(ranks) if zero else 1
         updates = {kind: self.trains * tables.parameters(kind).update_s / parts for kind in kinds}
         smallest = min(self.micro_batches)
-        there, back = self.book.exchanges_s(ranks, smallest, recompute, self.trains)
+        there, back = self.cost_model.exchanges_s(ranks, smallest, recompute, self.trains)
         works = self._spread([self._work_s(forward, first, later, member) for member in alike])
         with_adds = {key: sums + adds[key[0]] for key, sums in whole.items()}
         all_works = self._spread([self._work_s(forward, whole, with_adds, member) for member in alike])
         return StageBound(
-            book=self.book,
+            cost_model=self.cost_model,
             ranks=ranks,
             heads=self._spread(list(forward.values())),
             backs=self._spread(list(first.values())),
             turns=tuple((self._sums(forward[key]), self._sums(first[key])) for key in sized),
-            whole_backs=self._spread([self.book.at(kind, n, shared).backward_s for kind, n in sized]),
+            whole_backs=self._spread([self.cost_model.at(kind, n, shared).backward_s for kind, n in sized]),
             adds=self._spread([adds[kind] for kind in kinds]),
             works=works,
             all_works=all_works if self.splits else works,
@@ -305,7 +307,7 @@ class StageBounds:
             actions=2 if self.trains else 1,
             is_even=self.micro_batches[0] == self.micro_batches[-1],
             parameter_bytes=self._sums(tables.graph.parameter_bytes),
-            least_sums_s=self._sums(self.book.least_sums_s(ranks)),
+            least_sums_s=self._sums(self.cost_model.least_sums_s(ranks)),
             zero=zero,
             memory=self._memory(members, recompute, parts, zero),
             parted=self._parted(len(ranks), kinds, parts) if self.trains and tables.graph.tied else None,
@@ -315,7 +317,9 @@ class StageBounds:
         self, kind: str, most: int, recompute: RecomputeMask, micro_batches: tuple[int, ...]
     ) -> MemberTimes:
         """Of members of groups, each on ``kind`` with up to ``most`` samples; raises as :meth:`of`."""
-        return member_times(self.book, self.cuts, micro_batches, (kind, most, recompute), (self.trains, self.splits))
+        return member_times(
+            self.cost_model, self.cuts, micro_batches, (kind, most, recompute), (self.trains, self.splits)
+        )
 
     def most_samples(
         self, member: tuple[str, int], most: int, recompute: RecomputeMask, parts: int, zero: int
@@ -333,9 +337,9 @@ class StageBounds:
         self, member: tuple[str, int], most: int, recompute: RecomputeMask, parts: int, zero: int
     ) -> Numbers | None:
         kind, limit = member
-        if most > _MANY_SAMPLES or not may_bind(self.book, [(kind, most, limit)], len(self.micro_batches)):
+        if most > _MANY_SAMPLES or not may_bind(self.cost_model, [(kind, most, limit)], len(self.micro_batches)):
             return None
-        count = len(self.cuts.sums(np.zeros(len(self.book.profile.graph.layers))))
+        count = len(self.cuts.sums(np.zeros(len(self.cost_model.profile.graph.layers))))
         first, last = np.triu_indices(count, 1)
         largest = np.full((count, count), most, dtype=np.int64)
         largest[first, last] = 0
@@ -359,19 +363,19 @@ class StageBounds:
 
     def _parted(self, num_ranks: int, kinds: Sequence[str], parts: int) -> Parted:
         """Of stages on so many ranks of some kinds, which divide the optimiser's state in ``parts``."""
-        sums = _parted_sums(self.book, self.cuts)
+        sums = _parted_sums(self.cost_model, self.cuts)
         updates = [sums.updates[kind] - sums.inside_updates[kind] / parts for kind in kinds]
         sums_s = sums.num_bytes * self._least_s_per_byte(num_ranks + 1)
         return Parted(sums.inside_bytes, np.minimum.reduce(updates) + sums_s)
 
     def _least_s_per_byte(self, num_ranks: int) -> float:
         """No sum over stages of ``num_ranks`` ranks or more takes less for a byte; how many sums there are is open."""
-        each = [float(parameter.num_bytes) for parameter in self.book.tables.graph.tied]
+        each = [float(parameter.num_bytes) for parameter in self.cost_model.tables.graph.tied]
         least, most = max(1.0, min(each)), max(1.0, sum(each))
-        points = [float(at) for table in self.book.profile.cluster.collectives for at, _ in table.points]
+        points = [float(at) for table in self.cost_model.profile.cluster.collectives for at, _ in table.points]
         inside = [at for at in points if least < at < most]
         sizes = np.unique([least, most, *inside, *np.geomspace(least, most, 64 if len(each) > 1 else 1)])
-        least_s = self.book.network.least_sums_s(tuple(sizes.tolist()))[num_ranks]
+        least_s = self.cost_model.network.least_sums_s(tuple(sizes.tolist()))[num_ranks]
         return float((least_s / sizes).min())
 
     def _work_s(
@@ -400,7 +404,7 @@ class StageBounds:
     def _memory(self, members: Sequence[Member], recompute: RecomputeMask, parts: int, zero: int) -> LeastMemory | None:
         """None where memory cannot matter."""
         sizes = [(kind, max(samples), limit) for kind, limit, samples in members]
-        if not may_bind(self.book, sizes, len(self.micro_batches)):
+        if not may_bind(self.cost_model, sizes, len(self.micro_batches)):
             return None
-        holders = Holders(self.book, self.cuts, self.trains, self.received, self._workspaces)
+        holders = Holders(self.cost_model, self.cuts, self.trains, self.received, self._workspaces)
         return LeastMemory(tuple(holders.of(member, recompute, parts, zero) for member in dict.fromkeys(members)))

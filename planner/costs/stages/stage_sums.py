@@ -9,7 +9,7 @@
 Exactly (``PassTimes``): the layers of a stage and the action are known.  At least: whatever halves the
 schedule makes, ``StageSums.path_back_s`` is what a gradient passes through on its way to the stage before,
 ``least_backward_s`` all of a backward.  What corrections add to layers that ranks share is in the sums
-(``PriceBook.sums``).
+(``CostModel.sums``).
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def with_blocks(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outco
         return outcome
     best, num = outcome.best, 0
     bounds = [outcome.bound_s]
-    for size in micro_batch_sizes(problem, evaluator.book):
+    for size in micro_batch_sizes(problem, evaluator.cost_model):
         bounds.append(float(least_work_s(evaluator, size, NONE).sum()) / len(problem.ranks))
         for ranks in _groups(problem):
             for cuts in _grids(len(ranks), _space_of(problem)):
@@ -250,8 +250,8 @@ class _Parting:
         return stretches[::-1]
 
     def _part_s(self, index: int, extents: tuple[int, ...]) -> float:
-        book, device = self.evaluator.book, self.evaluator.book.kind(self.ranks[len(self.ranks) // 2])
-        sized, whole = self.prices.sized(index), book.tables.columns(device, self.size)[:, index]
+        cost_model, device = self.evaluator.cost_model, self.evaluator.cost_model.kind(self.ranks[len(self.ranks) // 2])
+        sized, whole = self.prices.sized(index), cost_model.tables.columns(device, self.size)[:, index]
         share = whole * (prod(extents) / max(1, prod(sized.work.shape)))
         name, part, all_of_it = sized.layer.name, part_of(sized, extents), part_of(sized, sized.work.shape)
         return float(self.prices.parts.estimate(device, name, (self.size, part), all_of_it, share)[0])
@@ -269,7 +269,7 @@ class _Parting:
         if not blocks:
             return None
         for name in schedule_names(problem):
-            shares = group_shares(problem, self.evaluator.book, self.ranks, self.size)
+            shares = group_shares(problem, self.evaluator.cost_model, self.ranks, self.size)
             plain = Candidate.chain((0, len(names)), (self.ranks,), (shares,), micro_batches(problem, self.size), name)
             candidate = replace(plain, options=tuple(self._options), blocks=(blocks,))
             if not self.evaluator.unmet(candidate):
@@ -431,7 +431,7 @@ class _Stretch:
             return 0.0, 0
         moving = np.zeros((len(self._parting.ranks),) * 2)
         moving[self._member - 1, self._member] = moving[self._member, self._member - 1] = missing_bytes
-        seconds = float(exchange_s(moving, self._parting.ranks, self._parting.prices.book.network))
+        seconds = float(exchange_s(moving, self._parting.ranks, self._parting.prices.cost_model.network))
         return seconds, missing_bytes + total
 
     def _kept(self) -> int:

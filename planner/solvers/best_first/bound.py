@@ -332,14 +332,14 @@ def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
     Between measured sizes, and beyond, the cost of a sample rises or falls, so that its least is at one of them.  So it
     is with measured parts of a layer, by the share of its work.
     """
-    problem, book = evaluator.problem, evaluator.book
+    problem, cost_model = evaluator.problem, evaluator.cost_model
     layers = len(problem.profile.graph.layers)
     least = np.full(layers, np.inf)
-    for kind in {book.kind(rank) for rank in problem.ranks}:
+    for kind in {cost_model.kind(rank) for rank in problem.ranks}:
         measured = {m.samples for m in problem.profile.measurements.get(kind, ()) if m.samples < size}
         for samples in sorted({1, size} | measured):
             try:
-                table = book.tables.at(kind, samples)
+                table = cost_model.tables.at(kind, samples)
             except MissingMeasurementError:
                 continue
             seconds = np.diff(table.forward_s)
@@ -353,7 +353,7 @@ def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:
 
 def _least_of_parts(evaluator: Evaluator, size: int, backward: str, kind: str) -> Array:
     """By layer: the least device time of a whole sample done in measured parts; infinity where none was measured."""
-    profile = evaluator.book.profile
+    profile = evaluator.cost_model.profile
     least = np.full(len(profile.graph.layers), np.inf)
     parts = MeasuredParts(profile)
     if not parts:

@@ -204,7 +204,7 @@ def _places(prices: GroupPrices) -> _CutPlaces | None:
 
 def _ends(prices: GroupPrices, kind: str, places: _CutPlaces, is_mixed: bool) -> _Ends:
     """The earliest ends of stages on devices of a kind."""
-    cuts, book, size = prices.cuts, prices.book, prices.micro_batches[0]
+    cuts, cost_model, size = prices.cuts, prices.cost_model, prices.micro_batches[0]
     trains, count = prices.freedom.trains, len(prices.micro_batches)
     full = count - (prices.micro_batches[-1] != size)
     counts = range(1, len(prices.problem.ranks) + 1)
@@ -215,7 +215,7 @@ def _ends(prices: GroupPrices, kind: str, places: _CutPlaces, is_mixed: bool) ->
     last = np.maximum(first, last)
     possible = cuts.inside[np.ix_(places.cuts, places.cuts)]
     before, behind = _around(prices, places, is_mixed)
-    update = cuts.sums(trains * np.diff(book.tables.parameters(kind).update_s))
+    update = cuts.sums(trains * np.diff(cost_model.tables.parameters(kind).update_s))
     update_s = (update[last] - update[first]) / (len(counts) if prices.problem.shard != NEVER else 1)
     of_sums_s = _least_sums_s(prices)
     if 8 * len(samples) * possible.size > MOST_BYTES // 4:
@@ -227,7 +227,7 @@ def _ends(prices: GroupPrices, kind: str, places: _CutPlaces, is_mixed: bool) ->
         if least is None:
             continue
         forward, path, whole = least
-        added = trains * np.diff(book.accumulate_s(kind, shared=False)) if full > 1 else np.zeros(1)
+        added = trains * np.diff(cost_model.accumulate_s(kind, shared=False)) if full > 1 else np.zeros(1)
         works = [cuts.sums(full * (forward + back) + max(0, full - 1) * added) for back in (path, whole)]
         work_s, all_work_s = ((sums[last] - sums[first]) for sums in works)
         ranks = -(-size // rows)
@@ -270,14 +270,14 @@ def _sizes(prices: GroupPrices, kind: str, least: int, most: int) -> list[int]:
 
 def _least_s(prices: GroupPrices, kind: str, least: int, most: int) -> tuple[Array, Array, Array] | None:
     """F, the B that a gradient passes through and all of a backward, by layer, of a number of samples between two."""
-    book, splits, trains = prices.book, prices.freedom.splits, prices.freedom.trains
-    if not is_covered(prices.problem, book, kind, least):
+    cost_model, splits, trains = prices.cost_model, prices.freedom.splits, prices.freedom.trains
+    if not is_covered(prices.problem, cost_model, kind, least):
         return None
     by_size = []
     for samples in _sizes(prices, kind, least, most):
         for shared in (False, True):
             try:
-                sums = book.sums(kind, samples, shared, recompute=False)
+                sums = cost_model.sums(kind, samples, shared, recompute=False)
             except MissingMeasurementError:
                 continue
             backs = trains * sums.path_back_s(splits), trains * sums.whole_back_s(splits)
@@ -295,7 +295,7 @@ def _longest_back_s(prices: GroupPrices, most: int) -> Array:
         for samples in _sizes(prices, kind, 1, most):
             for shared in (False, True):
                 with suppress(MissingMeasurementError):
-                    longest = np.maximum(longest, np.diff(prices.book.at(kind, samples, shared).backward_s))
+                    longest = np.maximum(longest, np.diff(prices.cost_model.at(kind, samples, shared).backward_s))
     return longest
 
 
@@ -334,9 +334,9 @@ def _around(prices: GroupPrices, places: _CutPlaces, is_mixed: bool) -> tuple[Ar
 
 def _least_sums_s(prices: GroupPrices) -> Array | None:
     """By number of ranks and layer, what so many or more take at least to sum its gradients; None: not known."""
-    book = prices.book
+    cost_model = prices.cost_model
     ranks = prices.problem.ranks
-    exchanges = any(sums.any() for sums in book.exchanges_s(ranks[:2], prices.micro_batches[0]))
+    exchanges = any(sums.any() for sums in cost_model.exchanges_s(ranks[:2], prices.micro_batches[0]))
     if prices.problem.shard != NEVER or exchanges:  # sums may take less, or hide behind more
         return None
-    return least_sums_s(book.profile, lambda sizes: book.network.least_sums_s(tuple(sizes.tolist())))
+    return least_sums_s(cost_model.profile, lambda sizes: cost_model.network.least_sums_s(tuple(sizes.tolist())))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from planner.baselines.common.ideals import bits_of
 from planner.costs.communication.stage_transfers import bytes_read
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, running
 from planner.ir.graph import Graph, producer
 from planner.layers.boundary import without_gradient
@@ -166,16 +166,18 @@ class GraphCuts:
         return tuple((len(chain) - 1 - counted).astype(np.int64).tolist())
 
 
-def cuts_of(book: PriceBook, most: int = MANY_IDEALS, parts_ties: bool = True, parts_free: bool = False) -> GraphCuts:
+def cuts_of(
+    cost_model: CostModel, most: int = MANY_IDEALS, parts_ties: bool = True, parts_free: bool = False
+) -> GraphCuts:
     """The places to cut that are worth trying.
 
     Args:
         parts_ties: whether layers that share a parameter may be in several stages.
         parts_free: also next to layers that cost nothing, where stages may have to be as many as layers.
     """
-    graph = book.profile.graph
+    graph = cost_model.profile.graph
     reads = _reads(graph)
-    blocks = _blocks(len(graph.layers), {} if parts_free else _followers(graph, _free_layers(book)))
+    blocks = _blocks(len(graph.layers), {} if parts_free else _followers(graph, _free_layers(cost_model)))
     ties = [] if parts_ties else [sum(1 << layer for layer in layers) for layers in graph.tied_layers().values()]
     ideals = _all_ideals(reads, blocks, most)
     complete = ideals is not None
@@ -472,9 +474,9 @@ def _behind(readers: Mapping[int, list[int]], count: int) -> list[int]:
     return followers
 
 
-def _free_layers(book: PriceBook) -> list[bool]:
-    measured: dict[str, bool] = {layer.name: not layer.parameters for layer in book.profile.graph.layers}
-    for measurements in book.profile.measurements.values():
+def _free_layers(cost_model: CostModel) -> list[bool]:
+    measured: dict[str, bool] = {layer.name: not layer.parameters for layer in cost_model.profile.graph.layers}
+    for measurements in cost_model.profile.measurements.values():
         for m in measurements:
             costs = (m.forward_s, m.backward_s, m.backward_input_s, m.backward_weight_s, m.saved_bytes)
             if any(costs) or m.workspace_bytes:

@@ -227,7 +227,7 @@ class HybridSpace:
     _host_of: list[int] = field(init=False, repr=False)  # by pool, its number
 
     def __post_init__(self) -> None:
-        self._hosts, devices = Memo(self._by_host), self.prices.book.profile.cluster.devices
+        self._hosts, devices = Memo(self._by_host), self.prices.cost_model.profile.cluster.devices
         numbers = {host: number for number, host in enumerate(dict.fromkeys(device.host for device in devices))}
         self._host_of = [numbers[devices[pool.ranks[0]].host] for pool in self.prices.pools]
         self._trips = Memo(lambda key: self._trip_s(*key))
@@ -242,7 +242,7 @@ class HybridSpace:
                 chain.append(cut)
                 wanted = int(weight[cut] * MOST_CUTS / weight[-1]) + 1
         self.chain = np.array([*chain, cuts.last])
-        rate, columns = self.prices.book.network.card_bytes_per_s[2 * self._host_of[0]], cuts.columns
+        rate, columns = self.prices.cost_model.network.card_bytes_per_s[2 * self._host_of[0]], cuts.columns
         if len(self.prices.pools) > 1:
             moved = columns.forward_bytes + self.prices.freedom.trains * columns.backward_bytes
             self._sample_s = float(moved.mean()) / rate
@@ -274,7 +274,7 @@ class HybridSpace:
 
     def _trip_s(self, kind: str, samples: int, shared: bool) -> float:
         try:
-            sums = self.prices.book.sums(kind, samples, shared, recompute=False)
+            sums = self.prices.cost_model.sums(kind, samples, shared, recompute=False)
         except MissingMeasurementError:
             return float("inf")
         back = sums.path_back_s(self.prices.freedom.splits) if self.prices.freedom.trains else np.zeros(1)
@@ -285,7 +285,7 @@ class HybridSpace:
         replicas = sum(shape.segments[0][2])
         if replicas < 2 or not self.prices.freedom.trains:
             return 0.0
-        return float(self.prices.book.least_sums_s(self.prices.problem.ranks[:replicas])[-1]) / shape.num_stages
+        return float(self.prices.cost_model.least_sums_s(self.prices.problem.ranks[:replicas])[-1]) / shape.num_stages
 
     def balanced(self, shape: Shape) -> Iterator[Hybrid]:
         """The plan with its cuts, under every schedule, without and with recomputation."""
@@ -433,7 +433,7 @@ class HybridSpace:
         key = (source.counts, source.shares, destination.counts, destination.shares)
         boundary = self._boundaries.get(key)
         if boundary is None:
-            capacities = np.array(self.prices.book.network.card_bytes_per_s).reshape(-1, 2)
+            capacities = np.array(self.prices.cost_model.network.card_bytes_per_s).reshape(-1, 2)
             moved = np.zeros(capacities.shape)  # samples that leave each host, and that reach it
             theirs = self._hosts[destination]
             for host, begin, end in self._hosts[source]:

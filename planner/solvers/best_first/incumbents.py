@@ -19,7 +19,7 @@ from planner.baselines.pipedream import solver as pipedream
 from planner.baselines.piper import solver as piper
 from planner.baselines.tarnawski import solver as tarnawski
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
 from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
@@ -62,19 +62,19 @@ class Replicas:
 
 def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Selection]]:
     """The everyday strategies, as far as the problem and time allow them; some may not fit."""
-    problem, book = evaluator.problem, evaluator.book
+    problem, cost_model = evaluator.problem, evaluator.cost_model
 
     def best(candidates: Iterable[Candidate]) -> Selection:
         within = evaluator.budget.part(_SHARE_OF_TIME * evaluator.budget.left_s)
         return choose(evaluator, cheapest_first(evaluator, candidates, within), within=within)
 
-    yield "one-device", best(everyday.one_device(problem, book))
+    yield "one-device", best(everyday.one_device(problem, cost_model))
     if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph):
         with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
-            replicas = everyday.replicas(problem, book)
+            replicas = everyday.replicas(problem, cost_model)
             yield "data-parallel", choose(evaluator, replicas, first_that_fits=True)
     if len(problem.ranks) > 1 and "gpipe" in schedule_names(problem) and problem.max_stages != 1:
-        yield "even-split", best(everyday.even_split(problem, book))
+        yield "even-split", best(everyday.even_split(problem, cost_model))
 
 
 PROVED_DEVICES = 8
@@ -86,7 +86,7 @@ def promising(evaluator: Evaluator) -> Iterator[Selection]:
     problem = evaluator.problem
     if len(problem.ranks) > PROVED_DEVICES and not mixing_layers(problem.profile.graph):
         within = evaluator.budget.part(_SHARE_OF_TIME * evaluator.budget.left_s)
-        offered = dapple.promising(problem, evaluator.book, Trial.as_hint(problem))
+        offered = dapple.promising(problem, evaluator.cost_model, Trial.as_hint(problem))
         with suppress(HalopipeError):  # a profile that it cannot read
             yield choose(evaluator, offered, within=within)
 
@@ -101,12 +101,12 @@ def published(evaluator: Evaluator, within: Budget) -> Iterator[Selection]:
         own = within.part(within.left_s / (len(waiting) + 1))
         problem = replace(evaluator.problem, time_limit_s=own.limit_s)
         with suppress(HalopipeError):  # its own restrictions rule the problem out
-            offered = pipelines(problem, evaluator.book, Trial.as_hint(problem))
+            offered = pipelines(problem, evaluator.cost_model, Trial.as_hint(problem))
             yield choose(evaluator, offered, within=own)
 
 
 def mixed_replicas(
-    problem: Problem, book: PriceBook, pools: tuple[DevicePool, ...], sizes: tuple[int, ...]
+    problem: Problem, cost_model: CostModel, pools: tuple[DevicePool, ...], sizes: tuple[int, ...]
 ) -> Iterator[Replicas]:
     """Replicas on the first 2, 3, ... ranks where these are no pool's own, for every micro-batch size.
 
@@ -123,10 +123,10 @@ def mixed_replicas(
             continue
         for size in sizes:
             check_time(CALL_S * count)
-            shares, batches = group_shares(problem, book, ranks, size), micro_batches(problem, size)
+            shares, batches = group_shares(problem, cost_model, ranks, size), micro_batches(problem, size)
             try:
-                if usable(problem, book, ranks, shares, batches):
-                    yield Replicas(_bound_s(book, ranks, shares, batches), ranks, shares, batches)
+                if usable(problem, cost_model, ranks, shares, batches):
+                    yield Replicas(_bound_s(cost_model, ranks, shares, batches), ranks, shares, batches)
             except MissingMeasurementError:
                 continue
 
@@ -138,12 +138,12 @@ def replica_candidate(problem: Problem, replicas: Replicas, schedule: str) -> Ca
     return as_asked(problem, plain)
 
 
-def _bound_s(book: PriceBook, ranks: tuple[int, ...], shares: tuple[int, ...], batches: tuple[int, ...]) -> float:
+def _bound_s(cost_model: CostModel, ranks: tuple[int, ...], shares: tuple[int, ...], batches: tuple[int, ...]) -> float:
     """Every F, B, the reduction and the update, one after another, on the slowest rank."""
-    graph = book.profile.graph
+    graph = cost_model.profile.graph
     samples = {rows: samples_of(shares, rows) for rows in set(batches)}
     placed = StagePlacement(((0, len(graph.layers)),), ranks, samples, graph.parameter_bytes())
-    costs = StageCosts(book, (placed,), batches)
+    costs = StageCosts(cost_model, (placed,), batches)
     after = Action(0, Op.REDUCE_GRAD), Action(0, Op.UPDATE)
     alike = {(costs.kind(rank), *each): rank for rank, *each in zip(ranks, *samples.values(), strict=True)}
     return max(

@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.sentences import size_text
@@ -307,7 +307,7 @@ def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     Returns the problem as it is, without words, if no plan was found: the search that follows says why.
     """
     asked, budget = replace(problem, objective=THROUGHPUT), part_of_current(problem.time_limit_s)
-    best = leanest(Evaluator(asked, PriceBook(problem.profile)))
+    best = leanest(Evaluator(asked, CostModel(problem.profile)))
     if best is None or not best.fits:
         best, _ = _fitting(asked, problem.memory_bytes, budget)
     if best is None:

@@ -153,7 +153,7 @@ class TableMaker:
                 graph = None
         if not np.isfinite(least[0, 0, 1:]).any() and not np.isfinite(np.diagonal(least[0], 1)).any():
             return None
-        shares = group_shares(self.problem, self.evaluator.book, ranks, self.size)
+        shares = group_shares(self.problem, self.evaluator.cost_model, ranks, self.size)
         step_s, once_s, forward_s, back_s = least
         return GroupTable(ranks, shares, step_s, once_s, forward_s, back_s, plain_s, options, graph, is_restricted)
 
@@ -216,17 +216,19 @@ class TableMaker:
 
     def _by_samples(self, ranks: tuple[int, ...]) -> Array:
         """Step, there and back, its parts, of stages cut along samples alone; infinity where there are none."""
-        problem, book = self.problem, self.evaluator.book
+        problem, cost_model = self.problem, self.evaluator.cost_model
         count = len(problem.profile.graph.layers)
-        shares = group_shares(problem, book, ranks, self.size)
+        shares = group_shares(problem, cost_model, ranks, self.size)
         batches = micro_batches(problem, self.size)
-        if (len(ranks) > 1 and SAMPLE_DIMS not in problem.allow) or not usable(problem, book, ranks, shares, batches):
+        if (len(ranks) > 1 and SAMPLE_DIMS not in problem.allow) or not usable(
+            problem, cost_model, ranks, shares, batches
+        ):
             return np.full((4, count + 1, count + 1), np.inf)
         exchanged = self._exchanged(ranks)
         least = samples_of(shares, self.rest) if self.rest else (0,) * len(ranks)
         slowest: Array = np.max(
             [
-                self._member(book.kind(rank), samples, rest, exchanged, len(ranks) > 1)
+                self._member(cost_model.kind(rank), samples, rest, exchanged, len(ranks) > 1)
                 for rank, samples, rest in zip(ranks, shares, least, strict=True)
             ],
             axis=0,
@@ -241,37 +243,40 @@ class TableMaker:
 
     def _reduction_s(self, ranks: tuple[int, ...], shares: tuple[int, ...], rest: tuple[int, ...]) -> Array:
         """The least that stages cut along samples alone wait for the sum of their gradients."""
-        book = self.evaluator.book
-        size = np.maximum(_between(book.tables.graph.parameter_bytes), 0.0)
+        cost_model = self.evaluator.cost_model
+        size = np.maximum(_between(cost_model.tables.graph.parameter_bytes), 0.0)
         last = zip(ranks, rest if self.rest else shares, strict=True)
-        backs = [_between(book.at(book.kind(rank), samples, True).backward_s) for rank, samples in last]
-        exchanged = _between(book.exchanges_s(ranks, self.rest or self.size)[1])
-        backward_s, sums_s = np.max(backs, axis=0) + exchanged, _between(book.least_sums_s(ranks))
+        backs = [_between(cost_model.at(cost_model.kind(rank), samples, True).backward_s) for rank, samples in last]
+        exchanged = _between(cost_model.exchanges_s(ranks, self.rest or self.size)[1])
+        backward_s, sums_s = np.max(backs, axis=0) + exchanged, _between(cost_model.least_sums_s(ranks))
         zero = self.problem.zero_over(len(ranks))
-        return least_reduction_s(book.network, ranks, size, sums_s, backward_s, zero)
+        return least_reduction_s(cost_model.network, ranks, size, sums_s, backward_s, zero)
 
     def _exchanged(self, ranks: tuple[int, ...]) -> tuple[Array, Array]:
         """Exchanges of statistics of one F and B, and of F alone."""
         if len(ranks) < 2:
             return np.zeros((1, 1)), np.zeros((1, 1))
         recomputes, trains = self.problem.recompute == ALWAYS, self.backward != NONE
-        forward, backward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size, recomputes, trains)
-        of_forward = self.evaluator.book.exchanges_s(ranks, self.rest or self.size, False, False)[0]
+        forward, backward = self.evaluator.cost_model.exchanges_s(ranks, self.rest or self.size, recomputes, trains)
+        of_forward = self.evaluator.cost_model.exchanges_s(ranks, self.rest or self.size, False, False)[0]
         return _between(forward) + (_between(backward) if trains else 0.0), _between(of_forward)
 
     def _member(self, kind: str, samples: int, rest: int, exchanged: tuple[Array, Array], shared: bool) -> Array:
         """Step, there and back, its parts, of a rank with so many samples, and so many of the last micro-batch."""
-        book, (both, of_forward) = self.evaluator.book, exchanged
+        cost_model, (both, of_forward) = self.evaluator.cost_model, exchanged
         whole_s, once_s, forward_s = self._passes(kind, samples, shared)
         step_s = self.num_full * (whole_s + both) + (self._passes(kind, rest, shared)[0] + both if rest else 0.0)
         if self.backward != NONE:
-            num_additions, updates = self.num_full - (not self.rest), _between(book.tables.parameters(kind).update_s)
-            step_s = step_s + num_additions * _between(book.accumulate_s(kind, shared)) + updates
+            num_additions, updates = (
+                self.num_full - (not self.rest),
+                _between(cost_model.tables.parameters(kind).update_s),
+            )
+            step_s = step_s + num_additions * _between(cost_model.accumulate_s(kind, shared)) + updates
         return np.stack([step_s, once_s + both, forward_s + of_forward, once_s - forward_s + both - of_forward])
 
     def _passes(self, kind: str, samples: int, shared: bool) -> tuple[Array, Array, Array]:
         """All of one F and B, there and back, F."""
-        sums = self.evaluator.book.sums(kind, samples, shared, self.problem.recompute == ALWAYS)
+        sums = self.evaluator.cost_model.sums(kind, samples, shared, self.problem.recompute == ALWAYS)
         forward_s = _between(sums.forward_s)
         if self.backward == NONE:
             return forward_s, forward_s, forward_s

@@ -151,7 +151,7 @@ class _LayoutSearch:
         problem = self.evaluator.problem
         works = {
             size: float(least_work_s(self.evaluator, size, self.plans.backward).sum()) / len(problem.ranks)
-            for size in micro_batch_sizes(problem, self.evaluator.book)
+            for size in micro_batch_sizes(problem, self.evaluator.cost_model)
         }
         bounds = dict(works)
         stopped = False
@@ -190,7 +190,7 @@ class _LayoutSearch:
         problem = self.evaluator.problem
         if num_ranks := _ranks_of_few_hosts(problem):
             within = self.budget.part(_SHARE_OF_FEWER * self.budget.left_s)
-            fewer = Evaluator(replace(problem, num_ranks=num_ranks), self.evaluator.book, within=within)
+            fewer = Evaluator(replace(problem, num_ranks=num_ranks), self.evaluator.cost_model, within=within)
             with suppress(HalopipeError):  # rules about other devices
                 self._take(with_layouts(fewer, replace(self.outcome, best=None, by_num_stages={}), within).best)
             self.evaluator.num_simulated += fewer.num_simulated

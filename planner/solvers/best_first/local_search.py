@@ -50,9 +50,9 @@ class LocalSearch:
     _tried: set[Candidate] = field(init=False, default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
-        book = self.evaluator.book
-        kind = book.kind(self.evaluator.problem.ranks[0])
-        table = book.tables.at(kind, book.tables.largest_measured(kind))
+        cost_model = self.evaluator.cost_model
+        kind = cost_model.kind(self.evaluator.problem.ranks[0])
+        table = cost_model.tables.at(kind, cost_model.tables.largest_measured(kind))
         self._work = self.cuts.sums(np.diff(table.forward_s + table.backward_s))
         self._number = {_key(members > 0): number for number, members in enumerate(self.cuts.members)}
         self._may_replicate = Freedom.of(self.evaluator.problem).may_replicate
@@ -83,7 +83,9 @@ class LocalSearch:
             return None
         batches = candidate.micro_batches
         try:
-            if not all(usable(evaluator.problem, evaluator.book, ranks, shares, batches) for ranks, shares in groups):
+            if not all(
+                usable(evaluator.problem, evaluator.cost_model, ranks, shares, batches) for ranks, shares in groups
+            ):
                 return None
             return evaluator.evaluate(candidate, known_s)
         except (MissingMeasurementError, IllegalProgramError):
@@ -157,7 +159,9 @@ class LocalSearch:
         problem, size = self.evaluator.problem, max(candidate.micro_batches)
         if all(len(ranks) <= size for ranks in groups):
             own = dict(zip(candidate.groups, candidate.shares, strict=True))
-            shares = (own.get(ranks) or group_shares(problem, self.evaluator.book, ranks, size) for ranks in groups)
+            shares = (
+                own.get(ranks) or group_shares(problem, self.evaluator.cost_model, ranks, size) for ranks in groups
+            )
             stage_of = self.cuts.stage_of(chain)
             yield replace(candidate, stage_of=stage_of, groups=tuple(groups), shares=tuple(shares))
 

@@ -81,7 +81,7 @@ class HandoverBounds:
 
     def __post_init__(self) -> None:
         self._seconds = Memo(lambda key: self._of(*key))
-        cluster = self.prices.book.profile.cluster
+        cluster = self.prices.cost_model.profile.cluster
         streams = may_stream(self.prices.freedom.problem)
         if streams:
             cluster = without_time(cluster)
@@ -94,7 +94,7 @@ class HandoverBounds:
         hosts = [cluster.devices[pool.ranks[0]].host for pool in self.prices.pools]
         self.hosts = tuple(map(hosts.index, hosts))
         self.has_cards = len(set(self.hosts)) > 1
-        self._card_bytes_per_s = inf if streams else self.prices.book.network.most_card_bytes_per_s
+        self._card_bytes_per_s = inf if streams else self.prices.cost_model.network.most_card_bytes_per_s
 
     def between(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
         """Messages from ``source`` to ``destination``, and gradients back."""

@@ -78,7 +78,7 @@ def _evaluated(evaluator: Evaluator, candidate: Candidate, known_s: float = floa
     if not evaluator.has_time_for(candidate):
         return None
     try:
-        if not stages_usable(evaluator.problem, evaluator.book, candidate):
+        if not stages_usable(evaluator.problem, evaluator.cost_model, candidate):
             return None
         return evaluator.evaluate(candidate, known_s)
     except MissingMeasurementError:

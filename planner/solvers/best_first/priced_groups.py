@@ -15,7 +15,7 @@ from itertools import chain
 import numpy as np
 
 from planner.costs.candidate import Candidate, Recomputes, recompute_mask
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.stages.shared_bound import SharedBound
@@ -213,7 +213,7 @@ class GroupPrices:
     """
 
     problem: Problem
-    book: PriceBook
+    cost_model: CostModel
     pools: tuple[DevicePool, ...]
     cuts: GraphCuts
     micro_batches: tuple[int, ...]
@@ -232,8 +232,8 @@ class GroupPrices:
         self._versions = Memo(self._priced_versions)
         trains, splits = self.freedom.trains, self.freedom.splits
         counted = self.micro_batches[: self.num_counted]
-        self._bounds = StageBounds(self.book, self.cuts, counted, trains, splits, self.received)
-        self.mixing, self.throughout, self._cores = _between_cuts(self.book, self.cuts, self.freedom.mixing)
+        self._bounds = StageBounds(self.cost_model, self.cuts, counted, trains, splits, self.received)
+        self.mixing, self.throughout, self._cores = _between_cuts(self.cost_model, self.cuts, self.freedom.mixing)
 
     @property
     def num_counted(self) -> int:
@@ -254,7 +254,7 @@ class GroupPrices:
         ranks, size = self.first_ranks(counts), self.micro_batches[0]
         ways = [(False, shares) for shares in self._shares(ranks)]
         if len(ranks) > 1 and self.throughout.any():
-            ways.append((True, site_shares(self.problem, self.book, ranks, size)))
+            ways.append((True, site_shares(self.problem, self.cost_model, ranks, size)))
         made = (self._made(counts, (recompute, *way)) for way in ways for recompute in self.freedom.recompute)
         return tuple(group for group in made if group is not None)
 
@@ -281,7 +281,7 @@ class GroupPrices:
             for recompute in self.freedom.recompute:
                 frequency.update(self._least_largest(self.times(ranks, recompute)))
         return tuple(shares for shares, _ in frequency.most_common(_FEW_SHARES)) or (
-            group_shares(self.problem, self.book, ranks, self.micro_batches[0]),
+            group_shares(self.problem, self.cost_model, ranks, self.micro_batches[0]),
         )
 
     def _least_largest(self, times: GroupTimes) -> Iterator[tuple[int, ...]]:
@@ -304,10 +304,10 @@ class GroupPrices:
         recomputed, size = recompute_mask(recompute, self._cores), self.micro_batches[0]
         devices = self.problem.profile.cluster.devices
         limits = [self.problem.memory_limit_bytes(rank) + devices[rank].on_chip_bytes for rank in ranks]
-        sorts = Counter(zip(map(self.book.kind, ranks), limits, strict=True))
+        sorts = Counter(zip(map(self.cost_model.kind, ranks), limits, strict=True))
         members, most = [], []
         for kind, limit in sorts:
-            top = size if self.problem.micro_batch_sizes else min(size, self.book.tables.largest_measured(kind))
+            top = size if self.problem.micro_batch_sizes else min(size, self.cost_model.tables.largest_measured(kind))
             key = (kind, recompute, num_microbatches or len(self.micro_batches))
             if key not in self._times:
                 self._times[key] = self._bounds.member_times(kind, top, recomputed, self.micro_batches[: key[2]])
@@ -343,7 +343,7 @@ class GroupPrices:
 
     def _least_s(self, kind: str, samples: float) -> Array:
         """By layer: the least F, and all of a backward, whether ranks share the layer or not."""
-        both = [self.book.sums(kind, samples, shared, recompute=False) for shared in (False, True)]
+        both = [self.cost_model.sums(kind, samples, shared, recompute=False) for shared in (False, True)]
         backward_s = [self.freedom.trains * sums.whole_back_s(self.freedom.splits) for sums in both]
         return np.asarray(np.minimum.reduce([np.diff(a.forward_s + b) for a, b in zip(both, backward_s, strict=True)]))
 
@@ -368,10 +368,10 @@ class GroupPrices:
         orders = member_orders(self.pools, counts)
         members = orders[0]
         ranks = first_ranks(self.pools, members)
-        if not usable(self.problem, self.book, ranks, shares, self.micro_batches):
+        if not usable(self.problem, self.cost_model, ranks, shares, self.micro_batches):
             return None
         kinds = tuple((self.pools[k].kind, self.pools[k].memory_limit_bytes) for k in members)
-        alike = (kinds, self.book.profile.cluster.group_alike(ranks), version)
+        alike = (kinds, self.cost_model.profile.cluster.group_alike(ranks), version)
         if alike not in self._prices:
             sizes = (self.micro_batches[0], self.micro_batches[self.num_counted - 1])
             full, last = (self._samples_of(shares, rows) for rows in sizes)
@@ -405,9 +405,11 @@ class GroupPrices:
 
 
 @lru_cache(maxsize=2)  # one search asks with the same cuts for every size of its micro-batches
-def _between_cuts(book: PriceBook, cuts: GraphCuts, mixing: frozenset[str]) -> tuple[Array, Flags, tuple[int, ...]]:
+def _between_cuts(
+    cost_model: CostModel, cuts: GraphCuts, mixing: frozenset[str]
+) -> tuple[Array, Flags, tuple[int, ...]]:
     """At each cut, layers of ``mixing``; whether stages lie along sites alone; the layers of attention's cores."""
-    graph = book.profile.graph
+    graph = cost_model.profile.graph
     along = throughout_sites(graph)
     names = [layer.name for layer in graph.layers]
     rest = cuts.sums(np.array([float(name not in along) for name in names]))

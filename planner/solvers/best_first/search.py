@@ -299,7 +299,7 @@ class BestFirstSearch:
         candidate = replace(frontier.candidate(leaf.prefix, leaf.schedule), windows=leaf.windows)
         if not frontier.suffixes.prices.freedom.allows(candidate):
             return None
-        if stages_usable(self.evaluator.problem, self.evaluator.book, candidate):
+        if stages_usable(self.evaluator.problem, self.evaluator.cost_model, candidate):
             self._evaluate(candidate, bound_s)
         return candidate
 

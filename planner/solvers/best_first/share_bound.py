@@ -48,7 +48,7 @@ class AnyShares(GroupPrices):
             upper_s: pipelines that take so long are of no interest.
         """
         batches, received = prices.micro_batches, prices.received
-        every = cls(prices.problem, prices.book, prices.pools, prices.cuts, batches, prices.freedom, received)
+        every = cls(prices.problem, prices.cost_model, prices.pools, prices.cuts, batches, prices.freedom, received)
         every.upper_s = upper_s
         return every
 
@@ -67,7 +67,7 @@ class AnyShares(GroupPrices):
         return tuple(group for group in made if group is not None)
 
     def _members(self, group: PricedGroup) -> list[tuple[str, float]]:
-        return list(zip(map(self.book.kind, group.ranks), group.samples[self.micro_batches[0]], strict=True))
+        return list(zip(map(self.cost_model.kind, group.ranks), group.samples[self.micro_batches[0]], strict=True))
 
     def most_samples(self, group: PricedGroup, cuts: tuple[int, int], kept: int) -> Numbers:
         """The most samples of each member of a stage between two cuts that keeps so many micro-batches."""

@@ -76,7 +76,7 @@ class OpenShares:
         single = (least == most).all(axis=0)
         if single[0]:
             candidate = self.candidate_of(least[:, 0])
-            if stages_usable(evaluator.problem, evaluator.book, candidate):
+            if stages_usable(evaluator.problem, evaluator.cost_model, candidate):
                 yield candidate
             yield from self._only(np.arange(1, len(single)), upper_s)
             return

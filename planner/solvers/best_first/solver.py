@@ -70,7 +70,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.sentences import binding
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
@@ -110,13 +110,15 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         limited, certainty = least_memory(problem)
     elif is_stream(problem):
         limited, certainty = highest_rate(problem)
-    book = PriceBook(problem.profile)
+    cost_model = CostModel(problem.profile)
     if slices_time(problem):
-        require_slices(problem, book)
+        require_slices(problem, cost_model)
     half = beyond_samples(limited) or slices_time(limited)
     limit_s = limited.time_limit_s
     # Half of the work; and half of the time too, where what is counted of it takes twice as long.
-    evaluator = Evaluator(limited, book, within=budget.part(limit_s / 2, reserve_s=limit_s / 4) if half else budget)
+    evaluator = Evaluator(
+        limited, cost_model, within=budget.part(limit_s / 2, reserve_s=limit_s / 4) if half else budget
+    )
     start = SearchStart(evaluator)
     within = evaluator.budget.part(until_s=budget.elapsed_s + _SEARCH_TAKES * evaluator.budget.clock_s)
     search = BestFirstSearch(evaluator, progress, within=within, hints=start.hints, improved=start.improved)

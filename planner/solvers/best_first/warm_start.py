@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import STOPPED, Rejected
 from planner.ir.problem import Problem
@@ -90,10 +90,10 @@ class SearchStart:
 
     def items(self) -> Iterator[Selection | Evaluation | BatchSpace | Replicas | PipelineFamilies]:
         """Hybrids and strategies first, as their steps prune what follows."""
-        problem, book = self.evaluator.problem, self.evaluator.book
+        problem, cost_model = self.evaluator.problem, self.evaluator.cost_model
         freedom = Freedom.of(problem)
         devices = _devices(freedom)
-        cuts = self.cuts or cuts_of(book, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
+        cuts = self.cuts or cuts_of(cost_model, parts_ties=may_part_ties(problem), parts_free=_parts_free(freedom))
         self.cuts = cuts
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
@@ -121,8 +121,8 @@ class SearchStart:
         yield from self._quick_look(spaces, few, self.best)
         yield from (space for space, _ in spaces)
         if not devices.mixes_kinds and not freedom.constraints.rules:
-            sizes = micro_batch_sizes(problem, book)
-            yield from self._replicas(mixed_replicas(problem, book, devices.pools, sizes))
+            sizes = micro_batch_sizes(problem, cost_model)
+            yield from self._replicas(mixed_replicas(problem, cost_model, devices.pools, sizes))
 
     def _noted(self, plans: Iterable[Planned]) -> Iterator[Planned]:
         """The same; the best of them that may be an answer is remembered."""
@@ -146,7 +146,9 @@ class SearchStart:
         problem = self.evaluator.problem
         for count in () if self.is_part else _LARGE_PARTS:
             if count < len(problem.ranks) <= _MUCH_LARGER * count:
-                part = Evaluator(replace(problem, num_ranks=count), self.evaluator.book, within=self.evaluator.budget)
+                part = Evaluator(
+                    replace(problem, num_ranks=count), self.evaluator.cost_model, within=self.evaluator.budget
+                )
                 with suppress(HalopipeError):  # rules about other devices
                     devices = _devices(Freedom.of(part.problem))
                     yield from hybrids(part, [each for each in priced(part, cuts) if _has_groups(each, devices)])
@@ -175,7 +177,7 @@ class SearchStart:
             if budget.is_over:
                 return
             fewer = replace(problem, num_ranks=count, time_limit_s=_SHARE_OF_PARTS * budget.left_s)
-            evaluator = Evaluator(fewer, self.evaluator.book, within=budget.part(fewer.time_limit_s))
+            evaluator = Evaluator(fewer, self.evaluator.cost_model, within=budget.part(fewer.time_limit_s))
             with suppress(HalopipeError):  # rules about other devices
                 search = BestFirstSearch(evaluator, None, most_candidates=_FEW)
                 search.best = best
@@ -236,17 +238,17 @@ class SearchStart:
         self, spaces: list[tuple[BatchSpace, GroupPrices]], devices: DeviceStates, best: Evaluation | None
     ) -> Iterator[Evaluation]:
         """Plans with few cuts that are better than ``best``, of the ways to cut the batch that promise most."""
-        graph, book = self.evaluator.problem.profile.graph, self.evaluator.book
+        graph, cost_model = self.evaluator.problem.profile.graph, self.evaluator.cost_model
         if not spaces or spaces[0][1].cuts.last <= FEW_CUTS:
             return
         kind = spaces[0][1].pools[0].kind
-        table = book.tables.at(kind, book.tables.largest_measured(kind))
+        table = cost_model.tables.at(kind, cost_model.tables.largest_measured(kind))
         few = thinned(spaces[0][1].cuts, graph, FEW_CUTS, np.diff(table.forward_s + table.backward_s))
         within = self.evaluator.budget.part(_SHARE_OF_TIME * self.evaluator.problem.time_limit_s)
         for space, prices in sorted(spaces, key=lambda pair: pair[0].bound_s)[:_FEW_SPACES]:
             if best is not None and space.bound_s >= best.step_s:
                 return
-            thin = GroupPrices(prices.problem, book, prices.pools, few, prices.micro_batches, prices.freedom)
+            thin = GroupPrices(prices.problem, cost_model, prices.pools, few, prices.micro_batches, prices.freedom)
             if within.is_over:
                 return
             search = BestFirstSearch(self.evaluator, None, within=within, most_candidates=_FEW)
@@ -286,10 +288,10 @@ def _parts(problem: Problem) -> list[int]:
 
 def priced(evaluator: Evaluator, cuts: GraphCuts) -> Iterator[GroupPrices]:
     """Every way to cut the batch, with the prices of stages between ``cuts``."""
-    problem, book, freedom = evaluator.problem, evaluator.book, Freedom.of(evaluator.problem)
+    problem, cost_model, freedom = evaluator.problem, evaluator.cost_model, Freedom.of(evaluator.problem)
     of_devices = pools(problem, freedom.constraints)
-    for size in micro_batch_sizes(problem, book):
-        yield GroupPrices(problem, book, of_devices, cuts, micro_batches(problem, size), freedom)
+    for size in micro_batch_sizes(problem, cost_model):
+        yield GroupPrices(problem, cost_model, of_devices, cuts, micro_batches(problem, size), freedom)
 
 
 def _has_groups(prices: GroupPrices, devices: DeviceStates) -> bool:
@@ -299,7 +301,7 @@ def _has_groups(prices: GroupPrices, devices: DeviceStates) -> bool:
 
 def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
     """Every way to cut the batch that can be priced."""
-    cuts = cuts_of(evaluator.book, parts_ties=may_part_ties(evaluator.problem))
+    cuts = cuts_of(evaluator.cost_model, parts_ties=may_part_ties(evaluator.problem))
     devices = _devices(Freedom.of(evaluator.problem))
     for prices in priced(evaluator, cuts):
         if _has_groups(prices, devices):
@@ -309,14 +311,14 @@ def spaces(evaluator: Evaluator) -> Iterator[Frontier]:
 def all_families(evaluator: Evaluator) -> Iterator[PipelineFamilies]:
     """The same of schedules for several stages a position."""
     freedom = Freedom.of(evaluator.problem)
-    cuts = cuts_of(evaluator.book, parts_ties=may_part_ties(evaluator.problem), parts_free=_parts_free(freedom))
+    cuts = cuts_of(evaluator.cost_model, parts_ties=may_part_ties(evaluator.problem), parts_free=_parts_free(freedom))
     yield from families(priced(evaluator, cuts), _devices(freedom), freedom.virtual)
 
 
 def first_fit(problem: Problem, within: Budget) -> tuple[Evaluator, Outcome]:
     """The search for any plan that fits, within a budget, and what evaluated it."""
     limited = replace(problem, time_limit_s=within.left_s)
-    evaluator = Evaluator(limited, PriceBook(problem.profile), within=within)
+    evaluator = Evaluator(limited, CostModel(problem.profile), within=within)
     return evaluator, BestFirstSearch(evaluator, None, any_fit=True).run(SearchStart(evaluator).items)
 
 

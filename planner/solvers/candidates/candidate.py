@@ -14,11 +14,11 @@ from itertools import chain, combinations, groupby, pairwise
 from typing import Any
 
 from planner.costs.candidate import Candidate, cut_alike
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.pricing import program_of
 from planner.costs.shards.device_mesh import at_least_one, proportional
 from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.costs.stages.placement import LayoutBook
+from planner.costs.stages.placement import LayoutCosts
 from planner.costs.stages.stage_cost import with_ways
 from planner.ir.codec import fingerprint
 from planner.ir.errors import MissingMeasurementError
@@ -192,33 +192,33 @@ _PARTS = 1000
 """Into how many parts, or somewhat fewer, the sites of a stage are divided."""
 
 
-def site_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
+def site_shares(problem: Problem, cost_model: CostModel, ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
     """Parts of the sites of each rank of a stage, whatever the number of samples: equal, else in proportion to speed.
 
     Their sum is not ``size``, samples of a full micro-batch, which would make them samples.
     """
-    if len({book.kind(rank) for rank in ranks}) == 1:
+    if len({cost_model.kind(rank) for rank in ranks}) == 1:
         each = _PARTS // len(ranks)
         return (each + (each * len(ranks) == size),) * len(ranks)
-    speeds = [_samples_per_s(book, book.kind(rank)) for rank in ranks]
+    speeds = [_samples_per_s(cost_model, cost_model.kind(rank)) for rank in ranks]
     return proportional(_PARTS - (size == _PARTS), speeds)
 
 
-def group_shares(problem: Problem, book: PriceBook, ranks: tuple[int, ...], samples: int) -> tuple[int, ...]:
+def group_shares(problem: Problem, cost_model: CostModel, ranks: tuple[int, ...], samples: int) -> tuple[int, ...]:
     """Samples of each rank that runs the whole network: equal on devices of one kind, else the least largest time."""
-    kinds = [book.kind(rank) for rank in ranks]
+    kinds = [cost_model.kind(rank) for rank in ranks]
     if len(set(kinds)) == 1:
         return equal_shares(samples, len(ranks))
 
     def seconds(member: int, share: int) -> float:
         try:
-            table = book.tables.at(kinds[member], share)
+            table = cost_model.tables.at(kinds[member], share)
         except MissingMeasurementError:
             return math.inf
         return float(table.forward_s[-1] + table.backward_s[-1])
 
-    most = [samples if problem.micro_batch_sizes else book.tables.largest_measured(kind) for kind in kinds]
-    by_speed = at_least_one(proportional(samples, [_samples_per_s(book, kind) for kind in kinds]))
+    most = [samples if problem.micro_batch_sizes else cost_model.tables.largest_measured(kind) for kind in kinds]
+    by_speed = at_least_one(proportional(samples, [_samples_per_s(cost_model, kind) for kind in kinds]))
     return least_largest(by_speed, most, seconds)
 
 
@@ -273,14 +273,14 @@ def all_shares(problem: Problem, ranks: tuple[int, ...], samples: int) -> tuple[
     return tuple(tuple(b - a for a, b in pairwise((0, *points, samples))) for points in inner)
 
 
-def _samples_per_s(book: PriceBook, kind: str) -> float:
-    samples = book.tables.largest_measured(kind)
-    table = book.tables.at(kind, samples)
+def _samples_per_s(cost_model: CostModel, kind: str) -> float:
+    samples = cost_model.tables.largest_measured(kind)
+    table = cost_model.tables.at(kind, samples)
     seconds = float(table.forward_s[-1] + table.backward_s[-1])
     return samples / seconds if seconds > 0 else 1.0
 
 
-def with_options(layouts: LayoutBook, candidate: Candidate, options: Mapping[int, ShardingSpec]) -> Candidate:
+def with_options(layouts: LayoutCosts, candidate: Candidate, options: Mapping[int, ShardingSpec]) -> Candidate:
     """``candidate`` with the layouts ``options`` (by layer): of all layers of a stage or of none.
 
     Where an option leaves open how many ranks share input channels, it is what is cheapest in a full micro-batch.  A

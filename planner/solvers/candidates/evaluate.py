@@ -7,7 +7,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.memory.lifetimes import RankMemory
 from planner.costs.predict import Forecast, forecast, sustained
 from planner.costs.pricing import Pricing
@@ -16,7 +16,7 @@ from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import CompiledProgram
 from planner.costs.simulator.symmetry import slices
 from planner.costs.stages.input_pipeline import is_core
-from planner.costs.stages.placement import LayoutBook
+from planner.costs.stages.placement import LayoutCosts
 from planner.costs.ties import Ties
 from planner.costs.uncertainty import DRAWS
 from planner.ir.problem import Problem
@@ -77,18 +77,18 @@ class Evaluator:
     """
 
     problem: Problem
-    book: PriceBook
+    cost_model: CostModel
     num_simulated: int = 0
     within: InitVar[Budget | None] = None
     budget: Budget = field(init=False)
     _slices: dict[object, int] = field(init=False, default_factory=dict, repr=False)
     pricing: Pricing = field(init=False, repr=False)
-    layouts: LayoutBook = field(init=False, repr=False)
+    layouts: LayoutCosts = field(init=False, repr=False)
 
     def __post_init__(self, within: Budget | None) -> None:
         self.budget = within or part_of_current(self.problem.time_limit_s)
-        self.layouts = LayoutBook(self.book, self.problem.allow, self.problem.halo_depth, self._evaluates)
-        self.pricing = Pricing(self.book, self.layouts)
+        self.layouts = LayoutCosts(self.cost_model, self.problem.allow, self.problem.halo_depth, self._evaluates)
+        self.pricing = Pricing(self.cost_model, self.layouts)
 
     @property
     def _evaluates(self) -> bool:
@@ -157,7 +157,7 @@ class Evaluator:
         """
         takes_s = self.takes_s(candidate)
         self.budget.spend(_BOUND_TAKES * takes_s)
-        always = self.book.preparations.look_ahead
+        always = self.cost_model.preparations.look_ahead
         if candidate.prepares_next_step is not always:
             candidate = replace(candidate, prepares_next_step=always)
         priced = self.pricing.priced(divided(self.problem, candidate))

@@ -27,9 +27,9 @@ import numpy as np
 
 from planner import schedules
 from planner.costs.candidate import Candidate, Recomputes, boundaries_of
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.costs.stages.placement import LayoutBook
+from planner.costs.stages.placement import LayoutCosts
 from planner.ir.constraints import FAMILIES, REPLICAS, CutDegrees, broken
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.graph import KEEPS_SAMPLES, Graph
@@ -118,7 +118,7 @@ def _with_slices(problem: Problem, named: tuple[str, ...]) -> tuple[str, ...]:
     return whole
 
 
-def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
+def micro_batch_sizes(problem: Problem, cost_model: CostModel) -> tuple[int, ...]:
     """Sizes that may be used, ascending.
 
     By default the divisors of the global batch and the sizes that were measured (all sizes up to ``FEW_SAMPLES``), as
@@ -134,7 +134,7 @@ def micro_batch_sizes(problem: Problem, book: PriceBook) -> tuple[int, ...]:
         raise UsageError(f"a global batch of {batch} samples", remedies=["give a positive number of samples"])
     if any(size < 1 for size in problem.micro_batch_sizes):
         raise UsageError(f"a micro-batch of {min(problem.micro_batch_sizes)} samples", remedies=["give sizes above 0"])
-    covered = sum(book.tables.largest_measured(book.kind(rank)) for rank in problem.ranks)
+    covered = sum(cost_model.tables.largest_measured(cost_model.kind(rank)) for rank in problem.ranks)
     if batch_wide_layers(problem.profile.graph) or sees_whole_batch(problem):
         return _whole_batch(problem, covered)
     if fixes_samples(problem.profile.graph):
@@ -228,27 +228,31 @@ def _as_captured(problem: Problem) -> tuple[int, ...]:
     )
 
 
-def is_covered(problem: Problem, book: PriceBook, kind: str, samples: float) -> bool:
+def is_covered(problem: Problem, cost_model: CostModel, kind: str, samples: float) -> bool:
     """Whether a device of ``kind`` may be given ``samples`` at once: what was measured, or what the user asks for."""
-    return bool(problem.micro_batch_sizes) or samples <= book.tables.largest_measured(kind)
+    return bool(problem.micro_batch_sizes) or samples <= cost_model.tables.largest_measured(kind)
 
 
 def usable(
-    problem: Problem, book: PriceBook, ranks: tuple[int, ...], shares: tuple[int, ...], micro_batches: tuple[int, ...]
+    problem: Problem,
+    cost_model: CostModel,
+    ranks: tuple[int, ...],
+    shares: tuple[int, ...],
+    micro_batches: tuple[int, ...],
 ) -> bool:
     """Whether every rank has a sample of every micro-batch (a mean over none is none), and none more than measured."""
     divide = samples_of if sum(shares) == max(micro_batches) else parts_of
     return all(
-        samples > 0 and is_covered(problem, book, book.kind(rank), samples)
+        samples > 0 and is_covered(problem, cost_model, cost_model.kind(rank), samples)
         for rows in set(micro_batches)
         for rank, samples in zip(ranks, divide(shares, rows), strict=True)
     )
 
 
-def stages_usable(problem: Problem, book: PriceBook, candidate: Candidate) -> bool:
+def stages_usable(problem: Problem, cost_model: CostModel, candidate: Candidate) -> bool:
     """The same of all stages of a candidate."""
     stages = zip(candidate.groups, candidate.shares, strict=True)
-    return all(usable(problem, book, *stage, candidate.micro_batches) for stage in stages)
+    return all(usable(problem, cost_model, *stage, candidate.micro_batches) for stage in stages)
 
 
 def cut_positions(graph: Graph, parts_ties: bool = True) -> tuple[int, ...]:
@@ -436,7 +440,7 @@ def _broken_rule(problem: Problem, candidate: Candidate) -> str:
 
 
 def gives_all_work(
-    layouts: LayoutBook, ranks: tuple[int, ...], options: Mapping[int, ShardingSpec], sizes: Collection[int]
+    layouts: LayoutCosts, ranks: tuple[int, ...], options: Mapping[int, ShardingSpec], sizes: Collection[int]
 ) -> bool:
     """Whether no rank is left without a part of a layer, in micro-batches of any of ``sizes``."""
     for rows in sizes:

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 from planner.baselines import everyday
 from planner.costs.candidate import Candidate, Recomputes
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.sentences import binding
 from planner.ir.constraints import format_rule
@@ -66,7 +66,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         UnknownNameError: a side constraint matches no layer.
         UsageError: it can price none of the schedules.
     """
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     constraints = Constraints.of(problem)
     enumeration = Enumeration(evaluator, constraints, progress)
     outcome = enumeration.run()
@@ -77,7 +77,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         rules += [f"--forbid {format_rule(rule)}" for rule in problem.forbid]
         if rules and enumeration.fits_without_rules():
             raise InfeasibleError("no plan satisfies the side constraints", rules, ["drop one of them"])
-        closest = choose(evaluator, everyday_plans(problem, evaluator.book)).closest
+        closest = choose(evaluator, everyday_plans(problem, evaluator.cost_model)).closest
         if closest is not None:
             raise infeasible(problem, closest)
         raise InfeasibleError("no plan fits", [f"on {len(problem.ranks)} devices"], ["use more devices"])
@@ -127,21 +127,21 @@ class BatchSplit:
     program: SpanProgram | None = None
 
 
-def everyday_plans(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
+def everyday_plans(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
     """Plans that people make without a planner, as far as the program knows their schedules; they may not fit."""
     names = priced_schedules(problem)
-    for candidate in _unfiltered(problem, book):
+    for candidate in _unfiltered(problem, cost_model):
         if candidate.schedule in names and not 0 < problem.max_stages < candidate.num_stages:
             yield as_asked(problem, candidate)
 
 
-def _unfiltered(problem: Problem, book: PriceBook) -> Iterator[Candidate]:
-    yield from everyday.one_device(problem, book)
+def _unfiltered(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
+    yield from everyday.one_device(problem, cost_model)
     if len(problem.ranks) > 1 and not mixing_layers(problem.profile.graph) and SAMPLE_DIMS in problem.allow:
         with suppress(InfeasibleError):  # fewer samples than ranks: there is no such plan to compare with
-            yield from everyday.replicas(problem, book)
+            yield from everyday.replicas(problem, cost_model)
     if len(problem.ranks) > 1:
-        yield from everyday.even_split(problem, book)
+        yield from everyday.even_split(problem, cost_model)
 
 
 def priced_schedules(problem: Problem) -> tuple[str, ...]:
@@ -198,11 +198,11 @@ class Enumeration:
     def fits_without_rules(self) -> bool:
         """Whether there is a plan once the side constraints are dropped."""
         problem = replace(self.evaluator.problem, fix=(), forbid=(), gap=float("inf"))
-        free = Enumeration(Evaluator(problem, self.evaluator.book), Constraints.of(problem))
+        free = Enumeration(Evaluator(problem, self.evaluator.cost_model), Constraints.of(problem))
         return free.run().best is not None
 
     def _try_everyday_plans(self) -> None:
-        candidates = everyday_plans(self.evaluator.problem, self.evaluator.book)
+        candidates = everyday_plans(self.evaluator.problem, self.evaluator.cost_model)
         for candidate in cheapest_first(self.evaluator, candidates, self.evaluator.budget):
             if self.best is not None and not self.evaluator.has_time_for(candidate):
                 continue
@@ -212,10 +212,10 @@ class Enumeration:
 
     def _ways(self) -> Iterator[tuple[float, BatchSplit]]:
         """Every way with a lower bound on all its plans; those that cannot beat what is known are left out."""
-        problem, book = self.evaluator.problem, self.evaluator.book
+        problem, cost_model = self.evaluator.problem, self.evaluator.cost_model
         freedom = replace(Freedom.of(problem), virtual=(), trains=True)
         devices = DeviceStates(pools(problem, self.constraints), freedom.may_replicate)
-        cuts = cuts_of(book, MANY_IDEALS, may_part_ties(problem))
+        cuts = cuts_of(cost_model, MANY_IDEALS, may_part_ties(problem))
         received, (counts, left_out) = StagesBehind.of(cuts).least_received(), group_counts(devices)
         self.rejected.update(devices.restrictions)
         if left_out:
@@ -224,10 +224,12 @@ class Enumeration:
             why = "the network has too many; stages are stretches of its own order of layers"
             self.rejected["stages of any set of layers"] = why
         most = min(len(problem.ranks), cuts.last, problem.max_stages or len(problem.ranks))
-        every = (micro_batches(problem, size) for size in micro_batch_sizes(problem, book))
+        every = (micro_batches(problem, size) for size in micro_batch_sizes(problem, cost_model))
         ways = ((batches, *way) for batches in every for way in self._schedules(most, len(batches)).items())
         for batches, splits, by_flight in ways:
-            prices = GroupPrices(problem, book, devices.pools, cuts, batches, replace(freedom, splits=splits), received)
+            prices = GroupPrices(
+                problem, cost_model, devices.pools, cuts, batches, replace(freedom, splits=splits), received
+            )
             versions = stage_groups(prices, counts)
             if not versions:
                 continue

@@ -354,7 +354,7 @@ def _edge_memory(question: Question, received: Array, outputs: Array, maker: Fla
 
 
 def _state(prices: LayoutPrices) -> float:
-    return prices.book.profile.optimizer.state_bytes_per_parameter_byte
+    return prices.cost_model.profile.optimizer.state_bytes_per_parameter_byte
 
 
 def _distinct(options: Options) -> Options:

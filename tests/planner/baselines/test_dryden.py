@@ -9,7 +9,7 @@ import pytest
 
 from planner.baselines import dryden
 from planner.baselines.everyday import solve_data_parallel
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import InfeasibleError
@@ -80,7 +80,7 @@ def test_the_exact_search_over_the_same_space_is_never_worse() -> None:
     for made in (residual(samples=4, height=64, blocks=2), mesh_like(samples=4, height=64)):
         profile = priced(*made, speeds=(1.0,) * 4, latency_s=1e-6)
         problem = Problem(profile, 4, allow=SPACE, micro_batch_sizes=(4,))
-        prices = LayoutPrices(PriceBook(profile), (0, 1, 2, 3), 4, SPACE)
+        prices = LayoutPrices(CostModel(profile), (0, 1, 2, 3), 4, SPACE)
         exact = best_layouts(prices, Question(tuple(range(len(prices.layers)))))
         assert exact.answer.cost <= dryden.solve(problem).prediction.step_s * (1 + 1e-9)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.problem import Problem
 from planner.solvers import solver
 from planner.solvers.candidates.evaluate import Evaluator
@@ -23,7 +23,7 @@ def test_a_plan_with_any_layouts_is_reckoned_the_same(seed: int) -> None:
     profile = random_network(draw)
     profile = profile.corrected_by(random_corrections(draw, profile))
     problem = Problem(profile, 4, allow=EVERYTHING)
-    evaluator = Evaluator(problem, PriceBook(profile))
+    evaluator = Evaluator(problem, CostModel(profile))
     plan = plan_of_candidate(evaluator, random_candidate(draw, evaluator))
     assert plan.inputs.corrections == profile.calibration.corrections
     assert check(plan, profile) == ()

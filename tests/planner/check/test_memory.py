@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.memory.action_peaks import DeferredWeights, RunningLayers, ValueGradients, action_peaks
 from planner.costs.memory.levels import BACKWARD, LayerParts, LevelTables
 from planner.costs.memory.messages import CoalescedMessage, Received
@@ -64,7 +64,7 @@ def test_the_peaks_are_reckoned_the_same(schedule: str, seed: int) -> None:
     num_layers = len(profile.graph.layers)
     bounds = tuple(round(num_layers * stage / len(ranks)) for stage in range(len(ranks) + 1))
     candidate = Candidate.chain(bounds, ranks, ((1,),) * len(ranks), (1,) * 4, schedule)
-    evaluator = Evaluator(Problem(profile, 4, memory_margin=0.0), PriceBook(profile))
+    evaluator = Evaluator(Problem(profile, 4, memory_margin=0.0), CostModel(profile))
     plan = plan_of_candidate(evaluator, candidate)
     assert check(plan, profile) == ()
     ranks_of = plan.prediction.ranks
@@ -78,7 +78,7 @@ def test_announced_receives_of_unlike_sizes_are_counted_in_their_order() -> None
     sizes[2], sizes[5] = 2 * 2**20, 6 * 2**20
     profile = chain_profile(9, 3, activation_bytes=sizes, saved_bytes=1000)
     candidate = Candidate.chain((0, 3, 6, 10), ((0,), (1,), (2,)), ((1,),) * 3, (1,) * 8, "1f1b")
-    plan = plan_of_candidate(Evaluator(Problem(profile, 8, memory_margin=0.0), PriceBook(profile)), candidate)
+    plan = plan_of_candidate(Evaluator(Problem(profile, 8, memory_margin=0.0), CostModel(profile)), candidate)
     assert check(plan, profile) == ()
 
 
@@ -86,7 +86,7 @@ def test_announced_receives_of_unlike_sizes_are_counted_in_their_order() -> None
 def test_shared_and_laid_out_stages_are_reckoned_the_same(seed: int) -> None:
     draw = random.Random(seed)
     profile = with_levels(random_network(draw), 1 + seed)
-    evaluator = Evaluator(Problem(profile, 4, allow=EVERYTHING), PriceBook(profile))
+    evaluator = Evaluator(Problem(profile, 4, allow=EVERYTHING), CostModel(profile))
     for _ in range(2):
         plan = plan_of_candidate(evaluator, random_candidate(draw, evaluator))
         assert check(plan, profile) == ()
@@ -107,7 +107,7 @@ def test_an_input_that_is_saved_where_it_was_received_counts_once(schedule: str)
         measurements = {kind: tuple(map(measured, found)) for kind, found in bare.measurements.items()}
         profile = replace(bare, measurements=measurements)
         candidate = Candidate.chain((0, 4, 9), ((0,), (1,)), ((1,), (1,)), (1,) * 4, schedule)
-        evaluator = Evaluator(Problem(profile, 4, memory_margin=0.0), PriceBook(profile))
+        evaluator = Evaluator(Problem(profile, 4, memory_margin=0.0), CostModel(profile))
         found = plan_of_candidate(evaluator, candidate)
         assert check(found, profile) == ()
         return tuple(rank.peak_bytes for rank in found.prediction.ranks)
@@ -247,7 +247,7 @@ def test_receives_of_small_sums_of_two_ranks_stand_ready(parameter_bytes: int, s
         profile = chain_profile(3, 2, parameter_bytes=parameter_bytes)
         links = {name: replace(link, transport=transport) for name, link in profile.cluster.links.items()}
         profile = replace(profile, cluster=replace(profile.cluster, links=links))
-        evaluator = Evaluator(Problem(profile, 4, memory_margin=0.0), PriceBook(profile))
+        evaluator = Evaluator(Problem(profile, 4, memory_margin=0.0), CostModel(profile))
         plan = plan_of_candidate(evaluator, Candidate.chain((0, 4), ((0, 1),), ((1, 1),), (4,), "1f1b"))
         assert check(plan, profile) == ()
         return [rank.peak_bytes for rank in plan.prediction.ranks]
@@ -309,7 +309,7 @@ def test_what_comes_with_another_message_is_there_from_then_on(schedule: str, tr
     profile = replace(profile, cluster=replace(profile.cluster, links=links))
     ranks = tuple((rank,) for rank in positions(schedule, 2, 2))
     candidate = Candidate.chain((0, 2, 4, 6, 9), ranks, ((1,),) * len(ranks), (1,) * 4, schedule)
-    evaluator = Evaluator(Problem(profile, 4, memory_margin=0.0), PriceBook(profile))
+    evaluator = Evaluator(Problem(profile, 4, memory_margin=0.0), CostModel(profile))
     plan = plan_of_candidate(evaluator, candidate)
     assert Boundaries.of_decision(profile.graph, plan.decision).program(plan.decision).joined()
     assert check(plan, profile) == ()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.costs.communication.resharding import exchange_s
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import volume
@@ -25,7 +25,7 @@ from tests.planner.solvers.laid_out_plans import EVERYTHING, MADE
 def random_prices(draw: random.Random) -> LayoutPrices:
     count = draw.randint(2, 6)
     profile = priced(*draw.choice(MADE), speeds=[draw.choice([1.0, 2.5]) for _ in range(count)])
-    return LayoutPrices(PriceBook(profile), tuple(range(count)), draw.choice([2, 3, 4]), EVERYTHING, halo_depth=2)
+    return LayoutPrices(CostModel(profile), tuple(range(count)), draw.choice([2, 3, 4]), EVERYTHING, halo_depth=2)
 
 
 def random_options(draw: random.Random, prices: LayoutPrices) -> dict[int, ShardingSpec]:
@@ -39,7 +39,7 @@ def random_options(draw: random.Random, prices: LayoutPrices) -> dict[int, Shard
 
 
 def divided(prices: LayoutPrices, options: dict[int, ShardingSpec]) -> Division:
-    graph = prices.book.profile.graph
+    graph = prices.cost_model.profile.graph
     values = graph.values()
     layers: dict[str, LayerDivision] = {
         graph.layers[index].name: layer_division(
@@ -114,7 +114,7 @@ def test_backward_the_halo_that_moves_less_is_priced(seed: int) -> None:
     x = network.conv(network.image, draw.choice([4, 8, 16]))
     end = network.conv(x, draw.choice([4, 8, 16]), draw.choice([3, 5]), draw.choice([1, 2, 3]))
     count = draw.choice([2, 3, 4])
-    prices = LayoutPrices(PriceBook(priced(network, end, speeds=(1.0,) * count)), tuple(range(count)), 2, EVERYTHING)
+    prices = LayoutPrices(CostModel(priced(network, end, speeds=(1.0,) * count)), tuple(range(count)), 2, EVERYTHING)
     for option in prices.options(1):
         before = next((other for other in prices.options(0) if other.grid == option.grid), None)
         if before is None:
@@ -130,14 +130,14 @@ def test_backward_the_halo_that_moves_less_is_priced(seed: int) -> None:
         part = np.zeros((count, count))
         for move in halo.moves:
             part[move.src, move.dst] += 4 * volume(move.box)
-        assert crossing.backward_s[0, 0] == exchange_s(part, prices.ranks, prices.book.network)
+        assert crossing.backward_s[0, 0] == exchange_s(part, prices.ranks, prices.cost_model.network)
 
 
 @pytest.mark.parametrize(("filters", "ratio"), [(4, 4.0), (16, 1.0), (32, 1.0)])
 def test_of_fewer_filters_than_channels_the_halo_of_dy_goes_back(filters: int, ratio: float) -> None:
     network = Network(2, 3, 64)
     end = network.conv(network.conv(network.image, 16), filters)
-    prices = LayoutPrices(PriceBook(priced(network, end)), (0, 1), 2, EVERYTHING)
+    prices = LayoutPrices(CostModel(priced(network, end)), (0, 1), 2, EVERYTHING)
     rows = ShardingSpec((("height", (0, 1, 2)),))
     crossing = prices.crossing(0, 1, (rows,), (rows,))
     assert crossing.forward_s[0, 0] == pytest.approx(ratio * crossing.backward_s[0, 0])

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import candidate_of
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.ir.problem import Problem
@@ -24,7 +24,7 @@ from tests.planner.solvers.laid_out_plans import EVERYTHING, random_candidate, r
 def test_a_candidate_costs_what_its_file_does(seed: int) -> None:
     draw = random.Random(seed)
     problem = Problem(random_network(draw), 4, allow=EVERYTHING, halo_depth=draw.choice([0, 2]), shard="always")
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     candidate = random_candidate(draw, evaluator)
     written = forecast(Pricing.of(problem.profile), decision_of(problem, candidate), problem.memory_margin, num_draws=0)
     unwritten = evaluator.forecast(candidate, num_draws=0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.chains import chain_profile
 from planner.costs import uncertainty
 from planner.costs.candidate import candidate_of
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.events import run
@@ -45,8 +45,10 @@ NUM_MICROBATCHES = 16
 
 def simulated(profile: Profile, decision: Decision) -> tuple[CompiledProgram, StageCosts, SlotPrices, Trace]:
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
-    book = PriceBook(profile)
-    costs = StageCosts(book, Pricing(book).stages(candidate_of(book.profile.graph, decision)), decision.micro_batches)
+    cost_model = CostModel(profile)
+    costs = StageCosts(
+        cost_model, Pricing(cost_model).stages(candidate_of(cost_model.profile.graph, decision)), decision.micro_batches
+    )
     compiled = compile_program(program, decision.micro_batches, costs.tied_ranks)
     prices = prices_of(compiled, costs, transfer_bytes(program, compiled))
     return compiled, costs, prices, run(compiled, prices)
@@ -132,7 +134,7 @@ def test_sizes_nobody_measured_widen_the_step_by_what_their_costs_are_uncertain(
     profile = chain_profile(2, 1, sizes=(1, 2, 4, 8), forward_s=(1e-3, 2e-3))
     exact, between = (predict(profile, chain_decision(profile, (), (size,) * 2))[0] for size in (4, 3))
     assert exact.p10_s == exact.p90_s == exact.step_s
-    table = PriceBook(profile).tables.at("kind-1", 3)
+    table = CostModel(profile).tables.at("kind-1", 3)
     low, high = (float((each[0] + 2 * each[1]) / 3) for each in (table.low, table.high))
     assert low < 1 < high
     assert between.p10_s == pytest.approx(between.step_s * low, rel=0.03)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import Box, Interval, intersect, subtract, volume, whole
@@ -26,7 +26,7 @@ FAMILIES = ("sample", "spatial", "channel")
 def prices_of(made: tuple[Network, Named], ranks: int, samples: int) -> LayoutPrices:
     network, end = made
     profile = priced(network, end, (1.0,) * ranks)
-    return LayoutPrices(PriceBook(profile), tuple(range(ranks)), samples, FAMILIES, halo_depth=2)
+    return LayoutPrices(CostModel(profile), tuple(range(ranks)), samples, FAMILIES, halo_depth=2)
 
 
 def decided(prices: LayoutPrices, options: list[ShardingSpec]) -> Decision:
@@ -43,7 +43,7 @@ def decided(prices: LayoutPrices, options: list[ShardingSpec]) -> Decision:
 def test_boxes_are_those_that_the_planner_prices(network: type, ranks: int) -> None:
     rng = random.Random(ranks)
     prices = prices_of(network(samples=4, height=19), ranks, 4)
-    graph = prices.book.profile.graph
+    graph = prices.cost_model.profile.graph
     for _ in range(5):
         chosen = [rng.choice(prices.options(index)) for index in range(len(graph.layers))]
         division = Division.of(graph, decided(prices, chosen), 0, 4)
@@ -64,7 +64,7 @@ def test_what_moves_is_what_the_planner_counts(seed: int) -> None:
     rng = random.Random(seed)
     ranks = (2, 3, 4)[seed % 3]
     prices = prices_of(residual(samples=4, height=17), ranks, 4)
-    graph = prices.book.profile.graph
+    graph = prices.cost_model.profile.graph
     number = {layer.name: index for index, layer in enumerate(graph.layers)}
     chosen = [rng.choice(prices.options(index)) for index in range(len(graph.layers))]
     division = Division.of(graph, decided(prices, chosen), 0, 4)
@@ -84,7 +84,7 @@ def test_what_moves_is_what_the_planner_counts(seed: int) -> None:
 def test_every_rank_gets_just_what_it_lacks() -> None:
     rng = random.Random(5)
     prices = prices_of(mesh_like(samples=3, height=23), 4, 3)
-    graph = prices.book.profile.graph
+    graph = prices.cost_model.profile.graph
     chosen = [rng.choice(prices.options(index)) for index in range(len(graph.layers))]
     division = Division.of(graph, decided(prices, chosen), 0, 3)
     for layer in graph.layers:

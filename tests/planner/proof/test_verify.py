@@ -17,7 +17,7 @@ import pytest
 import planner.proof
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate, Recomputes
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
@@ -125,7 +125,7 @@ def candidates(account: ProofAccount, size: int, prefix: ProofPrefix) -> Iterato
 def test_the_account_never_says_more_than_the_simulator(seed: int, make: Callable[[int], Problem]) -> None:
     problem = replace(make(seed), recompute="auto")
     account, draw, num_compared = account_of(problem), random.Random(seed), 0
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     for size in account.space.sizes:
         complete = list(pipelines(account, size, ProofPrefix(), ()))
         for prefix, bound_s in draw.sample(complete, min(len(complete), 25)):

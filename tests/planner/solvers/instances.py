@@ -11,7 +11,7 @@ from math import inf
 
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate, Recomputes
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, off_chip
 from planner.ir.constraints import parse_rule
 from planner.ir.graph import Graph, TensorSpec, producer
@@ -309,7 +309,7 @@ def plans(problem: Problem, *, every_share: bool = False) -> Iterator[Candidate]
     Args:
         every_share: also those with unequal shares on devices that are alike.
     """
-    graph, book = problem.profile.graph, PriceBook(problem.profile)
+    graph, cost_model = problem.profile.graph, CostModel(problem.profile)
     batch, largest = problem.global_batch, SIZES[-1]
     along = throughout_sites(graph)
     others = [index for index, layer in enumerate(graph.layers) if layer.name not in along]
@@ -319,7 +319,7 @@ def plans(problem: Problem, *, every_share: bool = False) -> Iterator[Candidate]
         for groups in _groups((), tuple(problem.ranks), problem):
             if 0 < problem.max_stages < len(groups):
                 continue
-            shared = _shares(problem, book, groups, batches, largest, every_share)
+            shared = _shares(problem, cost_model, groups, batches, largest, every_share)
             for (shares, by_parts), stage_of in product(shared, _stages(graph, len(groups))):
                 if any(stage_of[index] in by_parts for index in others):
                     continue
@@ -402,7 +402,7 @@ def _virtual_plans(
 
 def _shares(
     problem: Problem,
-    book: PriceBook,
+    cost_model: CostModel,
     groups: tuple[tuple[int, ...], ...],
     batches: tuple[int, ...],
     largest: int,
@@ -415,7 +415,7 @@ def _shares(
     for flags in product((False, True) if sparse else (False,), repeat=len(several)):
         by_parts = frozenset(stage for stage, flag in zip(several, flags, strict=True) if flag)
         choices = [
-            (site_shares(problem, book, group, size),)
+            (site_shares(problem, cost_model, group, size),)
             if stage in by_parts
             else tuple(_divisions(problem, group, size, every_share))
             for stage, group in enumerate(groups)
@@ -470,7 +470,7 @@ def best_by_exhaustion(
     Of a plan that is slower than one before, the evaluator asks no memory, and maybe a bound of the step alone: of each
     eighth it is asked for everything, and may not be faster.
     """
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     best, num_plans = None, 0
     for num_plans, candidate in enumerate(every(problem), 1):
         one = evaluator.evaluate(candidate, inf if best is None else best.step_s)

@@ -17,7 +17,7 @@ from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate
 from planner.costs.communication.collectives import transfer_s
 from planner.costs.communication.stage_transfers import least_link
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.memory.memory_bound import fewest_kept, kept_by
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Link
 from planner.ir.errors import InfeasibleError
@@ -70,7 +70,7 @@ def expansions(
 
 def capacity_of(prices: GroupPrices) -> Capacity:
     """All devices of each kind."""
-    kinds = [prices.book.kind(rank) for rank in prices.problem.ranks]
+    kinds = [prices.cost_model.kind(rank) for rank in prices.problem.ranks]
     return capacity(prices.capacity_s(), list(Counter(kinds).values()))
 
 
@@ -115,7 +115,7 @@ def with_all_shares(frontier: Frontier, leaf: Leaf, candidate: Candidate) -> Ite
 
 def pipelines(problem: Problem) -> Iterator[tuple[list[float], float, float]]:
     """Every complete pipeline under every schedule: the bounds of its prefixes, its own, and its step."""
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     for frontier in map(with_open_shares, spaces(evaluator)):
         prices = frontier.suffixes.prices
         known = frontier.suffixes.root_s(), least_step_s(prices, capacity_of(prices))
@@ -156,7 +156,7 @@ def on_two_hosts(**figures: float) -> Problem:
 
 
 def test_all_outputs_of_a_host_pass_its_network_card() -> None:
-    (frontier,) = spaces(Evaluator(problem := on_two_hosts(activation_bytes=4096), PriceBook(problem.profile)))
+    (frontier,) = spaces(Evaluator(problem := on_two_hosts(activation_bytes=4096), CostModel(problem.profile)))
     prices, links = frontier.suffixes.prices, frontier.suffixes.links
     groups = {counts: prices.versions(counts)[0] for counts in ((2, 0), (0, 2), (1, 1))}
     sent = prices.cuts.columns.forward_bytes > 0
@@ -173,7 +173,7 @@ def test_sums_of_stages_on_the_same_hosts_share_their_network_cards() -> None:
     Four F of 1 ms and B of 2 ms, one after another: the second stage is done after 13 ms, the first after 15 ms.
     """
     problem = on_two_hosts(activation_bytes=4, parameter_bytes=10_000)
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     (frontier,) = spaces(evaluator)
     steps_s = {}
     for _path, expansion in expansions(frontier, (), frontier.root()):
@@ -218,7 +218,7 @@ def test_gradients_that_a_later_half_adds_hold_up_nobody(schedule: str) -> None:
 def test_all_work_over_all_devices_is_a_bound(make: Callable[[int], Problem]) -> None:
     for seed in range(220, 235):
         problem = make(seed)
-        for frontier in spaces(Evaluator(problem, PriceBook(problem.profile))):
+        for frontier in spaces(Evaluator(problem, CostModel(problem.profile))):
             least = frontier.suffixes.prices.capacity_s().min(axis=0).sum() / len(problem.ranks)
             assert least <= frontier.suffixes.root_s() * (1 + 1e-9)
 
@@ -228,7 +228,7 @@ def test_all_work_over_all_devices_is_a_bound(make: Callable[[int], Problem]) ->
 def test_so_few_devices_are_not_enough_for_a_shorter_step(make: Callable[[int], Problem], seed: int) -> None:
     """However samples are shared: the bound that knows no groups lies below every plan, and above all work over all."""
     problem = make(seed)
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     bounds = {}
     for frontier in spaces(evaluator):
         prices = frontier.suffixes.prices
@@ -265,7 +265,7 @@ def on_several_hosts(seed: int) -> Problem:
 @pytest.mark.parametrize("seed", range(16))
 def test_on_several_hosts_no_bound_of_sums_bucket_by_bucket_lies_above_the_step(seed: int) -> None:
     problem = on_several_hosts(seed)
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     bounds = {
         prices.micro_batches: least_step_s(prices, capacity_of(prices))
         for prices in (frontier.suffixes.prices for frontier in spaces(evaluator))
@@ -284,7 +284,7 @@ def test_the_bound_knows_that_many_ranks_wait_for_each_bucket() -> None:
     links = {WITHIN_HOST: Link(0.0, 1e12), ACROSS_HOSTS: Link(1e-3, 1e12)}
     profile = replace(profile, cluster=replace(profile.cluster, links=links, collectives=()))
     problem = Problem(profile, 4, micro_batch_sizes=(4,), max_stages=1)
-    (frontier,) = spaces(Evaluator(problem, PriceBook(profile)))
+    (frontier,) = spaces(Evaluator(problem, CostModel(profile)))
     (group,) = frontier.suffixes.prices.versions((1, 1, 1, 1))
     stage = group.stage(np.array([0]), np.array([frontier.suffixes.prices.cuts.last]))
     assert stage.tail[0] == pytest.approx(8 * 2 * 3 * (1e-3 + 9 * 2**20 / 4 / 1e12), rel=1e-2)
@@ -295,7 +295,7 @@ def test_the_bound_sees_that_one_sample_passes_all_layers_in_turn() -> None:
     profile = chain_profile(4, 4, forward_s=1e-3, bandwidth_bytes_per_s=1e15)
     for batch, least_s in ((1, 12e-3), (4, (4 * 3 + 9) * 1e-3)):
         problem = Problem(profile, batch, micro_batch_sizes=(1,))
-        (frontier,) = spaces(Evaluator(problem, PriceBook(profile)))
+        (frontier,) = spaces(Evaluator(problem, CostModel(profile)))
         prices = frontier.suffixes.prices
         assert least_step_s(prices, capacity_of(prices)) == pytest.approx(least_s, rel=0.01)
         assert capacity_of(prices).work_s == pytest.approx(batch * 3e-3)
@@ -362,9 +362,9 @@ def test_layers_that_cost_nothing_stay_with_a_neighbour() -> None:
             activation_bytes=activation_bytes,
         )
 
-    merged = cuts_of(PriceBook(profile((8, 8, 8, 8))))
+    merged = cuts_of(CostModel(profile((8, 8, 8, 8))))
     assert [merged.layers(0, cut) for cut in range(5)] == [(), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4)]
-    growing = cuts_of(PriceBook(profile((8, 16, 8, 8))))  # l1 hands on more than it reads: it stays with its reader
+    growing = cuts_of(CostModel(profile((8, 16, 8, 8))))  # l1 hands on more than it reads: it stays with its reader
     assert [growing.layers(0, cut) for cut in range(5)] == [(), (0,), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4)]
 
 

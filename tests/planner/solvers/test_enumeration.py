@@ -11,7 +11,7 @@ import random
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.ir.errors import InfeasibleError
@@ -28,13 +28,13 @@ ROUNDING = 1e-9
 
 def best_of_all(problem: Problem, seed: int) -> Evaluation | None:
     """The fastest plan that fits; what the fast evaluation says of it, and of some others, is what a forecast says."""
-    book = PriceBook(problem.profile)
-    evaluator = Evaluator(problem, book)
+    cost_model = CostModel(problem.profile)
+    evaluator = Evaluator(problem, cost_model)
     fitting = [each for each in map(evaluator.evaluate, plans(problem, every_share=True)) if each.fits]
     best = min(fitting, key=lambda each: each.step_s, default=None)
     for each in random.Random(seed).sample(fitting, min(3, len(fitting))) + [best] * (best is not None):
         public = forecast(
-            Pricing(book), decision_of(problem, each.candidate), problem.memory_margin, num_draws=0
+            Pricing(cost_model), decision_of(problem, each.candidate), problem.memory_margin, num_draws=0
         ).prediction
         assert public.step_s == pytest.approx(each.step_s, rel=1e-12)
         assert all(rank.peak_bytes <= rank.memory_limit_bytes for rank in public.ranks)

@@ -14,7 +14,7 @@ from planner.baselines.common.problem import block_ends, network, searchable
 from planner.baselines.pipedream import solver as pipedream
 from planner.baselines.pipedream.format import read, states_of
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.cluster import Cluster
 from planner.ir.errors import InfeasibleError
 from planner.ir.graph import TensorSpec
@@ -135,7 +135,7 @@ def test_no_more_stages_than_the_problem_allows() -> None:
 
 def test_a_network_of_many_states_is_planned_as_blocks() -> None:
     problem = vgg16(clusters.flat(4, 1e9, ROOM))
-    fine = network(problem, PriceBook(problem.profile), "gpu", 32)
+    fine = network(problem, CostModel(problem.profile), "gpu", 32)
     assert block_ends(fine, 4) is None
     few = searchable(fine, 4000)
     assert len(few.graph.nodes) < len(fine.graph.nodes)
@@ -145,14 +145,16 @@ def test_a_network_of_many_states_is_planned_as_blocks() -> None:
 
 def test_dapple_offers_what_its_authors_released() -> None:
     problem = vgg16(clusters.hosts(2, 4, 2.5e10, 1e9, ROOM))
-    book = PriceBook(problem.profile)
-    graph = network(problem, book, "gpu", 128).graph
+    cost_model = CostModel(problem.profile)
+    graph = network(problem, cost_model, "gpu", 128).graph
     machines = hpgo.HpgoMachines(2, 4, 2.5e10, 1e9, 1e9)
     halves = hpgo.Planner(graph, machines, 4, 4).pipelines()[hpgo.HALVES]
     cut = len(states_of(graph).layers(None, halves.ends[0]))
     both = cut, len(problem.profile.graph.layers)
     candidate = Candidate.chain((0, *both), ((0, 1, 2, 3), (4, 5, 6, 7)), ((32,) * 4,) * 2, (128,) * 4, "1f1b-so")
-    assert dapple.solve(problem).prediction.step_s <= Evaluator(problem, book).evaluate(candidate).step_s * (1 + 1e-9)
+    assert dapple.solve(problem).prediction.step_s <= Evaluator(problem, cost_model).evaluate(candidate).step_s * (
+        1 + 1e-9
+    )
 
 
 def test_replicas_are_planned_from_costs_of_one_sample() -> None:
@@ -173,6 +175,6 @@ def test_a_planner_without_a_plan_says_why_and_of_what_size() -> None:
 @pytest.mark.parametrize(("num_devices", "is_asked"), [(8, False), (16, True)])
 def test_a_search_on_many_devices_starts_from_dapples_plans(num_devices: int, is_asked: bool) -> None:
     problem = vgg16(clusters.hosts(2, num_devices // 2, 2.5e10, 1e9, ROOM))
-    found = list(promising(Evaluator(problem, PriceBook(problem.profile))))
+    found = list(promising(Evaluator(problem, CostModel(problem.profile))))
     assert bool(found) == is_asked
     assert all(choice.best is not None and choice.best.fits for choice in found)

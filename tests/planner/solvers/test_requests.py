@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.constraints import FAMILIES, CutDegrees, broken, parse_rule
 from planner.ir.errors import HalopipeError, InfeasibleError, UsageError
 from planner.ir.plan import Plan
@@ -148,7 +148,7 @@ def test_ranks_take_statistics_together_but_in_forward_plans_where_running_ones_
             assert check(plan, profile) == ()
             waits_s.append([rank.communication_s for rank in plan.prediction.ranks])
         fewer_s += [more - less for more, less in zip(*waits_s, strict=True)]
-    taken_s = 0.0 if objective == "throughput" else PriceBook(anew).norms_s((0, 1))[0][-1]
+    taken_s = 0.0 if objective == "throughput" else CostModel(anew).norms_s((0, 1))[0][-1]
     assert fewer_s == pytest.approx([taken_s] * 4)
 
 

@@ -8,7 +8,7 @@ from itertools import cycle
 
 import pytest
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.constraints import broken, parse_rule
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.plan import Plan
@@ -131,7 +131,7 @@ def test_side_constraints_leave_the_best_of_what_they_allow(text: str, fixed: bo
 
 
 def best_that_keeps_to(problem: Problem, fix: tuple[Rule, ...], forbid: tuple[Rule, ...]) -> float | None:
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     best = None
     for candidate in plans(problem):
         found = evaluator.evaluate(candidate)

@@ -13,7 +13,7 @@ from planner.baselines.pipedream.format import read
 from planner.baselines.piper import solver as piper
 from planner.baselines.tarnawski import planner as tarnawski_peer
 from planner.baselines.tarnawski import solver as tarnawski
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, Problem
@@ -87,10 +87,10 @@ def test_piper_recomputes_where_memory_is_short(mib: int) -> None:
 
 def test_a_layer_and_its_gradient_stay_together() -> None:
     problem = branching_problem(3)
-    book = PriceBook(problem.profile)
-    kind = book.kind(0)
-    found = network(problem, book, kind, 1)
-    memory = held(book, found, kind, 1)
+    cost_model = CostModel(problem.profile)
+    kind = cost_model.kind(0)
+    found = network(problem, cost_model, kind, 1)
+    memory = held(cost_model, found, kind, 1)
     made = tarnawski.instance(problem, found, memory, 2)
     count = len(found.graph.nodes)
     assert [node.colour for node in made.nodes] == [*range(count), *range(count)]

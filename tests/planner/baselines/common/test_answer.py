@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.baselines.common.answer import slowest_kind
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.problem import Problem
 
 
@@ -12,4 +12,4 @@ from planner.ir.problem import Problem
 def test_planners_for_like_devices_count_on_the_slowest(speeds: tuple[float, ...]) -> None:
     """Whatever kinds are called and come first."""
     profile = chain_profile(3, len(speeds), speeds=speeds)
-    assert slowest_kind(Problem(profile, 4), PriceBook(profile), 2) == f"kind-{min(speeds):g}"
+    assert slowest_kind(Problem(profile, 4), CostModel(profile), 2) == f"kind-{min(speeds):g}"

@@ -9,7 +9,7 @@ import pytest
 from planner.costs.calibration.fit import with_observation
 from planner.costs.calibration.machine import LEAST_CHANGE, drift, speeds
 from planner.costs.candidate import candidate_of
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.observe import observe
 from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
@@ -25,11 +25,11 @@ PROFILE, KIND = TRUE.profile, TRUE.profile.cluster.devices[0].kind
 
 def passes(asked: Decision, slower: Callable[[int], float], profile: Profile = PROFILE) -> list[LonePasses]:
     """Of every rank's stages, ``slower(time)`` times their price, before (0) and after (1) the run."""
-    book, found = PriceBook(profile), []
-    for number, stage in enumerate(Pricing(book).stages(candidate_of(book.profile.graph, asked))):
+    cost_model, found = CostModel(profile), []
+    for number, stage in enumerate(Pricing(cost_model).stages(candidate_of(cost_model.profile.graph, asked))):
         for rank in stage.ranks:
             samples = round(stage.samples[max(asked.micro_batches)][stage.ranks.index(rank)])
-            sums = book.sums(KIND, samples, False, False)
+            sums = cost_model.sums(KIND, samples, False, False)
             price_s = sum(sums.action_s(op, stage.runs, False) for op in (Op.FORWARD, Op.BACKWARD))
             found.append(LonePasses(rank, number, samples, *((price_s * slower(at),) * 3 for at in (0, 1))))
     return found

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.costs.communication.halo import halo_rows, site_exchanges_s
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict
 from planner.ir.cluster import PARTIAL_SUMS as SUMS
 from planner.ir.cluster import SITES, WITHIN_HOST, Collective
@@ -78,8 +78,8 @@ def test_what_each_rank_computes_around_rows_and_sums_is_paid_where_there_is_an_
 
 def test_one_rank_exchanges_nothing_nor_does_a_dense_network() -> None:
     assert not np.any(site_exchanges_s(PROFILE, (0,), 1))
-    book = PriceBook(chain_profile(3))
-    assert book.exchanges_s((0, 1), 4) is book.norms_s((0, 1))
+    cost_model = CostModel(chain_profile(3))
+    assert cost_model.exchanges_s((0, 1), 4) is cost_model.norms_s((0, 1))
 
 
 def test_halos_make_a_shared_stage_slower() -> None:
@@ -97,7 +97,7 @@ def test_layer_by_layer_it_is_the_same(ranks: tuple[int, ...], samples: int, mea
     halos = (*PROFILE.site_halos, *more) if measured else ()
     profile = replace(PROFILE, cluster=replace(PROFILE.cluster, links=links), site_halos=halos)
     found, values = site_exchanges_s(profile, ranks, samples), GRAPH.values()
-    network = PriceBook(profile).network
+    network = CostModel(profile).network
     for number, op in enumerate((Op.FORWARD, Op.BACKWARD)):
         for index, layer in enumerate(GRAPH.layers):
             seconds = site_exchange_s(

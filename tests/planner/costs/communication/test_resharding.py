@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.costs.communication.resharding import Resharding, exposed
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost
@@ -26,7 +26,7 @@ S2H2 = ShardingSpec((("sample", (0, 1, 2)), ("height", (0, 1, 2))))
 
 def prices_of(made: tuple[Network, Named], ranks: int = 2, **how: object) -> LayoutPrices:
     profile = priced(*made, **{"speeds": (1.0,) * ranks, **how})  # type: ignore[arg-type]
-    return LayoutPrices(PriceBook(profile), tuple(range(ranks)), 4, EVERYTHING)
+    return LayoutPrices(CostModel(profile), tuple(range(ranks)), 4, EVERYTHING)
 
 
 def two_convolutions(groups: int = 1) -> tuple[Network, Named]:
@@ -100,7 +100,7 @@ def test_a_recomputed_layer_waits_once_more() -> None:
 def test_loops_over_ranks_and_boxes_move_the_same(seed: int) -> None:
     draw = random.Random(seed)
     problem = Problem(random_network(draw), 4, allow=EVERYTHING, halo_depth=draw.choice([0, 2]))
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     decision = decision_of(problem, random_candidate(draw, evaluator))
     layers, samples = problem.profile.graph.layers, max(decision.micro_batches)
     placed, index = decision.layers, {layer.name: number for number, layer in enumerate(layers)}
@@ -108,7 +108,7 @@ def test_loops_over_ranks_and_boxes_move_the_same(seed: int) -> None:
         mine = set(decision.layers_of(number))
         parts = {x.name: part_of(problem.profile, x, placed[x.name], samples) for x in layers if x.name in mine}
         moving = Moving(problem.profile, placed, stage.ranks, samples, parts)
-        prices = LayoutPrices(evaluator.book, stage.ranks, samples, EVERYTHING)
+        prices = LayoutPrices(evaluator.cost_model, stage.ranks, samples, EVERYTHING)
         for maker, reader in {(one.maker, one.reader) for one in moving.crossings}:
             plainly = [one for one in moving.crossings if (one.maker, one.reader) == (maker, reader)]
             options = [(ShardingSpec.placed(placed[name]),) for name in (maker, reader)]

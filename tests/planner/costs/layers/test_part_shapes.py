@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.shards import group_sizes, part_of, part_shapes
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.profile import Profile
@@ -18,10 +18,10 @@ Parts = set[tuple[str, int, tuple[int, ...]]]
 def in_candidates(profile: Profile, sizes: tuple[int, ...], allow: tuple[str, ...], num_ranks: int) -> Parts:
     """(layer, samples, extents) of every rank's box under every option that a search looks at."""
     found: Parts = set()
-    book = PriceBook(profile)
+    cost_model = CostModel(profile)
     for size in sizes:
         for count in group_sizes(num_ranks):
-            prices = LayoutPrices(book, tuple(range(count)), size, allow)
+            prices = LayoutPrices(cost_model, tuple(range(count)), size, allow)
             for index, layer in enumerate(prices.layers):
                 shards = prices.shards(index, prices.options(index))
                 whole = part_of(shards.sized, shards.sized.work.shape)

@@ -9,7 +9,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.interpolation import QUANTITIES
 from planner.costs.layers.shards import MeasuredParts
 from planner.costs.shards.sharding_spec import ShardingSpec
@@ -116,10 +116,10 @@ def test_a_plain_look_up_reads_all_quantities_alike(seed: int) -> None:
         if draw.random() < 0.7
     )
     profile = measured(*parts)
-    book = MeasuredParts(profile)
+    cost_model = MeasuredParts(profile)
     for samples in (1, 2, 3, 4, 8):
         for each in [*extents, (8, 3, 16), (8, 12, 16), (8, 6, 7), (4, 16, 16)]:
-            found = book.cost(KIND, LAYER, samples, each, WHOLE)
+            found = cost_model.cost(KIND, LAYER, samples, each, WHOLE)
             for position, what in enumerate(QUANTITIES):
                 plainly = cost_of_part(profile, KIND, LAYER, samples, each, WHOLE, what)
                 expected = pytest.approx(found[0].values[position], rel=1e-12) if found else None
@@ -144,9 +144,9 @@ def test_tables_hold_measured_parts_by_option_and_rank() -> None:
 
 def measured_alone(profile: Profile) -> LayoutPrices:
     """Prices without models of families."""
-    book = PriceBook(profile)
-    book.tables.parts = MeasuredParts(book.profile)
-    return LayoutPrices(book, (0, 1), 4, EVERYTHING)
+    cost_model = CostModel(profile)
+    cost_model.tables.parts = MeasuredParts(cost_model.profile)
+    return LayoutPrices(cost_model, (0, 1), 4, EVERYTHING)
 
 
 def test_without_parts_nothing_changes() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.shards.device_mesh import at_least_one, axes_of, candidate_layouts, proportional
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
@@ -14,7 +14,7 @@ EQUAL = (1.0,) * 4
 
 def grids_of(allow: tuple[str, ...], speeds: tuple[float, ...] = EQUAL, index: int = 0, samples: int = 4) -> list[str]:
     profile = priced(*plain(), speeds=speeds)
-    prices = LayoutPrices(PriceBook(profile), tuple(range(len(speeds))), samples, allow)
+    prices = LayoutPrices(CostModel(profile), tuple(range(len(speeds))), samples, allow)
     layouts = candidate_layouts(prices.sized(index), speeds, axes_of(profile.graph, allow))
     return [str(ShardingSpec.of(layout)) for layout in layouts]
 
@@ -39,7 +39,7 @@ def test_no_rank_is_left_without_work() -> None:
 def test_an_axis_that_a_layer_lacks_is_held_by_all_along_it() -> None:
     profile = priced(*residual(), speeds=EQUAL)
     names = [layer.kind for layer in profile.graph.layers]
-    prices = LayoutPrices(PriceBook(profile), (0, 1, 2, 3), 4, ("sample", "spatial"))
+    prices = LayoutPrices(CostModel(profile), (0, 1, 2, 3), 4, ("sample", "spatial"))
     found = {str(option) for option in prices.options(names.index("linear"))}
     assert found == {"replica:4", "sample:2 x replica:2", "sample:4", "replica:2 x sample:2"} - {"replica:2 x sample:2"}
     assert {str(option) for option in prices.options(names.index("conv"))} > {
@@ -50,19 +50,19 @@ def test_an_axis_that_a_layer_lacks_is_held_by_all_along_it() -> None:
 
 def test_unequal_devices_get_unequal_shares() -> None:
     profile = priced(*plain(samples=8), speeds=(1.0, 3.0))
-    prices = LayoutPrices(PriceBook(profile), (0, 1), 8, ("sample", "spatial"))
+    prices = LayoutPrices(CostModel(profile), (0, 1), 8, ("sample", "spatial"))
     cuts = {option.cuts for option in prices.options(0)}
     assert {(("sample", (0, 2, 8)),), (("height", (0, 4, 16)),), (("width", (0, 4, 16)),)} <= cuts
 
 
 def test_more_freedom_only_adds_layouts() -> None:
     profile = priced(*residual(height=8), speeds=(1.0, 2.0, 1.0, 2.0))
-    book = PriceBook(profile)
+    cost_model = CostModel(profile)
     families = (("sample",), ("sample", "spatial"), ("sample", "spatial", "channel"))
     for index in range(len(profile.graph.layers)):
         narrower: set[ShardingSpec] = set()
         for allow in families:
-            options = set(LayoutPrices(book, (0, 1, 2, 3), 4, allow).options(index))
+            options = set(LayoutPrices(cost_model, (0, 1, 2, 3), 4, allow).options(index))
             assert options >= narrower
             narrower = options
 
@@ -76,5 +76,5 @@ def test_shares_are_whole_and_sum_to_the_extent() -> None:
 
 def test_boxes_of_different_names_are_one_candidate() -> None:
     profile = priced(*plain(), speeds=(1.0, 1.0))
-    prices = LayoutPrices(PriceBook(profile), (0, 1), 1, ("sample",))
+    prices = LayoutPrices(CostModel(profile), (0, 1), 1, ("sample",))
     assert [option.layout for option in prices.options(0)] == [Layout({"replica": (0, 1, 2)})]

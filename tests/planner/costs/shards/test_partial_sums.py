@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.costs.communication.collectives import collective_s
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.shards.partial_sums import reduction_rate
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
@@ -22,7 +22,7 @@ H2, S2, C2, ALL = (ShardingSpec(((dim, (0, 1, 2)),)) for dim in ("height", "samp
 
 def prices_of(made: tuple[Network, Named], ranks: int = 2, samples: int = 4, **how: object) -> LayoutPrices:
     profile = priced(*made, **{"speeds": (1.0,) * ranks, "latency_s": 1e-5, **how})  # type: ignore[arg-type]
-    return LayoutPrices(PriceBook(profile), tuple(range(ranks)), samples, EVERYTHING)
+    return LayoutPrices(CostModel(profile), tuple(range(ranks)), samples, EVERYTHING)
 
 
 def pooled() -> tuple[Network, Named]:
@@ -31,7 +31,7 @@ def pooled() -> tuple[Network, Named]:
 
 
 def summed_s(prices: LayoutPrices, ranks: tuple[int, ...], num_bytes: int) -> float:
-    return float(collective_s(prices.book.profile.cluster, STATISTICS, ranks, num_bytes))
+    return float(collective_s(prices.cost_model.profile.cluster, STATISTICS, ranks, num_bytes))
 
 
 def test_a_global_pool_over_cut_space_sums_its_output_there_and_back() -> None:
@@ -49,14 +49,14 @@ def test_what_each_rank_computes_around_a_sum_and_around_its_gradients_is_paid_b
         Collective(each, 1, WITHIN_HOST, ((64, 0.5), (1 << 20, 0.5))) for each in (PARTIAL_SUMS, GRADIENT_SUMS)
     )
     known = replace(profile, cluster=replace(profile.cluster, collectives=(*profile.cluster.collectives, *calls)))
-    before, after = (LayoutPrices(PriceBook(each), (0, 1), 4, EVERYTHING) for each in (profile, known))
+    before, after = (LayoutPrices(CostModel(each), (0, 1), 4, EVERYTHING) for each in (profile, known))
     for index in range(len(before.layers)):
         longer, shorter = (each.layer(index, (H2, S2, C2, ALL)).statistics_s for each in (after, before))
         assert longer - shorter == pytest.approx(np.array([[0.5, 0, 0, 0.5]] * 2) * (index == 1))
-    total = int(PriceBook(profile).tables.graph.parameter_bytes[-1])
-    rates = [reduction_rate(PriceBook(each), (0, 1)) for each in (profile, known)]
+    total = int(CostModel(profile).tables.graph.parameter_bytes[-1])
+    rates = [reduction_rate(CostModel(each), (0, 1)) for each in (profile, known)]
     assert (rates[1] - rates[0]) * total == pytest.approx(0.5 if total else 0.0)
-    assert reduction_rate(PriceBook(known), (0,)) == 0.0
+    assert reduction_rate(CostModel(known), (0,)) == 0.0
 
 
 def test_only_ranks_with_parts_of_one_sum_meet() -> None:

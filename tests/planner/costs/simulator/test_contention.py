@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import candidate_of
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.contention import execute_shared
 from planner.costs.simulator.events import execute, least_left_s, least_s, run, step_unless_longer
@@ -36,8 +36,10 @@ BANDWIDTH = 1e6
 
 def priced(profile: Profile, decision: Decision) -> tuple[CompiledProgram, SlotPrices]:
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
-    book = PriceBook(profile)
-    costs = StageCosts(book, Pricing(book).stages(candidate_of(book.profile.graph, decision)), decision.micro_batches)
+    cost_model = CostModel(profile)
+    costs = StageCosts(
+        cost_model, Pricing(cost_model).stages(candidate_of(cost_model.profile.graph, decision)), decision.micro_batches
+    )
     compiled = compile_program(program, decision.micro_batches, costs.tied_ranks)
     return compiled, prices_of(compiled, costs, transfer_bytes(program, compiled))
 

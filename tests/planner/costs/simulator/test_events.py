@@ -7,7 +7,7 @@ import pytest
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import candidate_of
 from planner.costs.communication.links import NetworkPrices, transfer_s
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.memory.messages import CoalescedMessage
 from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
@@ -39,8 +39,10 @@ def program_of(profile: Profile, decision: Decision) -> Program:
 
 
 def run(profile: Profile, decision: Decision, program: Program | None = None) -> Timeline:
-    book = PriceBook(profile)
-    costs = StageCosts(book, Pricing(book).stages(candidate_of(book.profile.graph, decision)), decision.micro_batches)
+    cost_model = CostModel(profile)
+    costs = StageCosts(
+        cost_model, Pricing(cost_model).stages(candidate_of(cost_model.profile.graph, decision)), decision.micro_batches
+    )
     program = program or program_of(profile, decision)
     compiled = compile_program(program, costs.micro_batches)
     sizes = transfer_bytes(program, compiled)
@@ -323,6 +325,6 @@ def test_ranks_that_share_a_parameter_wait_for_one_another_before_they_update() 
     first_ends_s, last_ends_s = (next(s.start_s for s in apart_line.spans if s.action == f"{n}UPDATE") for n in (0, 1))
     assert last_ends_s < first_ends_s
     assert apart.step_s == pytest.approx(max(first_ends_s + 2e-3, last_ends_s + 7e-3))
-    sum_s = PriceBook(profile).network.all_reduce_s((0, 1), 4_000_000)
+    sum_s = CostModel(profile).network.all_reduce_s((0, 1), 4_000_000)
     assert together.step_s == pytest.approx(first_ends_s + sum_s + 7e-3 + 2e-3)  # the last stage updates its copy too
     assert [s.start_s for s in line.spans if "UPDATE" in s.action] == pytest.approx([first_ends_s] * 2)

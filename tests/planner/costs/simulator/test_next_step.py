@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.chains import cluster
 from planner.costs.candidate import candidate_of
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.events import run
@@ -118,10 +118,13 @@ def test_the_checker_counts_waits_alike_and_a_replay_without_noise_is_the_step(s
         assert times.idle_s == pytest.approx(rank.idle_s, rel=1e-9, abs=1e-12)
         total_s = rank.compute_s + rank.communication_s + rank.bubble_s + rank.idle_s
         assert total_s == pytest.approx(prediction.step_s, rel=1e-9)
-    book, sizes = PriceBook(profile), decision.micro_batches
+    cost_model, sizes = CostModel(profile), decision.micro_batches
     compiled = compile_program(program, sizes)
     costs = StageCosts(
-        book, Pricing(book).stages(candidate_of(book.profile.graph, decision)), sizes, prepares_next_step=True
+        cost_model,
+        Pricing(cost_model).stages(candidate_of(cost_model.profile.graph, decision)),
+        sizes,
+        prepares_next_step=True,
     )
     prices = prices_of(compiled, costs, transfer_bytes(program, compiled))
     trace = run(compiled, prices)
@@ -138,8 +141,8 @@ def test_it_costs_no_more_than_turns_where_no_two_ranks_share_a_spare_core(seed:
         profile = replace(profile, cluster=replace(profile.cluster, devices=devices))
     before_s, after_s = both(profile, replace(decision, prepares_next_step=False))
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
-    book, sizes = PriceBook(profile), decision.micro_batches
-    costs = StageCosts(book, Pricing(book).stages(candidate_of(book.profile.graph, decision)), sizes)
+    cost_model, sizes = CostModel(profile), decision.micro_batches
+    costs = StageCosts(cost_model, Pricing(cost_model).stages(candidate_of(cost_model.profile.graph, decision)), sizes)
     made_s = [sum(costs.action_s(rank, a) for a in row if a.op is Op.PREPARE) for rank, row in enumerate(program.rows)]
     assert after_s <= before_s * (1 + 1e-9) + max(TURN_SHARE * max(made_s), min(max(made_s), 12 * TURN_S))
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.chains import chain_profile
 from planner.baselines.bapipe import AS, FBP, SNO, SO, BapipePipeline, DeviceRow, kept, minibatch_s
 from planner.baselines.common.problem import ChainCosts
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.predict import predict
 from planner.ir.profile import Profile
@@ -85,8 +85,10 @@ def test_unlike_stages_go_at_the_pace_of_the_slowest_pass() -> None:
     assert step_s(profile, "1f1b-as", 40) - step_s(profile, "1f1b-as", 39) == pytest.approx(1.5 + 3.0)
 
 
-def test_the_price_book_is_the_same_whoever_asks_first() -> None:
-    book = PriceBook(boards(2, 4.0))
-    decisions = [chain_decision(book.profile, (1,), (1, 1), schedule=name) for name in ("fbp-as", "1f1b", "fbp-as")]
-    first, _, last = (evaluate(book, each).step_s for each in decisions)
+def test_the_cost_model_is_the_same_whoever_asks_first() -> None:
+    cost_model = CostModel(boards(2, 4.0))
+    decisions = [
+        chain_decision(cost_model.profile, (1,), (1, 1), schedule=name) for name in ("fbp-as", "1f1b", "fbp-as")
+    ]
+    first, _, last = (evaluate(cost_model, each).step_s for each in decisions)
     assert first == last

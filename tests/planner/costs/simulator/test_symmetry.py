@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.scale import scale_profile
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.symmetry import Symmetry, slices
@@ -46,11 +46,11 @@ def test_a_symmetric_plan_takes_as_long_as_if_all_its_ranks_were_simulated(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem, candidate = _drawn(seed)
-    found = Evaluator(problem, PriceBook(problem.profile)).evaluate(candidate)
+    found = Evaluator(problem, CostModel(problem.profile)).evaluate(candidate)
     decision = decision_of(problem, candidate)
     seen = forecast(Pricing.of(problem.profile), decision, 0.08)
     monkeypatch.setattr("planner.costs.pricing.symmetry_of", lambda costs: None)
-    whole = Evaluator(problem, PriceBook(problem.profile)).evaluate(candidate)
+    whole = Evaluator(problem, CostModel(problem.profile)).evaluate(candidate)
     assert found.step_s == pytest.approx(whole.step_s, rel=1e-9)
     assert found.memories == whole.memories
     known = forecast(Pricing.of(problem.profile), decision, 0.08)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.stages.coverage import Unmeasured, unmeasured
 from planner.ir.cluster import GRADIENT_SUMS as SUMS
 from planner.ir.cluster import NORMALISATION, PARTIAL_SUMS, PIECES, SITES, WITHIN_HOST, Collective
@@ -27,18 +27,18 @@ def made(profile: Profile, batch: int, **how: object) -> Plan:
 def test_a_plan_of_measured_sizes_lacks_nothing() -> None:
     profile = priced(*plain(samples=4), speeds=(1.0,))
     found = made(profile, 4, micro_batch_sizes=(4,))
-    assert unmeasured(PriceBook(profile), [found.decision]) == {}
+    assert unmeasured(CostModel(profile), [found.decision]) == {}
 
 
 def test_a_size_between_is_missing_until_it_is_measured() -> None:
     profile = priced(*plain(samples=4), speeds=(1.0,))
     found = made(profile, 6, micro_batch_sizes=(3,))
-    missing = unmeasured(PriceBook(profile), [found.decision])
+    missing = unmeasured(CostModel(profile), [found.decision])
     assert missing[KIND].sizes == (3,)
     assert missing[KIND].shapes == ()
     more = tuple(replace(m, samples=3) for m in profile.measurements[KIND] if m.samples == 4)
     completed = replace(profile, measurements={KIND: (*profile.measurements[KIND], *more)})
-    assert unmeasured(PriceBook(completed), [found.decision]) == {}
+    assert unmeasured(CostModel(completed), [found.decision]) == {}
 
 
 def test_what_actions_take_longer_after_waits_is_missing_where_stages_wait() -> None:
@@ -46,21 +46,21 @@ def test_what_actions_take_longer_after_waits_is_missing_where_stages_wait() -> 
     alone = made(profile, 4, micro_batch_sizes=(4,))
     piped = solver("even-split")(Problem(profile, 4, micro_batch_sizes=(4,)))
     assert len(piped.decision.stages) == 2
-    assert unmeasured(PriceBook(profile), [alone.decision]) == {}
-    assert unmeasured(PriceBook(profile), [piped.decision])[KIND].waits
+    assert unmeasured(CostModel(profile), [alone.decision]) == {}
+    assert unmeasured(CostModel(profile), [piped.decision])[KIND].waits
     completed = replace(profile, action_overhead_s={KIND: 0.0})
-    assert unmeasured(PriceBook(completed), [piped.decision]) == {}
+    assert unmeasured(CostModel(completed), [piped.decision]) == {}
 
 
 def test_calls_around_exchanges_are_missing_where_ranks_share_what_they_normalise() -> None:
     profile = priced(*residual(samples=4), speeds=(1.0, 1.0), sizes=(1, 2, 4))
     shared = solver("data-parallel")(Problem(profile, 4, micro_batch_sizes=(4,)))
-    assert unmeasured(PriceBook(profile), [shared.decision]) == {KIND: Unmeasured(exchanges=(NORMALISATION, SUMS))}
-    assert unmeasured(PriceBook(knows(profile, NORMALISATION, PIECES)), [shared.decision])[KIND].exchanges == (SUMS,)
-    assert unmeasured(PriceBook(knows(profile, NORMALISATION, SUMS)), [shared.decision]) == {}
+    assert unmeasured(CostModel(profile), [shared.decision]) == {KIND: Unmeasured(exchanges=(NORMALISATION, SUMS))}
+    assert unmeasured(CostModel(knows(profile, NORMALISATION, PIECES)), [shared.decision])[KIND].exchanges == (SUMS,)
+    assert unmeasured(CostModel(knows(profile, NORMALISATION, SUMS)), [shared.decision]) == {}
     normless = priced(*plain(samples=4), speeds=(1.0, 1.0), sizes=(1, 2, 4))
     summed = solver("data-parallel")(Problem(normless, 4, micro_batch_sizes=(4,)))
-    assert unmeasured(PriceBook(normless), [summed.decision])[KIND].exchanges == (SUMS,)
+    assert unmeasured(CostModel(normless), [summed.decision])[KIND].exchanges == (SUMS,)
 
 
 def test_each_kind_of_exchange_is_asked_for_where_a_plan_has_it() -> None:
@@ -83,7 +83,7 @@ def test_each_kind_of_exchange_is_asked_for_where_a_plan_has_it() -> None:
 
 def asked(profile: Profile, decision: Decision) -> tuple[str, ...]:
     """The kinds of exchanges that are missing, of whatever device."""
-    found = unmeasured(PriceBook(profile), [decision]).values()
+    found = unmeasured(CostModel(profile), [decision]).values()
     return next((each.exchanges for each in found if each.exchanges), ())
 
 
@@ -96,7 +96,7 @@ def test_parts_of_layers_that_are_cut_are_missing_until_they_are_measured() -> N
     profile = priced(*mesh_like(height=256), speeds=(1.0, 1.0))
     found = made(profile, 1, micro_batch_sizes=(1,), allow=("spatial",))
     assert any("height" in placed.cuts or "width" in placed.cuts for placed in found.decision.layers.values())
-    missing = unmeasured(PriceBook(profile), [found.decision])[KIND]
+    missing = unmeasured(CostModel(profile), [found.decision])[KIND]
     assert missing.shapes
     assert {shape.samples for shape in missing.shapes} == {1}
     whole = {(m.layer, m.samples): m for m in profile.measurements[KIND]}
@@ -104,4 +104,4 @@ def test_parts_of_layers_that_are_cut_are_missing_until_they_are_measured() -> N
         replace(whole[name, shape.samples], part=shape.part) for shape in missing.shapes for name in shape.layers
     )
     completed = replace(profile, parts={KIND: parts})
-    assert not unmeasured(PriceBook(completed), [found.decision]).get(KIND, missing.__class__()).shapes
+    assert not unmeasured(CostModel(completed), [found.decision]).get(KIND, missing.__class__()).shapes

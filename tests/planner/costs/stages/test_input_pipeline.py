@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.chains import cluster
 from planner.costs.candidate import candidate_of
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
 from planner.costs.stages.action_costs import StageCosts
@@ -211,6 +211,6 @@ def test_a_thread_makes_what_its_own_ranks_samples_need() -> None:
     assert found.num_bytes(ALL, 4, 2) == found.num_bytes(ALL, 4) == alone.num_bytes(ALL, 4)
     profile = replace(beside(1e-3), cluster=cluster((1.0, 1.0)))
     decision = chain_decision(profile, micro_batches=(4,), ranks=((0, 1),), shares=((1, 3),), schedule="gpipe")
-    costs = StageCosts(PriceBook(profile), Pricing.of(profile).stages(candidate_of(profile.graph, decision)), (4,))
+    costs = StageCosts(CostModel(profile), Pricing.of(profile).stages(candidate_of(profile.graph, decision)), (4,))
     assert [costs.prepare_s(rank, Action(0, Op.PREPARE, 0)) for rank in (0, 1)] == pytest.approx([1e-3, 3e-3])
     reckoned(profile, decision)

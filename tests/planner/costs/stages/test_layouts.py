@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import BACKWARD, FORWARD, LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
@@ -25,7 +25,7 @@ BANDWIDTH = 1e10
 
 def prices_of(made: tuple[Network, Named], ranks: int = 2, samples: int = 4, **how: object) -> LayoutPrices:
     profile = priced(*made, **{"speeds": (1.0,) * ranks, **how})  # type: ignore[arg-type]
-    return LayoutPrices(PriceBook(profile), tuple(range(ranks)), samples, EVERYTHING)
+    return LayoutPrices(CostModel(profile), tuple(range(ranks)), samples, EVERYTHING)
 
 
 def conv_then_conv(samples: int = 4, height: int = 16, filters: int = 8) -> tuple[Network, Named]:
@@ -145,8 +145,8 @@ def test_statistics_are_summed_where_samples_or_space_are_cut() -> None:
     prices = prices_of(residual())
     norm = next(k for k, layer in enumerate(prices.layers) if layer.kind == "batch_norm")
     forward, backward = prices.layer(norm, (S2, H2, C2, ALL)).statistics_s
-    book = prices.book.norms_s((0, 1))
-    expected = [float(sums[norm + 1] - sums[norm]) for sums in book]
+    cost_model = prices.cost_model.norms_s((0, 1))
+    expected = [float(sums[norm + 1] - sums[norm]) for sums in cost_model]
     assert forward == pytest.approx([expected[0], expected[0], 0, expected[0]])  # copies take part
     assert backward == pytest.approx([expected[1], expected[1], 0, expected[1]])
 
@@ -154,12 +154,12 @@ def test_statistics_are_summed_where_samples_or_space_are_cut() -> None:
 def test_a_stage_cut_by_samples_costs_what_the_sums_of_the_profile_say() -> None:
     prices = prices_of(plain(), latency_s=1e-5)
     cost = everywhere(prices, S2)
-    table = prices.book.tables.at("kind-1", 2)
+    table = prices.cost_model.tables.at("kind-1", 2)
     assert cost.compute_s[FORWARD] == pytest.approx((table.forward_s[-1],))
     assert cost.compute_s[BACKWARD] == pytest.approx((table.backward_s[-1],))
     assert (cost.exchange_forward_s, cost.exchange_backward_s) == (0, 0)
     assert cost.reduction_s == pytest.approx(
-        prices.book.network.all_reduce_s((0, 1), prices.book.profile.graph.parameter_bytes())
+        prices.cost_model.network.all_reduce_s((0, 1), prices.cost_model.profile.graph.parameter_bytes())
     )
     assert cost.saved_bytes == pytest.approx([table.saved_bytes[-1]] * 2)
     assert cost.evidence == MEASURED
@@ -169,9 +169,9 @@ def test_a_stage_cut_by_samples_costs_what_the_sums_of_the_profile_say() -> None
 
 def test_the_slowest_rank_counts() -> None:
     profile = priced(*plain(samples=8, height=256), speeds=(1.0, 3.0))
-    prices = LayoutPrices(PriceBook(profile), (0, 1), 8, EVERYTHING)
+    prices = LayoutPrices(CostModel(profile), (0, 1), 8, EVERYTHING)
     even, fair = everywhere(prices, S2), everywhere(prices, ShardingSpec((("sample", (0, 2, 8)),)))
-    slowest = prices.book.tables.at(prices.book.kind(0), 4)
+    slowest = prices.cost_model.tables.at(prices.cost_model.kind(0), 4)
     assert even.compute_s[FORWARD] == pytest.approx((slowest.forward_s[-1],))
     assert fair.compute_s[FORWARD][0] < 0.6 * even.compute_s[FORWARD][0]
 
@@ -245,7 +245,7 @@ def test_a_value_that_is_read_twice_moves_once() -> None:
 def test_messages_of_a_rank_follow_one_another() -> None:
     made = conv_then_conv()
     profile: Profile = priced(*made, speeds=(1.0,) * 4, hosts=("a", "a", "b", "b"), latency_s=1e-4)
-    prices = LayoutPrices(PriceBook(profile), (0, 1, 2, 3), 4, EVERYTHING)
+    prices = LayoutPrices(CostModel(profile), (0, 1, 2, 3), 4, EVERYTHING)
     rows = ShardingSpec.of(Layout({"height": (0, 1, 2, 3, 4)}))
     row = 4 * 8 * 16 * 4
     # Inner ranks receive from both neighbours, one after another. (Tables are read in log-log: within 0.1 %.)

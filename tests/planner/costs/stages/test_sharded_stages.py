@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import forecast
 from planner.costs.pricing import Pricing
 from planner.ir.cluster import SHARED_MEMORY
@@ -58,7 +58,7 @@ def predicted(zero: int, recompute: bool = False) -> Prediction:
 
 
 def sum_s(num_bytes: int) -> float:
-    return PriceBook(PROFILE).network.all_reduce_s(tuple(range(RANKS)), num_bytes)
+    return CostModel(PROFILE).network.all_reduce_s(tuple(range(RANKS)), num_bytes)
 
 
 def test_exchanges_are_paid_for_in_each_pass_that_waits_for_them() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.errors import InfeasibleError
 from planner.ir.layout import Layout
@@ -123,7 +123,7 @@ def every_parting(profile: Profile, limit: int) -> Iterator[float]:
     problem = Problem(
         profile, 1, objective=LATENCY, allow=("spatial",), memory_bytes=limit, memory_margin=0.0, num_ranks=1
     )
-    evaluator = Evaluator(problem, PriceBook(profile))
+    evaluator = Evaluator(problem, CostModel(profile))
     names = [layer.name for layer in profile.graph.layers]
     grids = [{}, {"height": 2}, {"height": 2, "width": 2}, {"height": 4, "width": 4}]
     plain = Candidate.chain((0, len(names)), ((0,),), ((1,),), (1,), "forward")

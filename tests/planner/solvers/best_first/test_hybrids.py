@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from benchmarks.scale import BY_HAND_S, scale_profile
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
@@ -83,11 +83,11 @@ def a_network(num_layers: int, draw: random.Random) -> Profile:
 
 
 def hybrids_of(problem: Problem) -> list[Evaluation]:
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    freedom, book = Freedom.of(problem), evaluator.book
+    evaluator = Evaluator(problem, CostModel(problem.profile))
+    freedom, cost_model = Freedom.of(problem), evaluator.cost_model
     spaces = [
-        GroupPrices(problem, book, pools(problem), cuts_of(book), micro_batches(problem, size), freedom)
-        for size in micro_batch_sizes(problem, book)
+        GroupPrices(problem, cost_model, pools(problem), cuts_of(cost_model), micro_batches(problem, size), freedom)
+        for size in micro_batch_sizes(problem, cost_model)
     ]
     return list(hybrids(evaluator, spaces))
 
@@ -103,7 +103,7 @@ def test_fifty_layers_on_sixty_four_devices_start_from_no_worse_a_plan_than_anyb
 def test_hybrids_are_what_was_asked_for(asked: dict[str, object]) -> None:
     profile = on_hosts(a_network(12, random.Random(2)), ["kind-1"] * 4 + ["kind-0.55"] * 4, 4)
     problem = replace(Problem(profile, global_batch=16), **asked)  # type: ignore[arg-type]  # fields by name
-    evaluator = Evaluator(problem, PriceBook(profile))
+    evaluator = Evaluator(problem, CostModel(profile))
     found = hybrids_of(problem)
     assert found
     for one in found:

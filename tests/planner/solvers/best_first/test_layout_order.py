@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.problem import Problem
 from planner.solvers.best_first.layout_bound import GroupTable, TableMaker
 from planner.solvers.best_first.layout_order import OrderedPipelines
@@ -24,7 +24,7 @@ from tests.planner.solvers.laid_out_plans import EVERYTHING, MADE
 
 
 def ordered(problem: Problem, size: int) -> OrderedPipelines:
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     maker = TableMaker(evaluator, Constraints.of(problem), size, WHOLE, Budget(60.0), 60.0)
     alike = pools(problem)
     tables = {(0, count): maker.table(alike[0].ranks[:count]) for count in range(1, len(alike[0].ranks) + 1)}

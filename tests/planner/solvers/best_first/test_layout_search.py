@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.constraints import CutDegrees, parse_rule
 from planner.ir.layout import equal_shares
@@ -32,7 +32,7 @@ FAMILIES = (("sample",), ("sample", "spatial"), EVERYTHING)
 
 
 def searched(problem: Problem) -> tuple[Evaluator, Outcome]:
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     found = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items)
     return evaluator, with_layouts(evaluator, found, Budget(60.0))
 
@@ -136,7 +136,7 @@ def test_more_freedom_is_never_worse_and_every_plan_passes_the_checker(made: tup
 
 def test_samples_alone_leave_the_outcome_as_it_is() -> None:
     problem = Problem(priced(*plain(), speeds=(1.0, 1.0)), 4)
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     found = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items)
     assert not beyond_samples(problem)
     assert with_layouts(evaluator, found, Budget(60.0)) is found
@@ -178,7 +178,7 @@ def test_layers_that_mix_samples_are_cut_along_space() -> None:
 def test_work_over_capacity_bounds_what_time_cuts_short(objective: str) -> None:
     profile = priced(*residual(), speeds=(1.0,) * 3, latency_s=1e-6)
     problem = Problem(profile, 8, allow=EVERYTHING, objective=objective)
-    evaluator = Evaluator(problem, PriceBook(profile))
+    evaluator = Evaluator(problem, CostModel(profile))
     outcome = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items)
     late = with_layouts(evaluator, outcome, Budget(0.0))
     assert late.status == "time limit"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.baselines import everyday
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.problem import Problem
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.group_search import GroupSearch, neighbours
@@ -37,15 +37,15 @@ def test_neighbours_use_the_devices_there_are_and_leave_no_stage_empty() -> None
 
 def start_of(problem: Problem) -> tuple[Evaluator, Evaluation] | None:
     """A plan on one device, if one fits there."""
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
-    plans = [evaluator.evaluate(candidate) for candidate in everyday.one_device(problem, evaluator.book)]
+    evaluator = Evaluator(problem, CostModel(problem.profile))
+    plans = [evaluator.evaluate(candidate) for candidate in everyday.one_device(problem, evaluator.cost_model)]
     fitting = [plan for plan in plans if plan.fits]
     return (evaluator, min(fitting, key=lambda plan: plan.step_s)) if fitting else None
 
 
 def improved(evaluator: Evaluator, start: Evaluation) -> Evaluation:
     """What groups near ``start``, and moves from there, lead to."""
-    cuts, budget = cuts_of(evaluator.book), Budget(1e6)
+    cuts, budget = cuts_of(evaluator.cost_model), Budget(1e6)
     groups = GroupSearch(evaluator, [HybridSpace(prices) for prices in priced(evaluator, cuts)])
     moves = LocalSearch(evaluator, cuts)
     plans = [start, *groups.promising([groups.counts_of(start.candidate)], budget.part())]
@@ -63,7 +63,7 @@ def test_plans_near_one_on_one_device_are_allowed_and_mostly_the_best_there_are(
         assert not start[0].unmet(plan.candidate), seed
         assert plan.fits, seed
         assert best.step_s * (1 - 1e-9) <= plan.step_s <= start[1].step_s, seed
-        again = Evaluator(problem, PriceBook(problem.profile)).evaluate(plan.candidate)
+        again = Evaluator(problem, CostModel(problem.profile)).evaluate(plan.candidate)
         assert again.step_s == pytest.approx(plan.step_s, rel=1e-12), seed
         num_problems += 1
         num_best += plan.step_s <= best.step_s * (1 + 1e-9)
@@ -72,7 +72,7 @@ def test_plans_near_one_on_one_device_are_allowed_and_mostly_the_best_there_are(
 
 def test_nothing_is_looked_at_twice_and_nothing_without_time() -> None:
     evaluator, start = start_of(random_problem(11)) or pytest.fail("it has a plan on one device")
-    moves = LocalSearch(evaluator, cuts_of(evaluator.book))
+    moves = LocalSearch(evaluator, cuts_of(evaluator.cost_model))
     assert moves.improved(start, Budget(0.0).part(0.0)) is start
     plan = moves.improved(start, Budget(1e6).part())
     num_simulated = evaluator.num_simulated

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.errors import InfeasibleError
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement
@@ -51,7 +51,7 @@ def many_shares(seed: int) -> Problem:
 @pytest.mark.parametrize("seed", range(40))
 def test_of_many_shares_the_best_is_found_and_proven(seed: int) -> None:
     problem = many_shares(seed)
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     best_s = min(found.step_s for found in map(evaluator.evaluate, plans(problem)) if found.fits)
     plan = solver("best-first")(problem, None)
     assert plan.search.status == "proven"

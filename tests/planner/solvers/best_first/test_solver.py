@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict
 from planner.ir.cluster import Link
 from planner.ir.codec import dumps
@@ -142,7 +142,7 @@ def test_the_order_of_like_devices_does_not_matter() -> None:
 def test_the_fast_evaluation_is_what_predict_says() -> None:
     for seed, make in product(range(12), (random_problem, tied_problem)):
         problem = replace(make(seed), recompute="auto")
-        evaluator = Evaluator(problem, PriceBook(problem.profile))
+        evaluator = Evaluator(problem, CostModel(problem.profile))
         for candidate in list(plans(problem))[::397]:
             found = evaluator.evaluate(candidate)
             prediction, _ = predict(problem.profile, decision_of(problem, candidate), problem.memory_margin)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict, sustained
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.plan import Plan
@@ -36,7 +36,7 @@ def solved(problem: Problem) -> Plan:
 def test_throughput_of_forward_passes_is_the_highest_rate_of_a_stream(seed: int) -> None:
     problem = of_forwards(seed)
     assert is_stream(problem)
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     rates = [evaluator.sustained_per_s(each) for each in plans(problem) if evaluator.evaluate(each).fits]
     if not rates:
         with pytest.raises(InfeasibleError):
@@ -52,7 +52,7 @@ def test_throughput_of_forward_passes_is_the_highest_rate_of_a_stream(seed: int)
 @pytest.mark.parametrize("seed", range(100, 108))
 def test_at_a_rate_the_plan_of_least_latency_is_taken_or_the_rate_is_refused(seed: int) -> None:
     problem = of_forwards(seed)
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     fitting = [each for each in map(evaluator.evaluate, plans(problem)) if each.fits]
     if not fitting:
         return
@@ -72,7 +72,7 @@ def test_at_a_rate_the_plan_of_least_latency_is_taken_or_the_rate_is_refused(see
 @pytest.mark.parametrize("seed", range(200, 206))
 def test_a_stream_is_simulated_alike_by_the_search_and_by_the_prediction(seed: int) -> None:
     problem = of_forwards(seed)
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     for candidate in list(plans(problem))[:40:7]:
         decision = decision_of(problem, candidate)
         period_s = sustained(evaluator.pricing, decision).period_s

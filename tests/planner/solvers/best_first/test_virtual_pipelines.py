@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.constraints import parse_rule
 from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
 from planner.ir.plan import Plan
@@ -194,7 +194,7 @@ def is_true(plan: Plan, gap: float) -> bool:
 def test_no_bound_is_above_what_a_pipeline_takes() -> None:
     for seed in some(range(40), 6):
         problem = several_a_position(seed, NAMES[seed % len(NAMES)])
-        evaluator = Evaluator(problem, PriceBook(problem.profile))
+        evaluator = Evaluator(problem, CostModel(problem.profile))
         plan = plan_or_none(replace(problem, gap=10.0))
         if plan is None:
             continue

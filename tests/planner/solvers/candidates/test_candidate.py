@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.codec import dumps, loads
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
@@ -27,7 +27,7 @@ def test_evaluation_prediction_and_checker_agree(seed: int) -> None:
     profile = random_network(draw)
     profile = with_random_parts(draw, profile) if seed % 3 == 0 else profile
     problem = Problem(profile, draw.choice([4, 6, 8]), allow=EVERYTHING, halo_depth=draw.choice([0, 2]))
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     for _ in range(2):
         candidate = random_candidate(draw, evaluator)
         found = evaluator.evaluate(candidate)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.constraints import parse_rule
 from planner.ir.plan import UNCUT, Block
@@ -61,7 +61,7 @@ def test_what_cannot_be_combined_with_parted_ties_is_refused_by_the_planner(why:
     schedules = ("1f1b", "pipedream", "pipedream-2bw")
     allow = (SAMPLE_DIMS, SPATIAL_DIMS, "channel")
     evaluators = [
-        Evaluator(Problem(profile, 4, schedules=schedules, allow=allow), PriceBook(profile))
+        Evaluator(Problem(profile, 4, schedules=schedules, allow=allow), CostModel(profile))
         for profile in (tied(1, 3), tied(0, 1))
     ]
     unmet, elsewhere = (evaluator.unmet(REFUSED[why]()) for evaluator in evaluators)

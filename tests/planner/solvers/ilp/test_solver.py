@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate, Recomputes
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.constraints import CutDegrees, broken, parse_rule
 from planner.ir.errors import InfeasibleError, UnknownNameError, UsageError
 from planner.ir.problem import Problem
@@ -60,7 +60,7 @@ def plain(seed: int, make: Callable[[int], Problem] = random_problem, rules: boo
 
 def ways(problem: Problem) -> list[BatchSplit]:
     """Every way to cut the batch, nothing pruned."""
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     return [way for _, way in Enumeration(evaluator, Constraints.of(problem))._ways()]
 
 
@@ -245,7 +245,7 @@ def test_every_plan_that_fits_is_in_the_tables_with_a_bound_below_its_step(
 ) -> None:
     chosen = [n for n in schedules() if (t := traits(n)).synchronous and t.trains and t.stages_per_position == 1]
     problem = replace(plain(seed, make), schedules=tuple(n for n in chosen if not traits(n).windowed))
-    evaluator, draw, every = Evaluator(problem, PriceBook(problem.profile)), random.Random(seed), ways(problem)
+    evaluator, draw, every = Evaluator(problem, CostModel(problem.profile)), random.Random(seed), ways(problem)
     for way in draw.sample(every, min(6, len(every))):
         for chain, candidate in some_plans(way, draw.choice(way.schedules), draw):
             evaluation = evaluator.evaluate(candidate)
@@ -264,7 +264,7 @@ def test_the_plan_is_the_best_of_all_plans_that_the_rules_allow(first: int) -> N
             constraints = Constraints.of(problem)
         except (InfeasibleError, UnknownNameError):
             continue
-        evaluator = Evaluator(problem, PriceBook(problem.profile))
+        evaluator = Evaluator(problem, CostModel(problem.profile))
         steps = []
         for candidate in plans(problem):
             shape = [CutDegrees(sample=len(group)) for group in candidate.groups]
@@ -316,7 +316,7 @@ def larger(**more: object) -> Problem:
 
 
 def test_a_time_limit_too_short_to_prove_is_never_called_optimal() -> None:
-    evaluator = Evaluator(larger(), PriceBook(larger().profile))
+    evaluator = Evaluator(larger(), CostModel(larger().profile))
     way = max(Enumeration(evaluator, Constraints.of(larger()))._ways(), key=lambda found: len(found[1].instance.spans))[
         1
     ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost, with_ways
 from planner.solvers.layouts.stage import NONE, Question, best_layouts, rivals
@@ -28,7 +28,7 @@ def asked(prices: LayoutPrices, **how: object) -> Question:
 def test_each_is_priced_as_the_stage_is_with_it(seed: int) -> None:
     draw = random.Random(seed)
     profile = priced(*draw.choice(MADE), speeds=[draw.choice([1.0, 2.0]) for _ in range(3)], latency_s=1e-6)
-    prices = LayoutPrices(PriceBook(profile), (0, 1, 2), 3, EVERYTHING, halo_depth=draw.choice([0, 1]))
+    prices = LayoutPrices(CostModel(profile), (0, 1, 2), 3, EVERYTHING, halo_depth=draw.choice([0, 1]))
     again = draw.random() < 0.4
     chosen = {k: replace(draw.choice(prices.options(k)), recompute=again) for k in range(len(prices.layers))}
     chosen = with_ways(prices, chosen)
@@ -48,7 +48,7 @@ def test_each_is_priced_as_the_stage_is_with_it(seed: int) -> None:
 
 
 def test_in_the_best_layouts_no_rival_is_better() -> None:
-    prices = LayoutPrices(PriceBook(priced(*residual(), speeds=(1.0,) * 4)), (0, 1, 2, 3), 4, EVERYTHING)
+    prices = LayoutPrices(CostModel(priced(*residual(), speeds=(1.0,) * 4)), (0, 1, 2, 3), 4, EVERYTHING)
     question = asked(prices)
     chosen = with_ways(prices, best_layouts(prices, question).chosen)
     for index in range(len(prices.layers)):
@@ -59,7 +59,7 @@ def test_in_the_best_layouts_no_rival_is_better() -> None:
 
 
 def test_what_does_not_fit_says_so_and_forward_passes_have_no_gradients() -> None:
-    prices = LayoutPrices(PriceBook(priced(*residual(), speeds=(1.0, 1.0))), (0, 1), 4, EVERYTHING)
+    prices = LayoutPrices(CostModel(priced(*residual(), speeds=(1.0, 1.0))), (0, 1), 4, EVERYTHING)
     chosen = with_ways(prices, {k: prices.options(k)[0] for k in range(len(prices.layers))})
     tight = rivals(prices, chosen, 0, asked(prices, memory_limit_bytes=(1, 1)))
     assert not any(rival.fits for rival in tight)

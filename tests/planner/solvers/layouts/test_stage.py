@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from planner.baselines.dryden import by_shortest_paths
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost
@@ -28,7 +28,7 @@ SAMPLES, SPACE, EVERYTHING = ("sample",), ("sample", "spatial"), ("sample", "spa
 
 def prices_of(profile: Profile, allow: Sequence[str], samples: int, halo_depth: int = 0) -> LayoutPrices:
     ranks = tuple(range(len(profile.cluster.devices)))
-    return LayoutPrices(PriceBook(profile), ranks, samples, tuple(allow), halo_depth)
+    return LayoutPrices(CostModel(profile), ranks, samples, tuple(allow), halo_depth)
 
 
 def asked(prices: LayoutPrices, **how: object) -> Question:
@@ -38,7 +38,7 @@ def asked(prices: LayoutPrices, **how: object) -> Question:
 def by_trying(prices: LayoutPrices, question: Question) -> float:
     """The least step of all choices that fit, each priced on its own."""
     best = float("inf")
-    state = prices.book.profile.optimizer.state_bytes_per_parameter_byte
+    state = prices.cost_model.profile.optimizer.state_bytes_per_parameter_byte
     for choice in itertools.product(*options_of(prices, question)):
         cost = stage_cost(prices, dict(zip(question.layers, choice, strict=True)))
         needs = stage_bytes(cost, question.in_flight, state)
@@ -122,10 +122,10 @@ def test_more_freedom_is_never_worse(made: tuple, latency_s: float) -> None:
 def test_like_devices_in_another_order_cost_the_same() -> None:
     made = residual(samples=4, height=12)
     profile = priced(*made, speeds=(1.0,) * 4)
-    book = PriceBook(profile)
+    cost_model = CostModel(profile)
     costs = set()
     for ranks in ((0, 1, 2, 3), (3, 1, 0, 2)):
-        prices = LayoutPrices(book, ranks, 4, EVERYTHING)
+        prices = LayoutPrices(cost_model, ranks, 4, EVERYTHING)
         costs.add(round(best_layouts(prices, asked(prices)).answer.cost, 15))
     assert len(costs) == 1
 
@@ -138,7 +138,7 @@ def test_a_single_sample_is_cut_along_space_and_a_classifier_along_channels() ->
     assert dims["conv0"] & {"height", "width"}
     assert "sample" not in dims["conv0"]
     assert found.cost is not None
-    alone = sum(prices.book.tables.at("kind-1", 1).forward_s[-1:])
+    alone = sum(prices.cost_model.tables.at("kind-1", 1).forward_s[-1:])
     assert found.cost.compute_s[0][0] < 0.5 * alone
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate
-from planner.costs.cost_model import PriceBook
+from planner.costs.cost_model import CostModel
 from planner.ir.layout import equal_shares
 from planner.ir.problem import Problem
 from planner.solvers.best_first.bound import least_work_s
@@ -28,7 +28,7 @@ from tests.planner.solvers.laid_out_plans import EVERYTHING, MADE, random_candid
 
 
 def made_at(problem: Problem, size: int) -> tuple[Evaluator, Chains]:
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     maker = TableMaker(evaluator, Constraints.of(problem), size, WHOLE, Budget(60.0), 60.0)
     sorts = tuple((pool,) for pool in pools(problem))
     tables = {
@@ -46,7 +46,7 @@ def test_no_plan_takes_less_device_time_than_the_least_work(seed: int) -> None:
     profile = random_network(draw)
     profile = with_random_parts(draw, profile) if seed % 2 else profile
     problem = Problem(profile, draw.choice([4, 6, 8]), allow=EVERYTHING)
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     candidate = random_candidate(draw, evaluator)
     backward = "least" if candidate.schedule == "zb-h1" else WHOLE
     work_s = least_work_s(evaluator, max(candidate.micro_batches), backward).sum()
@@ -55,7 +55,7 @@ def test_no_plan_takes_less_device_time_than_the_least_work(seed: int) -> None:
 
 def test_the_work_of_costs_in_proportion_to_samples_is_exact() -> None:
     profile = chain_profile(4, 1, forward_s=(1e-3, 2e-3, 1e-3, 3e-3))
-    evaluator = Evaluator(Problem(profile, 8), PriceBook(profile))
+    evaluator = Evaluator(Problem(profile, 8), CostModel(profile))
     for size in (1, 2, 8):
         assert least_work_s(evaluator, size, WHOLE).sum() == pytest.approx(8 * 3 * 7e-3)
         assert least_work_s(evaluator, size, "none").sum() == pytest.approx(8 * 7e-3)
@@ -96,7 +96,7 @@ def test_parts_that_take_less_than_their_share_lower_the_least_work() -> None:
     profile = priced(*plain(samples=4, height=32), speeds=(1.0, 1.0))
     quick = with_parts(profile, (1, 2, 4), 2, lambda layer, samples, part: 0.25)
     least = [
-        least_work_s(Evaluator(Problem(each, 4, allow=EVERYTHING), PriceBook(each)), 4, WHOLE)
+        least_work_s(Evaluator(Problem(each, 4, allow=EVERYTHING), CostModel(each)), 4, WHOLE)
         for each in (profile, quick)
     ]
     cut = [k for k, layer in enumerate(profile.graph.layers) if layer.kind == "conv"]
@@ -150,7 +150,7 @@ def test_no_pipeline_is_faster_than_the_bound_of_its_stretches_of_layers(seed: i
         latency_s=draw.choice([0.0, 1e-6, 1e-5]),
         bandwidth_bytes_per_s=draw.choice([1e8, 1e10]),
     )
-    evaluator = Evaluator(problem := Problem(profile, draw.choice([4, 6, 8]), allow=EVERYTHING), PriceBook(profile))
+    evaluator = Evaluator(problem := Problem(profile, draw.choice([4, 6, 8]), allow=EVERYTHING), CostModel(profile))
     candidate = any_pipeline(draw, evaluator, (1, 2, 3, 4))
     size, backward = max(candidate.micro_batches), LEAST if candidate.schedule == "zb-h1" else WHOLE
     maker = TableMaker(evaluator, Constraints.of(problem), size, backward, Budget(60.0), 60.0)
@@ -191,7 +191,7 @@ def test_a_pipeline_of_one_micro_batch_takes_its_way_there_and_back_whatever_is_
 def test_like_hosts_are_one_and_stages_are_within_hosts() -> None:
     profile = priced(*plain(samples=4, height=32), speeds=(1.0,) * 4, hosts=("a", "a", "b", "b"))
     problem = Problem(profile, 4, allow=EVERYTHING)
-    evaluator = Evaluator(problem, PriceBook(profile))
+    evaluator = Evaluator(problem, CostModel(profile))
     maker = TableMaker(evaluator, Constraints.of(problem), 2, WHOLE, Budget(60.0), 60.0)
     like = pools(problem)
     tables = {(0, count): maker.table(like[0].ranks[:count]) for count in (1, 2)}
@@ -213,7 +213,7 @@ def test_no_stage_on_all_ranks_is_faster_than_its_work_and_its_statistics(seed: 
         *made, speeds=(1.0,) * 4, hosts=draw.choice([None, ("a", "a", "b", "b")]), latency_s=draw.choice([1e-6, 1e-5])
     )
     problem = Problem(profile, 8, allow=("sample", "spatial"))
-    evaluator = Evaluator(problem, PriceBook(profile))
+    evaluator = Evaluator(problem, CostModel(profile))
     size, last = draw.choice([2, 4, 8]), len(profile.graph.layers)
     maker = TableMaker(evaluator, Constraints.of(problem), size, WHOLE, Budget(60.0), 60.0)
     statistics_s = maker.least_statistics_s(problem.ranks)
@@ -236,6 +236,6 @@ def test_no_stage_on_all_ranks_is_faster_than_its_work_and_its_statistics(seed: 
 
 def test_statistics_of_a_stage_are_not_bounded_where_channels_are_cut() -> None:
     problem = Problem(priced(*residual(samples=4, height=8), speeds=(1.0,) * 4, latency_s=1e-6), 8, allow=EVERYTHING)
-    evaluator = Evaluator(problem, PriceBook(problem.profile))
+    evaluator = Evaluator(problem, CostModel(problem.profile))
     maker = TableMaker(evaluator, Constraints.of(problem), 4, WHOLE, Budget(60.0), 60.0)
     assert maker.least_statistics_s(problem.ranks) == 0.0
