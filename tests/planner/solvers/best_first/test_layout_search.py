@@ -14,6 +14,7 @@ from planner.costs.cost_model import CostModel
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.constraints import CutDegrees, parse_rule
 from planner.ir.layout import equal_shares
+from planner.ir.plan import TIME_LIMIT
 from planner.ir.problem import Problem
 from planner.schedules import default_names
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
@@ -25,6 +26,7 @@ from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import gives_all_work, joins_all_ranks
 from tests.oracles.plans import check
 from tests.planner.networks import mesh_like, plain, priced, residual
+from tests.planner.solvers.instances import with_memory
 from tests.planner.solvers.laid_out_plans import EVERYTHING, plan_of_candidate
 from tests.sampling import everything, some
 
@@ -54,6 +56,16 @@ def small_problem(seed: int) -> Problem:
     return Problem(
         replace(profile, action_overhead_s=overhead), draw.choice([2, 3, 4]), memory_margin=0.0, allow=EVERYTHING
     )
+
+
+def test_without_time_nobody_says_that_nothing_fits() -> None:
+    problem = with_memory(small_problem(1), 1_000)
+    evaluator = Evaluator(problem, CostModel(problem.profile))
+    samples = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items)
+    assert samples.refutes
+    assert with_layouts(evaluator, samples, Budget(60.0)).refutes
+    late = with_layouts(evaluator, samples, Budget(0.0))
+    assert (late.best, late.status) == (None, TIME_LIMIT)
 
 
 def every_plan(evaluator: Evaluator) -> Iterator[Candidate]:
