@@ -23,6 +23,9 @@ from planner.costs.stages.stage_sums import RecomputeMask
 _MANY_SAMPLES = 256
 """More are not held against memory one by one."""
 
+_MANY_CUTS = 512
+"""Nor stages between more."""
+
 Member = tuple[str, int, tuple[float, float]]
 """What tells members of a group apart: kind of device, memory limit, samples of a full micro-batch and of the last."""
 
@@ -324,9 +327,9 @@ class StageBounds:
     def most_samples(
         self, member: tuple[str, int], most: int, recompute: RecomputeMask, parts: int, zero: int
     ) -> Numbers | None:
-        """By first and last cut, the most of ``most`` samples that fit a member (kind, memory limit); None: always all.
+        """By first and last cut, the most of ``most`` samples that fit a member (kind, memory limit); None: maybe all.
 
-        One micro-batch is kept.
+        One micro-batch is kept.  Where cuts or samples are many nobody looks.
         """
         key = (member, most, recompute, parts, zero)
         if key not in self._most:
@@ -337,9 +340,11 @@ class StageBounds:
         self, member: tuple[str, int], most: int, recompute: RecomputeMask, parts: int, zero: int
     ) -> Numbers | None:
         kind, limit = member
-        if most > _MANY_SAMPLES or not may_bind(self.cost_model, [(kind, most, limit)], len(self.micro_batches)):
-            return None
         count = len(self.cuts.sums(np.zeros(len(self.cost_model.profile.graph.layers))))
+        if most > _MANY_SAMPLES or count > _MANY_CUTS:
+            return None
+        if not may_bind(self.cost_model, [(kind, most, limit)], len(self.micro_batches)):
+            return None
         first, last = np.triu_indices(count, 1)
         largest = np.full((count, count), most, dtype=np.int64)
         largest[first, last] = 0
