@@ -51,7 +51,7 @@ from planner.schedules import traits
 from planner.solvers.best_first.device_groups import Counts, ranks_apart
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.hybrid_shapes import Shape, placed, shapes
-from planner.solvers.best_first.leaf_bound import CAPS, Leaves
+from planner.solvers.best_first.leaf_bound import CAPS, Leaves, windows_of
 from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.budget import CALL_S, NUMBER_S, Budget
@@ -334,7 +334,7 @@ class HybridSpace:
         count = len(self.prices.micro_batches)
         for name in sorted(self.prices.freedom.schedules, key=lambda name: traits(name).windowed):
             for cap in CAPS if traits(name).windowed else (0,):
-                yield name, tuple(min(count, cap * (num_stages - 1 - s) + 1) for s in range(num_stages)) if cap else ()
+                yield name, windows_of(cap, (count,) * num_stages)
 
     def _table(self, group: PricedGroup) -> BoundedStages:
         """The group's stages by first and last place."""

@@ -204,7 +204,7 @@ def _any_plan(problem: Problem, within: Budget) -> Outcome:
     evaluator, outcome = first_fit(replace(problem, gap=float("inf")), within)
     if outcome.best is None:
         outcome = with_layouts(evaluator, outcome, within)
-    return replace(outcome, status=TIME_LIMIT) if outcome.best is None and within.is_over else outcome
+    return outcome
 
 
 def _clashing_rules(roomy: Problem, within: Budget) -> tuple[Applied, ...]:

@@ -32,6 +32,11 @@ FEW_WINDOWS = 40
 """Up to so many windows all are tried."""
 
 
+def windows_of(cap: int, most: Sequence[int]) -> tuple[int, ...]:
+    """Of a chain: ``cap`` times the stages downstream and one, none above ``most``; no windows for 0."""
+    return tuple(min(window, cap * (len(most) - 1 - stage) + 1) for stage, window in enumerate(most)) if cap else ()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaf:
     """A complete pipeline, number ``number`` of ``leaves``, under one schedule, and what it takes at least."""
@@ -243,8 +248,7 @@ def windows_to_try(most: tuple[int, ...], num_microbatches: int) -> tuple[tuple[
         return tuple(windows for windows in every if all(a >= b for a, b in pairwise(windows)))
     tried: dict[tuple[int, ...], None] = {}
     for cap in CAPS:
-        capped = [min(window, cap * (num_stages - 1 - s) + 1) for s, window in enumerate(most)]
-        tried[tuple(capped)] = None
+        tried[windows_of(cap, most)] = None
     return tuple(tried)
 
 

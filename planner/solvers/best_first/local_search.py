@@ -21,13 +21,13 @@ from planner.costs.layers.cost_table import Array
 from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.schedules import traits
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts
-from planner.solvers.best_first.leaf_bound import CAPS
+from planner.solvers.best_first.leaf_bound import CAPS, windows_of
 from planner.solvers.best_first.priced_groups import Freedom
 from planner.solvers.budget import CALL_S, Budget
 from planner.solvers.candidates.candidate import group_shares
 from planner.solvers.candidates.choose import ROUNDING
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.feasibility import usable
+from planner.solvers.candidates.feasibility import stages_usable
 
 _NEAREST = 2  # ideals on either side that a cut is shifted to
 
@@ -78,14 +78,11 @@ class LocalSearch:
 
     def _evaluated(self, candidate: Candidate, known_s: float) -> Evaluation | None:
         """None where it may not be an answer."""
-        evaluator, groups = self.evaluator, zip(candidate.groups, candidate.shares, strict=True)
+        evaluator = self.evaluator
         if evaluator.unmet(candidate):
             return None
-        batches = candidate.micro_batches
         try:
-            if not all(
-                usable(evaluator.problem, evaluator.cost_model, ranks, shares, batches) for ranks, shares in groups
-            ):
+            if not stages_usable(evaluator.problem, evaluator.cost_model, candidate):
                 return None
             return evaluator.evaluate(candidate, known_s)
         except (MissingMeasurementError, IllegalProgramError):
@@ -149,10 +146,10 @@ class LocalSearch:
         return near[-1] if is_last else near[0]
 
     def _reordered(self, candidate: Candidate) -> Iterator[Candidate]:
+        most = (len(candidate.micro_batches),) * candidate.num_stages
         for schedule in self.evaluator.schedules:
-            caps = CAPS if traits(schedule).windowed else (0,)
-            for cap in caps:
-                yield replace(candidate, schedule=schedule, windows=_windows(cap, candidate.num_stages))
+            for cap in CAPS if traits(schedule).windowed else (0,):
+                yield replace(candidate, schedule=schedule, windows=windows_of(cap, most))
 
     def _with(self, candidate: Candidate, groups: Groups, chain: tuple[int, ...]) -> Iterator[Candidate]:
         """The candidate with other groups between other cuts."""
@@ -164,11 +161,6 @@ class LocalSearch:
             )
             stage_of = self.cuts.stage_of(chain)
             yield replace(candidate, stage_of=stage_of, groups=tuple(groups), shares=tuple(shares))
-
-
-def _windows(cap: int, num_stages: int) -> tuple[int, ...]:
-    """Of a chain: so many times the stages downstream; none for 0."""
-    return tuple(cap * (num_stages - 1 - stage) + 1 for stage in range(num_stages)) if cap else ()
 
 
 def _key(flags: Flags) -> bytes:

@@ -204,10 +204,10 @@ class SearchStart:
         moves = self._moves = self._moves or LocalSearch(self.evaluator, self.cuts)
         plans = [best]
         if freedom.may_replicate:
-            spaces = [HybridSpace(prices) for prices in self._priced]
-            groups = self._groups = self._groups or GroupSearch(self.evaluator, spaces)
-            starts = [groups.counts_of(best.candidate)]
-            plans += groups.promising(starts, within.part(_SHARE_OF_GROUPS * within.left_s))[:_FEW_PLANS]
+            if self._groups is None:
+                self._groups = GroupSearch(self.evaluator, [HybridSpace(prices) for prices in self._priced])
+            starts = [self._groups.counts_of(best.candidate)]
+            plans += self._groups.promising(starts, within.part(_SHARE_OF_GROUPS * within.left_s))[:_FEW_PLANS]
         for plan in sorted(plans, key=lambda plan: plan.step_s):
             best = better(best, moves.improved(plan, within.part(within.left_s / 2)))
         return best
