@@ -258,28 +258,17 @@ def test_receives_of_small_sums_of_two_ranks_stand_ready(parameter_bytes: int, s
 def test_a_gradient_in_its_buffer_goes_when_its_own_weight_gradients_are_made() -> None:
     saved, gradients, levels = np.zeros(3), np.zeros(3), np.zeros((8, 3))
     levels[3] = [30.0, 0.0, 1.0]
-    found = action_peaks(
-        RunningLayers(
-            saved,
-            gradients,
-            levels,
-            output_gradients=8.0,
-            output_gradients_left=np.array([0.0, 0.0, 8.0]),
-            flow=flowing(),
+
+    def peaks(*left: float) -> dict[str, float]:
+        kept = np.array(left)
+        running = RunningLayers(
+            saved, gradients, levels, output_gradients=8.0, output_gradients_left=kept, flow=flowing()
         )
-    )
-    assert (found["deferred"], found["W first"]) == (8, 30)
-    first = action_peaks(
-        RunningLayers(
-            saved,
-            gradients,
-            levels,
-            output_gradients=8.0,
-            output_gradients_left=np.array([8.0, 0.0, 0.0]),
-            flow=flowing(),
-        )
-    )
-    assert first["W first"] == 38
+        return action_peaks(running)
+
+    last = peaks(0.0, 0.0, 8.0)
+    assert (last["deferred"], last["W first"]) == (8, 30)
+    assert peaks(8.0, 0.0, 0.0)["W first"] == 38
 
 
 def test_parts_that_several_ranks_sent_go_once_they_are_put_together() -> None:

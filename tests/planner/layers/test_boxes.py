@@ -15,6 +15,7 @@ from planner.ir.layout import Layout, cut_points
 from planner.layers import boxes as module
 from planner.layers.boxes import as_boxes, as_tuples, boxes_of, moved, sources, transfers, volumes
 from tests.oracles import boxes as plain
+from tests.planner.ir.test_box import LENGTH, boxes, marked
 
 DIMS = ("sample", "channel", "height")
 LAYOUTS = (
@@ -28,7 +29,6 @@ LAYOUTS = (
 )
 
 
-LENGTH = 8
 IMAGE = TensorSpec(DIMS, (4, 3, 8), "float32")
 
 
@@ -70,9 +70,9 @@ def test_what_moves_is_what_transfers_says(seed: int) -> None:
     found = moved(owned, owned, np.array([as_boxes(boxes) for boxes in needed]))
     for k, layout in enumerate(layouts):
         owners = dict(enumerate(parts(layout, spec, shape[0])))
-        for l, boxes in enumerate(needed):
-            expected, moves = np.zeros((4, 4)), transfers(owners, dict(enumerate(boxes)))
-            assert moves == plain.transfers(owners, dict(enumerate(boxes)))
+        for l, wanted in enumerate(needed):
+            expected, moves = np.zeros((4, 4)), transfers(owners, dict(enumerate(wanted)))
+            assert moves == plain.transfers(owners, dict(enumerate(wanted)))
             for move in moves:
                 expected[move.src, move.dst] += volume(move.box) if move.src != move.dst else 0
             assert found[k, l].tolist() == expected.tolist()
@@ -153,17 +153,6 @@ def test_the_parts_are_a_partition(
     assert len(set(cells)) * copies == len(cells) == sum(map(volume, boxes)) == count * rows * height * copies
     assert all(interval.start % rows == interval.stop % rows == 0 for interval, _ in boxes)
     assert sum(layout.samples(count)) == count * len(heights)
-
-
-def boxes(dims: int = 2) -> st.SearchStrategy[Box]:
-    ends = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(sorted)
-    return st.tuples(*[ends.map(lambda pair: Interval(*pair))] * dims)
-
-
-def marked(box: Box) -> np.ndarray:
-    found = np.zeros((LENGTH,) * len(box), int)
-    found[tuple(slice(interval.start, interval.stop) for interval in box)] = 1
-    return found
 
 
 def test_the_picture_of_the_module() -> None:
