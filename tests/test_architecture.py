@@ -98,6 +98,7 @@ FLOORS = {
         "torch",
     ),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
+    "runtime.checkpoint": floor(f"{WITH_TORCH} runtime", "pydantic safetensors torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
     "benchmarks": floor(

@@ -280,11 +280,6 @@ def test_an_interpreter_says_which_node_it_is_at() -> None:
         assert torch.fx.traceback.get_current_meta() is not None
 
 
-def test_the_place_of_a_stored_tensor() -> None:
-    place = _torch.storage_place("file", 3, 4)
-    assert (place.relative_path, place.offset, place.length) == ("file", 3, 4)
-
-
 def test_functions_of_users_derive_from_one_class() -> None:
     assert issubclass(torch.autograd.Function, _torch.SingleLevelFunction)
 
