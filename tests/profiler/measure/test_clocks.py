@@ -108,14 +108,14 @@ def test_laps_of_a_gpu_are_about_as_long_as_its_work() -> None:
 
 
 @pytest.mark.cuda
-def test_a_lap_of_small_kernels_is_not_the_time_of_their_calls() -> None:
-    """Twenty kernels of a captured graph follow each other without calls: a lap is about as long, with calls or not."""
+def test_a_lap_of_kernels_whose_calls_take_long_is_what_they_take_in_a_captured_graph() -> None:
     device = torch.device("cuda:0")
-    clock, x = CudaClock(device), torch.zeros(4096, device=device)
+    clock, x = CudaClock(device), torch.zeros(1 << 23, device=device)
 
-    def work() -> None:
+    def work(pause_s: float = 0.0) -> None:
         for _ in range(20):
             x.add_(1.0)
+            time.sleep(pause_s)
 
     def least_s(of: str, calls: Callable[[], object]) -> float:
         seconds = []
@@ -129,4 +129,4 @@ def test_a_lap_of_small_kernels_is_not_the_time_of_their_calls() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    assert least_s("calls", work) == pytest.approx(least_s("graph", graph.replay), rel=0.6)
+    assert least_s("calls", lambda: work(1e-4)) == pytest.approx(least_s("graph", graph.replay), rel=0.5)
