@@ -3,7 +3,7 @@
 Clocks: how long a stretch of work took, on the processor or on a GPU.
 
 On a GPU the work goes on after the call that started it.  So a lap is only noted while a pass runs, and its seconds are
-read once the clock has settled, at the end of the pass: timing a layer does not make the next one wait for it.
+read once the clock has settled, at the end of the pass.
 
     started = clock.start()
     ...                           the work
