@@ -30,7 +30,7 @@ def checkpoint(
         typer.Option(
             "--to",
             metavar="FILE",
-            help="State dict to write: torch.load, load_state_dict; FOLDER.dcp: as torch.distributed.checkpoint has it.",
+            help="State dict to write, for torch.load; NAME.dcp: a folder, for torch.distributed.checkpoint.load.",
         ),
     ] = None,
     source: Annotated[
