@@ -43,7 +43,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     "ray": {"ray": "ray"},
     "report": {"bokeh": "bokeh", "jinja2": "jinja2"},
     "scans": {"laspy": "laspy", "lazrs": "lazrs"},
-    "serve": {"uvicorn": "uvicorn"},
+    "serve": {"starlette": "starlette", "uvicorn": "uvicorn"},
     "tensorboard": {"tensorboard": "tensorboard"},
 }
 """Extras of the installation: their packages, and what these are called when imported.
