@@ -95,7 +95,8 @@ class _Answers:
         self._threads = ThreadPoolExecutor(serving.room + 2, "requests")
 
     async def metrics(self, _: Request) -> Response:
-        return JSONResponse(await self._beside(summary, self._serving))
+        counts = await self._beside(lambda: self._serving.counts.summary)
+        return JSONResponse({**counts, "waiting": self._serving.num_waiting})
 
     async def health(self, _: Request) -> Response:
         if self._serving.failure is not None or self._draining.is_set():
@@ -176,21 +177,6 @@ async def _refused(request: Request, error: HTTPException) -> Response:
     elif error.headers:
         text = f"{path} takes {error.headers['Allow']}"
     return JSONResponse({"error": text, "code": code}, error.status_code, error.headers)
-
-
-def summary(serving: Serving) -> dict[str, float | int]:
-    """What was asked so far, for people and programs."""
-    counts = serving.counts
-    return {
-        "requests": counts.requests,
-        "samples": counts.samples,
-        "refused": counts.refused,
-        "waiting": serving.num_waiting,
-        "samples_per_s": counts.samples_per_s,
-        "latency_p10_s": counts.latency_s(0.1),
-        "latency_p50_s": counts.latency_s(0.5),
-        "latency_p90_s": counts.latency_s(0.9),
-    }
 
 
 def opened(address: str) -> socket.socket:

@@ -103,6 +103,17 @@ class Counts:
         """Answered, from the first request to the last answer; 0 where there is none."""
         return self.samples / (self.last_s - self.first_s) if self.last_s > self.first_s else 0.0
 
+    @property
+    def summary(self) -> dict[str, float]:
+        """For people and programs."""
+        return {
+            "requests": self.requests,
+            "samples": self.samples,
+            "refused": self.refused,
+            "samples_per_s": self.samples_per_s,
+            **{f"latency_p{share}_s": self.latency_s(share / 100) for share in (10, 50, 90)},
+        }
+
     def latency_s(self, share: float) -> float:
         """The latency that so large a share of the last answers kept within; 0 where there is none."""
         kept = sorted(self.latencies_s)
@@ -339,24 +350,22 @@ class Serving:
         specs = self._stream_spec.inputs
         names = list(specs.specs)
         rows = examples.rows_of(specs, names, [each for each in tensors if each is not None])
-        frames: list[bytes] = []
-        made: dict[frozenset[str], bytes] = {}  # ranks that read the same are sent the same: one frame in memory
-        for rank in range(len(self._links)):
-            read = self._ranks[rank].reads
-            if read in made:
-                frames.append(made[read])
-                continue
-            header: dict[str, Any] = {"what": REQUEST, "probes": is_probe, "inputs": []}
-            here = []
-            for name, tensor in zip(names, tensors, strict=True):
-                is_read = name in read
-                shape = tensor.shape if tensor is not None else examples.shape_of(specs, name, rows)
-                how = SHAPE if not is_read else ZEROS if tensor is None else HERE
-                header["inputs"].append([how, list(shape), specs.specs[name].dtype])
-                if how == HERE and tensor is not None:
-                    here.append(tensor)
-            made[read] = encoded(header, here)
-            frames.append(made[read])
+        shapes = [
+            examples.shape_of(specs, name, rows) if tensor is None else tuple(tensor.shape)
+            for name, tensor in zip(names, tensors, strict=True)
+        ]
+        frames: dict[frozenset[str], bytes] = {}  # ranks that read the same are sent the same: one frame in memory
+        for reads in {each.reads for each in self._ranks}:
+            ways = [
+                SHAPE if name not in reads else ZEROS if tensor is None else HERE
+                for name, tensor in zip(names, tensors, strict=True)
+            ]
+            dtypes = [spec.dtype for spec in specs.specs.values()]
+            header = {"what": REQUEST, "probes": is_probe, "inputs": list(zip(ways, shapes, dtypes, strict=True))}
+            frames[reads] = encoded(
+                header,
+                [tensor for how, tensor in zip(ways, tensors, strict=True) if how == HERE and tensor is not None],
+            )
         future: Future[RequestAnswer] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
@@ -371,7 +380,7 @@ class Serving:
                 future, rows, began_s, is_probe, {each.rank for each in self._ranks if each.answers}
             )
             self._number += 1
-            self._tell_all(frames)
+            self._tell_all([frames[each.reads] for each in self._ranks])
         return future
 
     def _tell_all(self, frames: Sequence[bytes]) -> None:
@@ -390,9 +399,8 @@ class Serving:
     def _opened(self, door: socket.socket) -> tuple[list[Connection], list[RankDescription]]:
         """A connection to each rank, in order, and what they say of themselves."""
         door.settimeout(_LOOK_S)
-        links: dict[int, Connection] = {}
-        ranks: dict[int, RankDescription] = {}
-        while len(links) < self.run.plan.decision.num_ranks:
+        ready: list[tuple[RankDescription, Connection]] = []
+        while len(ready) < self.run.plan.decision.num_ranks:
             try:
                 link = Connection(door.accept()[0].detach())
                 header, _ = decoded(link.recv_bytes())
@@ -403,9 +411,9 @@ class Serving:
             except EOFError:
                 raise self.run.ranks.wait_for_failure() from None
             if header["what"] == READY:
-                described = RankDescription.read(header["description"])
-                links[described.rank], ranks[described.rank] = link, described
-        return [links[rank] for rank in sorted(links)], [ranks[rank] for rank in sorted(links)]
+                ready.append((RankDescription.read(header["description"]), link))
+        ready.sort(key=lambda pair: pair[0].rank)
+        return [link for _, link in ready], [description for description, _ in ready]
 
     def _listen(self) -> None:
         """Gives answers until the ranks leave; whatever ends it, everyone who waits hears of it."""
@@ -451,21 +459,20 @@ class Serving:
         del self._waiting[number]
         now_s = time.perf_counter()
         latency_s = now_s - one.began_s
+        outcome: RequestAnswer | Exception
         try:
             flat = [self._whole(one, len(header["rows"]), *value) for value in self._stream_spec.values]
             output = flat if self._output is None or one.is_probe else self._output.filled(flat)
-            answer = RequestAnswer(output, one.losses / one.rows if self.learns else None, latency_s)
+            outcome = RequestAnswer(output, one.losses / one.rows if self.learns else None, latency_s)
         except Exception as error:  # noqa: BLE001  # whoever waits must hear of it
-            self._release(one)
-            _settle(one.future, error)
-            return
-        if not one.is_probe:
+            outcome = error
+        if isinstance(outcome, RequestAnswer) and not one.is_probe:
             self.counts.requests += 1
             self.counts.samples += one.rows
             self.counts.latencies_s.append(latency_s)
             self.counts.last_s = now_s
         self._release(one)
-        _settle(one.future, answer)
+        _settle(one.future, outcome)
 
     def _release(self, one: _PendingRequest) -> None:
         if not one.is_probe:
