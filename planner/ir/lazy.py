@@ -1,13 +1,16 @@
-"""What is made when it is first asked for: names of a package, and values by key."""
+"""What is made when it is first asked for: names of a package, values by key, and answers of a method."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+Owner = TypeVar("Owner")
+Arguments = ParamSpec("Arguments")
 
 
 class Memo(dict[Key, Value]):
@@ -22,6 +25,26 @@ class Memo(dict[Key, Value]):
     def __missing__(self, key: Key) -> Value:
         value = self[key] = self._make(key)
         return value
+
+
+def memoized(
+    method: Callable[Concatenate[Owner, Arguments], Value],
+) -> Callable[Concatenate[Owner, Arguments], Value]:
+    """A method that is run once for given arguments, which are hashable; its object, without slots, keeps the values.
+
+    An error is not kept.
+    """
+    store = f"_values_of_{method.__name__}"
+
+    @functools.wraps(method)
+    def ask(owner: Owner, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Value:
+        values: dict[object, Value] = owner.__dict__.setdefault(store, {})
+        key = (*arguments, *sorted(named.items())) if named else arguments
+        if key not in values:
+            values[key] = method(owner, *arguments, **named)
+        return values[key]
+
+    return ask
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

@@ -24,6 +24,7 @@ from planner.costs.layers.interpolation import values_of
 from planner.costs.layers.shards import alike_layers, part_of
 from planner.ir.box import volume
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer
+from planner.ir.lazy import memoized
 from planner.ir.plan import TokenSlice
 from planner.layers import check_samples_apart
 from planner.layers.sized import SizedLayer
@@ -51,7 +52,7 @@ class SliceTable:
     share: Array
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class SlicePrices:
     """Prices of token slices, each looked up once.
 
@@ -68,9 +69,6 @@ class SlicePrices:
     axes: TokenAxes = field(init=False)
     _classes: list[list[Layer]] = field(init=False, repr=False)
     _index: dict[str, int] = field(init=False, repr=False)
-    _tables: dict[tuple[str, TokenSlice], SliceTable] = field(init=False, default_factory=dict, repr=False)
-    _own: dict[tuple[str, str, int, int], Array] = field(init=False, default_factory=dict, repr=False)
-    _fits: dict[tuple[str, str, int], Array | None] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         graph = self.tables.profile.graph
@@ -78,18 +76,13 @@ class SlicePrices:
         self._classes = alike_layers(graph, graph.values(), frozenset(check_samples_apart(graph)))
         self._index = {layer.name: number for number, layer in enumerate(graph.layers)}
 
+    @memoized
     def table(self, kind: str, size: TokenSlice) -> SliceTable:
         """All layers on a device of ``kind``.
 
         Raises:
             MissingMeasurementError: the profile says nothing about so many samples.
         """
-        slice_table = self._tables.get((kind, size))
-        if slice_table is None:
-            slice_table = self._tables[kind, size] = self._made(kind, size)
-        return slice_table
-
-    def _made(self, kind: str, size: TokenSlice) -> SliceTable:
         tokens, length = self.axes.num_tokens, size.stop - size.start
         whole = self.tables.columns(kind, size.samples)
         costs, share, received = whole.copy(), np.ones(whole.shape[1]), np.zeros(whole.shape[1])
@@ -114,9 +107,9 @@ class SlicePrices:
     def _ratio(self, kind: str, layer: Layer, size: TokenSlice, whole: Array) -> Array:
         """``[6]``: what a slice of a layer costs over what ``whole`` says of all tokens."""
         length, before = size.stop - size.start, size.start
-        own = self._of_first(kind, layer, size.samples, length, whole)
+        own = self._of_first(kind, self._index[layer.name], size.samples, length)
         if before and layer.name in self.axes.reads_earlier:
-            fit = self._fit(kind, layer, size.samples)
+            fit = self._fit(kind, self._index[layer.name], size.samples)
             own = own.copy()
             if fit is None:
                 own[:SAVED] *= 1 + 2 * before / length
@@ -125,40 +118,32 @@ class SlicePrices:
         ratio: Array = np.divide(own, whole, out=np.full_like(own, length / self.axes.num_tokens), where=whole > 0)
         return ratio
 
-    def _of_first(self, kind: str, layer: Layer, samples: int, length: int, whole: Array) -> Array:
-        """``[6]``: of the first ``length`` tokens, of a layer whose whole costs are given."""
-        key = (kind, layer.name, samples, length)
-        costs = self._own.get(key)
-        if costs is None:
-            work, share = self.axes.works[layer.name], whole * (length / self.axes.num_tokens)
-            costs = share
-            if not work.is_merged:
-                graph = self.tables.profile.graph
-                sized = SizedLayer.of(graph, layer, graph.values(), samples, mixes_samples=False)
-                extents = [length if dim == work.dim else extent for dim, extent in enumerate(sized.work.shape)]
-                part, of_all = part_of(sized, extents), part_of(sized, sized.work.shape)
-                costs = self.tables.parts.estimate(kind, layer.name, (samples, part), of_all, share)
-            self._own[key] = costs
-        return costs
+    @memoized
+    def _of_first(self, kind: str, index: int, samples: int, length: int) -> Array:
+        """``[6]``: of the first ``length`` tokens of layer number ``index``."""
+        graph, layer = self.tables.profile.graph, self.tables.profile.graph.layers[index]
+        work = self.axes.works[layer.name]
+        share: Array = self.tables.columns(kind, samples)[:, index] * (length / self.axes.num_tokens)
+        if work.is_merged:
+            return share
+        sized = SizedLayer.of(graph, layer, graph.values(), samples, mixes_samples=False)
+        extents = [length if dim == work.dim else extent for dim, extent in enumerate(sized.work.shape)]
+        part, of_all = part_of(sized, extents), part_of(sized, sized.work.shape)
+        return self.tables.parts.estimate(kind, layer.name, (samples, part), of_all, share)
 
-    def _fit(self, kind: str, layer: Layer, samples: int) -> Array | None:
+    @memoized
+    def _fit(self, kind: str, index: int, samples: int) -> Array | None:
         """``[4, 4]``: a0 to a3 of F, B, I and W; None where too few slices were measured behind other tokens."""
-        key = (kind, layer.name, samples)
-        if key not in self._fits:
-            points = self.tables.parts.behind(kind, layer.name, samples)
-            work = self.axes.works[layer.name]
-            spec = layer.outputs[0]
-            at = work.dim - (spec.dims.index("sample") < work.dim if "sample" in spec.dims else 0)
-            rows, rises = [], []
-            for one in points:
-                length = one.part[at]
-                own = self._of_first(
-                    kind, layer, one.samples, length, self.tables.columns(kind, one.samples)[:, self._index[layer.name]]
-                )
-                rows.append([1.0, length, one.before, length * one.before])
-                rises.append((np.array(values_of(one)[:4]) - own[:4]) * (samples / one.samples))
-            self._fits[key] = _least_squares(np.array(rows), np.array(rises)) if len(rows) >= _COEFFICIENTS else None
-        return self._fits[key]
+        layer = self.tables.profile.graph.layers[index]
+        work, spec = self.axes.works[layer.name], layer.outputs[0]
+        at = work.dim - (spec.dims.index("sample") < work.dim if "sample" in spec.dims else 0)
+        rows, rises = [], []
+        for one in self.tables.parts.behind(kind, layer.name, samples):
+            length = one.part[at]
+            own = self._of_first(kind, index, one.samples, length)
+            rows.append([1.0, length, one.before, length * one.before])
+            rises.append((np.array(values_of(one)[:4]) - own[:4]) * (samples / one.samples))
+        return _least_squares(np.array(rows), np.array(rises)) if len(rows) >= _COEFFICIENTS else None
 
 
 def _read_bytes(division: SlicedDivision, name: str, position: int) -> tuple[float, float]:
