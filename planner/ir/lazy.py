@@ -1,9 +1,9 @@
-"""What is made when it is first asked for: names of a package, values by key, and answers of a method."""
+"""What is made when it is first asked for: names of a package, values by key, and what methods give."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -27,24 +27,46 @@ class Memo(dict[Key, Value]):
         return value
 
 
-def memoized(
-    method: Callable[Concatenate[Owner, Arguments], Value],
-) -> Callable[Concatenate[Owner, Arguments], Value]:
-    """A method that is run once for given arguments, which are hashable; its object, without slots, keeps the values.
+def once_by(
+    key: Callable[..., object] | None,
+) -> Callable[[Callable[Concatenate[Owner, Arguments], Value]], Callable[Concatenate[Owner, Arguments], Value]]:
+    """A decorator of methods that give the same for arguments of the same ``key``: each value is made once an object.
 
-    An error is not kept.
+    The values are in the object's ``__dict__``: its class has no slots.
+
+    Args:
+        key: of the object and the method's arguments; None: these arguments.
     """
-    store = f"_values_of_{method.__name__}"
 
-    @functools.wraps(method)
-    def ask(owner: Owner, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Value:
-        values: dict[object, Value] = owner.__dict__.setdefault(store, {})
-        key = (*arguments, *sorted(named.items())) if named else arguments
-        if key not in values:
-            values[key] = method(owner, *arguments, **named)
-        return values[key]
+    def decorated(
+        method: Callable[Concatenate[Owner, Arguments], Value],
+    ) -> Callable[Concatenate[Owner, Arguments], Value]:
+        name = f"values of {method.__qualname__}"
 
-    return ask
+        @wraps(method)
+        def looked_up(owner: Owner, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Value:
+            values = owner.__dict__.get(name)
+            if values is None:
+                values = owner.__dict__[name] = {}
+            if key is not None:
+                place = key(owner, *arguments, **named)
+            else:
+                place = (arguments, *named.items()) if named else arguments
+            try:
+                return values[place]  # type: ignore[no-any-return]  # what the method gave
+            except KeyError:
+                pass
+            value = values[place] = method(owner, *arguments, **named)
+            return value
+
+        return looked_up
+
+    return decorated
+
+
+def once(method: Callable[Concatenate[Owner, Arguments], Value]) -> Callable[Concatenate[Owner, Arguments], Value]:
+    """The method, whose value is made once for an object and the same arguments."""
+    return once_by(None)(method)
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

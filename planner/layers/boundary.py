@@ -14,6 +14,7 @@ from planner.ir.box import Box, volume
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer, value_name
 from planner.ir.layout import Layout
+from planner.ir.lazy import once
 from planner.ir.plan import Block, Decision, Placement, Size, TokenSlice
 from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import Edge, StageGraph
@@ -65,7 +66,7 @@ def without_gradient(graph: Graph) -> frozenset[str]:
     return frozenset(detached) | loss_terms(graph)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Boundaries:
     """A graph with layers assigned to stages; answers who owns, needs and sends what.
 
@@ -91,7 +92,6 @@ class Boundaries:
     placed: Mapping[str, Placement] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
     blocks: Mapping[int, tuple[Block, ...]] = field(default_factory=dict)
-    _divisions: dict[tuple[int, int], Division] = field(default_factory=dict, repr=False, compare=False)
     slices: int = 1
     axes: TokenAxes | None = None
 
@@ -266,15 +266,13 @@ class Boundaries:
             for index, size in enumerate(sizes)
         }
 
+    @once
     def _division(self, stage: int, samples: int) -> Division:
         """Of a stage with blocks."""
-        if (stage, samples) not in self._divisions:
-            placed = {
-                layer.name: self._placement(layer) for layer in self.graph.layers if self.stage_of[layer.name] == stage
-            }
-            division = Division.placed(self.graph, placed, len(self.ranks[stage]), samples, self.blocks[stage])
-            self._divisions[stage, samples] = division
-        return self._divisions[stage, samples]
+        placed = {
+            layer.name: self._placement(layer) for layer in self.graph.layers if self.stage_of[layer.name] == stage
+        }
+        return Division.placed(self.graph, placed, len(self.ranks[stage]), samples, self.blocks[stage])
 
     def _placement(self, layer: Layer) -> Placement:
         placed = self.placed.get(layer.name)

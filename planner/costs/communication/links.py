@@ -20,7 +20,7 @@ emptied.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import inf
@@ -45,7 +45,7 @@ from planner.costs.communication.collectives import (
 )
 from planner.costs.layers.confidence import weakest
 from planner.ir.cluster import ALL_REDUCE, SHARED_MEMORY, Cluster, Evidence, Link, transport_text
-from planner.ir.lazy import memoized
+from planner.ir.lazy import once, once_by
 
 __all__ = [
     "NetworkPrices",
@@ -64,7 +64,6 @@ class NetworkPrices:
     """The cluster's prices, each looked up once, and how well they are known."""
 
     cluster: Cluster
-    _firsts: dict[str, tuple[int, int]] = field(init=False, default_factory=dict, repr=False)
 
     @cached_property
     def card_bytes_per_s(self) -> tuple[float, ...]:
@@ -82,24 +81,21 @@ class NetworkPrices:
         rates += [most_bytes_per_s(pair.link) for pair in self.cluster.pairs if pair.src_host != pair.dst_host]
         return max([*rates, *self.card_bytes_per_s])
 
+    @once_by(lambda self, src, dst, num_bytes: (self._name(src, dst), num_bytes))
     def transfer_s(self, src: int, dst: int, num_bytes: int) -> float:
         """Seconds of a message between two ranks."""
-        return self._transfer_s(*self._first_alike(src, dst), num_bytes)
-
-    @memoized
-    def _transfer_s(self, src: int, dst: int, num_bytes: int) -> float:
         return float(transfer_s(self.cluster.link(src, dst), num_bytes))
 
     def sending_s(self, src: int, dst: int, num_bytes: int) -> float:
         """How long the call that sends a message keeps its rank; part of :meth:`transfer_s`, not beside it."""
-        return self._delays_s(*self._first_alike(src, dst), num_bytes)[0]
+        return self._delays_s(src, dst, num_bytes)[0]
 
     def core_s(self, src: int, dst: int, num_bytes: int) -> tuple[float, float]:
         """By how much a message delays computation on the sender's core (beyond its call) and on the receiver's."""
-        _, sender_s, receiver_s = self._delays_s(*self._first_alike(src, dst), num_bytes)
+        _, sender_s, receiver_s = self._delays_s(src, dst, num_bytes)
         return sender_s, receiver_s
 
-    @memoized
+    @once
     def classes(self, ranks: tuple[int, ...]) -> tuple[tuple[Link, ...], NDArray[np.int64]]:
         """The links between ``ranks``, each once, and for each pair which of them it is (-1: a rank itself)."""
         by_name = {self._name(a, b): self.cluster.link(a, b) for a in ranks for b in ranks if a != b}
@@ -107,7 +103,7 @@ class NetworkPrices:
         numbers = np.array([[-1 if a == b else names.index(self._name(a, b)) for b in ranks] for a in ranks])
         return tuple(by_name[name] for name in names), numbers
 
-    @memoized
+    @once
     def all_reduce_s(self, ranks: tuple[int, ...], num_bytes: int) -> float:
         """Seconds of an all-reduce of ``num_bytes`` over ``ranks``, once all are there."""
         return float(collective_s(self.cluster, ALL_REDUCE, ranks, num_bytes))
@@ -116,18 +112,18 @@ class NetworkPrices:
         """The same of many sizes, elementwise."""
         return self._all_reduce_of(ranks)(num_bytes)
 
-    @memoized
+    @once
     def _all_reduce_of(self, ranks: tuple[int, ...]) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
         return group_collective(self.cluster, ALL_REDUCE, ranks)
 
-    @memoized
+    @once
     def least_s_per_byte(self, ranks: tuple[int, ...], largest: float) -> float:
         """The least that an all-reduce over ``ranks`` takes for a byte, of sizes from 1 KiB to ``largest``."""
         tables = [float(size) for table in self.cluster.collectives for size, _ in table.points if size <= largest]
         sizes = np.unique(np.concatenate((np.geomspace(1024.0, largest, 64), np.array(tables))))
         return float(np.min(self.all_reduces_s(ranks, sizes) / sizes))
 
-    @memoized
+    @once
     def least_sums_s(self, sizes: tuple[float, ...]) -> NDArray[np.float64]:
         """``[n, sizes]``: what an all-reduce takes at least over n ranks or more (:func:`least_collective_s`)."""
         return least_collective_s(self.cluster, ALL_REDUCE, sizes)
@@ -136,7 +132,7 @@ class NetworkPrices:
         """What a rank computes around an exchange of ``num_bytes``, as of :func:`call_s`."""
         return float(call_s(self.cluster, operation, num_bytes))
 
-    @memoized
+    @once
     def moving_s(self, ranks: tuple[int, ...], num_bytes: int) -> float:
         """What an all-reduce takes from the core of the rank that loses most, as a ring's messages do."""
         moved = round(2 * (len(ranks) - 1) / len(ranks) * num_bytes)
@@ -146,7 +142,7 @@ class NetworkPrices:
             for ahead, rank, after in self._ring(ranks)
         )
 
-    @memoized
+    @once
     def _ring(self, ranks: tuple[int, ...]) -> Sequence[tuple[int, int, int]]:
         """(rank before, rank, rank after) in a ring, one of each that lose the same of their cores."""
         members, devices = sorted(ranks), self.cluster.devices
@@ -171,7 +167,7 @@ class NetworkPrices:
         """How well :meth:`all_reduce_s` knows."""
         return collective_evidence(self.cluster, ALL_REDUCE, ranks, num_bytes)
 
-    @memoized
+    @once_by(lambda self, src, dst, num_bytes: (self._name(src, dst), num_bytes))
     def _delays_s(self, src: int, dst: int, num_bytes: int) -> tuple[float, float, float]:
         """(sending, sender's core, receiver's core)."""
         link = self.cluster.link(src, dst)
@@ -180,11 +176,7 @@ class NetworkPrices:
         )
         return sending_s, sender_s, receiver_s
 
-    def _first_alike(self, src: int, dst: int) -> tuple[int, int]:
-        """The pair of ranks that was asked about first of those that cost the same: it stands for them."""
-        return self._firsts.setdefault(self._name(src, dst), (src, dst))
-
-    @memoized
+    @once
     def _name(self, src: int, dst: int) -> str:
         """One name for all pairs of ranks that cost the same."""
         if self.cluster.pair(src, dst) is None:

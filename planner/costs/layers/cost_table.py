@@ -29,7 +29,7 @@ from planner.costs.layers.shards import MeasuredParts
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer
-from planner.ir.lazy import memoized
+from planner.ir.lazy import once
 from planner.ir.profile import Measurement, Profile
 from planner.layers import kind as kind_named
 
@@ -77,7 +77,7 @@ class CostTables:
         self.graph = graph_table(self.profile.graph)
         self.parts = MeasuredParts(self.profile, self.families)
 
-    @memoized
+    @once
     def at(self, kind: str, samples: float) -> SizeTable:
         """All layers on a device of ``kind`` at ``samples`` samples.
 
@@ -88,7 +88,7 @@ class CostTables:
         sums = [running(values[:, column]) for column in range(len(QUANTITIES) - 1)]
         return SizeTable(sums[0], sums[1], sums[2], sums[3], sums[4], values[:, -1], evidence, bounds)
 
-    @memoized
+    @once
     def columns(self, kind: str, samples: float) -> Array:
         """``[6, layers]``: forward, backward, its halves, saved bytes and workspace of each; raises as :meth:`at`."""
         table = self.at(kind, samples)
@@ -96,7 +96,7 @@ class CostTables:
         rows = [np.diff(running) for running in (*sums, table.saved_bytes)]
         return np.asarray(np.maximum(np.array([*rows, table.workspace_bytes]), 0.0))
 
-    @memoized
+    @once
     def parameters(self, kind: str) -> ParameterTable:
         """What parameters cost on a device of ``kind``.
 
@@ -113,7 +113,7 @@ class CostTables:
         fixed, each = self._deferred(kind)
         return span(fixed, runs) + samples * span(each, runs)
 
-    @memoized
+    @once
     def _deferred(self, kind: str) -> tuple[Array, Array]:
         """By layer, as running sums: bytes whatever the number of samples, and bytes a sample."""
         graph, values = self.profile.graph, self.profile.graph.values()
@@ -125,13 +125,13 @@ class CostTables:
             each.append(sum(spec.num_bytes for spec in floats if spec.has_samples) / graph.samples)
         return running(np.array(fixed)), running(np.array(each))
 
-    @memoized
+    @once
     def deferring(self, kind: str) -> Flags:
         """By layer, whether its weight gradients can be left for later: others make theirs with those of inputs."""
         later = {m.layer for m in self.profile.measurements.get(kind, ()) if m.backward_weight_s > 0}
         return np.array([layer.name in later for layer in self.profile.graph.layers], dtype=bool)
 
-    @memoized
+    @once
     def largest_measured(self, kind: str) -> int:
         """The most samples at which every layer was measured on ``kind``."""
         return min(measured[-1].samples for measured in self._by_layer(kind) if measured)
@@ -146,7 +146,7 @@ class CostTables:
         low, high = self._range(kind, index, samples, cost)
         return LayerCost(cost.values, cost.evidence, low, high)
 
-    @memoized
+    @once
     def families(self, kind: str) -> FamilyModels:
         """Models of what was measured on ``kind``."""
         return FamilyModels(self.profile, kind, self._features)
@@ -202,15 +202,15 @@ class CostTables:
         least, most = (1.0, 1.0) if cost.evidence == INTERPOLATED else _own_range(line.low, cost.evidence)
         return min(low, least), max(high, most)
 
-    @memoized
+    @once
     def _alike(self, kind: str) -> tuple[MeasuredAlike, ...]:
         return measured_alike(self._by_layer(kind))
 
-    @memoized
+    @once
     def _held_back(self, kind: str) -> HeldBackRanges:
         return HeldBackRanges(self.profile.graph, self._by_layer(kind))
 
-    @memoized
+    @once
     def _by_layer(self, kind: str) -> tuple[Sequence[Measurement], ...]:
         """The measurements of each layer, by growing number of samples."""
         collected: dict[str, list[Measurement]] = {layer.name: [] for layer in self.profile.graph.layers}
@@ -412,7 +412,7 @@ class HeldBackRanges:
         """Of layer number ``index``, read on back end ``key``."""
         return self._range_of(family_names(self.graph, self.graph.layers[index], key)[0], inside)
 
-    @memoized
+    @once
     def _range_of(self, family: _Name, inside: bool) -> Range:
         of_all = range_of(self._ratios.get(((), inside), ()), INTERPOLATED_RANGE)
         return range_of(self._ratios.get((family, inside), ()), of_all)

@@ -46,10 +46,10 @@ from planner.costs.layers.interpolation import QUANTITIES, LayerCost
 from planner.ir.box import Box, Interval, volume
 from planner.ir.cluster import FAMILY, Evidence
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec
-from planner.ir.lazy import memoized
+from planner.ir.lazy import once, once_by
 from planner.ir.profile import Measurement, Profile
 from planner.layers import kind as kind_named
-from planner.layers.sized import Signature, SizedLayer
+from planner.layers.sized import SizedLayer
 
 Rows = NDArray[np.int64]
 Name = tuple[object, ...]
@@ -181,7 +181,7 @@ class FamilyModels:
     def _point(self, m: Measurement, index: int, whole: Array) -> Sequence[float]:
         return self.features.part(index, m.samples, m.part) if m.part else whole[index]
 
-    @memoized
+    @once
     def _anchors_of(self, index: int) -> _Anchors:
         rows = np.flatnonzero(self._layers == index)
         own = bool(len(rows))
@@ -208,7 +208,7 @@ class FamilyModels:
                 return self._number[name]
         return -1
 
-    @memoized
+    @once
     def _held_back(self, model: int, own: bool) -> list[float]:
         """Measured over predicted, forward and backward, of shapes that are held back one after another."""
         rows = self._models[model].rows
@@ -286,7 +286,6 @@ class Features:
     """Features of the layers of ``graph``; each is counted once."""
 
     graph: Graph
-    _parts: dict[tuple[Signature, tuple[int, ...]], Point] = field(init=False, default_factory=dict, repr=False)
 
     @cached_property
     def _values(self) -> dict[str, TensorSpec]:
@@ -301,22 +300,26 @@ class Features:
     @cached_property
     def _line(self) -> tuple[Array, Array]:
         captured = self.graph.samples
-        once, twice = (
+        single, double = (
             np.array([self._whole(layer, size) for layer in self.graph.layers], dtype=np.float64).reshape(-1, 4)
             for size in (captured, 2 * captured)
         )
-        each = (twice - once) / captured
-        return once - each * captured, each
+        each = (double - single) / captured
+        return single - each * captured, each
 
+    @once_by(lambda self, index, samples, part: (self._sized(index, samples).signature, part))
     def part(self, index: int, samples: int, part: tuple[int, ...]) -> Point:
         """Of a part of layer number ``index``: extents of its work, without its samples."""
         sized = self._sized(index, samples)
-        key = (sized.signature, part)
-        if key not in self._parts:
-            self._parts[key] = self._part(sized, float(self.whole(samples)[index, FLOPS]), part)
-        return self._parts[key]
+        box = canonical_box(sized, part)
+        share = volume(box) / max(1, prod(sized.work.shape))
+        outputs = share * sum(spec.num_bytes for spec in sized.layer.outputs)
+        inputs = _bytes_of(sized.input_boxes(box), sized.inputs)
+        weights = _bytes_of(sized.weight_boxes(box), sized.parameters)
+        flops = float(self.whole(samples)[index, FLOPS])
+        return 1.0, flops * share, inputs + outputs + weights, weights * sized.samples
 
-    @memoized
+    @once
     def _sized(self, index: int, samples: int) -> SizedLayer:
         return SizedLayer.of(self.graph, self.graph.layers[index], self._values, samples, False)
 
@@ -328,15 +331,6 @@ class Features:
         weights = sum(self.graph.parameters[name].num_bytes for name in layer.parameters)
         moved = sum(spec.num_bytes for spec in (*inputs, *outputs)) + weights
         return 1.0, float(flops), float(moved), float(weights * samples)
-
-    @staticmethod
-    def _part(sized: SizedLayer, flops: float, part: tuple[int, ...]) -> Point:
-        box = canonical_box(sized, part)
-        share = volume(box) / max(1, prod(sized.work.shape))
-        outputs = share * sum(spec.num_bytes for spec in sized.layer.outputs)
-        inputs = _bytes_of(sized.input_boxes(box), sized.inputs)
-        weights = _bytes_of(sized.weight_boxes(box), sized.parameters)
-        return 1.0, flops * share, inputs + outputs + weights, weights * sized.samples
 
 
 def canonical_box(sized: SizedLayer, part: tuple[int, ...]) -> Box:

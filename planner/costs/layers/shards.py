@@ -37,7 +37,7 @@ from planner.costs.shards.device_mesh import axes_of, candidate_layouts
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, Layer, TensorSpec
-from planner.ir.lazy import memoized
+from planner.ir.lazy import once
 from planner.ir.problem import TIME_DIMS
 from planner.ir.profile import Measurement, PartShape, Profile
 from planner.layers import check_samples_apart
@@ -276,7 +276,7 @@ class MeasuredParts:
         except MissingMeasurementError:  # they say nothing about so many samples
             return ()
 
-    @memoized
+    @once
     def _read(self, kind: str, layer: str, samples: int, part: Part, whole: Part) -> tuple[LayerCost, ...]:
         own = self._of_own_extents(kind, layer, samples, part)
         if own:

@@ -24,7 +24,7 @@ from planner.costs.layers.interpolation import values_of
 from planner.costs.layers.shards import alike_layers, part_of
 from planner.ir.box import volume
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer
-from planner.ir.lazy import memoized
+from planner.ir.lazy import once
 from planner.ir.plan import TokenSlice
 from planner.layers import check_samples_apart
 from planner.layers.sized import SizedLayer
@@ -76,7 +76,7 @@ class SlicePrices:
         self._classes = alike_layers(graph, graph.values(), frozenset(check_samples_apart(graph)))
         self._index = {layer.name: number for number, layer in enumerate(graph.layers)}
 
-    @memoized
+    @once
     def table(self, kind: str, size: TokenSlice) -> SliceTable:
         """All layers on a device of ``kind``.
 
@@ -118,7 +118,7 @@ class SlicePrices:
         ratio: Array = np.divide(own, whole, out=np.full_like(own, length / self.axes.num_tokens), where=whole > 0)
         return ratio
 
-    @memoized
+    @once
     def _of_first(self, kind: str, index: int, samples: int, length: int) -> Array:
         """``[6]``: of the first ``length`` tokens of layer number ``index``."""
         graph, layer = self.tables.profile.graph, self.tables.profile.graph.layers[index]
@@ -131,7 +131,7 @@ class SlicePrices:
         part, of_all = part_of(sized, extents), part_of(sized, sized.work.shape)
         return self.tables.parts.estimate(kind, layer.name, (samples, part), of_all, share)
 
-    @memoized
+    @once
     def _fit(self, kind: str, index: int, samples: int) -> Array | None:
         """``[4, 4]``: a0 to a3 of F, B, I and W; None where too few slices were measured behind other tokens."""
         layer = self.tables.profile.graph.layers[index]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from planner.costs.memory.action_peaks import HeldInStage, KeptForBackward, ValueGradients
 from planner.ir.graph import producer
-from planner.ir.lazy import memoized
+from planner.ir.lazy import once
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
 from planner.layers.data_movement import copied_at
 from planner.layers.recomputed import running_order
@@ -109,7 +109,7 @@ class LevelTables:
         """``[quantity, layer]`` in the order of :class:`planner.ir.profile.Levels`; None if they were not measured."""
         return self._known(kind, samples) if len(self._measured(kind).sizes) else None
 
-    @memoized
+    @once
     def _known(self, kind: str, samples: float) -> Array:
         """The same, of a kind of which they were measured."""
         measured = self._measured(kind)
@@ -303,7 +303,7 @@ class LevelTables:
         place = copied_at([layers[each] for each in chain], [self.shapes[each] for each in chain])
         return -1 if place is None else chain[place]
 
-    @memoized
+    @once
     def _measured(self, kind: str) -> _Measured:
         """As the profile has them, at sizes at which all layers have some."""
         by_size: dict[int, dict[str, Levels]] = {}
@@ -326,7 +326,7 @@ class LevelTables:
             return ends[:, 0], ends[:, 1], np.zeros(0)
         return ends[:, 0], ends[:, 1], np.maximum(affine(self._measured(kind).sizes, values, samples), 0.0)
 
-    @memoized
+    @once
     def _pairs(self, kind: str, what: str) -> tuple[Indices, Array]:
         """The pairs of a kind and a name, and ``[size, pair]`` bytes."""
         index = {layer.name: position for position, layer in enumerate(self.profile.graph.layers)}
