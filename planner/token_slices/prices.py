@@ -14,21 +14,26 @@ the tokens before it, and its own that later ones read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from planner.costs.layers.cost_table import Array, CostTables
+from planner.costs.cost_model import CostModel
+from planner.costs.layers.confidence import weakest
+from planner.costs.layers.cost_table import Array
 from planner.costs.layers.interpolation import values_of
 from planner.costs.layers.shards import alike_layers, part_of
+from planner.costs.stages.stage_cost import LayerBytes, StageCost
+from planner.costs.stages.stage_sums import with_recompute
 from planner.ir.box import volume
+from planner.ir.cluster import INTERPOLATED
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer
 from planner.ir.lazy import once
-from planner.ir.plan import TokenSlice
+from planner.ir.plan import Size, TokenSlice
 from planner.layers import check_samples_apart
 from planner.layers.sized import SizedLayer
-from planner.layers.token_slices import SlicedDivision, TokenAxes
+from planner.token_slices.axes import SlicedDivision, TokenAxes
 
 SAVED, WORKSPACE = 4, 5
 """Places in the costs of a layer, behind the seconds of F, B, I and W."""
@@ -52,29 +57,64 @@ class SliceTable:
     share: Array
 
 
-@dataclass(eq=False)
 class SlicePrices:
     """Prices of token slices, each looked up once.
-
-    Attributes:
-        tables: of whole layers and parts.
-        added: by kind of device, what corrections multiply F, B, I and W of stages of one rank by.
 
     Raises:
         UnsupportedModelError: the network cannot be run in token slices.
     """
 
-    tables: CostTables
-    added: Callable[[str], Array]
-    axes: TokenAxes = field(init=False)
-    _classes: list[list[Layer]] = field(init=False, repr=False)
-    _index: dict[str, int] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, cost_model: CostModel) -> None:
+        self.cost_model, self.tables = cost_model, cost_model.tables
         graph = self.tables.profile.graph
         self.axes = TokenAxes.of(graph)
         self._classes = alike_layers(graph, graph.values(), frozenset(check_samples_apart(graph)))
         self._index = {layer.name: number for number, layer in enumerate(graph.layers)}
+
+    def stages(
+        self, kind: str, layers: Sequence[int], sizes: Iterable[Size], recompute: bool
+    ) -> Mapping[Size, StageCost]:
+        """A stage of one rank with the layers of these indices, for one slice of every micro-batch, by slice.
+
+        Raises:
+            MissingMeasurementError: the profile says nothing about so many samples.
+        """
+        slices = [size for size in dict.fromkeys(sizes) if isinstance(size, TokenSlice)]
+        return {size: self._stage(kind, list(layers), size, recompute) for size in slices}
+
+    def _stage(self, kind: str, layers: list[int], size: TokenSlice, recompute: bool) -> StageCost:
+        cost_model, table = self.cost_model, self.table(kind, size)
+        costs, received = table.costs[:, layers], table.received[layers]
+        forward, backward, of_input, of_weight = costs[:SAVED].sum(axis=1).tolist()
+        backward, of_input = with_recompute(backward, of_input, forward * recompute)
+        parameters = np.diff(self.tables.graph.parameter_bytes)[layers]
+        one, none = np.array([1.0]), np.zeros((len(layers), 1))
+        transient = float(costs[SAVED].sum()) * one
+        return StageCost(
+            compute_s=((forward,), (backward,), (of_input,), (of_weight,)),
+            accumulate_s=(float(np.diff(cost_model.accumulate_s(kind, shared=False))[layers].sum()),),
+            exchange_forward_s=0.0,
+            exchange_backward_s=0.0,
+            update_s=float(np.diff(self.tables.parameters(kind).update_s)[layers].sum()),
+            reduction_s=0.0,
+            saved_bytes=float(received.sum()) * one if recompute else transient + float(received.sum()),
+            transient_bytes=transient if recompute else 0.0 * one,
+            workspace_bytes=float(costs[WORKSPACE].max(initial=0.0)) * one,
+            parameter_bytes=float(parameters.sum()) * one,
+            by_layer=LayerBytes(
+                tuple(layers),
+                costs[SAVED][:, None],
+                costs[WORKSPACE][:, None],
+                received[:, None],
+                none,
+                parameters[:, None],
+                np.full((len(layers), 1), size.samples),
+                table.share[layers][:, None],
+                none,
+            ),
+            standing_bytes=np.zeros(1),
+            evidence=weakest((INTERPOLATED, *(self.tables.at(kind, size.samples).evidence[at] for at in layers))),
+        )
 
     @once
     def table(self, kind: str, size: TokenSlice) -> SliceTable:
@@ -101,7 +141,7 @@ class SlicePrices:
                 read, others = _read_bytes(division, first.name, position)
                 received[members] = read
                 costs[WORKSPACE, members] += others  # gradients of earlier tokens, which are added up
-        costs[:SAVED] *= self.added(kind)[:, None]
+        costs[:SAVED] *= self.cost_model.added(kind, shared=False)[:, None]
         return SliceTable(costs, received, share)
 
     def _ratio(self, kind: str, layer: Layer, size: TokenSlice, whole: Array) -> Array:
