@@ -55,6 +55,7 @@ from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeN
 from profiler.capture.user_module import StateChanges, kept_functions, refuse_hooks, users_line
 from profiler.source.model import GraphExample, LoadedModel
 from profiler.source.structure import named_tensors
+from runtime.captured import attribute
 
 _log = logging.getLogger(__name__)
 _PREFIX = "module."
@@ -231,14 +232,6 @@ def _by_bytecode(
         finally:
             torchs.setLevel(level)
     return None
-
-
-def attribute(module: nn.Module, target: str) -> Any:
-    """What a dotted name, such as the target of a ``get_attr`` node, stands for."""
-    value: Any = module
-    for name in target.split("."):
-        value = getattr(value, name)
-    return value
 
 
 def _repeated(tensor: Tensor, samples: int, wanted: int) -> Tensor:

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cuda_ops._torch import TorchDispatchMode, schema_of
 from cuda_ops.dense.evaluation import is_random
 from cuda_ops.dense.state_writes import arguments_of
-from runtime.stage.captured import CapturedModel
+from runtime.captured import CapturedModule
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.layers import OPERATORS, Filled
 from runtime.stage.random.streams import CounterRng, NodeStream, RandomNodes
@@ -70,7 +70,7 @@ class Answers:
         in_parts: whether the numbers of several micro-batches can be those of one call: all are drawn by sample.
     """
 
-    def __init__(self, model: CapturedModel, rng: CounterRng) -> None:
+    def __init__(self, model: CapturedModule, rng: CounterRng) -> None:
         draws = RandomNodes(model)
         self._rng = rng
         self._expected = [

@@ -287,7 +287,7 @@ def ask_to_end(patch: pytest.MonkeyPatch, rank: int, step: int) -> None:
 
     def asked(self: Checkpoints, step_s: float) -> None:
         stepped(self, step_s)
-        if (self._rank, self._engine.num_steps) == (rank, step):
+        if (self._context.rank, self._engine.num_steps) == (rank, step):
             self._end.ask("SIGTERM")
 
     patch.setattr(Checkpoints, "stepped", asked)
