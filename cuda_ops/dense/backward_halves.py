@@ -10,13 +10,16 @@ How each operator with weights names its arguments, and what one call of it come
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from cuda_ops.calls import argument_names
 
 Numbers = list[int] | tuple[int, ...]
 Gradients = tuple[Tensor | None, Tensor | None]
@@ -126,7 +129,6 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
-_ATEN = torch.ops.aten
 _LINEAR, _PRODUCT = LinearHalves(), Product()
 
 
@@ -166,26 +168,35 @@ class CallReader:
     weight: str = "weight"
     bias: str = "bias"
 
+    def covers(self, target: object) -> bool:
+        """Whether it reads the arguments of this overload of the operator."""
+        return signature(self.read).parameters.keys() >= {*argument_names(target)}
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> OperatorCall | None:
+
+def read_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> OperatorCall | None:
+    """``aten::linear``."""
     return OperatorCall(_LINEAR, input, weight, bias) if weight.ndim == 2 else None
 
 
-def _matmul(self: Tensor, other: Tensor) -> OperatorCall | None:
+def read_matmul(self: Tensor, other: Tensor) -> OperatorCall | None:
+    """``aten::matmul`` by a matrix."""
     return OperatorCall(_PRODUCT, self, other) if other.ndim == 2 else None
 
 
-def _mm(self: Tensor, mat2: Tensor) -> OperatorCall | None:
+def read_mm(self: Tensor, mat2: Tensor) -> OperatorCall | None:
+    """``aten::mm``."""
     return OperatorCall(_PRODUCT, self, mat2)
 
 
-def _addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> OperatorCall | None:
+def read_addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> OperatorCall | None:
+    """``aten::addmm`` of a bias."""
     return OperatorCall(_PRODUCT, mat1, mat2, self) if self.ndim == 1 and alpha == beta == 1 else None
 
 
-def _embedding(
+def read_embedding(
     weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> OperatorCall | None:
+    """``aten::embedding`` of a dense gradient."""
     return (
         None
         if sparse
@@ -193,7 +204,7 @@ def _embedding(
     )
 
 
-def _convolution(
+def read_convolution(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -204,12 +215,13 @@ def _convolution(
     output_padding: Numbers,
     groups: int,
 ) -> OperatorCall | None:
+    """``aten::convolution``."""
     each = [_each(value, weight) for value in (stride, padding, dilation, output_padding)]
     operator = ConvolutionHalves(each[0], each[1], each[2], transposed, each[3], groups)
     return OperatorCall(operator, input, weight, bias, autocasts=None)
 
 
-def _conv(
+def read_conv(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -218,6 +230,7 @@ def _conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> OperatorCall:
+    """``aten::conv1d`` to ``conv3d``, also of a padding by name."""
     steps, rates, none = _each(stride, weight), _each(dilation, weight), _each(0, weight)
     margins = [0] * (weight.ndim - 2)
     if padding == "same":
@@ -234,7 +247,7 @@ def _conv(
     return OperatorCall(operator, input, weight, bias, True, before, _after(input, weight))
 
 
-def _transposed_conv(
+def read_transposed_conv(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -244,6 +257,7 @@ def _transposed_conv(
     groups: int = 1,
     dilation: Any = 1,
 ) -> OperatorCall:
+    """``aten::conv_transpose1d`` to ``conv_transpose3d``."""
     steps, margins, more = _each(stride, weight), _each(padding, weight), _each(output_padding, weight)
     operator = ConvolutionHalves(steps, margins, _each(dilation, weight), True, more, groups)
     return OperatorCall(operator, input, weight, bias, True, lambda x: _batched(x, weight), _after(input, weight))
@@ -261,22 +275,3 @@ def _batched(x: Tensor, weight: Tensor) -> Tensor:
 
 def _after(x: Tensor, weight: Tensor) -> Callable[[Tensor], Tensor]:
     return (lambda y: y.squeeze(0)) if x.ndim < weight.ndim else _same
-
-
-READERS: Mapping[Any, CallReader] = {
-    _ATEN.linear.default: CallReader(_linear),
-    _ATEN.matmul.default: CallReader(_matmul, "other", ""),
-    _ATEN.mm.default: CallReader(_mm, "mat2", ""),
-    _ATEN.addmm.default: CallReader(_addmm, "mat2", "self"),
-    _ATEN.embedding.default: CallReader(_embedding, bias=""),
-    _ATEN.convolution.default: CallReader(_convolution),
-    **{
-        overload: CallReader(_conv)
-        for packet in (_ATEN.conv1d, _ATEN.conv2d, _ATEN.conv3d)
-        for overload in (packet.default, packet.padding)
-    },
-    _ATEN.conv_transpose1d.default: CallReader(_transposed_conv),
-    _ATEN.conv_transpose2d.input: CallReader(_transposed_conv),
-    _ATEN.conv_transpose3d.input: CallReader(_transposed_conv),
-}
-"""By operator, as ``torch.export`` writes it."""

@@ -15,14 +15,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
-from cuda_ops._torch import OpOverload, schema_of
-from cuda_ops.dense.backward_halves import READERS, Gradients, Operator, OperatorCall
+from cuda_ops.calls import arguments_of
+from cuda_ops.dense.backward_halves import Gradients, Operator, OperatorCall
+from cuda_ops.operator_table import functional_row
 
 Add = Callable[[Tensor, Tensor], None]
 """(parameter, gradient): adds it to ``parameter.grad``."""
@@ -97,11 +98,11 @@ def deferred(node: fx.Node, current: CurrentQueue) -> Callable[..., Tensor] | No
             what is computed from parameters may be read by others too, and gets its gradient with them.
         current: asked at every call.
     """
-    reader = READERS.get(node.target) if node.op == "call_function" else None
-    if reader is None:
+    target: Any = node.target
+    reader = functional_row(target).halves if node.op == "call_function" else None
+    if reader is None or not reader.covers(target):
         return None
-    target = cast("OpOverload[..., Tensor]", node.target)  # as all keys of READERS
-    arguments = _arguments(node, target)
+    arguments = arguments_of(node)
     weight, bias = arguments[reader.weight], arguments[reader.bias] if reader.bias else None
     if any(not isinstance(each, fx.Node) or each.op != "get_attr" for each in (weight, bias) if each is not None):
         return None
@@ -168,14 +169,6 @@ class _Deferred(torch.autograd.Function):
         ctx.queue.note(ctx.targets, partial(ctx.operator.weight_gradients, dy, x, weight, wanted))
         dx = ctx.operator.input_gradient(dy, x, weight) if ctx.needs_input_grad[3] else None
         return None, None, None, dx, None, None
-
-
-def _arguments(node: fx.Node, target: OpOverload[..., Tensor]) -> dict[str, Any]:
-    schema = schema_of(target).arguments
-    by_name = {argument.name: argument.default_value for argument in schema}
-    by_name.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
-    by_name.update(node.kwargs)
-    return by_name
 
 
 def _is_plain(tensor: Tensor) -> bool:
