@@ -38,7 +38,7 @@ CLASSES, ROWS = ("target", "self", 1), ("indices", "weight", 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class OperatorRow:
     """What is known of one operator; what a field leaves out holds of most.
 
     Attributes:
@@ -98,25 +98,25 @@ def name_of(target: object) -> str:
     return name.strip("_").replace(":", "_")
 
 
-def operator_row(target: object) -> Operator:
+def operator_row(target: object) -> OperatorRow:
     """What is known of an operator, or of that of a name."""
     name = target.strip("_") if isinstance(target, str) else name_of(target)
-    return OPERATORS.get(name) or Operator(name)
+    return OPERATORS.get(name) or OperatorRow(name)
 
 
-def functional_row(target: object) -> Operator:
+def functional_row(target: object) -> OperatorRow:
     """The same of a call that is to be replaced: of an operator that writes to an argument nothing is known."""
-    return Operator(name_of(target)) if writes(target) else operator_row(target)
+    return OperatorRow(name_of(target)) if writes(target) else operator_row(target)
 
 
-def _rows(names: str, kinds: str = "", **columns: Any) -> Iterator[Operator]:
+def _rows(names: str, kinds: str = "", **columns: Any) -> Iterator[OperatorRow]:
     """A row for each of several operators of which the same is known."""
     elements = columns.get("elements", "")
     linear = columns.pop("linear", "all" if elements else "")
-    return (Operator(name, tuple(kinds.split()), linear=linear, **columns) for name in names.split())
+    return (OperatorRow(name, tuple(kinds.split()), linear=linear, **columns) for name in names.split())
 
 
-_TABLE: tuple[Iterator[Operator], ...] = (
+_TABLE: tuple[Iterator[OperatorRow], ...] = (
     # windows over space
     _rows("conv1d conv3d", "conv", heavy=True, halves=CallReader(read_conv)),
     _rows("conv2d", "conv", heavy=True, halves=CallReader(read_conv), python=("default", torch.conv2d)),
@@ -280,7 +280,8 @@ _TABLE: tuple[Iterator[Operator], ...] = (
     _rows("native_dropout", "pointwise", draws="native_dropout", price="dropout"),
     _rows("native_dropout_backward", price="dropout_backward"),
     _rows("rrelu", "pointwise", draws="rrelu"),
-    _rows("uniform exponential normal_functional", draws="fill"),
+    _rows("uniform exponential normal_functional log_normal cauchy", draws="fill"),
+    _rows("multinomial", draws="multinomial"),
     _rows("bernoulli", draws="bernoulli"),
     _rows("normal", draws="normal"),
     _rows("rand rand_like", draws="rand"),
@@ -299,5 +300,5 @@ _TABLE: tuple[Iterator[Operator], ...] = (
     _rows("is_same_size lift lift_fresh local_scalar_dense reshape_alias sym_numel sym_size", price="free"),
 )
 
-OPERATORS: Mapping[str, Operator] = {row.name: row for rows in _TABLE for row in rows}
+OPERATORS: Mapping[str, OperatorRow] = {row.name: row for rows in _TABLE for row in rows}
 """By name."""

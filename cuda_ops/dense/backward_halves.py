@@ -13,94 +13,54 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from cuda_ops.calls import argument_names
+from cuda_ops.dense.conv_kernels import NATIVE, Options
 
 Numbers = list[int] | tuple[int, ...]
 Gradients = tuple[Tensor | None, Tensor | None]
 """Of the weight and of the bias; None where it is not wanted."""
 
 
-class Operator(Protocol):
-    """An operator whose backward can be run in halves; ``wanted`` tells of weight and bias whether they are trained."""
-
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The result."""
-
-    def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """The gradient of ``x``."""
-
-    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
-        """The gradients of weight and bias."""
-
-
 @dataclass(frozen=True, slots=True)
-class LinearHalves:
-    """``x @ weight.T + bias``; x (..., in), weight (out, in), bias (out,)."""
+class ProductHalves:
+    """``x @ weight + bias``, x (..., in), weight (in, out), or ``weight.T`` of (out, in); bias (out,) or (1,)."""
+
+    transposed: bool
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.linear(x, weight, bias)
-
-    def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        return _rows(dy).mm(weight).view(x.shape)
-
-    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
-        rows = _rows(dy)
-        return rows.t().mm(_rows(x)) if wanted[0] else None, rows.sum(0) if wanted[1] else None
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """``x @ weight + bias``; x (..., in), weight (in, out), bias (out,) or (1,)."""
-
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.transposed:
+            return functional.linear(x, weight, bias)
         return x.matmul(weight) if bias is None else torch.addmm(bias, x, weight)
 
     def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        return _rows(dy).mm(weight.t()).view(x.shape)
+        return _rows(dy).mm(weight if self.transposed else weight.t()).view(x.shape)
 
     def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
-        rows = _rows(dy)
-        return _rows(x).t().mm(rows) if wanted[0] else None, rows.sum(0) if wanted[1] else None
+        one, other = (_rows(dy), _rows(x)) if self.transposed else (_rows(x), _rows(dy))
+        return one.t().mm(other) if wanted[0] else None, _rows(dy).sum(0) if wanted[1] else None
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionHalves:
     """``aten::convolution`` with these options, of a batch."""
 
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    transposed: bool
-    output_padding: tuple[int, ...]
-    groups: int
+    options: Options
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y: Tensor = torch.ops.aten.convolution.default(x, weight, bias, *self._options())
-        return y
+        return NATIVE.forward(x, weight, bias, self.options)
 
     def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        dx: Tensor = self._backward(dy, x, weight, (True, False, False))[0]
-        return dx
+        dx: Any = NATIVE.backward(dy, x, weight, self.options, (True, False, False))[0]
+        return cast("Tensor", dx)
 
     def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
-        gradients = self._backward(dy, x, weight, (False, *wanted))
-        return gradients[1], gradients[2]
-
-    def _backward(self, dy: Tensor, x: Tensor, weight: Tensor, mask: tuple[bool, ...]) -> tuple[Tensor, ...]:
-        channels = [dy.shape[1]] if mask[2] else None
-        gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward.default(
-            dy, x, weight, channels, *self._options(), mask
-        )
-        return gradients
-
-    def _options(self) -> tuple[object, ...]:
-        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
+        return NATIVE.backward(dy, x, weight, self.options, (False, *wanted))[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +71,20 @@ class EmbeddingHalves:
     scale_by_frequency: bool
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y: Tensor = torch.ops.aten.embedding.default(weight, x, self.padding_index, self.scale_by_frequency, False)
-        return y
+        return torch.embedding(weight, x, self.padding_index, self.scale_by_frequency, False)
 
     def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         return torch.zeros_like(x)
 
     def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
-        count = weight.shape[0]
-        return torch.ops.aten.embedding_dense_backward.default(
-            dy, x, count, self.padding_index, self.scale_by_frequency
-        ), None
+        table = torch.ops.aten.embedding_dense_backward.default(
+            dy, x, weight.shape[0], self.padding_index, self.scale_by_frequency
+        )
+        return table, None
+
+
+Halves = ProductHalves | ConvolutionHalves | EmbeddingHalves
+"""An operator whose backward can be run in halves; ``wanted`` tells of weight and bias whether they are trained."""
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -129,11 +92,7 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
-_LINEAR, _PRODUCT = LinearHalves(), Product()
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+_LINEAR, _PRODUCT = ProductHalves(True), ProductHalves(False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +100,18 @@ class OperatorCall:
     """One call of an operator.
 
     Attributes:
-        operator: computes ``after(operator(before(x), weight, bias))``.
+        halves: compute ``after(forward(before(x), weight, bias))``.
         autocasts: whether autocast runs it in its lower precision; None where that depends on the device.
         before, after: differentiable changes of shape.
     """
 
-    operator: Operator
+    halves: Halves
     x: Tensor
     weight: Tensor
     bias: Tensor | None = None
     autocasts: bool | None = True
-    before: Callable[[Tensor], Tensor] = _same
-    after: Callable[[Tensor], Tensor] = _same
+    before: Callable[[Tensor], Tensor] | None = None
+    after: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +176,9 @@ def read_convolution(
 ) -> OperatorCall | None:
     """``aten::convolution``."""
     each = [_each(value, weight) for value in (stride, padding, dilation, output_padding)]
-    operator = ConvolutionHalves(each[0], each[1], each[2], transposed, each[3], groups)
-    return OperatorCall(operator, input, weight, bias, autocasts=None)
+    return OperatorCall(
+        ConvolutionHalves((each[0], each[1], each[2], transposed, each[3], groups)), input, weight, bias, autocasts=None
+    )
 
 
 def read_conv(
@@ -238,13 +198,13 @@ def read_conv(
         padding, margins = [margin // 2 for margin in whole], [margin % 2 for margin in whole]
     elif padding == "valid":
         padding = 0
-    operator = ConvolutionHalves(steps, _each(padding, weight), rates, False, none, groups)
+    halves = ConvolutionHalves((steps, _each(padding, weight), rates, False, none, groups))
     extra = [margin for last in reversed(margins) for margin in (0, last)]  # an odd margin: one more at the end
 
     def before(x: Tensor) -> Tensor:
         return _batched(functional.pad(x, extra) if any(extra) else x, weight)
 
-    return OperatorCall(operator, input, weight, bias, True, before, _after(input, weight))
+    return OperatorCall(halves, input, weight, bias, True, before, _after(input, weight))
 
 
 def read_transposed_conv(
@@ -259,8 +219,8 @@ def read_transposed_conv(
 ) -> OperatorCall:
     """``aten::conv_transpose1d`` to ``conv_transpose3d``."""
     steps, margins, more = _each(stride, weight), _each(padding, weight), _each(output_padding, weight)
-    operator = ConvolutionHalves(steps, margins, _each(dilation, weight), True, more, groups)
-    return OperatorCall(operator, input, weight, bias, True, lambda x: _batched(x, weight), _after(input, weight))
+    halves = ConvolutionHalves((steps, margins, _each(dilation, weight), True, more, groups))
+    return OperatorCall(halves, input, weight, bias, True, lambda x: _batched(x, weight), _after(input, weight))
 
 
 def _each(value: int | Numbers, weight: Tensor) -> tuple[int, ...]:
@@ -273,5 +233,5 @@ def _batched(x: Tensor, weight: Tensor) -> Tensor:
     return x.unsqueeze(0) if x.ndim < weight.ndim else x
 
 
-def _after(x: Tensor, weight: Tensor) -> Callable[[Tensor], Tensor]:
-    return (lambda y: y.squeeze(0)) if x.ndim < weight.ndim else _same
+def _after(x: Tensor, weight: Tensor) -> Callable[[Tensor], Tensor] | None:
+    return (lambda y: y.squeeze(0)) if x.ndim < weight.ndim else None

@@ -22,7 +22,7 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
 from cuda_ops.calls import arguments_of
-from cuda_ops.dense.backward_halves import Gradients, Operator, OperatorCall
+from cuda_ops.dense.backward_halves import Gradients, Halves, OperatorCall
 from cuda_ops.operator_table import functional_row
 
 Add = Callable[[Tensor, Tensor], None]
@@ -121,7 +121,9 @@ def _call(
 ) -> Tensor:
     queue = current.queue
     call = read(*args, **kwargs) if queue is not None and torch.is_grad_enabled() else None
-    if queue is None or call is None or not call.weight.requires_grad or not _is_plain(call.weight):
+    if queue is None or call is None or not call.weight.requires_grad:
+        return target(*args, **kwargs)
+    if call.weight.layout is not torch.strided or call.weight.is_complex():
         return target(*args, **kwargs)
     x, weight, bias = call.x, call.weight, call.bias
     device = weight.device.type
@@ -140,7 +142,8 @@ def _apply(queue: WeightGradientQueue, call: OperatorCall, x: Tensor, weight: Te
     bias = None if bias is None else bias.detach()
     weight = weight.requires_grad_()
     apply: Callable[..., Tensor] = _Deferred.apply
-    return call.after(apply(queue, call.operator, targets, call.before(x), weight, bias))
+    y = apply(queue, call.halves, targets, call.before(x) if call.before else x, weight, bias)
+    return call.after(y) if call.after else y
 
 
 class _Deferred(torch.autograd.Function):
@@ -148,16 +151,16 @@ class _Deferred(torch.autograd.Function):
     def forward(
         ctx: Any,
         queue: WeightGradientQueue,
-        operator: Operator,
+        halves: Halves,
         targets: tuple[Tensor, Tensor | None],
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.queue, ctx.operator, ctx.targets = queue, operator, targets
+        ctx.queue, ctx.halves, ctx.targets = queue, halves, targets
         ctx.set_materialize_grads(False)
-        return operator.forward(x, weight, bias)
+        return halves.forward(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -166,13 +169,9 @@ class _Deferred(torch.autograd.Function):
             return (None,) * 6
         x, weight = (tensor.detach() for tensor in ctx.saved_tensors)
         wanted = True, ctx.targets[1] is not None
-        ctx.queue.note(ctx.targets, partial(ctx.operator.weight_gradients, dy, x, weight, wanted))
-        dx = ctx.operator.input_gradient(dy, x, weight) if ctx.needs_input_grad[3] else None
+        ctx.queue.note(ctx.targets, partial(ctx.halves.weight_gradients, dy, x, weight, wanted))
+        dx = ctx.halves.input_gradient(dy, x, weight) if ctx.needs_input_grad[3] else None
         return None, None, None, dx, None, None
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_complex()
 
 
 def _cast(tensor: Tensor | None, dtype: torch.dtype | None) -> Any:

@@ -26,7 +26,13 @@ def evaluated(node: fx.Node) -> Callable[..., Any] | None:
         changes["dropout_p"] = 0.0
     if "running_mean" in arguments and arguments["running_mean"] is None:
         return None  # as in torch: without running statistics it is normalised by those of its input
-    return _with(node, changes) if changes else None
+    target: Any = node.target
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = changed_call(target, args, kwargs, changes)
+        return target(*args, **kwargs)
+
+    return call if changes else None
 
 
 def draws_in_any_mode(node: fx.Node) -> bool:
@@ -43,14 +49,3 @@ def is_random(node: fx.Node) -> bool:
     rates += [arguments.get("p", 0)] if "dropout" in str(node.target) else []
     is_off = any(arguments.get(name) is False for name in ("train", "training"))
     return not is_off and (not rates or any(rates))
-
-
-def _with(node: fx.Node, changes: dict[str, Any]) -> Callable[..., Any]:
-    """The node's operator, but with some arguments changed."""
-    target: Any = node.target
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = changed_call(target, args, kwargs, changes)
-        return target(*args, **kwargs)
-
-    return call

@@ -35,8 +35,9 @@ def attributes_behind(graph: fx.Graph, placeholders: Mapping[fx.Node, str] | Non
         if node.target is operator.getitem and node.args[0] in behind:  # of a list of views
             behind[node] = behind[node.args[0]]
             continue
-        returned = {name for each in _returns(node) for name in _aliases(each)}
-        makes_list = any(each.alias_info is not None and not _aliases(each) for each in _returns(node))
+        results = getattr(schema_of(node.target), "returns", ())
+        returned = {name for each in results for name in _aliases(each)}
+        makes_list = any(each.alias_info is not None and not _aliases(each) for each in results)
         for argument, value in _arguments(node):
             if isinstance(value, fx.Node) and value in behind:
                 aliases = _aliases(argument)
@@ -116,11 +117,6 @@ def _arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
     parameters = parameters_of(node.target)
     yield from zip(parameters, node.args, strict=False)
     yield from ((each, node.kwargs[each.name]) for each in parameters if each.name in node.kwargs)
-
-
-def _returns(node: fx.Node) -> tuple[Any, ...]:
-    schema = schema_of(node.target)
-    return () if schema is None else tuple(schema.returns)
 
 
 def _aliases(argument: Any) -> set[str]:

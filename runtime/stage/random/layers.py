@@ -92,6 +92,26 @@ def randint(noise: NumberSource, *bounds_and_size: Any, **options: Any) -> Tenso
     return noise.fill(tuple(size), torch.int64, device, lambda t, g: t.random_(low, high, generator=g)).to(dtype)
 
 
+def multinomial(
+    noise: NumberSource, self: Tensor, num_samples: int, replacement: bool = False, *, generator: object = None
+) -> Tensor:
+    """Classes in proportion to their weights ``self``, (..., class); one number a result, as ranks draw their own."""
+    weights = self.detach().double()
+    like = weights.new_empty(()).expand(*self.shape[:-1], num_samples)
+
+    def picked(numbers: Tensor) -> Tensor:
+        sums = weights.cumsum(-1)
+        return torch.searchsorted(sums, numbers * sums[..., -1:], right=True)
+
+    if replacement:
+        return picked(_uniform(noise, like).double())
+    classes: list[Tensor] = []
+    for numbers in _uniform(noise, like).double().unbind(-1):
+        classes.append(picked(numbers.unsqueeze(-1)))
+        weights = weights.scatter(-1, classes[-1], 0.0)
+    return torch.cat(classes, -1)
+
+
 def in_shape_of(
     function: Callable[..., Tensor], noise: NumberSource, self: Tensor, *bounds: int, **options: Any
 ) -> Tensor:
@@ -256,7 +276,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
         *(alpha_dropout, attention, dropout, native_dropout, recurrence, rrelu),
-        *(bernoulli, normal, rand, randint, randn),
+        *(bernoulli, multinomial, normal, rand, randint, randn),
     )
 }
 

@@ -40,6 +40,8 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "normal": (ATEN.normal_functional.default, (X, 2.0, 3.0), {}),
     "normal of a shape": (ATEN.normal.float_float, (2.0, 3.0, [4, 5]), {"dtype": torch.float32}),
     "exponential": (ATEN.exponential.default, (X, 2.0), {}),
+    "log-normal": (ATEN.log_normal.default, (X, -1.2, 0.5), {}),
+    "cauchy": (ATEN.cauchy.default, (X,), {"sigma": 0.1}),
     "rand": (ATEN.rand.default, ([4, 5],), {"dtype": torch.float32, "device": torch.device("cpu")}),
     "randn": (ATEN.randn.default, ([4, 5],), {"pin_memory": False}),
     "rand_like": (ATEN.rand_like.default, (X,), {}),
@@ -122,6 +124,20 @@ def test_probabilities_may_differ() -> None:
     assert set(numbers.unique().tolist()) == {0.0, 1.0}
     assert (numbers.mean(0) - P).abs().max() < 0.06
     assert torch.equal(drawn(ATEN.bernoulli.Tensor, noise(), many, many), numbers)
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_classes_are_drawn_by_their_weights(replacement: bool) -> None:
+    weights = torch.tensor([1.0, 0.0, 3.0, 4.0], dtype=torch.float64)
+    classes = drawn(ATEN.multinomial.default, noise(), weights.expand(4000, 4), 2, replacement)
+    first = torch.bincount(classes[:, 0], minlength=4) / len(classes)
+    assert (first - weights / 8).abs().max() < 0.03
+    assert not (classes == 1).any()
+    assert bool((classes[:, 0] == classes[:, 1]).any()) is replacement
+    second = torch.bincount(classes[classes[:, 0] == 3, 1], minlength=4).double()
+    rest = weights if replacement else weights * torch.tensor([1.0, 1.0, 1.0, 0.0])
+    assert (second / second.sum() - rest / rest.sum()).abs().max() < 0.05
+    assert drawn(ATEN.multinomial.default, noise(), weights, 3).sort().values.tolist() == [0, 2, 3]
 
 
 @pytest.mark.parametrize(
