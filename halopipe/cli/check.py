@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption
 from planner.ir.errors import PlanCheckError, UsageError
 
@@ -29,7 +28,6 @@ def check(
             "--proof",
             metavar="FILE",
             help="Verify the plan's proof too, as written by 'halopipe plan --proof'.",
-            autocompletion=completion.proofs,
         ),
     ] = None,
     json: Json = False,

@@ -20,7 +20,7 @@ def checkpoint(
         typer.Argument(
             metavar="VERB|FOLDER",
             help="list, verify, export or import; or the folder of 'halopipe run --checkpoint FOLDER', to look at one.",
-            autocompletion=completion.named(lambda: VERBS),
+            autocompletion=completion.offered(VERBS),
         ),
     ],
     folder: Annotated[Path | None, typer.Argument(metavar="FOLDER", help="The folder, behind a verb.")] = None,
@@ -34,9 +34,7 @@ def checkpoint(
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PLAN", help="import: of the model that it is the weights of.", autocompletion=completion.plans
-        ),
+        typer.Option(metavar="PLAN", help="import: of the model that it is the weights of."),
     ] = None,
     json: Json = False,
 ) -> None:

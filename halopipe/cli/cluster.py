@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli import completion
 from halopipe.cli.options import Json
 from planner.ir.errors import UsageError
 
@@ -18,7 +17,6 @@ def cluster(
         typer.Argument(
             metavar="[CLUSTER]",
             help="A cluster file (YAML); this host if not given.",
-            autocompletion=completion.clusters,
         ),
     ] = None,
     profile: Annotated[
@@ -26,7 +24,6 @@ def cluster(
         typer.Option(
             metavar="PROFILE",
             help="A profile, whose kinds of device the file may name.",
-            autocompletion=completion.profiles,
         ),
     ] = None,
     output: Annotated[

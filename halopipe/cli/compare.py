@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, ProfileOption
 from planner.ir.errors import UsageError
 
@@ -15,9 +14,7 @@ from planner.ir.errors import UsageError
 def compare(
     plans: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="PLAN...", help="Plan files; the first is the reference.", autocompletion=completion.plans
-        ),
+        typer.Argument(metavar="PLAN...", help="Plan files; the first is the reference."),
     ],
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Beside the published strategies, which are solved from the profile.")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from halopipe.cli import completion
-from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption, a_number
+from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption
 from planner.ir.errors import UsageError
 
 
@@ -16,9 +16,7 @@ def explain(
     plan: PlanPath,
     profile: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="PROFILE", help="The profile that the plan was made from.", autocompletion=completion.profiles
-        ),
+        typer.Argument(metavar="PROFILE", help="The profile that the plan was made from."),
     ] = None,
     profile_option: ProfileOption = None,
     cluster: ClusterOption = None,
@@ -27,7 +25,7 @@ def explain(
         typer.Option(
             metavar="TEXT",
             help="An alternative's or solver's name, or conditions: 'dp=4', 'stages=4,schedule=gpipe,micro-batch=8'.",
-            autocompletion=completion.solvers,
+            autocompletion=completion.offered("planner.solvers:names"),
         ),
     ] = "",
     what_if: Annotated[
@@ -40,9 +38,7 @@ def explain(
     prices: Annotated[
         bool, typer.Option("--prices", help="What a GiB, a device, a link twice as fast would save.")
     ] = False,
-    time_limit: Annotated[
-        float, typer.Option(min=0.1, callback=a_number, help="Seconds that --prices may search.")
-    ] = 60.0,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds that --prices may search.")] = 60.0,
     layer: Annotated[
         str,
         typer.Option(

@@ -35,7 +35,7 @@ def export(
             "--to",
             metavar="FORMAT",
             help=f"{', '.join(_FORMATS)}.",
-            autocompletion=completion.named(lambda: _FORMATS),
+            autocompletion=completion.offered(tuple(_FORMATS)),
         ),
     ],
     timeline: Annotated[
@@ -43,7 +43,6 @@ def export(
         typer.Option(
             metavar="TIMELINE",
             help="A timeline file, as written by 'halopipe run'.",
-            autocompletion=completion.timelines,
         ),
     ] = None,
     profile: ProfileOption = None,

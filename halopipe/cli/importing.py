@@ -27,7 +27,7 @@ def import_(
             "--from",
             metavar="FORMAT",
             help="pipedream or sailor.",
-            autocompletion=completion.named(lambda: _FORMATS),
+            autocompletion=completion.offered(_FORMATS),
         ),
     ] = "pipedream",
     samples: Annotated[int, typer.Option(min=1, help="Samples of the mini-batch that the file is of.")] = 1,
@@ -36,7 +36,7 @@ def import_(
         typer.Option(
             metavar="NAME",
             help="What the file was measured on; of the catalogue, which knows its memory.",
-            autocompletion=completion.devices,
+            autocompletion=completion.offered("planner.catalogue:devices"),
         ),
     ] = "V100-16GB",
     model: Annotated[str, typer.Option(metavar="NAME", help="Of sailor: whose times, such as OPT-350.")] = "",

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli import completion
 from halopipe.cli.options import Json
 
 
@@ -17,7 +16,6 @@ def merge(
         typer.Argument(
             metavar="PROFILE...",
             help="Profiles of one model, each from a host of its own.",
-            autocompletion=completion.profiles,
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("merged.json"),

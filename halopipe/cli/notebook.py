@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli import completion
 from halopipe.reports import notebook as notebooks
 from planner.ir.errors import UsageError, WorkerError
 
@@ -15,16 +14,13 @@ from planner.ir.errors import UsageError, WorkerError
 def notebook(
     profile: Annotated[
         Path,
-        typer.Argument(
-            metavar="PROFILE", help="A profile, as written by 'halopipe profile'.", autocompletion=completion.profiles
-        ),
+        typer.Argument(metavar="PROFILE", help="A profile, as written by 'halopipe profile'."),
     ],
     plans: Annotated[
         list[Path] | None,
         typer.Argument(
             metavar="PLAN",
             help="Plans of it that were run: predicted beside measured.",
-            autocompletion=completion.plans,
         ),
     ] = None,
     run: Annotated[bool, typer.Option(help="Run it, so that it opens with its tables and pictures.")] = True,

@@ -8,12 +8,16 @@ import typer
 
 from halopipe.cli import completion
 
+FORMATS = ("profile", "plan", "proof", "timeline", "job")
+
 
 def schema(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="profile, plan, proof, timeline or job.", autocompletion=completion.formats
+            metavar="NAME",
+            help="profile, plan, proof, timeline or job.",
+            autocompletion=completion.offered(FORMATS),
         ),
     ],
 ) -> None:

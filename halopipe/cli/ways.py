@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli.options import Json, a_number
+from halopipe.cli.options import Json
 
 _FIXED = "What is given"
 
@@ -38,13 +38,9 @@ def ways(
     zero: Annotated[
         int, typer.Option(min=-1, max=3, help="What replicas divide, 0 to 3; -1: open.", rich_help_panel=_FIXED)
     ] = -1,
-    gap: Annotated[
-        float, typer.Option(min=0.0, callback=a_number, help="Stop once the best is proved so close (0.01 = 1 %).")
-    ] = 0.0,
-    time_limit: Annotated[float, typer.Option(min=0.0, callback=a_number, help="Seconds to search at most.")] = 60.0,
-    price_per_hour: Annotated[
-        float, typer.Option(min=0.0, callback=a_number, help="Dollars an hour of one device; 0: not told.")
-    ] = 0.0,
+    gap: Annotated[float, typer.Option(min=0.0, help="Stop once the best is proved so close (0.01 = 1 %).")] = 0.0,
+    time_limit: Annotated[float, typer.Option(min=0.0, help="Seconds to search at most.")] = 60.0,
+    price_per_hour: Annotated[float, typer.Option(min=0.0, help="Dollars an hour of one device; 0: not told.")] = 0.0,
     layers: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Sailor's times of layers, in place of kernels, with a cluster file."),

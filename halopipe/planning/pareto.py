@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from halopipe.planning import solve
 from halopipe.planning.compare import proof_text
 from halopipe.planning.jobs import Jobs
+from halopipe.planning.options import DEFAULT_SOLVER
 from halopipe.terminal import tables, units
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
@@ -118,7 +119,7 @@ class Front:
 def front(
     problem: Problem,
     num_points: int = 0,
-    solver: str = solve.DEFAULT_SOLVER,
+    solver: str = DEFAULT_SOLVER,
     show: Show | None = None,
     jobs: int = 1,
 ) -> Front:
