@@ -49,4 +49,4 @@ def compare(
         solved = search_progress.baselines(problem.problem_of(first, source), jobs)
         by_name.update(solved.plans)
     comparison = Comparison(by_name, solved.infeasible, source, solved.took_s, solved.limits_s)
-    console.emit_json(comparison.data()) if json else console.emit(comparison.render())
+    console.show(comparison, as_json=json)

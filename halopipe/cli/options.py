@@ -191,7 +191,8 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
         kind, default = str, ""
     elif isinstance(default, tuple):
         kind, default = list[int] | None if hint == Sequence[int] else list[str] | None, None
-    offers = option.choices or option.offers
+    names = option.choices or option.offers
+    offers = names if callable(names) else completion.offered(names, listed=option.kind == NAMES) if names else None
     shown = typer.Option(
         *([name, option.short] if option.short else [name]),
         metavar=option.metavar or None,
@@ -199,7 +200,7 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
         min=option.least if is_number else None,
         max=option.most,
         rich_help_panel=option.panel or None,
-        autocompletion=completion.offered(offers, listed=option.kind == NAMES) if offers else None,
+        autocompletion=offers,
     )
     return inspect.Parameter(
         field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, shown]

@@ -132,7 +132,7 @@ def _front(loaded: Profile, search: SearchOptions, num_points: int, options: Pla
     paths = [files.point(number) for number in range(1, len(front.plans) + 1)]
     for path, plan in zip(paths, front.plans, strict=True):
         files.dump(plan, path)
-    console.emit_json(front.data()) if files.json else console.emit(front.render())
+    console.show(front, as_json=files.json)
     for path in dict.fromkeys(paths):
         console.wrote(path)
 

@@ -36,8 +36,8 @@ class OptionSpec:
             written such as ``10min``; ``interval``: a number of steps, or text: a duration, or ``auto``; ``names`` and
             ``integers``: several with commas between them; ``sum``: integers with + between them; ``word``: a flag
             (True), which one of ``choices`` may follow.
-        offers: what a shell offers for it: names, or ``package.module:name`` of what holds or gives them, which is
-            imported once somebody asks; of none it offers files.
+        offers: what a shell offers for it: names; or ``package.module:name`` of what holds or gives them,
+            imported once somebody asks; or what typer asks for them.  Of none it offers files.
     """
 
     help: str
@@ -49,7 +49,7 @@ class OptionSpec:
     most: float | None = None
     kind: str = ""
     choices: tuple[str, ...] = ()
-    offers: Sequence[str] = ()
+    offers: Sequence[str] | Callable[..., list[str]] = ()
 
 
 def option(default: Any, help: str = "", metavar: str = "", panel: str = "", **others: Any) -> Any:
