@@ -166,7 +166,7 @@ def _run(folder: Path, plan: Plan, profile: Profile) -> float | None:
     figures.save(
         figures.gantt(file.predicted, file.measured, devices=plan_files.device_names(plan)), folder / "step.svg"
     )
-    emit(run.report(plan, result, predicted))
+    emit(run.RunReport(plan, result, predicted).render())
     return result.measured(plan.prediction).step_s
 
 
