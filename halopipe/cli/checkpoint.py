@@ -9,6 +9,8 @@ import typer
 
 from halopipe.cli import completion
 from halopipe.cli.options import Json
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed, made
 from planner.ir.errors import UsageError
 
 LIST, VERIFY, EXPORT, IMPORT = VERBS = ("list", "verify", "export", "import")
@@ -74,8 +76,6 @@ def _require_fitting(verb: str, values: dict[str, object]) -> None:
 
 
 def _show(folder: Path, step: int | None, to: Path | None) -> None:
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed, made
     from halopipe.training.checkpoint_folders import describe, write_state_dict
     from runtime.checkpoint import Checkpoint
 
@@ -90,7 +90,6 @@ def _show(folder: Path, step: int | None, to: Path | None) -> None:
 
 
 def _look(folder: Path, step: int | None, *, json: bool, every_byte: bool) -> None:
-    from halopipe.terminal import console
     from halopipe.training.checkpoint_folders import entries, listing, require_sound
     from planner.ir.codec import plain
 
@@ -102,7 +101,6 @@ def _look(folder: Path, step: int | None, *, json: bool, every_byte: bool) -> No
 
 def _import(folder: Path, source: Path, plan: Path) -> None:
     from halopipe.planning.plan_files import load_plan
-    from halopipe.terminal import console
     from halopipe.training.checkpoint_folders import read_state_dict
     from runtime.checkpoint.lock import held
 

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from halopipe.cli.options import Json
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
 
 
@@ -33,8 +35,6 @@ def cluster(
 ) -> None:
     """Show the devices and links of this host or of a cluster file; check the file."""
     from halopipe.planning import clusters, plan_files
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed
     from planner.catalogue import read_machines
     from planner.ir.codec import dump, plain
 

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from halopipe.cli.options import ClusterOption, Json, ProfileOption
+from halopipe.terminal import console
+from halopipe.terminal.output_files import require_once
 from planner.ir.errors import UsageError
 
 
@@ -30,8 +32,6 @@ def compare(
     from halopipe.planning import plan_files, problem, search_progress
     from halopipe.planning.compare import Comparison
     from halopipe.planning.solve import Baselines
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import require_once
 
     require_once(plans, "plan")
     names = [str(path) for path in plans]

@@ -11,6 +11,7 @@ import typer
 from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption, with_options
 from halopipe.run_spec.schema import option
+from halopipe.terminal import console
 from planner.ir.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ def explain(
     from halopipe.planning import plan_files
     from halopipe.reports import explain as explaining
     from halopipe.reports import layer as describing
-    from halopipe.terminal import console
 
     if profile is not None and profile_option is not None:
         raise UsageError("two profiles are given", [str(profile), f"--profile {profile_option}"], ["keep one"])

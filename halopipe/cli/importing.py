@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from halopipe.cli import completion
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed
+from halopipe.terminal.units import require_known
 from planner.ir.cluster import Cluster, DeviceSpec
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.validation import faults
@@ -48,9 +51,6 @@ def import_(
 ) -> None:
     """Read a published profile -> profile.json; of pipedream on one device, to be planned on others with --cluster."""
     from halopipe.planning import measure
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed
-    from halopipe.terminal.units import require_known
     from planner import catalogue
     from planner.baselines import sailor
     from planner.baselines.common.as_profile import as_profile

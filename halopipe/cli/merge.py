@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from halopipe.cli.options import Json
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed, require_once
 
 
 def merge(
@@ -23,8 +25,6 @@ def merge(
 ) -> None:
     """Profiles taken on several hosts -> one, whose cluster is all of them."""
     from halopipe.planning import measure
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed, require_once
     from planner.ir.codec import dump, dumps
 
     require_once(profiles, "profile")

@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 from halopipe.reports import notebook as notebooks
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed, require_once
 from planner.ir.errors import UsageError, WorkerError
+from planner.ir.files import write_text
 
 
 def notebook(
@@ -28,9 +31,6 @@ def notebook(
 ) -> None:
     """Write a notebook that plans from a profile, compares strategies, and asks what if; and run it."""
     from halopipe.planning import plan_files
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed, require_once
-    from planner.ir.files import write_text
 
     if output.suffix != ".ipynb":
         raise UsageError(f"notebooks are called .ipynb, not {output.name!r}", [], [f"-o {output.stem}.ipynb"])

@@ -15,13 +15,13 @@ import typer
 from halopipe.cli import completion
 from halopipe.run_spec.options import ASKED, flag_of, option_of
 from halopipe.run_spec.schema import METRICS, NAMES, PATH, WORD, WRITTEN, asked_in, default_text, flag, from_text, spec
+from halopipe.terminal import console
 from planner.ir.errors import HalopipeError, UsageError
 
 
 def _from_job(context: typer.Context, path: Path) -> Path:
     """Of a job file the plan that it names; its options become the defaults of those of the command line."""
     from halopipe.run_spec import job_file
-    from halopipe.terminal import console
 
     if context.resilient_parsing or path.suffix not in job_file.SUFFIXES:
         return path

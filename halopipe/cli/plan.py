@@ -13,6 +13,8 @@ import typer
 
 from halopipe.cli.options import ClusterOption, Json, with_options
 from halopipe.planning.options import PlanOptions, SearchOptions, of_a_search
+from halopipe.terminal import console, units
+from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
 from planner.ir.files import same_file
 from planner.ir.problem import SPATIAL_DIMS
@@ -45,7 +47,6 @@ def plan(
 ) -> None:
     """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""
     from halopipe.planning import measure_missing, plan_files
-    from halopipe.terminal.output_files import claimed
 
     if proof is not None and (search.ways or search.pareto is not None):
         other = "--ways" if search.ways else "--pareto"
@@ -78,7 +79,6 @@ def _best(loaded: Profile, search: SearchOptions, options: PlanOptions, files: _
     """The plan that a search finds, measured to the end where that is asked for."""
     from halopipe.planning import measure_missing, search_progress
     from halopipe.planning.problem import problem_for
-    from halopipe.terminal import console
     from planner.proof.prove import require_provable
 
     problem = problem_for(loaded, options)
@@ -109,7 +109,6 @@ def _best(loaded: Profile, search: SearchOptions, options: PlanOptions, files: _
 
 def _certify(plan: Plan, profile: Profile, path: Path, files: _Files) -> None:
     """Writes the proof of a plan, and says what it claims."""
-    from halopipe.terminal import console, units
     from planner.ir.codec import dump
     from planner.proof.prove import prove
 
@@ -125,7 +124,6 @@ def _front(loaded: Profile, search: SearchOptions, num_points: int, options: Pla
     """The plans of a Pareto front, a file each."""
     from halopipe.planning import search_progress
     from halopipe.planning.problem import problem_for
-    from halopipe.terminal import console
 
     problem = problem_for(loaded, options)
     front = search_progress.front(problem, search.solver, num_points, search.jobs)
@@ -140,7 +138,6 @@ def _front(loaded: Profile, search: SearchOptions, num_points: int, options: Pla
 def _by_ways(loaded: Profile, search: SearchOptions, options: PlanOptions, files: _Files) -> None:
     """The plan that a way of a transformer is."""
     from halopipe.planning import ways
-    from halopipe.terminal import console
 
     ways.require_no_search(of_a_search(search, options))
     batches = options.global_batch, options.micro_batch
@@ -186,7 +183,6 @@ class _Files:
     def write(self, plan: Plan, profile: Profile, objective: str) -> None:
         """Writes the plan and says what it is; ``profile`` is the one that it was made from."""
         from halopipe.reports import explain
-        from halopipe.terminal import console
         from planner.ir.codec import dumps
         from planner.layers import statistics_text
 

@@ -14,6 +14,8 @@ import typer
 from halopipe.cli.options import HostsOption, Json, with_options
 from halopipe.planning.options import MEASURING, ProfileOptions
 from halopipe.run_spec.schema import asked_in, flag
+from halopipe.terminal import console, units
+from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +47,6 @@ def profile(
     """Measure what every layer, device and link costs -> profile.json; in a job of torchrun, on all of its hosts."""
     from halopipe.launch.job_environment import hosts_refused, job_rank
     from halopipe.planning import measure
-    from halopipe.terminal.output_files import claimed
 
     if hosts is not None:
         raise hosts_refused(hosts, f"profile {shlex.quote(model)} ...")
@@ -77,7 +78,6 @@ def profile(
 def _source(model: str, options: ProfileOptions, job: JobRank | None) -> ModelSource:
     """Where workers find the model."""
     from halopipe.planning import measure
-    from halopipe.terminal import units
 
     workers = options.workers if job is None else job.num_ranks
     num_blocks = _stages_elsewhere(options.local_loss, options.workers) if options.on else options.local_loss
@@ -108,7 +108,6 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def _write(profile: Profile, output: Path, json: bool) -> None:
     from halopipe.planning import measure
-    from halopipe.terminal import console
     from planner.ir.codec import dump, dumps
 
     dump(profile, output)

@@ -14,7 +14,10 @@ import typer
 
 from halopipe.cli.options import HostsOption, JobPath, Json, given_options, job_of, with_options
 from halopipe.run_spec.options import RunFiles, RunOptions
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed, made
 from planner.ir.errors import UsageError
+from planner.ir.files import write_text
 
 if TYPE_CHECKING:
     from halopipe.reports.run import RunReport
@@ -42,8 +45,6 @@ def run(
     from halopipe.launch.job_environment import hosts_refused
     from halopipe.planning import calibration, plan_files
     from halopipe.reports import run as training
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed, made
     from halopipe.training.metrics import folder_of
     from planner.ir.codec import dump
 
@@ -113,7 +114,6 @@ def _write(report: RunReport, output: Path, trace: Path | None) -> None:
     from halopipe.planning.plan_files import device_names
     from planner.export.chrome_trace import chrome_trace
     from planner.ir.codec import dump
-    from planner.ir.files import write_text
 
     file = report.result.timeline_file(report.plan, report.predicted, report.drift)
     dump(file, output)
@@ -129,8 +129,6 @@ def _path(text: str) -> Path | None:
 def _write_job(path: Path, plan: Path, context: typer.Context) -> None:
     from halopipe.planning import plan_files
     from halopipe.run_spec import job_file
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed
 
     if path.suffix not in job_file.SUFFIXES:
         raise UsageError(f"--write-job {path} is no name of a job file", [], [f"--write-job {path.stem}.yaml"])

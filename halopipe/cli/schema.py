@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from halopipe.cli import completion
+from halopipe.terminal import console, units
 
 FORMATS = ("profile", "plan", "proof", "timeline", "job")
 
@@ -23,7 +24,6 @@ def schema(
 ) -> None:
     """Write the JSON Schema of a file format to stdout."""
     from halopipe.run_spec import job_file
-    from halopipe.terminal import console, units
     from planner.ir import codec
 
     units.require_known("file format", [name], [*codec.FORMATS, job_file.NAME])

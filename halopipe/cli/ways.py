@@ -9,6 +9,8 @@ import typer
 
 from halopipe.cli.options import Json, with_options
 from halopipe.planning.options import WaysOptions
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed
 
 
 @with_options
@@ -31,8 +33,6 @@ def ways(
 ) -> None:
     """Find how to divide a transformer's training step over a cluster of GPUs. Needs no devices."""
     from halopipe.planning import ways as found_ways
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed
 
     with claimed([output], [options.layers]):
         sweep = found_ways.find(transformer, on, gpus, global_batch, options)
