@@ -26,7 +26,8 @@ from profiler.capture.graph import CapturedModule
 from profiler.capture.operators import operation
 from profiler.capture.sample_independence import UNFILLED
 from profiler.source.model import LoadedModel
-from runtime.numerics.compare import TOLERANCES, Difference, Sketch
+from runtime.numerics.compare import TOLERANCES, Sketch
+from runtime.numerics.difference import Difference
 from runtime.stage.captured import CapturedModel, captured_model
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import CounterRng, RandomNodes

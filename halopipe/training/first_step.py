@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halopipe.run_spec.job import Compared, failed_path
+from halopipe.run_spec.job import failed_path
 from halopipe.training.rank import JobConfig, OpenedRank, RankContext
 from halopipe.training.reference import Reference, compare_losses, compare_tensors
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
 from runtime.monitor.failure import also, read_error, write_error
 from runtime.monitor.watch import SETUP_S
-from runtime.numerics.compare import Difference, report
+from runtime.numerics.compare import report
+from runtime.numerics.difference import Difference
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -54,7 +55,7 @@ class FirstStep:
     strict: bool
     explain: Explain
 
-    def compare(self, opened: OpenedRank, losses: Sequence[float]) -> tuple[Reference, tuple[Compared, ...]]:
+    def compare(self, opened: OpenedRank, losses: Sequence[float]) -> tuple[Reference, tuple[Difference, ...]]:
         """One device's step, and this rank's differences from it.
 
         Args:
@@ -88,7 +89,7 @@ class FirstStep:
 
     def _mine(
         self, reference: Reference, opened: OpenedRank, losses: Sequence[float]
-    ) -> tuple[tuple[Compared, ...], str]:
+    ) -> tuple[tuple[Difference, ...], str]:
         try:
             mine = compare_tensors(reference, opened.engine)
         except NumericsError as error:  # a tensor that one device does not have: the others must not wait

@@ -14,7 +14,7 @@ from halopipe.data.ahead import AheadSource
 from halopipe.data.batch_sources import COMPARING, BatchSource, Consumer
 from halopipe.data.shared_source import DataSources
 from halopipe.data.sources import Position, ended
-from halopipe.run_spec.job import Compared, EventLog, RankResult
+from halopipe.run_spec.job import EventLog, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Saves, Score
 from halopipe.terminal import units
@@ -24,6 +24,7 @@ from planner.ir.timeline import LeftOut, Span
 from runtime.engine import Engine, StepResult
 from runtime.memory import storage_bytes, with_peak
 from runtime.monitor.activity import SHOWN, Activity
+from runtime.numerics.difference import Difference
 from runtime.pipeline.executor import StopBeforeStepError
 from runtime.pipeline.microbatches import Batch
 
@@ -64,7 +65,7 @@ class Loop:
     after_step: AfterStep
     activity: Activity
     trained: bool = True
-    compare: Callable[[Sequence[float]], tuple[Reference, tuple[Compared, ...]]] | None = None
+    compare: Callable[[Sequence[float]], tuple[Reference, tuple[Difference, ...]]] | None = None
     reference: Reference | None = None
     isolated_timer: IsolatedTimer | None = None
     event_log: EventLog | None = None
@@ -100,10 +101,10 @@ class Loop:
         self._finish()
         return self._result(first, compared)
 
-    def _train(self, first: int) -> tuple[Compared, ...]:
+    def _train(self, first: int) -> tuple[Difference, ...]:
         """The steps from ``first`` on; what the first update differs in from one device's, where it was compared."""
         options = self.options
-        compared: tuple[Compared, ...] = ()
+        compared: tuple[Difference, ...] = ()
         traces = None
         if options.profile_steps:
             from halopipe.training.torch_traces import TorchTraces  # late: most runs trace nothing
@@ -150,7 +151,7 @@ class Loop:
         if self.isolated_timer is not None:
             self.isolated_timer.after(self.engine, forgets=options.accumulate == 1)
 
-    def _result(self, first: int, compared: tuple[Compared, ...]) -> RankResult:
+    def _result(self, first: int, compared: tuple[Difference, ...]) -> RankResult:
         return RankResult(
             self.consumer.transport.rank,
             self._losses,

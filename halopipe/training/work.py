@@ -29,7 +29,7 @@ from profiler.source.source import load_model
 from runtime.memory import with_peak
 from runtime.monitor.activity import Activity, StatusStore
 from runtime.monitor.watch import SETUP_S
-from runtime.numerics.compare import Difference
+from runtime.numerics.difference import Difference
 from runtime.stage.captured import captured_model
 from runtime.stage.modes import cannot_evaluate
 
