@@ -24,7 +24,8 @@ from planner.ir.graph import producer
 from planner.ir.plan import Decision
 from profiler.source.model import LoadedModel
 from runtime.captured import CapturedModule
-from runtime.numerics.compare import TOLERANCES, Difference, Sketch
+from runtime.numerics.compare import TOLERANCES, Sketch
+from runtime.numerics.difference import Difference
 from runtime.rank import RankContext
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import CounterRng, RandomNodes
