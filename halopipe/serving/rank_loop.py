@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,11 +30,10 @@ from halopipe.training.session import Execution
 from planner.ir.box import Box, Interval
 from planner.ir.codec import from_json, plain
 from planner.ir.errors import TransportError
-from planner.ir.graph import TensorSpec, producer
+from planner.ir.graph import producer
 from runtime.pipeline.microbatches import InputSpecs
 from runtime.pipeline.routing import Piece
 from runtime.pipeline.stream import Answered, Setting
-from runtime.stage.index_ranges import IndexRange
 
 READY, REQUEST, ANSWER, END = "ready", "request", "answer", "end"
 HERE, ZEROS, SHAPE = "here", "zeros", "shape"
@@ -76,7 +75,7 @@ class RankDescription:
     Attributes:
         answers: whether it tells of each request.
         reads: graph inputs of which it needs the numbers.
-        specs, captured, free, ranges: what the model takes, see :class:`InputSpecs`.
+        inputs: what the model takes.
         planned: samples of each micro-batch of a full request.
         fixed: samples that a micro-batch must have; 0: any number.
         values: of the module's output: the value, its dims and dtype.
@@ -85,10 +84,7 @@ class RankDescription:
     rank: int
     answers: bool
     reads: frozenset[str]
-    specs: Mapping[str, TensorSpec]
-    captured: int
-    free: frozenset[tuple[str, int]]
-    ranges: Mapping[str, tuple[IndexRange, ...]]
+    inputs: InputSpecs
     planned: tuple[int, ...]
     fixed: int
     values: tuple[tuple[str, tuple[str, ...], str], ...]
@@ -102,11 +98,6 @@ class RankDescription:
     def text(self) -> str:
         """As JSON."""
         return json.dumps(plain(self), default=list)
-
-    @property
-    def inputs(self) -> InputSpecs:
-        """What the model takes."""
-        return InputSpecs(self.specs, self.captured, self.free, self.ranges)
 
 
 def serve_stream(execution: Execution, arguments: Mapping[str, Any]) -> int:
@@ -182,21 +173,17 @@ def _filled(inputs: Sequence[Sequence[Any]], tensors: Sequence[Tensor]) -> list[
 
 
 def _description(execution: Execution, setting: Setting) -> RankDescription:
-    consumer, inputs, rank = execution.consumer, setting.inputs, execution.rank
-    graph, decision = consumer.graph, consumer.decision
-    values = graph.values()
-    spoken = [*setting.answers, *([graph.loss] if setting.learns else [])]
-    stages = [decision.stages[decision.layers[producer(value)].stage] for value in spoken]
+    context, rank = execution.context, execution.rank
+    decision, values = context.decision, context.graph.values()
+    stages = {decision.layers[producer(value)].stage for value in setting.answers}
+    stages |= {context.loss_stage} if setting.learns else set()
     return RankDescription(
         rank,
-        any(rank in stage.ranks for stage in stages),
+        any(rank in decision.stages[stage].ranks for stage in stages),
         frozenset(setting.reads),
-        inputs.specs,
-        inputs.captured,
-        inputs.free,
-        cast("Mapping[str, tuple[IndexRange, ...]]", inputs.ranges),
-        tuple(setting.planned),
-        setting.fixed,
+        context.inputs,
+        decision.micro_batches,
+        0 if context.takes_any else context.inputs.captured,
         tuple((value, values[value].dims, values[value].dtype) for value in setting.answers),
     )
 
