@@ -147,8 +147,8 @@ class _Answers:
                     if body.tell() + len(part) > self._most_bytes:
                         raise RefusedError(413, f"a body has at most {self._most_bytes} bytes")
                     if self._held_bytes + len(part) > _MOST_BODIES * self._most_bytes:
-                        again = {"Retry-After": "1"}
-                        raise RefusedError(503, "too many large requests at a time", again, BusyError.code)
+                        retry = {"Retry-After": "1"}
+                        raise RefusedError(503, "too many large requests at a time", retry, BusyError.code)
                     self._held_bytes += body.write(part)
             async with self._parses:
                 asked: tuple[Any, Any] = await self._beside(read, self._serving, body.getvalue(), self._most_bytes)
@@ -270,12 +270,12 @@ def listen(serving: Serving, door: socket.socket, most_bytes: int, draining: Dra
         http=_Connection,
         ws="none",
     )
-    _Server(config, lambda: serving.failure is not None or draining.is_set()).run([door])
+    _DrainingServer(config, lambda: serving.failure is not None or draining.is_set()).run([door])
     if serving.failure is not None:
         raise serving.failure
 
 
-class _Server(uvicorn.Server):
+class _DrainingServer(uvicorn.Server):
     """Ends in good order once ``is_over`` says so, which it is asked ten times a second."""
 
     def __init__(self, config: uvicorn.Config, is_over: Callable[[], bool]) -> None:
