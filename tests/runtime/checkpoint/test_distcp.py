@@ -124,8 +124,7 @@ def test_bytes_that_belong_to_nothing_are_found(tmp_path: Path) -> None:
     place = metadata_with(_StorageInfo(DATA_FILE, 0, len(archive)))
     with pytest.raises(CorruptFileError) as caught:
         forged(tmp_path, archive + b"more", place).verify()
-    end = len(archive)
-    assert caught.value.details == (f"rank-0/__0_0.distcp: bytes {end}:{end + 4} belong to nothing",)
+    assert caught.value.details == ("rank-0/__0_0.distcp: 4 bytes belong to nothing",)
 
 
 @pytest.mark.parametrize(
