@@ -179,7 +179,7 @@ class Serving:
         self._lock, self._waiting = threading.Lock(), dict[int, _PendingRequest]()
         self._number, self._is_over = 0, False
         self.failure: HalopipeError | None = None
-        self._output: examples.OutputPytree | None = None
+        self._output: examples.OutputForm | None = None
         if check:
             model = examples.as_trained(run, model)
         path = run.ranks.folder / "stream"
@@ -462,7 +462,7 @@ class Serving:
         outcome: RequestAnswer | Exception
         try:
             flat = [self._whole(one, len(header["rows"]), *value) for value in self._stream_spec.values]
-            output = flat if self._output is None or one.is_probe else self._output.filled(flat)
+            output = flat if self._output is None or one.is_probe else self._output(flat)
             outcome = RequestAnswer(output, one.losses / one.rows if self.learns else None, latency_s)
         except Exception as error:  # noqa: BLE001  # whoever waits must hear of it
             outcome = error
