@@ -26,9 +26,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from cuda_ops._torch import OpOverload, StorageWeakRef, TorchDispatchMode, storage_id, tree_leaves, weak_storage
 from cuda_ops.memory import MemoryMeter, meter_of
 from planner.ir.profile import Levels
-from profiler.capture.graph import CapturedModule
 from profiler.measure.noise import LapClock
 from profiler.measure.timing import LayerSegment, SegmentedPass, segments
+from runtime.captured import CapturedModule
 
 
 @dataclass(frozen=True, slots=True)
