@@ -266,7 +266,8 @@ def measure_together(
             sums.append(over(operation, ranks, measure))
             report((f"{operation} over {len(ranks)}", sums[-1].points[0][1]))
     inside = [ranks for ranks in groups if len({hosts[rank] for rank in ranks}) == 1]
-    sums += [over(MEMORY, ranks, passes_over_memory) for ranks in [inside[0][:1], *inside] if inside]
+    for ranks in [*(ranks[:1] for ranks in inside[:1]), *inside]:  # one rank of a host alone, then all of a group
+        sums.append(replace(over(MEMORY, ranks, passes_over_memory), num_hosts=0))
     if transport.rank == 0:
         sums += exchange_calls(next(iter(links)), sites)
     return LinkCosts(links, tuple(sums), pairs)
