@@ -50,7 +50,7 @@ def faults(value: object) -> tuple[str, ...]:
     rules: Mapping[type, Callable[[Any], Iterator[Fault]]] = {
         Profile: _profile,
         Plan: _plan,
-        TimelineFile: _timeline_file,
+        TimelineFile: lambda file: (fault for name in ("predicted", "measured") for fault in _timeline(file, name)),
     }
     rule = rules.get(type(value))
     if rule is not None:
@@ -430,12 +430,8 @@ def _ranks(path: str, ranks: Sequence[int], num_ranks: int) -> Iterator[Fault]:
 # Timelines.
 
 
-def _timeline_file(file: TimelineFile) -> Iterator[Fault]:
-    for name in ("predicted", "measured"):
-        yield from _timeline(name, getattr(file, name))
-
-
-def _timeline(path: str, timeline: Timeline) -> Iterator[Fault]:
+def _timeline(file: TimelineFile, path: str) -> Iterator[Fault]:
+    timeline: Timeline = getattr(file, path)
     for index, span in enumerate(timeline.spans):
         where = f"{path}.spans[{index}]"
         yield from _at_least(f"{where}.rank", span.rank, 0, MOST_DEVICES - 1)
