@@ -89,14 +89,17 @@ FLOORS = {
         f"{PLANNER} planner.costs planner.solvers planner.baselines planner.transformers", "pandas"
     ),
     "planner": floor("planner"),
-    "profiler": floor(WITH_TORCH, "cloudpickle pandas sympy torch"),
-    "profiler.modelled": floor(f"{WITH_TORCH} profiler planner.kernels", "torch"),
+    # What it captures is a model as the runtime takes it.
+    "profiler": floor(f"{WITH_TORCH} runtime.captured", "cloudpickle pandas sympy torch"),
+    "profiler.modelled": floor(f"{WITH_TORCH} profiler planner.kernels runtime.captured", "torch"),
     "profiler.models": floor("cuda_ops", "torch"),
     # Links are measured by what a run exchanges by: a copy of it would measure something else before long.
     "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),
     # The same of what ranks make of the sites that they share.
     "profiler.measure.preparing": floor(
-        f"{WITH_TORCH} profiler runtime.pipeline.microbatches runtime.sparse.batch runtime.sparse.share", "torch"
+        f"{WITH_TORCH} profiler runtime.captured runtime.pipeline.microbatches runtime.sparse.batch"
+        " runtime.sparse.share",
+        "torch",
     ),
     "profiler.links.calls": floor(
         "cuda_ops planner.ir profiler runtime.optim.sharding runtime.sparse.halo runtime.spatial runtime.transport"

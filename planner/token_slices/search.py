@@ -104,7 +104,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         missed = Rejected("token slices", f"none is faster: {tried}")
         return replace(plan, search=replace(plan.search, rejected=(*rejected, missed)))
     decision, predicted = written(problem, evaluator.pricing, best)
-    peak = max(rank.peak_bytes for rank in plan.prediction.ranks)
+    peak = plan.prediction.peak_bytes
     whole = slower("no token slices", plan.prediction.step_s, peak, predicted.prediction.step_s, "")
     search = Search(
         METHOD,
