@@ -323,10 +323,13 @@ def _plan(plan: Plan) -> Iterator[Fault]:
 
 def _request(plan: Plan) -> Iterator[Fault]:
     request, path = plan.inputs.request, "inputs.request"
-    yield from _known(f"{path}.objective", "objective", request.objective, OBJECTIVES)
-    yield from _known(f"{path}.recompute", "way to recompute", request.recompute, RECOMPUTE)
-    yield from _known(f"{path}.shard", "way to shard", request.shard, SHARD)
-    yield from _known(f"{path}.batch_statistics", "batch of statistics", request.batch_statistics, STATISTICS)
+    for name, what, allowed in (
+        ("objective", "objective", OBJECTIVES),
+        ("recompute", "way to recompute", RECOMPUTE),
+        ("shard", "way to shard", SHARD),
+        ("batch_statistics", "batch of statistics", STATISTICS),
+    ):
+        yield from _known(f"{path}.{name}", what, getattr(request, name), allowed)
     yield from _zero(f"{path}.zero", request.zero)
     for name in ("max_stages", "num_ranks", "memory_bytes"):
         yield from _at_least(f"{path}.{name}", getattr(request, name), 0, int(BYTES[1]))

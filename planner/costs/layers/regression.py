@@ -108,7 +108,6 @@ class FamilyModels:
     _rows_of: dict[Name, list[int]] = field(init=False, repr=False)
     _names: list[tuple[Name, ...]] = field(init=False, repr=False)
     _models: list[FittedModel] = field(init=False, default_factory=list, repr=False)
-    _number: dict[Name, int] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         graph = self.profile.graph
@@ -197,16 +196,16 @@ class FamilyModels:
 
     def _model(self, names: tuple[Name, ...]) -> int:
         """The number of the model of the first of ``names`` with shapes enough."""
-        for name in names:
-            if name not in self._number:
-                rows = np.array(self._rows_of[name], dtype=np.int64)
-                enough = len(np.unique(self._points[rows], axis=0)) >= LEAST_SHAPES
-                self._number[name] = len(self._models) if enough else -1
-                if enough:
-                    self._models.append(_fitted(rows, self._points[rows], self._values[rows]))
-            if self._number[name] >= 0:
-                return self._number[name]
-        return -1
+        return next((number for number in map(self._number, names) if number >= 0), -1)
+
+    @once
+    def _number(self, name: Name) -> int:
+        """Of the family's model; -1 if it has too few shapes for one."""
+        rows = np.array(self._rows_of[name], dtype=np.int64)
+        if len(np.unique(self._points[rows], axis=0)) < LEAST_SHAPES:
+            return -1
+        self._models.append(_fitted(rows, self._points[rows], self._values[rows]))
+        return len(self._models) - 1
 
     @once
     def _held_back(self, model: int, own: bool) -> list[float]:

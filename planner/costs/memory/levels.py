@@ -239,14 +239,14 @@ class LevelTables:
         makers, lasts = np.concatenate((makers, ends[:, 0])), np.concatenate((lasts, ends[:, 1]))
         sizes, mine = np.concatenate((sizes, kept)), np.isin(makers, layers)
         changes, arriving = np.zeros((4, len(self.outputs) + 2)), np.zeros(len(self.outputs))
-        np.add.at(changes[0], lasts[~mine], sizes[~mine])
-        np.add.at(changes[0], makers[~mine], -sizes[~mine])
-        np.add.at(changes[1], lasts[mine] + 1, sizes[mine])
-        np.add.at(changes[1], makers[mine] + 1, -sizes[mine])
-        np.add.at(changes[2], lasts[mine], sizes[mine])
-        np.add.at(changes[2], makers[mine], -sizes[mine])
-        np.add.at(changes[3], ends[:, 1], kept)
-        np.add.at(changes[3], ends[:, 0], -kept)
+        for change, first, last, size in (  # there from the layer that is first to the one before the last
+            (changes[0], lasts[~mine], makers[~mine], sizes[~mine]),
+            (changes[1], lasts[mine] + 1, makers[mine] + 1, sizes[mine]),
+            (changes[2], lasts[mine], makers[mine], sizes[mine]),
+            (changes[3], ends[:, 1], ends[:, 0], kept),
+        ):
+            np.add.at(change, first, size)
+            np.subtract.at(change, last, size)
         np.add.at(arriving, lasts[mine], sizes[mine])
         outside, after, begin, shared = np.maximum(np.cumsum(changes, axis=1), 0.0)[:, layers]
         readers, makers, sizes = left_from
