@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.intp]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Json, RivalAnswer, infeasible
-from planner.baselines.common.ideals import Bools, Ideals, Lattice, bits_of, chain_of, lattice_of
-from planner.baselines.piper.format import Floats, Machine, PiperInstance, PiperOption, Room, least_work
+from planner.baselines.common.ideals import Bools, Floats, Ideals, Lattice, bits_of, chain_of, lattice_of
+from planner.baselines.piper.format import Machine, PiperInstance, PiperOption, Room, least_work
 from planner.baselines.piper.stages import (
     IdealCosts,
     IdealPairs,

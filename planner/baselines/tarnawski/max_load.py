@@ -45,8 +45,8 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.baselines.common.ideals import Bools, Ints, Lattice, bits_of, chain_of
-from planner.baselines.tarnawski.format import Blocks, Floats
+from planner.baselines.common.ideals import Bools, Floats, Ints, Lattice, bits_of, chain_of
+from planner.baselines.tarnawski.format import Blocks
 from planner.solvers.budget import Budget, check_time
 
 Singles = NDArray[np.float32]

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from planner.costs.layers.confidence import FAMILY_RANGE, Range, range_of, weakest
-from planner.costs.layers.interpolation import QUANTITIES, LayerCost
+from planner.costs.layers.interpolation import QUANTITIES, Array, LayerCost
 from planner.ir.box import Box, Interval, volume
 from planner.ir.cluster import FAMILY, Evidence
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec
@@ -261,7 +261,6 @@ def _logs(points: Array) -> Array:
     return logs
 
 
-Array = NDArray[np.float64]
 Point = tuple[float, float, float, float]
 """(1, flops, bytes, weights)."""
 

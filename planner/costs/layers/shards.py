@@ -28,10 +28,9 @@ from dataclasses import dataclass
 from math import exp, log, prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.costs.layers.confidence import weakest
-from planner.costs.layers.interpolation import LayerCost, layer_cost, values_of
+from planner.costs.layers.interpolation import Array, LayerCost, layer_cost, values_of
 from planner.costs.layers.regression import FamilyModels
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts
 from planner.ir.cluster import INTERPOLATED, Evidence
@@ -127,7 +126,6 @@ def _parts(sized: SizedLayer, axes: tuple[str, ...], num_ranks: int) -> Iterator
 
 
 Part = tuple[int, ...]
-Array = NDArray[np.float64]
 _Asked = tuple[int, Part]
 """(samples, extents)."""
 

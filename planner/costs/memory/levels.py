@@ -14,14 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.memory.action_peaks import HeldInStage, KeptForBackward, ValueGradients
+from planner.costs.memory.action_peaks import Array, HeldInStage, KeptForBackward, ValueGradients
 from planner.ir.graph import producer
 from planner.ir.lazy import once
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
 from planner.layers.data_movement import copied_at
 from planner.layers.recomputed import running_order
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Run = tuple[int, int]
 """Layers ``[first, last)`` by index in the graph."""
