@@ -324,12 +324,9 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _is_row(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, (int, float)) for item in value)
-
-
 def _render(value: Any, depth: int) -> str:
-    if depth >= _INLINE_DEPTH or not isinstance(value, (dict, list)) or not value or _is_row(value):
+    is_row = isinstance(value, list) and all(isinstance(item, (int, float)) for item in value)
+    if depth >= _INLINE_DEPTH or not isinstance(value, (dict, list)) or not value or is_row:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     indent, end = "  " * (depth + 1), "  " * depth
     if isinstance(value, list):
