@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
-from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from planner.costs.communication.collectives import norm_s
 from planner.costs.communication.halo import site_exchanges_s
 from planner.costs.communication.links import NetworkPrices
 from planner.costs.layers.cost_table import Array, CostTables, Run, SizeTable, layers_of, running
-from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets, least_sums_s
 from planner.costs.stages.input_pipeline import Preparations
@@ -23,6 +23,9 @@ from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import over_sites, takes_statistics
 
 _STATISTIC_BYTES = 8
+
+
+Prices = TypeVar("Prices")
 
 
 @dataclass(eq=False)
@@ -61,14 +64,10 @@ class CostModel:
         whole_kind = off_chip(self.kind(rank))
         return whole_kind if whole_kind in self.profile.measurements else self.kind(rank)
 
-    @cached_property
-    def slices(self) -> SlicePrices:
-        """Prices of token slices.
-
-        Raises:
-            UnsupportedModelError: the profile's network cannot be run in token slices.
-        """
-        return SlicePrices(self.tables, lambda kind: self.added(kind, shared=False))
+    @once
+    def beside(self, prices: Callable[[CostModel], Prices]) -> Prices:
+        """The prices that a rare feature has of its own, made of these when they are first asked for."""
+        return prices(self)
 
     @once
     def buckets(self, runs: tuple[Run, ...], apart: frozenset[str]) -> tuple[Bucket, ...]:
