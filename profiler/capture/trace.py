@@ -38,7 +38,7 @@ from cuda_ops.dense.packed import packed_as_padded
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from cuda_ops.dense.running_statistics import averages_in_operators
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import LOSS_PREFIX
+from planner.ir.graph import LOSS_PREFIX, is_sites
 from profiler.capture.by_sample import BagsOfRows, pick_by_sample
 from profiler.capture.functional import (
     detach_constants,
@@ -107,6 +107,20 @@ class TracedModel:
     def is_parameter(self, node: fx.Node) -> bool:
         """Whether it reads a trained parameter."""
         return node.op == "get_attr" and node.target in self.parameters
+
+    def sample_dims(self, value: Any) -> list[int]:
+        """The dims of a value that depend on the number of samples; none of what is no tensor."""
+        shape = value.shape if isinstance(value, Tensor) else ()
+        return [dim for dim, size in enumerate(shape) if self.symbols.depends_on_samples(size)]
+
+    def site_dims(self, value: Any) -> list[int]:
+        """Those that hold sites, or rows of a sampled graph's nodes or edges."""
+        names = map(self.symbols.name_of, value.shape if isinstance(value, Tensor) else ())
+        return [dim for dim, name in enumerate(names) if name is not None and is_sites(name)]
+
+    def grows(self, value: Any) -> bool:
+        """Whether a value has a dim of either."""
+        return bool(self.site_dims(value) or self.sample_dims(value))
 
     def graph_inputs(self, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Any]:
         """What the placeholders stand for, in their order, where ``tensors`` are the inputs for ``samples`` samples."""
@@ -232,14 +246,6 @@ def _by_bytecode(
     return None
 
 
-def attribute(module: nn.Module, target: str) -> Any:
-    """What a dotted name, such as the target of a ``get_attr`` node, stands for."""
-    value: Any = module
-    for name in target.split("."):
-        value = getattr(value, name)
-    return value
-
-
 def _repeated(tensor: Tensor, samples: int, wanted: int) -> Tensor:
     if samples == wanted or not tensor.ndim or tensor.shape[0] != samples:
         return tensor
@@ -338,7 +344,9 @@ class _Copying:
                 self._attribute(module, node, prefix)
             elif node.op == "output":
                 return node
-            elif node.target is wrap_with_set_grad_enabled and not _writes(_inner(module, node)):
+            elif node.target is wrap_with_set_grad_enabled and not any(
+                writes(each.target) for each in _inner(module, node).graph.nodes
+            ):
                 self._in_grad_mode(module, node)
             elif _is_size(node):
                 self.copies[node] = self.sizes.node(node.meta["val"])
@@ -348,7 +356,7 @@ class _Copying:
 
     def _attribute(self, module: fx.GraphModule, node: fx.Node, prefix: str) -> None:
         name = name_read(node)
-        value = attribute(module, name)
+        value = operator.attrgetter(name)(module)
         target = self.canonical.get(id(value), prefix + name.removeprefix(_PREFIX))
         if self.attributes.setdefault(target, value) is not value:
             target = f"{target}_constant"
@@ -384,12 +392,7 @@ class _Copying:
 
 def _inner(module: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
     """What ``node`` of ``module`` runs in another grad mode."""
-    return cast("fx.GraphModule", attribute(module, name_read(node_argument(node, 1))))
-
-
-def _writes(module: fx.GraphModule) -> bool:
-    """Whether an operator of ``module`` writes to a tensor, which it may do without gradients alone."""
-    return any(writes(node.target) for node in module.graph.nodes)
+    return cast("fx.GraphModule", operator.attrgetter(name_read(node_argument(node, 1)))(module))
 
 
 def _is_size(node: fx.Node) -> bool:

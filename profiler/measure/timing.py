@@ -19,6 +19,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -30,7 +31,6 @@ from profiler.capture.graph import CapturedModule
 from profiler.capture.layers import is_output_of, makes_tensors, tensor_arguments
 from profiler.capture.operators import function_called
 from profiler.capture.sizes import NUM_SAMPLES
-from profiler.capture.trace import attribute
 from profiler.measure.noise import LapClock, ThreadClock
 
 
@@ -126,7 +126,7 @@ class SegmentedPass:
             elif node.op == "placeholder":
                 self._values[node] = samples if node.target == NUM_SAMPLES else tensors[node.target]
             elif node.op == "get_attr":
-                self._values[node] = attribute(captured.graph_module, node.target)
+                self._values[node] = attrgetter(node.target)(captured.graph_module)
             elif node.op == "output":
                 self._loss = node.args[0]
             elif not makes_tensors(node):

@@ -20,9 +20,9 @@ from planner.ir.box import Interval
 from runtime.pipeline.routing import slices
 from runtime.spatial.collectives import sum_dtype, summed
 from runtime.spatial.convolution.layer import convolve
-from runtime.spatial.empties import connected, empty_like_done
+from runtime.spatial.empties import connected
 from runtime.spatial.layer_shard import LayerShard, gathered, global_places, shape_of
-from runtime.spatial.op_rules.generic import operator_of
+from runtime.spatial.op_rules.generic import on_operands, operator_of
 
 _AVERAGE_POOLS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 _MAX_POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
@@ -40,7 +40,8 @@ def run_transposed_conv(shard: LayerShard, op: Callable[..., Any], arguments: di
     return convolve(shard, op, arguments, transposed=True)
 
 
-def run_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+@on_operands
+def run_pool(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """The windows of this rank's part: padding lies at the tensor's own edges only, averages divide as one device does.
 
         kernel 3, stride 2, padding 1:      . 0 1 2 3 4 5 6 7 .
@@ -50,12 +51,9 @@ def run_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any
     What reaches outside is padding.  Where the operator can pad by itself, it does so on both sides, and results beyond
     the part are cut off; else padding is put in front.
     """
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     way = shard.memo.get("way")
     if way is None:
-        way = shard.memo["way"] = _PoolCall.of(shard, arguments)
+        way = shard.memo["way"] = _PoolCall.of(shard, operands)
     return way.averages(op, operands) if "avg" in operator_of(shard) else way.maxima(op, operands)
 
 
@@ -211,16 +209,14 @@ def _lowest(x: Tensor) -> float:
     return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
 
 
-def run_adaptive_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+@on_operands
+def run_adaptive_pool(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """The bins of this rank's part: they are those of the whole tensor, whichever rank makes them.
 
     Output o of n pools inputs floor(o i / n) ... ceil((o + 1) i / n) - 1.  Where n divides i, bins are windows that
     follow one another.  Else dims are pooled one after the other: an average as a product with a matrix, a maximum as
     that of rows picked (of equal numbers the first, as torch does, whose gradient goes there).
     """
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     bins, x = _bins(shard), operands["self"]
     if all(each.is_whole for each in bins):
         return op(**operands)

@@ -15,9 +15,9 @@ from planner.ir.graph import SAMPLE
 from planner.layers import kind
 from planner.layers.elementwise import ELEMENTS, PLACES, has_classes_apart
 from runtime.spatial.collectives import rows_among, start_sum, summed
-from runtime.spatial.empties import connected, connected_to_all, empty_like_done, tensors_in
+from runtime.spatial.empties import connected, connected_to_all, tensors_in
 from runtime.spatial.layer_shard import LayerShard, along, broadcast_part, gathered, within
-from runtime.spatial.op_rules.generic import operator_of
+from runtime.spatial.op_rules.generic import on_operands, operator_of
 from runtime.stage.sample_weights import weight_of_targets
 from runtime.transport.small_allgather import Tell
 
@@ -29,14 +29,12 @@ _BROADCAST_ARGUMENTS = ("weight", "pos_weight")
 """Arguments that a loss of elements broadcasts to the prediction."""
 
 
-def run_pointwise(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+@on_operands
+def run_pointwise(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """The operator on the part's elements: the same part of everything, constants included.
 
     Some do not pass on gradients, to one of their inputs or to any; autograd's graph has them all (see ``empties``).
     """
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     if not shard.memo.get("plain"):
         constants = [
             name for name, each in operands.items() if isinstance(each, Tensor) and shard.input_of(name) is None
