@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -33,6 +32,7 @@ from profiler.capture.operators import function_called, name_read, tensors_in
 from profiler.capture.trace import TracedModel
 from profiler.capture.verify_capture import module_loss
 from profiler.source.model import GraphExample, LoadedModel, example_of, fed_example, is_alike
+from runtime.captured import attribute
 
 _OFF = {"train": False, "training": False, "dropout_p": 0.0}
 _PAIR = 2
@@ -307,7 +307,7 @@ class _GraphRun(loss_reduction.Executed):
         if node.op == "placeholder":
             self.values[node] = self.graph_inputs[name_read(node)]
         elif node.op == "get_attr":
-            value: Any = attrgetter(name_read(node))(self.traced.module)
+            value: Any = attribute(self.traced.module, name_read(node))
             is_state = isinstance(value, Tensor) and node.target not in self.traced.parameters
             self.values[node] = value.clone() if is_state else value
         else:

@@ -54,6 +54,7 @@ from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeN
 from profiler.capture.user_module import StateChanges, kept_functions, refuse_hooks, users_line
 from profiler.source.model import GraphExample, LoadedModel
 from profiler.source.structure import named_tensors
+from runtime.captured import attribute
 
 _log = logging.getLogger(__name__)
 _PREFIX = "module."
@@ -356,7 +357,7 @@ class _Copying:
 
     def _attribute(self, module: fx.GraphModule, node: fx.Node, prefix: str) -> None:
         name = name_read(node)
-        value = operator.attrgetter(name)(module)
+        value = attribute(module, name)
         target = self.canonical.get(id(value), prefix + name.removeprefix(_PREFIX))
         if self.attributes.setdefault(target, value) is not value:
             target = f"{target}_constant"
@@ -392,7 +393,7 @@ class _Copying:
 
 def _inner(module: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
     """What ``node`` of ``module`` runs in another grad mode."""
-    return cast("fx.GraphModule", operator.attrgetter(name_read(node_argument(node, 1)))(module))
+    return cast("fx.GraphModule", attribute(module, name_read(node_argument(node, 1))))
 
 
 def _is_size(node: fx.Node) -> bool:

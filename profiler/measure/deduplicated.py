@@ -18,14 +18,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from cuda_ops.dense.data_dependent import is_unit
-from profiler.capture.graph import CapturedModule
 from profiler.measure.noise import LapClock
 from profiler.measure.timing import (
     BackwardTimes,
@@ -37,6 +35,7 @@ from profiler.measure.timing import (
     segments,
     time_segments,
 )
+from runtime.captured import CapturedModule, attribute
 
 LEAST_PASS_S = 0.2
 MOST_APART, MOST_SUM = 0.1, 0.1
@@ -208,7 +207,7 @@ def _key(captured: CapturedModule, part: LayerSegment, run: SegmentedPass, later
     def described(node: fx.Node) -> object:
         if node in places:
             return places[node]
-        value = attrgetter(str(node.target))(captured.graph_module) if node.op == "get_attr" else run.value(node)
+        value = attribute(captured.graph_module, str(node.target)) if node.op == "get_attr" else run.value(node)
         return _described(value) if isinstance(value, Tensor) else (type(value).__name__, repr(value))
 
     calls = []

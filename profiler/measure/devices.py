@@ -22,8 +22,8 @@ from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, num_gpus, why_no_
 from planner.ir.cluster import DeviceSpec
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.layers import is_convolution
-from profiler.capture.graph import CapturedModule
 from profiler.measure.child_process import Child, Report
+from runtime.captured import CapturedModule
 
 
 def back_end_keys(captured: CapturedModule, samples: int) -> dict[str, str]:

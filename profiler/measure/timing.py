@@ -19,7 +19,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -27,11 +26,11 @@ from torch import Tensor, fx, nn
 
 from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue, deferred
 from cuda_ops.dense.recurrent import autocast
-from profiler.capture.graph import CapturedModule
 from profiler.capture.layers import is_output_of, makes_tensors, tensor_arguments
 from profiler.capture.operators import function_called
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.measure.noise import LapClock, ThreadClock
+from runtime.captured import CapturedModule, attribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class SegmentedPass:
             elif node.op == "placeholder":
                 self._values[node] = samples if node.target == NUM_SAMPLES else tensors[node.target]
             elif node.op == "get_attr":
-                self._values[node] = attrgetter(node.target)(captured.graph_module)
+                self._values[node] = attribute(captured.graph_module, node.target)
             elif node.op == "output":
                 self._loss = node.args[0]
             elif not makes_tensors(node):
@@ -173,7 +172,7 @@ class SegmentedPass:
                 if is_output_of(node):
                     self._values[node] = function(*arguments, **keywords)
                     continue
-                started = self._clock.start()
+                started = self._clock.start((node.name, self._split))
                 value = function(*arguments, **keywords)
                 laps.forward.append(self._clock.stop(started))
                 self._values[node] = value
@@ -203,7 +202,7 @@ class SegmentedPass:
         if not outputs:
             return
         laps = self._laps[segment.name]
-        started = self._clock.start()
+        started = self._clock.start((segment.name, "backward", self._split))
         torch.autograd.backward(outputs, gradients)
         laps.backward.append(self._clock.stop(started))
         for node in segment.results:
@@ -217,7 +216,7 @@ class SegmentedPass:
         """What :meth:`backward_input` left."""
         queue = self._queues.pop(segment.name)
         if self._split and len(queue) > 0:
-            started = self._clock.start()
+            started = self._clock.start((segment.name, "weight"))
             queue.run()
             self._laps[segment.name].weight.append(self._clock.stop(started))
 
@@ -241,7 +240,7 @@ class SegmentedPass:
         laps = []
         for node, gradient in input_gradients:
             if node in self._gradients:
-                started = self._clock.start()
+                started = self._clock.start((segment.name, node.name, "sum"))
                 self._gradients[node] = self._gradients[node] + gradient
                 laps.append(self._clock.stop(started))
             else:

@@ -25,12 +25,13 @@ from cuda_ops.dense.recurrent import autocast
 from planner.ir.box import volume, whole
 from planner.ir.graph import Graph, Layer, TensorSpec, value_name
 from planner.ir.profile import PartShape
-from profiler.capture.graph import CapturedModule, parameter_spec
+from profiler.capture.graph import parameter_spec
 from profiler.capture.layers import is_output_of
 from profiler.capture.operators import node_argument, overload_of
 from profiler.measure.noise import LapClock
 from profiler.measure.timing import LayerSegment, SegmentedPass, segments
 from profiler.shards.arguments import INPUT, PARAMETER, NoPieceError, Operand, PartReads, ValueOf, local_arguments
+from runtime.captured import CapturedModule
 
 _OPTIONS = ("stride", "padding", "dilation", "groups")
 _ATTRIBUTES = {"padding", "output_padding", "groups"}

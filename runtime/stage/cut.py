@@ -25,8 +25,8 @@ from cuda_ops.dense.state_writes import BATCH_NORM, attributes_behind, users_of_
 from cuda_ops.operator_table import OPERATORS
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
+from runtime.captured import CapturedModule, attribute
 from runtime.numerics.finite import TracedFunction
-from runtime.stage.captured import CapturedModel, attribute
 
 _BROADCAST = torch.ops.aten.broadcast_tensors.default
 
@@ -304,7 +304,7 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def normalising_layers(model: CapturedModel) -> tuple[str, ...]:
+def normalising_layers(model: CapturedModule) -> tuple[str, ...]:
     """Layers that take statistics of a micro-batch."""
     nodes = (node for node in model.graph_module.graph.nodes if takes_statistics(node))
     return tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if node.name in model.layer_of_node))
@@ -315,7 +315,7 @@ def takes_statistics(node: fx.Node) -> bool:
     return node.target is BATCH_NORM and arguments_of(node)["training"] is True
 
 
-def stages_using(model: CapturedModel, decision: Decision) -> dict[str, set[int]]:
+def stages_using(model: CapturedModule, decision: Decision) -> dict[str, set[int]]:
     """By parameter, buffer or constant, the stages whose layers read or write it."""
     users: dict[str, set[int]] = {}
     for name, node in users_of_attributes(model.graph_module.graph):

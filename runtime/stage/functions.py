@@ -29,8 +29,8 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Block
 from planner.layers.recomputed import Spans
 from runtime import spatial
+from runtime.captured import CapturedModule
 from runtime.numerics.finite import Examiner
-from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Attribute, Rule, StageFunction, cut_stage
 from runtime.stage.modes import MicrobatchContext, MicrobatchShard, Mode, cannot_evaluate, in_evaluation
 from runtime.stage.sample_weights import Weighed, weighing
@@ -138,7 +138,7 @@ class StageCut:
         recomputed: spans of layers that are computed again in the backward.
     """
 
-    model: CapturedModel
+    model: CapturedModule
     layers: frozenset[str]
     outputs: tuple[str, ...]
     watched: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from cuda_ops.calls import arguments_of
 from cuda_ops.operator_table import CLASSES, PERMUTED, functional_row, operator_row
 from planner.ir.errors import UsageError
-from runtime.stage.captured import CapturedModel
+from runtime.captured import CapturedModule
 
 _IGNORED = -100
 """torch's default of ``ignore_index``."""
@@ -77,10 +77,10 @@ class IndexRange:
         )
 
 
-def index_ranges(model: CapturedModel) -> dict[str, tuple[IndexRange, ...]]:
+def index_ranges(model: CapturedModule) -> dict[str, tuple[IndexRange, ...]]:
     """By input of a step, what it may hold; those of sparse networks are not looked at."""
     by_input: dict[str, list[IndexRange]] = {}
-    if model.prepared is not None:
+    if model.preparation is not None:
         return {}
     for node in model.graph_module.graph.nodes:
         layer = model.layer_of_node.get(node.name, node.name)

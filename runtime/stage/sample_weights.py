@@ -25,7 +25,7 @@ from torch import Tensor, fx
 
 from cuda_ops.calls import arguments_of, changed_call
 from planner.ir.graph import producer
-from runtime.stage.captured import CapturedModel, attribute, main_nodes
+from runtime.captured import CapturedModule, attribute, main_nodes
 from runtime.stage.cut import NUM_SAMPLES, Rule
 
 SUM, TERMS, WHOLE_SUM, WHOLE_MEAN = "sum", "terms", "whole sum", "whole mean"
@@ -61,7 +61,7 @@ class Weighed:
         return _PREFIX + self.layer
 
 
-def weighed_in(model: CapturedModel, layers: Iterable[str]) -> tuple[Weighed, ...]:
+def weighed_in(model: CapturedModule, layers: Iterable[str]) -> tuple[Weighed, ...]:
     """Those among ``layers``, in the model's order."""
     wanted, mains, by_name = frozenset(layers), main_nodes(model), model.graph.by_name()
     return tuple(
@@ -133,7 +133,7 @@ class Counting:
         sources: the graph's inputs that are read.
     """
 
-    def __init__(self, model: CapturedModel, weighed: Sequence[Weighed], earlier: Sequence[Weighed] = ()) -> None:
+    def __init__(self, model: CapturedModule, weighed: Sequence[Weighed], earlier: Sequence[Weighed] = ()) -> None:
         self.weighed = tuple(weighed)
         nodes = {node.name: node for node in model.graph_module.graph.nodes}
         wanted = [_counted(nodes[one.node], one) for one in self.weighed]
@@ -189,7 +189,7 @@ class Counting:
 
 
 def weights_of_parts(
-    model: CapturedModel, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int]
+    model: CapturedModule, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int]
 ) -> tuple[float, ...] | None:
     """What the user's own loss of each micro-batch counts for in that of the batch; None: no such weights make it up.
 
@@ -222,7 +222,7 @@ def _are_alike(weights: Sequence[float], others: Sequence[float]) -> bool:
     return all(abs(a - b) < 1e-15 for a, b in zip(weights, others, strict=True))
 
 
-def countings(model: CapturedModel, weighed: Sequence[Weighed]) -> tuple[Counting, ...]:
+def countings(model: CapturedModule, weighed: Sequence[Weighed]) -> tuple[Counting, ...]:
     """What is to be counted for ``weighed``, one after the other: a later one reads what earlier ones found."""
     whole = [one for one in weighed_in(model, model.reductions) if one.reduction in (WHOLE_SUM, WHOLE_MEAN)]
     level: dict[Weighed, int] = {}
@@ -240,6 +240,12 @@ def countings(model: CapturedModel, weighed: Sequence[Weighed]) -> tuple[Countin
         Counting(model, [one for one, depth in level.items() if depth == number], _below(level, number))
         for number in sorted(set(level.values()))
     )
+
+
+def inputs_counted(model: CapturedModule, layers: Iterable[str]) -> tuple[str, ...]:
+    """The inputs of which each rank of a stage with these layers reads its samples, to know what parts count for."""
+    of_stage = countings(model, weighed_in(model, layers))
+    return tuple(dict.fromkeys(name for counting in of_stage for name in counting.sources))
 
 
 def _below(level: Mapping[Weighed, int], number: int) -> list[Weighed]:

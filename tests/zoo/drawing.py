@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cuda_ops.dense.evaluation import is_random
-from runtime.stage.captured import CapturedModel
+from runtime.captured import CapturedModule
 from runtime.stage.random import layers
 from runtime.stage.random.streams import CounterRng, RandomNodes
 
@@ -31,7 +31,7 @@ class Replayed(TorchDispatchMode):
     It sees operators below autograd: dropout is a ``bernoulli_`` there, be it a module's, a function's or an LSTM's.
     """
 
-    def __init__(self, model: CapturedModel, draw: CounterRng) -> None:
+    def __init__(self, model: CapturedModule, draw: CounterRng) -> None:
         super().__init__()
         rule = RandomNodes(model).rule(draw)
         nodes = [node for node in model.graph_module.graph.nodes if is_random(node)]

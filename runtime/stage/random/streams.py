@@ -33,8 +33,8 @@ from cuda_ops.dense.evaluation import is_random
 from cuda_ops.device import driver
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import StageFailedError
+from runtime.captured import CapturedModule, makers
 from runtime.pipeline.routing import slices
-from runtime.stage.captured import CapturedModel, makers
 from runtime.stage.cut import Rule
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.layers import Filled, drawing
@@ -255,7 +255,7 @@ class RandomNodes:
         layers: that draw, in order.
     """
 
-    def __init__(self, model: CapturedModel) -> None:
+    def __init__(self, model: CapturedModule) -> None:
         self._dims = SampleDims(model)
         self._layer_of_node = model.layer_of_node
         nodes = [node for node in model.graph_module.graph.nodes if node.name in model.layer_of_node]

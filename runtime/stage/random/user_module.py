@@ -23,7 +23,7 @@ from cuda_ops._torch import TorchDispatchMode, schema_of
 from cuda_ops.calls import arguments_of, draws
 from cuda_ops.dense.evaluation import is_random
 from cuda_ops.operator_table import operator_row
-from runtime.stage.captured import CapturedModel
+from runtime.captured import CapturedModule
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.layers import Filled, drawing, native_dropout, rrelu
 from runtime.stage.random.streams import CounterRng, NodeStream, RandomNodes
@@ -67,7 +67,7 @@ class Answers:
         in_parts: whether the numbers of several micro-batches can be those of one call: all are drawn by sample.
     """
 
-    def __init__(self, model: CapturedModel, rng: CounterRng) -> None:
+    def __init__(self, model: CapturedModule, rng: CounterRng) -> None:
         nodes = RandomNodes(model)
         self._rng = rng
         self._expected = [
