@@ -132,9 +132,8 @@ def _call(
             return target(*args, **kwargs)
         dtype = torch.get_autocast_dtype(device) if call.autocasts else None
         with torch.autocast(device, enabled=False):
-            return _apply(
-                queue, call, as_autocast(x, dtype), as_autocast(weight.detach(), dtype), as_autocast(bias, dtype)
-            )
+            operands = (as_autocast(each, dtype) for each in (x, weight.detach(), bias))
+            return _apply(queue, call, *operands)
     return _apply(queue, call, x, weight.detach(), bias)
 
 
