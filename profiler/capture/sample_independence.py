@@ -18,8 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from cuda_ops._torch import OpOverload
-from cuda_ops.calls import argument_names, changed_call, draws
+from cuda_ops.calls import changed_call
+from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from cuda_ops.dense.state_writes import BATCH_NORM
 from cuda_ops.dense.user_functions import LINEAR_BACKWARD, is_user_function
 from cuda_ops.operator_table import operator_row
@@ -34,7 +34,6 @@ from profiler.capture.verify_capture import module_loss
 from profiler.source.model import GraphExample, LoadedModel, example_of, fed_example, is_alike
 from runtime.captured import attribute
 
-_OFF = {"train": False, "training": False, "dropout_p": 0.0}
 _PAIR = 2
 _BY_SUM = 2
 """torch's number of ``reduction="sum"``."""
@@ -311,15 +310,11 @@ class _GraphRun(loss_reduction.Executed):
             is_state = isinstance(value, Tensor) and node.target not in self.traced.parameters
             self.values[node] = value.clone() if is_state else value
         else:
-            arguments = fx.node.map_arg(_calm(node), self.values.__getitem__)
-            self.values[node] = function_called(node)(
-                *arguments, **fx.node.map_arg(node.kwargs, self.values.__getitem__)
-            )
+            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.values.__getitem__)
+            self.values[node] = (evaluated(node) or function_called(node))(*args, **kwargs)
             if loss_reduction.is_over_terms(node):
-                args, kwargs = changed_call(node.target, node.args, node.kwargs, {"reduction": _BY_SUM})
-                self.summed[node] = function_called(node)(
-                    *fx.map_arg(args, self.values.get), **fx.map_arg(kwargs, self.values.get)
-                )
+                args, kwargs = changed_call(node.target, args, kwargs, {"reduction": _BY_SUM})
+                self.summed[node] = function_called(node)(*args, **kwargs)
             if operator_row(node.target).fills == "empty":  # whatever was in memory would tell the runs apart
                 self.values[node].zero_()
         for argument in node.all_input_nodes:
@@ -366,18 +361,10 @@ def _unlike(sample: Tensor, samples: Tensor) -> Tensor:
     return torch.where(sample > 0, sample - 1, sample)
 
 
-def _calm(node: fx.Node) -> tuple[Any, ...]:
-    """The node's arguments, with training switched off."""
-    off = _OFF
-    if node.target is BATCH_NORM and node.args[3] is None:
-        off = {**_OFF, "training": True}  # no running statistics to use instead
-    return changed_call(node.target, node.args, {}, off)[0] if isinstance(node.target, OpOverload) else node.args
-
-
 def _is_random(node: fx.Node) -> bool:
     if node.target is BATCH_NORM:
         return node.args[3] is None  # its values do depend on the others, by its statistics
-    return draws(node.target) and _OFF.keys().isdisjoint(argument_names(node.target))
+    return draws_in_any_mode(node)
 
 
 def is_comparable(node: fx.Node, traced: TracedModel) -> bool:

@@ -30,10 +30,11 @@ from cuda_ops._torch import (
     tree_unflatten,
     wrap_with_set_grad_enabled,
 )
-from cuda_ops.calls import arguments_of, draws, writes
+from cuda_ops.calls import arguments_of, writes
 from cuda_ops.dense.connectionist import ConnectionistLosses
 from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_finite
 from cuda_ops.dense.derivatives import Derivatives, UnknownDerivativeError, differentiate
+from cuda_ops.dense.evaluation import is_random
 from cuda_ops.dense.packed import packed_as_padded
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from cuda_ops.dense.running_statistics import averages_in_operators
@@ -448,8 +449,7 @@ def _is_data_dependent(node: fx.Node) -> bool:
 
 def _is_run_otherwise(node: fx.Node) -> bool:
     """Whether it draws random numbers, or computes statistics: what ranks do together."""
-    arguments = arguments_of(node)
-    return (draws(node.target) and arguments.get("train") is not False) or "running_mean" in arguments or is_write(node)
+    return is_random(node) or "running_mean" in arguments_of(node) or is_write(node)
 
 
 def user_line_of(node: fx.Node) -> str:

@@ -22,7 +22,7 @@ from runtime.spatial.collectives import sum_dtype, summed
 from runtime.spatial.convolution.layer import convolve
 from runtime.spatial.empties import connected
 from runtime.spatial.layer_shard import LayerShard, gathered, global_places, shape_of
-from runtime.spatial.op_rules.generic import on_operands, operator_of
+from runtime.spatial.op_rules.generic import on_operands
 
 _AVERAGE_POOLS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 _MAX_POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
@@ -54,7 +54,7 @@ def run_pool(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]
     way = shard.memo.get("way")
     if way is None:
         way = shard.memo["way"] = _PoolCall.of(shard, operands)
-    return way.averages(op, operands) if "avg" in operator_of(shard) else way.maxima(op, operands)
+    return way.averages(op, operands) if "avg" in shard.operator else way.maxima(op, operands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class _PoolCall:
 
     @classmethod
     def of(cls, shard: LayerShard, arguments: dict[str, Any]) -> _PoolCall:
-        windows, is_average = _windows(shard), "avg" in operator_of(shard)
+        windows, is_average = _windows(shard), "avg" in shard.operator
         rounds_up = bool(arguments["ceil_mode"]) or any(window.right and not window.left for window in windows)
         rounds_up = rounds_up and not is_average
         settings: dict[str, Any] = {
@@ -220,7 +220,7 @@ def run_adaptive_pool(shard: LayerShard, op: Callable[..., Any], operands: dict[
     bins, x = _bins(shard), operands["self"]
     if all(each.is_whole for each in bins):
         return op(**operands)
-    if "avg" in operator_of(shard):
+    if "avg" in shard.operator:
         return _bin_averages(x, bins)
     values, places = _bin_maxima(x, bins)
     return (values, places) if len(shard.layer.outputs) > 1 else values
@@ -313,7 +313,7 @@ def _bin_widths(bins: Sequence[_Bins]) -> list[int] | None:
 
 def _bins(shard: LayerShard) -> tuple[_Bins, ...]:
     if "bins" not in shard.memo:
-        name = operator_of(shard)
+        name = shard.operator
         space = int(name[name.index("pool") + 4])
         inputs, outputs = shard.division.inputs[0].shape, shard.layer.outputs[0].shape
         numbers = zip(

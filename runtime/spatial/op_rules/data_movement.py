@@ -19,7 +19,7 @@ from planner.ir.graph import SAMPLE
 from planner.layers.data_movement import regrouped
 from runtime.spatial.empties import connected, connected_to_all, empty_like_done
 from runtime.spatial.layer_shard import LayerShard, gathered, picked, shape_of, within
-from runtime.spatial.op_rules.generic import on_operands, operator_of, run_whole_samples, whole_samples
+from runtime.spatial.op_rules.generic import on_operands, run_whole_samples, whole_samples
 
 _CUBIC_A = -0.75
 """Of Keys' cubic kernel (1981, "Cubic convolution interpolation for digital image processing")."""
@@ -37,7 +37,7 @@ def run_reshape(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, 
     operands = gathered(shard, arguments)
     if shard.is_empty:
         return empty_like_done(shard, operands)
-    elements = operator_row(operator_of(shard)).elements
+    elements = operator_row(shard.operator).elements
     made = _view_of_reads(shard)
     if elements == PERMUTED:  # which takes no sizes
         return within(op(**operands), made, shard.done)
@@ -67,7 +67,7 @@ def run_slice(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, An
     """
     operands = gathered(shard, arguments)
     covered = shard.exchange(0).wanted
-    gives_list = operator_row(operator_of(shard)).elements == PARTS  # even of one part
+    gives_list = operator_row(shard.operator).elements == PARTS  # even of one part
     if not all(len(interval) for interval in covered):
         nothing = empty_like_done(shard, operands)
         return [nothing] if isinstance(nothing, Tensor) and gives_list else nothing
@@ -364,7 +364,7 @@ def _read_alike(here: Tensor, there: Tensor, side: _ResampledDim) -> bool:
 
 
 def _resize_operator(shard: LayerShard) -> Any:
-    return getattr(torch.ops.aten, operator_of(shard)).default
+    return getattr(torch.ops.aten, shard.operator).default
 
 
 def _resized_natively(shard: LayerShard, sides: tuple[_ResampledDim, ...], x: Tensor) -> Tensor:

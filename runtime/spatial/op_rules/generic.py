@@ -61,9 +61,3 @@ def whole_samples(spec: TensorSpec, done: Box) -> Box:
 
 def _cut_from_samples(x: Tensor, spec: TensorSpec, box: Box) -> Tensor:
     return within(x, whole_samples(spec, box), box)
-
-
-def operator_of(shard: LayerShard) -> str:
-    """The operator's name, without namespace and overload; empty if it is not known."""
-    name = str(shard.layer.attributes.get("op", ""))
-    return name.split(".")[1] if "." in name else name
