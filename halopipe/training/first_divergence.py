@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops._torch import TorchDispatchMode, tree_leaves
+from cuda_ops.operator_table import operator_row
 from halopipe.data.factories import Item
 from halopipe.training.single_device import losses_of, parts_of
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
-from profiler.capture.operators import operation
-from profiler.capture.sample_independence import UNFILLED
 from profiler.source.model import LoadedModel
 from runtime.captured import CapturedModule
-from runtime.numerics.compare import TOLERANCES, Difference, Sketch
+from runtime.numerics.compare import TOLERANCES, Sketch
+from runtime.numerics.difference import Difference
 from runtime.numerics.single_device import in_rows
 from runtime.rank import RankContext
 from runtime.stage.modes import MicrobatchShard
@@ -103,7 +103,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in UNFILLED:  # whatever was in memory is in no other run
+        if operator_row(func).fills == "empty":  # whatever was in memory is in no other run
             made.zero_()
         for each in tree_leaves((args, made)):
             if isinstance(each, Tensor) and each.is_floating_point() and each.layout is torch.strided:
@@ -130,7 +130,7 @@ class _SketchingRun(fx.Interpreter):
         own = self._rule(n) if n.op == "call_function" else None
         if own is None:
             made = super().run_node(n)
-            if n.op == "call_function" and operation(n) in UNFILLED:
+            if n.op == "call_function" and operator_row(n.target).fills == "empty":
                 made.zero_()
         else:
             args, kwargs = self.fetch_args_kwargs_from_env(n)

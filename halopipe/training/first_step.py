@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halopipe.run_spec.job import Compared, failed_path
+from halopipe.run_spec.job import failed_path
 from halopipe.training.rank import Rank
 from halopipe.training.reference import Reference, compare_losses, compare_tensors
 from planner.ir.codec import plain
@@ -23,7 +23,8 @@ from planner.ir.errors import NumericsError
 from runtime.engine import StepResult
 from runtime.monitor.failure import also, read_error, write_error
 from runtime.monitor.watch import SETUP_S
-from runtime.numerics.compare import Difference, report
+from runtime.numerics.compare import report
+from runtime.numerics.difference import Difference
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -56,7 +57,7 @@ class FirstStep:
     _losses: list[float] = field(default_factory=list)
     _num_done: int = 0
 
-    def after(self, result: StepResult) -> tuple[Reference, tuple[Compared, ...]] | None:
+    def after(self, result: StepResult) -> tuple[Reference, tuple[Difference, ...]] | None:
         """Call after each step; as :meth:`compare` after the one that ends with the first update, else None."""
         self._losses += [] if result.loss is None else [result.loss]
         self._num_done += 1
@@ -67,7 +68,7 @@ class FirstStep:
             return Reference(skipped=f"the update of step {self._num_done} was left out"), ()
         return self.compare(self._losses)
 
-    def compare(self, losses: Sequence[float]) -> tuple[Reference, tuple[Compared, ...]]:
+    def compare(self, losses: Sequence[float]) -> tuple[Reference, tuple[Difference, ...]]:
         """One device's step, and this rank's differences from it.
 
         Args:
@@ -99,7 +100,7 @@ class FirstStep:
             raise read_error(verdict)
         return reference, mine
 
-    def _mine(self, reference: Reference, losses: Sequence[float]) -> tuple[tuple[Compared, ...], str]:
+    def _mine(self, reference: Reference, losses: Sequence[float]) -> tuple[tuple[Difference, ...], str]:
         try:
             mine = compare_tensors(reference, self.rank.engine)
         except NumericsError as error:  # a tensor that one device does not have: the others must not wait

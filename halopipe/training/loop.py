@@ -14,7 +14,7 @@ from halopipe.data.ahead import AheadSource
 from halopipe.data.batch_sources import COMPARING, BatchSource
 from halopipe.data.shared_source import DataSources
 from halopipe.data.sources import Position, ended
-from halopipe.run_spec.job import Compared, EventLog, RankResult
+from halopipe.run_spec.job import EventLog, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Saves, Score
 from halopipe.terminal import units
@@ -25,6 +25,7 @@ from planner.ir.timeline import LeftOut, Span
 from runtime.engine import Engine, StepResult
 from runtime.memory import storage_bytes, with_peak
 from runtime.monitor.activity import SHOWN, Activity
+from runtime.numerics.difference import Difference
 from runtime.pipeline.executor import StopBeforeStepError
 from runtime.pipeline.microbatches import Batch
 from runtime.rank import RankContext
@@ -64,7 +65,7 @@ class Loop:
     isolated_timer: IsolatedTimer | None = None
     event_log: EventLog | None = None
     reference: Reference | None = None
-    _compared: tuple[Compared, ...] = ()
+    _compared: tuple[Difference, ...] = ()
     _results: list[StepResult] = field(default_factory=list)
     _spans: deque[tuple[int, tuple[Span, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     _scores: list[Score] = field(default_factory=list)

@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from cuda_ops._torch import tree_leaves
+from cuda_ops.calls import arguments_of
 from cuda_ops.dense.data_dependent import is_unit
-from cuda_ops.dense.state_writes import arguments_of, attributes_behind, written
+from cuda_ops.dense.state_writes import attributes_behind, written
 from cuda_ops.device.host import available_bytes
 from halopipe.data.factories import Item, Tensors
 from halopipe.data.sources import batches, take

@@ -15,13 +15,13 @@ from halopipe.training.first_step import FirstStep
 from halopipe.training.rank import Rank
 from halopipe.training.reference import Reference
 from halopipe.training.single_device import reference_of, why_not_compared
-from planner.ir.codec import plain
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from runtime.engine import StepResult
 from runtime.monitor.failure import write_error
-from runtime.numerics.compare import Difference, NumericsReport, report
+from runtime.numerics.compare import NumericsReport, report
+from runtime.numerics.difference import Difference
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import MakeOptimizer
 from runtime.pipeline.routing import CPU
@@ -88,8 +88,7 @@ class WatchedSteps:
             if self._kept is not None:
                 _log.warning("the first step was not compared with one device: %s", reference.skipped)
             return NumericsReport(reference.dtype, 0, 0, {}, skipped=reference.skipped)
-        differences = (Difference(**plain(each)) for each in compared)
-        return report(differences, reference.dtype, witness=reference.witness, strict=False)
+        return report(compared, reference.dtype, witness=reference.witness, strict=False)
 
     def _read(self) -> Reference:
         kept = self._kept or KeptModel()

@@ -27,7 +27,7 @@ from runtime.captured import CapturedModule
 from runtime.memory import with_peak
 from runtime.monitor.activity import StatusStore
 from runtime.monitor.watch import SETUP_S
-from runtime.numerics.compare import Difference
+from runtime.numerics.difference import Difference
 from runtime.stage.modes import cannot_evaluate
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
+from cuda_ops.calls import arguments_of
 from cuda_ops.device.placing import move, on_device, tensors_of
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import (
@@ -22,7 +23,7 @@ from planner.ir.graph import (
     value_name,
 )
 from planner.layers import MAPPED
-from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
+from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, kind_of
 from profiler.capture.layers import (
     OperatorGroup,
     groups,

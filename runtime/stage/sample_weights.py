@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from cuda_ops._torch import schema_of
+from cuda_ops.calls import arguments_of, changed_call
 from planner.ir.graph import producer
 from runtime.captured import CapturedModule, attribute, main_nodes
 from runtime.stage.cut import NUM_SAMPLES, Rule
@@ -83,7 +83,7 @@ def weighing(inner: Rule, weighed: Mapping[str, Weighed]) -> Rule:
         if one.reduction == SUM:
             return partial(_scaled, operator)
         if one.reduction == TERMS:
-            return partial(_over_all_terms, operator, _place_of("reduction", node))
+            return partial(_over_all_terms, operator, target)
         return _of_whole_batch
 
     return rule
@@ -95,12 +95,9 @@ def _scaled(operator: Callable[..., Tensor], factor: Tensor, *args: Any, **kwarg
 
 
 def _over_all_terms(
-    operator: Callable[..., Tensor], place: int, factor: Tensor, prediction: Tensor, *args: Any, **kwargs: Any
+    operator: Callable[..., Tensor], target: object, factor: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
-    if place <= len(args):
-        args = (*args[: place - 1], _BY_SUM, *args[place:])
-    else:
-        kwargs = {**kwargs, "reduction": _BY_SUM}
+    (prediction, *args), kwargs = changed_call(target, args, kwargs, {"reduction": _BY_SUM})  # type: ignore[assignment]
     if prediction.dtype == torch.float16:  # whose sums are soon beyond its range
         result = operator(prediction.float(), *args, **kwargs) * factor.float()
         return result.to(prediction.dtype)
@@ -109,11 +106,6 @@ def _over_all_terms(
 
 def _of_whole_batch(factor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return factor
-
-
-def _place_of(argument: str, node: fx.Node) -> int:
-    operator: Any = node.target
-    return [each.name for each in schema_of(operator).arguments].index(argument)
 
 
 @torch.no_grad()
@@ -264,11 +256,7 @@ def _counted(node: fx.Node, one: Weighed) -> tuple[Callable[..., Tensor], tuple[
     """What is counted for a layer, as a function and what it is called with."""
     if one.reduction != TERMS:
         return _float64, (node,)
-    operator: Any = node.target
-    schema = schema_of(operator).arguments
-    arguments = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    arguments.update(zip((argument.name for argument in schema), node.args, strict=False))
-    arguments.update(node.kwargs)
+    arguments = arguments_of(node)
     return weight_of_targets, (None, arguments["target"], arguments["weight"], arguments["ignore_index"])
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops._torch import tree_leaves
-from cuda_ops.dense.state_writes import attributes_behind, writes_in_place, written
+from cuda_ops.calls import writes
+from cuda_ops.dense.state_writes import attributes_behind, written
 from runtime.captured import CapturedModule
 from runtime.optim.pass_shards import PassShards, UsePlaces
 from runtime.stage.cut import Rule, without_gradient
@@ -53,7 +54,7 @@ class ShardedPasses:
         self._writing = {
             node.name
             for node in graph.nodes
-            if node.name in self._place and writes_in_place(node) and written(node, behind)
+            if node.name in self._place and writes(node.target) and written(node, behind)
         }
 
     def places(

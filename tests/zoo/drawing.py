@@ -74,10 +74,10 @@ def _draws_of(node: fx.Node, drawn: Any) -> Iterator[tuple[fx.Node, int, Any]]:
 
 def _mask(node: fx.Node, index: int, drawn: Any, like: Tensor, rate: float) -> Tensor:
     """Ones where numbers are kept."""
-    (noise,) = drawn.args
+    *_, noise = drawn.args  # behind the operator of a recurrence
     ones = torch.ones_like(like)
     if node.target in _RECURRENT and node.args[8]:  # samples first; inside, time is
         return layers.dropout(noise, ones.transpose(0, 1), rate, True, index).ne(0).transpose(0, 1)
     if node.target is _ATEN.feature_dropout.default:
-        return layers.feature_dropout(noise, ones, rate, True).ne(0)
+        return layers.dropout(noise, ones, rate, True, by_channel=True).ne(0)
     return layers.dropout(noise, ones, rate, True, index).ne(0)

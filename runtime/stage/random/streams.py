@@ -37,7 +37,7 @@ from runtime.captured import CapturedModule, makers
 from runtime.pipeline.routing import slices
 from runtime.stage.cut import Rule
 from runtime.stage.modes import MicrobatchShard
-from runtime.stage.random.layers import OPERATORS, Filled
+from runtime.stage.random.layers import Filled, drawing
 from runtime.stage.shapes import SampleDims, cannot_share
 
 BLOCK = 1 << 14
@@ -274,7 +274,7 @@ class RandomNodes:
         def rule(node: fx.Node) -> Callable[..., Any] | None:
             if not is_random(node):
                 return None
-            drawn = OPERATORS.get(node.target)
+            drawn = drawing(node.target)
             layer = self._layer_of_node.get(node.name, node.name)
             draws_all = num_ranks == 1 if places is None else places.draws_all(layer)
             if drawn is None and not draws_all:
