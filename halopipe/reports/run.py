@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from halopipe.planning import calibration, plan_files, solve
-from halopipe.reports.explain import optimisation_line
+from halopipe.reports.explain import optimisation_lines
 from halopipe.reports.predicted_vs_measured import apart_text, timeline_table
 from halopipe.terminal import console, tables, units
 from halopipe.terminal.console import Reporter
@@ -113,8 +113,7 @@ class RunReport:
         ]
         if note:
             lines.append(note)
-        if changed := optimisation_line(plan):
-            lines.append(changed.removeprefix("\n"))
+        lines += optimisation_lines(plan)
         lines += map(_restart, result.restarts)
         if self.drift is not None:
             lines += calibration.drift_lines(self.drift)
