@@ -45,10 +45,13 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
     if timeline is not None:
         picture = tables.gantt(timeline, plan_files.device_names(plan), width - 2)
         blocks.append("\n".join(["Step (predicted)", *(f"  {line}" for line in picture.splitlines())]))
+    rows, (others, other_cells) = stage_rows(plan, profile, timeline), alternative_table(plan)
     blocks += [
         "\n".join(
             [
-                _stages(stage_rows(plan, profile, timeline)),
+                "Stages",
+                tables.table(*stage_table(rows)),
+                *layout_lines(rows),
                 *block_lines(plan, profile),
                 *(recomputed_lines(plan, profile) if profile is not None else ()),
             ]
@@ -58,7 +61,7 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
         evidence_text(prediction),
         _titled("What binds", [f"- {line}" for line in plan.search.binding]),
         _titled("How good it is", certificate(plan.search, prediction)),
-        _alternatives(plan),
+        f"Alternatives\n{tables.table(others, other_cells)}" if other_cells else "",
         _measured(plan.measured, prediction) if plan.measured is not None else "",
     ]
     if profile is None:
@@ -260,10 +263,6 @@ def stale(cached: Prediction, fresh: Prediction) -> str:
     )
 
 
-def _stages(rows: tuple[StageRow, ...]) -> str:
-    return "\n".join(["Stages", tables.table(*stage_table(rows)), *layout_lines(rows)])
-
-
 def stage_table(rows: tuple[StageRow, ...]) -> tuple[list[str], list[list[str]]]:
     """(header, lines): a line a stage; times and messages if they are known."""
     has_costs = any(row.sends is not None for row in rows)
@@ -397,11 +396,6 @@ def certificate(search: Search, prediction: Prediction) -> list[str]:
     if search.num_simulated:
         lines.append(f"{search.num_candidates:,} partial plans looked at, {search.num_simulated:,} plans simulated")
     return lines
-
-
-def _alternatives(plan: Plan) -> str:
-    header, cells = alternative_table(plan)
-    return "Alternatives\n" + tables.table(header, cells) if cells else ""
 
 
 def alternative_table(plan: Plan) -> tuple[list[str], list[list[str]]]:

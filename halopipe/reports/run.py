@@ -16,7 +16,7 @@ from halopipe.terminal.console import Reporter
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
 from planner.ir.plan import Plan
-from planner.ir.timeline import Drift, Restart, Timeline
+from planner.ir.timeline import Drift, Timeline
 
 if TYPE_CHECKING:
     from halopipe.launch.replanning import Replanner
@@ -114,7 +114,10 @@ class RunReport:
         if note:
             lines.append(note)
         lines += optimisation_lines(plan)
-        lines += map(_restart, result.restarts)
+        for each in result.restarts:
+            repeated = f"{units.count(each.repeated_steps, 'step')} again" if each.repeated_steps else "no step again"
+            took = f"{repeated}, {units.seconds(each.recovery_s)}"
+            lines.append(f"started again after step {each.resumed_step} ({took}): {each.error}")
         if self.drift is not None:
             lines += calibration.drift_lines(self.drift)
         lines += [change.headline() for change in self.changes]
@@ -153,11 +156,6 @@ class RunReport:
             "slow": plain(result.slow),
             "numerics": plain(result.numerics),
         }
-
-
-def _restart(each: Restart) -> str:
-    repeated = f"{units.count(each.repeated_steps, 'step')} again" if each.repeated_steps else "no step again"
-    return f"started again after step {each.resumed_step} ({repeated}, {units.seconds(each.recovery_s)}): {each.error}"
 
 
 def _losses(result: RunResult) -> str:
