@@ -115,7 +115,6 @@ class Engine(StateDict):
         clip_norm: largest norm of all gradients together; 0: they are not clipped.
         accumulate: steps whose gradients make up one update.
         on_nan: what is done about a loss or gradient that is NaN or infinite.
-        deadline_s: longest wait for another rank.
         lookahead: receives announced ahead; 0: as many as the memory model counts.
         compiler: backend of torch.compile (``inductor``) for the stages' training functions, whose ranks then exchange
             by collectives of torch.distributed; None: stages are not compiled.
@@ -146,7 +145,6 @@ class Engine(StateDict):
         clip_norm: float = 0.0,
         accumulate: int = 1,
         on_nan: OnNan = OnNan.IGNORE,
-        deadline_s: float = 120.0,
         lookahead: int = 0,
         compiler: Compiler | None = None,
         device: torch.device | None = None,
@@ -168,10 +166,10 @@ class Engine(StateDict):
             check_finishing(program)
         self._versioned, self._trains = is_versioned(program), program.trains
         self._refuse_what_versions_forbid(accumulate)
-        made_for = (decision, model, boundaries, program.stages, transport, optimizer, deadline_s)
+        made_for = (decision, model, boundaries, program.stages, transport, optimizer)
         answer_values = answers_of(model) if answers else ()
         builder = StageBuilder(*made_for, seed=seed, compiler=compiler, device=device, answers=answer_values)
-        super().__init__(builder.local_stages(), decision, model, module, transport, deadline_s)
+        super().__init__(builder.local_stages(), decision, model, module, transport)
         self.layers_by_micro_batch = builder.layers_by_micro_batch
         for local_stage in self._local_stages.values():
             if scheduler is not None and local_stage.optimizer is not None:
@@ -183,7 +181,6 @@ class Engine(StateDict):
             clip_norm=clip_norm,
             on_nan=on_nan,
             accumulate=accumulate,
-            deadline_s=deadline_s,
         )
         self._vote = Vote()
         self._guard = NanGuard(
@@ -192,7 +189,6 @@ class Engine(StateDict):
             self._gradient_sync,
             transport,
             self._activity,
-            deadline_s,
             model.graph.loss,
             decision.layers,
             self._where,
@@ -211,7 +207,6 @@ class Engine(StateDict):
         self._environment = StepEnvironment(
             transport,
             Context(program, transport.rank, decision.device_of(transport.rank), others),
-            deadline_s,
             self._activity,
             lookahead,
             self.device if device is None else device,

@@ -138,10 +138,10 @@ class Ours:
         """Make the engine."""
         self._engine = Engine(*self._ends, sgd, on_nan=self._on_nan)
 
-    def opened(self, deadline_s: float) -> OpenedRank:
+    def opened(self) -> OpenedRank:
         """The engine as a rank of a job has it."""
         decision, model, _, transport = self._ends
-        return OpenedRank(self.engine, consumer_of(decision, model, transport, deadline_s), Activity())
+        return OpenedRank(self.engine, consumer_of(decision, model, transport), Activity())
 
     def step(self) -> None:
         """One training step; the engine waits for the others itself."""

@@ -77,7 +77,6 @@ class Agreement:
 
     transport: Transport
     names: tuple[str, ...]
-    deadline_s: float
     step: int = 0
     slots: int = 1
     always: bool = False
@@ -127,7 +126,7 @@ class Agreement:
         everybody = torch.zeros(size, mine.numel(), dtype=torch.int64)
         everybody[self.transport.rank] = mine
         flat = everybody.flatten()
-        self.transport.all_gather(flat, [mine.numel()] * size, tuple(range(size)), self.deadline_s)
+        self.transport.all_gather(flat, [mine.numel()] * size, tuple(range(size)))
         digests = flat.view(size, len(labels), self.slots, len(self.names))
         read = digests != UNREAD
         highest = digests.masked_fill(~read, ENDED - 1).amax(0)
@@ -208,7 +207,6 @@ class Consumer:
     inputs: InputSpecs
     transport: Transport
     turns: Iterator[int]
-    deadline_s: float
     preparation: Preparation | SampledPreparation | None = None
     counted: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
@@ -245,16 +243,16 @@ class Consumer:
 
 def agreement_of(consumer: Consumer, step: int, **options: Any) -> Agreement:
     """Whether the ranks of ``consumer`` are fed the same, from ``step`` on."""
-    return Agreement(consumer.transport, tuple(consumer.inputs.specs), consumer.deadline_s, step, **options)
+    return Agreement(consumer.transport, tuple(consumer.inputs.specs), step, **options)
 
 
-def consumer_of(decision: Decision, model: CapturedModel, transport: Transport, deadline_s: float) -> Consumer:
+def consumer_of(decision: Decision, model: CapturedModel, transport: Transport) -> Consumer:
     """The consumer of this rank of ``transport``."""
     inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model), index_ranges(model))
     preparation = None if model.prepared is None else model.prepared.preparation
     counted = inputs_counted(model, decision)
     outputs = {name: value for name, value in model.outputs.items() if value}
-    return Consumer(decision, model.graph, inputs, transport, count(), deadline_s, preparation, counted, outputs)
+    return Consumer(decision, model.graph, inputs, transport, count(), preparation, counted, outputs)
 
 
 class OwnSource:
@@ -342,7 +340,7 @@ class SentSource:
         consumer, transport = self._consumer, self._consumer.transport
         size = self._header_size()
         transport.post_receive(_key(turn, _HEADER), 0, [((size,), torch.int64)])
-        (header,) = transport.receive(_key(turn, _HEADER), 0, consumer.deadline_s)
+        (header,) = transport.receive(_key(turn, _HEADER), 0)
         there, *place = header[:_PLACE].tolist()
         if not there:
             return None
@@ -359,7 +357,7 @@ class SentSource:
                 for need in wanted
             ]
             transport.post_receive(_key(turn, _PARTS), 0, specs)
-            parts = transport.receive(_key(turn, _PARTS), 0, consumer.deadline_s)
+            parts = transport.receive(_key(turn, _PARTS), 0)
         return PartialBatch(consumer, rows, shapes, dict(zip(wanted, parts, strict=True)))
 
     def _shapes(self, numbers: list[int]) -> tuple[tuple[int, ...], list[Shapes]]:

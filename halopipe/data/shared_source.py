@@ -107,7 +107,7 @@ class SharedSource:
                 if name == need.name:
                     extents[need.microbatch, place] = part.shape[dim]
         if free:
-            transport.all_max(extents, self._consumer.ranks, self._consumer.deadline_s)
+            transport.all_max(extents, self._consumer.ranks)
         shapes: list[Shapes] = []
         for m, samples in enumerate(rows):
             extents_of = {name: list(inputs.shape(name, spec.shape, samples)) for name, spec in inputs.specs.items()}

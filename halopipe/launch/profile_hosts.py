@@ -199,7 +199,7 @@ def _linked(
     joined = opened(transport, job.rank, store, hosts)
     try:
         costs = measure_together(joined, store, hosts, QUICK if quick else FULL, report)
-        joined.barrier(SILENCE_S)  # a rank that leaves early would break the connections of the others
+        joined.barrier()  # a rank that leaves early would break the connections of the others
     finally:
         joined.close()
     if job.rank:

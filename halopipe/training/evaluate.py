@@ -145,7 +145,7 @@ def evaluate(
         raise UsageError(
             "there is no data to evaluate on", ["not a single batch was given"], ["--eval-data with samples in it"]
         )
-    consumer.transport.all_reduce(sums, consumer.ranks, consumer.deadline_s)
+    consumer.transport.all_reduce(sums, consumer.ranks)
     total, samples, right_answers, questions = sums.tolist()
     accuracy = right_answers / questions if questions else None
     metrics = {} if own is None else own.computed()
@@ -173,7 +173,7 @@ class _Own:
     def take(self, evaluation: EvaluationResult) -> None:
         """Hands on what ranks have of a batch."""
         consumer = self._consumer
-        pieces = united(_pieces(consumer, evaluation, self._read), consumer.transport, consumer.deadline_s)
+        pieces = united(_pieces(consumer, evaluation, self._read), consumer.transport)
         for values in _put_together(pieces):
             for metric in self._metrics.values():
                 self._calling(partial(metric.update, *values))

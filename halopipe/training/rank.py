@@ -162,7 +162,7 @@ class OpenedRank:
             DeadlineError, TransportError: one is.
         """
         self.meet()
-        self.consumer.transport.barrier(self.consumer.deadline_s)
+        self.consumer.transport.barrier()
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,8 @@ class Rank:
             groups_of(decision, graph), lambda: Boundaries.of_decision(graph, decision).program(decision)
         )
         self._stack.callback(transport.close)
-        consumer = consumer_of(decision, captured, transport, config.deadline_s)
+        transport.deadline_s = config.deadline_s
+        consumer = consumer_of(decision, captured, transport)
         if transport.rank == 0 and not config.answers and (text := statistics_text(decision, graph)):
             context.activity.tell(f"{text}; a plan with batch statistics 'whole' sees all of it")
         context.activity.begin("building the stages")
@@ -341,7 +342,6 @@ class Rank:
             clip_norm=config.clip_norm,
             accumulate=config.accumulate,
             on_nan=config.on_nan,
-            deadline_s=config.deadline_s,
             compiler=config.compiler,
             device=context.device,
             meter=context.meter,

@@ -302,7 +302,7 @@ class Execution:
         total, consumer = torch.tensor([number if self.rank == 0 else 0], dtype=torch.float64), self._consumer
         with self._engine.between_steps(doing):
             self._opened.meet()
-            consumer.transport.all_reduce(total, consumer.ranks, consumer.deadline_s)
+            consumer.transport.all_reduce(total, consumer.ranks)
         return total.item()
 
     def state_dict(self) -> dict[str, Any]:
@@ -406,7 +406,7 @@ class Execution:
         is_mine = loss is not None and self.rank == consumer.loss_rank
         total = torch.tensor([loss if is_mine else 0.0], dtype=torch.float64)
         with self._engine.between_steps("telling the loss to all ranks"):
-            consumer.transport.all_reduce(total, consumer.ranks, consumer.deadline_s)
+            consumer.transport.all_reduce(total, consumer.ranks)
         return total.item()
 
     def _bound(

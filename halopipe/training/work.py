@@ -32,6 +32,7 @@ from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import Difference
 from runtime.stage.captured import captured_model
 from runtime.stage.modes import cannot_evaluate
+from runtime.transport.base import within
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -121,7 +122,8 @@ class _RankWork:
         if options.warmup and context.meter is None:
             with_peak(lambda: None)  # the profiler takes seconds to start
         self._activity.begin("waiting for the others")
-        opened.consumer.transport.barrier(SETUP_S)
+        with within(opened.consumer.transport, SETUP_S):
+            opened.consumer.transport.barrier()
         return self._steps(opened, data_sources, position, seed, isolated_timer, saved)
 
     def _warn(self, word: str) -> None:

@@ -79,7 +79,6 @@ class NanGuard:
         gradient_sync: GradientSync,
         transport: Transport,
         activity: Activity,
-        deadline_s: float,
         loss: str,
         layers: Iterable[str],
         where: Callable[[int, str], str],
@@ -87,7 +86,7 @@ class NanGuard:
         vote: Vote,
     ) -> None:
         self.on_nan, self._local_stages, self._gradient_sync = on_nan, local_stages, gradient_sync
-        self._transport, self._activity, self._deadline_s = transport, activity, deadline_s
+        self._transport, self._activity = transport, activity
         self._loss, self._order = loss, {name: place for place, name in enumerate(layers)}
         self._where, self._rerun, self._vote = where, rerun, vote
         self._written = [
@@ -141,8 +140,8 @@ class NanGuard:
         if self._untold is None:
             return
         self._activity.begin(START)
-        self._activity.step, self._activity.deadline_s = step, self._deadline_s
-        agreed = self._transport.barrier(self._deadline_s, BAD if self._vote.is_bad else NOTHING)
+        self._activity.step, self._activity.deadline_s = step, self._transport.deadline_s
+        agreed = self._transport.barrier(BAD if self._vote.is_bad else NOTHING)
         self._activity.begin(BETWEEN)
         self.heard(agreed)
 
@@ -198,7 +197,7 @@ class NanGuard:
         if not own.trouble:
             from runtime.optim.whole_state import united  # late: most runs have no such step
 
-            by_rank = united({f"rank {rank}": own.encoded()}, self._transport, self._deadline_s)
+            by_rank = united({f"rank {rank}": own.encoded()}, self._transport)
             reports = sorted(map(NanReport.decoded, by_rank.values()), key=lambda each: each.rank)
         return explained(guarded.number + 1, reports, self._loss, self._order, self._where)
 

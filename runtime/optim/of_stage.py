@@ -113,7 +113,6 @@ def updates_of(
     make: MakeOptimizer,
     *,
     zero: int,
-    deadline_s: float,
     parts: Parts | None = None,
     places: Mapping[str, UsePlaces] = MappingProxyType({}),
     is_alone: bool = True,
@@ -140,8 +139,8 @@ def updates_of(
     shards: ShardedParameters | None = None
     in_passes: PassShards | None = None
     if zero and len(ranks) > 1:
-        scatter = partial(transport.reduce_scatter, ranks=ranks, deadline_s=deadline_s)
-        gather = partial(transport.all_gather, ranks=ranks, deadline_s=deadline_s)
+        scatter = partial(transport.reduce_scatter, ranks=ranks)
+        gather = partial(transport.all_gather, ranks=ranks)
         if places:
             from runtime.optim.pass_shards import PassShards  # late: few plans divide so much
 
@@ -152,7 +151,7 @@ def updates_of(
             shards = ShardedParameters(own, ranks.index(rank), len(ranks), scatter, gather)
         reduction = shards
     elif len(ranks) > 1:
-        sums = _GroupSums(transport, deadline_s)
+        sums = _GroupSums(transport)
         others = {own[name]: sums.over(part.group) for name, part in parts.items() if name in own}
         reduction = GradientBuckets(own.values(), sums.over(ranks), others=others)
     trained = {
@@ -177,8 +176,8 @@ def updates_of(
 class _GroupSums:
     """What starts sums, one function for each group of ranks."""
 
-    def __init__(self, transport: Transport, deadline_s: float) -> None:
-        self._transport, self._deadline_s = transport, deadline_s
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._start_sums: dict[tuple[int, ...], StartSum] = {}
 
     def over(self, ranks: tuple[int, ...]) -> StartSum | None:
@@ -186,5 +185,5 @@ class _GroupSums:
         if len(ranks) < 2:
             return None
         if ranks not in self._start_sums:
-            self._start_sums[ranks] = partial(self._transport.start_sum, ranks=ranks, deadline_s=self._deadline_s)
+            self._start_sums[ranks] = partial(self._transport.start_sum, ranks=ranks)
         return self._start_sums[ranks]

@@ -127,7 +127,6 @@ class StepEnvironment:
 
     Attributes:
         context: says where something failed.
-        deadline_s: longest wait for a message or a sum.
         activity: told what is done.
         lookahead: receives announced ahead; 0: as many as the memory model counts.
         device: where stages compute.
@@ -138,7 +137,6 @@ class StepEnvironment:
 
     transport: Transport
     context: Context
-    deadline_s: float
     activity: Activity
     lookahead: int = 0
     device: torch.device = CPU
@@ -278,7 +276,6 @@ class Executor:
             specialization.routing,
             row,
             environment.transport,
-            deadline_s=environment.deadline_s,
             lookahead=environment.lookahead or specialization.program.receive_window(self._rank),
             device=environment.device,
             joined=specialization.program.joined(),
@@ -311,7 +308,7 @@ class Executor:
         self.enter(step, batch)
         self.announce(turn)
         try:
-            vote.agreed = self._environment.transport.barrier(self._environment.deadline_s, vote.word)
+            vote.agreed = self._environment.transport.barrier(vote.word)
         except HalopipeError as error:
             raise self._environment.context.of(error, self._step, START) from error
         if vote.agreed == STOP:
@@ -326,7 +323,7 @@ class Executor:
         """Forget the last step; what is run next is ``step``, on ``batch``."""
         activity = self._environment.activity
         activity.begin(START)
-        activity.step, activity.deadline_s = step, self._environment.deadline_s
+        activity.step, activity.deadline_s = step, self._environment.transport.deadline_s
         self._step, self._batch = step, batch
         self._ahead.forget()
         self.outputs.clear()

@@ -82,7 +82,6 @@ class P2PMailbox:
         row: Sequence[Action],
         transport: Transport,
         *,
-        deadline_s: float,
         lookahead: int,
         device: torch.device,
         joined: Mapping[Leg, tuple[Action, ...]] | None = None,
@@ -92,7 +91,7 @@ class P2PMailbox:
         for (rank, send, other), before in self._joined.items():
             self._behind.setdefault((rank, before[0], other), []).append(send)
         self._routing, self._transport = routing, transport
-        self._deadline_s, self._lookahead, self._device = deadline_s, lookahead, device
+        self._lookahead, self._device = lookahead, device
         self._moves_device = device.type != "cpu"
         self._receives = tuple(self._moved(action) for action in row if action.op in RECEIVE)
         self._turn = self._num_posted = 0
@@ -146,13 +145,13 @@ class P2PMailbox:
             pieces = [self._outbox.pop((traffic.kind, route, parcel.peer)) for route, _ in parcel.routes]
             self._transport.send(key, parcel.peer, pieces[0] if len(pieces) == 1 else tuple(chain(*pieces)))
         if blocking:
-            self._transport.flush(self._deadline_s)
+            self._transport.flush()
 
     def _receive(self, traffic: P2PTransfer) -> None:
         """Waits for its messages, and announces the next receive."""
         key = traffic.key(self._turn)
         for parcel in traffic.parcels:
-            tensors = self._transport.receive(key, parcel.peer, self._deadline_s)
+            tensors = self._transport.receive(key, parcel.peer)
             if self._moves_device:
                 tensors = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
             first = 0
@@ -165,7 +164,7 @@ class P2PMailbox:
 
     def flush(self) -> None:
         """Waits until all that was sent has been taken."""
-        self._transport.flush(self._deadline_s)
+        self._transport.flush()
 
     def _announce(self, count: int) -> None:
         for traffic in self._receives[self._num_posted : self._num_posted + count]:

@@ -185,7 +185,7 @@ class RequestStream:
 
     def settle(self) -> None:
         """Waits until all that was sent has been taken; nothing may be offered."""
-        self._environment.transport.flush(self._environment.deadline_s)
+        self._environment.transport.flush()
         self._unflushed = 0
 
     def _require_finite(self, one: _Offered, local_stages: Mapping[int, LocalStage]) -> None:

@@ -92,7 +92,6 @@ class StageBuilder:
 
     Args:
         stages: the program's DAG of stages.
-        deadline_s: longest wait for a sum over the ranks of a stage.
         seed: of what layers draw.
         compiler: backend of torch.compile for the stages' training functions, whose ranks then exchange by collectives;
             None: they are not compiled.
@@ -108,7 +107,6 @@ class StageBuilder:
         stages: StageGraph,
         transport: Transport,
         make_optimizer: MakeOptimizer,
-        deadline_s: float,
         *,
         seed: int = 0,
         compiler: spatial.Compiler | None = None,
@@ -120,7 +118,7 @@ class StageBuilder:
             model = replace(model, graph_module=on_device(model.graph_module, device))
         self._decision, self._model, self._boundaries, self._stages = decision, model, boundaries, stages
         self._device = device
-        self._transport, self._make_optimizer, self._deadline_s = transport, make_optimizer, deadline_s
+        self._transport, self._make_optimizer = transport, make_optimizer
         self._rng = CounterRng(seed)
         self._draws = RandomNodes(model)
         self._node_places = {node.name: place for place, node in enumerate(model.graph_module.graph.nodes)}
@@ -131,7 +129,7 @@ class StageBuilder:
             _refuse_spans(decision)
             together = {number: stage.ranks for number, stage in enumerate(decision.stages) if len(stage.ranks) > 1}
             groups = (*groups_of(decision, model.graph), *spatial.groups_in(decision, model.graph))
-            self._collectives = spatial.open_collectives(together, groups, deadline_s)
+            self._collectives = spatial.open_collectives(together, groups, transport.deadline_s)
 
     @property
     def layers_by_micro_batch(self) -> tuple[str, ...]:
@@ -172,7 +170,7 @@ class StageBuilder:
     def _local_stage(self, stage: int) -> LocalStage:
         graph, decision, transport = self._model.graph, self._decision, self._transport
         ranks = tuple(sorted(decision.stages[stage].ranks))
-        add = partial(transport.all_reduce, ranks=ranks, deadline_s=self._deadline_s)
+        add = partial(transport.all_reduce, ranks=ranks)
         divided, run_config, sites = self._divided(stage), self._run_config(stage), self._sites(stage)
         is_shared = divided is not None and not decision.token_slices
         parts = spatial.parts_of(self._model, decision, stage, transport.rank) if is_shared else {}
@@ -195,7 +193,6 @@ class StageBuilder:
             transport,
             self._make_optimizer,
             zero=decision.stages[stage].level,
-            deadline_s=self._deadline_s,
             parts=parts,
             places={} if passes is None else passes.places(self._model, parameters, received),
             is_alone=len(decision.stages) == 1,
@@ -268,7 +265,7 @@ class StageBuilder:
         from runtime.transport.small_allgather import RowGather  # late: a rank alone tells nobody
 
         place = self._node_places.get(node)  # of a graph inside the graph: none
-        return RowGather(talks, ranks, self._deadline_s, None if place is None else exchange_key(stage, place))
+        return RowGather(talks, ranks, None if place is None else exchange_key(stage, place))
 
     def _places(self, divided: spatial.DividedStage | None) -> spatial.DrawnPlaces | None:
         """Where the parts lie that layers of a divided stage draw for."""
@@ -291,9 +288,9 @@ class StageBuilder:
             return None
         ranks, collectives = self._decision.stages[stage].ranks, self._collectives.get(stage)
         if collectives is None:
-            wire = spatial.PeerGroup(self._transport, ranks, self._deadline_s)
+            wire = spatial.PeerGroup(self._transport, ranks)
         else:
-            wire = spatial.CollectivePeerGroup(collectives, ranks, self._deadline_s)
+            wire = spatial.CollectivePeerGroup(collectives, ranks)
         return self._divided_by(stage, wire)
 
     def _divided_by(self, stage: int, wire: spatial.PeerGroup) -> spatial.DividedStage:
@@ -322,7 +319,7 @@ class StageBuilder:
             )
         return SharedSites(
             {node: value for value, node in self._model.node_of_value.items()},
-            spatial.PeerGroup(self._transport, ranks, self._deadline_s),
+            spatial.PeerGroup(self._transport, ranks),
         )
 
     def _passes(self, stage: int, run_config: RunConfig) -> ShardedPasses | None:

@@ -39,7 +39,6 @@ class StateDict:
         local_stages: the stages of this rank.
         model, module: as of :class:`runtime.engine.Engine`; of these nothing is kept but what stages use.
         transport: to the other ranks.
-        deadline_s: longest wait for them.
 
     Attributes:
         num_steps: training steps done, those before a checkpoint that was loaded included.
@@ -53,9 +52,8 @@ class StateDict:
         model: CapturedModel,
         module: nn.Module,
         transport: Transport,
-        deadline_s: float,
     ) -> None:
-        self._local_stages, self._transport, self._deadline_s = local_stages, transport, deadline_s
+        self._local_stages, self._transport = local_stages, transport
         self.num_steps = 0
         self.named = named_state(local_stages, model, module)
         self._parts, self._sliced = named_parts(local_stages, self.named), named_slices(local_stages, self.named)
@@ -187,12 +185,12 @@ class StateDict:
             return tensor
         from runtime.optim.whole_state import gathered  # late: few plans divide parameters
 
-        return gathered(tensor, part, self._transport, self._deadline_s)
+        return gathered(tensor, part, self._transport)
 
     def _united(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         from runtime.optim.whole_state import united
 
-        return united(own, self._transport, self._deadline_s)
+        return united(own, self._transport)
 
 
 def named_state(local_stages: Mapping[int, LocalStage], model: CapturedModel, module: nn.Module) -> dict[str, Tensor]:

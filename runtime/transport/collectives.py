@@ -20,8 +20,8 @@ import torch.distributed as dist
 from planner.ir.cluster import STANDING_BYTES
 from planner.ir.errors import TransportError
 from runtime.transport.base import (
+    DEADLINE_S,
     KEYED,
-    Deadline,
     Pending,
     Words,
     add_in_order,
@@ -34,7 +34,7 @@ from runtime.transport.base import (
     plain_like,
     put_back,
 )
-from runtime.transport.works import PersistentReceives, PostedReceive, StreamWorks, Works
+from runtime.transport.works import OverWorks, PersistentReceives, PostedReceive, StreamWorks, Works
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class _Subgroup:
         return [position for position in range(len(self.ranks)) if position != self.position]
 
 
-class Exchanges:
+class Exchanges(OverWorks):
     """Tensors between the ranks of one process group, which are counted within it.
 
     Args:
@@ -80,17 +80,16 @@ class Exchanges:
         self,
         sent: Mapping[int, torch.Tensor],
         received: Mapping[int, torch.Tensor],
-        deadline_s: float,
         key: int | None = None,
     ) -> Pending:
         """See :class:`runtime.transport.base.Transport`."""
         is_here = self._device.type == "cpu" and all(tensor.is_cpu for tensor in sent.values())
         if is_here and all(map(is_plain, received.values())):
-            return self._begin(sent, received, deadline_s, key)
+            return self._begin(sent, received, key)
         here = {rank: plain_like(tensor, self._device) for rank, tensor in received.items()}
         gone = {rank: self._here(tensor) for rank, tensor in sent.items()}  # to where the backend can send it
         copies = [(received[rank], buffer) for rank, buffer in here.items()]
-        return _Copied(self._begin(gone, here, deadline_s, key), copies)
+        return _Copied(self._begin(gone, here, key), copies)
 
     def _here(self, tensor: torch.Tensor) -> torch.Tensor:
         return plain(tensor, self._device)
@@ -99,14 +98,13 @@ class Exchanges:
         self,
         sent: Mapping[int, torch.Tensor],
         received: Mapping[int, torch.Tensor],
-        deadline_s: float,
         key: int | None,
     ) -> Pending:
         """Starts an exchange of tensors of this rank's device; plain ones come, what is sent has any strides."""
         if key is not None and not self._batched and self._pairs.group is not None:
-            return self._persistent.start(sent, received, deadline_s, key)
+            return self._persistent.start(sent, received, key)
         sent = {rank: tensor if is_plain(tensor) else plain(tensor, self._device) for rank, tensor in sent.items()}
-        return _WorksExchange(self._works, self._start_exchange(self._pairs, sent, received), deadline_s)
+        return _WorksExchange(self._works, self._start_exchange(self._pairs, sent, received))
 
     def _start_exchange(
         self, subgroup: _Subgroup, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
@@ -145,6 +143,8 @@ class GroupExchanges:
     They share the group's order with what else is sent over it, point to point.
     """
 
+    deadline_s = DEADLINE_S
+
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank, self.world_size = group.rank(), group.size()
         self._group = group
@@ -156,14 +156,14 @@ class GroupExchanges:
         self,
         sent: Mapping[int, torch.Tensor],
         received: Mapping[int, torch.Tensor],
-        deadline_s: float,
         key: int | None = None,
     ) -> Pending:
         """See :class:`runtime.transport.base.Transport`; the key is of no use here."""
         devices = {tensor.device.type for tensor in (*sent.values(), *received.values())}
         exchanges, works = self._of(devices.pop() if devices else "cpu")
-        works.settle(Deadline(deadline_s))  # on a stream, what the last exchange waits for is looked at by the next one
-        return exchanges.start_exchange(sent, received, deadline_s)
+        works.deadline_s = self.deadline_s
+        works.settle(works.deadline())  # on a stream, what the last exchange waits for is looked at by the next one
+        return exchanges.start_exchange(sent, received)
 
     def _of(self, device: str) -> tuple[Exchanges, Works]:
         """Over the backend of tensors on ``device``, or on the processor if it moves those alone."""
@@ -216,38 +216,34 @@ class GroupCollectives(Exchanges):
         """See :class:`runtime.transport.base.Transport`, also for the others."""
         return self._backend
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._sum("sum", tensor, ranks, deadline_s).wait()
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self._sum("sum", tensor, ranks).wait()
 
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
-        return self._sum("started sum", tensor, ranks, deadline_s)
+    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        return self._sum("started sum", tensor, ranks)
 
     @torch.no_grad()
-    def reduce_scatter(
-        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
-    ) -> None:
+    def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         subgroup, pieces = self._subgroup("reduce-scatter", ranks), parts(flat, counts, ranks)
         own = pieces[subgroup.position]
         terms = {p: plain_like(own, self._device) for p in subgroup.peers()}
-        self._exchange(subgroup, {p: self._here(pieces[p]) for p in subgroup.peers()}, terms, deadline_s)
+        self._exchange(subgroup, {p: self._here(pieces[p]) for p in subgroup.peers()}, terms)
         add_in_order(own, subgroup.position, list(terms.values()))
 
     @torch.no_grad()
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         subgroup, pieces = self._subgroup("all-gather", ranks), parts(flat, counts, ranks)
         buffers = [self._here(piece) for piece in pieces]
         own = buffers[subgroup.position]
-        self._exchange(
-            subgroup, dict.fromkeys(subgroup.peers(), own), {p: buffers[p] for p in subgroup.peers()}, deadline_s
-        )
+        self._exchange(subgroup, dict.fromkeys(subgroup.peers(), own), {p: buffers[p] for p in subgroup.peers()})
         for piece, buffer in zip(pieces, buffers, strict=True):
             put_back(buffer, piece)
 
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        largest(self, tensor, ranks, deadline_s)
+    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        largest(self, tensor, ranks)
 
     @torch.no_grad()
-    def _sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+    def _sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
         subgroup = self._subgroup(kind, ranks)
         term = self._here(tensor)
         works: dict[dist.Work, Words] = {}
@@ -263,7 +259,7 @@ class GroupCollectives(Exchanges):
             begin = partial(subgroup.group.allreduce, [term])
             peers = ("one of", ", ".join(f"rank {ranks[position]}" for position in subgroup.peers()))
             works = {self._works.start(begin, subgroup.what, peers): peers}
-        return _GroupSum(self._works, works, subgroup.what, tensor, term, other, repost, deadline_s)
+        return _GroupSum(self._works, works, subgroup.what, tensor, term, other, repost)
 
     def _subgroup(self, kind: str, ranks: tuple[int, ...]) -> _Subgroup:
         check_member(self.rank, ranks, self._numbers)
@@ -276,7 +272,6 @@ class GroupCollectives(Exchanges):
         subgroup: _Subgroup,
         sent: Mapping[int, torch.Tensor],
         received: Mapping[int, torch.Tensor],
-        deadline_s: float,
     ) -> None:
         """Small tensors come into receives that stood ready, and are copied."""
 
@@ -286,7 +281,7 @@ class GroupCollectives(Exchanges):
             }
             return {position: self._request(subgroup, position, tensor) for position, tensor in small.items()}
 
-        deadline, coming, going = Deadline(deadline_s), lines_of(received), lines_of(sent)
+        deadline, coming, going = self._works.deadline(), lines_of(received), lines_of(sent)
         ready = {position: request.receive(received[position]) for position, request in coming.items()}
         works = self._start_exchange(
             subgroup,
@@ -368,11 +363,10 @@ class _GroupSum:
     term: torch.Tensor
     other: torch.Tensor | None
     repost: Callable[[torch.Tensor], None] | None
-    deadline_s: float
 
     @torch.no_grad()
     def wait(self) -> None:
-        deadline = Deadline(self.deadline_s)
+        deadline = self.works.deadline()
         for work, peer in self.pending.items():
             self.works.wait(work, self.what, peer, deadline)
         if self.other is not None:
@@ -391,10 +385,9 @@ class _WorksExchange:
 
     works: Works
     pending: Mapping[dist.Work, Words]
-    deadline_s: float
 
     def wait(self) -> None:
-        deadline = Deadline(self.deadline_s)
+        deadline = self.works.deadline()
         for work, peer in self.pending.items():
             self.works.wait(work, _EXCHANGE, peer, deadline)
 

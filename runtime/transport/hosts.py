@@ -22,7 +22,7 @@ from cuda_ops.device.compiling import CannotCompileError
 from cuda_ops.device.host import MPI_JOB
 from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
-from runtime.transport.base import Deadline, Key, Pending, Spec, Transport, default_group, join
+from runtime.transport.base import Key, Pending, Spec, Transport, default_group, join, met
 from runtime.transport.segments import Address, SharedSegments
 from runtime.transport.shared_memory import SPIN_S, SharedMemoryTransport
 
@@ -101,8 +101,7 @@ def open_shared(
         DeadlineError: not all of them were ready in time.
     """
     transport = join("gloo", rank, world_size, store, timeout_s, partial(_meet, tuple(groups), hosts, required, sleeps))
-    transport.barrier(timeout_s)  # a rank that leaves early would break the others' connecting
-    return transport
+    return met(transport, timeout_s)
 
 
 def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: bool, sleeps: bool) -> Transport:
@@ -191,59 +190,63 @@ class MixedTransport:
         self._shared, self._gloo, self._pairs = shared, gloo, near
         self._near = frozenset(sum(pair) - self.rank for pair in near if self.rank in pair)
 
+    @property
+    def deadline_s(self) -> float:
+        return self._gloo.deadline_s
+
+    @deadline_s.setter
+    def deadline_s(self, deadline_s: float) -> None:
+        self._shared.deadline_s = self._gloo.deadline_s = deadline_s
+
     def name_among(self, ranks: Sequence[int]) -> str:
         return self._among(tuple(sorted(ranks))).name
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         self._to(source).post_receive(key, source, specs)
 
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
-        return self._to(source).receive(key, source, deadline_s)
+    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+        return self._to(source).receive(key, source)
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
         self._to(destination).send(key, destination, tensors)
 
-    def flush(self, deadline_s: float) -> None:
-        deadline = Deadline(deadline_s)
-        self._shared.flush(deadline_s)
-        self._gloo.flush(max(0.0, deadline.left_s()))
+    def flush(self) -> None:
+        self._shared.flush()
+        self._gloo.flush()
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._among(ranks).all_reduce(tensor, ranks, deadline_s)
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self._among(ranks).all_reduce(tensor, ranks)
 
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
-        return self._among(ranks).start_sum(tensor, ranks, deadline_s)
+    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        return self._among(ranks).start_sum(tensor, ranks)
 
     def start_exchange(
         self,
         sent: Mapping[int, torch.Tensor],
         received: Mapping[int, torch.Tensor],
-        deadline_s: float,
         key: int | None = None,
     ) -> Pending:
         near = self._near
         if near.issuperset(sent) and near.issuperset(received):
-            return self._shared.start_exchange(sent, received, deadline_s, key)
+            return self._shared.start_exchange(sent, received, key)
         if near.isdisjoint(sent) and near.isdisjoint(received):
-            return self._gloo.start_exchange(sent, received, deadline_s, key)
+            return self._gloo.start_exchange(sent, received, key)
         here = [{rank: tensor for rank, tensor in each.items() if rank in near} for each in (sent, received)]
         away = [{rank: tensor for rank, tensor in each.items() if rank not in near} for each in (sent, received)]
-        far = self._gloo.start_exchange(away[0], away[1], deadline_s, key)
-        return _Both(self._shared.start_exchange(here[0], here[1], deadline_s, key), far)
+        far = self._gloo.start_exchange(away[0], away[1], key)
+        return _Both(self._shared.start_exchange(here[0], here[1], key), far)
 
-    def reduce_scatter(
-        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
-    ) -> None:
-        self._among(ranks).reduce_scatter(flat, counts, ranks, deadline_s)
+    def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        self._among(ranks).reduce_scatter(flat, counts, ranks)
 
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._among(ranks).all_gather(flat, counts, ranks, deadline_s)
+    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        self._among(ranks).all_gather(flat, counts, ranks)
 
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._among(ranks).all_max(tensor, ranks, deadline_s)
+    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self._among(ranks).all_max(tensor, ranks)
 
-    def barrier(self, deadline_s: float, word: int = 0) -> int:
-        return self._gloo.barrier(deadline_s, word)
+    def barrier(self, word: int = 0) -> int:
+        return self._gloo.barrier(word)
 
     def close(self) -> None:
         self._shared.close()

@@ -90,7 +90,7 @@ class Hub:
         rendezvous: ``flush`` waits until the receivers have announced the messages, as gloo and NCCL do.
         capacity: most messages from one rank to another that were sent and not announced; at the next one ``send``
             waits.  None: any number.
-        send_deadline_s: how long such a ``send`` waits.
+        deadline_s: of the waits of its transports.
 
     Attributes:
         changed: held by whoever looks at or changes what is shared.
@@ -106,13 +106,13 @@ class Hub:
         *,
         rendezvous: bool = False,
         capacity: int | None = None,
-        send_deadline_s: float = 60.0,
+        deadline_s: float = 60.0,
     ) -> None:
         self.world_size = world_size
         self.groups = declare(groups, world_size)
         self.rendezvous = rendezvous
         self.capacity = capacity
-        self.send_deadline_s = send_deadline_s
+        self.deadline_s = deadline_s
         self.changed = threading.Condition()
         self.mailboxes: dict[tuple[int, int, int], Mailbox] = {}
         self.meetings: dict[tuple[str, tuple[int, ...], int], Meeting] = {}
@@ -188,6 +188,7 @@ class InProcessTransport:
         self.rank = rank
         self.world_size = hub.world_size
         self.name = IN_PROCESS
+        self.deadline_s = hub.deadline_s
         self._hub = hub
         self._layouts: dict[tuple[Key, int], FrameLayout] = {}
         self._sent: list[tuple[QueuedMessage, int]] = []
@@ -208,7 +209,7 @@ class InProcessTransport:
             mailbox.match()
             self._hub.changed.notify_all()
 
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
         layout = self._layouts.pop((key, source), None)
         if layout is None:
             raise TransportError(f"{key} from rank {source} was not announced")
@@ -216,7 +217,9 @@ class InProcessTransport:
             slot = (source, self.rank, tag(key))
             mailbox = self._hub.mailboxes[slot]
             what = f"receive {key}"
-            self._hub.wait(self.rank, what, lambda: bool(mailbox.messages), lambda: (source,), Deadline(deadline_s))
+            self._hub.wait(
+                self.rank, what, lambda: bool(mailbox.messages), lambda: (source,), Deadline(self.deadline_s)
+            )
             message = mailbox.messages.popleft()
             mailbox.posted -= 1
             if not mailbox.messages and not mailbox.posted:
@@ -235,25 +238,24 @@ class InProcessTransport:
         self._sent = [(sent, rank) for sent, rank in self._sent if not sent.taken]
         self._sent.append((message, destination))
 
-    def flush(self, deadline_s: float) -> None:
+    def flush(self) -> None:
         if self._hub.rendezvous:
             with self._hub.changed:
-                deadline = Deadline(deadline_s)
+                deadline = Deadline(self.deadline_s)
                 for message, destination in self._sent:
                     self._wait_until_taken(message, destination, deadline)
         self._sent.clear()
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._meet("sum", tensor, (), ranks, deadline_s, _SUM).wait()
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self._meet("sum", tensor, (), ranks, _SUM).wait()
 
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
-        return self._meet("started sum", tensor, (), ranks, deadline_s, _SUM)
+    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        return self._meet("started sum", tensor, (), ranks, _SUM)
 
     def start_exchange(
         self,
         sent: Mapping[int, torch.Tensor],
         received: Mapping[int, torch.Tensor],
-        deadline_s: float,
         key: int | None = None,
     ) -> Pending:
         with self._hub.changed:
@@ -261,27 +263,25 @@ class InProcessTransport:
                 self._hub.parcels[self.rank, rank, self._turn(self.rank, rank)] = tensor.detach().clone()
             expected = {(rank, self.rank, self._turn(rank, self.rank)): tensor for rank, tensor in received.items()}
             self._hub.changed.notify_all()
-        return _Delivery(self._hub, self.rank, expected, deadline_s)
+        return _Delivery(self, self._hub, expected)
 
-    def reduce_scatter(
-        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
-    ) -> None:
+    def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         check_member(self.rank, ranks, self._hub.groups)
         parts(flat, counts, ranks)
         start = sum(counts[: ranks.index(self.rank)])
         part = slice(start, start + counts[ranks.index(self.rank)])
-        self._meet("reduce-scatter", flat, tuple(counts), ranks, deadline_s, _SUM, part).wait()
+        self._meet("reduce-scatter", flat, tuple(counts), ranks, _SUM, part).wait()
 
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         parts(flat, counts, ranks)
-        self._meet("all-gather", flat, tuple(counts), ranks, deadline_s, partial(_gathered, counts)).wait()
+        self._meet("all-gather", flat, tuple(counts), ranks, partial(_gathered, counts)).wait()
 
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._meet("maximum", tensor, (), ranks, deadline_s, _MAX).wait()
+    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self._meet("maximum", tensor, (), ranks, _MAX).wait()
 
-    def barrier(self, deadline_s: float, word: int = 0) -> int:
+    def barrier(self, word: int = 0) -> int:
         token = torch.tensor(word, dtype=torch.uint8)
-        self._meet("barrier", token, (), tuple(range(self.world_size)), deadline_s, _MAX).wait()
+        self._meet("barrier", token, (), tuple(range(self.world_size)), _MAX).wait()
         return int(token)
 
     def close(self) -> None:
@@ -314,7 +314,7 @@ class InProcessTransport:
         def has_room() -> bool:
             return sum(rank == destination and not message.taken for message, rank in self._sent) < capacity
 
-        self._hub.wait(self.rank, f"send {key}", has_room, lambda: (destination,), Deadline(self._hub.send_deadline_s))
+        self._hub.wait(self.rank, f"send {key}", has_room, lambda: (destination,), Deadline(self.deadline_s))
 
     def _meet(
         self,
@@ -322,7 +322,6 @@ class InProcessTransport:
         term: torch.Tensor,
         counts: tuple[int, ...],
         ranks: tuple[int, ...],
-        deadline_s: float,
         combine: _Combine,
         part: slice | EllipsisType = ...,
     ) -> Pending:
@@ -338,28 +337,28 @@ class InProcessTransport:
                 meeting.result = combine([meeting.terms[rank] for rank in ranks])
                 meeting.over = True
                 self._hub.changed.notify_all()
-        return _Attendance(self._hub, meeting, (kind, ranks, number), what, self.rank, part, deadline_s)
+        return _Attendance(self, self._hub, meeting, (kind, ranks, number), what, part)
 
 
 @dataclass(frozen=True, slots=True)
 class _Attendance:
     """One rank at a meeting, waiting for its end."""
 
+    transport: InProcessTransport
     hub: Hub
     meeting: Meeting
     place: tuple[str, tuple[int, ...], int]
     what: str
-    rank: int
     part: slice | EllipsisType
-    deadline_s: float
 
     def wait(self) -> None:
         with self.hub.changed, torch.no_grad():
             try:
-                self.hub.wait(self.rank, self.what, self._is_over, self._missing, Deadline(self.deadline_s))
-                self.meeting.terms[self.rank][self.part] = self.meeting.result[self.part]
+                deadline = Deadline(self.transport.deadline_s)
+                self.hub.wait(self.transport.rank, self.what, self._is_over, self._missing, deadline)
+                self.meeting.terms[self.transport.rank][self.part] = self.meeting.result[self.part]
             finally:  # a rank that gave up takes its term along, so that no other gets a result
-                del self.meeting.terms[self.rank]
+                del self.meeting.terms[self.transport.rank]
                 if not self.meeting.terms:
                     del self.hub.meetings[self.place]
 
@@ -374,19 +373,19 @@ class _Attendance:
 class _Delivery:
     """Parcels that one rank expects: by source, destination and number, where each belongs."""
 
+    transport: InProcessTransport
     hub: Hub
-    rank: int
     expected: dict[tuple[int, int, int], torch.Tensor]
-    deadline_s: float
 
     def wait(self) -> None:
         with self.hub.changed, torch.no_grad():
-            self.hub.wait(self.rank, "exchange", self._is_there, self._missing, Deadline(self.deadline_s))
+            rank, deadline = self.transport.rank, Deadline(self.transport.deadline_s)
+            self.hub.wait(rank, "exchange", self._is_there, self._missing, deadline)
             for place, tensor in self.expected.items():
                 parcel = self.hub.parcels.pop(place)
                 if (parcel.shape, parcel.dtype) != (tensor.shape, tensor.dtype):
                     raise TransportError(
-                        f"exchange: rank {self.rank} expects {tuple(tensor.shape)} {tensor.dtype} from rank {place[0]}",
+                        f"exchange: rank {rank} expects {tuple(tensor.shape)} {tensor.dtype} from rank {place[0]}",
                         [f"which sent {tuple(parcel.shape)} {parcel.dtype}"],
                     )
                 tensor.copy_(parcel)

@@ -31,6 +31,7 @@ from runtime.transport.base import (
     flat_on_cpu,
     is_plain,
     largest,
+    met,
     parts,
     plain,
     plain_like,
@@ -84,8 +85,7 @@ def open_mpi(
     local = world.Split_type(mpi.COMM_TYPE_SHARED)
     ranks = world.Split(0, world.rank if rank is None else rank)
     transport = MpiTransport(mpi, ranks, groups, is_crowded=local.size > (os.cpu_count() or 1))
-    transport.barrier(timeout_s)
-    return transport
+    return met(transport, timeout_s)
 
 
 class MpiTransport(FrameMessages):
@@ -103,7 +103,7 @@ class MpiTransport(FrameMessages):
         self.rank, self.world_size, self.name = ranks.rank, ranks.size, names.MPI
         self._numbers = declare(groups, self.world_size)
         self._wire = MpiWire(mpi, ranks)
-        self._works = MpiWorks(self._wire, is_crowded)
+        self._works: MpiWorks = MpiWorks(self._wire, is_crowded)
         super().__init__(cast("dist.ProcessGroup", self._wire), self._works)  # which has all that they ask of one
         self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
 
@@ -118,38 +118,35 @@ class MpiTransport(FrameMessages):
         self,
         sent: Mapping[int, torch.Tensor],
         received: Mapping[int, torch.Tensor],
-        deadline_s: float,
         key: int | None = None,
     ) -> Pending:
         if key is not None and not 0 <= key < KEYED:
             raise ValueError(f"key {key} is not below {KEYED}")
         steps = self._exchange(sent, received, _UNKEYED if key is None else _KEYED | key)
-        return MpiRounds(self._works, steps, ("exchange",), deadline_s)
+        return MpiRounds(self._works, steps, ("exchange",))
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         what, tag = self._begin("sum", ranks)
-        MpiRounds(self._works, self._sum(tensor, ranks, tag), what, deadline_s).wait()
+        MpiRounds(self._works, self._sum(tensor, ranks, tag), what).wait()
 
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
         what, tag = self._begin("started sum", ranks)
-        steps = MpiRounds(self._works, self._sum(tensor, ranks, tag), what, deadline_s)
+        steps = MpiRounds(self._works, self._sum(tensor, ranks, tag), what)
         self._works.run(steps)
         return steps
 
-    def reduce_scatter(
-        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
-    ) -> None:
+    def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         pieces = parts(flat.detach(), counts, ranks)
         what, tag = self._begin("reduce-scatter", ranks)
-        MpiRounds(self._works, self._scatter(pieces, ranks, tag), what, deadline_s).wait()
+        MpiRounds(self._works, self._scatter(pieces, ranks, tag), what).wait()
 
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         pieces = parts(flat.detach(), counts, ranks)
         what, tag = self._begin("all-gather", ranks)
-        MpiRounds(self._works, self._gather(pieces, ranks, tag), what, deadline_s).wait()
+        MpiRounds(self._works, self._gather(pieces, ranks, tag), what).wait()
 
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        largest(self, tensor, ranks, deadline_s)
+    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        largest(self, tensor, ranks)
 
     def _begin(self, kind: str, ranks: tuple[int, ...]) -> tuple[Words, int]:
         """What errors call it, and the first of two tags; the started sums of a group meet nothing else it does."""

@@ -318,8 +318,8 @@ class MpiRounds:
         steps: yields the requests of each step, and goes on when all of them are done.
     """
 
-    def __init__(self, works: MpiWorks, steps: Iterator[list[MpiRequest]], what: Words, deadline_s: float) -> None:
-        self._works, self._steps, self._what, self._deadline_s = works, steps, what, deadline_s
+    def __init__(self, works: MpiWorks, steps: Iterator[list[MpiRequest]], what: Words) -> None:
+        self._works, self._steps, self._what = works, steps, what
         self._waiting: list[MpiRequest] | None = next(steps, None)
 
     def go_on(self) -> bool:
@@ -334,7 +334,7 @@ class MpiRounds:
 
     def wait(self) -> None:
         """See :class:`runtime.transport.base.Pending`."""
-        self._works.until(self.go_on, self._what, self._missing, Deadline(self._deadline_s))
+        self._works.until(self.go_on, self._what, self._missing, self._works.deadline())
 
     def _missing(self) -> list[int]:
         return sorted({request.peer for request in self._waiting or () if not request.test()})

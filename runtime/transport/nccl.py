@@ -20,7 +20,7 @@ from cuda_ops._torch import Store
 from planner.ir.errors import TransportError
 from planner.ir.program import ALONE_BYTES, SPARE_BYTES, Program
 from planner.ir.schedule import SEND, Op
-from runtime.transport.base import Deadline, Key, Spec, default_group, join
+from runtime.transport.base import Deadline, Key, Spec, default_group, join, met
 from runtime.transport.collectives import GroupCollectives
 from runtime.transport.frame import (
     HEADER_BYTES,
@@ -156,13 +156,13 @@ class ChannelTransport(GroupCollectives):
         works = self._works.start(begin, ("receive", key), ("rank", source))
         self._receives[key, source] = _ChannelReceive(layout, buffers, works)
 
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
         if key.kind in self._host_kinds:
-            return self._peers[source].receive(key, Deadline(deadline_s))
+            return self._peers[source].receive(key, self._works.deadline())
         posted = self._receives.pop((key, source), None)
         if posted is None:
             raise TransportError(f"{key} from rank {source} was not announced")
-        deadline = Deadline(deadline_s)
+        deadline = self._works.deadline()
         for work in posted.works:
             self._works.wait(work, ("receive", key), ("rank", source), deadline)
         frame, *alone = posted.buffers
@@ -189,8 +189,8 @@ class ChannelTransport(GroupCollectives):
         works = self._works.start(begin, ("send", key), ("rank", destination))
         self._sends.append(_ChannelSend(key, destination, buffers, works))
 
-    def flush(self, deadline_s: float) -> None:
-        deadline = Deadline(deadline_s)
+    def flush(self) -> None:
+        deadline = self._works.deadline()
         self._works.settle(deadline)
         while self._sends:
             sent = self._sends[0]
@@ -201,8 +201,8 @@ class ChannelTransport(GroupCollectives):
             peer.flush(deadline)
         self._check_headers()
 
-    def barrier(self, deadline_s: float, word: int = 0) -> int:
-        return self._barrier.wait(Deadline(deadline_s), word)
+    def barrier(self, word: int = 0) -> int:
+        return self._barrier.wait(self._works.deadline(), word)
 
     def close(self) -> None:
         is_stuck = bool(self._sends or self._receives) and self._device.type != "cpu"
@@ -323,6 +323,4 @@ def open_nccl(
         timeout_s=timeout_s,
         owns_group=True,
     )
-    transport = join("cpu:gloo,cuda:nccl", rank, world_size, store, timeout_s, make)
-    transport.barrier(timeout_s)
-    return transport
+    return met(join("cpu:gloo,cuda:nccl", rank, world_size, store, timeout_s, make), timeout_s)

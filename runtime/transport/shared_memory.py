@@ -25,6 +25,7 @@ import torch.distributed as dist
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import TransportError
 from runtime.transport.base import (
+    DEADLINE_S,
     KEYED,
     Deadline,
     Key,
@@ -83,7 +84,7 @@ class SharedMemoryTransport:
         owns_group: bool = False,
     ) -> None:
         self.rank, self.world_size, self.segments = segments.rank, world_size, segments
-        self.name = SHARED_MEMORY
+        self.name, self.deadline_s = SHARED_MEMORY, DEADLINE_S
         self.spin_s, self._in_parts, self._owns_group = spin_s, in_parts, owns_group
         self._numbers = declare(groups, world_size)
         self._announced: list[dict[Key, FrameLayout]] = [{} for _ in range(world_size)]
@@ -102,7 +103,7 @@ class SharedMemoryTransport:
             raise TransportError(f"{key} from rank {source} is announced twice")
         self._announced[source][key] = layout_of(specs)
 
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
         layout = self._announced[source].pop(key, None)
         if layout is None:
             raise TransportError(f"{key} from rank {source} was not announced")
@@ -110,7 +111,7 @@ class SharedMemoryTransport:
         segments, header = self.segments, header_of(key, layout, 0, 0)
         look = partial(segments.receive, source, _MESSAGE | tag(key), header, layout)
         if (ended := look(NOW_S, 0.0, False)) == LATE:
-            ended = self._wait(look, source, ("receive", key), Deadline(deadline_s))
+            ended = self._wait(look, source, ("receive", key), Deadline(self.deadline_s))
         if ended == WRONG:
             raise another(segments.header(source, segments.block_offset), header, key, source)
         return segments.taken(layout)
@@ -124,8 +125,8 @@ class SharedMemoryTransport:
         if len(sent) > _MOST_SENT:
             self._forget_taken(destination)
 
-    def flush(self, deadline_s: float) -> None:
-        deadline = Deadline(deadline_s)
+    def flush(self) -> None:
+        deadline = Deadline(self.deadline_s)
         for rank, sent in enumerate(self._sent):
             self._forget_taken(rank)
             if sent:
@@ -134,20 +135,20 @@ class SharedMemoryTransport:
                 sent.clear()
 
     @without_gradients
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._sum("sum", tensor, ranks, deadline_s).wait()
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        self._sum("sum", tensor, ranks).wait()
 
     @without_gradients
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
-        return self._sum("started sum", tensor, ranks, deadline_s)
+    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        return self._sum("started sum", tensor, ranks)
 
-    def start_exchange(self, sent: ByRank, received: ByRank, deadline_s: float, key: int | None = None) -> Pending:
+    def start_exchange(self, sent: ByRank, received: ByRank, key: int | None = None) -> Pending:
         for rank, tensor in sent.items():
             if tensor.numel():
                 self.put(tensor, (rank,), self.exchange_channel(True, rank, key), _EXCHANGING)
-        return _BlockExchange(self, _receives(received), deadline_s, key)
+        return _BlockExchange(self, _receives(received), key)
 
-    def lanes(self, sent: ByRank, received: ByRank, deadline_s: float, key: int | None) -> Lanes | None:
+    def lanes(self, sent: ByRank, received: ByRank, key: int | None) -> Lanes | None:
         """What does :meth:`start_exchange` again and again; None where it cannot be worked out before.
 
         Args:
@@ -163,34 +164,32 @@ class SharedMemoryTransport:
             for (rank, tensor), rows in zip(sent.items(), places.values(), strict=True)
             if rows is not None and tensor.numel()
         ]
-        return Lanes(self, sends, _receives(received), deadline_s, key)
+        return Lanes(self, sends, _receives(received), key)
 
     @without_gradients
-    def reduce_scatter(
-        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
-    ) -> None:
+    def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         place, what = self._meeting("reduce-scatter", ranks)
         channel = _GROUP | place
-        pieces, deadline = dict(zip(ranks, parts(flat, counts, ranks), strict=True)), Deadline(deadline_s)
+        pieces, deadline = dict(zip(ranks, parts(flat, counts, ranks), strict=True)), Deadline(self.deadline_s)
         for rank in self.others_of(ranks):
             self.put(pieces[rank], (rank,), channel, what)
         self.add_to(pieces[self.rank], ranks, channel, what, deadline)
 
     @without_gradients
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         place, what = self._meeting("all-gather", ranks)
         channel = _GROUP | place
-        pieces, deadline = dict(zip(ranks, parts(flat, counts, ranks), strict=True)), Deadline(deadline_s)
+        pieces, deadline = dict(zip(ranks, parts(flat, counts, ranks), strict=True)), Deadline(self.deadline_s)
         others = self.others_of(ranks)
         self.put(pieces[self.rank], others, channel, what)
         for rank in others:
             self.fetch(pieces[rank], rank, channel, what, deadline)
 
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        largest(self, tensor, ranks, deadline_s)
+    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        largest(self, tensor, ranks)
 
-    def barrier(self, deadline_s: float, word: int = 0) -> int:
-        deadline = Deadline(deadline_s)
+    def barrier(self, word: int = 0) -> int:
+        deadline = Deadline(self.deadline_s)
         channel, what = _BARRIER | self._next("barrier"), ("barrier",)
         others = self.others_of(range(self.world_size))
         for rank in others:
@@ -282,14 +281,14 @@ class SharedMemoryTransport:
         """It is not advanced any more."""
         self._unfinished.remove(one)
 
-    def _sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+    def _sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
         place, what = self._meeting(kind, ranks)
         self.advance()
         if self._in_parts and len(ranks) > 2 and tensor.nbytes >= IN_PARTS_BYTES:
-            self._unfinished.append(SumInParts(self, tensor, ranks, place, what, deadline_s))
+            self._unfinished.append(SumInParts(self, tensor, ranks, place, what))
             return self._unfinished[-1]
         self.put(tensor, self.others_of(ranks), _GROUP | place, what)
-        return _BlockSum(self, tensor, ranks, _GROUP | place, what, deadline_s)
+        return _BlockSum(self, tensor, ranks, _GROUP | place, what)
 
     def _meeting(self, kind: str, ranks: tuple[int, ...]) -> tuple[int, Words]:
         """Which of a group's channels the next thing of this kind has, and how errors call it."""
@@ -362,12 +361,10 @@ _Receive = tuple[int, torch.Tensor, ByteRange | None]  # from which rank, and wh
 class _BlockExchange:
     """Tensors on their way."""
 
-    __slots__ = ("_coming", "_deadline_s", "_transport")
+    __slots__ = ("_coming", "_transport")
 
-    def __init__(
-        self, transport: SharedMemoryTransport, receives: Sequence[_Receive], deadline_s: float, key: int | None
-    ) -> None:
-        self._transport, self._deadline_s = transport, deadline_s
+    def __init__(self, transport: SharedMemoryTransport, receives: Sequence[_Receive], key: int | None) -> None:
+        self._transport = transport
         channel = transport.exchange_channel
         self._coming = [(rank, channel(False, rank, key), tensor, place) for rank, tensor, place in receives]
 
@@ -376,24 +373,23 @@ class _BlockExchange:
         for rank, channel, tensor, place in self._coming:
             if deadline is None and place is not None and fetch_now(tensor, place, rank, channel, _EXCHANGING):
                 continue
-            deadline = deadline or Deadline(self._deadline_s)
+            deadline = deadline or Deadline(self._transport.deadline_s)
             self._transport.fetch(tensor, rank, channel, _EXCHANGING, deadline)
 
 
 class Lanes:
     """An exchange of parts of a tensor that comes again and again, one at a time."""
 
-    __slots__ = ("_deadline_s", "_key", "_receives", "_sends", "_transport")
+    __slots__ = ("_key", "_receives", "_sends", "_transport")
 
     def __init__(
         self,
         transport: SharedMemoryTransport,
         sends: Sequence[tuple[int, int, Rows, int]],
         receives: Sequence[_Receive],
-        deadline_s: float,
         key: int | None,
     ) -> None:
-        self._transport, self._sends, self._receives, self._deadline_s = transport, sends, receives, deadline_s
+        self._transport, self._sends, self._receives = transport, sends, receives
         self._key = key
 
     def start(self, whole: torch.Tensor) -> Pending:
@@ -403,7 +399,7 @@ class Lanes:
         for rank, offset, rows, guard in self._sends:
             channel = transport.exchange_channel(True, rank, key)
             transport.segments.put_rows(address + offset, rows, rank, channel, guard)
-        return _BlockExchange(transport, self._receives, self._deadline_s, key)
+        return _BlockExchange(transport, self._receives, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,12 +411,11 @@ class _BlockSum:
     ranks: tuple[int, ...]
     channel: int
     what: Words
-    deadline_s: float
 
     @without_gradients
     def wait(self) -> None:
         if len(self.ranks) > 1:
-            deadline = Deadline(self.deadline_s)
+            deadline = Deadline(self.transport.deadline_s)
             self.transport.add_to(self.tensor.detach(), self.ranks, self.channel, self.what, deadline)
 
 
@@ -434,11 +429,10 @@ class SumInParts:
         ranks: tuple[int, ...],
         place: int,
         what: Words,
-        deadline_s: float,
     ) -> None:
         self._transport, self._tensor, self._ranks = transport, tensor, ranks
         self._channel, self._results = _PART | place | WATCHED, _RESULT | place
-        self._what, self._deadline_s = what, deadline_s
+        self._what = what
         self._flat = flat_on_cpu(tensor)
         self._pieces = dict(zip(ranks, torch.tensor_split(self._flat, len(ranks)), strict=True))
         self._others = transport.others_of(ranks)
@@ -470,7 +464,7 @@ class SumInParts:
     @without_gradients
     def wait(self) -> None:
         """See :class:`runtime.transport.base.Pending`."""
-        deadline = Deadline(self._deadline_s)
+        deadline = Deadline(self._transport.deadline_s)
         if not self._is_added:
             self._transport.leave_alone(self)
             for rank in self._others:

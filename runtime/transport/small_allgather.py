@@ -57,10 +57,8 @@ class RowGather:
             others have none.  See ``Transport.start_exchange``.
     """
 
-    def __init__(
-        self, transport: Exchanging, ranks: tuple[int, ...], deadline_s: float, key: int | None = None
-    ) -> None:
-        self._transport, self._deadline_s, self._key = transport, deadline_s, key
+    def __init__(self, transport: Exchanging, ranks: tuple[int, ...], key: int | None = None) -> None:
+        self._transport, self._key = transport, key
         self._kinds: dict[tuple[int, torch.dtype], int] = {}
         self._num_ranks, self._index = len(ranks), ranks.index(transport.rank)
         self._others = tuple((at, rank) for at, rank in enumerate(ranks) if rank != transport.rank)
@@ -78,4 +76,4 @@ class RowGather:
         received = {rank: rows[at] for at, rank in self._others}
         number = self._kinds.setdefault((count, dtype), len(self._kinds))
         key = self._key | number if self._key is not None and number < 2 else None
-        return PendingRows(table, self._transport.start_exchange(sent, received, self._deadline_s, key))
+        return PendingRows(table, self._transport.start_exchange(sent, received, key))

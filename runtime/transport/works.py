@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from planner.ir.cluster import STANDING_BYTES
 from planner.ir.errors import TransportError
-from runtime.transport.base import KEYED, Deadline, Pending, Words, gone, is_plain, plain, plain_copy, words
+from runtime.transport.base import DEADLINE_S, KEYED, Deadline, Pending, Words, gone, is_plain, plain, plain_copy, words
 
 T = TypeVar("T")
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 2e-3
@@ -37,7 +37,11 @@ class Works:
     """Starts and waits on behalf of ``rank``, where a wait holds the thread, as gloo's does."""
 
     def __init__(self, rank: int) -> None:
-        self.rank = rank
+        self.rank, self.deadline_s = rank, DEADLINE_S
+
+    def deadline(self) -> Deadline:
+        """Of a wait that begins now."""
+        return Deadline(self.deadline_s)
 
     def start(self, begin: Callable[[], T], what: Words, peer: Words) -> T:
         """What ``begin`` starts.
@@ -71,6 +75,21 @@ class Works:
 
     def settle(self, deadline: Deadline) -> None:
         """Until everything that was waited for is done; raises as :meth:`wait`."""
+
+
+class OverWorks:
+    """What waits by ``Works``."""
+
+    _works: Works
+
+    @property
+    def deadline_s(self) -> float:
+        """See :class:`runtime.transport.base.Transport`."""
+        return self._works.deadline_s
+
+    @deadline_s.setter
+    def deadline_s(self, deadline_s: float) -> None:
+        self._works.deadline_s = deadline_s
 
 
 class StreamWorks(Works):
@@ -176,14 +195,12 @@ class PersistentReceives:
         self._ready: dict[_Place, PostedReceive] = {}
         self._sent: dict[int, list[_Sent]] = {}
 
-    def start(
-        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], deadline_s: float, key: int
-    ) -> Pending:
+    def start(self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], key: int) -> Pending:
         """See :meth:`runtime.transport.base.Transport.start_exchange`."""
         if not 0 <= key < KEYED:
             raise ValueError(f"key {key} is not below {KEYED}")
         for work, rank, _ in self._sent.pop(key, ()):  # which has long been taken
-            self.wait(work, rank, Deadline(deadline_s))
+            self.wait(work, rank, self._works.deadline())
         receives = []
         for rank, tensor in received.items():
             if tensor.numel():
@@ -194,19 +211,19 @@ class PersistentReceives:
                     ready = self._posted(place, torch.empty_like(tensor) if stands else tensor)
                 receives.append((place, ready, tensor))
         sends = [self._send(tensor, rank, key) for rank, tensor in sent.items() if tensor.numel()]
-        return _KeyedReceives(self, key, receives, sends, deadline_s)
+        return _KeyedReceives(self, key, receives, sends)
 
     def post_again(self, place: _Place, buffer: torch.Tensor) -> None:
         """Let the next receive stand ready in ``buffer``, if there are not too many."""
         if len(self._ready) < MOST_STANDING:
             self._ready[place] = self._posted(place, buffer)
 
-    def keep(self, key: int, sends: list[_Sent], deadline_s: float) -> None:
+    def keep(self, key: int, sends: list[_Sent]) -> None:
         """Small sends are waited for when their key comes again; until then they hold what they send."""
         kept = [each for each in sends if each[2].nbytes <= STANDING_BYTES]
         for work, rank, tensor in sends:
             if tensor.nbytes > STANDING_BYTES:
-                self.wait(work, rank, Deadline(deadline_s))
+                self.wait(work, rank, self._works.deadline())
         if kept:
             self._sent.setdefault(key, []).extend(kept)
 
@@ -215,6 +232,10 @@ class PersistentReceives:
         while self._sent:
             for work, rank, _ in self._sent.popitem()[1]:
                 self.wait(work, rank, deadline)
+
+    def deadline(self) -> Deadline:
+        """Of a wait that begins now."""
+        return self._works.deadline()
 
     def wait(self, work: dist.Work, rank: int, deadline: Deadline) -> None:
         """Until a receive or send is done."""
@@ -250,14 +271,13 @@ class _KeyedReceives:
     key: int
     receives: list[tuple[_Place, PostedReceive, torch.Tensor]]
     sends: list[_Sent]
-    deadline_s: float
 
     def wait(self) -> None:
-        deadline = Deadline(self.deadline_s)
+        deadline = self.persistent.deadline()
         for place, ready, tensor in self.receives:
             self.persistent.wait(ready.work, place[0], deadline)
             if ready.buffer is not tensor:
                 with torch.no_grad():
                     tensor.copy_(ready.buffer)
                 self.persistent.post_again(place, ready.buffer)
-        self.persistent.keep(self.key, self.sends, self.deadline_s)
+        self.persistent.keep(self.key, self.sends)

@@ -23,7 +23,6 @@ from tests.devices.card import DEVICE, Card, Crossings, card
 from tests.runtime.ranks import on_ranks
 
 T = TypeVar("T")
-_DEADLINE_S = 60.0
 
 
 @dataclass(slots=True)
@@ -70,7 +69,6 @@ def on_card(
                     end,
                     optimizer,
                     device=DEVICE,
-                    deadline_s=_DEADLINE_S,
                     **options,
                 )
                 return work(engine, own, end)

@@ -33,7 +33,6 @@ from runtime.stage.stage import StageProgram
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.arithmetic import RATE, MicroBatch, Outcome, Weights, run_layers
 
-DEADLINE_S = 60.0
 LINEAR = torch.ops.aten.linear.default
 
 
@@ -108,7 +107,7 @@ class _Rank:
         local_stages = {s: self._local_stage(s, rows) for s, ranks in enumerate(boundaries.ranks) if self.rank in ranks}
         routing = Routing([boundaries] * len(rows), program, rows, self.rank)
         context = Context(program, self.rank, "a thread", str)
-        around = StepEnvironment(self.transport, context, DEADLINE_S, Activity(), self.options.lookahead)
+        around = StepEnvironment(self.transport, context, Activity(), self.options.lookahead)
         executor = Executor(Specialization(rows, program, routing, local_stages), around)
         losses = []
         for step in range(self.options.steps):
@@ -160,26 +159,25 @@ class _Rank:
             shares.append(Share(MicrobatchShard(m, count, first, rows[m]), weight * count))
             own = slice(first, first + count)
             feeds.append({name: partial(_fed, m=m, name=name, own=own) for name in read if name in graph.inputs})
-        add = partial(self.transport.all_reduce, ranks=ranks, deadline_s=DEADLINE_S)
+        add = partial(self.transport.all_reduce, ranks=ranks)
         handed_on = tuple(name for name in outputs if name != graph.loss)
         return LocalStage(
             program, ranks, tuple(shares), received, handed_on, tuple(feeds), parameters, {}, updates, add
         )
 
     def _mean(self, ranks: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-        add = partial(self.transport.all_reduce, ranks=ranks, deadline_s=DEADLINE_S)
+        add = partial(self.transport.all_reduce, ranks=ranks)
         return partial(_Mean.apply, add if len(ranks) > 1 else _nothing)
 
     def _updates(self, stage: int, parameters: dict[str, nn.Parameter]) -> Updates:
         ranks = self.boundaries.ranks[stage]
-        exchange = {"ranks": ranks, "deadline_s": DEADLINE_S}
         transport, shards = self.transport, None
         reduction: GradientBuckets | ShardedParameters | None = None
         if len(ranks) > 1 and stage in self.options.sharded:
-            together = (partial(each, **exchange) for each in (transport.reduce_scatter, transport.all_gather))
+            together = (partial(each, ranks=ranks) for each in (transport.reduce_scatter, transport.all_gather))
             reduction = shards = ShardedParameters(parameters, ranks.index(self.rank), len(ranks), *together)
         elif len(ranks) > 1:  # each parameter is a bucket
-            reduction = GradientBuckets(parameters.values(), partial(transport.start_sum, **exchange), bucket_bytes=1)
+            reduction = GradientBuckets(parameters.values(), partial(transport.start_sum, ranks=ranks), bucket_bytes=1)
         sgd = partial(torch.optim.SGD, lr=RATE)
         optimizer = StageOptimizer(parameters, sgd, shards) if parameters else None
         return Updates(frozenset(), reduction, optimizer, frozenset())

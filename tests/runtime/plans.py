@@ -183,6 +183,7 @@ def run_ranks(
     errors: list[BaseException] | None = None,
     gradients: dict[int, dict[str, Tensor]] | None = None,
     states: dict[int, dict[str, Tensor]] | None = None,
+    deadline_s: float = 20.0,
     **options: object,
 ) -> tuple[list[Engine], list[list[StepResult]]]:
     """Every rank in a thread, on a copy of the model of its own.
@@ -196,7 +197,8 @@ def run_ranks(
     num_ranks = decision.num_ranks
     ranks = only or tuple(range(num_ranks))
     original = model, capture(model)
-    hub = Hub(num_ranks, groups_of(decision, original[1].graph), rendezvous=True)
+    groups = groups_of(decision, original[1].graph)
+    hub = Hub(num_ranks, groups, rendezvous=True, deadline_s=deadline_s)
     copies = [copy.deepcopy(original) for _ in ranks]  # together: they share parameters
     engines: dict[int, Engine] = {}
     results: dict[int, list[StepResult]] = {rank: [] for rank in ranks}
@@ -239,7 +241,7 @@ def engine_of(
         model.module,
         transport,
         options.pop("optimizer", sgd),
-        **{"deadline_s": 20.0, **options},
+        **options,
     )
 
 

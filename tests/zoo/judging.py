@@ -233,9 +233,7 @@ class Ranks:
             return model, capture(model)
 
     def _engine(self, model: LoadedModel, captured: CapturedModule, end: InProcessTransport) -> Engine:
-        return Engine(
-            self._decision, captured_model(captured), model.module, end, _optimizer, seed=SEED, deadline_s=20.0
-        )
+        return Engine(self._decision, captured_model(captured), model.module, end, _optimizer, seed=SEED)
 
 
 def together(of_ranks: list[tuple[list[float | None], dict[str, Tensor], dict[str, Tensor]]]) -> Trained:

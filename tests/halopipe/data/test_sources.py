@@ -180,7 +180,7 @@ def test_data_that_have_no_memory_may_be_asked_again(model: LoadedModel) -> None
 
 def test_a_list_of_tuples_is_micro_batches_and_a_list_of_tensors_is_a_batch(model: LoadedModel) -> None:
     captured = captured_model(capture(model))
-    consumer = consumer_of(learners.plan().decision, captured, InProcessTransport(Hub(1), 0), 5.0)
+    consumer = consumer_of(learners.plan().decision, captured, InProcessTransport(Hub(1), 0))
     (_, pieces), (_, whole) = (first(model, name, 1)[0] for name in ("pieces", "loader"))
     batch = bound(pieces, consumer.inputs, (3, 3))
     assert isinstance(batch, MicroBatches)

@@ -51,7 +51,6 @@ def together(
     made = {
         "scheduler": make_scheduler_of(parse_scheduler("StepLR:step_size=1,gamma=0.5")),
         "seed": seed,
-        "deadline_s": 20.0,
         **options,
     }
 
@@ -66,7 +65,7 @@ def together(
             optimizer = Followed(made_by_user, own["scheduler"])
             optimizer.recognise(parameters_of(twin, captured))
         engine = Engine(plan.decision, given, twin.module, end, optimizer, **own)
-        opened = OpenedRank(engine, consumer_of(plan.decision, given, end, 20.0), rank_heartbeat.activity)
+        opened = OpenedRank(engine, consumer_of(plan.decision, given, end), rank_heartbeat.activity)
         terms = JobConfig(plan, optimizer, seed=seed)
         with (
             rank_heartbeat,

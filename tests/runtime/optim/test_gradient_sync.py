@@ -119,7 +119,7 @@ def finish(end: InProcessTransport, gradient: float, **options: object) -> tuple
     for parameter in parameters.values():
         parameter.grad = torch.full_like(parameter, gradient)
     ranks = (0, 1) if end.rank < 2 else (2,)
-    gradient_sync = GradientSync({0: local_stage(parameters, ranks)}, (), end, deadline_s=10.0, **options)
+    gradient_sync = GradientSync({0: local_stage(parameters, ranks)}, (), end, **options)
     gradient_sync.begin()
     norm = gradient_sync.run()
     return norm, [value for parameter in parameters.values() for value in parameter.grad.tolist()]
@@ -164,7 +164,7 @@ def test_where_bad_steps_are_skipped_all_ranks_skip_the_same(bad_rank: int) -> N
     def is_skipped(end: InProcessTransport) -> bool:
         stage = local_stage({}, (end.rank,))
         stage.is_finite = lambda *, gradients=True: end.rank != bad_rank
-        gradient_sync = GradientSync({0: stage}, (), end, on_nan=OnNan.SKIP, deadline_s=10.0)
+        gradient_sync = GradientSync({0: stage}, (), end, on_nan=OnNan.SKIP)
         gradient_sync.begin()
         gradient_sync.run()
         return gradient_sync.is_spoilt

@@ -29,7 +29,7 @@ def on_each_rank(size: int, program: Rank) -> list[dict[str, torch.Tensor]]:
     def work(index: int) -> None:
         transport = InProcessTransport(hub, index)
         try:
-            results[index] = program(index, RowGather(cast(Exchanging, transport), tuple(range(size)), 20.0))
+            results[index] = program(index, RowGather(cast(Exchanging, transport), tuple(range(size))))
         except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             results[index] = error
         finally:

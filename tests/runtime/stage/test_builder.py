@@ -210,9 +210,7 @@ def builder(decision: Decision, captured: CapturedModule, rank: int = 0) -> Stag
     hub = Hub(decision.num_ranks, groups_of(decision, captured.graph))
     boundaries = Boundaries.of_decision(captured.graph, decision)
     stages = boundaries.program(decision).stages
-    return StageBuilder(
-        decision, captured_model(captured), boundaries, stages, InProcessTransport(hub, rank), sgd, deadline_s=5.0
-    )
+    return StageBuilder(decision, captured_model(captured), boundaries, stages, InProcessTransport(hub, rank), sgd)
 
 
 def test_a_rank_keeps_alive_nothing_of_other_stages() -> None:
@@ -288,15 +286,14 @@ class Noting(InProcessTransport):
         self,
         sent: Mapping[int, Tensor],
         received: Mapping[int, Tensor],
-        deadline_s: float,
         key: int | None = None,
     ) -> Pending:
         self.exchanged.append((key, sum(tensor.numel() for tensor in sent.values())))
-        return super().start_exchange(sent, received, deadline_s, key)
+        return super().start_exchange(sent, received, key)
 
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         self.summed.append(tensor.numel())
-        super().all_reduce(tensor, ranks, deadline_s)
+        super().all_reduce(tensor, ranks)
 
 
 def test_ranks_that_share_samples_tell_each_other_rows_of_each_norm_under_its_own_key() -> None:

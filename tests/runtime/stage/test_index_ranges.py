@@ -78,7 +78,7 @@ def test_a_step_on_such_a_batch_is_refused_and_the_next_one_runs() -> None:
     model, loaded = captured(of_each_word)
     decision = decide(model.graph, [], (2, 2))
     end = InProcessTransport(Hub(1, [(0,)]), 0)
-    engine = Engine(decision, model, loaded.module, end, sgd, deadline_s=20.0)
+    engine = Engine(decision, model, loaded.module, end, sgd)
     words, kinds = loaded.inputs[0], loaded.targets[0].clone()
     kinds[3, 2] = CLASSES
     with pytest.raises(UsageError, match=r"targets holds 3[\s\S]*sample 3, at 2"):
