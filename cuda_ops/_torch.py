@@ -30,6 +30,7 @@ leading underscore, and those of ``torch.distributed.distributed_c10d``.
 - ``fixed_sizes``: where a size that may vary is taken for a number; torch tells it in a log alone.
 - ``readable_attribute``: how the code that fx writes for a graph reads a module's attribute.  Torch's own writes names
   as they are wherever Python could read one, keywords too (``self.in.weight``); from here on it is this one.
+- ``occupy_gpu``: a kernel that does nothing for a while, so that what is launched behind it waits on the device.
 - ``check``: a condition that export takes as known of a size; ``torch._check`` is documented, and private by its name.
 """
 
@@ -99,6 +100,7 @@ __all__ = [
     "has_step_hooks",
     "library_path",
     "note_step",
+    "occupy_gpu",
     "optimizer_attributes",
     "optimizer_like",
     "overload_name",
@@ -175,6 +177,12 @@ def conv_backend(
     """The kernel that ``aten::convolution`` chooses for such tensors; nothing public says which."""
     options = list(stride), list(padding), list(dilation), transposed, list(output_padding), groups
     return str(torch._C._select_conv_backend(x, weight, None, *options).name)
+
+
+@needs_private_names
+def occupy_gpu(cycles: int) -> None:
+    """Keeps the current stream busy for so many cycles of the multiprocessors' clock; nothing public does."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch does not type it
 
 
 @needs_private_names

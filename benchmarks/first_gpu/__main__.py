@@ -3,6 +3,7 @@
     python -m benchmarks.first_gpu                    all that is not done yet, each step within 9 minutes
     python -m benchmarks.first_gpu --minutes 9        the same, but this call ends then
     python -m benchmarks.first_gpu --step kernels     one step, or several with commas between them
+    python -m benchmarks.first_gpu --part ResNet  parts whose names match a regular expression
     python -m benchmarks.first_gpu --rehearse         the same on the processor, with small networks, in a minute
     python -m benchmarks.first_gpu --list             the steps, and what is done of each
 
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 whether or not the rows hold, 2 where nothing can be run."""
     parser = argparse.ArgumentParser(description="The first hour on a GPU")
     parser.add_argument("--step", default=",".join(STEPS), metavar="NAME,...", help="these; all if not given")
+    parser.add_argument("--part", default="", metavar="REGEX", help="parts whose names match; all if not given")
     parser.add_argument("--list", action="store_true", help="say what the steps are, and what is done; run nothing")
     parser.add_argument("--rehearse", action="store_true", help="on the processor, with small networks")
     parser.add_argument("--minutes", type=float, default=0.0, metavar="N", help="end within so many; 0: no limit")
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = options.step.split(",")
     if strange := [name for name in asked if name not in STEPS]:
         parser.error(f"there is no step {', '.join(strange)}; there are {', '.join(STEPS)}")
-    results = Results(Bench(options.results.absolute(), options.rehearse), list(STEPS))
+    results = Results(Bench(options.results.absolute(), options.rehearse, options.part), list(STEPS))
     if options.list:
         sys.stdout.write("".join(f"{name:<10} {text}; {_state(name, results)}\n" for name, (_, text) in STEPS.items()))
         return 0

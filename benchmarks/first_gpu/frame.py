@@ -15,6 +15,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -43,10 +44,12 @@ class Bench:
     Attributes:
         folder: of results; ``work`` in it has what one step leaves for another.
         rehearses: whether the processor stands in for the GPU, with networks that are small.
+        only: a regular expression that parts' names must match; empty: all.
     """
 
     folder: Path
     rehearses: bool = False
+    only: str = ""
 
     @property
     def device(self) -> str:
@@ -193,7 +196,7 @@ def work(report: Report, steps: Mapping[str, str], bench: Bench, skipped: Collec
     for step, call in steps.items():
         parts: Parts = _function(call)(bench)
         for part, make in parts.items():
-            if (step, part) in skipped:
+            if (step, part) in skipped or not re.search(bench.only, part):
                 continue
             report(((step, part), None))
             sys.stderr.write(f"\n== {step}: {part}\n")

@@ -2,7 +2,7 @@
 
 Two ranks of a card share it: their step is not predicted, what each of them holds is.  Messages between them go by way
 of the host, since NCCL refuses two ranks of one device.  Predictions are of the profiles' precisions; in float64 plans
-run to be compared alone.
+run to be compared alone: for a few steps of a small batch, since a GPU's convolutions in float64 are slow.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ RUNS = (
 EXACT = "float64"
 GOAL_PERCENT, GOAL_RATIO = 5.0, 1.05
 STEPS, WARM_UP = 12, 3
+EXACT_STEPS, EXACT_SHARE, LEAST_BATCH = 3, 8, 2
+"""Of a comparison in float64: steps, what its batch is a share of, and the least that two replicas can share."""
 
 
 def plans(bench: Bench) -> Parts:
@@ -53,9 +55,10 @@ def plans(bench: Bench) -> Parts:
 
 def _run_beside(bench: Bench, name: str, what: str, dtype: str, links: _Links) -> Iterator[Row]:
     """Its first step must be one device's; of one device, step and memory should be what was predicted."""
-    profile = load_profile(bench, name, "float32" if dtype == EXACT else dtype)
-    plan = plan_of(bench, profile, NETWORKS[name].batch(bench), what, links)
-    result = ran(plan, check_numerics=True, dtype=EXACT if dtype == EXACT else "")
+    is_exact, batch = dtype == EXACT, NETWORKS[name].batch(bench)
+    profile = load_profile(bench, name, "float32" if is_exact else dtype)
+    plan = plan_of(bench, profile, max(LEAST_BATCH, batch // EXACT_SHARE) if is_exact else batch, what, links)
+    result = ran(plan, check_numerics=True, is_exact=is_exact)
     title, numerics = f"{name}, {what}, {dtype}", result.numerics
     if numerics is None or numerics.skipped:
         raise RuntimeError(f"nothing was compared: {numerics}")
@@ -64,11 +67,15 @@ def _run_beside(bench: Bench, name: str, what: str, dtype: str, links: _Links) -
     yield Row(f"{title}: largest relative difference", worst, "")
     yield Row(f"{title}: hidden by rounding", numerics.hidden, "tensors")
     yield Row(f"{title}: measured step", 1e3 * statistics.median(result.timed_seconds), "ms")
-    if dtype == EXACT:
-        return
+    if not is_exact:
+        yield from _beside_prediction(title, plan, result)
+
+
+def _beside_prediction(title: str, plan: Plan, result: RunResult) -> Iterator[Row]:
+    """Step and memory; a step of ranks that share a card is predicted for ranks that do not."""
     prediction = plan.prediction
     yield Row(f"{title}: predicted step", 1e3 * prediction.step_s, "ms")
-    if what == ONE:
+    if len(prediction.ranks) == 1:
         ratio = statistics.median(result.timed_seconds) / prediction.step_s
         yield within(f"{title}: step, measured / predicted - 1", ratio, GOAL_PERCENT)
     peak, wanted = max(zip(result.peak_bytes, (each.peak_bytes for each in prediction.ranks), strict=True))
@@ -85,7 +92,8 @@ def executor(bench: Bench) -> Parts:
 def _beside_own_loop(bench: Bench, name: str) -> Iterator[Row]:
     profile = load_profile(bench, name, "bfloat16")
     own_s, own_bytes = own_loop(bench, profile)
-    result = ran(plan_of(bench, profile, NETWORKS[name].batch(bench), ONE, _Links()), check_first_step=False)
+    plan = plan_of(bench, profile, NETWORKS[name].batch(bench), ONE, _Links())
+    result = ran(plan, check_first_step=False)
     ours_s = statistics.median(result.timed_seconds)
     yield Row(f"{name}: the user's own loop", 1e3 * own_s, "ms")
     yield Row(f"{name}: as a run", 1e3 * ours_s, "ms")
@@ -93,6 +101,7 @@ def _beside_own_loop(bench: Bench, name: str) -> Iterator[Row]:
     yield at_most(f"{name}: run / own loop", ours_s / own_s, "ratio", GOAL_RATIO)
     if bench.device == "cuda":
         yield at_most(f"{name}: memory, run / own loop", max(result.peak_bytes) / own_bytes, "ratio", GOAL_RATIO)
+    yield from _beside_prediction(name, plan, result)
 
 
 def own_loop(bench: Bench, profile: Profile) -> tuple[float, int]:
@@ -129,17 +138,22 @@ def plan_of(bench: Bench, profile: Profile, batch: int, what: str, links: _Links
     return replace(plan, decision=replace(plan.decision, stages=stages))
 
 
-def ran(plan: Plan, *, check_numerics: bool = False, check_first_step: bool = True, dtype: str = "") -> RunResult:
+def ran(
+    plan: Plan, *, check_numerics: bool = False, check_first_step: bool = True, is_exact: bool = False
+) -> RunResult:
     """A run of this host.
+
+    Args:
+        is_exact: in float64, for few steps.
 
     Raises:
         NumericsError: it computes something else than one device.
     """
     os.environ.pop("RANK", None)  # never part of a torchrun job
     options = RunOptions(
-        steps=WARM_UP + STEPS,
-        warmup=WARM_UP,
-        dtype=dtype,
+        steps=EXACT_STEPS if is_exact else WARM_UP + STEPS,
+        warmup=1 if is_exact else WARM_UP,
+        dtype=EXACT if is_exact else "",
         check_numerics=check_numerics,
         check_first_step=check_first_step,
     )

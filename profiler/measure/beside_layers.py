@@ -13,7 +13,7 @@ import inspect
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -80,15 +80,22 @@ def parameter_costs(
     return {name: ParameterCost(accumulate_s[name], update_s[name]) for name in parts}
 
 
-def iteration_s(
+class StepSeconds(NamedTuple):
+    """Of a whole step: forward and backward, and all of it."""
+
+    passes_s: float
+    whole_s: float
+
+
+def step_seconds(
     model: LoadedModel,
     inputs: tuple[Tensor, ...],
     targets: tuple[Tensor, ...],
     optimizer: Optimizer,
     num_runs: int,
     clock: LapClock | None = None,
-) -> float:
-    """Seconds of a whole step on the user's own module: forward, backward, update.
+) -> StepSeconds:
+    """A whole step on the user's own module: forward, backward, update.
 
     ``inputs`` and ``targets`` are what the module and its loss take (:meth:`LoadedModel.taken`).
 
@@ -100,21 +107,30 @@ def iteration_s(
     parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
     update = still_optimizer(optimizer, parameters) if parameters else None
 
-    def step() -> None:
+    def step() -> StepSeconds:
+        started = clock.start()
         model.loss_of_prepared(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        passes, started = clock.stop(started), clock.start()
         if update is not None:
             update.step()
             update.zero_grad(set_to_none=True)
+        rest = clock.stop(started)
+        clock.settle()
+        passes_s = clock.seconds(passes)
+        return StepSeconds(passes_s, passes_s + clock.seconds(rest))
 
-    times: list[float] = []
-    while len(times) < num_runs + _WARM_UPS and (len(times) <= _WARM_UPS or sum(times) < _LONG_S):
+    times: list[StepSeconds] = []
+    while len(times) < num_runs + _WARM_UPS and (
+        len(times) <= _WARM_UPS or sum(each.whole_s for each in times) < _LONG_S
+    ):
         gc.collect()
         gc.disable()
         try:
-            times.append(timed(clock, step))
+            times.append(step())
         finally:
             gc.enable()
-    return trimmed_mean(times[_WARM_UPS:])
+    passes_s, whole_s = zip(*times[_WARM_UPS:], strict=True)
+    return StepSeconds(trimmed_mean(passes_s), trimmed_mean(whole_s))
 
 
 def action_overhead_s(
@@ -129,7 +145,7 @@ def action_overhead_s(
     Args:
         tensors: the graph's inputs by name.
         num_runs: pairs of passes; fewer, but two, of those that take long (``_WAITS_S`` in all).
-        clock: as of :func:`iteration_s`.
+        clock: as of :func:`step_seconds`.
 
     Returns:
         None beside an accelerator, where the host's calls run ahead of the kernels.

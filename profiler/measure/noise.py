@@ -3,7 +3,7 @@
 Clocks: how long a stretch of work took, on the processor or on a GPU.
 
 On a GPU the work goes on after the call that started it.  So a lap is only noted while a pass runs, and its seconds are
-read once the clock has settled, at the end of the pass: timing a layer does not make the next one wait for it.
+read once the clock has settled, at the end of the pass.
 
     started = clock.start()
     ...                           the work
@@ -20,19 +20,25 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from cuda_ops._torch import occupy_gpu
+
 
 class LapClock(Protocol):
     """Times the work of the calling thread, in laps that do not overlap."""
 
-    def start(self) -> Any:
-        """The beginning of a lap, for ``stop``."""
+    def start(self, of: Hashable = None) -> Any:
+        """The beginning of a lap, for ``stop``.
+
+        Args:
+            of: what the lap is of, if its kernels alone count: a GPU then runs them one behind the other.
+        """
         ...
 
     def stop(self, started: Any) -> Any:
@@ -51,7 +57,7 @@ class LapClock(Protocol):
 class ThreadClock:
     """Processor time of the calling thread: what other programs do on the machine is not in it."""
 
-    def start(self) -> float:
+    def start(self, of: Hashable = None) -> float:
         """See :class:`LapClock`, also for the others."""
         return time.thread_time()
 
@@ -67,52 +73,91 @@ class ThreadClock:
 
 @dataclass(frozen=True, slots=True)
 class _Lap:
-    """Events around the work in the order of the stream, and the host's seconds between them."""
+    """Events around the work in the order of the stream."""
 
     start: torch.cuda.Event
     stop: torch.cuda.Event
-    host_s: float
+
+
+_CYCLES_PER_S = 2.5e9
+"""No GPU's multiprocessors are faster; on slower ones a wait is longer than it must be, which does no harm."""
+_FIRST_CALLS_S, _MOST_CALLS_S, _CALL_S = 0.5e-3, 20e-3, 50e-6
+_SPARE_CALLS = 2.0
 
 
 class CudaClock:
-    """Time of a GPU between events on the current stream, or of the host that starts the work, whichever is longer.
+    """Time of a GPU between events on the current stream.
 
-    Where the GPU has work waiting, the time between events is that of the kernels alone; where it waits for the host,
-    it is that of the calls.  A rank has the GPU do one action after another, and waits for each; so of small operators
-    the time of the calls counts, also where the pass happened to hide it behind an earlier layer's kernels.
+    A lap that is of nothing in particular lasts until the GPU has done the work: where it waits for the host, these
+    waits are in it, as in a step.
 
-    It is too long where the host had to wait within the lap: for an operator that reads from the GPU, and where about a
-    thousand launches were waiting already.
+    A lap of something is the time of its kernels.  The GPU is busy before it for longer than the host needed for this
+    lap so far (the least counts, and a share more), so all kernels are waiting when the first one starts.  What the
+    calls add to a step cannot be told layer by layer: :mod:`profiler.measure.host_time`.
+
+    It is too long for an operator that reads from the GPU, which has to wait for the host in between.
 
     Args:
         device: ``cuda:0``; its current stream is timed.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._spare: list[torch.cuda.Event] = []  # a new event is created at its first record, which takes a while
+        self._calls_s: dict[Hashable, float] = {}
 
-    def start(self) -> tuple[torch.cuda.Event, float]:
+    def start(self, of: Hashable = None) -> tuple[torch.cuda.Event, Hashable, float]:
         """See :class:`LapClock`, also for the others."""
-        return self._recorded(), time.perf_counter()
+        if of is not None:
+            torch.cuda.synchronize(self.device)
+            calls_s = min(_MOST_CALLS_S, self._calls_s.get(of, _FIRST_CALLS_S))
+            occupy_gpu(round((_CALL_S + _SPARE_CALLS * calls_s) * _CYCLES_PER_S))
+        return self._recorded(), of, time.perf_counter()
 
-    def stop(self, started: tuple[torch.cuda.Event, float]) -> _Lap:
-        event, start_s = started
-        host_s = time.perf_counter() - start_s
-        return _Lap(event, self._recorded(), host_s)
+    def stop(self, started: tuple[torch.cuda.Event, Hashable, float]) -> _Lap:
+        event, of, start_s = started
+        if of is not None:
+            calls_s = time.perf_counter() - start_s
+            self._calls_s[of] = min(calls_s, self._calls_s.get(of, calls_s))
+        return _Lap(event, self._recorded())
 
     def settle(self) -> None:
-        torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self.device)
 
     def seconds(self, lap: _Lap) -> float:
         device_s: float = lap.start.elapsed_time(lap.stop) / 1e3  # CUDA says milliseconds
         self._spare += (lap.start, lap.stop)
-        return max(device_s, lap.host_s)
+        return device_s
 
     def _recorded(self) -> torch.cuda.Event:
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type its constructor
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(torch.cuda.current_stream(self.device))
         return event
+
+
+class CallClock:
+    """Time of the host's calls beside a GPU, which has nothing to do before each lap.
+
+    Args:
+        device: that is waited for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def start(self, of: Hashable = None) -> float:
+        """See :class:`LapClock`, also for the others."""
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def stop(self, started: float) -> float:
+        return time.perf_counter() - started
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def seconds(self, lap: float) -> float:
+        return lap
 
 
 def clock_for(device: torch.device | str = "cpu") -> LapClock:

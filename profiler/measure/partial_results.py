@@ -35,6 +35,7 @@ class SizeCosts:
     Attributes:
         measurements: of every layer; none if the model does not run.
         iteration_s: of a whole step.
+        calls_share: of the host's calls in its passes (:mod:`profiler.measure.host_time`).
         failure: why the model does not run.
     """
 
@@ -42,6 +43,7 @@ class SizeCosts:
     measurements: tuple[Measurement, ...] = ()
     iteration_s: float = 0.0
     failure: str = ""
+    calls_share: float = 0.0
 
     @property
     def step_s(self) -> float:

@@ -173,7 +173,7 @@ class SegmentedPass:
                 if is_output_of(node):
                     self._values[node] = function(*arguments, **keywords)
                     continue
-                started = self._clock.start()
+                started = self._clock.start((node.name, self._split))
                 value = function(*arguments, **keywords)
                 laps.forward.append(self._clock.stop(started))
                 self._values[node] = value
@@ -203,7 +203,7 @@ class SegmentedPass:
         if not outputs:
             return
         laps = self._laps[segment.name]
-        started = self._clock.start()
+        started = self._clock.start((segment.name, "backward", self._split))
         torch.autograd.backward(outputs, gradients)
         laps.backward.append(self._clock.stop(started))
         for node in segment.results:
@@ -217,7 +217,7 @@ class SegmentedPass:
         """What :meth:`backward_input` left."""
         queue = self._queues.pop(segment.name)
         if self._split and len(queue) > 0:
-            started = self._clock.start()
+            started = self._clock.start((segment.name, "weight"))
             queue.run()
             self._laps[segment.name].weight.append(self._clock.stop(started))
 
@@ -241,7 +241,7 @@ class SegmentedPass:
         laps = []
         for node, gradient in input_gradients:
             if node in self._gradients:
-                started = self._clock.start()
+                started = self._clock.start((segment.name, node.name, "sum"))
                 self._gradients[node] = self._gradients[node] + gradient
                 laps.append(self._clock.stop(started))
             else:

@@ -21,14 +21,16 @@ from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
 from profiler.capture.graph import CapturedModule, capture_for
 from profiler.capture.kinds import Rules
 from profiler.measure.beside_layers import (
+    StepSeconds,
     action_overhead_s,
-    iteration_s,
     parameter_costs,
+    step_seconds,
     still_optimizer,
 )
 from profiler.measure.child_process import Report
 from profiler.measure.deduplicated import time_deduplicated
 from profiler.measure.devices import BACKENDS, back_end_keys
+from profiler.measure.host_time import OF_CALLS, with_calls
 from profiler.measure.memory import footprints
 from profiler.measure.noise import LapClock, RunDelay, clock_for, reference_kernel_s
 from profiler.measure.partial_results import (
@@ -42,7 +44,7 @@ from profiler.measure.partial_results import (
 )
 from profiler.measure.progress import ProfileProgress, ProgressCounter
 from profiler.measure.sizes import KeyChange, Limits, Read, key_changes, likely_sizes, next_size, not_bracketed
-from profiler.measure.timing import QUICK, TimingEffort, shared, time_layers
+from profiler.measure.timing import QUICK, TimedLayer, TimingEffort, shared, time_layers
 from profiler.shards.measure import PartRounds, likely_rounds
 from profiler.source.model import CloudExample, GraphExample, LoadedModel, example_of, fed_example
 from profiler.source.module_kinds import trained_parameters
@@ -244,11 +246,11 @@ class _Measuring:
         self._counter.start_size(samples)
         tensors = example_of(self._captured.graph.inputs, self._model, samples)
         try:
-            whole_s = self._iteration_s(tensors)
+            step = self._step_seconds(tensors)
         except (RuntimeError, ValueError) as error:  # a batch norm of one value, for one
             return SizeCosts(samples, failure=f"{samples} samples: {type(error).__name__}: {error}")
         time = time_deduplicated if self._job.quick else time_layers
-        times = time(
+        kernels = time(
             self._captured,
             tensors,
             samples,
@@ -256,6 +258,11 @@ class _Measuring:
             lambda *slowest: self._counter.passed(samples, *slowest),
             self._clock,
         )
+
+        def time_calls(clock: LapClock) -> dict[str, TimedLayer]:
+            return time_layers(self._captured, tensors, samples, OF_CALLS, lambda *slowest: None, clock)
+
+        times, calls_share = with_calls(kernels, step.passes_s, self._clock, time_calls)
         bytes_of = footprints(self._captured, tensors, samples)
         keys = back_end_keys(self._captured, samples)
         measurements = tuple(
@@ -277,17 +284,17 @@ class _Measuring:
             )
             for name, layer_times in times.items()
         )
-        return SizeCosts(samples, measurements, whole_s)
+        return SizeCosts(samples, measurements, step.whole_s, calls_share=calls_share)
 
     def _action_overhead_s(self, samples: int) -> float | None:
         tensors = example_of(self._captured.graph.inputs, self._model, samples)
         return action_overhead_s(self._captured, tensors, samples, self._effort.min_runs, self._clock)
 
-    def _iteration_s(self, tensors: Mapping[str, Tensor]) -> float:
+    def _step_seconds(self, tensors: Mapping[str, Tensor]) -> StepSeconds:
         values = tuple(tensors.values())
         count = len(self._model.inputs)
         runs = self._effort.min_runs
-        return iteration_s(self._model, values[:count], values[count:], self._job.optimizer, runs, self._clock)
+        return step_seconds(self._model, values[:count], values[count:], self._job.optimizer, runs, self._clock)
 
     def _measure_parts(self, sizes: list[SizeCosts]) -> list[PartCosts]:
         """Parts at the sizes at which the model runs."""

@@ -9,12 +9,17 @@
     views                    nothing
     all others               by the bytes of their arguments and results, as elementwise operators
 
+Convolutions of float32 are priced as cuDNN computes them by default (``torch.backends.cudnn.allow_tf32``): in tensor
+cores, where the device's data sheet states a rate for that (NVIDIA's since A100).  Products are not: there torch's
+default is float32 as it is (``torch.backends.cuda.matmul.allow_tf32``).
+
 Ignored: what a compiler would fuse, and the time of the host, which of small kernels is the longer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -22,6 +27,7 @@ from typing import Any
 from torch import Tensor
 
 from cuda_ops._torch import OpOverload, schema_of, tree_leaves
+from planner.ir.errors import MissingMeasurementError
 from planner.kernels import NOTHING, AttentionShape, Estimate, Kernels
 
 _FREE = frozenset(
@@ -70,7 +76,11 @@ class OperatorPrices:
         made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         read = [each for each in tree_leaves((args, dict(keywords))) if isinstance(each, Tensor)]
         numbers = [each for each in (*made, *read) if each.is_floating_point()]
-        kernels = self.kernels(str(numbers[0].dtype).removeprefix("torch.") if numbers else "float32")
+        dtype = str(numbers[0].dtype).removeprefix("torch.") if numbers else "float32"
+        kernels = self.kernels(dtype)
+        if dtype == "float32" and name.startswith("convolution"):
+            with suppress(MissingMeasurementError):
+                kernels = self.kernels("tfloat32")
         rule = _RULES.get(name.rstrip("_"))
         if rule is not None:
             return rule(kernels, arguments, made)

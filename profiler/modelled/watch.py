@@ -73,7 +73,7 @@ class WatchClock:
     def __init__(self, watch: OperatorWatch) -> None:
         self._watch = watch
 
-    def start(self) -> None:
+    def start(self, of: object = None) -> None:
         """See :class:`profiler.measure.noise.LapClock`, also for the others."""
         self._watch.take()
 

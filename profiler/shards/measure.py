@@ -23,12 +23,13 @@ from torch import Tensor
 from planner.ir.profile import Measurement, PartShape
 from profiler.capture.graph import CapturedModule
 from profiler.measure.devices import back_end_keys
+from profiler.measure.host_time import OF_CALLS, added
 from profiler.measure.memory import workspace_bytes
-from profiler.measure.noise import LapClock
+from profiler.measure.noise import CallClock, CudaClock, LapClock
 from profiler.measure.partial_results import PartCosts, SizeCosts
 from profiler.measure.progress import ProgressCounter
 from profiler.measure.sizes import TESTED_RATIO, Limits, Read, reading_error
-from profiler.measure.timing import SegmentedPass, TimingEffort, segments, time_segments
+from profiler.measure.timing import SegmentedPass, TimedLayer, TimingEffort, segments, time_segments
 from profiler.shards.arguments import ValueOf
 from profiler.shards.network import PartNetwork, PartPass, part_network
 from profiler.source.model import LoadedModel, example_of
@@ -76,7 +77,7 @@ def measure_round(
     captured: CapturedModule,
     value_of: ValueOf,
     each: Round,
-    whole: Mapping[str, Measurement],
+    whole: SizeCosts,
     effort: TimingEffort,
     after_pass: AfterPass,
     clock: LapClock | None = None,
@@ -85,7 +86,7 @@ def measure_round(
 
     Args:
         value_of: what every node is for ``each.samples`` samples.
-        whole: the measurements of whole layers at as many.  What a part saves is its share of what the layer saves in
+        whole: of whole layers at as many.  What a part saves is its share of what the layer saves in
             the network, where another one may keep its inputs; halos that it received are counted with the messages.
     """
     network = part_network(captured, value_of, each.samples, each.shapes)
@@ -95,13 +96,21 @@ def measure_round(
 
 def _measured(
     network: PartNetwork,
-    whole: Mapping[str, Measurement],
+    whole: SizeCosts,
     effort: TimingEffort,
     after_pass: AfterPass,
     clock: LapClock | None,
 ) -> Iterator[Measurement]:
     parts = segments(network.captured)
-    times = time_segments(parts, lambda split: PartPass(network, clock, split), effort, after_pass, clock)
+
+    def timed(effort: TimingEffort, after_pass: AfterPass, clock: LapClock | None) -> Mapping[str, TimedLayer]:
+        return time_segments(parts, lambda split: PartPass(network, clock, split), effort, after_pass, clock)
+
+    times = timed(effort, after_pass, clock)
+    if whole.calls_share and isinstance(clock, CudaClock):
+        calls = timed(OF_CALLS, lambda *slowest: None, CallClock(clock.device))
+        times = added(times, calls, whole.calls_share)
+    saved_bytes = {one.layer: one.saved_bytes for one in whole.measurements}
     workspace = workspace_bytes(parts, PartPass(network))
     keys = back_end_keys(network.captured, network.captured.graph.samples)
     for name, shape in network.shapes.items():
@@ -113,7 +122,7 @@ def _measured(
                 backward_s=times[name].backward_s,
                 backward_input_s=times[name].backward_input_s,
                 backward_weight_s=times[name].backward_weight_s,
-                saved_bytes=round(whole[layer].saved_bytes * network.shares[name]),
+                saved_bytes=round(saved_bytes[layer] * network.shares[name]),
                 workspace_bytes=workspace[name],
                 num_runs=times[name].num_runs,
                 spread=times[name].spread,
@@ -246,7 +255,7 @@ class PartRounds:
     ) -> None:
         self._captured, self._model, self._effort = captured, model, effort
         self._progress, self._clock, self._sized = progress, clock, whole
-        self._whole = {size.samples: {one.layer: one for one in size.measurements} for size in whole}
+        self._whole = {size.samples: size for size in whole}
         self._sizes = tuple(sorted(self._whole))
 
     def every(self, wanted: Sequence[PartShape], done: Sequence[PartCosts]) -> Found:

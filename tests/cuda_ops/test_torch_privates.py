@@ -302,3 +302,17 @@ def test_code_of_a_graph_reads_attributes_of_any_name(name: str) -> None:
     weight = graph.get_attr(f"{name}.weight")
     graph.output(weight)
     assert torch.fx.GraphModule(module, graph)() is module.get_submodule(name).weight
+
+
+@pytest.mark.cuda
+def test_a_gpu_is_kept_busy_for_as_many_cycles_as_asked() -> None:
+    def busy_ms(cycles: int) -> float:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        _torch.occupy_gpu(cycles)
+        stop.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(stop)
+
+    busy_ms(10_000_000)
+    assert busy_ms(1_000_000) < busy_ms(4_000_000) < busy_ms(16_000_000)

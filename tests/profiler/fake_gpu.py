@@ -38,6 +38,7 @@ class FakeGpu:
         monkeypatch.setattr(noise.torch.cuda, "Event", Event)
         monkeypatch.setattr(noise.torch.cuda, "current_stream", lambda device: device)
         monkeypatch.setattr(noise.torch.cuda, "synchronize", gpu.synchronize)
+        monkeypatch.setattr(noise, "occupy_gpu", lambda cycles: gpu.launch(cycles / noise._CYCLES_PER_S, 0.0))
         monkeypatch.setattr(noise.time, "perf_counter", lambda: gpu.host_s)
         return gpu
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
 
 from profiler.measure import noise
-from profiler.measure.noise import CudaClock, LapClock, ThreadClock, clock_for, timed
+from profiler.measure.noise import CallClock, CudaClock, LapClock, ThreadClock, clock_for, timed
 from tests.profiler.fake_gpu import FakeGpu
 
 
@@ -18,8 +19,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return FakeGpu.installed(monkeypatch)
 
 
-def lap_of(clock: LapClock, work: Callable[[], object]) -> object:
-    started = clock.start()
+def lap_of(clock: LapClock, work: Callable[[], object], of: str | None = None) -> object:
+    started = clock.start(of)
     work()
     return clock.stop(started)
 
@@ -31,7 +32,7 @@ def test_thread_time_counts_work_and_not_sleep() -> None:
     assert timed(clock, lambda: sum(range(200_000))) > 0
 
 
-def test_kernels_that_outlast_their_calls_are_timed_by_events(gpu: FakeGpu) -> None:
+def test_laps_one_after_another_are_what_the_stream_took_with_what_it_waited(gpu: FakeGpu) -> None:
     clock = CudaClock(torch.device("cuda:0"))
     laps = [lap_of(clock, lambda s=s: gpu.launch(kernel_s=s, call_s=0.001)) for s in (0.25, 0.5)]
     assert gpu.waits == 0, "noting a lap must not wait for the GPU"
@@ -40,12 +41,45 @@ def test_kernels_that_outlast_their_calls_are_timed_by_events(gpu: FakeGpu) -> N
     assert gpu.waits == 1
 
 
-def test_where_calls_outlast_kernels_the_calls_are_timed(gpu: FakeGpu) -> None:
+@pytest.mark.parametrize("call_s", [1e-4, 3e-3])
+def test_a_lap_of_something_is_its_kernels_whatever_the_host_needs_for_their_calls(gpu: FakeGpu, call_s: float) -> None:
     clock = CudaClock(torch.device("cuda:0"))
-    gpu.launch(kernel_s=10.0, call_s=0.001)  # hides the call that follows from the events
-    lap = lap_of(clock, lambda: gpu.launch(kernel_s=0.002, call_s=0.03))
+
+    def work() -> None:
+        for _ in range(3):
+            gpu.launch(kernel_s=2e-5, call_s=call_s)
+
+    seconds = []
+    for _ in range(3):
+        laps = [lap_of(clock, work, name) for name in ("relu", "add")]
+        clock.settle()
+        seconds.append([clock.seconds(lap) for lap in laps])
+    assert seconds[1:] == [pytest.approx([6e-5, 6e-5])] * 2  # at first, nobody knows how long the calls take
+
+
+def test_a_lap_in_which_the_host_waits_for_the_gpu_does_not_make_the_next_longer_and_longer(gpu: FakeGpu) -> None:
+    clock = CudaClock(torch.device("cuda:0"))
+
+    def reads() -> None:
+        gpu.launch(kernel_s=1e-3, call_s=1e-5)
+        gpu.synchronize()
+        gpu.launch(kernel_s=1e-3, call_s=1e-5)
+
+    began_s = []
+    for _ in range(6):
+        began_s.append(gpu.host_s)
+        lap = lap_of(clock, reads, "nonzero")
+        clock.settle()
+        assert clock.seconds(lap) == pytest.approx(2e-3, rel=0.02)
+    took_s = [after_s - before_s for before_s, after_s in pairwise(began_s)]
+    assert took_s[1:] == pytest.approx(took_s[1:2] * 4)
+
+
+def test_calls_are_timed_while_the_gpu_has_nothing_to_do(gpu: FakeGpu) -> None:
+    clock = CallClock(torch.device("cuda:0"))
+    laps = [lap_of(clock, lambda s=s: gpu.launch(kernel_s=0.5, call_s=s), "relu") for s in (0.001, 0.002)]
     clock.settle()
-    assert clock.seconds(lap) == pytest.approx(0.03)
+    assert [clock.seconds(lap) for lap in laps] == pytest.approx([0.001, 0.002])
 
 
 def test_events_are_used_again(gpu: FakeGpu) -> None:
@@ -71,3 +105,28 @@ def test_laps_of_a_gpu_are_about_as_long_as_its_work() -> None:
     times_of(2)
     one_s, ten_s = times_of(1), times_of(10)
     assert 0 < one_s < ten_s
+
+
+@pytest.mark.cuda
+def test_a_lap_of_kernels_whose_calls_take_long_is_what_they_take_in_a_captured_graph() -> None:
+    device = torch.device("cuda:0")
+    clock, x = CudaClock(device), torch.zeros(1 << 23, device=device)
+
+    def work(pause_s: float = 0.0) -> None:
+        for _ in range(20):
+            x.add_(1.0)
+            time.sleep(pause_s)
+
+    def least_s(of: str, calls: Callable[[], object]) -> float:
+        seconds = []
+        for _ in range(10):
+            lap = lap_of(clock, calls, of)
+            clock.settle()
+            seconds.append(clock.seconds(lap))
+        return min(seconds)
+
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    assert least_s("calls", lambda: work(1e-4)) == pytest.approx(least_s("graph", graph.replay), rel=0.5)

@@ -15,7 +15,7 @@ from cuda_ops.dense.deferred_gradients import CurrentQueue, deferred
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer
 from profiler.measure import beside_layers
-from profiler.measure.beside_layers import action_overhead_s, iteration_s, parameter_costs, still_optimizer
+from profiler.measure.beside_layers import action_overhead_s, parameter_costs, step_seconds, still_optimizer
 from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import footprints, saved_bytes
 from profiler.measure.noise import CudaClock, ThreadClock
@@ -170,7 +170,8 @@ def test_updates_add_up_and_leave_the_parameters_alone(name: str) -> None:
     before = [parameter.detach().clone() for parameter in model.module.parameters()]
     costs = parameter_costs(graph, optimizer, 2)
     batch = loaded(RESNET, 2)
-    assert iteration_s(model, batch.inputs, batch.targets, optimizer, 2) > 0
+    step = step_seconds(model, batch.inputs, batch.targets, optimizer, 2)
+    assert 0 < step.passes_s < step.whole_s
     assert set(costs) == {layer.name for layer in graph.graph.layers if layer.parameters}
     assert all(cost.accumulate_s > 0 and cost.update_s > 0 for cost in costs.values())
     assert all(torch.equal(*pair) for pair in zip(model.module.parameters(), before, strict=True))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from planner.ir.errors import FactoryError, UnsupportedModelError
+from planner.ir.errors import FactoryError, MissingMeasurementError, UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH
 from planner.ir.profile import ModelSource, Optimizer
 from planner.kernels import cluster_of, kernels
@@ -185,3 +185,25 @@ def test_a_factory_that_reads_values_is_refused_with_what_to_do(
     with pytest.raises(FactoryError, match=r"reads\.py:model reads values, and there are none") as caught:
         fake_network(ModelSource("reads.py:model"))
     assert "leave out --on" in str(caught.value)
+
+
+@pytest.mark.parametrize(("has_tensor_cores", "of_convolutions"), [(True, "tfloat32"), (False, "float32")])
+def test_float32_convolutions_are_in_tensor_cores_where_there_are_some_and_products_are_not(
+    has_tensor_cores: bool, of_convolutions: str
+) -> None:
+    recorders = {dtype: Recorder() for dtype in ("float32", "tfloat32")}
+
+    def kernels(dtype: str) -> Recorder:
+        if dtype == "tfloat32" and not has_tensor_cores:
+            raise MissingMeasurementError("nothing says how fast it computes in tfloat32")
+        return recorders[dtype]
+
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    with OperatorWatch((OperatorPrices(kernels),)):  # type: ignore[arg-type]  # it has the methods that are called
+        nn.Conv2d(3, 4, 3, bias=False)(x).square().sum().backward()
+    assert {dtype for dtype, each in recorders.items() if each.products} == {of_convolutions}
+    recorders["tfloat32"].products.clear()
+    with OperatorWatch((OperatorPrices(kernels),)):  # type: ignore[arg-type]
+        nn.Linear(8, 4)(x).square().sum().backward()
+    assert recorders["float32"].products
+    assert not recorders["tfloat32"].products

@@ -17,6 +17,7 @@ from planner.layers import kind
 from profiler.capture.graph import CapturedModule, capture
 from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import footprints
+from profiler.measure.partial_results import SizeCosts
 from profiler.measure.timing import QUICK, segments
 from profiler.shards.arguments import part_box
 from profiler.shards.measure import measure_round, rounds, whole_values
@@ -159,14 +160,14 @@ def test_every_part_is_measured_for_all_layers_like_it() -> None:
     shapes = tuple(shape for shape in shapes_of(graph, (2,), 2) if shape.part[-2:] == (4, 8) and shape.samples == 2)
     names = [name for shape in shapes for name in shape.layers]
     memory = footprints(graph, tensors, 2)
-    whole = {n: Measurement(n, 2, 1.0, 1.0, 1.0, 0.0, memory[n].saved_bytes, 0, 1) for n in graph.graph.by_name()}
+    layers = graph.graph.by_name()
+    whole = SizeCosts(2, tuple(Measurement(n, 2, 1.0, 1.0, 1.0, 0.0, memory[n].saved_bytes, 0, 1) for n in layers))
     passes: list[tuple[str, float, float]] = []
     value_of = whole_values(graph, tensors, 2)
     (each,) = rounds(shapes, (2,))
     found = list(measure_round(graph, value_of, each, whole, QUICK, lambda *seen: passes.append(seen)))
     assert [one.layer for one in found] == names
     assert len(passes) == QUICK.num_warm_ups + QUICK.min_runs + QUICK.split_runs + 1
-    layers = graph.graph.by_name()
     assert {layers[name].kind for name in names} >= {"conv", "batch_norm"}
     for one in found:
         seconds = (one.forward_s, one.backward_s, one.backward_input_s, one.backward_weight_s)
