@@ -319,27 +319,6 @@ class Exchanging(Protocol):
         ...
 
 
-class Gathers(Protocol):
-    """The part of a transport that gathers."""
-
-    rank: int
-
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
-        """See :class:`Transport`."""
-        ...
-
-
-@torch.no_grad()
-def largest(transport: Gathers, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
-    """:meth:`Transport.all_max` by a gather: a ring's maximum may lose NaN."""
-    count = tensor.numel()
-    everybody = tensor.new_zeros(len(ranks) * count)
-    if transport.rank in ranks:
-        everybody.view(len(ranks), count)[ranks.index(transport.rank)] = tensor.reshape(-1)
-    transport.all_gather(everybody, [count] * len(ranks), ranks)
-    tensor.copy_(everybody.view(len(ranks), count).amax(0).view(tensor.shape))
-
-
 @dataclass(frozen=True, slots=True)
 class Deadline:
     """A wait of at most ``limit_s``, or several waits that share the limit, counted from ``start_s``."""

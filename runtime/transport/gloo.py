@@ -24,7 +24,7 @@ from planner.ir.cluster import PAIR_SUM_BYTES
 from planner.ir.errors import TransportError
 from planner.ir.program import ALONE_BYTES, SPARE_BYTES
 from runtime.transport.base import Deadline, Key, Spec, default_group, gone, join, met
-from runtime.transport.collectives import GroupCollectives
+from runtime.transport.exchanges import GroupCollectives
 from runtime.transport.frame import Frame, FrameLayout, alone_buffer, layout_for, layout_of, tag, whole
 from runtime.transport.works import Barrier, OverWorks, Works
 
@@ -250,4 +250,4 @@ class GlooTransport(GroupCollectives, FrameMessages):
 
     def _flush(self, deadline: Deadline) -> None:
         super()._flush(deadline)
-        self._persistent.flush(deadline)
+        self.flush_keyed()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -23,6 +23,7 @@ from cuda_ops.device.host import MPI_JOB
 from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
 from runtime.transport.base import Key, Pending, Spec, Transport, default_group, join, met
+from runtime.transport.collectives import ByRank, Collectives
 from runtime.transport.segments import Address, SharedSegments
 from runtime.transport.shared_memory import SPIN_S, SharedMemoryTransport
 
@@ -175,7 +176,7 @@ def _say(apart: Sequence[tuple[int, int]], why: Sequence[str], required: bool) -
     _LOGGER.warning("%s: %s; they talk over gloo, which is slower", title, "; ".join(reasons))
 
 
-class MixedTransport:
+class MixedTransport(Collectives):
     """Shared memory where both ranks of a pair, or all of a group, have it, gloo elsewhere.
 
     See :class:`runtime.transport.base.Transport`.
@@ -185,6 +186,7 @@ class MixedTransport:
     """
 
     def __init__(self, shared: SharedMemoryTransport, gloo: GlooTransport, near: Pairs) -> None:
+        super().__init__(shared.groups, gloo.world_size)
         self.rank, self.world_size = gloo.rank, gloo.world_size
         self.name = transport_text(shared.name, gloo.name)
         self._shared, self._gloo, self._pairs = shared, gloo, near
@@ -199,7 +201,7 @@ class MixedTransport:
         self._shared.deadline_s = self._gloo.deadline_s = deadline_s
 
     def name_among(self, ranks: Sequence[int]) -> str:
-        return self._among(tuple(sorted(ranks))).name
+        return self.among(tuple(sorted(ranks))).name
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         self._to(source).post_receive(key, source, specs)
@@ -214,18 +216,7 @@ class MixedTransport:
         self._shared.flush()
         self._gloo.flush()
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
-        self._among(ranks).all_reduce(tensor, ranks)
-
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
-        return self._among(ranks).start_sum(tensor, ranks)
-
-    def start_exchange(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        key: int | None = None,
-    ) -> Pending:
+    def start_exchange(self, sent: ByRank, received: ByRank, key: int | None = None) -> Pending:
         near = self._near
         if near.issuperset(sent) and near.issuperset(received):
             return self._shared.start_exchange(sent, received, key)
@@ -235,15 +226,6 @@ class MixedTransport:
         away = [{rank: tensor for rank, tensor in each.items() if rank not in near} for each in (sent, received)]
         far = self._gloo.start_exchange(away[0], away[1], key)
         return _Both(self._shared.start_exchange(here[0], here[1], key), far)
-
-    def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
-        self._among(ranks).reduce_scatter(flat, counts, ranks)
-
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
-        self._among(ranks).all_gather(flat, counts, ranks)
-
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
-        self._among(ranks).all_max(tensor, ranks)
 
     def barrier(self, word: int = 0) -> int:
         return self._gloo.barrier(word)
@@ -261,7 +243,7 @@ class MixedTransport:
     def _to(self, rank: int) -> SharedMemoryTransport | GlooTransport:
         return self._shared if rank in self._near else self._gloo
 
-    def _among(self, ranks: tuple[int, ...]) -> SharedMemoryTransport | GlooTransport:
+    def among(self, ranks: tuple[int, ...]) -> SharedMemoryTransport | GlooTransport:
         return self._shared if self._pairs.issuperset(combinations(ranks, 2)) else self._gloo
 
 

@@ -21,7 +21,7 @@ from planner.ir.errors import TransportError
 from planner.ir.program import ALONE_BYTES, SPARE_BYTES, Program
 from planner.ir.schedule import SEND, Op
 from runtime.transport.base import Deadline, Key, Spec, default_group, join, met
-from runtime.transport.collectives import GroupCollectives
+from runtime.transport.exchanges import GroupCollectives
 from runtime.transport.frame import (
     HEADER_BYTES,
     FrameLayout,
@@ -150,8 +150,8 @@ class ChannelTransport(GroupCollectives):
         link = self._link(key, source, self.rank)
         layout = layout_of(specs, ALONE_BYTES)
         size = layout.total_bytes + min(layout.total_bytes, SPARE_BYTES)
-        buffers = [torch.empty(size, dtype=torch.uint8, device=self._device)]
-        buffers += [alone_buffer(spec, SPARE_BYTES, self._device) for spec in layout.alone]
+        buffers = [torch.empty(size, dtype=torch.uint8, device=self.device)]
+        buffers += [alone_buffer(spec, SPARE_BYTES, self.device) for spec in layout.alone]
         begin = partial(_each, link.recv, buffers, _other(link))
         works = self._works.start(begin, ("receive", key), ("rank", source))
         self._receives[key, source] = _ChannelReceive(layout, buffers, works)
@@ -182,7 +182,7 @@ class ChannelTransport(GroupCollectives):
         buffers = [frame]
         for tensor, span in zip(tensors, layout.spans, strict=True):
             if span is None:
-                buffers.append(self._here(tensor))
+                buffers.append(self.here(tensor))
             else:
                 next(inside).copy_(tensor.detach())
         begin = partial(_each, link.send, buffers, _other(link))
@@ -205,7 +205,7 @@ class ChannelTransport(GroupCollectives):
         return self._barrier.wait(self._works.deadline(), word)
 
     def close(self) -> None:
-        is_stuck = bool(self._sends or self._receives) and self._device.type != "cpu"
+        is_stuck = bool(self._sends or self._receives) and self.device.type != "cpu"
         for link in self._links.values() if is_stuck else ():
             link.abort()  # a kernel that waits for a peer would keep the process
         self._receives.clear()
@@ -231,7 +231,7 @@ class ChannelTransport(GroupCollectives):
         groups = [*self._now.values(), *self._started.values(), self._pairs.group]
         for number, group in enumerate(groups):
             if group is not None:
-                token = torch.zeros(1, device=self._device)
+                token = torch.zeros(1, device=self.device)
                 what, peers = ("connect group", number), ("one of", group.size(), "ranks")
                 self._works.finish(
                     self._works.start(partial(group.allreduce, [token]), what, peers), what, peers, deadline
@@ -250,7 +250,7 @@ class ChannelTransport(GroupCollectives):
             group = dist.new_group(ends, backend=backend)  # by all ranks: names of local ones depend on each rank
             if self.rank not in ends:
                 continue
-            token = torch.zeros(1, dtype=torch.uint8, device=self._device)
+            token = torch.zeros(1, dtype=torch.uint8, device=self.device)
             begin = partial(group.send if self.rank == channel.source else group.recv, [token], _other(group), 0)
             peer = ("rank", channel.destination if self.rank == channel.source else channel.source)
             work = self._works.start(begin, ("connect", channel), peer)
@@ -268,7 +268,7 @@ class ChannelTransport(GroupCollectives):
         return link
 
     def _frame(self, key: Key, layout: FrameLayout) -> torch.Tensor:
-        frame = torch.empty(layout.total_bytes, dtype=torch.uint8, device=self._device)
+        frame = torch.empty(layout.total_bytes, dtype=torch.uint8, device=self.device)
         header = torch.frombuffer(bytearray(header_of(key, layout, 0, 0)), dtype=torch.uint8)
         frame[:HEADER_BYTES].copy_(header)
         return frame

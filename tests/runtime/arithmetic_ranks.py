@@ -84,8 +84,8 @@ def computed_by_ranks(
         thread.join()
     if errors:
         raise errors[0]
-    if hub.mailboxes or hub.meetings:
-        raise AssertionError(f"left in the hub: {list(hub.mailboxes)}, {list(hub.meetings)}")
+    if hub.mailboxes or hub.parcels:
+        raise AssertionError(f"left in the hub: {list(hub.mailboxes)}, {list(hub.parcels)}")
     return [outcomes[rank] for rank in range(len(program.rows))]
 
 

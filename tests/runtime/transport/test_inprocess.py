@@ -144,4 +144,4 @@ def test_a_hub_keeps_nothing_of_messages_and_sums_that_are_done():
     hub = Hub(2)
     assert errors_of(hub, [program] * 2) == ["", ""]
     assert not hub.mailboxes
-    assert not hub.meetings
+    assert not hub.parcels
