@@ -25,7 +25,7 @@ from cuda_ops._torch import Store, TCPStore
 from cuda_ops.device.host import cpu_s_of_all, process_state
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError
 from runtime.monitor.activity import Beat, describe, read_board
-from runtime.monitor.failure import also, blame, cause, died, read_error
+from runtime.monitor.failure import also, blame, cause, died, left_by
 from runtime.monitor.waits import MEETING, Waits
 
 LOOPBACK = "127.0.0.1"
@@ -54,16 +54,10 @@ _GRACE_S = 1.2
 
 
 class WorkerExit(Protocol):
-    """What a worker that has ended left behind: its exit code, its result or its error, and the end of its output."""
+    """What is seen of a worker that has ended: its exit code, and the end of its output."""
 
     @property
     def code(self) -> int: ...
-
-    @property
-    def result(self) -> str: ...
-
-    @property
-    def error(self) -> str: ...
 
     @property
     def output(self) -> str: ...
@@ -208,7 +202,7 @@ def run_workers(
 
     Args:
         titles: by rank, such as ``rank 1 (n0/cpu1, stage 1)``, for errors.
-        store: that the workers publish their activity on.
+        store: that the workers publish their activity on, and leave their results and errors.
         watch: called a few times a second with what each rank does.
         waits: tells who waits for whom.
         deadline_s: how long others wait at the start for a worker that only sleeps.
@@ -261,10 +255,11 @@ class _Crew:
             for rank, ended in each.ended().items():
                 if rank in self.failures or rank in self.results:
                     continue
-                if ended.error:
-                    self.failures[rank] = read_error(ended.error)
-                elif ended.result:
-                    self.results[rank] = ended.result
+                left = left_by(self.store, rank)
+                if isinstance(left, HalopipeError):
+                    self.failures[rank] = left
+                elif left:
+                    self.results[rank] = left
                 else:
                     self.failures[rank] = self._death(rank, ended)
         return bool(self.failures) or len(self.results) < len(self.titles)
