@@ -24,7 +24,7 @@ from typing import Protocol, TypeGuard
 from cuda_ops._torch import Store, TCPStore
 from cuda_ops.device.host import cpu_s_of_all, process_state
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError
-from runtime.monitor.activity import Beat, describe, read_board
+from runtime.monitor.activity import Beat, Silence, describe, read_board
 from runtime.monitor.failure import also, blame, cause, died, left_by
 from runtime.monitor.waits import MEETING, Waits
 
@@ -212,7 +212,7 @@ def run_workers(
         DeadlineError: a worker did one thing for longer than its deadline, went silent for so long, or is stopped or
             sleeps before its first step.
     """
-    crew = _Crew(workers, titles, store, watch, waits or Waits((), ()), max(_SLEEPS_S, deadline_s))
+    crew = _Crew(workers, titles, store, watch, waits or Waits((), ()), max(_SLEEPS_S, deadline_s), Silence(titles))
     try:
         for each in workers:
             each.start()
@@ -230,14 +230,13 @@ class _Crew:
     watch: Callable[[Mapping[int, Beat]], None]
     waits: Waits
     start_s: float
+    silence: Silence
     beats: Mapping[int, Beat] = field(default_factory=dict)
-    heard_s: dict[int, float] = field(default_factory=dict)
     results: dict[int, str] = field(default_factory=dict)
     failures: dict[int, HalopipeError] = field(default_factory=dict)
     rests: dict[int, _Rest] = field(default_factory=dict)
 
     def wait(self) -> dict[int, str]:
-        self.heard_s = dict.fromkeys(self.titles, time.monotonic())
         read_s = 0.0
         while self._look():
             if time.monotonic() - read_s >= _BOARD_S:
@@ -285,24 +284,22 @@ class _Crew:
     def _read_board(self) -> None:
         now_s = time.monotonic()
         beats = read_board(self.store, self.titles)
-        for rank, beat in beats.items():
-            if rank not in self.beats or self.beats[rank].number != beat.number:
-                self.heard_s[rank] = now_s
-        self.beats = {rank: beat.aged(now_s - self.heard_s[rank]) for rank, beat in beats.items()}
+        self.silence.note(beats)
+        self.beats = {rank: beat.aged(self.silence.seconds_of(rank)) for rank, beat in beats.items()}
         self.watch(self.beats)
         numbers = {rank: number for each in self.workers for rank, number in each.numbers.items()}
         has_begun = any(beat.step >= 0 for beat in beats.values())  # nobody begins a step before all are there
         for rank in self.titles:
             if rank not in self.failures and rank not in self.results:
-                self._check_alive(rank, now_s)
+                self._check_alive(rank)
                 if rank in numbers and rank not in self.failures:
                     is_starting = not has_begun and _is_starting(self.beats.get(rank))
                     self._check_process(rank, numbers[rank], now_s, is_starting=is_starting)
 
-    def _check_alive(self, rank: int, now_s: float) -> None:
+    def _check_alive(self, rank: int) -> None:
         beat = self.beats.get(rank)
         deadline_s = beat.deadline_s if beat else SETUP_S
-        silent_s = now_s - self.heard_s[rank]
+        silent_s = self.silence.seconds_of(rank)
         busy_s = beat.for_s + silent_s if beat else silent_s
         if busy_s <= deadline_s + _GRACE_S:
             return
