@@ -84,7 +84,7 @@ def steps_within(plan: Plan, transport: str, limits: Sequence[Limits]) -> Counte
         workers = workers_of(folder, port, {rank: str(rank) for rank in ranks}, call=f"{__name__}:rank")
         waits = Waits(plan.decision.rows(), [stage.ranks for stage in plan.decision.stages])
         try:
-            run_workers([workers], titles_of(plan.decision), store, waits=waits, deadline_s=_DEADLINE_S)
+            run_workers(workers, titles_of(plan.decision), store, waits=waits, deadline_s=_DEADLINE_S)
         except OutOfMemoryError:
             ran_out = True
         return Counted(tuple(_noted(folder, number) for number in ranks), ran_out)

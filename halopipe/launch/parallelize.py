@@ -329,7 +329,7 @@ class ScriptRanks:
 
         def watch() -> None:
             try:
-                run_workers([workers], titles_of(decision), self._store, stop, waits, deadline_s)
+                run_workers(workers, titles_of(decision), self._store, stop, waits, deadline_s)
             except HalopipeError as error:
                 self._failure = error
             except Exception as error:  # noqa: BLE001  # whoever waits for the ranks must hear of it

@@ -16,6 +16,7 @@ from cuda_ops.device.host import MPI_JOB
 from halopipe.launch.job_environment import GLOO
 from halopipe.run_spec.job import JOB
 from planner.ir.errors import MissingFileError
+from runtime.monitor.failure import EndedWorker
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "halopipe.launch.worker:main"
@@ -43,19 +44,6 @@ class Member:
     arguments: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EndedWorker:
-    """What is seen of a worker that has ended.
-
-    Attributes:
-        code: its exit code; negative: the signal that ended it.
-        output: the end of what it wrote to its standard output and error.
-    """
-
-    code: int
-    output: str = ""
-
-
 class Processes:
     """Workers of this host.
 
@@ -80,11 +68,6 @@ class Processes:
         self._loads, self._afresh, self._leaves = tuple(loads), afresh, str(folder) if is_own else ""
         self._processes: dict[int, fork_server.Process] = {}
         self._ended: dict[int, EndedWorker] = {}
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Those of its members."""
-        return tuple(member.rank for member in self._members)
 
     def start(self) -> None:
         """Start all members.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halopipe.launch.combine import combine
-from halopipe.launch.processes import EndedWorker, Processes, workers_of
+from halopipe.launch.processes import Processes, workers_of
 from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
@@ -20,7 +20,7 @@ from planner.ir.errors import EndedError, HalopipeError, MissingFileError, Worke
 from planner.ir.files import write_text
 from planner.ir.plan import Decision, Plan
 from runtime.monitor.activity import Beat
-from runtime.monitor.failure import left_by
+from runtime.monitor.failure import EndedWorker, left_by
 from runtime.monitor.waits import Waits
 from runtime.monitor.watch import host_store, run_workers
 
@@ -48,7 +48,7 @@ def spawn(plan: Plan, options: RunOptions, progress: Progress | None, folder: Pa
         folder, port, {assignment.rank: str(assignment.rank) for assignment in assignments}, afresh=on_gpus(assignments)
     )
     with one_device(job):
-        results = _watched(job, [workers], store, progress)
+        results = _watched(job, workers, store, progress)
     return combine(plan, options, results, progress)
 
 
@@ -66,7 +66,7 @@ def one_device(job: Job) -> Iterator[None]:
     store, port = host_store()
     workers = workers_of(job.folder, port, {REFERENCE_RANK: REFERENCE}, afresh=on_gpus(assignments))
     if job.options.check_numerics:
-        run_workers([workers], {REFERENCE_RANK: "the run on one device"}, store)
+        run_workers(workers, {REFERENCE_RANK: "the run on one device"}, store)
         yield
         return
     with _beside(workers, store, job):
@@ -119,7 +119,7 @@ def _why(store: Store, ended: EndedWorker) -> str:
     return f"the run on one device ended by {how} without a word"
 
 
-def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Progress | None) -> list[RankResult]:
+def _watched(job: Job, workers: Processes, store: Store, progress: Progress | None) -> list[RankResult]:
     """The result of each rank.
 
     Where checkpoints are written, who asks this process to end asks the ranks: they save, and raise EndedError.
@@ -136,8 +136,7 @@ def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Pro
         if end.why and not passed_on:
             passed_on = True
             sys.stderr.write(f"{end.why}: the job saves before its next step, and ends; Ctrl-C again ends it at once\n")
-            for each in workers:
-                each.ask_to_end()
+            workers.ask_to_end()
         if end.is_late():
             sys.stderr.write(f"{end.late()}\n")
             raise SystemExit(end.exit_code)

@@ -11,6 +11,7 @@ import json
 import signal
 import traceback
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.ir import errors
@@ -39,6 +40,19 @@ def read_error(text: str) -> HalopipeError:
     cls = getattr(errors, record["type"], WorkerError)
     is_own = isinstance(cls, type) and issubclass(cls, HalopipeError)
     return (cls if is_own else WorkerError)(record["title"], record["details"], record["remedies"])
+
+
+@dataclass(frozen=True, slots=True)
+class EndedWorker:
+    """What is seen of a worker that has ended.
+
+    Attributes:
+        code: its exit code; negative: the signal that ended it.
+        output: the end of what it wrote to its standard output and error.
+    """
+
+    code: int
+    output: str = ""
 
 
 def leave_result(store: Store | StatusStore, rank: int, text: str) -> None:

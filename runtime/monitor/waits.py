@@ -307,8 +307,8 @@ class RankHeartbeat(Heartbeat):
             with suppress(BoardSilentError):
                 beats = read_board(self._status_store, missing)
             silence.note(beats)
-            came = {rank for rank, beat in beats.items() if beat.meetings >= self.activity.meetings}
-            missing = [rank for rank in missing if rank not in came]
+            arrived = {rank for rank, beat in beats.items() if beat.meetings >= self.activity.meetings}
+            missing = [rank for rank in missing if rank not in arrived]
             silent = {rank: silence.seconds_of(rank) for rank in missing}
             if any(silent_s >= self._deadline_s for silent_s in silent.values()):
                 raise self._unheard(silent, beats)

@@ -1,4 +1,4 @@
-"""Watches the worker processes of a plan, on this host or others, and ends all of them when one fails.
+"""Watches the worker processes of a plan on this host, and ends all of them when one fails.
 
 The workers meet in a store that the launcher hosts on one interface; on it they also say what they do, so that a worker
 that hangs is found although it says nothing any more.
@@ -15,8 +15,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol, TypeGuard
@@ -25,7 +24,7 @@ from cuda_ops._torch import Store, TCPStore
 from cuda_ops.device.host import cpu_s_of_all, process_state
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError
 from runtime.monitor.activity import Beat, Silence, describe, read_board
-from runtime.monitor.failure import also, blame, cause, died, left_by
+from runtime.monitor.failure import EndedWorker, also, blame, cause, died, left_by
 from runtime.monitor.waits import MEETING, Waits
 
 LOOPBACK = "127.0.0.1"
@@ -53,23 +52,8 @@ _GRACE_S = 1.2
 """Beyond its deadline a wait should have ended by itself; later the launcher ends it."""
 
 
-class WorkerExit(Protocol):
-    """What is seen of a worker that has ended: its exit code, and the end of its output."""
-
-    @property
-    def code(self) -> int: ...
-
-    @property
-    def output(self) -> str: ...
-
-
 class Workers(Protocol):
-    """The processes of some ranks, wherever they are."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Those that they are."""
-        ...
+    """The processes of the ranks of a job."""
 
     def start(self) -> None:
         """Start all of them."""
@@ -77,15 +61,15 @@ class Workers(Protocol):
 
     @property
     def numbers(self) -> Mapping[int, int]:
-        """Those of their processes, by rank, as far as they are on this host."""
+        """Those of their processes, by rank."""
         ...
 
-    def ended(self) -> Mapping[int, WorkerExit]:
+    def ended(self) -> Mapping[int, EndedWorker]:
         """Those that have ended by now."""
         ...
 
     def end(self) -> None:
-        """End those that still run; none is alive afterwards, as far as can be known."""
+        """End those that still run; none is alive afterwards."""
         ...
 
 
@@ -191,7 +175,7 @@ def meet(store: Store, rank: int, num_ranks: int, timeout_s: float = SETUP_S) ->
 
 
 def run_workers(
-    workers: Sequence[Workers],
+    workers: Workers,
     titles: Mapping[int, str],
     store: Store,
     watch: Callable[[Mapping[int, Beat]], None] = lambda beats: None,
@@ -214,17 +198,15 @@ def run_workers(
     """
     crew = _Crew(workers, titles, store, watch, waits or Waits((), ()), max(_SLEEPS_S, deadline_s), Silence(titles))
     try:
-        for each in workers:
-            each.start()
+        workers.start()
         return crew.wait()
     finally:
-        with ThreadPoolExecutor(max(1, len(workers))) as pool:
-            list(pool.map(lambda each: each.end(), workers))
+        workers.end()
 
 
 @dataclass(slots=True)
 class _Crew:
-    workers: Sequence[Workers]
+    workers: Workers
     titles: Mapping[int, str]
     store: Store
     watch: Callable[[Mapping[int, Beat]], None]
@@ -250,17 +232,16 @@ class _Crew:
 
     def _look(self) -> bool:
         """Whether anybody still runs, or failed; results and failures of those that ended are noted."""
-        for each in self.workers:
-            for rank, ended in each.ended().items():
-                if rank in self.failures or rank in self.results:
-                    continue
-                left = left_by(self.store, rank)
-                if isinstance(left, HalopipeError):
-                    self.failures[rank] = left
-                elif left:
-                    self.results[rank] = left
-                else:
-                    self.failures[rank] = self._death(rank, ended)
+        for rank, ended in self.workers.ended().items():
+            if rank in self.failures or rank in self.results:
+                continue
+            left = left_by(self.store, rank)
+            if isinstance(left, HalopipeError):
+                self.failures[rank] = left
+            elif left:
+                self.results[rank] = left
+            else:
+                self.failures[rank] = self._death(rank, ended)
         return bool(self.failures) or len(self.results) < len(self.titles)
 
     def _raise_cause(self) -> None:
@@ -287,7 +268,7 @@ class _Crew:
         self.silence.note(beats)
         self.beats = {rank: beat.aged(self.silence.seconds_of(rank)) for rank, beat in beats.items()}
         self.watch(self.beats)
-        numbers = {rank: number for each in self.workers for rank, number in each.numbers.items()}
+        numbers = self.workers.numbers
         has_begun = any(beat.step >= 0 for beat in beats.values())  # nobody begins a step before all are there
         for rank in self.titles:
             if rank not in self.failures and rank not in self.results:
@@ -349,7 +330,7 @@ class _Crew:
             error, [*self.waits.lines(self.beats), *([f"the others: {others}"] if others else [])]
         )
 
-    def _death(self, rank: int, ended: WorkerExit) -> HalopipeError:
+    def _death(self, rank: int, ended: EndedWorker) -> HalopipeError:
         beat = read_board(self.store, [rank]).get(rank)
         return died(self.titles[rank], ended.code, str(beat) if beat else "", ended.output)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from runtime.spatial.layer_shard import LayerShard
-from runtime.transport.small_allgather import RowGather, RowTable, Tell
+from runtime.transport.small_allgather import PendingRows, RowGather, Tell
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -33,7 +33,7 @@ def rows_among(shard: LayerShard, positions: tuple[int, ...]) -> Tell:
     return tell
 
 
-def start_sum(shard: LayerShard, tensor: Tensor) -> RowTable:
+def start_sum(shard: LayerShard, tensor: Tensor) -> PendingRows:
     """Start to tell the ranks of ``shard.group`` a tensor, whose sum is that of the table's rows."""
     return rows_of(shard)([tensor.reshape(-1)], sum_dtype(tensor.dtype))
 

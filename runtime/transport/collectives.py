@@ -97,7 +97,7 @@ class Steps:
                 self.go_on()
 
 
-class Collectives:
+class CollectiveOperations:
     """The part of a transport that does things in groups, see :class:`runtime.transport.base.Transport`.
 
     Args:
@@ -113,7 +113,7 @@ class Collectives:
         self.groups = declare(groups, world_size)
         self._series: dict[tuple[str, tuple[int, ...]], Series] = {}
 
-    def among(self, ranks: tuple[int, ...]) -> Collectives:
+    def among(self, ranks: tuple[int, ...]) -> CollectiveOperations:
         """What ``ranks`` exchange by."""
         return self
 

@@ -38,7 +38,7 @@ from runtime.transport.base import (
     put_back,
     without_gradients,
 )
-from runtime.transport.collectives import STARTED_SUM, ByRank, Collectives, Meeting
+from runtime.transport.collectives import STARTED_SUM, ByRank, CollectiveOperations, Meeting
 from runtime.transport.works import OverWorks, PostedReceive, StreamWorks, Works
 
 ALL_STANDING_BYTES = 1 << 30
@@ -282,7 +282,7 @@ class GroupExchanges:
         return self._over[key]
 
 
-class GroupCollectives(Exchanges, Collectives):
+class GroupCollectives(Exchanges, CollectiveOperations):
     """The part of a transport that does things in groups; all ranks of ``world`` make theirs together.
 
     Args:
@@ -305,7 +305,7 @@ class GroupCollectives(Exchanges, Collectives):
         pair_bytes: int = 0,
         batched: bool = False,
     ) -> None:
-        Collectives.__init__(self, groups, world.size())
+        CollectiveOperations.__init__(self, groups, world.size())
         self._now, self._started = (
             {ranks: _new_group(ranks, backend) for ranks in self.groups if len(ranks) > 1} for _ in range(2)
         )

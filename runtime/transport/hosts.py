@@ -23,7 +23,7 @@ from cuda_ops.device.host import MPI_JOB
 from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
 from runtime.transport.base import Key, Pending, Spec, Transport, default_group, join, met
-from runtime.transport.collectives import ByRank, Collectives
+from runtime.transport.collectives import ByRank, CollectiveOperations
 from runtime.transport.segments import Address, SharedSegments
 from runtime.transport.shared_memory import SPIN_S, SharedMemoryTransport
 
@@ -176,7 +176,7 @@ def _say(apart: Sequence[tuple[int, int]], why: Sequence[str], required: bool) -
     _LOGGER.warning("%s: %s; they talk over gloo, which is slower", title, "; ".join(reasons))
 
 
-class MixedTransport(Collectives):
+class MixedTransport(CollectiveOperations):
     """Shared memory where both ranks of a pair, or all of a group, have it, gloo elsewhere.
 
     See :class:`runtime.transport.base.Transport`.

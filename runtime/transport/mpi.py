@@ -22,7 +22,7 @@ import torch.distributed as dist
 from planner.ir import cluster as names
 from planner.ir.errors import TransportError
 from runtime.transport.base import KEYED, Pending, Words, is_plain, met, plain, plain_like
-from runtime.transport.collectives import STARTED_SUM, ByRank, Collectives, Meeting
+from runtime.transport.collectives import STARTED_SUM, ByRank, CollectiveOperations, Meeting
 from runtime.transport.gloo import FrameMessages
 from runtime.transport.mpi_requests import MpiExchange, MpiSteps, MpiWire, MpiWorks, library, load_mpi, meet
 
@@ -74,7 +74,7 @@ def open_mpi(
     return met(transport, timeout_s)
 
 
-class MpiTransport(Collectives, FrameMessages):
+class MpiTransport(CollectiveOperations, FrameMessages):
     """The transport of one process, see :class:`runtime.transport.base.Transport`; received tensors are on the CPU.
 
     Args:
@@ -87,7 +87,7 @@ class MpiTransport(Collectives, FrameMessages):
         self, mpi: Any, ranks: MPI.Intracomm, groups: Iterable[Sequence[int]] = (), *, is_crowded: bool = False
     ) -> None:
         self.rank, self.world_size, self.name = ranks.rank, ranks.size, names.MPI
-        Collectives.__init__(self, groups, self.world_size)
+        CollectiveOperations.__init__(self, groups, self.world_size)
         self._wire = MpiWire(mpi, ranks)
         self._works: MpiWorks = MpiWorks(self._wire, is_crowded)
         FrameMessages.__init__(

@@ -8,9 +8,8 @@ start whenever these are complete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,25 +17,9 @@ from torch import Tensor
 from runtime.transport import Exchanging, Pending
 
 
-class RowTable(Protocol):
-    """The rows of all ranks, on their way."""
-
-    def wait(self) -> Tensor:
-        """[ranks, numbers], the same bits on each."""
-        ...
-
-
-class Tell(Protocol):
-    """Tells the other ranks of a group what this one has; all call it in the same order, with as many numbers."""
-
-    def __call__(self, parts: Sequence[Tensor], dtype: torch.dtype) -> RowTable:
-        """Start to exchange the row that ``parts``, of one dim each and without gradients, make up."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class PendingRows:
-    """A table, and what its wait waits for."""
+    """The rows of all ranks, on their way: a table [ranks, numbers], the same bits on each, and what is waited for."""
 
     table: Tensor
     pending: Pending | None = None
@@ -46,6 +29,13 @@ class PendingRows:
         if self.pending is not None:
             self.pending.wait()
         return self.table
+
+
+Tell = Callable[[Sequence[Tensor], torch.dtype], PendingRows]
+"""Tells the other ranks of a group the row that some tensors, of one dim each and without gradients, make up.
+
+All ranks call it in the same order, with as many numbers.
+"""
 
 
 class RowGather:
@@ -63,7 +53,7 @@ class RowGather:
         self._num_ranks, self._index = len(ranks), ranks.index(transport.rank)
         self._others = tuple((at, rank) for at, rank in enumerate(ranks) if rank != transport.rank)
 
-    def __call__(self, parts: Sequence[Tensor], dtype: torch.dtype) -> RowTable:
+    def __call__(self, parts: Sequence[Tensor], dtype: torch.dtype) -> PendingRows:
         """See :class:`Tell`."""
         count = sum(part.numel() for part in parts)
         table = torch.empty(self._num_ranks, count, dtype=dtype, device=parts[0].device)

@@ -18,7 +18,7 @@ import pytest
 import torch.distributed as dist
 
 from halopipe.launch import spawn, worker
-from halopipe.launch.processes import EndedWorker, workers_of
+from halopipe.launch.processes import workers_of
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.job import Job, RankResult
 from halopipe.run_spec.options import RunOptions
@@ -39,7 +39,7 @@ from planner.ir.timeline import Timeline
 from runtime.checkpoint import Checkpoint, complete_steps
 from runtime.checkpoint.lock import held
 from runtime.monitor.activity import Activity, Heartbeat
-from runtime.monitor.failure import leave_result, left_by
+from runtime.monitor.failure import EndedWorker, leave_result, left_by
 from runtime.monitor.watch import host_store
 from tests.forks import forked
 from tests.halopipe import learners
@@ -318,7 +318,6 @@ def test_what_a_rank_has_to_say_is_told_while_the_job_runs(tmp_path: Path) -> No
     class Speaking:
         """A worker that says something, and ends once it was heard."""
 
-        ranks = (0,)
         numbers: ClassVar[dict[int, int]] = {}
 
         def start(self) -> None:
@@ -334,5 +333,5 @@ def test_what_a_rank_has_to_say_is_told_while_the_job_runs(tmp_path: Path) -> No
             pass
 
     job = Job(learners.plan([]), RunOptions(), tmp_path)
-    assert spawn._watched(job, [Speaking()], store, lambda at: seen.append(at.word)) == [result]
+    assert spawn._watched(job, Speaking(), store, lambda at: seen.append(at.word)) == [result]
     assert seen == ["the disk is full"]

@@ -45,7 +45,7 @@ def run(folder: Path, *scripts: str, store: tuple[dist.Store, int] | None = None
     titles = {rank: f"rank {rank} (n0/cpu{rank}, stage {rank})" for rank in range(len(scripts))}
     try:
         workers = Processes(members, folder, os.environ, loads=["runtime.monitor.watch"])
-        return run_workers([workers], titles, hosted, **options)
+        return run_workers(workers, titles, hosted, **options)
     finally:
         assert writing_into(folder) == []
 
