@@ -39,10 +39,11 @@ from planner.ir.profile import Measurement, Optimizer, ParameterCost, Profile, P
 from planner.solvers.candidates.candidate import decision_of, with_options
 from planner.solvers.candidates.evaluate import Evaluator
 from profiler import load_model
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.measure.memory import footprints
 from profiler.measure.preparing import site_halos
 from profiler.source.model import LoadedModel, example_of, fed_example
+from runtime.captured import CapturedModule
 
 GOAL_PERCENT = 3.0
 UNDER_PERCENT = 1.0

@@ -4,15 +4,20 @@ The profiler and the runtime set their processes up with the same call, so that 
 
 Modules:
 
-    _torch     Every private name of torch that this project leans on, each with what for and what the public
-               alternative lacks
-    dense      Operators of dense networks: kernels, halves of a backward, evaluation mode, recurrent ones
-    device     A process as one device: its cores, allocator and seeds, its GPUs, and libraries compiled at first use
-    memory     Counts the memory of torch's tensors on the CPU, exactly, and holds it below a limit
-    sampling   Sampled neighbourhoods of a large graph, for graph neural networks: SALIENT's input pipeline (Kaler et
-               al. 2022)
-    sparse     Sparse 3-D networks on packed, sorted coordinates: operators in plain torch, C++ and Triton behind one
-               call
+    _torch          Every private name of torch that this project leans on, each with what for and what the public
+                    alternative lacks
+    calls           How a node of a captured graph calls its operator: arguments by the names of the schema, what it
+                    writes and draws
+    dense           Operators of dense networks: kernels, halves of a backward, evaluation mode, recurrent ones
+    device          A process as one device: its cores, allocator and seeds, its GPUs, and libraries compiled at first
+                    use
+    memory          Counts the memory of torch's tensors on the CPU, exactly, and holds it below a limit
+    operator_table  What is known of torch's operators: one row an operator, read by the profiler's capture, modelled
+                    profiles and runs
+    sampling        Sampled neighbourhoods of a large graph, for graph neural networks: SALIENT's input pipeline (Kaler
+                    et al. 2022)
+    sparse          Sparse 3-D networks on packed, sorted coordinates: operators in plain torch, C++ and Triton behind
+                    one call
 """
 
 from __future__ import annotations

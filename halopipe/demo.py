@@ -13,6 +13,7 @@ from typing import Any
 from halopipe.planning import measure, plan_files, search_progress, solve
 from halopipe.planning import problem as problems
 from halopipe.planning.compare import Comparison, tie_text
+from halopipe.planning.options import DEFAULT_SOLVER, ProfileOptions
 from halopipe.reports import explain, figures, run
 from halopipe.run_spec.options import RunOptions
 from halopipe.terminal import tables, units
@@ -96,8 +97,8 @@ def _profile(folder: Path, network: DemoNetwork) -> Profile:
         f"{' '.join(f'--arg {key}={value}' for key, value in source.arguments.items())} "
         f"--optimizer {network.optimizer}{' --quick' if network.quick else ''}",
     )
-    asked = measure.MeasuringOptions(optimizer=network.optimizer, quick=network.quick)
-    profile = measure.measure(source, asked, num_workers=_NUM_WORKERS)
+    asked = ProfileOptions(workers=_NUM_WORKERS, device="cpu", optimizer=network.optimizer, quick=network.quick)
+    profile = measure.measure(source, asked)
     dump(profile, folder / "profile.json")
     emit(measure.summary(profile))
     return profile
@@ -110,7 +111,7 @@ def _plan(folder: Path, profile: Profile, network: DemoNetwork) -> Plan:
         f"halopipe plan profile.json --global-batch {network.global_batch}",
     )
     problem = problems.make_problem(profile, global_batch=network.global_batch)
-    plan = search_progress.solve(problem, solve.DEFAULT_SOLVER)
+    plan = search_progress.solve(problem, DEFAULT_SOLVER)
     dump(plan, folder / "plan.json")
     emit(explain.headline(plan))
     return plan
@@ -165,7 +166,7 @@ def _run(folder: Path, plan: Plan, profile: Profile) -> float | None:
     figures.save(
         figures.gantt(file.predicted, file.measured, devices=plan_files.device_names(plan)), folder / "step.svg"
     )
-    emit(run.report(plan, result, predicted))
+    emit(run.RunReport(plan, result, predicted).render())
     return result.measured(plan.prediction).step_s
 
 

@@ -23,8 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from halopipe.planning.options import DEFAULT_SOLVER
 from halopipe.planning.problem import problem_of
-from halopipe.planning.solve import DEFAULT_SOLVER, predict_again, solve
+from halopipe.planning.solve import predict_again, solve
 from planner.ir.codec import dump, fingerprint, load
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile

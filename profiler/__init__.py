@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
-    from profiler.capture.graph import CapturedModule
     from profiler.measure.progress import ProfileProgress
     from profiler.session import profile
     from profiler.source.losses import mean_of_squares
     from profiler.source.model import LoadedModel
     from profiler.source.source import load_model
+    from runtime.captured import CapturedModule
 
 __all__ = ["CapturedModule", "LoadedModel", "ProfileProgress", "load_model", "mean_of_squares", "profile"]
 

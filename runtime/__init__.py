@@ -1,10 +1,12 @@
 """Executes plans: one process a rank, the program's actions in their order, over torch.distributed.
 
-:class:`Engine` is one rank's part of a plan; :mod:`~runtime.monitor.watch` starts and watches the processes;
+:class:`Engine` is one rank's part of a plan, made of what the rank knows, a :class:`RankContext`;
+:mod:`~runtime.monitor.watch` starts and watches the processes;
 :mod:`~runtime.numerics.single_device` is the one device that every plan must equal.
 
 Modules:
 
+    captured     A captured model: what the profiler makes and measures, and the runtime cuts into stages
     checkpoint   Checkpoints that survive a crash at any moment, tell damage, and load under another plan
     engine       The engine: one rank's part of a plan, step after step
     memory       The memory of a rank's tensors: what is in use, and the most that was, action by action
@@ -13,6 +15,9 @@ Modules:
     optim        From gradients to new parameters: sums over ranks, ties, clipping, optimisers whole and divided, and
                  their state
     pipeline     The pipeline: one rank's row of the program, its messages, its micro-batches
+    rank         One rank of a running plan: what it was told, where it is, its model, its peers, and what follows from
+                 all of these
+    recent       The last values by key, of which only so many are kept
     sparse       Stages of several ranks that share out the sites of sparse tensors: inspector and executor (Saltz et
                  al. 1991)
     spatial      Stages whose layers are divided along any dims: what moves between ranks inside a stage, and each
@@ -32,15 +37,17 @@ if TYPE_CHECKING:
     from runtime.engine import Engine, StepResult
     from runtime.numerics.compare import NumericsReport
     from runtime.numerics.single_device import serial_step
-    from runtime.stage.builder import groups_of
+    from runtime.optim.ties import groups_of
+    from runtime.rank import RankContext
 
-__all__ = ["Engine", "NumericsReport", "StepResult", "groups_of", "serial_step"]
+__all__ = ["Engine", "NumericsReport", "RankContext", "StepResult", "groups_of", "serial_step"]
 
 _HOMES = {
     "Engine": "engine",
     "NumericsReport": "numerics.compare",
+    "RankContext": "rank",
     "StepResult": "engine",
-    "groups_of": "stage.builder",
+    "groups_of": "optim.ties",
     "serial_step": "numerics.single_device",
 }
 

@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from cuda_ops.memory import MemoryMeter
 from planner.ir.errors import DeadlineError, TransportError, UsageError
-from planner.ir.graph import producer
-from planner.ir.plan import Decision
 from planner.ir.timeline import Span
 from planner.layers import require_several_values
-from planner.layers.boundary import Boundaries
-from planner.passes.versions import is_versioned, partial_batch_refused, updates_of
-from runtime.monitor.activity import Activity
+from planner.passes.versions import partial_batch_refused
 from runtime.numerics.finite import OnNan
 from runtime.numerics.nan_guard import GuardedStep, NanGuard
 from runtime.optim.gradient_sync import GradientSync, check_finishing
-from runtime.optim.optimizer import MakeScheduler
-from runtime.pipeline.executor import Context, StepEnvironment, StopBeforeStepError, Vote
-from runtime.pipeline.loss_weighting import LossWeighting
-from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
+from runtime.pipeline.executor import StopBeforeStepError
+from runtime.pipeline.microbatches import Batch, WholeBatch
 from runtime.pipeline.routing import Piece
 from runtime.pipeline.runner import Runner
-from runtime.pipeline.specialize import Specialization, Specializer
-from runtime.stage.builder import MakeOptimizer, StageBuilder, check_layers, ties_in
-from runtime.stage.captured import CapturedModel, answers_of
-from runtime.stage.index_ranges import index_ranges
-from runtime.stage.shapes import graph_at, varying_dims, without_data
+from runtime.pipeline.specialize import Specialization
+from runtime.rank import RankContext
+from runtime.stage.local_stage import StageBuilder
 from runtime.stage.state_dict import StateDict
-from runtime.transport import Transport
 
 if TYPE_CHECKING:
     from runtime.checkpoint.state import RankState
     from runtime.pipeline.stream import RequestStream, Setting
     from runtime.sparse.ahead import BatchPreparation
     from runtime.sparse.share import AnyBatch
-    from runtime.spatial import Compiler
 
 
 _OTHER_BATCH = (
@@ -100,31 +88,14 @@ class EvaluationResult:
 
 
 class Engine(StateDict):
-    """Executes ``decision`` on this rank of ``transport``.
+    """Executes a decision on one rank.
 
     A step gives the losses, gradients and buffers of one device that runs the micro-batches in the program's order: the
     loss of each weighted by its rows, gradients added, batch normalisation within each micro-batch, one update.
 
     Args:
-        model: its parameters and buffers are those of ``module``.  The engine keeps of it what this rank's stages use.
-        module: the user's; what this rank's stages hold of it is trained in place.
-        transport: with ``runtime.stage.builder.groups_of(decision, model.graph)`` declared.
-        optimizer: makes an optimiser of the parameters it is given; called once for each stage of this rank.
-        scheduler: makes a schedule of learning rates of an optimiser; stepped once an update.
-        seed: of what layers draw (dropout): the same numbers under every plan.
-        clip_norm: largest norm of all gradients together; 0: they are not clipped.
-        accumulate: steps whose gradients make up one update.
-        on_nan: what is done about a loss or gradient that is NaN or infinite.
-        lookahead: receives announced ahead; 0: as many as the memory model counts.
-        compiler: backend of torch.compile (``inductor``) for the stages' training functions, whose ranks then exchange
-            by collectives of torch.distributed; None: stages are not compiled.
-        activity: told what is done, for a heartbeat.
-        device: where this rank computes; what its stages use is moved there, in place.  None: where the model is.
-        meter: counts the memory of the stages' device (:func:`runtime.memory.meter_of`).
-        others: what the other ranks do, as one line; asked when something failed.
-        answers: whether the stages give what the module's output is made of, as :meth:`stream` needs.
-        spare_core: of the host, for the thread that prepares batches ahead; None: there is none.
-        gives_way: whether that thread then gives way to this one, as both have one core.
+        context: with its model and its transport.  The engine keeps of the model what this rank's stages use, and has
+            the context let go of the rest.
 
     Raises:
         CorruptFileError: the decision's layers are not the graph's.
@@ -132,108 +103,32 @@ class Engine(StateDict):
         UsageError: what is asked for does not go with the plan's schedule.
     """
 
-    def __init__(
-        self,
-        decision: Decision,
-        model: CapturedModel,
-        module: nn.Module,
-        transport: Transport,
-        optimizer: MakeOptimizer,
-        *,
-        scheduler: MakeScheduler | None = None,
-        seed: int = 0,
-        clip_norm: float = 0.0,
-        accumulate: int = 1,
-        on_nan: OnNan = OnNan.IGNORE,
-        lookahead: int = 0,
-        compiler: Compiler | None = None,
-        device: torch.device | None = None,
-        activity: Activity | None = None,
-        meter: MemoryMeter | None = None,
-        others: Callable[[], str] = str,
-        answers: bool = False,
-        spare_core: int | None = None,
-        gives_way: bool = False,
-    ) -> None:
-        check_layers(decision, model.graph)
-        self._decision, self._graph = decision, model.graph
-        self._activity = activity or Activity()
-        boundaries = Boundaries.of_decision(model.graph, decision)
-        self._axes = boundaries.axes
-        program = boundaries.program(decision)
-        ties = ties_in(decision, model.graph)
-        if ties or clip_norm or on_nan is OnNan.SKIP:
-            check_finishing(program)
-        self._versioned, self._trains = is_versioned(program), program.trains
-        self._refuse_what_versions_forbid(accumulate)
-        made_for = (decision, model, boundaries, program.stages, transport, optimizer)
-        answer_values = answers_of(model) if answers else ()
-        builder = StageBuilder(*made_for, seed=seed, compiler=compiler, device=device, answers=answer_values)
-        super().__init__(builder.local_stages(), decision, model, module, transport)
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
+        if context.ties or context.clip_norm or context.on_nan is OnNan.SKIP:
+            check_finishing(context.program)
+        if context.is_versioned and context.accumulate > 1:
+            raise UsageError(
+                f"schedule {context.decision.schedule} updates the weights within a step",
+                [f"gradients of {context.accumulate} steps cannot be gathered for one update"],
+                ["a larger global batch", "halopipe plan --schedule 1f1b"],
+            )
+        builder = StageBuilder(context)
+        super().__init__(context, builder.local_stages())
+        context.device = self.device if context.device is None else context.device
         self.layers_by_micro_batch = builder.layers_by_micro_batch
         for local_stage in self._local_stages.values():
-            if scheduler is not None and local_stage.optimizer is not None:
-                local_stage.optimizer.schedule(scheduler)
-        self._gradient_sync = GradientSync(
-            self._local_stages,
-            ties,
-            transport,
-            clip_norm=clip_norm,
-            on_nan=on_nan,
-            accumulate=accumulate,
-        )
-        self._vote = Vote()
-        self._guard = NanGuard(
-            on_nan,
-            self._local_stages,
-            self._gradient_sync,
-            transport,
-            self._activity,
-            model.graph.loss,
-            decision.layers,
-            self._where,
-            self._run_again,
-            self._vote,
-        )
-        self._norm: float | None = None
-        self._loss_stage = decision.layers[producer(model.graph.loss)].stage
-        self._judged = model.judged
-        self._inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model), index_ranges(model))
-        # Shapes that are not the capture's are found on a copy without parameters.
-        reshape = partial(graph_at, without_data(model)) if model.sizes and model.prepared is None else None
-        loss_weighting = LossWeighting(model, decision, transport.rank, updates_of(program))
-        specializer = Specializer(decision, model, boundaries, program, transport.rank, reshape, loss_weighting)
-        specializer.require_possible(self._local_stages)
-        self._environment = StepEnvironment(
-            transport,
-            Context(program, transport.rank, decision.device_of(transport.rank), others),
-            self._activity,
-            lookahead,
-            self.device if device is None else device,
-            self._finish,
-            meter,
-            self._vote,
-        )
-        preparing = preparing_of(decision, model, spare_core, gives_way)
-        self._runner = Runner(
-            specializer, self._local_stages, self._environment, loss_weighting, preparing, self._guard.heard
-        )
+            if context.scheduler is not None and local_stage.optimizer is not None:
+                local_stage.optimizer.schedule(context.scheduler)
+        self._gradient_sync = GradientSync(context, self._local_stages)
+        self._guard = NanGuard(context, self._local_stages, self._gradient_sync, self._run_again)
+        self._runner = Runner(context, self._local_stages, self._gradient_sync, self._guard.heard)
         self._streaming: Setting | None = None
-        if answers:
+        if context.answers:
             from runtime.pipeline.stream import setting_of  # late, see `stream`
 
-            whole = (decision, model, module)
-            self._streaming = setting_of(*whole, self._local_stages, self._inputs, takes_any=specializer.takes_any)
-
-    @property
-    def meter(self) -> MemoryMeter | None:
-        """Counts the memory of the stages' device; None: nobody does."""
-        return self._environment.meter
-
-    @property
-    def vote(self) -> Vote:
-        """What this rank asks of the others when a step begins, and what all of them agreed on."""
-        return self._vote
+            self._streaming = setting_of(context, self._local_stages)
+        context.let_go()
 
     @property
     def is_updated(self) -> bool:
@@ -256,23 +151,24 @@ class Engine(StateDict):
             StopBeforeStepError: a rank asked to stop; the state is as before, the engine takes no more steps.
             NotFiniteError: so did the step before, or this one.
         """
-        return self.step_on(WholeBatch(self._inputs, (*inputs, *targets), self._decision.micro_batches))
+        return self.step_on(self._batch(inputs, targets))
 
     def step_on(self, batch: Batch) -> StepResult:
         """One training step on ``batch``, which is the same on all ranks."""
-        if not self._trains:
+        context = self.context
+        if not context.program.trains:
             raise UsageError("this plan has forward passes alone, it cannot train", [], ["evaluate", "plan again"])
-        if self._versioned and batch.rows != self._decision.micro_batches:
-            sizes = f"the batch has micro-batches of {batch.rows}, the plan {self._decision.micro_batches}"
-            raise partial_batch_refused(self._decision.schedule, [sizes], _OTHER_BATCH)
-        require_several_values(self._graph, batch.rows, _OTHER_BATCH)
+        if context.is_versioned and batch.rows != context.decision.micro_batches:
+            sizes = f"the batch has micro-batches of {batch.rows}, the plan {context.decision.micro_batches}"
+            raise partial_batch_refused(context.decision.schedule, [sizes], _OTHER_BATCH)
+        require_several_values(context.graph, batch.rows, _OTHER_BATCH)
         rates = tuple(
             chain.from_iterable(r.optimizer.learning_rates() for r in self._local_stages.values() if r.optimizer)
         )
-        graph_batch, specialization, ahead_s, before_bytes = self._bound(batch, self.num_steps, trains=True)
+        graph_batch, specialization, ahead_s, before_bytes = self._runner.bound(batch, self.num_steps, trains=True)
         executor = self._runner.executor(specialization, evaluates=False)
         self._gradient_sync.begin()
-        self._norm, kept = None, self._guard.begin()
+        self._runner.norm, kept = None, self._guard.begin()
         try:
             ran, step_s = self._runner.run(executor, graph_batch, self.num_steps)
         except StopBeforeStepError:
@@ -281,14 +177,15 @@ class Engine(StateDict):
         loss = self._loss(specialization)
         self.num_steps += 1
         left_out = self._guard.judge(GuardedStep(self.num_steps - 1, batch, loss, kept))
-        self._activity.num_done, self._activity.loss, self._activity.step_s = self.num_steps, loss, step_s
-        self._activity.steps.note(self.num_steps, ran.spans, step_s)
+        activity = context.activity
+        activity.num_done, activity.loss, activity.step_s = self.num_steps, loss, step_s
+        activity.steps.note(self.num_steps, ran.spans, step_s)
         seconds, peaks = ahead_s + step_s, ran.peak_bytes
-        return StepResult(loss, seconds, ran.spans, self._norm, rates, peaks, left_out, before_bytes)
+        return StepResult(loss, seconds, ran.spans, self._runner.norm, rates, peaks, left_out, before_bytes)
 
     def evaluate(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> EvaluationResult:
         """Forward passes in evaluation mode (running statistics, nothing dropped); nothing is changed by them."""
-        return self.evaluate_on(WholeBatch(self._inputs, (*inputs, *targets), self._decision.micro_batches))
+        return self.evaluate_on(self._batch(inputs, targets))
 
     def evaluate_on(self, batch: Batch, keep: Sequence[str] = ()) -> EvaluationResult:
         """As :meth:`evaluate`, on any batch.
@@ -296,18 +193,19 @@ class Engine(StateDict):
         Args:
             batch: whose samples are those of the plan's micro-batches, or fewer.
             keep: values whose parts are given back instead of what the loss is computed from; among
-                :attr:`runtime.stage.captured.CapturedModel.watched`.
+                :func:`runtime.captured.watched_values`.
         """
-        batch, specialization, ahead_s, _ = self._bound(batch, self.num_steps)
+        batch, specialization, ahead_s, _ = self._runner.bound(batch, self.num_steps)
         executor = self._runner.executor(specialization, evaluates=True)
-        executor.kept = tuple(keep) or self._judged
+        executor.kept = tuple(keep) or self.context.judged
         ran, step_s = self._runner.run(executor, batch, self.num_steps)
         loss, seconds = self._loss(specialization), ahead_s + step_s
         outputs: dict[int, Mapping[str, Piece]] = dict(executor.outputs)
-        if self._axes is not None:
+        axes = self.context.boundaries.axes
+        if axes is not None:
             from runtime.spatial.slices import of_micro_batches  # late: few plans cut sequences
 
-            outputs = of_micro_batches(self._axes, outputs, batch.rows, self._decision.num_slices)
+            outputs = of_micro_batches(axes, outputs, batch.rows, self.context.decision.num_slices)
         return EvaluationResult(loss, sum(batch.rows), outputs, batch, seconds, ran.spans, ran.peak_bytes)
 
     def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
@@ -321,16 +219,15 @@ class Engine(StateDict):
             UsageError: the engine was not made for answers, or a plan does not learn by local losses alone.
         """
         if self._streaming is None:
-            raise UsageError("this engine gives no answers", ["it was made to train"], ["Engine(..., answers=True)"])
-        if self._decision.num_slices > 1:
+            raise UsageError("this engine gives no answers", ["it was made to train"], ["RankContext(answers=True)"])
+        if self.context.decision.num_slices > 1:
             remedies = ["plan without --allow time and --token-slices"]
             raise UsageError("a stream is not cut into token slices", ["the plan is"], remedies)
         from runtime.pipeline.stream import RequestStream, require_local  # late: most ranks serve no stream
 
         if learns:
-            require_local(self._environment.context.program, self._gradient_sync, self._versioned)
-        setting, runner = replace(self._streaming, learns=learns, training=training), self._runner
-        return RequestStream(setting, self._environment, runner.stream_binding, self._begin_in_stream, runner.next_turn)
+            require_local(self.context, self._gradient_sync)
+        return RequestStream(replace(self._streaming, learns=learns, training=training), self._runner, self._learn)
 
     @property
     def preparing(self) -> BatchPreparation[AnyBatch] | None:
@@ -345,7 +242,7 @@ class Engine(StateDict):
     def expect(self, batch: Batch) -> None:
         """Prepare ``batch``, that of the next step, while this one is computed; nothing where nobody looks ahead."""
         if self.preparing is not None and self.preparing.looks_ahead:
-            self.preparing.expect(batch, self._transport.rank)
+            self.preparing.expect(batch, self.context.rank)
 
     def state(self) -> RankState:
         """All that this rank has to save for training to go on, also under another plan; no copies.
@@ -382,7 +279,7 @@ class Engine(StateDict):
         try:
             yield
         except (DeadlineError, TransportError) as error:
-            raise self._environment.context.of(error, self.num_steps, doing) from error
+            raise self.context.of(error, self.num_steps, doing) from error
 
     def settle(self) -> None:
         """Waits for the others' word on the last step; all ranks call this before anything but the next step follows.
@@ -397,10 +294,8 @@ class Engine(StateDict):
         """Leave the transport."""
         self._transport.close()
 
-    def _where(self, rank: int, layer: str) -> str:
-        placement = self._decision.layers.get(layer)
-        stage = "" if placement is None else f", stage {placement.stage}"
-        return f"rank {rank} ({self._decision.device_of(rank)}{stage})"
+    def _batch(self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> WholeBatch:
+        return WholeBatch(self.context.inputs, (*inputs, *targets), self.context.decision.micro_batches)
 
     def _require_updated(self) -> None:
         if not self.is_updated:
@@ -410,39 +305,17 @@ class Engine(StateDict):
                 ["save after an update"],
             )
 
-    def _bound(self, raw: Batch, step: int, *, trains: bool = False) -> tuple[Batch, Specialization, float, int]:
-        """As :meth:`runtime.pipeline.runner.Runner.bound`.
-
-        Of clouds what was made of the batch before goes first: sites and maps are much of what a rank holds, and would
-        be there twice while the next are made.  So do gradients, where a training step begins with none.
-        """
-        if self._runner.preparing is not None:
-            self._gradient_sync.bind(None)
-            for each in self._local_stages.values():
-                each.program.reset(step)
-                if trains and self._gradient_sync.is_last:
-                    each.forget_gradients()
-        bound = self._runner.bound(raw, step)
-        self._gradient_sync.bind(bound[1].local_stages)
-        return bound
-
     def _run_again(self, guarded: GuardedStep) -> None:
         """The same step on the same batch; of clouds their sites are found once more."""
-        batch, specialization, _, _ = self._bound(guarded.batch, guarded.number)
+        batch, specialization, _, _ = self._runner.bound(guarded.batch, guarded.number)
         self._runner.run(self._runner.executor(specialization, evaluates=False), batch, guarded.number)
 
-    def _begin_in_stream(self, batch: Batch, specialization: Specialization, learns: bool) -> None:
-        self._runner.weigh(batch, specialization)
-        if learns:
-            self._gradient_sync.bind(specialization.local_stages)
-            self._gradient_sync.begin()
-            self.num_steps += 1
-
-    def _finish(self) -> None:
-        self._norm = self._gradient_sync.run()
+    def _learn(self) -> None:
+        """A batch of a stream is a step."""
+        self.num_steps += 1
 
     def _loss(self, specialization: Specialization) -> float | None:
-        local_stage = specialization.local_stages.get(self._loss_stage)
+        local_stage = specialization.local_stages.get(self.context.loss_stage)
         if local_stage is None:
             return None
         loss = local_stage.loss()
@@ -451,26 +324,3 @@ class Engine(StateDict):
             local_stage.add(total)
             loss = total.item()
         return loss / sum(specialization.rows)
-
-    def _refuse_what_versions_forbid(self, accumulate: int) -> None:
-        if self._versioned and accumulate > 1:
-            raise UsageError(
-                f"schedule {self._decision.schedule} updates the weights within a step",
-                [f"gradients of {accumulate} steps cannot be gathered for one update"],
-                ["a larger global batch", "halopipe plan --schedule 1f1b"],
-            )
-
-
-def preparing_of(
-    decision: Decision, model: CapturedModel, core: int | None = None, gives_way: bool = False
-) -> BatchPreparation[AnyBatch] | None:
-    """What makes a sparse or graph network's batches its graph's inputs; None: the model takes batches as they are.
-
-    Args:
-        core, gives_way: as of :class:`Engine`.
-    """
-    if model.prepared is None:
-        return None
-    from runtime.sparse.preparing import preparing  # late: other networks do without
-
-    return preparing(decision, model.prepared, core, gives_way=gives_way)

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from profiler.capture import graph
-from profiler.capture.graph import CapturedModule
 from profiler.capture.graph import capture as capture_anew
 from profiler.capture.kinds import NO_RULES, Rules
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ def floor(ours: str = "", third_party: str = "") -> Floor:
 PLANNER = "planner.ir planner.layers planner.schedules planner.passes"
 # What a search needs beside costs.
 SEARCH = "planner.solvers.budget planner.solvers.candidates planner.solvers.progress"
-WITH_TORCH = "planner.ir planner.layers planner.sites cuda_ops"
+WITH_TORCH = "planner.ir planner.layers planner.sites planner.token_slices.axes cuda_ops"
 DEPENDENCIES = (
     "bokeh cloudpickle jinja2 laspy lazrs matplotlib nbformat numpy pandas pydantic rich sklearn torch typer uvicorn"
 )
@@ -53,11 +53,15 @@ FLOORS = {
     "planner.ir": floor(),
     "planner.ir.codec": floor("planner.ir", "pydantic"),
     "cuda_ops": floor("", "numpy spconv torch torchsparse triton"),
-    "planner.layers": floor("planner.ir", "numpy"),
+    # Token slices: an axis with an order, and plans along it; others ask for its parts, their prices and its search.
+    "planner.token_slices.axes": floor("planner.ir planner.layers"),
+    "planner.token_slices.prices": floor(f"{PLANNER} planner.token_slices.axes planner.costs", "numpy"),
+    "planner.token_slices": floor(f"{PLANNER} planner.token_slices planner.costs {SEARCH}", "numpy"),
+    "planner.layers": floor("planner.ir planner.token_slices.axes", "numpy"),
     "planner.sites": floor("planner.ir", "numpy"),
     "planner.schedules": floor("planner.ir planner.passes"),
     "planner.passes": floor("planner.ir planner.layers"),
-    "planner.costs": floor(PLANNER, "numpy scipy"),
+    "planner.costs": floor(f"{PLANNER} planner.token_slices.axes planner.token_slices.prices", "numpy scipy"),
     "planner.solvers.progress": floor(),
     "planner.solvers.budget": floor(),
     "planner.solvers.integer_program": floor("", "highspy numpy scipy"),
@@ -69,28 +73,33 @@ FLOORS = {
         f"{PLANNER} planner.costs planner.solvers.layouts planner.solvers.integer_program {SEARCH}",
         "networkx numpy scipy",
     ),
-    "planner.solvers": floor(f"{PLANNER} planner.costs planner.baselines", "highspy networkx numpy scipy"),
+    "planner.solvers": floor(
+        f"{PLANNER} planner.costs planner.baselines planner.token_slices", "highspy networkx numpy scipy"
+    ),
     "planner.catalogue": floor("planner.ir", "pydantic yaml"),
     "planner.kernels": floor("planner.ir planner.catalogue", "numpy scipy"),
     "planner.transformers": floor(
         f"{PLANNER} planner.catalogue planner.kernels planner.costs.memory.table planner.costs.simulator", "numpy"
     ),
     # The checker asks the cost model what a decision costs; tests hold the cost model to the oracles of tests/oracles.
-    "planner.check": floor(f"{PLANNER} planner.costs"),
+    "planner.check": floor(f"{PLANNER} planner.costs planner.token_slices.axes"),
     # Proofs: what a plan costs is derived anew, and nothing of the search, its costs or the checker is asked.
     "planner.proof": floor("planner.ir planner.layers planner.schedules", "numpy"),
     "planner.export": floor(
         f"{PLANNER} planner.costs planner.solvers planner.baselines planner.transformers", "pandas"
     ),
     "planner": floor("planner"),
-    "profiler": floor(WITH_TORCH, "cloudpickle pandas sympy torch"),
-    "profiler.modelled": floor(f"{WITH_TORCH} profiler planner.kernels", "torch"),
+    # What it captures is a model as the runtime takes it.
+    "profiler": floor(f"{WITH_TORCH} runtime.captured", "cloudpickle pandas sympy torch"),
+    "profiler.modelled": floor(f"{WITH_TORCH} profiler planner.kernels runtime.captured", "torch"),
     "profiler.models": floor("cuda_ops", "torch"),
     # Links are measured by what a run exchanges by: a copy of it would measure something else before long.
     "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),
     # The same of what ranks make of the sites that they share.
     "profiler.measure.preparing": floor(
-        f"{WITH_TORCH} profiler runtime.pipeline.microbatches runtime.sparse.batch runtime.sparse.share", "torch"
+        f"{WITH_TORCH} profiler runtime.captured runtime.pipeline.microbatches runtime.sparse.batch"
+        " runtime.sparse.share",
+        "torch",
     ),
     "profiler.links.calls": floor(
         "cuda_ops planner.ir profiler runtime.optim.sharding runtime.sparse.halo runtime.spatial runtime.transport"

@@ -20,8 +20,8 @@ from planner.ir.plan import Decision, Plan
 from planner.ir.timeline import Span
 from runtime.engine import Engine
 from runtime.memory import storage_bytes
-from runtime.stage.builder import groups_of
-from runtime.stage.captured import captured_model
+from runtime.optim.ties import groups_of
+from runtime.rank import RankContext
 from runtime.transport import Transport
 
 Rehearsed = list[list[float]]
@@ -99,8 +99,8 @@ class Runner(CapturedNetwork):
     ) -> list[RankStep]:
         counter = install() if not available() else None
         held = HeldTransport(transport, device)
-        model = captured_model(self.captured)
-        engine = Engine(decision, model, self.model.module, held, sgd)  # type: ignore[arg-type]
+        context = RankContext(decision, sgd, model=self.captured, module=self.model.module, transport=held)  # type: ignore[arg-type]
+        engine = Engine(context)
         if timed:
             time_stages(engine, timed)
         else:

@@ -52,8 +52,8 @@ from runtime.engine import Engine
 from runtime.transport import Transport, open_gloo
 
 if TYPE_CHECKING:
-    from profiler.capture.graph import CapturedModule
     from profiler.source.model import LoadedModel
+    from runtime.captured import CapturedModule
 
 _GROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")
 

@@ -236,10 +236,11 @@ def _steps(transport: Any, case: Case, repetitions: int) -> list[tuple[float, fl
     """Begin and end of each step on this rank."""
     import torch
 
-    from runtime.monitor.activity import Activity
-    from runtime.pipeline.executor import Context, Executor, StepEnvironment
+    from planner.ir.plan import Decision, Stage
+    from runtime.pipeline.executor import Executor
     from runtime.pipeline.routing import Routing
     from runtime.pipeline.specialize import Specialization
+    from runtime.rank import RankContext
     from runtime.stage.local_stage import LocalStage
 
     program, boundaries, rank = case.program(), case.boundaries(), transport.rank
@@ -257,8 +258,11 @@ def _steps(transport: Any, case: Case, repetitions: int) -> list[tuple[float, fl
     }
     routing = Routing([boundaries] * len(rows), program, rows, rank)
     specialization = Specialization(rows, program, routing, cast("Mapping[int, LocalStage]", stages))
-    context = Context(program, rank, f"n{rank}/cpu0", str)
-    executor = Executor(specialization, StepEnvironment(transport, context, Activity(deadline_s=DEADLINE_S)))
+    cores = tuple(Stage(ranks, tuple(f"n{each}/cpu0" for each in ranks)) for ranks in program.ranks)
+    decision = Decision("by hand", rows, cores, {}, ())
+    context = RankContext(decision, torch.optim.SGD, deadline_s=DEADLINE_S, transport=transport)
+    context.program = program
+    executor = Executor(specialization, context)
     found = []
     for step in range(WARMUP + repetitions):
         executor.prepare(step, step, cast("Any", None))

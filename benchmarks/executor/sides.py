@@ -24,8 +24,6 @@ from torch.distributed.pipelining import (
 
 from benchmarks.devices.ranks import sgd
 from cuda_ops._torch import pipeline_schedule
-from halopipe.data.batch_sources import consumer_of
-from halopipe.training.rank import OpenedRank
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision, Placement, Stage
 from planner.ir.profile import ModelSource
@@ -37,10 +35,8 @@ from planner.passes import lower
 from planner.schedules import positions, schedule
 from profiler import load_model
 from profiler.capture.graph import capture
-from runtime import Engine
-from runtime.monitor.activity import Activity
+from runtime import Engine, RankContext
 from runtime.numerics.finite import OnNan
-from runtime.stage.captured import CapturedModel
 from runtime.transport import Transport
 
 NUM_RANKS = 2
@@ -128,20 +124,15 @@ class Ours:
         self.spans: tuple[Span, ...] = ()
         self.step_s = 0.0
         self._batch = model.inputs, model.targets
-        names = captured.graph, captured.graph_module, captured.layer_of_node, captured.node_of_value
-        self._ends = decision, CapturedModel(*names), model.module, transport
+        self._context = RankContext(
+            decision, sgd, on_nan=on_nan, model=captured, module=model.module, transport=transport
+        )
         self.held = [p for name, p in model.module.named_parameters() if self._is_here(case, name, transport.rank)]
         self._engine: Engine | None = None
-        self._on_nan = on_nan
 
     def start(self) -> None:
         """Make the engine."""
-        self._engine = Engine(*self._ends, sgd, on_nan=self._on_nan)
-
-    def opened(self) -> OpenedRank:
-        """The engine as a rank of a job has it."""
-        decision, model, _, transport = self._ends
-        return OpenedRank(self.engine, consumer_of(decision, model, transport), Activity())
+        self._engine = Engine(self._context)
 
     def step(self) -> None:
         """One training step; the engine waits for the others itself."""

@@ -97,7 +97,7 @@ def saving(case: Case, transport: Transport, folder: Path, rounds: int) -> Round
     for _ in range(_WARM_UP):
         side.step()
     options = RunOptions(checkpoint=str(folder), checkpoint_every=AUTO_INTERVAL, mtbf_s=MTBF_S, keep=1)
-    kept = Checkpoints(options, side.opened(), 0, (0, 0.0), EndRequest(options.grace_s))
+    kept = Checkpoints(options, side.engine, (0, 0.0), EndRequest(options.grace_s))
     taken: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * (rounds + 1)):
         saves = bool(number % 2)

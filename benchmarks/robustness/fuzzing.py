@@ -45,7 +45,8 @@ from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from planner.layers.boundary import Boundaries
 from planner.passes import validate
-from runtime.stage.builder import check_layers, groups_of
+from runtime.optim.ties import groups_of
+from runtime.rank import check_layers
 
 HOME = Path(__file__).resolve().parents[2]
 PLAN_SEEDS = (

@@ -73,13 +73,13 @@ def _options() -> Iterator[Hostile]:
     """Command lines; exit code 2 throughout."""
     plan, run, explain = ("plan", "profile.json"), ("run", "plan.json"), ("explain", "plan.json")
     found: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
-        ((), ("fly",), "halopipe has no verb 'fly'"),
-        ((), ("--fly",), "halopipe has no option --fly"),
-        ((), ("plan",), "halopipe plan needs PROFILE"),
-        ((), ("check",), "halopipe check needs PLAN"),
-        ((), ("compare",), "halopipe compare needs PLAN..."),
-        (plan, ("--fly",), "halopipe plan has no option --fly"),
-        (plan, ("another.json",), "does not know what 'another.json' is for"),
+        ((), ("fly",), "No such command 'fly'"),
+        ((), ("--fly",), "No such option: --fly"),
+        ((), ("plan",), "Missing argument 'PROFILE'"),
+        ((), ("check",), "Missing argument 'PLAN'"),
+        ((), ("compare",), "Missing argument 'PLAN...'"),
+        (plan, ("--fly",), "No such option: --fly"),
+        (plan, ("another.json",), "unexpected extra argument(s) (another.json)"),
         (plan, ("--global-batch", "-1"), "--global-batch"),
         (plan, ("--global-batch", "many"), "--global-batch"),
         (plan, ("--global-batch", str(2**40)), "--global-batch"),

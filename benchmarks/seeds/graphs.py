@@ -40,8 +40,9 @@ from profiler.capture.graph import capture
 from profiler.models.graphs import sage
 from profiler.source.parts import model_of
 from runtime.engine import Engine
-from runtime.pipeline.microbatches import InputSpecs, WholeBatch
-from runtime.stage.captured import captured_model
+from runtime.pipeline.microbatches import WholeBatch
+from runtime.rank import RankContext
+from runtime.stage.shapes import step_inputs
 from runtime.transport import Hub, InProcessTransport
 
 NODES, QUICK_NODES, BATCH = 1_000_000, 20_000, 1024
@@ -143,9 +144,10 @@ def sampled_steps(graph: NodeGraph, steps: int) -> SampledSteps:
     """Of one rank in this process, on one core; its thread samples on another."""
     network = sage(graph.num_nodes, samples=BATCH, width=64, fanouts=FANOUTS)
     model = model_of("graphs", network)
-    captured = captured_model(capture(model))
-    engine = Engine(one_rank(captured.graph), captured, model.module, InProcessTransport(Hub(1), 0), sgd)
-    specs = InputSpecs(captured.fed, captured.graph.samples)
+    captured = capture(model)
+    end, decision = InProcessTransport(Hub(1), 0), one_rank(captured.graph)
+    engine = Engine(RankContext(decision, sgd, model=captured, module=model.module, transport=end))
+    specs = step_inputs(captured)
     batches = [
         WholeBatch(specs, (*inputs, labels), (BATCH,)) for inputs, labels in islice(seed_batches(graph, BATCH), steps)
     ]

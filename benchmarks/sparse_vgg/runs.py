@@ -19,13 +19,13 @@ from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.sites.partition import SiteLevel
 from runtime.engine import Engine
+from runtime.optim.ties import groups_of
 from runtime.pipeline.microbatches import Batch as RawBatch
+from runtime.rank import RankContext
 from runtime.sparse.ahead import PreparationClock
 from runtime.sparse.batch import ArrangedClouds, PreparedBatch
 from runtime.sparse.preparing import Preparing
 from runtime.sparse.share import SiteShare
-from runtime.stage.builder import groups_of
-from runtime.stage.captured import captured_model
 from runtime.transport import Transport
 
 _COUNTS = "counts"
@@ -55,8 +55,8 @@ class Network(CapturedNetwork):
     def _run(self, case: Case, batches: Sequence[Batch], warm_up: int, transport: Transport) -> list[RankStep]:
         device = VirtualDevice(self._factors[transport.rank])
         held = HeldTransport(transport, device)
-        model = captured_model(self.captured)
-        engine = Engine(case.decision, model, self.model.module, held, sgd)  # type: ignore[arg-type]
+        told = {"model": self.captured, "module": self.model.module, "transport": held}
+        engine = Engine(RankContext(case.decision, sgd, **told))  # type: ignore[arg-type]
         if case.counts_samples:
             count_samples(engine, case.decision)
         hold(engine, device)

@@ -44,8 +44,8 @@ from benchmarks.spatial.sides import (
     residual_stage,
     stem,
 )
+from runtime.captured import CapturedModule
 from runtime.spatial.convolution.layer import LINEAR, HaloSettings
-from runtime.stage.captured import CapturedModel
 from runtime.transport import GlooTransport, Transport, open_shared
 
 CASES = [
@@ -118,7 +118,7 @@ def raced(case: Case, steps: int) -> list[Raced]:
     return on_ranks(2, lambda transport: race(case, captured, transport, steps), opened=open_shared)
 
 
-def race(case: Case, captured: CapturedModel, transport: Transport, steps: int) -> Raced:
+def race(case: Case, captured: CapturedModule, transport: Transport, steps: int) -> Raced:
     """All sides in turn, ``steps`` times after some to warm up."""
     divided = {mode: Divided(case, captured, transport, settings) for mode, settings in SETTINGS.items()}
     divided["gloo"] = Divided(case, captured, GlooTransport(), LINEAR)

@@ -16,6 +16,7 @@ from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision, layer_division
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 from runtime.pipeline.routing import slices
 from runtime.spatial.convolution.layer import LINEAR, HaloSettings, convolve, local_form
 from runtime.spatial.convolution.overlapped import ConvPart
@@ -23,7 +24,6 @@ from runtime.spatial.convolution.terms import ConvWindow
 from runtime.spatial.decompose import DividedStage
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import Exchange, PeerGroup
-from runtime.stage.captured import CapturedModel, captured_model
 from runtime.stage.functions import StageCut
 from runtime.stage.modes import MicrobatchShard
 from runtime.transport import Transport
@@ -132,7 +132,7 @@ class Idle:
 class Divided:
     """The whole network, of which this rank does half of the rows."""
 
-    def __init__(self, case: Case, captured: CapturedModel, transport: Transport, settings: HaloSettings) -> None:
+    def __init__(self, case: Case, captured: CapturedModule, transport: Transport, settings: HaloSettings) -> None:
         self._samples, rank = case.shape[0], transport.rank
         graph = captured.graph
         names = [layer.name for layer in graph.layers if not layer.name.startswith(graph.loss)]
@@ -178,21 +178,21 @@ class Divided:
         return self._function.function(self._samples, self.x, *self._state)[0]
 
 
-def captured_case(case: Case) -> CapturedModel:
+def captured_case(case: Case) -> CapturedModule:
     """The network as the runtime takes it."""
     model = case.model()
     x = torch.randn(case.shape)
     with torch.no_grad():
         target = torch.zeros_like(model(x))
     loaded = LoadedModel(model, (x,), (target,), lambda out, targets: nn.functional.mse_loss(out, *targets))
-    return captured_model(capture(loaded))
+    return capture(loaded)
 
 
 def _with(
     settings: HaloSettings,
     rule: Callable[[fx.Node], Callable[..., Any] | None],
     stage: DividedStage,
-    captured: CapturedModel,
+    captured: CapturedModule,
 ) -> Callable[[fx.Node], Callable[..., Any] | None]:
     """``rule``, with convolutions by ``settings``."""
     kinds = {layer.name: layer.kind for layer in captured.graph.layers}

@@ -12,8 +12,8 @@ from benchmarks.devices.layer_clock import LayerClock
 from benchmarks.devices.ranks import CapturedNetwork, no_collector, on_ranks, sgd
 from planner.ir.plan import Decision
 from runtime.engine import Engine
-from runtime.stage.builder import groups_of
-from runtime.stage.captured import captured_model
+from runtime.optim.ties import groups_of
+from runtime.rank import RankContext
 from runtime.transport import Transport, open_shared
 
 _WARM_UP = 2
@@ -74,8 +74,8 @@ class Network(CapturedNetwork):
     def _run(self, decision: Decision, transport: Transport, steps: int, timed_steps: int) -> Ran:
         rows = decision.global_batch
         batch = tuple(tuple(x[:rows] for x in tensors) for tensors in (self.model.inputs, self.model.targets))
-        model = captured_model(self.captured)
-        engine = Engine(decision, model, self.model.module, transport, sgd)
+        told = {"model": self.captured, "module": self.model.module, "transport": transport}
+        engine = Engine(RankContext(decision, sgd, **told))  # type: ignore[arg-type]
         seconds, processor_s = [], []
         loss: float | None = None
         layer_s: Mapping[str, tuple[float, float]] = {}
@@ -90,7 +90,7 @@ class Network(CapturedNetwork):
             if timed_steps:
                 clock = LayerClock()
                 with clock.watching():
-                    watched = Engine(decision, model, self.model.module, transport, sgd)
+                    watched = Engine(RankContext(decision, sgd, **told))  # type: ignore[arg-type]
                     for _ in range(_WARM_UP + timed_steps):
                         watched.step(*batch)
                         clock.next_step()

@@ -10,94 +10,57 @@ How each operator with weights names its arguments, and what one call of it come
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from inspect import signature
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from cuda_ops.calls import argument_names
+from cuda_ops.dense.conv_kernels import NATIVE, Options
 
 Numbers = list[int] | tuple[int, ...]
 Gradients = tuple[Tensor | None, Tensor | None]
 """Of the weight and of the bias; None where it is not wanted."""
 
 
-class Operator(Protocol):
-    """An operator whose backward can be run in halves; ``wanted`` tells of weight and bias whether they are trained."""
-
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The result."""
-
-    def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """The gradient of ``x``."""
-
-    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
-        """The gradients of weight and bias."""
-
-
 @dataclass(frozen=True, slots=True)
-class LinearHalves:
-    """``x @ weight.T + bias``; x (..., in), weight (out, in), bias (out,)."""
+class ProductHalves:
+    """``x @ weight + bias``, x (..., in), weight (in, out), or ``weight.T`` of (out, in); bias (out,) or (1,)."""
+
+    transposed: bool
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.linear(x, weight, bias)
-
-    def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        return _rows(dy).mm(weight).view(x.shape)
-
-    def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
-        rows = _rows(dy)
-        return rows.t().mm(_rows(x)) if wanted[0] else None, rows.sum(0) if wanted[1] else None
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """``x @ weight + bias``; x (..., in), weight (in, out), bias (out,) or (1,)."""
-
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.transposed:
+            return functional.linear(x, weight, bias)
         return x.matmul(weight) if bias is None else torch.addmm(bias, x, weight)
 
     def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        return _rows(dy).mm(weight.t()).view(x.shape)
+        return _rows(dy).mm(weight if self.transposed else weight.t()).view(x.shape)
 
     def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
-        rows = _rows(dy)
-        return _rows(x).t().mm(rows) if wanted[0] else None, rows.sum(0) if wanted[1] else None
+        one, other = (_rows(dy), _rows(x)) if self.transposed else (_rows(x), _rows(dy))
+        return one.t().mm(other) if wanted[0] else None, _rows(dy).sum(0) if wanted[1] else None
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionHalves:
     """``aten::convolution`` with these options, of a batch."""
 
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    transposed: bool
-    output_padding: tuple[int, ...]
-    groups: int
+    options: Options
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y: Tensor = torch.ops.aten.convolution.default(x, weight, bias, *self._options())
-        return y
+        return NATIVE.forward(x, weight, bias, self.options)
 
     def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        dx: Tensor = self._backward(dy, x, weight, (True, False, False))[0]
-        return dx
+        dx: Any = NATIVE.backward(dy, x, weight, self.options, (True, False, False))[0]
+        return cast("Tensor", dx)
 
     def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
-        gradients = self._backward(dy, x, weight, (False, *wanted))
-        return gradients[1], gradients[2]
-
-    def _backward(self, dy: Tensor, x: Tensor, weight: Tensor, mask: tuple[bool, ...]) -> tuple[Tensor, ...]:
-        channels = [dy.shape[1]] if mask[2] else None
-        gradients: tuple[Tensor, ...] = torch.ops.aten.convolution_backward.default(
-            dy, x, weight, channels, *self._options(), mask
-        )
-        return gradients
-
-    def _options(self) -> tuple[object, ...]:
-        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
+        return NATIVE.backward(dy, x, weight, self.options, (False, *wanted))[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +71,20 @@ class EmbeddingHalves:
     scale_by_frequency: bool
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y: Tensor = torch.ops.aten.embedding.default(weight, x, self.padding_index, self.scale_by_frequency, False)
-        return y
+        return torch.embedding(weight, x, self.padding_index, self.scale_by_frequency, False)
 
     def input_gradient(self, dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         return torch.zeros_like(x)
 
     def weight_gradients(self, dy: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> Gradients:
-        count = weight.shape[0]
-        return torch.ops.aten.embedding_dense_backward.default(
-            dy, x, count, self.padding_index, self.scale_by_frequency
-        ), None
+        table = torch.ops.aten.embedding_dense_backward.default(
+            dy, x, weight.shape[0], self.padding_index, self.scale_by_frequency
+        )
+        return table, None
+
+
+Halves = ProductHalves | ConvolutionHalves | EmbeddingHalves
+"""An operator whose backward can be run in halves; ``wanted`` tells of weight and bias whether they are trained."""
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -126,12 +92,7 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
-_ATEN = torch.ops.aten
-_LINEAR, _PRODUCT = LinearHalves(), Product()
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+_LINEAR, _PRODUCT = ProductHalves(True), ProductHalves(False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +100,18 @@ class OperatorCall:
     """One call of an operator.
 
     Attributes:
-        operator: computes ``after(operator(before(x), weight, bias))``.
+        halves: compute ``after(forward(before(x), weight, bias))``.
         autocasts: whether autocast runs it in its lower precision; None where that depends on the device.
         before, after: differentiable changes of shape.
     """
 
-    operator: Operator
+    halves: Halves
     x: Tensor
     weight: Tensor
     bias: Tensor | None = None
     autocasts: bool | None = True
-    before: Callable[[Tensor], Tensor] = _same
-    after: Callable[[Tensor], Tensor] = _same
+    before: Callable[[Tensor], Tensor] | None = None
+    after: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,26 +127,35 @@ class CallReader:
     weight: str = "weight"
     bias: str = "bias"
 
+    def covers(self, target: object) -> bool:
+        """Whether it reads the arguments of this overload of the operator."""
+        return signature(self.read).parameters.keys() >= {*argument_names(target)}
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> OperatorCall | None:
+
+def read_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> OperatorCall | None:
+    """``aten::linear``."""
     return OperatorCall(_LINEAR, input, weight, bias) if weight.ndim == 2 else None
 
 
-def _matmul(self: Tensor, other: Tensor) -> OperatorCall | None:
+def read_matmul(self: Tensor, other: Tensor) -> OperatorCall | None:
+    """``aten::matmul`` by a matrix."""
     return OperatorCall(_PRODUCT, self, other) if other.ndim == 2 else None
 
 
-def _mm(self: Tensor, mat2: Tensor) -> OperatorCall | None:
+def read_mm(self: Tensor, mat2: Tensor) -> OperatorCall | None:
+    """``aten::mm``."""
     return OperatorCall(_PRODUCT, self, mat2)
 
 
-def _addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> OperatorCall | None:
+def read_addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> OperatorCall | None:
+    """``aten::addmm`` of a bias."""
     return OperatorCall(_PRODUCT, mat1, mat2, self) if self.ndim == 1 and alpha == beta == 1 else None
 
 
-def _embedding(
+def read_embedding(
     weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> OperatorCall | None:
+    """``aten::embedding`` of a dense gradient."""
     return (
         None
         if sparse
@@ -193,7 +163,7 @@ def _embedding(
     )
 
 
-def _convolution(
+def read_convolution(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -204,12 +174,14 @@ def _convolution(
     output_padding: Numbers,
     groups: int,
 ) -> OperatorCall | None:
+    """``aten::convolution``."""
     each = [_each(value, weight) for value in (stride, padding, dilation, output_padding)]
-    operator = ConvolutionHalves(each[0], each[1], each[2], transposed, each[3], groups)
-    return OperatorCall(operator, input, weight, bias, autocasts=None)
+    return OperatorCall(
+        ConvolutionHalves((each[0], each[1], each[2], transposed, each[3], groups)), input, weight, bias, autocasts=None
+    )
 
 
-def _conv(
+def read_conv(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -218,6 +190,7 @@ def _conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> OperatorCall:
+    """``aten::conv1d`` to ``conv3d``, also of a padding by name."""
     steps, rates, none = _each(stride, weight), _each(dilation, weight), _each(0, weight)
     margins = [0] * (weight.ndim - 2)
     if padding == "same":
@@ -225,16 +198,16 @@ def _conv(
         padding, margins = [margin // 2 for margin in whole], [margin % 2 for margin in whole]
     elif padding == "valid":
         padding = 0
-    operator = ConvolutionHalves(steps, _each(padding, weight), rates, False, none, groups)
+    halves = ConvolutionHalves((steps, _each(padding, weight), rates, False, none, groups))
     extra = [margin for last in reversed(margins) for margin in (0, last)]  # an odd margin: one more at the end
 
     def before(x: Tensor) -> Tensor:
         return _batched(functional.pad(x, extra) if any(extra) else x, weight)
 
-    return OperatorCall(operator, input, weight, bias, True, before, _after(input, weight))
+    return OperatorCall(halves, input, weight, bias, True, before, _after(input, weight))
 
 
-def _transposed_conv(
+def read_transposed_conv(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -244,9 +217,10 @@ def _transposed_conv(
     groups: int = 1,
     dilation: Any = 1,
 ) -> OperatorCall:
+    """``aten::conv_transpose1d`` to ``conv_transpose3d``."""
     steps, margins, more = _each(stride, weight), _each(padding, weight), _each(output_padding, weight)
-    operator = ConvolutionHalves(steps, margins, _each(dilation, weight), True, more, groups)
-    return OperatorCall(operator, input, weight, bias, True, lambda x: _batched(x, weight), _after(input, weight))
+    halves = ConvolutionHalves((steps, margins, _each(dilation, weight), True, more, groups))
+    return OperatorCall(halves, input, weight, bias, True, lambda x: _batched(x, weight), _after(input, weight))
 
 
 def _each(value: int | Numbers, weight: Tensor) -> tuple[int, ...]:
@@ -259,24 +233,5 @@ def _batched(x: Tensor, weight: Tensor) -> Tensor:
     return x.unsqueeze(0) if x.ndim < weight.ndim else x
 
 
-def _after(x: Tensor, weight: Tensor) -> Callable[[Tensor], Tensor]:
-    return (lambda y: y.squeeze(0)) if x.ndim < weight.ndim else _same
-
-
-READERS: Mapping[Any, CallReader] = {
-    _ATEN.linear.default: CallReader(_linear),
-    _ATEN.matmul.default: CallReader(_matmul, "other", ""),
-    _ATEN.mm.default: CallReader(_mm, "mat2", ""),
-    _ATEN.addmm.default: CallReader(_addmm, "mat2", "self"),
-    _ATEN.embedding.default: CallReader(_embedding, bias=""),
-    _ATEN.convolution.default: CallReader(_convolution),
-    **{
-        overload: CallReader(_conv)
-        for packet in (_ATEN.conv1d, _ATEN.conv2d, _ATEN.conv3d)
-        for overload in (packet.default, packet.padding)
-    },
-    _ATEN.conv_transpose1d.default: CallReader(_transposed_conv),
-    _ATEN.conv_transpose2d.input: CallReader(_transposed_conv),
-    _ATEN.conv_transpose3d.input: CallReader(_transposed_conv),
-}
-"""By operator, as ``torch.export`` writes it."""
+def _after(x: Tensor, weight: Tensor) -> Callable[[Tensor], Tensor] | None:
+    return (lambda y: y.squeeze(0)) if x.ndim < weight.ndim else None

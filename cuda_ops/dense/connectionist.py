@@ -10,6 +10,7 @@ Inside of the operator torch's own is run, on the samples that are there.
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -36,7 +37,9 @@ class ConnectionistLosses(TorchFunctionMode):
         keywords = dict(kwargs or {})
         if func is not functional.ctc_loss:
             return func(*args, **keywords)
-        arguments = {**_DEFAULTS, **dict(zip(_NAMES, args, strict=False)), **keywords}
+        call = _CALL.bind(*args, **keywords)
+        call.apply_defaults()
+        arguments = call.arguments
         if not isinstance(arguments["log_probs"], FakeTensor):
             return func(*args, **keywords)
         lengths = [arguments[name] for name in ("input_lengths", "target_lengths")]
@@ -54,8 +57,7 @@ class ConnectionistLosses(TorchFunctionMode):
         return (losses / lengths[1].clamp(min=1).to(losses.dtype)).mean()
 
 
-_NAMES = ("log_probs", "targets", "input_lengths", "target_lengths", "blank", "reduction", "zero_infinity")
-_DEFAULTS = {"blank": 0, "reduction": "mean", "zero_infinity": False}
+_CALL = signature(functional.ctc_loss)
 
 
 def _losses(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,18 +78,8 @@ Mask = tuple[bool, bool, bool]
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
-class ConvKernel(Protocol):
-    """``forward`` and ``backward`` of ``aten::convolution``."""
-
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
-        """The result."""
-
-    def backward(self, dy: Tensor, x: Tensor, weight: Tensor, options: Options, mask: Mask) -> Gradients:
-        """The gradients; None where one is not wanted."""
-
-
 class Native:
-    """torch's own choice."""
+    """torch's own choice; gradients that are not wanted are None."""
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) -> Tensor:
         return torch.convolution(x, weight, bias, *options)
@@ -110,26 +100,23 @@ class OneDnn:
     def backward(self, dy: Tensor, x: Tensor, weight: Tensor, options: Options, mask: Mask) -> Gradients:
         # Tensors in oneDNN's layout leave torch no choice; the sum of the bias is the same either way.
         packed = dy.contiguous().to_mkldnn(), x.contiguous().to_mkldnn()
-        dx, dweight, _ = _BACKWARD(*packed, weight.contiguous(), None, *options, (mask[0], mask[1], False))
+        packed_gradients = _BACKWARD(*packed, weight.contiguous(), None, *options, (mask[0], mask[1], False))[:2]
+        dx, dweight = (each.to_dense() if each is not None and each.is_mkldnn else each for each in packed_gradients)
         dbias = dy.sum([dim for dim in range(dy.ndim) if dim != 1]) if mask[2] else None
-        return _dense(dx), _dense(dweight), dbias
+        return dx, dweight, dbias
 
 
+ConvKernel = Native | OneDnn
 NATIVE, ONEDNN = Native(), OneDnn()
 
 
 def kernel_for(x: Tensor, weight: Tensor, options: Options) -> ConvKernel:
     """The faster kernel for tensors of this shape, dtype and device."""
     stride, padding, dilation, transposed, output_padding, groups = options
-    if x.device.type != "cpu" or x.dtype != torch.float32 or transposed or not torch.backends.mkldnn.enabled:
-        return NATIVE
-    if torch.compiler.is_compiling():  # which cannot look into a call of oneDNN
+    is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and not transposed
+    if not is_plain or not torch.backends.mkldnn.enabled or torch.compiler.is_compiling():  # which cannot look into it
         return NATIVE
     if x.numel() // x.shape[1] * weight.numel() // prod(stride) < _FEWEST_MULTIPLICATIONS:
         return NATIVE
     chosen = conv_backend(x, weight, stride, padding, dilation, transposed, output_padding, groups)
     return ONEDNN if chosen in _SLOW else NATIVE
-
-
-def _dense(gradient: Tensor | None) -> Tensor | None:
-    return gradient.to_dense() if gradient is not None and gradient.is_mkldnn else gradient

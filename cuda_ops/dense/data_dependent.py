@@ -138,10 +138,7 @@ def _merged(groups: list[set[fx.Node]], order: dict[fx.Node, int]) -> list[set[f
     merged: list[set[fx.Node]] = []
     for group in groups:
         own = group
-        while True:
-            touching = [other for other in merged if other & own]
-            if not touching:
-                break
+        while touching := [other for other in merged if other & own]:
             merged = [other for other in merged if not other & own]
             own = _convex(own.union(*touching), order)
         merged.append(own)
@@ -151,21 +148,18 @@ def _merged(groups: list[set[fx.Node]], order: dict[fx.Node, int]) -> list[set[f
 def _convex(group: set[fx.Node], order: dict[fx.Node, int]) -> set[fx.Node]:
     """With all nodes on ways from one of it to another."""
     last = max(order[node] for node in group)
-    behind: set[fx.Node] = set()
+    behind = _reached(group, lambda node: [user for user in node.users if order[user] <= last])
+    return group | _reached(group, lambda node: [each for each in node.all_input_nodes if each in behind])
+
+
+def _reached(group: set[fx.Node], next_of: Callable[[fx.Node], list[fx.Node]]) -> set[fx.Node]:
+    reached: set[fx.Node] = set()
     waiting = list(group)
     while waiting:
-        for user in waiting.pop().users:
-            if user not in behind and order[user] <= last:
-                behind.add(user)
-                waiting.append(user)
-    before: set[fx.Node] = set()
-    waiting = list(group)
-    while waiting:
-        for argument in waiting.pop().all_input_nodes:
-            if argument in behind and argument not in before:
-                before.add(argument)
-                waiting.append(argument)
-    return group | before
+        further = [node for node in next_of(waiting.pop()) if node not in reached]
+        reached.update(further)
+        waiting += further
+    return reached
 
 
 def cut_out(nodes: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node], list[fx.Node], list[fx.Node]]:

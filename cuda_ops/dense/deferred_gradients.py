@@ -15,14 +15,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
-from cuda_ops._torch import OpOverload, schema_of
-from cuda_ops.dense.backward_halves import READERS, Gradients, Operator, OperatorCall
+from cuda_ops.calls import arguments_of
+from cuda_ops.dense.backward_halves import Gradients, Halves, OperatorCall
+from cuda_ops.operator_table import functional_row
 
 Add = Callable[[Tensor, Tensor], None]
 """(parameter, gradient): adds it to ``parameter.grad``."""
@@ -97,11 +98,11 @@ def deferred(node: fx.Node, current: CurrentQueue) -> Callable[..., Tensor] | No
             what is computed from parameters may be read by others too, and gets its gradient with them.
         current: asked at every call.
     """
-    reader = READERS.get(node.target) if node.op == "call_function" else None
-    if reader is None:
+    target: Any = node.target
+    reader = functional_row(target).halves if node.op == "call_function" else None
+    if reader is None or not reader.covers(target):
         return None
-    target = cast("OpOverload[..., Tensor]", node.target)  # as all keys of READERS
-    arguments = _arguments(node, target)
+    arguments = arguments_of(node)
     weight, bias = arguments[reader.weight], arguments[reader.bias] if reader.bias else None
     if any(not isinstance(each, fx.Node) or each.op != "get_attr" for each in (weight, bias) if each is not None):
         return None
@@ -120,7 +121,9 @@ def _call(
 ) -> Tensor:
     queue = current.queue
     call = read(*args, **kwargs) if queue is not None and torch.is_grad_enabled() else None
-    if queue is None or call is None or not call.weight.requires_grad or not _is_plain(call.weight):
+    if queue is None or call is None or not call.weight.requires_grad:
+        return target(*args, **kwargs)
+    if call.weight.layout is not torch.strided or call.weight.is_complex():
         return target(*args, **kwargs)
     x, weight, bias = call.x, call.weight, call.bias
     device = weight.device.type
@@ -139,7 +142,8 @@ def _apply(queue: WeightGradientQueue, call: OperatorCall, x: Tensor, weight: Te
     bias = None if bias is None else bias.detach()
     weight = weight.requires_grad_()
     apply: Callable[..., Tensor] = _Deferred.apply
-    return call.after(apply(queue, call.operator, targets, call.before(x), weight, bias))
+    y = apply(queue, call.halves, targets, call.before(x) if call.before else x, weight, bias)
+    return call.after(y) if call.after else y
 
 
 class _Deferred(torch.autograd.Function):
@@ -147,16 +151,16 @@ class _Deferred(torch.autograd.Function):
     def forward(
         ctx: Any,
         queue: WeightGradientQueue,
-        operator: Operator,
+        halves: Halves,
         targets: tuple[Tensor, Tensor | None],
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.queue, ctx.operator, ctx.targets = queue, operator, targets
+        ctx.queue, ctx.halves, ctx.targets = queue, halves, targets
         ctx.set_materialize_grads(False)
-        return operator.forward(x, weight, bias)
+        return halves.forward(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -165,21 +169,9 @@ class _Deferred(torch.autograd.Function):
             return (None,) * 6
         x, weight = (tensor.detach() for tensor in ctx.saved_tensors)
         wanted = True, ctx.targets[1] is not None
-        ctx.queue.note(ctx.targets, partial(ctx.operator.weight_gradients, dy, x, weight, wanted))
-        dx = ctx.operator.input_gradient(dy, x, weight) if ctx.needs_input_grad[3] else None
+        ctx.queue.note(ctx.targets, partial(ctx.halves.weight_gradients, dy, x, weight, wanted))
+        dx = ctx.halves.input_gradient(dy, x, weight) if ctx.needs_input_grad[3] else None
         return None, None, None, dx, None, None
-
-
-def _arguments(node: fx.Node, target: OpOverload[..., Tensor]) -> dict[str, Any]:
-    schema = schema_of(target).arguments
-    by_name = {argument.name: argument.default_value for argument in schema}
-    by_name.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
-    by_name.update(node.kwargs)
-    return by_name
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_complex()
 
 
 def _cast(tensor: Tensor | None, dtype: torch.dtype | None) -> Any:

@@ -70,7 +70,7 @@ class Derivative(Unit):
         """The gradients, with a graph of their own where gradients are enabled."""
         is_trained, num_seeds = torch.is_grad_enabled(), sum(self.seeded)
         with torch.inference_mode(False), torch.enable_grad():
-            tensors = [_usual(each) for each in arguments]
+            tensors = [each.clone() if isinstance(each, Tensor) and each.is_inference() else each for each in arguments]
             inputs, seeds = tensors[: len(tensors) - num_seeds], iter(tensors[len(tensors) - num_seeds :])
             for place in self.places:
                 if not inputs[place].requires_grad:
@@ -83,10 +83,6 @@ class Derivative(Unit):
     def changed(self, argument: Callable[[Any], Any]) -> Derivative:
         """A copy whose operators have ``argument(each)`` in place of each argument that is no node."""
         return Derivative(super().changed(argument).module.graph, self.places, self.seeded)
-
-
-def _usual(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 def differentiate(graph: fx.Graph) -> list[fx.Node]:

@@ -161,7 +161,9 @@ def _run(
     bidirectional: bool,
     batch_first: bool,
 ) -> list[Tensor]:
-    time, shapes = int(batch_first), _shapes(input, widths, num_layers, bidirectional, batch_first)
+    time, directions = int(batch_first), 2 if bidirectional else 1
+    ends_of = (num_layers * directions, input.shape[1 - time])
+    shapes = [(*input.shape[:2], directions * widths[0]), *((*ends_of, width) for width in widths)]
     if isinstance(input, FakeTensor):
         return [input.new_empty(shape) for shape in shapes]
     if not input.shape[1 - time]:  # a rank without samples
@@ -176,18 +178,6 @@ def _run(
     result = rnn.PackedSequence(data, sequence.batch_sizes, sequence.sorted_indices, sequence.unsorted_indices)
     padded, _ = _PAD(result, batch_first, 0.0, input.shape[time])
     return [padded, *(each.index_select(1, sequence.unsorted_indices) for each in ends)]
-
-
-def _shapes(
-    input: Tensor, widths: Sequence[int], num_layers: int, bidirectional: bool, batch_first: bool
-) -> list[tuple[Any, ...]]:
-    """Of the padded result, and of the last states."""
-    directions = 2 if bidirectional else 1
-    samples = input.shape[0 if batch_first else 1]
-    return [
-        (*input.shape[:2], directions * widths[0]),
-        *((num_layers * directions, samples, width) for width in widths),
-    ]
 
 
 define_operator(

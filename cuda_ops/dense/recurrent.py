@@ -12,9 +12,8 @@ Under autocast torch gives an LSTM to oneDNN in the lower precision whether or n
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -28,53 +27,39 @@ _ATEN = torch.ops.aten
 ShapeRule = Callable[..., tuple[Tensor, ...]]
 
 
-def _lstm(input: Tensor, hx: list[Tensor], *options: Any, **names: Any) -> tuple[Tensor, ...]:
-    dtype = _dtype(input)
-    is_projected = hx[0].shape[-1] != hx[1].shape[-1]  # computed cell by cell then, where states are not cast
-    state_dtype = hx[1].dtype if is_projected and input.device.type == "cpu" else dtype
-    return _sequence(input, hx[0], dtype, *options, **names), _like(hx[0], dtype), _like(hx[1], state_dtype)
-
-
-def _elman(input: Tensor, hx: Tensor, *options: Any, **names: Any) -> tuple[Tensor, ...]:
-    dtype = _dtype(input)
-    return _sequence(input, hx, dtype, *options, **names), _like(hx, dtype)
-
-
-def _gru(input: Tensor, hx: Tensor, *options: Any, **names: Any) -> tuple[Tensor, ...]:
-    dtype = input.dtype if input.device.type == "cpu" else _dtype(input)  # autocast passes over it on processors
-    return _sequence(input, hx, dtype, *options, **names), _like(hx, dtype)
-
-
-def _sequence(
+def _shaped(
     input: Tensor,
-    state: Tensor,
-    dtype: torch.dtype,
-    params: list[Tensor],
+    hx: Tensor | Sequence[Tensor],
+    params: Sequence[Tensor],
     has_biases: bool,
     num_layers: int,
     dropout: float,
     train: bool,
     bidirectional: bool,
     batch_first: bool,
-) -> Tensor:
-    return input.new_empty((*input.shape[:-1], state.shape[-1] * (2 if bidirectional else 1)), dtype=dtype)
+    passes_over: bool = False,
+) -> tuple[Tensor, ...]:
+    """Of the result, and of the last states.
 
-
-def _like(state: Tensor, dtype: torch.dtype) -> Tensor:
-    return state.new_empty(state.shape, dtype=dtype)
-
-
-def _dtype(input: Tensor) -> torch.dtype:
-    device = input.device.type
+    Args:
+        passes_over: whether autocast leaves it alone on processors.
+    """
+    device, states = input.device.type, (hx,) if isinstance(hx, Tensor) else tuple(hx)
     is_lowered = torch.is_autocast_enabled(device) and input.dtype != torch.float64
-    return torch.get_autocast_dtype(device) if is_lowered else input.dtype
+    dtype = torch.get_autocast_dtype(device) if is_lowered and not (passes_over and device == "cpu") else input.dtype
+    widths = [state.shape[-1] for state in states]
+    # computed cell by cell then, where states are not cast
+    last = states[-1].dtype if len({*widths}) > 1 and device == "cpu" else dtype
+    output = input.new_empty((*input.shape[:-1], widths[0] * (2 if bidirectional else 1)), dtype=dtype)
+    ends = zip(states, (dtype, last) if len(states) > 1 else (dtype,), strict=True)
+    return output, *(state.new_empty(state.shape, dtype=each) for state, each in ends)
 
 
 RECURRENT_SHAPES: Mapping[Any, ShapeRule] = {
-    _ATEN.lstm.input: _lstm,
-    _ATEN.gru.input: _gru,
-    _ATEN.rnn_tanh.input: _elman,
-    _ATEN.rnn_relu.input: _elman,
+    _ATEN.lstm.input: _shaped,
+    _ATEN.gru.input: functools.partial(_shaped, passes_over=True),
+    _ATEN.rnn_tanh.input: _shaped,
+    _ATEN.rnn_relu.input: _shaped,
 }
 """By operator: takes its arguments, gives tensors of the shapes and dtypes of its results, of no particular values."""
 
@@ -144,19 +129,14 @@ def lacks_lstm(dtype: torch.dtype) -> bool:
 _LSTM = 2
 """The mode of ``aten::mkldnn_rnn_layer``; it knows no other."""
 
-_REGISTERING = threading.Lock()
-_REGISTERED: list[torch.library.Library] = []
 
-
-def _compute_in_float32() -> None:
-    with _REGISTERING:
-        if _REGISTERED:
-            return
-        library = torch.library.Library("aten", "IMPL", "AutocastCPU")  # type: ignore[no-untyped-call]  # no types
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "(?s).*[Oo]verriding a previously registered kernel")
-            library.impl("mkldnn_rnn_layer", _lstm_in_float32)  # type: ignore[no-untyped-call]  # nor has this
-        _REGISTERED.append(library)
+@functools.cache  # which keeps the library alive
+def _compute_in_float32() -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL", "AutocastCPU")  # type: ignore[no-untyped-call]  # no types
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*[Oo]verriding a previously registered kernel")
+        library.impl("mkldnn_rnn_layer", _lstm_in_float32)  # type: ignore[no-untyped-call]  # nor has this
+    return library
 
 
 def _lstm_in_float32(*arguments: Any) -> tuple[Tensor, ...]:

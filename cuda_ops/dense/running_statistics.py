@@ -41,9 +41,8 @@ def averaged(batches: Tensor, mean: Tensor, var: Tensor) -> Iterator[tuple[Tenso
     batches.add_(1)
 
 
-def is_averaging(norm: nn.Module) -> bool:
+def is_averaging(module: Any) -> bool:
     """Whether a batch norm in training takes the mean over all batches."""
-    module: Any = norm
     return bool(
         module.training
         and module.track_running_stats

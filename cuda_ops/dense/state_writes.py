@@ -15,13 +15,10 @@ import torch
 from torch import fx
 
 from cuda_ops._torch import schema_of, wrap_with_set_grad_enabled
+from cuda_ops.calls import arguments_of, parameters_of
+from cuda_ops.operator_table import operator_row
 
 BATCH_NORM = torch.ops.aten.batch_norm.default
-_STATISTICS = {
-    BATCH_NORM: "training",
-    torch.ops.aten.instance_norm.default: "use_input_stats",
-}
-"""Operators that write running statistics, which their schema does not tell, and the argument that says when."""
 
 
 def attributes_behind(graph: fx.Graph, placeholders: Mapping[fx.Node, str] | None = None) -> dict[fx.Node, str]:
@@ -38,8 +35,9 @@ def attributes_behind(graph: fx.Graph, placeholders: Mapping[fx.Node, str] | Non
         if node.target is operator.getitem and node.args[0] in behind:  # of a list of views
             behind[node] = behind[node.args[0]]
             continue
-        returned = {name for each in _returns(node) for name in _aliases(each)}
-        makes_list = any(each.alias_info is not None and not _aliases(each) for each in _returns(node))
+        results = getattr(schema_of(node.target), "returns", ())
+        returned = {name for each in results for name in _aliases(each)}
+        makes_list = any(each.alias_info is not None and not _aliases(each) for each in results)
         for argument, value in _arguments(node):
             if isinstance(value, fx.Node) and value in behind:
                 aliases = _aliases(argument)
@@ -75,27 +73,15 @@ def users_of_attributes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:
             yield name, node
 
 
-def writes_in_place(node: fx.Node) -> bool:
-    """Whether a node's operator writes to an argument, as its schema tells."""
-    schema = schema_of(node.target)
-    return schema is not None and any(each.alias_info and each.alias_info.is_write for each in schema.arguments)
-
-
-def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """A node's arguments by the names that its operator gives them; those left at their defaults are not there."""
-    return {argument.name: value for argument, value in _arguments(node)}
-
-
 def _writes(node: fx.Node, behind: Mapping[fx.Node, str], dependent: Collection[fx.Node]) -> Iterator[tuple[str, bool]]:
     """What a node writes, and whether it follows from what is ``dependent``."""
     if node.target is wrap_with_set_grad_enabled:
         yield from _writes_inside(node, behind, dependent)
         return
     values = [value for argument, value in _arguments(node) if argument.alias_info and argument.alias_info.is_write]
-    if node.target in _STATISTICS:
-        arguments = arguments_of(node)
-        if arguments[_STATISTICS[node.target]] is True:
-            values += [arguments["running_mean"], arguments["running_var"]]
+    arguments = arguments_of(node)
+    if arguments.get(operator_row(node.target).statistics) is True:
+        values += [arguments["running_mean"], arguments["running_var"]]
     yield from (
         (behind[value], node in dependent) for value in values if isinstance(value, fx.Node) and value in behind
     )
@@ -128,15 +114,9 @@ def _dependent(graph: fx.Graph, sources: Collection[fx.Node] | None) -> frozense
 
 
 def _arguments(node: fx.Node) -> Iterator[tuple[Any, Any]]:
-    schema = schema_of(node.target)
-    arguments = () if schema is None else schema.arguments
-    yield from zip(arguments, node.args, strict=False)
-    yield from ((argument, node.kwargs[argument.name]) for argument in arguments if argument.name in node.kwargs)
-
-
-def _returns(node: fx.Node) -> tuple[Any, ...]:
-    schema = schema_of(node.target)
-    return () if schema is None else tuple(schema.returns)
+    parameters = parameters_of(node.target)
+    yield from zip(parameters, node.args, strict=False)
+    yield from ((each, node.kwargs[each.name]) for each in parameters if each.name in node.kwargs)
 
 
 def _aliases(argument: Any) -> set[str]:

@@ -24,17 +24,11 @@ from cuda_ops.dense.operators import define_operator
 
 
 @dataclass(frozen=True, slots=True)
-class TensorArgument:
-    """An argument that is a tensor of the call, by its place among them."""
+class PlacedArgument:
+    """An argument that is a tensor of the call, or an integer that depends on sizes, by its place among those."""
 
     place: int
-
-
-@dataclass(frozen=True, slots=True)
-class IntegerArgument:
-    """An argument that is an integer which depends on sizes, by its place among those."""
-
-    place: int
+    is_tensor: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +59,9 @@ class UserFunction:
         """What ``function.apply`` is called with."""
 
         def value(leaf: Any) -> Any:
-            if isinstance(leaf, TensorArgument):
-                return tensors[leaf.place]
-            return integers[leaf.place] if isinstance(leaf, IntegerArgument) else leaf
+            if isinstance(leaf, PlacedArgument):
+                return (tensors if leaf.is_tensor else integers)[leaf.place]
+            return leaf
 
         values: Sequence[Any] = tree_unflatten(map(value, self.leaves), self.structure)
         return values

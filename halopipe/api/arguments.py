@@ -19,6 +19,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
+from halopipe.planning.options import PlanOptions, ProfileOptions
+from halopipe.run_spec.options import RunOptions
+from halopipe.run_spec.schema import asked_in, flag
 from planner.ir.errors import HalopipeError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -39,18 +42,16 @@ _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)(?: ([^\s,;:()]+(?:,[^\s,;:(
 _HELP = re.compile(r"(the )?--help of the command")
 
 _OTHERWISE = {
+    **{
+        flag(field).removeprefix("--").replace("-", "_"): name
+        for group in (PlanOptions, ProfileOptions, RunOptions)
+        for name, field in asked_in(group).items()
+    },
     "micro_batch_sizes": "micro_batch",
-    "schedule": "schedules",
-    "ranks": "num_ranks",
-    "time_limit": "time_limit_s",
-    "deadline": "deadline_s",
-    "rate": "rate_per_s",
     "workers": "cluster",
-    "input": "input_shape",
     "local_loss": "local_losses",
-    "processes": "num_processes",
 }
-"""Options whose argument has another name."""
+"""What an option is called as an argument."""
 
 
 def checked(call: Callable[P, R]) -> Callable[P, R]:
@@ -64,19 +65,17 @@ def checked(call: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(call)
     def looked_at(*args: P.args, **kwargs: P.kwargs) -> R:
         takes = _takes(call)
-        positional: list[Any] = list(args)
-        named: dict[str, Any] = dict(kwargs)
+        places = [*takes.places, *[takes.others] * len(args)]
         try:
-            for place, value in enumerate(args):
-                if place < len(takes.places):
-                    key = takes.places[place]
-                    positional[place] = taken(name, key, value, takes.known[key])
-                elif takes.more_places is not None:
-                    positional[place] = taken(name, takes.more_places[0], value, takes.more_places[1])
-            for key, value in kwargs.items():
-                if key not in takes.known and takes.more is None:
-                    raise _unknown(name, key, takes.known)
-                named[key] = taken(name, key, value, takes.known.get(key, takes.more))
+            for key in kwargs:
+                if key not in takes.known and takes.named is None:
+                    near = get_close_matches(key, takes.known, 1)
+                    remedies = [f"{each} (did you mean that?)" for each in near]
+                    raise UsageError(f"{name} knows no {key!r}", [f"it takes: {', '.join(takes.known)}"], remedies)
+            positional: list[Any] = [taken(name, *place, value) for place, value in zip(places, args, strict=False)]
+            named: dict[str, Any] = {
+                key: taken(name, key, takes.known.get(key, takes.named), value) for key, value in kwargs.items()
+            }
             return call(*positional, **named)
         except HalopipeError as error:
             _name_arguments(error, name, takes.known)
@@ -119,7 +118,7 @@ def _literal(value: str | list[str]) -> str:
     return value if re.fullmatch(r"-?\d+(\.\d+)?", value) else repr(value)
 
 
-def taken(call: str, name: str, value: Any, hint: Any) -> Any:
+def taken(call: str, name: str, hint: Any, value: Any) -> Any:
     """The value, with numbers of other libraries (numpy's) as Python's own.
 
     Args:
@@ -151,34 +150,34 @@ class _Takes:
 
     Attributes:
         known: by name, what each argument may be.
-        places: names of those that may be given without them, in order.
-        more_places: of ``*others``, their name and what each may be; None: there are no others.
-        more: the same of ``**others``, where those are of any name.
+        places: name and hint of those that may be given without them, in order.
+        others: the same of all that may come behind them.
+        named: of ``**others`` of any name, what each may be; None: there are none.
     """
 
     known: Mapping[str, Any]
-    places: tuple[str, ...]
-    more_places: tuple[str, Any] | None = None
-    more: Any = None
+    places: tuple[tuple[str, Any], ...]
+    others: tuple[str, Any]
+    named: Any = None
 
 
 @functools.cache
 def _takes(call: Callable[..., Any]) -> _Takes:
-    hints: dict[str, Any] = {}
-    places: list[str] = []
-    more_places, more = None, None
-    for name, each in inspect.signature(call).parameters.items():
-        hint = _evaluated(each.annotation, call)
-        if each.kind is each.VAR_POSITIONAL:
-            more_places = name, hint
-        elif each.kind is not each.VAR_KEYWORD:
-            hints[name] = hint
-            places += [name] if each.kind is not each.KEYWORD_ONLY else []
-        elif get_origin(hint) is Unpack:
-            hints |= get_type_hints(get_args(hint)[0])
-        else:
-            more = hint
-    return _Takes(hints, tuple(places), more_places, more)
+    parameters = inspect.signature(call).parameters.values()
+    of_kind = {kind: {p.name: _evaluated(p.annotation, call) for p in parameters if p.kind is kind} for kind in _KINDS}
+    several, by_place, by_name, rest = (of_kind[kind] for kind in _KINDS)
+    more = next(iter(rest.values()), None)
+    unpacked = get_type_hints(get_args(more)[0]) if get_origin(more) is Unpack else {}
+    others = next(iter(several.items()), ("", Any))
+    return _Takes({**by_place, **by_name, **unpacked}, tuple(by_place.items()), others, None if unpacked else more)
+
+
+_KINDS = (
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+    inspect.Parameter.VAR_KEYWORD,
+)
 
 
 def _evaluated(annotation: Any, call: Callable[..., Any]) -> Any:
@@ -228,12 +227,6 @@ def _plain(value: Any, hint: Any) -> Any:
 
 def _is_several(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Path))
-
-
-def _unknown(call: str, name: str, parameters: Mapping[str, Any]) -> UsageError:
-    near = get_close_matches(name, parameters, 1, 0.6)
-    remedies = [f"{near[0]} (did you mean that?)"] if near else []
-    return UsageError(f"{call} knows no {name!r}", [f"it takes: {', '.join(parameters)}"], remedies)
 
 
 def _shown(value: object) -> str:

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 from halopipe.api.arguments import checked
 from halopipe.api.files import ProfileOrPath, profile_in, remember
 from halopipe.planning import solve
-from halopipe.planning.problem import Asked, problem_on
+from halopipe.planning.options import DEFAULT_SOLVER, MEASURING, Asked, ProfileOptions
+from halopipe.planning.problem import make_problem
+from halopipe.terminal import units
 from planner.ir.cluster import Cluster
 from planner.ir.plan import Plan
+from planner.ir.problem import Problem
 from planner.ir.profile import Optimizer, Profile
 
 if TYPE_CHECKING:
@@ -99,15 +102,27 @@ def profile(
         varying=varying,
         local_losses=local_losses,
     )
-    workers = measure.num_workers(cluster)
-    asked = measure.MeasuringOptions(
-        device, optimizer, tuple(sizes), tuple(allow), num_ranks, quick, num_processes, transport
+    kept = Path(unfinished) if unfinished is not None else None
+    options = ProfileOptions(
+        workers=measure.num_workers(cluster),
+        device=device,
+        optimizer=optimizer,
+        sizes=sizes,
+        allow=allow,
+        num_ranks=num_ranks,
+        quick=quick,
+        num_processes=num_processes,
+        transport=transport,
+        resume=kept is not None,
+        on=on,
+        tables=tuple(map(str, tables)),
     )
     if on or tables:
-        refused = sorted([*asked.of_measuring, *(["unfinished"] if unfinished else [])])
-        return measure.modelled(source, on, workers, optimizer, asked.sizes, tables, refused=refused, quiet=True)
-    kept = Path(unfinished) if unfinished is not None else None
-    measured = measure.measure(source, asked, num_workers=workers, unfinished=kept, resume=kept is not None, quiet=True)
+        nothing = ProfileOptions(device="cpu", allow=())
+        unlike = [name for name in MEASURING if getattr(options, name) != getattr(nothing, name)]
+        refused = sorted([*unlike, *(["unfinished"] if kept is not None else [])])
+        return measure.modelled(source, options, refused=refused, quiet=True)
+    measured = measure.measure(source, options, unfinished=kept, quiet=True)
     if kept is not None:
         kept.unlink(missing_ok=True)
     return measured
@@ -118,7 +133,7 @@ def plan(
     profile: ProfileOrPath,
     *,
     cluster: str | Path | Cluster | None = None,
-    solver: str = solve.DEFAULT_SOLVER,
+    solver: str = DEFAULT_SOLVER,
     memory: str | int = 0,
     progress: Progress | None = None,
     measure_missing: bool = False,
@@ -135,7 +150,7 @@ def plan(
         memory: most that a plan may use on any device: bytes, or text such as ``2GiB``; 0: what the device has.
         asked: ``global_batch``, ``micro_batch``, ``schedules``, ``num_ranks``, ``max_stages``, ``gap``,
             ``time_limit_s``, ``objective``, ``allow``, ``recompute``, ``shard``, ``zero``, ``fix``, ``forbid``,
-            ``calibration``, ``batch_statistics``: see :func:`halopipe.planning.problem.make_problem`.
+            ``calibration``, ``batch_statistics``: see :class:`halopipe.planning.options.PlanOptions`.
 
     Raises:
         UsageError: what is asked for does not exist, or is of another type.
@@ -147,7 +162,7 @@ def plan(
         missing.require_possible(cluster)
     loaded = profile_in(profile)
     completed = missing.plan_and_store(
-        problem_on(loaded, cluster, memory, asked),
+        _problem(loaded, cluster, memory, asked),
         lambda problem: solve.solve(problem, solver, progress),
         missing.measure_here(quiet=True) if measure_missing else None,
         loaded,
@@ -162,7 +177,7 @@ def pareto(
     *,
     num_points: int = 0,
     cluster: str | Path | Cluster | None = None,
-    solver: str = solve.DEFAULT_SOLVER,
+    solver: str = DEFAULT_SOLVER,
     memory: str | int = 0,
     jobs: int = 1,
     **asked: Unpack[Asked],
@@ -183,7 +198,7 @@ def pareto(
     """
     from halopipe.planning import pareto as fronts
 
-    problem = problem_on(profile_in(profile), cluster, memory, asked)
+    problem = _problem(profile_in(profile), cluster, memory, asked)
     front = fronts.front(problem, num_points, solver, jobs=jobs)
     for one in front.plans:
         remember(one, problem.profile)
@@ -203,7 +218,7 @@ def baselines(profile: ProfileOrPath, *, jobs: int = 1, **asked: Unpack[Asked]) 
     Raises:
         UsageError: what is asked for does not exist.  A strategy that does not fit is left out.
     """
-    problem = problem_on(profile_in(profile), None, 0, asked)
+    problem = make_problem(profile_in(profile), **asked)
     within_s = asked.get("time_limit_s", math.inf)
     baseline_plans = solve.solve_baselines(problem, within_s=within_s, jobs=jobs).plans.values()
     return tuple(remember(one, problem.profile) for one in baseline_plans)
@@ -224,3 +239,8 @@ def on_cluster(profile: ProfileOrPath, cluster: str | Path | Cluster) -> Profile
     from halopipe.planning import clusters
 
     return clusters.on_cluster(profile_in(profile), cluster)
+
+
+def _problem(profile: Profile, cluster: str | Path | Cluster | None, memory: str | int, asked: Asked) -> Problem:
+    memory_bytes = units.parse_size(memory) if memory and isinstance(memory, str) else int(memory or 0)
+    return make_problem(profile if cluster is None else on_cluster(profile, cluster), memory_bytes, **asked)

@@ -11,8 +11,7 @@ Modules:
                  into it
     cluster      ``halopipe cluster``: this host, or the machines of a cluster file
     compare      ``halopipe compare``: plans beside one another
-    completion   What the shell offers for a value (``halopipe --install-completion``): names that are known, files of
-                 the right kind
+    completion   What the shell offers for a value that is no file (``halopipe --install-completion``)
     demo         ``halopipe demo``: the whole journey on this machine
     devices      ``halopipe devices``: the catalogue
     doctor       ``halopipe doctor``: what is missing or odd on this machine
@@ -31,8 +30,6 @@ Modules:
     run          ``halopipe run``: executes a plan
     schema       ``halopipe schema``: the JSON Schema of a file format
     serve        ``halopipe serve``: a plan answers requests without an end, from files, standard input or a port
-    usage        What is wrong with a command line, as an error of ours: the option and its value, what it may be, what
-                 was meant
     ways         ``halopipe ways``: how to divide a transformer's training step over a cluster of GPUs
 """
 

@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -19,10 +19,9 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from halopipe.cli import usage
 from halopipe.cli.options import with_words
 from halopipe.terminal.console import INTERRUPTED, emit, open_streams, report, reported, screen_columns
-from planner.ir.errors import MissingFileError
+from planner.ir.errors import MissingFileError, UsageError
 
 _FRAMED = 80
 """Columns that the framed help needs; narrower, it would cut the names of options."""
@@ -41,7 +40,7 @@ class _Command(TyperCommand):
         def parse_args(args: list[str]) -> Any:
             values, rest, order = parse(with_words(args) if self.name == "run" else args)
             if not ctx.resilient_parsing:
-                usage.note(ctx, values, order)
+                _require_once(values, order)
             return values, rest, order
 
         parser.parse_args = parse_args
@@ -128,14 +127,38 @@ class _Verbs(TyperGroup):
         except (KeyboardInterrupt, typer.Abort):
             sys.exit(INTERRUPTED)
         except Exception as error:  # noqa: BLE001  # as in reported: nothing is left to explain it
-            if usage.is_help(error):
+            if type(error).__name__ == "NoArgsIsHelpError":  # the help, which is shown
                 sys.exit(cast("Any", error).exit_code)
-            sys.exit(report(usage.usage_error(error, _VERBS) if usage.is_usage_error(error) else error))
+            sys.exit(report(_usage_error(error) if hasattr(error, "format_message") else error))
         sys.exit(code if isinstance(code, int) else 0)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         verbs = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         _write(formatter, {"Commands": [(name, verb.get_short_help_str(1000)) for name, verb in verbs if verb]})
+
+
+def _require_once(values: Mapping[str, Any], order: Sequence[Any]) -> None:
+    """Raises :class:`UsageError` where an option of one value is given twice: which is meant, nobody knows.
+
+    Args:
+        values: texts by the names of parameters.
+        order: parameters as often as they were given.
+    """
+    single = [each for each in order if each.param_type_name == "option" and not (each.multiple or each.is_flag)]
+    for place, param in enumerate(single):
+        if param in single[:place]:
+            name = max(param.opts, key=len)
+            last = f"{name} {values[param.name]}"
+            raise UsageError(f"{name} is given more than once", [f"the last: {last}"], [f"keep one of them: {last}"])
+
+
+def _usage_error(error: Any) -> UsageError:
+    """What the parser says is wrong, and how the verb is used."""
+    context = error.ctx
+    path, lines = ("halopipe", []) if context is None else (context.command_path, [context.get_usage()])
+    return UsageError(
+        error.format_message().rstrip("."), [" ".join(text.split()) for text in lines], [f"{path} --help"]
+    )
 
 
 def _write(formatter: Any, sections: dict[str, list[tuple[str, str]]]) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, PlanPath, ProfileOption
+from halopipe.terminal import console, units
 from planner.ir.errors import PlanCheckError, UsageError
 
 if TYPE_CHECKING:
@@ -29,14 +29,12 @@ def check(
             "--proof",
             metavar="FILE",
             help="Verify the plan's proof too, as written by 'halopipe plan --proof'.",
-            autocompletion=completion.proofs,
         ),
     ] = None,
     json: Json = False,
 ) -> None:
     """Check a plan without devices: its program, request and figures; with its profile all that it states."""
     from halopipe.planning import plan_files
-    from halopipe.terminal import console
     from planner import faults_of
     from planner.check import needs_profile, not_checked
     from planner.ir.codec import fingerprint, load
@@ -89,8 +87,6 @@ def check(
 
 def _claim(proof: Proof) -> list[str]:
     """What a proof that holds says."""
-    from halopipe.terminal import units
-
     space, gap = proof.space, units.percent(proof.gap)
     bound, step = units.seconds(proof.bound_s), units.seconds(proof.step_s)
     cuts = "all" if space.any_cut else "between two layers of the network's order"

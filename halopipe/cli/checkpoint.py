@@ -9,6 +9,8 @@ import typer
 
 from halopipe.cli import completion
 from halopipe.cli.options import Json
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed, made
 from planner.ir.errors import UsageError
 
 LIST, VERIFY, EXPORT, IMPORT = VERBS = ("list", "verify", "export", "import")
@@ -20,7 +22,7 @@ def checkpoint(
         typer.Argument(
             metavar="VERB|FOLDER",
             help="list, verify, export or import; or the folder of 'halopipe run --checkpoint FOLDER', to look at one.",
-            autocompletion=completion.named(lambda: VERBS),
+            autocompletion=completion.offered(VERBS),
         ),
     ],
     folder: Annotated[Path | None, typer.Argument(metavar="FOLDER", help="The folder, behind a verb.")] = None,
@@ -34,9 +36,7 @@ def checkpoint(
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PLAN", help="import: of the model that it is the weights of.", autocompletion=completion.plans
-        ),
+        typer.Option(metavar="PLAN", help="import: of the model that it is the weights of."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -76,8 +76,6 @@ def _require_fitting(verb: str, values: dict[str, object]) -> None:
 
 
 def _show(folder: Path, step: int | None, to: Path | None) -> None:
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed, made
     from halopipe.training.checkpoint_folders import describe, write_state_dict
     from runtime.checkpoint import Checkpoint
 
@@ -92,7 +90,6 @@ def _show(folder: Path, step: int | None, to: Path | None) -> None:
 
 
 def _look(folder: Path, step: int | None, *, json: bool, every_byte: bool) -> None:
-    from halopipe.terminal import console
     from halopipe.training.checkpoint_folders import entries, listing, require_sound
     from planner.ir.codec import plain
 
@@ -104,7 +101,6 @@ def _look(folder: Path, step: int | None, *, json: bool, every_byte: bool) -> No
 
 def _import(folder: Path, source: Path, plan: Path) -> None:
     from halopipe.planning.plan_files import load_plan
-    from halopipe.terminal import console
     from halopipe.training.checkpoint_folders import read_state_dict
     from runtime.checkpoint.lock import held
 

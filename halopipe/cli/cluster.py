@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli import completion
 from halopipe.cli.options import Json
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
 
 
@@ -18,7 +19,6 @@ def cluster(
         typer.Argument(
             metavar="[CLUSTER]",
             help="A cluster file (YAML); this host if not given.",
-            autocompletion=completion.clusters,
         ),
     ] = None,
     profile: Annotated[
@@ -26,7 +26,6 @@ def cluster(
         typer.Option(
             metavar="PROFILE",
             help="A profile, whose kinds of device the file may name.",
-            autocompletion=completion.profiles,
         ),
     ] = None,
     output: Annotated[
@@ -36,8 +35,6 @@ def cluster(
 ) -> None:
     """Show the devices and links of this host or of a cluster file; check the file."""
     from halopipe.planning import clusters, plan_files
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed
     from planner.catalogue import read_machines
     from planner.ir.codec import dump, plain
 

@@ -7,17 +7,16 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, ProfileOption
+from halopipe.terminal import console
+from halopipe.terminal.output_files import require_once
 from planner.ir.errors import UsageError
 
 
 def compare(
     plans: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="PLAN...", help="Plan files; the first is the reference.", autocompletion=completion.plans
-        ),
+        typer.Argument(metavar="PLAN...", help="Plan files; the first is the reference."),
     ],
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Beside the published strategies, which are solved from the profile.")
@@ -33,8 +32,6 @@ def compare(
     from halopipe.planning import plan_files, problem, search_progress
     from halopipe.planning.compare import Comparison
     from halopipe.planning.solve import Baselines
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import require_once
 
     require_once(plans, "plan")
     names = [str(path) for path in plans]
@@ -52,4 +49,4 @@ def compare(
         solved = search_progress.baselines(problem.problem_of(first, source), jobs)
         by_name.update(solved.plans)
     comparison = Comparison(by_name, solved.infeasible, source, solved.took_s, solved.limits_s)
-    console.emit_json(comparison.data()) if json else console.emit(comparison.render())
+    console.show(comparison, as_json=json)

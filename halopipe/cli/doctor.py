@@ -5,13 +5,13 @@ from __future__ import annotations
 import typer
 
 from halopipe.cli.options import Json
+from halopipe.terminal import console
 from planner.ir.errors import CheckError
 
 
 def doctor(json: Json = False) -> None:
     """Say what is missing or odd on this machine, and what to do; exit code 6 if halopipe cannot run here."""
     from halopipe.reports import doctor as examining
-    from halopipe.terminal import console
 
     findings = examining.examine()
     console.emit_json(examining.data(findings)) if json else console.emit(examining.render(findings))

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from halopipe.cli.options import ClusterOption, ProfileOption
+from halopipe.terminal import console, units
+from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
 
 _FIGURES = ("step", "memory", "graph")
@@ -27,8 +29,6 @@ def draw(
     """Draw the step, the memory of its ranks over time, or the network with its stages, for a paper or a talk."""
     from halopipe.reports import figures
     from halopipe.reports import report as reporting
-    from halopipe.terminal import console, units
-    from halopipe.terminal.output_files import claimed
 
     figures.require_format(output)
     wanted = what or output.stem

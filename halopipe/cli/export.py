@@ -9,7 +9,10 @@ import typer
 
 from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, PlanPath, ProfileOption
+from halopipe.terminal import console, units
+from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
+from planner.ir.files import write_text
 from planner.ir.timeline import TimelineFile
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ def export(
             "--to",
             metavar="FORMAT",
             help=f"{', '.join(_FORMATS)}.",
-            autocompletion=completion.named(lambda: _FORMATS),
+            autocompletion=completion.offered(tuple(_FORMATS)),
         ),
     ],
     timeline: Annotated[
@@ -43,7 +46,6 @@ def export(
         typer.Option(
             metavar="TIMELINE",
             help="A timeline file, as written by 'halopipe run'.",
-            autocompletion=completion.timelines,
         ),
     ] = None,
     profile: ProfileOption = None,
@@ -67,8 +69,6 @@ def export(
     place of a plan: command-line options or settings, and what they cannot say.
     """
     from halopipe.planning import plan_files
-    from halopipe.terminal import units
-    from halopipe.terminal.output_files import claimed
 
     units.require_known("export format", [to], tuple(_FORMATS))
     file = output or _FORMATS[to]
@@ -89,10 +89,8 @@ def export(
 
 def _write_trace(plan: Plan, name: Path, profile: Profile | None, timeline: Path | None, output: Path) -> None:
     from halopipe.planning import plan_files, solve
-    from halopipe.terminal import console
     from planner.export.chrome_trace import chrome_trace
     from planner.ir.codec import load
-    from planner.ir.files import write_text
 
     if timeline is not None:
         file = load(timeline, TimelineFile)
@@ -112,9 +110,7 @@ def _write_trace(plan: Plan, name: Path, profile: Profile | None, timeline: Path
 
 def _write_options(ways: Path, to: str, output: Path) -> None:
     from halopipe.planning.ways import read
-    from halopipe.terminal import console
     from planner.export.launchers import LAUNCHERS
-    from planner.ir.files import write_text
 
     options = LAUNCHERS[to](*read(ways))
     write_text(output, options.text)
@@ -124,9 +120,7 @@ def _write_options(ways: Path, to: str, output: Path) -> None:
 
 
 def _write_torch(plan: Plan, profile: Profile | None, output: Path) -> None:
-    from halopipe.terminal import console
     from planner.export.torch_pipelining import torch_pipelining
-    from planner.ir.files import write_text
 
     if profile is None:
         raise UsageError(

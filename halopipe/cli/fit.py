@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from halopipe.cli.options import Json
+from halopipe.terminal import console, units
+from halopipe.terminal import tables as text
+from halopipe.terminal.output_files import claimed, require_once
 
 
 def fit(
@@ -21,9 +24,6 @@ def fit(
     json: Json = False,
 ) -> None:
     """Fit kernel models to tables of measured kernels, and say how far off they are on networks held back."""
-    from halopipe.terminal import console, units
-    from halopipe.terminal import tables as text
-    from halopipe.terminal.output_files import claimed, require_once
     from planner.kernels.fit import as_json, fit_rows, known_rows
     from planner.kernels.tables import read_table, shipped
 

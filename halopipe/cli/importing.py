@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from halopipe.cli import completion
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed
+from halopipe.terminal.units import require_known
 from planner.ir.cluster import Cluster, DeviceSpec
 from planner.ir.errors import FormatError, UsageError
 from planner.ir.validation import faults
@@ -27,7 +30,7 @@ def import_(
             "--from",
             metavar="FORMAT",
             help="pipedream or sailor.",
-            autocompletion=completion.named(lambda: _FORMATS),
+            autocompletion=completion.offered(_FORMATS),
         ),
     ] = "pipedream",
     samples: Annotated[int, typer.Option(min=1, help="Samples of the mini-batch that the file is of.")] = 1,
@@ -36,7 +39,7 @@ def import_(
         typer.Option(
             metavar="NAME",
             help="What the file was measured on; of the catalogue, which knows its memory.",
-            autocompletion=completion.devices,
+            autocompletion=completion.offered("planner.catalogue:devices"),
         ),
     ] = "V100-16GB",
     model: Annotated[str, typer.Option(metavar="NAME", help="Of sailor: whose times, such as OPT-350.")] = "",
@@ -48,9 +51,6 @@ def import_(
 ) -> None:
     """Read a published profile -> profile.json; of pipedream on one device, to be planned on others with --cluster."""
     from halopipe.planning import measure
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed
-    from halopipe.terminal.units import require_known
     from planner import catalogue
     from planner.baselines import sailor
     from planner.baselines.common.as_profile import as_profile

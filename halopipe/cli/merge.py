@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli import completion
 from halopipe.cli.options import Json
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed, require_once
 
 
 def merge(
@@ -17,7 +18,6 @@ def merge(
         typer.Argument(
             metavar="PROFILE...",
             help="Profiles of one model, each from a host of its own.",
-            autocompletion=completion.profiles,
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("merged.json"),
@@ -25,8 +25,6 @@ def merge(
 ) -> None:
     """Profiles taken on several hosts -> one, whose cluster is all of them."""
     from halopipe.planning import measure
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed, require_once
     from planner.ir.codec import dump, dumps
 
     require_once(profiles, "profile")

@@ -7,24 +7,23 @@ from typing import Annotated
 
 import typer
 
-from halopipe.cli import completion
 from halopipe.reports import notebook as notebooks
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed, require_once
 from planner.ir.errors import UsageError, WorkerError
+from planner.ir.files import write_text
 
 
 def notebook(
     profile: Annotated[
         Path,
-        typer.Argument(
-            metavar="PROFILE", help="A profile, as written by 'halopipe profile'.", autocompletion=completion.profiles
-        ),
+        typer.Argument(metavar="PROFILE", help="A profile, as written by 'halopipe profile'."),
     ],
     plans: Annotated[
         list[Path] | None,
         typer.Argument(
             metavar="PLAN",
             help="Plans of it that were run: predicted beside measured.",
-            autocompletion=completion.plans,
         ),
     ] = None,
     run: Annotated[bool, typer.Option(help="Run it, so that it opens with its tables and pictures.")] = True,
@@ -32,9 +31,6 @@ def notebook(
 ) -> None:
     """Write a notebook that plans from a profile, compares strategies, and asks what if; and run it."""
     from halopipe.planning import plan_files
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed, require_once
-    from planner.ir.files import write_text
 
     if output.suffix != ".ipynb":
         raise UsageError(f"notebooks are called .ipynb, not {output.name!r}", [], [f"-o {output.stem}.ipynb"])

@@ -5,43 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from halopipe.cli import completion
-from halopipe.cli.usage import require_word
-from halopipe.run_spec.options import (
-    ASKED,
-    DURATION,
-    INTERVAL,
-    METRICS,
-    PATH,
-    SIZE,
-    WORD,
-    asked_in,
-    flag,
-    flag_of,
-    option_of,
-    spec,
-)
-from planner.ir.errors import HalopipeError
-
-
-def a_number(value: float) -> float:
-    """Callback of options that compare with limits, which NaN passes."""
-    if math.isnan(value):
-        raise typer.BadParameter("NaN is no number")
-    return value
+from halopipe.run_spec.options import ASKED, flag_of, option_of
+from halopipe.run_spec.schema import METRICS, NAMES, PATH, WORD, WRITTEN, asked_in, default_text, flag, from_text, spec
+from halopipe.terminal import console
+from planner.ir.errors import HalopipeError, UsageError
 
 
 def _from_job(context: typer.Context, path: Path) -> Path:
     """Of a job file the plan that it names; its options become the defaults of those of the command line."""
     from halopipe.run_spec import job_file
-    from halopipe.terminal import console
 
     if context.resilient_parsing or path.suffix not in job_file.SUFFIXES:
         return path
@@ -88,10 +68,20 @@ def with_words(arguments: Sequence[str]) -> list[str]:
             return [*joined, each, *rest]
         if each in choices:
             if rest and rest[0] not in choices[each]:
-                require_word(each, rest[0], choices[each])
+                _require_word(each, rest[0], choices[each])
             each = f"{each}={rest.pop(0) if rest and rest[0] in choices[each] else _ALONE}"
         joined.append(each)
     return joined
+
+
+def _require_word(name: str, word: str, choices: Sequence[str]) -> None:
+    near = get_close_matches(word, choices, 1)
+    if near and not word.startswith("-") and not Path(word).exists():
+        raise UsageError(
+            f"{name} knows no {word!r}",
+            [f"it stands alone, or before: {', '.join(choices)}"],
+            [f"{name} {near[0]} (did you mean that?)"],
+        )
 
 
 def _spelled(name: str, value: Any) -> Any:
@@ -117,13 +107,12 @@ JobPath = Annotated[
         metavar="PLAN|JOB",
         help="A plan file, or a job file (.yaml) that names one and options of this command; flags override them.",
         is_eager=True,
-        autocompletion=completion.jobs,
         callback=_from_job,
     ),
 ]
 PlanPath = Annotated[
     Path,
-    typer.Argument(metavar="PLAN", help="A plan file, as written by 'halopipe plan'.", autocompletion=completion.plans),
+    typer.Argument(metavar="PLAN", help="A plan file, as written by 'halopipe plan'."),
 ]
 ProfileOption = Annotated[
     Path | None,
@@ -131,7 +120,6 @@ ProfileOption = Annotated[
         "--profile",
         metavar="PROFILE",
         help="The profile that the plan was made from; if it is profile.json beside the plan, it is found.",
-        autocompletion=completion.profiles,
     ),
 ]
 ClusterOption = Annotated[
@@ -140,7 +128,6 @@ ClusterOption = Annotated[
         "--cluster",
         metavar="FILE",
         help="Machines one does not have (YAML); see 'halopipe devices'.",
-        autocompletion=completion.clusters,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write the result alone, as JSON, to stdout.")]
@@ -158,10 +145,14 @@ HostsOption = Annotated[
 def with_options(verb: Callable[..., None]) -> Callable[..., None]:
     """``verb``, with an option of the command line for each field of its parameters that are lists of options.
 
-    Such a list is a dataclass of fields that :func:`halopipe.run_spec.options.option` made.
+    Such a list is a dataclass of fields that :func:`halopipe.run_spec.schema.option` made.
     """
     parameters = inspect.signature(verb, eval_str=True).parameters
-    groups = {name: asked_in(each.annotation) for name, each in parameters.items() if _is_list(each.annotation)}
+    groups = {
+        name: asked_in(each.annotation)
+        for name, each in parameters.items()
+        if isinstance(each.annotation, type) and dataclasses.is_dataclass(each.annotation)
+    }
 
     @functools.wraps(verb)
     def called(**arguments: Any) -> None:
@@ -177,8 +168,7 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in parameters.items():
         if name in groups:
             hints = get_type_hints(parameter.annotation)
-            offers = completion.LISTS[parameter.annotation.__name__]
-            flattened += [_parameter(field, hints[each], offers.get(each)) for each, field in groups[name].items()]
+            flattened += [_parameter(field, hints[each]) for each, field in groups[name].items()]
         else:
             flattened.append(parameter.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD))
     called.__signature__ = inspect.Signature(flattened)  # type: ignore[attr-defined]  # which typer reads
@@ -186,38 +176,31 @@ def with_options(verb: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def _is_list(annotation: object) -> bool:
-    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
-
-
-_REPEATED = {tuple[int, ...]: list[int] | None, tuple[str, ...]: list[str] | None}
-"""Types of options that may be given several times, as typer takes them."""
-
-_NUMBERS = (int, float, int | None, list[int] | None)
-
-
-def _parameter(field: dataclasses.Field[Any], kind: Any, offered: Any) -> inspect.Parameter:
-    """The field as typer takes it; ``offered`` completes its value."""
+def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
+    """The field as typer takes it, with limits of its values where they are numbers."""
     default, option, name = field.default, spec(field), flag(field)
-    if kind is bool:
-        name = f"{name}/--no-{name.removeprefix('--')}" if default else name
-    if kind in _REPEATED:
-        kind, default = _REPEATED[kind], None
+    kind = hint if default is None else type(default)
+    is_number = kind in (int, float) or hint in (int | None, Sequence[int])
+    if default is True:
+        name, default = (name, False) if name.startswith("--no-") else (f"{name}/--no-{name.removeprefix('--')}", True)
     if option.kind == PATH:
-        kind, default = Path | None, Path(str(default)) if default else None
-    elif option.kind in (SIZE, WORD):
+        kind, default = Path | None, None
+    elif option.kind in WRITTEN:
+        kind, default, is_number = str, default_text(field), False
+    elif option.kind == WORD:
         kind, default = str, ""
-    elif option.kind in (DURATION, INTERVAL):
-        kind, default = str, str(default) if option.kind == INTERVAL else f"{default:g}s"
+    elif isinstance(default, tuple):
+        kind, default = list[int] | None if hint == Sequence[int] else list[str] | None, None
+    names = option.choices or option.offers
+    offers = names if callable(names) else completion.offered(names, listed=option.kind == NAMES) if names else None
     shown = typer.Option(
         *([name, option.short] if option.short else [name]),
         metavar=option.metavar or None,
         help=option.help,
-        min=option.least if kind in _NUMBERS else None,
+        min=option.least if is_number else None,
         max=option.most,
-        callback=a_number if kind is float else None,
         rich_help_panel=option.panel or None,
-        autocompletion=offered,
+        autocompletion=offers,
     )
     return inspect.Parameter(
         field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, shown]
@@ -227,6 +210,8 @@ def _parameter(field: dataclasses.Field[Any], kind: Any, offered: Any) -> inspec
 def _value(field: dataclasses.Field[Any], value: Any) -> Any:
     """What was given, as the field has it."""
     kind = spec(field).kind
+    if kind in WRITTEN:
+        return from_text(field, value)
     if isinstance(field.default, tuple):
         return tuple(value or ())
     if kind == PATH:
@@ -235,13 +220,6 @@ def _value(field: dataclasses.Field[Any], value: Any) -> Any:
         from halopipe.run_spec.job_file import located
 
         return located(kind, value, Path.cwd())
-    if kind in (SIZE, DURATION, INTERVAL):
-        from halopipe.terminal import units
-
-        parse: Callable[[str], Any] = {
-            SIZE: units.parse_size,
-            DURATION: units.parse_seconds,
-            INTERVAL: units.parse_interval,
-        }[kind]
-        return parse(value) if value else 0
-    return _word(value) if kind == WORD else value
+    if kind == WORD:
+        return _word(value)
+    return not value if field.default is True and flag(field).startswith("--no-") else value

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halopipe.cli import completion
 from halopipe.cli.options import ClusterOption, Json, with_options
-from halopipe.planning.options import PlanOptions
+from halopipe.planning.options import PlanOptions, SearchOptions, of_a_search
+from halopipe.terminal import console, units
+from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
 from planner.ir.files import same_file
+from planner.ir.problem import SPATIAL_DIMS
 
 if TYPE_CHECKING:
     from planner.ir.plan import Plan
@@ -26,9 +28,7 @@ if TYPE_CHECKING:
 def plan(
     profile: Annotated[
         Path,
-        typer.Argument(
-            metavar="PROFILE", help="A profile, as written by 'halopipe profile'.", autocompletion=completion.profiles
-        ),
+        typer.Argument(metavar="PROFILE", help="A profile, as written by 'halopipe profile'."),
     ],
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("plan.json"),
@@ -41,47 +41,53 @@ def plan(
         ),
     ] = None,
     cluster: ClusterOption = None,
+    search: SearchOptions,
     options: PlanOptions,
     json: Json = False,
 ) -> None:
     """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""
     from halopipe.planning import measure_missing, plan_files
-    from halopipe.terminal.output_files import claimed
 
-    if proof is not None and (options.ways or options.pareto is not None):
-        other = "--ways" if options.ways else "--pareto"
+    if proof is not None and (search.ways or search.pareto is not None):
+        other = "--ways" if search.ways else "--pareto"
         raise UsageError(f"--proof with {other}", ["a proof is of one plan of a search"], [f"leave out {other}"])
     if proof == output:
         raise UsageError(f"{proof} is to hold the plan and its proof", [], ["--proof another name"])
+    _require_use("--quick", not search.quick or search.measure_missing, "--measure-missing")
+    _require_use("--halo-depth", not options.halo_depth or SPATIAL_DIMS in options.allow, "--allow sample,spatial")
     files = _Files(profile, cluster, output, json, proof)
     read = [profile, *([cluster] if cluster is not None else [])]
-    points = [path for path in read if files.is_point(path)] if options.pareto is not None else []
-    with claimed([output, proof, *points], read, replaced=[profile] if options.measure_missing else []):
-        if options.measure_missing:
-            measure_missing.require_possible(cluster, options.pareto)
+    points = [path for path in read if files.is_point(path)] if search.pareto is not None else []
+    with claimed([output, proof, *points], read, replaced=[profile] if search.measure_missing else []):
+        if search.measure_missing:
+            measure_missing.require_possible(cluster, search.pareto)
         loaded = plan_files.load_profile(profile, cluster=cluster)
-        if options.ways:
-            _by_ways(loaded, options, files)
-        elif options.pareto is not None:
-            _front(loaded, options, options.pareto, files)
+        if search.ways:
+            _by_ways(loaded, search, options, files)
+        elif search.pareto is not None:
+            _front(loaded, search, search.pareto, options, files)
         else:
-            _best(loaded, options, files)
+            _best(loaded, search, options, files)
 
 
-def _best(loaded: Profile, options: PlanOptions, files: _Files) -> None:
+def _require_use(name: str, has_use: bool, needed: str) -> None:
+    if not has_use:
+        raise UsageError(f"{name} is of no use without {needed}", [], [f"add {needed}", f"leave out {name}"])
+
+
+def _best(loaded: Profile, search: SearchOptions, options: PlanOptions, files: _Files) -> None:
     """The plan that a search finds, measured to the end where that is asked for."""
     from halopipe.planning import measure_missing, search_progress
-    from halopipe.planning.problem import problem_on
-    from halopipe.terminal import console
+    from halopipe.planning.problem import problem_for
     from planner.proof.prove import require_provable
 
-    problem = problem_on(loaded, None, options.memory, options.asked())
+    problem = problem_for(loaded, options)
     if files.proof is not None:
         require_provable(problem)
-    measure = measure_missing.measure_here(options.quick) if options.measure_missing else None
+    measure = measure_missing.measure_here(search.quick) if search.measure_missing else None
     completed = measure_missing.plan_and_store(
         problem,
-        lambda asked: search_progress.solve(asked, options.solver),
+        lambda asked: search_progress.solve(asked, search.solver),
         measure,
         loaded,
         files.profile,
@@ -103,7 +109,6 @@ def _best(loaded: Profile, options: PlanOptions, files: _Files) -> None:
 
 def _certify(plan: Plan, profile: Profile, path: Path, files: _Files) -> None:
     """Writes the proof of a plan, and says what it claims."""
-    from halopipe.terminal import console, units
     from planner.ir.codec import dump
     from planner.proof.prove import prove
 
@@ -115,30 +120,28 @@ def _certify(plan: Plan, profile: Profile, path: Path, files: _Files) -> None:
     console.wrote(path, console.command("check", files.output, "--proof", path, *on))
 
 
-def _front(loaded: Profile, options: PlanOptions, num_points: int, files: _Files) -> None:
+def _front(loaded: Profile, search: SearchOptions, num_points: int, options: PlanOptions, files: _Files) -> None:
     """The plans of a Pareto front, a file each."""
     from halopipe.planning import search_progress
-    from halopipe.planning.problem import problem_on
-    from halopipe.terminal import console
+    from halopipe.planning.problem import problem_for
 
-    problem = problem_on(loaded, None, options.memory, options.asked())
-    front = search_progress.front(problem, options.solver, num_points, options.jobs)
+    problem = problem_for(loaded, options)
+    front = search_progress.front(problem, search.solver, num_points, search.jobs)
     paths = [files.point(number) for number in range(1, len(front.plans) + 1)]
     for path, plan in zip(paths, front.plans, strict=True):
         files.dump(plan, path)
-    console.emit_json(front.data()) if files.json else console.emit(front.render())
+    console.show(front, as_json=files.json)
     for path in dict.fromkeys(paths):
         console.wrote(path)
 
 
-def _by_ways(loaded: Profile, options: PlanOptions, files: _Files) -> None:
+def _by_ways(loaded: Profile, search: SearchOptions, options: PlanOptions, files: _Files) -> None:
     """The plan that a way of a transformer is."""
     from halopipe.planning import ways
-    from halopipe.terminal import console, units
 
-    ways.require_no_search(options.of_a_search)
-    limit_bytes = units.parse_size(options.memory) if options.memory else 0
-    plan = ways.plan_by(loaded, options.ways, options.global_batch, options.micro_batch, memory_bytes=limit_bytes)
+    ways.require_no_search(of_a_search(search, options))
+    batches = options.global_batch, options.micro_batch
+    plan = ways.plan_by(loaded, search.ways, *batches, memory_bytes=options.memory_bytes)
     files.write(plan, loaded, options.objective)
     console.wrote(files.output, console.command("run", files.output))
 
@@ -180,7 +183,6 @@ class _Files:
     def write(self, plan: Plan, profile: Profile, objective: str) -> None:
         """Writes the plan and says what it is; ``profile`` is the one that it was made from."""
         from halopipe.reports import explain
-        from halopipe.terminal import console
         from planner.ir.codec import dumps
         from planner.layers import statistics_text
 

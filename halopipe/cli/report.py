@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 from halopipe.cli.options import ClusterOption, ProfileOption
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
+from planner.ir.files import write_text
 
 
 def report(
@@ -30,9 +33,6 @@ def report(
     from halopipe.planning import pareto as fronts
     from halopipe.planning import problem
     from halopipe.reports import report as reporting
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed
-    from planner.ir.files import write_text
 
     reporting.require_page(output)
     with claimed([output], [*files, profile, cluster]):

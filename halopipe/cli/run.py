@@ -8,13 +8,19 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from halopipe.cli.options import HostsOption, JobPath, Json, given_options, job_of, with_options
 from halopipe.run_spec.options import RunFiles, RunOptions
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed, made
 from planner.ir.errors import UsageError
+from planner.ir.files import write_text
+
+if TYPE_CHECKING:
+    from halopipe.reports.run import RunReport
 
 
 @with_options
@@ -37,13 +43,10 @@ def run(
     A plan of forward passes alone (--schedule forward) is evaluated: its steps are timed, nothing is trained.
     """
     from halopipe.launch.job_environment import hosts_refused
-    from halopipe.planning import calibration, plan_files, solve
+    from halopipe.planning import calibration, plan_files
     from halopipe.reports import run as training
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed, made
     from halopipe.training.metrics import folder_of
     from planner.ir.codec import dump
-    from planner.ir.files import write_text
 
     if write_job is not None:
         _write_job(write_job, plan, context)
@@ -57,21 +60,16 @@ def run(
     if options.profile_steps and not options.profile_folder:
         options = replace(options, profile_folder=str(Path("torch-traces").absolute()))
     output = Path(files.output) if files.output else plan_files.timeline_of(plan)
-    trace, profile, checkpoint, traces = (
-        Path(text) if text else None
-        for text in (files.trace, files.profile, options.checkpoint, options.profile_folder)
-    )
-    events = folder_of(options.metrics)
-    metrics = Path(options.metrics) if options.metrics and events is None else None
+    trace, profile = _path(files.trace), _path(files.profile)
+    events, traces = folder_of(options.metrics), _path(options.profile_folder)
+    metrics = _path(options.metrics) if events is None else None
     replaced = [plan] if files.update else []
     with claimed([output, trace, made(metrics)], [plan, profile, job_of(context)], [events, traces], replaced):
         planned = plan_files.load_plan(plan)
         if hosts is not None:
             raise hosts_refused(hosts, f"run {shlex.quote(str(plan))}", planned.decision)
-        predicted = training.predicted_timeline(planned)
         source = plan_files.profile_of(planned, plan, profile)
-        if source is not None:
-            predicted = solve.predict_again(planned, source)[1]
+        predicted = training.predicted_timeline(planned, source)
         replanned = None
         if options.replan:
             from halopipe.launch.replanning import replanner
@@ -83,20 +81,16 @@ def run(
         if result.end:
             console.remark(result.end)
             if json:
-                console.emit_json(training.data(planned, result))
+                console.emit_json(training.RunReport(planned, result, predicted).data())
             return
+        changes = () if replanned is None else replanned.changes
         is_other = replanned is not None and replanned.plan != planned
         if replanned is not None and is_other:
             planned, source = replanned.plan, replanned.plan.inputs.as_seen(replanned.profile)
-            predicted = solve.predict_again(planned, source)[1]
+            predicted = training.predicted_timeline(planned, source)
         drift = None if source is None else calibration.drift(source, planned, options, result)
-        file = result.timeline_file(planned, predicted, drift)
-        dump(file, output)
-        if trace is not None:
-            from planner.export.chrome_trace import chrome_trace
-
-            timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
-            write_text(trace, chrome_trace(timelines, plan_files.device_names(planned)))
+        report = training.RunReport(planned, result, predicted, drift, changes)
+        _write(report, output, trace)
         if files.update and is_other:
             console.remark(f"{plan} stays as it is: the job ended under another plan")
         elif files.update:
@@ -104,26 +98,37 @@ def run(
         if source is not None:
             for text in filter(None, (calibration.other_torch(source), calibration.changed_text(source, drift))):
                 console.remark(text)
-        update = calibration.CalibrationUpdate("")
-        if files.learn:
-            update = calibration.calibrate(planned, plan, profile, options, result)
-            if files.update or update.path is not None:
-                console.remark(update.text)
-        changes = () if replanned is None else replanned.changes
-        console.emit_json(training.data(planned, result, drift, changes)) if json else console.emit(
-            training.report(planned, result, predicted, drift, changes)
-        )
+        update = calibration.calibrate(planned, plan, profile, options, result) if files.learn else None
+        if update is not None and (files.update or update.path is not None):
+            console.remark(update.text)
+        console.show(report, as_json=json)
         changed = plan if files.update and not is_other else None
-        written = (output, trace, changed, update.path, metrics, events, traces, checkpoint)
+        taught = update.path if update is not None else None
+        written = (output, trace, changed, taught, metrics, events, traces, _path(options.checkpoint))
         for path in filter(None, written):
             console.wrote(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _write(report: RunReport, output: Path, trace: Path | None) -> None:
+    """The timelines, predicted and measured, and as a trace."""
+    from halopipe.planning.plan_files import device_names
+    from planner.export.chrome_trace import chrome_trace
+    from planner.ir.codec import dump
+
+    file = report.result.timeline_file(report.plan, report.predicted, report.drift)
+    dump(file, output)
+    if trace is not None:
+        timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]
+        write_text(trace, chrome_trace(timelines, device_names(report.plan)))
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 def _write_job(path: Path, plan: Path, context: typer.Context) -> None:
     from halopipe.planning import plan_files
     from halopipe.run_spec import job_file
-    from halopipe.terminal import console
-    from halopipe.terminal.output_files import claimed
 
     if path.suffix not in job_file.SUFFIXES:
         raise UsageError(f"--write-job {path} is no name of a job file", [], [f"--write-job {path.stem}.yaml"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from halopipe.cli.options import Json, PlanPath, with_options
 from halopipe.serving.options import ServeOptions
+from halopipe.terminal import console
 
 
 @with_options
@@ -13,8 +14,6 @@ def serve(plan: PlanPath, options: ServeOptions, json: Json = False) -> None:
     Each request has up to the plan's global batch of samples. Answers come in order. Who asks faster than the slowest
     stage can answer is slowed down (files, standard input) or told to come again (HTTP 503 with Retry-After).
     """
-    from halopipe.terminal import console
-
     if options.stdin:
         console.require_streams()  # before torch is loaded
     from halopipe.serving import command

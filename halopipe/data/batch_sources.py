@@ -12,9 +12,8 @@ written; every batch since the last exchange is compared, so that none is left o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -23,19 +22,14 @@ from torch import Tensor
 from halopipe.data.rank_slices import Need, needs, whole_needs
 from halopipe.data.sources import Data, Position, bound, digest, read, tensors_of
 from planner.ir.errors import DifferentDataError, TransportError
-from planner.ir.graph import Graph, TensorSpec, producer
-from planner.ir.plan import Decision
-from runtime.pipeline.loss_weighting import inputs_counted
-from runtime.pipeline.microbatches import Batch, InputSpecs, Shapes
+from planner.ir.graph import TensorSpec
+from runtime.pipeline.microbatches import Batch, Shapes
 from runtime.pipeline.routing import dtype_of
-from runtime.stage.captured import CapturedModel
-from runtime.stage.index_ranges import index_ranges
-from runtime.stage.shapes import varying_dims
+from runtime.rank import RankContext
 from runtime.transport import Key, Transport
 
 if TYPE_CHECKING:
-    from cuda_ops.sampling.preparation import SampledPreparation
-    from cuda_ops.sparse.preparation import Preparation
+    pass
 
 
 FIRST = 8
@@ -190,69 +184,17 @@ class BatchSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Consumer:
-    """Who is fed.
-
-    Attributes:
-        inputs: what a step is given.
-        preparation: makes the graph's inputs of them, on every rank; None: they are the graph's inputs.
-        counted: by stage, inputs of which each rank reads its samples to know what parts of a batch count for.
-        turns: numbers the batches of all sources of this rank; the same on all ranks.
-        outputs: values that are the module's outputs, by the names that its user has for them.
-    """
-
-    decision: Decision
-    graph: Graph
-    inputs: InputSpecs
-    transport: Transport
-    turns: Iterator[int]
-    preparation: Preparation | SampledPreparation | None = None
-    counted: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    outputs: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def loss_rank(self) -> int:
-        """The first rank that makes the loss."""
-        return min(self.decision.stages[self.decision.layers[producer(self.graph.loss)].stage].ranks)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """All of the job."""
-        return tuple(range(self.transport.world_size))
-
-    def needs(self, rows: tuple[int, ...], rank: int | None = None) -> tuple[Need, ...]:
-        """What a rank, by default this one, reads of micro-batches of ``rows``."""
-        if self.preparation is not None:
-            return whole_needs(self.inputs.specs, rows)
-        return needs(self.decision, self.graph, self.transport.rank if rank is None else rank, rows, self.counted)
-
-    @property
-    def per_site(self) -> tuple[bool, ...]:
-        """Of each target of a sparse network, whether it has a value a point."""
-        return () if self.preparation is None else self.preparation.per_site
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Of an input."""
-        return dtype_of(self.inputs.specs[name])
-
-    def nothing(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """An input of micro-batches of ``shape``, without samples."""
-        return torch.empty(self.inputs.shape(name, shape, 0), dtype=self.dtype(name))
+def needs_of(context: RankContext, rows: tuple[int, ...], rank: int | None = None) -> tuple[Need, ...]:
+    """What a rank, by default this one, reads of micro-batches of ``rows``."""
+    if context.preparation is not None:
+        return whole_needs(context.inputs.specs, rows)
+    own = context.rank if rank is None else rank
+    return needs(context.decision, context.graph, own, rows, context.counted)
 
 
-def agreement_of(consumer: Consumer, step: int, **options: Any) -> Agreement:
-    """Whether the ranks of ``consumer`` are fed the same, from ``step`` on."""
-    return Agreement(consumer.transport, tuple(consumer.inputs.specs), step, **options)
-
-
-def consumer_of(decision: Decision, model: CapturedModel, transport: Transport) -> Consumer:
-    """The consumer of this rank of ``transport``."""
-    inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model), index_ranges(model))
-    preparation = None if model.prepared is None else model.prepared.preparation
-    counted = inputs_counted(model, decision)
-    outputs = {name: value for name, value in model.outputs.items() if value}
-    return Consumer(decision, model.graph, inputs, transport, count(), preparation, counted, outputs)
+def agreement_of(context: RankContext, step: int, **options: Any) -> Agreement:
+    """Whether all ranks are fed the same, from ``step`` on."""
+    return Agreement(context.transport, tuple(context.inputs.specs), step, **options)
 
 
 class OwnSource:
@@ -265,13 +207,13 @@ class OwnSource:
 
     def __init__(
         self,
-        consumer: Consumer,
+        context: RankContext,
         data: Data,
         start: Position,
         epochs: int = 0,
         agreement: Agreement | None = None,
     ) -> None:
-        self._consumer, self._items = consumer, read(data, start, epochs)
+        self._context, self._items = context, read(data, start, epochs)
         self.position, self.agreement = start, agreement
 
     def take(self) -> Batch | None:
@@ -281,9 +223,9 @@ class OwnSource:
                 self.agreement.note(None)
             return None
         epoch, item = upcoming
-        consumer = self._consumer
-        is_prepared = consumer.preparation is not None
-        batch = bound(item, consumer.inputs, consumer.decision.micro_batches, is_prepared=is_prepared)
+        context = self._context
+        is_prepared = context.preparation is not None
+        batch = bound(item, context.inputs, context.decision.micro_batches, is_prepared=is_prepared)
         self.position = self.position.after(epoch, sum(batch.rows))
         if self.agreement is not None:
             self.agreement.note(tensors_of(item), f" (batch {self.position.batches - 1} of epoch {epoch})")
@@ -297,34 +239,34 @@ class SentSource:
         own: what rank 0 reads; None on the others.
     """
 
-    def __init__(self, consumer: Consumer, own: OwnSource | None, start: Position) -> None:
-        self._consumer, self._own = consumer, own
+    def __init__(self, context: RankContext, own: OwnSource | None, start: Position) -> None:
+        self._context, self._own = context, own
         self.position = start
         self.agreement: Agreement | None = None
 
     def take(self) -> Batch | None:
-        turn = next(self._consumer.turns)
+        turn = next(self._context.turns)
         if self._own is None:
             return self._receive(turn)
         batch = self._own.take()
         self.position = self._own.position
         header = self._header(batch)
-        for rank in self._consumer.ranks[1:]:
-            self._consumer.transport.send(_key(turn, _HEADER), rank, (header,))
+        for rank in self._context.ranks[1:]:
+            self._context.transport.send(_key(turn, _HEADER), rank, (header,))
             if batch is not None:
                 self._send(turn, rank, batch)
         return batch
 
     def _send(self, turn: int, rank: int, batch: Batch) -> None:
-        wanted = [need for need in self._consumer.needs(batch.rows, rank) if need.count]
+        wanted = [need for need in needs_of(self._context, batch.rows, rank) if need.count]
         parts = [
             batch.part(need.name, need.microbatch, need.start, need.count)
-            .to(self._consumer.dtype(need.name))
+            .to(dtype_of(self._specs[need.name]))
             .contiguous()
             for need in wanted
         ]
         if parts:
-            self._consumer.transport.send(_key(turn, _PARTS), rank, parts)
+            self._context.transport.send(_key(turn, _PARTS), rank, parts)
 
     def _header(self, batch: Batch | None) -> Tensor:
         header = torch.zeros(self._header_size(), dtype=torch.int64)
@@ -337,7 +279,7 @@ class SentSource:
         return header
 
     def _receive(self, turn: int) -> Batch | None:
-        consumer, transport = self._consumer, self._consumer.transport
+        context, transport = self._context, self._context.transport
         size = self._header_size()
         transport.post_receive(_key(turn, _HEADER), 0, [((size,), torch.int64)])
         (header,) = transport.receive(_key(turn, _HEADER), 0)
@@ -346,36 +288,36 @@ class SentSource:
             return None
         self.position = Position(*place)
         rows, shapes = self._shapes(header[_PLACE:].tolist())
-        wanted = [need for need in consumer.needs(rows) if need.count]
+        wanted = [need for need in needs_of(context, rows) if need.count]
         parts: tuple[Tensor, ...] = ()
         if wanted:
             specs = [
                 (
-                    consumer.inputs.shape(need.name, shapes[need.microbatch][need.name], need.count),
-                    consumer.dtype(need.name),
+                    context.inputs.shape(need.name, shapes[need.microbatch][need.name], need.count),
+                    dtype_of(self._specs[need.name]),
                 )
                 for need in wanted
             ]
             transport.post_receive(_key(turn, _PARTS), 0, specs)
             parts = transport.receive(_key(turn, _PARTS), 0)
-        return PartialBatch(consumer, rows, shapes, dict(zip(wanted, parts, strict=True)))
+        return PartialBatch(context, rows, shapes, dict(zip(wanted, parts, strict=True)))
 
     def _shapes(self, numbers: list[int]) -> tuple[tuple[int, ...], list[Shapes]]:
         rows: list[int] = []
         shapes: list[Shapes] = []
         left = iter(numbers)
-        for _ in self._consumer.decision.micro_batches:
+        for _ in self._context.decision.micro_batches:
             rows.append(next(left))
             shapes.append({name: tuple(next(left) for _ in spec.shape) for name, spec in self._specs.items()})
         return tuple(rows), shapes
 
     def _header_size(self) -> int:
         each = 1 + sum(len(spec.shape) for spec in self._specs.values())
-        return _PLACE + each * len(self._consumer.decision.micro_batches)
+        return _PLACE + each * len(self._context.decision.micro_batches)
 
     @property
     def _specs(self) -> Mapping[str, TensorSpec]:
-        return self._consumer.inputs.specs
+        return self._context.inputs.specs
 
 
 class PartialBatch:
@@ -387,20 +329,22 @@ class PartialBatch:
     """
 
     def __init__(
-        self, consumer: Consumer, rows: tuple[int, ...], shapes: list[Shapes], parts: Mapping[Need, Tensor]
+        self, context: RankContext, rows: tuple[int, ...], shapes: list[Shapes], parts: Mapping[Need, Tensor]
     ) -> None:
         self.rows = rows
-        self._consumer, self._shapes, self._parts = consumer, shapes, parts
+        self._context, self._shapes, self._parts = context, shapes, parts
 
     def shapes(self, microbatch: int) -> Shapes:
         return self._shapes[microbatch]
 
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
         if not count:
-            return self._consumer.nothing(name, self._shapes[microbatch][name])
+            inputs = self._context.inputs
+            shape = inputs.shape(name, self._shapes[microbatch][name], 0)
+            return torch.empty(shape, dtype=dtype_of(inputs.specs[name]))
         samples = self._parts.get(Need(name, microbatch, start, count))
         if samples is None:
-            rank = self._consumer.transport.rank
+            rank = self._context.transport.rank
             raise TransportError(
                 f"rank {rank} has no samples {start} to {start + count} of {name}, micro-batch {microbatch}",
                 ["its stages should not read them"],

@@ -11,7 +11,7 @@ from planner.ir.graph import SAMPLE, Graph, TensorSpec, producer
 from planner.ir.plan import Decision
 from planner.layers.boundary import Boundaries
 from planner.layers.division import Division, divides
-from runtime.stage.captured import judging_layer
+from runtime.captured import judging_layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from torch import Tensor
 from halopipe.data.batch_sources import (
     Agreement,
     BatchSource,
-    Consumer,
     OwnSource,
     PartialBatch,
     SentSource,
     agreement_of,
+    needs_of,
 )
 from halopipe.data.rank_slices import Need
 from halopipe.data.sources import Data, Position, Samples, digest, open_data, samples_of_epoch
@@ -30,6 +30,7 @@ from planner.layers import require_several_values
 from planner.passes.versions import partial_batch_refused, updates_within
 from profiler.source.model import LoadedModel
 from runtime.pipeline.microbatches import Batch, Shapes, filled
+from runtime.rank import RankContext
 
 
 class SharedSource:
@@ -41,20 +42,20 @@ class SharedSource:
 
     def __init__(
         self,
-        consumer: Consumer,
+        context: RankContext,
         samples: Samples,
         start: Position,
         epochs: int = 0,
         agreement: Agreement | None = None,
     ) -> None:
-        for name, spec in consumer.inputs.specs.items():
+        for name, spec in context.inputs.specs.items():
             if not spec.has_samples:
                 raise UsageError(
                     f"ranks cannot share a Dataset: {name} has no samples",
                     [f"its dims are {', '.join(spec.dims) or 'none'}"],
                     ["--data FACTORY --data-from each: a factory of whole batches, which need no Dataset"],
                 )
-        self._consumer, self._samples = consumer, samples
+        self._context, self._samples = context, samples
         self._wanted = _wanted(samples, start, epochs)
         self.position, self.agreement = start, agreement
         samples.require_repeatable(start)
@@ -65,12 +66,12 @@ class SharedSource:
             return None
         epoch, indices = upcoming
         self.position = self.position.after(epoch, len(indices))
-        rows = filled(len(indices), self._consumer.decision.micro_batches)
+        rows = filled(len(indices), self._context.decision.micro_batches)
         digests: dict[int, list[int]] = {}
         parts = self._read(epoch, indices, rows, digests)
         if self.agreement is not None:
             self.agreement.note_slots(digests, f" (batch {self.position.batches - 1} of epoch {epoch})")
-        return PartialBatch(self._consumer, rows, self._shapes(rows, parts), parts)
+        return PartialBatch(self._context, rows, self._shapes(rows, parts), parts)
 
     def _read(
         self, epoch: int, indices: Sequence[int], rows: tuple[int, ...], digests: dict[int, list[int]]
@@ -80,10 +81,10 @@ class SharedSource:
         Args:
             digests: of each sample of the batch that was read, to be filled.
         """
-        inputs = self._consumer.inputs
+        inputs = self._context.inputs
         read: dict[tuple[int, int, int], dict[str, Tensor]] = {}
         parts = {}
-        for need in self._consumer.needs(rows):
+        for need in needs_of(self._context, rows):
             if not need.count:
                 continue
             place = need.microbatch, need.start, need.count
@@ -99,7 +100,7 @@ class SharedSource:
         return parts
 
     def _shapes(self, rows: tuple[int, ...], parts: Mapping[Need, Tensor]) -> list[Shapes]:
-        inputs, transport = self._consumer.inputs, self._consumer.transport
+        inputs, transport = self._context.inputs, self._context.transport
         free = sorted(inputs.free)
         extents = torch.zeros(len(rows), len(free), dtype=torch.int64)
         for need, part in parts.items():
@@ -107,7 +108,7 @@ class SharedSource:
                 if name == need.name:
                     extents[need.microbatch, place] = part.shape[dim]
         if free:
-            transport.all_max(extents, self._consumer.ranks)
+            transport.all_max(extents, self._context.ranks)
         shapes: list[Shapes] = []
         for m, samples in enumerate(rows):
             extents_of = {name: list(inputs.shape(name, spec.shape, samples)) for name, spec in inputs.specs.items()}
@@ -149,9 +150,9 @@ class DataSources:
         UsageError: the ranks are to share something else than a Dataset.
     """
 
-    def __init__(self, consumer: Consumer, options: RunOptions, model: LoadedModel, seed: int) -> None:
-        self._consumer, self._way = consumer, options.data_from
-        self._reads = options.data_from != FIRST or consumer.transport.rank == 0
+    def __init__(self, context: RankContext, options: RunOptions, model: LoadedModel, seed: int) -> None:
+        self._context, self._way = context, options.data_from
+        self._reads = options.data_from != FIRST or context.transport.rank == 0
         self._training = self._opened(options.data, model, seed, shuffled=True)
         self._evaluation = self._opened(options.eval_data, model, seed, shuffled=False) if options.eval_data else None
         self._require_last(options)
@@ -173,7 +174,7 @@ class DataSources:
 
     def _require_last(self, options: RunOptions) -> None:
         """Raises :class:`UsageError` where an epoch's smaller last batch would end the job in the middle."""
-        decision, samples = self._consumer.decision, samples_of_epoch(self._training)
+        decision, samples = self._context.decision, samples_of_epoch(self._training)
         batch = decision.global_batch
         fits, last = samples - samples % batch, samples % batch
         if not last or options.steps <= samples // batch or not decision.trains:
@@ -185,7 +186,7 @@ class DataSources:
             f"halopipe plan --global-batch of another number than {batch}",
         ]
         try:
-            require_several_values(self._consumer.graph, filled(last, decision.micro_batches), remedies)
+            require_several_values(self._context.graph, filled(last, decision.micro_batches), remedies)
         except UsageError as error:
             error.details = (*error.details, length)
             raise
@@ -195,7 +196,7 @@ class DataSources:
     def _opened(self, name: str, model: LoadedModel, seed: int, *, shuffled: bool) -> Data | None:
         if not self._reads:
             return None
-        data = open_data(name, model, self._consumer.decision.global_batch, seed, shuffled=shuffled)
+        data = open_data(name, model, self._context.decision.global_batch, seed, shuffled=shuffled)
         if self._way == SHARE and not isinstance(data, Samples):
             raise UsageError(
                 f"ranks cannot share what {name} gives",
@@ -205,13 +206,13 @@ class DataSources:
         return data
 
     def _source(self, data: Data | None, start: Position, epochs: int, step: int) -> BatchSource:
-        consumer = self._consumer
+        context = self._context
         if self._way == SHARE and isinstance(data, Samples):
-            slots = consumer.decision.global_batch
+            slots = context.decision.global_batch
             return SharedSource(
-                consumer, data, start, epochs, agreement_of(consumer, step, slots=slots, always=epochs > 0)
+                context, data, start, epochs, agreement_of(context, step, slots=slots, always=epochs > 0)
             )
         if data is None or self._way == FIRST:
-            own = OwnSource(consumer, data, start, epochs) if data is not None else None
-            return SentSource(consumer, own, start)
-        return OwnSource(consumer, data, start, epochs, agreement_of(consumer, step, always=epochs > 0))
+            own = OwnSource(context, data, start, epochs) if data is not None else None
+            return SentSource(context, own, start)
+        return OwnSource(context, data, start, epochs, agreement_of(context, step, always=epochs > 0))

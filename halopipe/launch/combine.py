@@ -10,11 +10,10 @@ from halopipe.run_spec.job import RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from halopipe.training.resuming import ResumePoint
-from planner.ir.codec import plain
 from planner.ir.plan import Decision, Plan, RankMeasured
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
 from planner.ir.timeline import MemorySample, Span, Timeline
-from runtime.numerics.compare import Difference, NumericsReport, report
+from runtime.numerics.compare import NumericsReport, report
 
 
 def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress: Progress | None) -> RunResult:
@@ -91,7 +90,7 @@ def _numerics(options: RunOptions, plan: Plan, results: list[RankResult]) -> Num
         skipped = f"its {options.steps} steps make no update"
     if skipped:
         return NumericsReport(dtype, 0, 0, {}, skipped=skipped)
-    differences = (Difference(**plain(each)) for result in results for each in result.compared)
+    differences = (each for result in results for each in result.compared)
     return report(differences, dtype, witness=results[0].witness, strict=options.check_numerics)
 
 

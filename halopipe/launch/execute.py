@@ -11,7 +11,6 @@ The script builds the whole model in every process, under the same seed; a rank 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -33,7 +32,7 @@ from halopipe.training.optimizer_spec import (
     parse_scheduler,
     require_meant,
 )
-from halopipe.training.rank import JobConfig, Load, open_rank
+from halopipe.training.rank import Load, Rank
 from halopipe.training.rank_device import DEVICES
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution, Tensors, users_module
@@ -49,6 +48,7 @@ from profiler.source.parts import model_of
 from runtime.numerics.finite import OnNan
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import MakeOptimizer
+from runtime.rank import RankContext
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -95,11 +95,9 @@ def execute(
     require_optimizer(optimizer)
     job = _job(plan)
     rank = job.rank_of(plan.decision)
-    config, device, check = job_config_of_script(plan, optimizer, options)
+    own, check = rank_of_script(plan, optimizer, options, rank)
     store, board = job_stores(job.rank, job.num_ranks)
-    execution = joined(
-        config, rank, store, board, lambda: loaded_of_script(plan, model, loss_fn, example), device, check=check
-    )
+    execution = joined(own, store, board, lambda: loaded_of_script(plan, model, loss_fn, example), check=check)
     execution.values = ScriptValues(owners(model, loss_fn), loss_fn) if isinstance(model, nn.Module) else None
     return execution
 
@@ -114,10 +112,10 @@ def require_optimizer(optimizer: object) -> None:
         )
 
 
-def job_config_of_script(
-    plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, options: ScriptOptions
-) -> tuple[JobConfig, str | torch.device, bool]:
-    """What a script asks for: the job's config, the device, and whether the first step is compared with one device.
+def rank_of_script(
+    plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | None, options: ScriptOptions, rank: int = 0
+) -> tuple[Rank, bool]:
+    """A rank as a script asks for it, not yet opened; and whether its first step is compared with one device.
 
     Raises:
         UsageError: an option is out of its limits, or they do not go together.
@@ -133,53 +131,47 @@ def job_config_of_script(
     if isinstance(optimizer, torch.optim.Optimizer) and schedule is not None and not isinstance(schedule, LRScheduler):
         schedule = schedule(optimizer)  # once: the stages follow it
     check = chosen["check_first_step"]
-    config = JobConfig(
-        plan,
+    context = RankContext(
+        plan.decision,
         _maker(plan, optimizer, schedule),
+        rank,
         schedule,
         chosen["seed"],
         chosen["clip_norm"],
         chosen["accumulate"],
-        chosen["deadline_s"],
-        compiler,
-        chosen["transport"],
-        {
-            "optimizer": _text(optimizer),
-            "scheduler": _text(scheduler),
-            "compiler": _text(compiler),
-            "transport": chosen["transport"],
-            "check_first_step": str(check),
-        },
         OnNan(chosen["on_nan"]),
+        chosen["deadline_s"],
+        compiler=compiler,
     )
-    return config, _device(chosen["device"]), check
+    spelled = {
+        "optimizer": _text(optimizer),
+        "scheduler": _text(scheduler),
+        "compiler": _text(compiler),
+        "transport": chosen["transport"],
+        "check_first_step": str(check),
+    }
+    return Rank(plan, context, spelled, _device(chosen["device"]), chosen["transport"]), check
 
 
 def joined(
-    config: JobConfig,
-    rank: int,
+    rank: Rank,
     store: Store,
     board: Store | StatusStore,
     load: Load,
-    device: str | torch.device,
     *,
     check: bool,
     local_rank: int | None = None,
 ) -> Execution:
-    """One rank of a plan, once all are there; see :func:`halopipe.training.rank.open_rank`."""
-    with contextlib.ExitStack() as stack:
-        own = stack.enter_context(
-            open_rank(config, rank, store, board, device=device, is_metered=False, local_rank=local_rank)
-        )
-        prepared = own.prepare(load)
-        followed = config.optimizer if isinstance(config.optimizer, Followed) else None
-        if followed is not None:
-            followed.recognise(parameters_of(prepared.model, prepared.captured))
-        kept = KeptModel.of(config, prepared, check=check) if rank == 0 else None  # before parameters are moved
-        opened = own.open(prepared)
-        watched = WatchedSteps(config, own.context, opened, kept) if check else None
-        leave = stack.pop_all().close
-        return Execution(opened, prepared.model, leave, config, watched)
+    """One rank of a plan, once all are there; see :meth:`halopipe.training.rank.Rank.opened`."""
+    with rank.opened(store, board, is_metered=False, local_rank=local_rank):
+        rank.prepare(load)
+        if isinstance(rank.context.optimizer, Followed):
+            rank.context.optimizer.recognise(parameters_of(rank.model, rank.context.model))
+        kept = KeptModel.of(rank, check=check) if rank.context.rank == 0 else None  # before parameters are moved
+        rank.agree()
+        rank.join()
+        rank.keep_open()
+        return Execution(rank, WatchedSteps(rank, kept) if check else None)
 
 
 def _job(plan: Plan) -> JobRank:
@@ -250,7 +242,7 @@ def _maker(plan: Plan, optimizer: str | torch.optim.Optimizer | MakeOptimizer | 
 
 
 def _device(asked: str | torch.device) -> str | torch.device:
-    """As :func:`halopipe.training.rank.open_rank` takes it.
+    """As :class:`halopipe.training.rank.Rank` takes it.
 
     Raises:
         UsageError: it is no device, or one that torch has not here.

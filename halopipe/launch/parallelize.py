@@ -38,7 +38,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from halopipe.data.ahead import Upcoming
-from halopipe.launch.execute import job_config_of_script, joined, loaded_of_script, require_optimizer
+from halopipe.launch.execute import joined, loaded_of_script, rank_of_script, require_optimizer
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.processes import warm_workers, workers_of
 from halopipe.launch.script_module import ScriptModule, require_no_autocast
@@ -116,8 +116,9 @@ class Parallel:
         self._kept_of = 0
         self._own = None if module is None else ScriptModule(module, loss_fn)
         self._values = None if module is None else ScriptValues(owners(module, loss_fn), loss_fn)
-        config, device, _ = job_config_of_script(plan, optimizer, options or {})
-        self._followed = config.optimizer if isinstance(config.optimizer, Followed) else None
+        rank, _ = rank_of_script(plan, optimizer, options or {})
+        device, made = rank.device, rank.context.optimizer
+        self._followed = made if isinstance(made, Followed) else None
         rank_options = {**(options or {}), "device": device}
         if isinstance(device, torch.device):
             raise UsageError(
@@ -140,7 +141,7 @@ class Parallel:
         settings = None if self._own is None or answers else self._own.settings
         own_options = cast("ScriptOptions", rank_options)
         script = Script(plan, optimizer, own_options, state is not None, answers, settings)
-        self.ranks = ScriptRanks(script, state, config.deadline_s)
+        self.ranks = ScriptRanks(script, state, rank.context.deadline_s)
         self._end = weakref.finalize(self, self.ranks.end)
         try:
             ready = self.ranks.answers()
@@ -479,9 +480,9 @@ def parallelize(
             made, plan = _plan_of_rank_0(job.rank, store, make_plan)
             profile = made or profile
         job.require_size(plan.decision)
-        config, device, check = job_config_of_script(plan, optimizer, options)
+        rank, check = rank_of_script(plan, optimizer, options, job.rank_of(plan.decision))
         load = partial(loaded_of_script, plan, own, loss_fn, example)
-        run = joined(config, job.rank_of(plan.decision), store, board, load, device, check=check)
+        run = joined(rank, store, board, load, check=check)
         run.profile = profile
         return run
     is_given = plan is not None or profile is not None  # then the module may have been trained since

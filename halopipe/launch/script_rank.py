@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops._torch import PrefixStore
-from halopipe.launch.execute import job_config_of_script, joined
+from halopipe.launch.execute import joined, rank_of_script
 from halopipe.launch.script_module import Settings, require_planned
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.serving.rank_loop import serve_stream
@@ -80,11 +80,11 @@ def serve(folder: Path, rank: int, port: int) -> None:
     optimizer = script.optimizer
     if isinstance(optimizer, Described):
         optimizer = optimizer.made(named_parameters(model.owners))
-    config, device, check = job_config_of_script(script.plan, optimizer, script.options)
-    config = replace(config, answers=script.answers)
-    with joined(config, rank, store, board, [model].pop, device, check=check, local_rank=rank) as execution:
+    own, check = rank_of_script(script.plan, optimizer, script.options, rank)
+    own.context.answers = script.answers
+    with joined(own, store, board, [model].pop, check=check, local_rank=rank) as execution:
         number = 0
-        statistics = "" if script.answers else statistics_text(script.plan.decision, execution.consumer.graph)
+        statistics = "" if script.answers else statistics_text(script.plan.decision, execution.context.graph)
         answer: dict[str, Any] = {"looks_ahead": execution.looks_ahead, "statistics": statistics}
         while True:
             calls.set(f"answer/{number}/{rank}", json.dumps(answer))

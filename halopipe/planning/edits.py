@@ -29,7 +29,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from halopipe.planning import problem as problems
-from halopipe.planning.solve import DEFAULT_SOLVER, known_solver
+from halopipe.planning.options import DEFAULT_SOLVER, FAMILIES
+from halopipe.planning.solve import known_solver
 from halopipe.terminal.units import names_in, parse_pair, parse_sum, require_known, whole
 from planner.catalogue.reading import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.cluster import DATASHEET, Cluster, Collective, DeviceSpec, Link
@@ -296,7 +297,7 @@ def _micro_batch(problem: Problem, value: str) -> Problem:
 
 def _token_slices(problem: Problem, value: str) -> Problem:
     lengths, allow = parse_sum(value, "token-slices"), {*problem.allow, TIME_DIMS}
-    return replace(problem, token_slices=lengths, allow=tuple(name for name in problems.FAMILIES if name in allow))
+    return replace(problem, token_slices=lengths, allow=tuple(name for name in FAMILIES if name in allow))
 
 
 def _ranks(problem: Problem, value: str) -> Problem:
@@ -325,8 +326,8 @@ def _zero(problem: Problem, value: str) -> Problem:
 
 def _allow(problem: Problem, value: str) -> Problem:
     families = value.split("+")
-    require_known("family of dims", families, problems.FAMILIES)
-    return replace(problem, allow=tuple(name for name in problems.FAMILIES if name in families))
+    require_known("family of dims", families, FAMILIES)
+    return replace(problem, allow=tuple(name for name in FAMILIES if name in families))
 
 
 def _global_batch(problem: Problem, value: str) -> Problem:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda_ops.device.host import MPI_JOB
 from halopipe.planning.clusters import with_figures
-from halopipe.planning.problem import FAMILIES
+from halopipe.planning.options import FAMILIES, ProfileOptions
 from halopipe.run_spec.options import GLOO, SHARED, TRANSPORTS
 from halopipe.terminal import console, units
 from halopipe.terminal.console import Reporter
@@ -125,57 +125,17 @@ def num_workers(cluster: int | str) -> int:
     return cluster
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuringOptions:
-    """What is measured of a model on this machine, and how often.
-
-    Attributes:
-        device: ``cpu``, ``cuda``, or ``auto``: the GPUs, if there are some and enough for the workers.
-        optimizer: of the updates; text as of :func:`halopipe.training.optimizer_spec.parse_optimizer`.
-        sizes: of micro-batches; empty: what the profiler chooses.
-        allow: families of dims; with more than the samples, parts of layers that a planner would consider for up to
-            ``num_ranks`` ranks (0: the workers) are measured at their own shapes.
-        num_processes: that measure the same; 0: as many as :func:`profiler.session.profile` takes.
-        transport: that links between cores are measured with, as of a run: ``shared`` or ``gloo``; empty: shared, where
-            that can be had.
-    """
-
-    device: str = "cpu"
-    optimizer: str | Optimizer = "SGD"
-    sizes: tuple[int, ...] = ()
-    allow: tuple[str, ...] = ()
-    num_ranks: int = 0
-    quick: bool = False
-    num_processes: int = 0
-    transport: str = ""
-
-    @property
-    def maker(self) -> Optimizer:
-        """The optimiser."""
-        return parse_optimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
-
-    @property
-    def of_measuring(self) -> list[str]:
-        """Fields that say how to measure, and are given: of no use where nothing is measured."""
-        asked = [each for each in fields(self) if each.name not in ("optimizer", "sizes")]
-        return [each.name for each in asked if getattr(self, each.name) != each.default]
-
-
 def measure(
     source: ModelSource,
-    asked: MeasuringOptions,
+    asked: ProfileOptions,
     *,
-    num_workers: int,
     unfinished: Path | None = None,
-    resume: bool = False,
     quiet: bool = False,
 ) -> Profile:
     """The profile of ``source`` on this machine, with progress and remarks on stderr unless ``quiet``.
 
     Args:
-        num_workers: 0: two cores, or all GPUs.
         unfinished: file that keeps what is finished; it stays until the caller has written the profile.
-        resume: go on with what that file holds.
 
     Raises:
         UsageError: a family of dims is not known, or GPUs are to exchange by something else than NCCL.
@@ -183,11 +143,11 @@ def measure(
     """
     require_known("family of dims", asked.allow, FAMILIES)
     _require_transport(asked.transport, (SHARED, GLOO))
-    maker = asked.maker
+    optimizer = optimizer_of(asked)
     from profiler.measure.devices import chosen
 
-    require_arguments(maker)
-    kind, num_workers = chosen(asked.device, num_workers)
+    require_arguments(optimizer)
+    kind, num_workers = chosen(asked.device, asked.workers)
     cores = len(os.sched_getaffinity(0))
     if kind.type == "cpu" and num_workers > cores and not quiet:
         console.remark(
@@ -197,7 +157,7 @@ def measure(
         raise UsageError(f"links between GPUs are measured over NCCL, not over {asked.transport}", [], ["--device cpu"])
     shapes = None
     if set(asked.allow) - {SAMPLE_DIMS}:
-        shapes = functools.partial(part_shapes, allow=asked.allow, num_ranks=asked.num_ranks or num_workers)
+        shapes = functools.partial(part_shapes, allow=tuple(asked.allow), num_ranks=asked.num_ranks or num_workers)
     from profiler.session import profile
 
     with _kept(unfinished, quiet), Reporter("profiling", quiet=quiet) as reporter:
@@ -211,15 +171,15 @@ def measure(
             source,
             num_workers=num_workers,
             device=kind.type,
-            optimizer=maker,
-            sizes=asked.sizes or None,
+            optimizer=optimizer,
+            sizes=tuple(asked.sizes) or None,
             quick=asked.quick,
             shapes=shapes,
             read=layer_cost,
             num_processes=asked.num_processes,
             transport=asked.transport,
             unfinished=unfinished,
-            resume=resume,
+            resume=asked.resume,
             progress=show,
             say=None if quiet else console.remark,
         )
@@ -230,13 +190,7 @@ def _require_transport(transport: str, transports: Sequence[str]) -> None:
     require_known("transport to measure links with", [transport] if transport else [], transports)
 
 
-def measure_in_job(
-    job: JobRank,
-    source: ModelSource,
-    asked: MeasuringOptions,
-    *,
-    resume: bool = False,
-) -> Profile | None:
+def measure_in_job(job: JobRank, source: ModelSource, asked: ProfileOptions) -> Profile | None:
     """As :func:`measure`, on all hosts of a job of torchrun, whose ranks are the workers; None but on rank 0.
 
     Raises:
@@ -248,36 +202,27 @@ def measure_in_job(
             [],
             ["profile on each host: --device cuda", "describe the GPUs of all hosts in a cluster file"],
         )
-    if resume:
+    if asked.resume:
         raise UsageError("--resume is for a profile of one host", ["torchrun started this one"], ["leave it out"])
     from halopipe.launch.profile_hosts import profile_hosts
 
-    alone = replace(asked, device="cpu", transport="", num_ranks=asked.num_ranks or job.num_ranks)
+    alone = replace(asked, device="cpu", workers=1, transport="", num_ranks=asked.num_ranks or job.num_ranks)
 
     def here(is_quiet: bool) -> Profile:
-        return measure(source, alone, num_workers=1, quiet=is_quiet)
+        return measure(source, alone, quiet=is_quiet)
 
     _require_transport(asked.transport, TRANSPORTS[1:] if MPI_JOB in os.environ else (SHARED, GLOO))
     return profile_hosts(job, here, asked.quick, asked.transport)
 
 
 def modelled(
-    source: ModelSource,
-    on: str,
-    num_devices: int = 0,
-    optimizer: str | Optimizer = "SGD",
-    sizes: tuple[int, ...] = (),
-    tables: Sequence[str | Path] = (),
-    *,
-    refused: Sequence[str] = (),
-    quiet: bool = False,
+    source: ModelSource, asked: ProfileOptions, *, refused: Sequence[str] = (), quiet: bool = False
 ) -> Profile:
     """The profile of ``source`` on devices that are not here, by models of their kernels.
 
     Args:
-        on: a system of :data:`planner.kernels.SYSTEMS`, or a cluster file.
-        num_devices: of a system; 0: those of one host.
-        tables: of the user's own kernels, as CSV.
+        asked: ``on`` is a system of :data:`planner.kernels.SYSTEMS`, or a cluster file; ``workers`` are devices of a
+            system, 0: those of one host.
         refused: options that are of no use here, and were given.
 
     Raises:
@@ -288,6 +233,7 @@ def modelled(
     from planner.catalogue import read_machines
     from planner.kernels import SYSTEMS, cluster_of
 
+    on, workers = asked.on, asked.workers
     if not on:
         raise UsageError("--tables is for --on", [], ["--on h100-dgx, or a cluster file"])
     if refused:
@@ -297,21 +243,25 @@ def modelled(
             ["leave it out"],
         )
     is_file = on not in SYSTEMS and (Path(on).suffix in (".yaml", ".yml") or Path(on).exists())
-    if is_file and num_devices:
-        raise UsageError(f"{on} says how many devices there are", [f"--workers {num_devices}"], ["leave out --workers"])
-    cluster = read_machines(on).cluster if is_file else cluster_of(on, num_devices)
+    if is_file and workers:
+        raise UsageError(f"{on} says how many devices there are", [f"--workers {workers}"], ["leave out --workers"])
+    cluster = read_machines(on).cluster if is_file else cluster_of(on, workers)
     from profiler.modelled.session import profile_on
 
-    maker = parse_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     with Reporter("pricing", quiet=quiet) as reporter:
         return profile_on(
             source,
             cluster,
-            maker,
-            sizes,
-            tables,
+            optimizer_of(asked),
+            tuple(asked.sizes),
+            asked.tables,
             lambda done, total: reporter.update(done, total, f"size {done + 1} of {total}", None),
         )
+
+
+def optimizer_of(asked: ProfileOptions) -> Optimizer:
+    """Whose updates are measured or modelled."""
+    return parse_optimizer(asked.optimizer) if isinstance(asked.optimizer, str) else asked.optimizer
 
 
 def unfinished_file(output: str | Path) -> Path:

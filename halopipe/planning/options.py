@@ -1,132 +1,54 @@
 """What may be asked of a plan, and of a profile: the lists of options that ``halopipe plan`` and ``profile`` take.
 
-A new option of ``plan`` is a field here, with the help that the command line shows, a key of
-:class:`halopipe.planning.problem.Asked`, under which Python calls know it, and is used where it acts.
+A new option of ``plan`` is a field of :class:`PlanOptions`, with the help that the command line shows, and where it is
+of the problem itself a key of :class:`Asked`, which gives calls of ``hp`` its type; it is used where it acts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TypedDict
 
-from halopipe.run_spec.options import flag, option
-from planner.ir.errors import UsageError
-from planner.ir.problem import SPATIAL_DIMS
-
-if TYPE_CHECKING:
-    from halopipe.planning.problem import Asked
+from halopipe.run_spec.options import DTYPES, GLOO, OPTIMIZERS, SHARED
+from halopipe.run_spec.schema import INTEGERS, NAMES, SIZE, SUM, flag, option
+from planner.ir.problem import (
+    CHANNEL_DIMS,
+    DEFAULT_CONFIDENCE,
+    MICRO,
+    NEVER,
+    OBJECTIVES,
+    RECOMPUTE,
+    SAMPLE_DIMS,
+    SHARD,
+    SPATIAL_DIMS,
+    STATISTICS,
+    THROUGHPUT,
+    TIME_DIMS,
+    Rule,
+)
+from planner.ir.profile import Optimizer
 
 SPACE, SEARCH = "What plans may use", "Search"
 """Headings in the help, below the common options, which have none."""
 
-_OF_A_SEARCH = (
-    "schedule",
-    "fix",
-    "forbid",
-    "recompute",
-    "shard",
-    "zero",
-    "batch_statistics",
-    "allow",
-    "objective",
-    "solver",
-    "halo_depth",
-    "ranks",
-    "max_stages",
-    "without",
-    "pareto",
-    "jobs",
-    "measure_missing",
-)
-"""What says nothing where a way says what the plan is."""
+FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS)
+DEFAULT_SOLVER = "best-first"
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """What a plan is to be, and how it is searched for.  The help of each field says what it is.
+class SearchOptions:
+    """How a plan is searched for, beside the problem.  The help of each field says what it is."""
 
-    See :func:`halopipe.planning.problem.make_problem` for what there is more to say, and :meth:`asked` for how the
-    fields are called there.
-    """
-
-    global_batch: int = option(0, "Samples a step; 0: as many as the profile's example has.", least=0)
-    micro_batch: tuple[int, ...] = option(
-        (), "Samples a micro-batch that may be used; repeatable.", panel=SPACE, least=1
-    )
-    schedule: tuple[str, ...] = option(
-        (),
-        "Schedule that may be used, such as 1f1b, gpipe or zb-h1; repeatable; those that can run if not given.",
-        "NAME",
-        SPACE,
-    )
-    objective: str = option(
-        "throughput", "throughput (the step; a stream's rate with --schedule forward), memory or latency.", "NAME"
-    )
-    rate: float = option(
-        0.0,
-        "Forward plans: what a stream must sustain, at the least latency; 0: any.",
-        "SAMPLES/S",
-        least=0.0,
-    )
-    recompute: str = option(
-        "never",
-        "Compute activations again for the backward: never, auto, selective (attention alone), always.",
-        "WHEN",
-        SPACE,
-    )
-    shard: str = option("never", "Divide a stage's optimiser state over its ranks: never, auto, always.", "WHEN", SPACE)
-    zero: int = option(
-        1,
-        "What --shard divides: 1 the optimiser's state, 2 gradients too, 3 parameters too.",
-        panel=SPACE,
-        least=1,
-    )
-    batch_statistics: str = option(
-        "micro",
-        "Batch norm sees a micro-batch, or the whole batch, which is then the only micro-batch: micro, whole.",
-        "OF",
-        SPACE,
-    )
-    allow: str = option(
-        "sample",
-        "Dims that may be cut: layers along sample, spatial, channel; sequences along time.",
-        "DIM,...",
-        SPACE,
-    )
-    token_slices: str = option(
-        "",
-        "Cut sequences into slices of these tokens, such as 256+192+64; --allow time finds some.",
-        "TOKENS+...",
-        SPACE,
-    )
-    halo_depth: int = option(0, "Most rows that may be computed twice to save halos; 0: none.", "ROWS", SPACE, least=0)
-    fix: tuple[str, ...] = option((), "Side constraint, such as 'enc.*=spatial:2'; repeatable.", "RULE", SPACE)
-    forbid: tuple[str, ...] = option((), "What must not be, such as 'fc=device:n0/*'; repeatable.", "RULE", SPACE)
     solver: str = option(
-        "best-first",
+        DEFAULT_SOLVER,
         "How to search: best-first, or a strategy: one-device, data-parallel, even-split, pipedream, dapple, ...",
         "NAME",
         SEARCH,
+        offers="planner.solvers:names",
     )
-    ranks: int = option(0, "Devices that may be used; 0: all.", panel=SPACE, least=0)
-    without: str = option(
-        "", "Plan on what is left without these devices, such as 'n0/cpu1' or 'n1/*'.", "DEVICE,...", SPACE
-    )
-    max_stages: int = option(0, "Most stages; 0: no limit.", panel=SPACE, least=0)
-    memory: str = option("", "Most memory a device may use, such as 2GiB or 512MB.", "SIZE")
-    gap: float = option(
-        0.0, "Stop once the plan is proved to be this close to the best (0.01 = 1 %).", panel=SEARCH, least=0.0
-    )
-    confidence: float = option(
-        0.8,
-        "More devices are used only where that is faster with this probability; 0: the fastest plan at the mean.",
-        panel=SEARCH,
-        least=0.0,
-        most=0.999,
-    )
-    time_limit: float = option(60.0, "Seconds to search at most.", least=0.0)
-    no_calibration: bool = option(False, "Costs as profiled, without what runs of plans corrected.", panel=SEARCH)
     pareto: int | None = option(
         None, "The best step for N sizes of memory (0: for all), a plan file each.", "N", SEARCH, least=0
     )
@@ -150,55 +72,174 @@ class PlanOptions:
         SEARCH,
     )
 
-    @property
-    def of_a_search(self) -> list[str]:
-        """Flags of what was asked of a search, which a way has no use for."""
-        fields = {each.name: each for each in dataclasses.fields(self)}
-        return [flag(fields[name]) for name in _OF_A_SEARCH if getattr(self, name) != fields[name].default]
 
-    def asked(self) -> Asked:
-        """The same in the words of Python calls, texts taken apart.
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What a plan is to be: the problem without its profile.  The help of each field says what it is.
 
-        Raises:
-            UsageError: a text is none that can be taken apart, or an option is of no use without another one.
-        """
-        from halopipe.terminal import units
+    Attributes:
+        schedules: empty: those that the runtime executes as they are priced.
+        memory_bytes: most bytes a plan may use on any device; 0: the device's memory less a margin.
+        objective: of forward passes alone, throughput is that of a stream.
+        rate_per_s: samples a second that a stream of forward passes must sustain, at the least latency; 0: any.
+        allow: families of dims; along ``time`` sequences are cut into token slices that follow one another; empty:
+            samples.
+        recompute: ``selective``: attention's cores alone, on all stages.
+        shard: ``auto``: if nothing else fits.
+        halo_depth: most rows of space by which a device may work beyond its part, so that the next layers need no halo.
+        without: devices that are gone or not to be used, by name or pattern (``n1/*``).
+        token_slices: of which length each is; they allow time to be cut.
+        fix, forbid: side constraints, such as ``enc.*=spatial:2``; see :mod:`planner.ir.constraints`.
+        calibration: whether what runs of plans showed corrects the profile's costs.
+        confidence: from 0 to below 1: more ranks are used only where the plan is the faster with this probability; of
+            plans on as many ranks the fastest at the mean is taken (:mod:`planner.costs.ties`); 0: that of all plans.
+    """
 
-        for asked_flag, has_use, needed in (
-            ("--quick", not self.quick or self.measure_missing, "--measure-missing"),
-            (
-                "--halo-depth",
-                not self.halo_depth or SPATIAL_DIMS in units.names_in(self.allow),
-                "--allow sample,spatial",
-            ),
-        ):
-            if not has_use:
-                raise UsageError(
-                    f"{asked_flag} is of no use without {needed}", [], [f"add {needed}", f"leave out {asked_flag}"]
-                )
-        return {
-            "global_batch": self.global_batch,
-            "micro_batch": self.micro_batch,
-            "schedules": self.schedule,
-            "num_ranks": self.ranks,
-            "max_stages": self.max_stages,
-            "gap": self.gap,
-            "time_limit_s": self.time_limit,
-            "objective": self.objective,
-            "rate_per_s": self.rate,
-            "allow": units.names_in(self.allow),
-            "recompute": self.recompute,
-            "shard": self.shard,
-            "zero": self.zero,
-            "batch_statistics": self.batch_statistics,
-            "halo_depth": self.halo_depth,
-            "fix": self.fix,
-            "forbid": self.forbid,
-            "without": units.names_in(self.without),
-            "token_slices": units.parse_sum(self.token_slices, "--token-slices") if self.token_slices else (),
-            "calibration": not self.no_calibration,
-            "confidence": self.confidence,
-        }
+    global_batch: int = option(0, "Samples a step; 0: as many as the profile's example has.", least=0)
+    micro_batch: Sequence[int] = option((), "Samples a micro-batch that may be used; repeatable.", panel=SPACE, least=1)
+    schedules: Sequence[str] = option(
+        (),
+        "Schedule that may be used, such as 1f1b, gpipe or zb-h1; repeatable; those that can run if not given.",
+        "NAME",
+        SPACE,
+        flag="--schedule",
+        offers="planner.schedules:names",
+    )
+    objective: str = option(
+        THROUGHPUT,
+        "throughput (the step; a stream's rate with --schedule forward), memory or latency.",
+        "NAME",
+        offers=OBJECTIVES,
+    )
+    rate_per_s: float = option(
+        0.0,
+        "Forward plans: what a stream must sustain, at the least latency; 0: any.",
+        "SAMPLES/S",
+        flag="--rate",
+        least=0.0,
+    )
+    recompute: str = option(
+        NEVER,
+        "Compute activations again for the backward: never, auto, selective (attention alone), always.",
+        "WHEN",
+        SPACE,
+        offers=RECOMPUTE,
+    )
+    shard: str = option(
+        NEVER, "Divide a stage's optimiser state over its ranks: never, auto, always.", "WHEN", SPACE, offers=SHARD
+    )
+    zero: int = option(
+        1,
+        "What --shard divides: 1 the optimiser's state, 2 gradients too, 3 parameters too.",
+        panel=SPACE,
+        least=1,
+    )
+    batch_statistics: str = option(
+        MICRO,
+        "Batch norm sees a micro-batch, or the whole batch, which is then the only micro-batch: micro, whole.",
+        "OF",
+        SPACE,
+        offers=STATISTICS,
+    )
+    allow: Sequence[str] = option(
+        (SAMPLE_DIMS,),
+        "Dims that may be cut: layers along sample, spatial, channel; sequences along time.",
+        "DIM,...",
+        SPACE,
+        kind=NAMES,
+        offers=FAMILIES,
+    )
+    token_slices: Sequence[int] = option(
+        (),
+        "Cut sequences into slices of these tokens, such as 256+192+64; --allow time finds some.",
+        "TOKENS+...",
+        SPACE,
+        kind=SUM,
+    )
+    halo_depth: int = option(0, "Most rows that may be computed twice to save halos; 0: none.", "ROWS", SPACE, least=0)
+    fix: Sequence[str | Rule] = option((), "Side constraint, such as 'enc.*=spatial:2'; repeatable.", "RULE", SPACE)
+    forbid: Sequence[str | Rule] = option((), "What must not be, such as 'fc=device:n0/*'; repeatable.", "RULE", SPACE)
+    num_ranks: int = option(0, "Devices that may be used; 0: all.", panel=SPACE, flag="--ranks", least=0)
+    without: Sequence[str] = option(
+        (), "Plan on what is left without these devices, such as 'n0/cpu1' or 'n1/*'.", "DEVICE,...", SPACE, kind=NAMES
+    )
+    max_stages: int = option(0, "Most stages; 0: no limit.", panel=SPACE, least=0)
+    memory_bytes: int = option(
+        0, "Most memory a device may use, such as 2GiB or 512MB.", "SIZE", flag="--memory", kind=SIZE
+    )
+    gap: float = option(
+        0.0, "Stop once the plan is proved to be this close to the best (0.01 = 1 %).", panel=SEARCH, least=0.0
+    )
+    confidence: float = option(
+        DEFAULT_CONFIDENCE,
+        "More devices are used only where that is faster with this probability; 0: the fastest plan at the mean.",
+        panel=SEARCH,
+        least=0.0,
+        most=0.999,
+    )
+    time_limit_s: float = option(60.0, "Seconds to search at most.", flag="--time-limit", least=0.0)
+    calibration: bool = option(
+        True, "Costs as profiled, without what runs of plans corrected.", panel=SEARCH, flag="--no-calibration"
+    )
+
+
+class Asked(TypedDict, total=False):
+    """Those of :class:`PlanOptions` that calls of ``hp`` take as they are, of the same defaults."""
+
+    global_batch: int
+    micro_batch: Sequence[int]
+    schedules: Sequence[str]
+    num_ranks: int
+    max_stages: int
+    gap: float
+    time_limit_s: float
+    objective: str
+    rate_per_s: float
+    allow: Sequence[str]
+    recompute: str
+    shard: str
+    halo_depth: int
+    fix: Sequence[str | Rule]
+    forbid: Sequence[str | Rule]
+    without: Sequence[str]
+    token_slices: Sequence[int]
+    zero: int
+    calibration: bool
+    confidence: float
+    batch_statistics: str
+
+
+_OF_A_SEARCH = (
+    "schedules",
+    "fix",
+    "forbid",
+    "recompute",
+    "shard",
+    "zero",
+    "batch_statistics",
+    "allow",
+    "objective",
+    "solver",
+    "halo_depth",
+    "num_ranks",
+    "max_stages",
+    "without",
+    "pareto",
+    "jobs",
+    "measure_missing",
+)
+"""What says nothing where a way says what the plan is."""
+
+
+def of_a_search(*groups: PlanOptions | SearchOptions) -> list[str]:
+    """Flags of what was asked of a search, which a way has no use for."""
+    flags = {
+        field.name: flag(field)
+        for group in groups
+        for field in dataclasses.fields(group)
+        if getattr(group, field.name) != field.default
+    }
+    return [flags[name] for name in _OF_A_SEARCH if name in flags]
 
 
 MODEL, MEASURED, EFFORT = "The model", "What is measured", "How often"
@@ -210,33 +251,52 @@ ELSEWHERE = "Machines that are not here"
 class ProfileOptions:
     """What is profiled, where, and how often.  The help of each field says what it is; see :func:`halopipe.profile`."""
 
-    input_shape: str = option("", "Shape of the example, samples first: 8,3,64,64.", "SHAPE", MODEL, flag="--input")
-    arg: tuple[str, ...] = option((), "Keyword argument of the factory; repeatable.", "KEY=VALUE", MODEL)
+    input_shape: Sequence[int] = option(
+        (), "Shape of the example, samples first: 8,3,64,64.", "SHAPE", MODEL, flag="--input", kind=INTEGERS
+    )
+    arg: Sequence[str] = option((), "Keyword argument of the factory; repeatable.", "KEY=VALUE", MODEL)
     workers: int = option(
         0, "Workers to plan for, each a CPU core or a GPU; 0: two cores, or all GPUs.", panel=MEASURED, least=0
     )
     device: str = option(
-        "auto", "What to measure: cpu, cuda, or auto: GPUs if there are enough of them.", "WHAT", MEASURED
+        "auto",
+        "What to measure: cpu, cuda, or auto: GPUs if there are enough of them.",
+        "WHAT",
+        MEASURED,
+        offers=("auto", "cpu", "cuda"),
     )
-    sizes: str = option(
-        "", "Micro-batch sizes to measure; if not given, as many as reading between them needs.", "N,N,...", MEASURED
+    sizes: Sequence[int] = option(
+        (),
+        "Micro-batch sizes to measure; if not given, as many as reading between them needs.",
+        "N,N,...",
+        MEASURED,
+        kind=INTEGERS,
     )
-    optimizer: str = option("SGD", "Of torch.optim, such as SGD:lr=0.1,momentum=0.9.", "NAME[:KEY=N,...]", MEASURED)
+    optimizer: str | Optimizer = option(
+        "SGD", "Of torch.optim, such as SGD:lr=0.1,momentum=0.9.", "NAME[:KEY=N,...]", MEASURED, offers=OPTIMIZERS
+    )
     dtype: str = option(
         "",
         "Of parameters and activations; if not given, float32, or that of the module in a file.",
         "DTYPE",
         MODEL,
+        offers=DTYPES,
     )
-    autocast: str = option("", "Mixed precision: bfloat16, with parameters in float32.", "DTYPE", MODEL)
-    allow: str = option(
-        "sample",
+    autocast: str = option(
+        "", "Mixed precision: bfloat16, with parameters in float32.", "DTYPE", MODEL, offers=("bfloat16",)
+    )
+    allow: Sequence[str] = option(
+        (SAMPLE_DIMS,),
         "Dims that plans may cut: sample, spatial, channel, time; parts are then measured too.",
         "DIM,...",
         MEASURED,
+        kind=NAMES,
+        offers=FAMILIES,
     )
-    ranks: int = option(0, "Ranks that parts are measured for; 0: the workers.", panel=MEASURED, least=0)
-    elementwise: tuple[str, ...] = option(
+    num_ranks: int = option(
+        0, "Ranks that parts are measured for; 0: the workers.", flag="--ranks", panel=MEASURED, least=0
+    )
+    elementwise: Sequence[str] = option(
         (), "Operator that treats each element by itself, such as lib::op; repeatable.", "OP", MODEL
     )
     local_loss: str = option(
@@ -247,15 +307,25 @@ class ProfileOptions:
         MODEL,
     )
     quick: bool = option(False, "Fewer sizes and runs, one process: faster, less exact.")
-    processes: int = option(0, "Fresh processes that measure the same; 0: 3, or 1 with --quick.", "N", EFFORT, least=0)
+    num_processes: int = option(
+        0, "Fresh processes that measure the same; 0: 3, or 1 with --quick.", "N", EFFORT, flag="--processes", least=0
+    )
     transport: str = option(
-        "", "What cores exchange by, as of run: 'shared' (the default) or 'gloo'.", "NAME", MEASURED
+        "",
+        "What cores exchange by, as of run: 'shared' (the default) or 'gloo'.",
+        "NAME",
+        MEASURED,
+        offers=(SHARED, GLOO),
     )
     resume: bool = option(False, "Go on with what an interrupted profile of the same job measured.", panel=EFFORT)
     on: str = option(
-        "", "h100-dgx, a100-dgx or a cluster file: no device runs, kernel models tell the times.", "NAME", ELSEWHERE
+        "",
+        "h100-dgx, a100-dgx or a cluster file: no device runs, kernel models tell the times.",
+        "NAME",
+        ELSEWHERE,
+        offers="planner.kernels:SYSTEMS",
     )
-    tables: tuple[str, ...] = option(
+    tables: Sequence[str] = option(
         (), "Kernels that you measured, for --on; see halopipe fit. Repeatable.", "CSV", ELSEWHERE
     )
     size: str = option(
@@ -263,3 +333,27 @@ class ProfileOptions:
         "Sizes to plan for, of dims that the factory says vary (height=8192); measured on the example.",
         "DIM=N,...",
     )
+
+
+MEASURING = ("device", "allow", "num_ranks", "quick", "num_processes", "transport")
+"""Those of :class:`ProfileOptions` that say how to measure: of no use where nothing is measured."""
+
+
+FIXED = "What is given"
+"""A heading in the help of ``halopipe ways``."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaysOptions:
+    """How a transformer may be divided, and how long that is searched for.  The help of each field says what it is."""
+
+    tensor: int = option(0, "Ranks that share a block; 0: open.", panel=FIXED, least=0)
+    pipeline: int = option(0, "Stages; 0: open.", panel=FIXED, least=0)
+    interleave: int = option(0, "Chunks of a stage; 0: open.", panel=FIXED, least=0)
+    micro_batch: int = option(0, "Samples a micro-batch; 0: open.", panel=FIXED, least=0)
+    recompute: str = option("", "none, selective or full; empty: open.", "HOW", FIXED)
+    zero: int = option(-1, "What replicas divide, 0 to 3; -1: open.", panel=FIXED, least=-1, most=3)
+    gap: float = option(0.0, "Stop once the best is proved so close (0.01 = 1 %).", least=0.0)
+    time_limit_s: float = option(60.0, "Seconds to search at most.", flag="--time-limit", least=0.0)
+    price_per_hour: float = option(0.0, "Dollars an hour of one device; 0: not told.", least=0.0)
+    layers: Path | None = option(None, "Sailor's times of layers, in place of kernels, with a cluster file.", "FILE")

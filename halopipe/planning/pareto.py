@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from halopipe.planning import solve
 from halopipe.planning.compare import proof_text
 from halopipe.planning.jobs import Jobs
+from halopipe.planning.options import DEFAULT_SOLVER
 from halopipe.terminal import tables, units
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
@@ -74,7 +75,7 @@ class Front:
                 step_s=plan.prediction.step_s,
                 samples_per_s=plan.prediction.samples_per_s,
                 slower=best_per_s / plan.prediction.samples_per_s - 1 if plan.prediction.samples_per_s else 0.0,
-                peak_bytes=peak_bytes(plan),
+                peak_bytes=plan.prediction.peak_bytes,
                 num_stages=len(plan.decision.stages),
                 num_ranks=len(plan.decision.used_ranks),
                 schedule=f"{plan.decision.schedule} {units.micro_batches(plan.decision.micro_batches)}",
@@ -118,7 +119,7 @@ class Front:
 def front(
     problem: Problem,
     num_points: int = 0,
-    solver: str = solve.DEFAULT_SOLVER,
+    solver: str = DEFAULT_SOLVER,
     show: Show | None = None,
     jobs: int = 1,
 ) -> Front:
@@ -148,11 +149,6 @@ def front(
             search.down(fastest)
     plans = _undominated(search.plans)
     return Front(plans, search.exhausted and all(plan.search.status == "proven" for plan in plans))
-
-
-def peak_bytes(plan: Plan) -> int:
-    """What the fullest rank holds."""
-    return max((rank.peak_bytes for rank in plan.prediction.ranks), default=0)
 
 
 @dataclass(slots=True)
@@ -206,10 +202,10 @@ class _FrontSearch:
 
     def down(self, plan: Plan | None) -> None:
         """From ``plan`` downward until nothing fits: to the byte, or in strides where only some points are wanted."""
-        stride = max(1, peak_bytes(plan) // self.wanted) if plan is not None and self.wanted else 1
+        stride = max(1, plan.prediction.peak_bytes // self.wanted) if plan is not None and self.wanted else 1
         while plan is not None and not self._enough():
             try:
-                plan = self.under(max(1, peak_bytes(plan) - stride))
+                plan = self.under(max(1, plan.prediction.peak_bytes - stride))
             except InfeasibleError:
                 if stride == 1:
                     self.exhausted = not self.wanted
@@ -219,12 +215,14 @@ class _FrontSearch:
     def spread(self, fastest: Plan) -> None:
         """The leanest plan, then what halves the widest gap between limits whose best plans are known."""
         leanest = self.under(0, MEMORY)
-        if leanest is None or peak_bytes(leanest) >= peak_bytes(fastest):
+        if leanest is None or leanest.prediction.peak_bytes >= fastest.prediction.peak_bytes:
             self.down(fastest if leanest is not None else None)
             return
-        gaps = [(peak_bytes(leanest), peak_bytes(fastest))]  # limit with its best plan known; peak of the next plan
-        self.begin((peak_bytes(leanest), THROUGHPUT), (sum(gaps[0]) // 2, THROUGHPUT))
-        best = self.under(peak_bytes(leanest))
+        gaps = [
+            (leanest.prediction.peak_bytes, fastest.prediction.peak_bytes)
+        ]  # limit with its best plan known; peak of the next plan
+        self.begin((leanest.prediction.peak_bytes, THROUGHPUT), (sum(gaps[0]) // 2, THROUGHPUT))
+        best = self.under(leanest.prediction.peak_bytes)
         while best is not None and gaps and not self._enough():
             gaps.sort(key=lambda gap: gap[0] - gap[1])  # the widest first
             lacking = self.wanted - len(_undominated(self.plans))
@@ -233,7 +231,7 @@ class _FrontSearch:
             middle = (low + high) // 2
             best = self.under(middle)
             if best is not None:
-                between = [(low, peak_bytes(best)), (middle, high)]
+                between = [(low, best.prediction.peak_bytes), (middle, high)]
                 gaps += [(start, stop) for start, stop in between if stop - start > 1]
         self.exhausted = not gaps
 
@@ -255,8 +253,8 @@ def _ended_at(ends_s: float, asked: Problem, solver: str) -> Plan:
 def _undominated(plans: list[Plan]) -> tuple[Plan, ...]:
     """The fastest first; a plan stays if no other is as fast and as lean."""
     kept: list[Plan] = []
-    for plan in sorted(plans, key=lambda plan: (plan.prediction.step_s, peak_bytes(plan))):
+    for plan in sorted(plans, key=lambda plan: (plan.prediction.step_s, plan.prediction.peak_bytes)):
         faster = [other for other in kept if other.prediction.step_s <= plan.prediction.step_s * (1 + _ROUNDING)]
-        if all(peak_bytes(other) > peak_bytes(plan) for other in faster):
+        if all(other.prediction.peak_bytes > plan.prediction.peak_bytes for other in faster):
             kept.append(plan)
     return tuple(kept)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import TypedDict
+from typing import Unpack
 
+from halopipe.planning.options import FAMILIES, Asked, PlanOptions
 from halopipe.terminal import units
 from halopipe.terminal.units import require_known
 from planner.ir.cluster import Cluster
@@ -18,7 +18,6 @@ from planner.ir.plan import Decision, Plan
 from planner.ir.problem import (
     AUTO,
     CHANNEL_DIMS,
-    DEFAULT_CONFIDENCE,
     MICRO,
     NEVER,
     OBJECTIVES,
@@ -34,86 +33,19 @@ from planner.ir.problem import (
 )
 from planner.ir.profile import Profile
 
-FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS)
+_AS_THEY_ARE = {field.name for field in fields(Problem)} & {field.name for field in fields(PlanOptions)} - {
+    *("global_batch", "schedules", "allow", "token_slices", "fix", "forbid")
+}
+"""Options that a problem has under the same name."""
 
 
-class Asked(TypedDict, total=False):
-    """What may be asked of a plan; see :func:`make_problem`."""
-
-    global_batch: int
-    micro_batch: Sequence[int]
-    schedules: Sequence[str]
-    num_ranks: int
-    max_stages: int
-    gap: float
-    time_limit_s: float
-    objective: str
-    rate_per_s: float
-    allow: Sequence[str]
-    recompute: str
-    shard: str
-    halo_depth: int
-    fix: Sequence[str | Rule]
-    forbid: Sequence[str | Rule]
-    without: Sequence[str]
-    token_slices: Sequence[int]
-    zero: int
-    calibration: bool
-    confidence: float
-    batch_statistics: str
+def make_problem(profile: Profile, memory_bytes: int = 0, **asked: Unpack[Asked]) -> Problem:
+    """As :func:`problem_for`, of the options by name."""
+    return problem_for(profile, PlanOptions(memory_bytes=memory_bytes, **asked))
 
 
-def make_problem(
-    profile: Profile,
-    *,
-    global_batch: int = 0,
-    micro_batch: Sequence[int] = (),
-    schedules: Sequence[str] = (),
-    num_ranks: int = 0,
-    max_stages: int = 0,
-    memory_bytes: int = 0,
-    gap: float = 0.0,
-    time_limit_s: float = 60.0,
-    objective: str = THROUGHPUT,
-    rate_per_s: float = 0.0,
-    allow: Sequence[str] = (),
-    recompute: str = NEVER,
-    shard: str = NEVER,
-    halo_depth: int = 0,
-    fix: Sequence[str | Rule] = (),
-    forbid: Sequence[str | Rule] = (),
-    without: Sequence[str] = (),
-    token_slices: Sequence[int] = (),
-    calibration: bool = True,
-    confidence: float = DEFAULT_CONFIDENCE,
-    zero: int = 1,
-    batch_statistics: str = MICRO,
-) -> Problem:
+def problem_for(profile: Profile, options: PlanOptions) -> Problem:
     """What a solver is asked.
-
-    Args:
-        global_batch: samples a step; 0: as many as the profile's example has.
-        micro_batch: samples a micro-batch that may be used; empty: the solver chooses.
-        schedules: names; empty: those that the runtime executes as they are priced.
-        num_ranks, max_stages: 0: no limit.
-        memory_bytes: most bytes a plan may use on any device; 0: the device's memory less a margin.
-        objective: ``throughput``, ``memory`` or ``latency``; of forward passes alone, throughput is that of a stream.
-        rate_per_s: samples a second that a stream of forward passes must sustain, at the least latency; 0: any.
-        allow: families of dims that may be cut: layers along ``sample``, ``spatial``, ``channel``; sequences along
-            ``time``, into token slices that follow one another; empty: samples.
-        recompute: ``never``, ``auto``, ``selective`` (attention's cores alone, on all stages) or ``always``.
-        shard: whether ranks of a stage divide the optimiser's state: ``never``, ``auto`` (if nothing else fits) or
-            ``always``.
-        halo_depth: most rows of space by which a device may work beyond its part, so that the next layers need no halo.
-        without: devices that are gone or not to be used, by name or pattern (``n1/*``).
-        token_slices: tokens of each slice that sequences are to be cut into, which allows time to be cut.
-        fix, forbid: side constraints, such as ``enc.*=spatial:2``; see :mod:`planner.ir.constraints`.
-        calibration: whether what runs of plans showed corrects the profile's costs.
-        confidence: from 0 to below 1: more ranks are used only where the plan is the faster with this probability; of
-            plans on as many ranks the fastest at the mean is taken (:mod:`planner.costs.ties`); 0: that of all plans.
-        zero: what ranks divide where ``shard`` has them: 1 the optimiser's state, 2 gradients too, 3 parameters too.
-        batch_statistics: over which samples batch norm and other layers that depend on their batch see it: ``micro``, a
-            micro-batch, or ``whole``, the whole batch, which is then the only micro-batch.
 
     Raises:
         UsageError, UnknownNameError, RankCountError: what is asked for does not exist or cannot be meant.
@@ -122,61 +54,38 @@ def make_problem(
     from planner.solvers import requests  # late, as it knows the schedules
 
     for what, names, choices in (
-        ("schedule", schedules, schedule_names()),
-        ("objective", [objective], OBJECTIVES),
-        ("family of dims", allow, FAMILIES),
-        ("way to recompute", [recompute], RECOMPUTE),
-        ("way to shard", [shard], SHARD),
-        ("batch of statistics", [batch_statistics], STATISTICS),
+        ("schedule", options.schedules, schedule_names()),
+        ("objective", [options.objective], OBJECTIVES),
+        ("family of dims", options.allow, FAMILIES),
+        ("way to recompute", [options.recompute], RECOMPUTE),
+        ("way to shard", [options.shard], SHARD),
+        ("batch of statistics", [options.batch_statistics], STATISTICS),
     ):
         require_known(what, names, choices)
-    gone = dict.fromkeys(devices_named(without, profile.cluster), 0.0)
-    allowed = {*(allow or (SAMPLE_DIMS,)), TIME_DIMS} if token_slices else set(allow)
+    gone = dict.fromkeys(devices_named(options.without, profile.cluster), 0.0)
+    allowed = {*(options.allow or (SAMPLE_DIMS,)), *((TIME_DIMS,) if options.token_slices else ())}
+    schedules = tuple(options.schedules)
+    if not schedules and options.rate_per_s and options.objective == THROUGHPUT:
+        schedules = ("forward",)
+    as_they_are = {name: getattr(options, name) for name in _AS_THEY_ARE}
     asked = Problem(
+        **as_they_are,
         profile=profile.standing(gone),
-        global_batch=global_batch or profile.graph.samples,
-        schedules=tuple(schedules) or (("forward",) if rate_per_s and objective == THROUGHPUT else ()),
-        micro_batch_sizes=tuple(micro_batch),
-        max_stages=max_stages,
-        num_ranks=num_ranks,
-        gap=gap,
-        time_limit_s=time_limit_s,
-        memory_bytes=memory_bytes,
-        objective=objective,
-        rate_per_s=rate_per_s,
-        allow=tuple(name for name in FAMILIES if name in allowed) or (SAMPLE_DIMS,),
-        recompute=recompute,
-        shard=shard,
-        halo_depth=halo_depth,
-        confidence=confidence,
-        token_slices=tuple(token_slices),
-        zero=zero,
-        batch_statistics=batch_statistics,
+        global_batch=options.global_batch or profile.graph.samples,
+        schedules=schedules,
+        micro_batch_sizes=tuple(options.micro_batch),
+        allow=tuple(name for name in FAMILIES if name in allowed),
+        token_slices=tuple(options.token_slices),
     )
     requests.require_none((*requests.of_numbers(asked), *requests.of_pairs(asked)))
     _require_devices(asked)
     problem = replace(
         asked,
-        profile=_calibrated(profile) if calibration else profile.bare,
-        fix=rules_of(fix, profile),
-        forbid=rules_of(forbid, profile),
+        profile=_calibrated(profile) if options.calibration else profile.bare,
+        fix=rules_of(options.fix, profile),
+        forbid=rules_of(options.forbid, profile),
     )
     return standing(problem, gone) if gone else problem
-
-
-def problem_on(profile: Profile, cluster: str | Path | Cluster | None, memory: str | int, asked: Asked) -> Problem:
-    """What a solver is asked, as the command line and Python calls have it; raises as :func:`make_problem`.
-
-    Args:
-        cluster: machines to have the profile on (:mod:`halopipe.planning.clusters`); None: those that it is of.
-        memory: most that a plan may use on any device: bytes, or text such as ``2GiB``; 0 or empty: what it has.
-    """
-    if cluster is not None:
-        from halopipe.planning.clusters import on_cluster
-
-        profile = on_cluster(profile, cluster)
-    memory_bytes = units.parse_size(memory) if memory and isinstance(memory, str) else int(memory or 0)
-    return make_problem(profile, memory_bytes=memory_bytes, **asked)
 
 
 def _require_devices(asked: Problem) -> None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from halopipe.planning import problem as problems
 from halopipe.planning import solve
 from halopipe.planning.compare import differences
+from halopipe.planning.options import DEFAULT_SOLVER
 from halopipe.terminal import units
 from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import CostModel
@@ -203,7 +204,7 @@ def _recut(problem: Problem, decision: Decision) -> Plan | None:
         evaluated = evaluator.evaluate(candidate)
         if not evaluated.fits:
             return None
-        return heuristic_plan(evaluator, evaluated, solve.DEFAULT_SOLVER, "the plan in force, on what is left of it")
+        return heuristic_plan(evaluator, evaluated, DEFAULT_SOLVER, "the plan in force, on what is left of it")
     except (MissingMeasurementError, IllegalProgramError, InfeasibleError):
         return None
 

@@ -46,12 +46,11 @@ def at_sizes(profile: Profile, sizes: Mapping[str, int]) -> Profile:
     """
     from profiler import load_model
     from profiler.capture.graph import capture
-    from runtime.stage.captured import captured_model
     from runtime.stage.shapes import graph_of_sizes
 
     model = load_model(profile.model)
     require_known("size that varies", list(sizes), sorted(model.varying))
-    graph = graph_of_sizes(captured_model(capture(model)), sizes)
+    graph = graph_of_sizes(capture(model), sizes)
     return resized(replace(profile, model=replace(profile.model, sizes=dict(sizes))), graph)
 
 

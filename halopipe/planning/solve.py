@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from halopipe.planning.jobs import Jobs
+from halopipe.planning.options import DEFAULT_SOLVER
 from halopipe.terminal.units import require_known
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan, Prediction
@@ -19,8 +20,6 @@ from planner.ir.timeline import Timeline
 if TYPE_CHECKING:
     from planner.costs.ties import Ties
     from planner.solvers import Progress
-
-DEFAULT_SOLVER = "best-first"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from halopipe.planning.options import WaysOptions
 from halopipe.terminal import tables, units
 from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
@@ -368,27 +369,8 @@ def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> GpuCl
     return pools if pools.whole is None or len(pools.pools) > 1 else pools.whole
 
 
-def find(
-    transformer: str,
-    on: str,
-    devices: int,
-    global_batch: int,
-    *,
-    tensor: int = 0,
-    pipeline: int = 0,
-    interleave: int = 0,
-    micro_batch: int = 0,
-    recompute: str = "",
-    zero: int = -1,
-    gap: float = 0.0,
-    time_limit_s: float = 60.0,
-    price_per_hour: float = 0.0,
-    layers: Path | None = None,
-) -> WaysReport:
-    """The best ways of a transformer's step on so many devices of a cluster; 0, empty and -1 leave a choice open.
-
-    Args:
-        layers: measured times of its layers (:func:`cluster_of`).
+def find(transformer: str, on: str, devices: int, global_batch: int, options: WaysOptions) -> WaysReport:
+    """The best ways of a transformer's step on so many devices of a cluster.
 
     Raises:
         UnknownNameError: there is no such transformer, cluster or kind of recomputation.
@@ -396,27 +378,22 @@ def find(
         InfeasibleError: nothing fits.
     """
     shape = shape_of(transformer)
-    cluster = cluster_of(on, shape, layers)
+    cluster = cluster_of(on, shape, options.layers)
     if isinstance(cluster, Pools) and cluster.devices != devices:
         raise UsageError(
             f"{on} has {cluster.devices} devices, and --gpus is {devices}",
             [cluster.device, "which of unlike devices are left out is for the search to say"],
             [f"--gpus {cluster.devices}", "a cluster file of fewer"],
         )
-    if recompute:
-        units.require_known("recomputation", [recompute], [how.value for how in Recompute])
-    restrictions: dict[str, Any] = {
-        "tensor": (tensor,) if tensor else (),
-        "pipeline": (pipeline,) if pipeline else (),
-        "micro_batch": (micro_batch,) if micro_batch else (),
-        **({"interleave": (interleave,)} if interleave else {}),
-        **({"recompute": (Recompute(recompute),)} if recompute else {}),
-        **({"zero": (zero,)} if zero >= 0 else {}),
-    }
-    sweep = search(
-        shape, cluster, devices, global_batch, DegreesSpace(**restrictions), gap=gap, time_limit_s=time_limit_s
-    )
-    return WaysReport(shape, cluster, devices, global_batch, sweep, price_per_hour)
+    if options.recompute:
+        units.require_known("recomputation", [options.recompute], [how.value for how in Recompute])
+    counts = {name: getattr(options, name) for name in ("tensor", "pipeline", "micro_batch", "interleave")}
+    restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
+    restrictions |= {"recompute": (Recompute(options.recompute),)} if options.recompute else {}
+    restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
+    space, limit_s = DegreesSpace(**restrictions), options.time_limit_s
+    sweep = search(shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
+    return WaysReport(shape, cluster, devices, global_batch, sweep, options.price_per_hour)
 
 
 def shape_of(text: str) -> Transformer:

@@ -68,7 +68,7 @@ class PlanAnswer:
         )
         verdict += ", a tie" * self.is_tie
         steps = f"{units.seconds(here.step_s)} against {units.seconds(there.step_s)}"
-        memory = f"{units.size(_peak_bytes(self.other))} against {units.size(_peak_bytes(self.base))}"
+        memory = f"{units.size(self.other.prediction.peak_bytes)} against {units.size(self.base.prediction.peak_bytes)}"
         return "\n".join(
             [
                 f"{self.question}: {verdict} ({steps} a step)",
@@ -88,12 +88,12 @@ class PlanAnswer:
         return {
             "question": self.question,
             "step_s": self.base.prediction.step_s,
-            "peak_bytes": _peak_bytes(self.base),
+            "peak_bytes": self.base.prediction.peak_bytes,
             "other": None
             if other is None
             else {
                 "step_s": other.prediction.step_s,
-                "peak_bytes": _peak_bytes(other),
+                "peak_bytes": other.prediction.peak_bytes,
                 "slower": self.slower,
                 "is_tie": self.is_tie,
                 "differences": list(differences(self.base.decision, other.decision)),
@@ -189,7 +189,3 @@ def _certainty(plan: Plan) -> str:
     if search.bound_s <= 0:
         return search.status
     return f"{proof_text(search)}: no plan takes less than {units.seconds(search.bound_s)} a step"
-
-
-def _peak_bytes(plan: Plan) -> int:
-    return max((rank.peak_bytes for rank in plan.prediction.ranks), default=0)

@@ -55,7 +55,7 @@ OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 """Those that are tested; the oldest is also that of ``pyproject.toml``."""
 _PYTHONS = "{}.{} to {}.{}".format(*OLDEST_PYTHON, *NEWEST_PYTHON)
 _LITTLE_MEMORY, _LITTLE_SHARED = 2 * 2**30, 256 * 2**20
-_FEW_FILES = 1024
+_FEW_FILES, _FEW_PROCESSES = 1024, 256
 _SLOW_WAKING_S = 1e-3
 _OWN_SHARE = 0.95  # of a core's time
 _BUSY_S = 0.2
@@ -89,6 +89,11 @@ class Finding:
     def fails(self) -> bool:
         """Whether halopipe cannot run because of it."""
         return self.needed and self.status == MISSING
+
+
+def _judged(what: str, text: str, is_odd: bool, remedy: str, *, needed: bool = False) -> Finding:
+    """A finding that is ok, or odd with something to do about it."""
+    return Finding(what, ODD if is_odd else OK, text, remedy if is_odd else "", needed)
 
 
 def examine() -> tuple[Finding, ...]:
@@ -158,17 +163,12 @@ def _torch() -> Iterator[Finding]:
     text = "moves messages between processes" if has_gloo else "this build of torch has no gloo"
     yield Finding("gloo", OK if has_gloo else MISSING, text, "" if has_gloo else install, needed=True)
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's has no types
-    if has_onednn:
-        yield Finding("oneDNN", OK, "convolutions have fast kernels")
-    else:
-        yield Finding("oneDNN", ODD, "this build of torch lacks it: convolutions are slow", install)
-    level = str(torch.backends.cpu.get_cpu_capability())
-    flags = _cpu_flags()
-    if level == "AVX512" or not flags:
-        yield Finding("vectors", OK, level)
-    else:
-        why = "the processor has no AVX-512" if "avx512f" not in flags else "torch does not use AVX-512"
-        yield Finding("vectors", ODD if level == "DEFAULT" else OK, f"{level}: {why}")
+    speed = "convolutions have fast kernels" if has_onednn else "this build of torch lacks it: convolutions are slow"
+    yield _judged("oneDNN", speed, not has_onednn, install)
+    level, flags = str(torch.backends.cpu.get_cpu_capability()), _cpu_flags()
+    why = "the processor has no AVX-512" if "avx512f" not in flags else "torch does not use AVX-512"
+    text = level if level == "AVX512" or not flags else f"{level}: {why}"
+    yield _judged("vectors", text, level == "DEFAULT" and text != level, "")
 
 
 def _cores() -> Iterator[Finding]:
@@ -177,18 +177,11 @@ def _cores() -> Iterator[Finding]:
     quota = cpu_quota(_read(Path("/sys/fs/cgroup/cpu.max")))
     text = f"{usable} of {there} usable"
     if quota is not None and quota < usable:
-        yield Finding(
-            "cores",
-            ODD,
-            f"{text}, but the control group allows the time of {quota:.2f}",
-            "raise the CPU limit of the container, or plan for fewer ranks",
-        )
-    elif usable < 2:
-        yield Finding(
-            "cores", ODD, f"{text}: ranks will share it", "taskset or the job's limits leave one core; ask for more"
-        )
+        text = f"{text}, but the control group allows the time of {quota:.2f}"
+        yield Finding("cores", ODD, text, "raise the CPU limit of the container, or plan for fewer ranks")
     else:
-        yield Finding("cores", OK, text)
+        text = f"{text}: ranks will share it" if usable < 2 else text
+        yield _judged("cores", text, usable < 2, "taskset or the job's limits leave one core; ask for more")
     threads = hyperthreads()
     if threads > 1:
         yield Finding(
@@ -199,29 +192,15 @@ def _cores() -> Iterator[Finding]:
         )
     governor = _read(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"))
     if governor:
-        slow = governor in ("powersave", "ondemand", "conservative")
-        yield Finding(
-            "clock",
-            ODD if slow else OK,
-            f"governor {governor}",
-            "cpupower frequency-set -g performance" if slow else "",
-        )
-    share = own_share()
-    loaded = share < _OWN_SHARE
-    yield Finding(
-        "cores are free",
-        ODD if loaded else OK,
-        f"a busy thread gets {units.percent(share)} of a core; load {os.getloadavg()[0]:.1f}",
-        "wait until nothing else runs before you profile" if loaded else "",
-    )
-    waking = waking_s()
-    sleepy = waking > _SLOW_WAKING_S
-    yield Finding(
-        "cores that sleep",
-        ODD if sleepy else OK,
-        f"a sleeping thread wakes {units.seconds(waking)} late",
-        "messages will wait that long; profile on this machine, whose links include it" if sleepy else "",
-    )
+        is_slow = governor in ("powersave", "ondemand", "conservative")
+        yield _judged("clock", f"governor {governor}", is_slow, "cpupower frequency-set -g performance")
+    share, waking = own_share(), waking_s()
+    text = f"a busy thread gets {units.percent(share)} of a core; load {os.getloadavg()[0]:.1f}"
+    remedy = "wait until nothing else runs before you profile"
+    yield _judged("cores are free", text, share < _OWN_SHARE, remedy)
+    remedy = "messages will wait that long; profile on this machine, whose links include it"
+    text = f"a sleeping thread wakes {units.seconds(waking)} late"
+    yield _judged("cores that sleep", text, waking > _SLOW_WAKING_S, remedy)
 
 
 def cpu_quota(text: str) -> float | None:
@@ -260,40 +239,26 @@ def waking_s(times: int = 60, nap_s: float = 1e-3) -> float:
 
 def _memory() -> Iterator[Finding]:
     available = host.available_bytes()
-    little = available < _LITTLE_MEMORY
-    yield Finding(
-        "memory",
-        ODD if little else OK,
-        f"{units.size(available)} available",
-        "close other programs, or raise the container's limit" if little else "",
-    )
+    remedy = "close other programs, or raise the container's limit"
+    yield _judged("memory", f"{units.size(available)} available", available < _LITTLE_MEMORY, remedy)
     with contextlib.suppress(OSError):
         shared = os.statvfs("/dev/shm")
         size = shared.f_frsize * shared.f_blocks
-        small = size < _LITTLE_SHARED
-        yield Finding(
-            "shared memory",
-            ODD if small else OK,
-            f"/dev/shm has {units.size(size)}",
-            "docker run --shm-size 1g: loaders with workers pass batches through it" if small else "",
-        )
+        remedy = "docker run --shm-size 1g: loaders with workers pass batches through it"
+        yield _judged("shared memory", f"/dev/shm has {units.size(size)}", size < _LITTLE_SHARED, remedy)
 
 
 def _limits() -> Iterator[Finding]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = 0 <= files < _FEW_FILES
-    yield Finding(
-        "open files",
-        ODD if few else OK,
-        "no limit" if files < 0 else f"{files} at most",
-        "ulimit -n 4096" if few else "",
-    )
-    for name, word, kind in (("address space", "-v", resource.RLIMIT_AS), ("processes", "-u", resource.RLIMIT_NPROC)):
-        limit, _ = resource.getrlimit(kind)
-        if kind == resource.RLIMIT_AS and limit != resource.RLIM_INFINITY:
-            yield Finding(name, ODD, f"limited to {units.size(limit)}", f"ulimit {word} unlimited, unless it is meant")
-        elif kind == resource.RLIMIT_NPROC and 0 <= limit < 256:
-            yield Finding(name, ODD, f"{limit} at most", f"ulimit {word} 4096")
+    text = "no limit" if files < 0 else f"{files} at most"
+    yield _judged("open files", text, 0 <= files < _FEW_FILES, "ulimit -n 4096")
+    space, processes = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
+    if space != resource.RLIM_INFINITY:
+        yield Finding(
+            "address space", ODD, f"limited to {units.size(space)}", "ulimit -v unlimited, unless it is meant"
+        )
+    if 0 <= processes < _FEW_PROCESSES:
+        yield Finding("processes", ODD, f"{processes} at most", "ulimit -u 4096")
 
 
 def _compiler() -> Iterator[Finding]:
@@ -311,11 +276,8 @@ def _compiler() -> Iterator[Finding]:
     folder = compiling.cache_folder(os.environ)
     above = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     fault = compiling.foreign(folder) if above == folder else "" if os.access(above, os.W_OK) else f"{above} is closed"
-    if fault:
-        remedy = "set XDG_CACHE_HOME to a folder of your own: kernels are compiled in every process otherwise"
-        yield Finding("cache", ODD, f"{folder}: {fault}", remedy)
-    else:
-        yield Finding("cache", OK, f"{folder} can be written")
+    remedy = "set XDG_CACHE_HOME to a folder of your own: kernels are compiled in every process otherwise"
+    yield _judged("cache", f"{folder}: {fault}" if fault else f"{folder} can be written", bool(fault), remedy)
 
 
 def _gpus() -> Iterator[Finding]:
@@ -343,11 +305,10 @@ def _gpus() -> Iterator[Finding]:
     yield Finding(
         "GPU", OK, f"{units.count(gpus.num_gpus(), 'GPU')}: {driver}; nothing of halopipe was tested on a GPU yet"
     )
-    if dist.is_nccl_available():
-        version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch's has no types
-        yield Finding("NCCL", OK, version)
-    else:
-        yield Finding("NCCL", ODD, "this build of torch has none", "install the build of torch for CUDA")
+    has_nccl, text = dist.is_nccl_available(), "this build of torch has none"
+    if has_nccl:
+        text = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]  # torch's has no types
+    yield _judged("NCCL", text, not has_nccl, "install the build of torch for CUDA")
 
 
 def _links() -> Iterator[Finding]:
@@ -363,21 +324,15 @@ def _links() -> Iterator[Finding]:
             f"add '127.0.1.1 {name}' to /etc/hosts, or set GLOO_SOCKET_IFNAME",
         )
     names = [name for _, name in socket.if_nameindex()]
-    alone = names == ["lo"]
-    yield Finding("interfaces", OK, ", ".join(names) + (" (no other host can be reached)" if alone else ""))
+    alone = " (no other host can be reached)" if names == ["lo"] else ""
+    yield Finding("interfaces", OK, ", ".join(names) + alone)
     try:
         speed = loopback_bytes_per_s()
     except OSError as error:
         yield Finding("loopback", MISSING, f"127.0.0.1: {error.strerror or error}", "ip link set lo up", needed=True)
         return
-    slow = speed < _SLOW_LOOPBACK
-    yield Finding(
-        "loopback",
-        ODD if slow else OK,
-        f"{units.size(speed)}/s over TCP",
-        "something slows messages down: a sandbox, or a busy machine" if slow else "",
-        needed=True,
-    )
+    remedy = "something slows messages down: a sandbox, or a busy machine"
+    yield _judged("loopback", f"{units.size(speed)}/s over TCP", speed < _SLOW_LOOPBACK, remedy, needed=True)
 
 
 def loopback_bytes_per_s(num_bytes: int = _SENT_BYTES) -> float:
@@ -406,12 +361,11 @@ def loopback_bytes_per_s(num_bytes: int = _SENT_BYTES) -> float:
 def _packages() -> Iterator[Finding]:
     for extra, packages in EXTRAS.items():
         lacking = [name for name, module in packages.items() if importlib.util.find_spec(module) is None]
+        what, text = f"extra {extra}", f"not installed: {', '.join(lacking)}"
         if lacking:
-            yield Finding(
-                f"extra {extra}", MISSING, f"not installed: {', '.join(lacking)}", f"pip install 'halopipe[{extra}]'"
-            )
+            yield Finding(what, MISSING, text, f"pip install 'halopipe[{extra}]'")
         else:
-            yield Finding(f"extra {extra}", OK, ", ".join(f"{name} {_version(name)}" for name in packages))
+            yield Finding(what, OK, ", ".join(f"{name} {_version(name)}" for name in packages))
 
 
 def _version(package: str) -> str:
@@ -428,20 +382,13 @@ def _built_for_torch() -> Iterator[Finding]:
             continue
         version = importlib.metadata.version(name)
         trouble = _import_error(name)
-        if not trouble:
-            yield Finding(name, OK, version)
-            continue
         torch_version = importlib.metadata.version("torch")
         build = torch_version.partition("+")[2]
         index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
-        yield Finding(
-            name,
-            ODD,
-            f"{version} cannot be loaded beside torch {torch_version}: {trouble}; nor can what imports it, such as "
-            "models of transformers",
-            f"pip install --force-reinstall --no-deps {name}=={version.partition('+')[0]}{index}, "
-            f"or pip uninstall {name}",
-        )
+        apart = f"cannot be loaded beside torch {torch_version}: {trouble}; nor can what imports it, such as models of"
+        remedy = f"pip install --force-reinstall --no-deps {name}=={version.partition('+')[0]}{index}"
+        text = f"{version} {apart} transformers" if trouble else version
+        yield _judged(name, text, bool(trouble), f"{remedy}, or pip uninstall {name}")
 
 
 def _import_error(name: str, deadline_s: float = _IMPORT_S) -> str:

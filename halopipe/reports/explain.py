@@ -259,8 +259,8 @@ def _calibration_line(plan: Plan) -> str:
 def _objective_line(prediction: Prediction, objective: str) -> str:
     if objective == THROUGHPUT:
         return ""
-    peak = units.size(max((rank.peak_bytes for rank in prediction.ranks), default=0))
-    return f"\n  objective {objective}" + (f": {peak} on the fullest rank" if objective == MEMORY else "")
+    peak = f": {units.size(prediction.peak_bytes)} on the fullest rank" if objective == MEMORY else ""
+    return f"\n  objective {objective}{peak}"
 
 
 def stale(cached: Prediction, fresh: Prediction) -> str:
@@ -359,7 +359,7 @@ def recomputed_lines(plan: Plan, profile: Profile) -> list[str]:
         return []
     without = replace(decision, stages=tuple(replace(stage, recomputed=()) for stage in decision.stages))
     (now, _), (before, _) = (predict(priced_profile, each) for each in (decision, without))
-    held, would_hold = (max(rank.peak_bytes for rank in each.ranks) for each in (now, before))
+    held, would_hold = (each.peak_bytes for each in (now, before))
     count = sum(len(stage.recomputed) for stage in decision.stages)
     longer = units.percent(now.step_s / before.step_s - 1) if before.step_s > 0 else "0 %"
     what = f"{units.count(count, 'span')} of layers computed again in the backward"

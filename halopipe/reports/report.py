@@ -379,18 +379,16 @@ def _bounds(plan: Plan, prediction: Prediction) -> list[tuple[str, str, str]]:
 
 def _points(sources: ReportSources, prediction: Prediction, front: Front | None) -> Iterator[Point]:
     """What is known of step and memory, the plan first."""
-    from halopipe.planning.pareto import peak_bytes
     from halopipe.reports.charts import Point
 
-    peak = max((rank.peak_bytes for rank in prediction.ranks), default=0)
-    yield Point(sources.name, "chosen", prediction.step_s, peak)
+    yield Point(sources.name, "chosen", prediction.step_s, prediction.peak_bytes)
     for other in sources.plan.alternatives:
         if other.step_s is not None and other.peak_bytes is not None:
             yield Point(other.name, "alternative", other.step_s, other.peak_bytes)
     for name, rival in sources.rivals.items():
-        yield Point(name, "rival", rival.prediction.step_s, peak_bytes(rival))
+        yield Point(name, "rival", rival.prediction.step_s, rival.prediction.peak_bytes)
     for number, plan in enumerate(front.plans if front is not None else (), start=1):
-        yield Point(f"point {number} of the front", "front", plan.prediction.step_s, peak_bytes(plan))
+        yield Point(f"point {number} of the front", "front", plan.prediction.step_s, plan.prediction.peak_bytes)
 
 
 def _evidence(

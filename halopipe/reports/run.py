@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from halopipe.planning import calibration, plan_files
+from halopipe.planning import calibration, plan_files, solve
 from halopipe.reports.explain import optimisation_line
 from halopipe.reports.predicted_vs_measured import apart_text, timeline_table
 from halopipe.terminal import console, tables, units
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from halopipe.planning.replan import Replan
     from halopipe.run_spec.options import RunOptions
     from halopipe.run_spec.result import RunProgress, RunResult, Score
+    from planner.ir.profile import Profile
     from planner.ir.timeline import LeftOut, Slow
 
 _AVERAGED = 5
@@ -68,56 +70,90 @@ def train(plan: Plan, options: RunOptions, replanner: Replanner | None = None) -
     return result
 
 
-def predicted_timeline(plan: Plan) -> Timeline:
-    """What a plan file alone says of the step: how long it is."""
+def predicted_timeline(plan: Plan, profile: Profile | None = None) -> Timeline:
+    """What is known of the step before the run: of a plan file alone, how long it is."""
+    if profile is not None:
+        return solve.predict_again(plan, profile)[1]
     return Timeline("predicted", plan.prediction.step_s, ())
 
 
-def report(
-    plan: Plan, result: RunResult, predicted: Timeline, drift: Drift | None = None, changes: Sequence[Replan] = ()
-) -> str:
-    """The run in a few lines.
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """A run beside its prediction.
 
-    Args:
-        changes: other plans that the job went over to; ``plan`` is the last one.
+    Attributes:
+        plan: the last one that the job ran.
+        changes: other plans that the job went over to.
     """
-    measured = result.measured(plan.prediction)
-    samples_per_s = plan.decision.global_batch / measured.step_s
-    steps = units.count(len(result.step_seconds), "step")
-    over, note = result.transport, apart_text(plan.prediction, result.transport, result.kinds)
-    lines = [
-        f"{steps}, {units.seconds(measured.step_s)} a step (median), {units.rate(samples_per_s)} samples/s"
-        + (f", over {over}" if over else ""),
-        timeline_table(
-            predicted,
-            result.timeline,
-            measured.step_s,
-            [stage.ranks for stage in plan.decision.stages],
-            plan.prediction.ranks,
-            alike=not note,
-        ),
-    ]
-    if note:
-        lines.append(note)
-    if changed := optimisation_line(plan):
-        lines.append(changed.removeprefix("\n"))
-    lines += map(_restart, result.restarts)
-    if drift is not None:
-        lines += calibration.drift_lines(drift)
-    lines += [change.headline() for change in changes]
-    if result.why_not_isolated:
-        lines.append(result.why_not_isolated)
-    for timeline in (predicted, result.timeline):
-        if timeline.spans:
-            lines += ["", f"{timeline.source}:", tables.gantt(timeline, plan_files.device_names(plan)), ""]
-    if result.losses:
-        lines.append(_losses(result))
-    lines += _numbers(result)
-    lines += map(_score, result.scores)
-    lines += _saves(result)
-    if result.numerics is not None:
-        lines.append(f"numerics: {result.numerics}")
-    return "\n".join(lines)
+
+    plan: Plan
+    result: RunResult
+    predicted: Timeline
+    drift: Drift | None = None
+    changes: Sequence[Replan] = ()
+
+    def render(self) -> str:
+        """The run in a few lines."""
+        plan, result, predicted = self.plan, self.result, self.predicted
+        measured = result.measured(plan.prediction)
+        samples_per_s = plan.decision.global_batch / measured.step_s
+        steps = units.count(len(result.step_seconds), "step")
+        over, note = result.transport, apart_text(plan.prediction, result.transport, result.kinds)
+        lines = [
+            f"{steps}, {units.seconds(measured.step_s)} a step (median), {units.rate(samples_per_s)} samples/s"
+            + (f", over {over}" if over else ""),
+            timeline_table(
+                predicted,
+                result.timeline,
+                measured.step_s,
+                [stage.ranks for stage in plan.decision.stages],
+                plan.prediction.ranks,
+                alike=not note,
+            ),
+        ]
+        if note:
+            lines.append(note)
+        if changed := optimisation_line(plan):
+            lines.append(changed.removeprefix("\n"))
+        lines += map(_restart, result.restarts)
+        if self.drift is not None:
+            lines += calibration.drift_lines(self.drift)
+        lines += [change.headline() for change in self.changes]
+        if result.why_not_isolated:
+            lines.append(result.why_not_isolated)
+        for timeline in (predicted, result.timeline):
+            if timeline.spans:
+                lines += ["", f"{timeline.source}:", tables.gantt(timeline, plan_files.device_names(plan)), ""]
+        if result.losses:
+            lines.append(_losses(result))
+        lines += _numbers(result)
+        lines += map(_score, result.scores)
+        lines += _saves(result)
+        if result.numerics is not None:
+            lines.append(f"numerics: {result.numerics}")
+        return "\n".join(lines)
+
+    def data(self) -> dict[str, Any]:
+        """The same as plain data for JSON."""
+        plan, result = self.plan, self.result
+        return {
+            "measured": plain(result.measured(plan.prediction)) if result.step_seconds else None,
+            "predicted_step_s": plan.prediction.step_s,
+            "predicted_transport": plan.prediction.transport,
+            "drift": plain(self.drift),
+            "replans": [change.data() for change in self.changes],
+            "data": result.data,
+            "first_step": result.first_step,
+            "end": result.end,
+            "restarts": plain(result.restarts),
+            "losses": list(result.losses),
+            "evaluations": plain(result.scores),
+            "step_seconds": list(result.step_seconds),
+            "checkpoints": {**plain(result.saves), "share": result.saves_share} if result.saves.number else None,
+            "left_out": plain(result.left_out),
+            "slow": plain(result.slow),
+            "numerics": plain(result.numerics),
+        }
 
 
 def _restart(each: Restart) -> str:
@@ -186,28 +222,6 @@ def _score(score: Score) -> str:
     accuracy = "" if score.accuracy is None else f", {units.percent(score.accuracy)} right"
     own = "".join(f", {name} {value:.4g}" for name, value in score.metrics.items())
     return f"evaluation after step {score.step}: loss {score.loss:.4f}{accuracy}{own} ({score.num_samples} samples)"
-
-
-def data(plan: Plan, result: RunResult, drift: Drift | None = None, changes: Sequence[Replan] = ()) -> dict[str, Any]:
-    """The run as plain data for JSON."""
-    return {
-        "measured": plain(result.measured(plan.prediction)) if result.step_seconds else None,
-        "predicted_step_s": plan.prediction.step_s,
-        "predicted_transport": plan.prediction.transport,
-        "drift": plain(drift),
-        "replans": [change.data() for change in changes],
-        "data": result.data,
-        "first_step": result.first_step,
-        "end": result.end,
-        "restarts": plain(result.restarts),
-        "losses": list(result.losses),
-        "evaluations": plain(result.scores),
-        "step_seconds": list(result.step_seconds),
-        "checkpoints": {**plain(result.saves), "share": result.saves_share} if result.saves.number else None,
-        "left_out": plain(result.left_out),
-        "slow": plain(result.slow),
-        "numerics": plain(result.numerics),
-    }
 
 
 def _require_finite(losses: tuple[float, ...], first_step: int) -> None:

@@ -7,6 +7,7 @@ Modules:
     options    What to run: the one list of options, from which the command line, the calls and the checks of limits
                take theirs
     result     How far a run is, and what came of it
+    schema     One schema of options: a field has its type, default, limits, help, and what a shell offers for it
 """
 
 from __future__ import annotations

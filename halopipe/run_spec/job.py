@@ -29,6 +29,7 @@ from planner.ir.files import open_plain, read_plain, write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from planner.ir.timeline import LeftOut, LonePasses, Slow, Span
+from runtime.numerics.difference import Difference
 
 
 @contextlib.contextmanager
@@ -247,20 +248,6 @@ def failed_path(reference: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """A :class:`runtime.numerics.compare.Difference`, without torch."""
-
-    name: str
-    kind: str
-    step: int
-    found: float
-    expected: float
-    error: float
-    accepted: float
-    rounding: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class RankResult:
     """What one rank measured.
 
@@ -289,7 +276,7 @@ class RankResult:
     step_seconds: tuple[float, ...]
     spans: dict[int, tuple[Span, ...]]
     peak_bytes: int
-    compared: tuple[Compared, ...]
+    compared: tuple[Difference, ...]
     first_step: int = 0
     scores: tuple[Score, ...] = ()
     trained: bool = True
@@ -308,40 +295,9 @@ class RankResult:
 
     def to_json(self) -> str:
         """As text."""
-        spans = {
-            step: [(span.action, span.start_s, span.stop_s) for span in of_step] for step, of_step in self.spans.items()
-        }
-        return json.dumps({**plain(self), "spans": spans})
+        return json.dumps(plain(self))
 
     @classmethod
     def from_json(cls, text: str) -> RankResult:
         """What :meth:`to_json` spelled."""
-        record = json.loads(text)
-        rank = record["rank"]
-        return cls(
-            rank,
-            tuple(record["losses"]),
-            tuple(record["step_seconds"]),
-            {int(step): tuple(Span(rank, *span) for span in spans) for step, spans in record["spans"].items()},
-            record["peak_bytes"],
-            tuple(Compared(**each) for each in record["compared"]),
-            record["first_step"],
-            tuple(Score(**each) for each in record["scores"]),
-            record["trained"],
-            {int(step): tuple(samples) for step, samples in record["memory"].items()},
-            record["witness"],
-            record["skipped"],
-            record["data"],
-            record["transport"],
-            tuple(LonePasses(*each.values()) for each in map(_with_tuples, record["isolated_passes"])),
-            record["why_not_isolated"],
-            tuple(LeftOut(**each) for each in record["left_out"]),
-            tuple(Slow(**each) for each in record["slow"]),
-            Saves(**record["saves"]),
-            record["kind"],
-            tuple(record["remarks"]),
-        )
-
-
-def _with_tuples(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+        return from_json(text, cls)

@@ -23,21 +23,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from halopipe.run_spec.options import (
-    ASKED,
-    DURATION,
-    FACTORY,
-    INTERVAL,
-    METRICS,
-    PATH,
-    SIZE,
-    TENSORBOARD,
-    WORD,
-    RunFiles,
-    RunOptions,
-    flag_of,
-    option_of,
-)
+from halopipe.run_spec.options import ASKED, TENSORBOARD, RunFiles, RunOptions, flag_of, option_of
+from halopipe.run_spec.schema import DURATION, FACTORY, INTERVAL, METRICS, PATH, SIZE, WORD, WRITTEN
 from halopipe.terminal import units
 from planner.catalogue.reading import parse_yaml, suggestion, yaml_words
 from planner.ir.errors import CorruptFileError, UsageError
@@ -150,7 +137,9 @@ def _kinds() -> dict[str, Any]:
     kinds = {}
     for name in ASKED:
         option = option_of(name)
-        kinds[name] = _word(option.choices) if option.kind == WORD else _KINDS.get(option.kind, hints[name])
+        kinds[name] = _word(option.choices) if option.kind == WORD else hints[name]
+        if option.kind in _TYPES:
+            kinds[name] = Annotated[_TYPES[option.kind], BeforeValidator(_checked(option.kind, flag_of(name)))]
     return kinds
 
 
@@ -165,7 +154,7 @@ def _model() -> Any:
     for name, kind in _kinds().items():
         option, field = option_of(name), ASKED[name]
         described = Field(
-            default=field.default if kind is not _Size else "",
+            default="" if option.kind == SIZE else field.default,
             alias=key_of(name),
             ge=option.least if kind in (int, float) else None,
             description=option.help,
@@ -183,12 +172,12 @@ def _power(value: Any) -> Any:
         return value
 
 
-def _checked(parse: Callable[[str], object]) -> Callable[[Any], Any]:
-    """Refuses what ``parse`` does, and leaves the rest as it is written."""
+def _checked(kind: str, name: str) -> Callable[[Any], Any]:
+    """Refuses what cannot be taken apart, and leaves the rest as it is written."""
 
     def check(value: Any) -> Any:
         try:
-            parse(str(value))
+            WRITTEN[kind](str(value), name)
         except UsageError as error:
             raise ValueError(f"{error.title}; {', '.join(error.remedies)}") from None
         return str(value) if isinstance(value, float) else value
@@ -196,12 +185,7 @@ def _checked(parse: Callable[[str], object]) -> Callable[[Any], Any]:
     return check
 
 
-_Size = Annotated[str | int, BeforeValidator(_checked(units.parse_size))]
-_KINDS: Mapping[str, Any] = {
-    SIZE: _Size,
-    DURATION: Annotated[str | float, BeforeValidator(_checked(units.parse_seconds))],
-    INTERVAL: Annotated[str | int, BeforeValidator(_checked(units.parse_interval))],
-}
+_TYPES: Mapping[str, Any] = {SIZE: str | int, DURATION: str | float, INTERVAL: str | int}
 
 
 def _word(choices: Sequence[str]) -> Any:

@@ -1,7 +1,7 @@
 """What to run: the one list of options, from which the command line, the calls and the checks of limits take theirs.
 
-A new option is a field here, with the help that ``halopipe run`` shows, and is used where it acts.  Other verbs have
-lists of the same make where they are at home (:mod:`halopipe.planning.options`).
+A new option is a field here (:mod:`halopipe.run_spec.schema`), with the help that ``halopipe run`` shows, and is used
+where it acts.  Other verbs have lists of the same make where they are at home (:mod:`halopipe.planning.options`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,21 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
+
+from halopipe.run_spec.schema import (
+    DURATION,
+    FACTORY,
+    INTERVAL,
+    METRICS,
+    PATH,
+    SIZE,
+    WORD,
+    OptionSpec,
+    asked_in,
+    flag,
+    option,
+    spec,
+)
 
 EACH, FIRST, SHARE = DATA_FROM = ("each", "first", "share")
 """Who reads the data of a run."""
@@ -26,18 +41,19 @@ STDIN_FORMATS = ("json", "npy")
 AUTO, SHARED, GLOO, MPI = TRANSPORTS = ("", "shared", "gloo", "mpi")
 """What ranks on processors exchange by; shared: memory within a host, gloo between hosts."""
 
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+COMPILERS = ("inductor", "aot_eager", "eager")
+OPTIMIZERS = "halopipe.training.optimizer_spec:OPTIMIZERS"
+"""What is offered for dtypes, compilers and optimisers; others may be typed."""
+
 STOP, SKIP, IGNORE = ON_NAN = ("stop", "skip", "ignore")
 """What is done about a step whose loss or gradients are NaN or infinite."""
 
-PATH, SIZE, METRICS, FACTORY, WORD = "path", "size", "metrics", "factory", "word"
-DURATION, INTERVAL = "duration", "interval"
 (FREE,) = REPLAN = ("free",)
 """Micro-batches of another plan: of any size; else those of the job."""
 
 (IF_ANY,) = RESUME = ("auto",)
 """What may follow ``--resume``: go on from a checkpoint if there is any; without it there must be one."""
-
-_OPTION = "option"
 
 TENSORBOARD = "tb:"
 """Before a folder that gets metrics for TensorBoard."""
@@ -45,55 +61,6 @@ TENSORBOARD = "tb:"
 TRAINING, DATA, CHECKPOINTS = "Training", "Data and evaluation", "Checkpoints"
 CHECKS, RECORDS, LOSSES = "Checks and limits", "Records", "Machines that come and go"
 """Headings in the help of the command line, below the common options, which have none."""
-
-
-@dataclass(frozen=True, slots=True)
-class OptionSpec:
-    """How a field is asked for.
-
-    Attributes:
-        help: for the command line; empty: it is no option there.
-        metavar: stands for its value.
-        panel: heading in the help.
-        flag: on the command line; empty: the field's name.
-        short: the same, one letter.
-        least, most: limits of a number.
-        kind: ``path``: a file or folder, kept as absolute; ``metrics``: the same, perhaps behind ``tb:``; ``factory``:
-            the name of one may begin with a path; ``size``: bytes, written such as ``2GiB``; ``duration``: seconds,
-            written such as ``10min``; ``interval``: a number of steps, or text: a duration, or ``auto``; ``word``: a
-            flag (True), which one of ``choices`` may follow.
-    """
-
-    help: str
-    metavar: str = ""
-    panel: str = ""
-    flag: str = ""
-    short: str = ""
-    least: float | None = None
-    most: float | None = None
-    kind: str = ""
-    choices: tuple[str, ...] = ()
-
-
-def option(default: Any, help: str = "", metavar: str = "", panel: str = "", **others: Any) -> Any:
-    """A field of a list of options; ``help``, ``metavar``, ``panel`` and ``others`` as of :class:`OptionSpec`."""
-    return dataclasses.field(default=default, metadata={_OPTION: OptionSpec(help, metavar, panel, **others)})
-
-
-def asked_in(group: type[Any]) -> Mapping[str, dataclasses.Field[Any]]:
-    """The fields of a list of options that the command line knows, by name, in its order."""
-    return {each.name: each for each in dataclasses.fields(group) if spec(each).help}
-
-
-def spec(field: dataclasses.Field[Any]) -> OptionSpec:
-    """How the field is asked for."""
-    option: OptionSpec = field.metadata[_OPTION]
-    return option
-
-
-def flag(field: dataclasses.Field[Any]) -> str:
-    """What the field is called on the command line."""
-    return spec(field).flag or f"--{field.name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,27 +112,42 @@ class RunOptions:
         kind=FACTORY,
     )
     optimizer: str = option(
-        "", "Instead of the plan's: 'AdamW:lr=0.001', or a factory of the parameters.", "TEXT", kind=FACTORY
+        "",
+        "Instead of the plan's: 'AdamW:lr=0.001', or a factory of the parameters.",
+        "TEXT",
+        kind=FACTORY,
+        offers=OPTIMIZERS,
     )
     seed: int = option(0, "Of parameters and data.", "N", least=0)
     scheduler: str = option(
-        "", "Learning rates: 'CosineAnnealingLR:T_max=100', or a factory.", "TEXT", TRAINING, kind=FACTORY
+        "",
+        "Learning rates: 'CosineAnnealingLR:T_max=100', or a factory.",
+        "TEXT",
+        TRAINING,
+        kind=FACTORY,
+        offers="halopipe.training.optimizer_spec:SCHEDULES",
     )
     clip_norm: float = option(
         0.0, "Largest norm of all gradients together; 0: they are not clipped.", "X", TRAINING, least=0.0
     )
     accumulate: int = option(1, "Steps whose gradients make up one update.", "K", TRAINING, least=1)
-    dtype: str = option("", "Instead of the plan's, such as float64.", "DTYPE", TRAINING)
+    dtype: str = option("", "Instead of the plan's, such as float64.", "DTYPE", TRAINING, offers=DTYPES)
     compiler: str = option(
-        "", "Compile the stages by torch.compile, such as 'inductor'.", "BACKEND", TRAINING, flag="--compile"
+        "",
+        "Compile the stages by torch.compile, such as 'inductor'.",
+        "BACKEND",
+        TRAINING,
+        flag="--compile",
+        offers=COMPILERS,
     )
     transport: str = option(
         AUTO,
         "What ranks exchange by: 'shared' (memory within a host, gloo between; the default), 'gloo' or 'mpi'.",
         "NAME",
         TRAINING,
+        offers=TRANSPORTS[1:],
     )
-    device: str = option("", "cpu: compute there, whatever devices the plan names.", "WHAT", TRAINING)
+    device: str = option("", "cpu: compute there, whatever devices the plan names.", "WHAT", TRAINING, offers=("cpu",))
     replan: bool | str = option(
         False,
         "Plan anew for what is left where a device is gone for good; 'free': with micro-batches of any size.",
@@ -186,7 +168,11 @@ class RunOptions:
         2, "Losses of one rank in succession after which its device counts as gone.", "N", LOSSES, least=1
     )
     data_from: str = option(
-        EACH, "Who reads it: 'each' rank all, the 'first' for all, or they 'share' a Dataset's samples.", "WHO", DATA
+        EACH,
+        "Who reads it: 'each' rank all, the 'first' for all, or they 'share' a Dataset's samples.",
+        "WHO",
+        DATA,
+        offers=DATA_FROM,
     )
     eval_data: str = option("", "Data to evaluate on, as --data; at the end at least.", "FACTORY", DATA, kind=FACTORY)
     eval_every: int = option(0, "Evaluate every N steps too.", "N", DATA, least=0)
@@ -213,6 +199,7 @@ class RunOptions:
         CHECKPOINTS,
         least=0,
         kind=INTERVAL,
+        offers=("auto", "10min", "100"),
     )
     mtbf_s: float = option(
         0.0,
@@ -260,6 +247,7 @@ class RunOptions:
         "'ignore' it.",
         "WHAT",
         CHECKS,
+        offers=ON_NAN,
     )
     deadline_s: float = option(120.0, "Seconds that a wait may last.", "SECONDS", CHECKS, flag="--deadline", least=1.0)
     memory_limit_bytes: int = option(
@@ -285,6 +273,7 @@ class RunOptions:
         "WHEN",
         RECORDS,
         flag="--calibrate",
+        offers=LONE_PASSES,
     )
     profile_steps: str = option(
         "", "Trace these steps, counted from 1, by torch.profiler: a Chrome trace a rank.", "FIRST:LAST", RECORDS

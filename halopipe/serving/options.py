@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from halopipe.run_spec.options import option
+from halopipe.run_spec.options import OPTIMIZERS, SERVING_MODES, STDIN_FORMATS
+from halopipe.run_spec.schema import option
 
 FROM, WEIGHTS, STREAM = "Where requests come from (one of them)", "Weights", "The stream"
 """Headings in the help, below the common options."""
@@ -24,7 +25,11 @@ class ServeOptions:
     )
     follow: bool = option(False, "With --from: look for further files until SIGTERM.", panel=FROM)
     stdin: str = option(
-        "", "Requests from standard input, answers to standard output: json (lines) or npy (arrays).", "FORMAT", FROM
+        "",
+        "Requests from standard input, answers to standard output: json (lines) or npy (arrays).",
+        "FORMAT",
+        FROM,
+        offers=STDIN_FORMATS,
     )
     http: str = option(
         "",
@@ -42,6 +47,7 @@ class ServeOptions:
         "module: batch norm and dropout as the module was planned; eval: running statistics, nothing dropped.",
         "MODE",
         STREAM,
+        offers=SERVING_MODES,
     )
     room: int = option(0, "Requests on their way before the next waits; 0: 2 a stage, and 2.", "N", STREAM, least=0)
     learn: bool = option(
@@ -49,7 +55,7 @@ class ServeOptions:
         "Each stage updates its weights after each request, by its own loss: this changes the optimisation.",
         panel=STREAM,
     )
-    optimizer: str = option("", "With --learn: the plan's if not given.", "NAME[:K=V,..]", STREAM)
+    optimizer: str = option("", "With --learn: the plan's if not given.", "NAME[:K=V,..]", STREAM, offers=OPTIMIZERS)
     save: Path | None = option(None, "With --learn: write a checkpoint there at the end.", "FOLDER", STREAM)
     device: str = option("", "cpu: all ranks on cores; else as planned.", "NAME")
     deadline: float = option(120.0, "Longest wait for another rank.", "SECONDS", least=1.0)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,9 +75,7 @@ def described(inputs: InputSpecs) -> dict[str, Any]:
         "specs": {name: [list(spec.dims), list(spec.shape), spec.dtype] for name, spec in inputs.specs.items()},
         "captured": inputs.captured,
         "free": sorted(map(list, inputs.free)),
-        "ranges": {
-            name: [dataclasses.asdict(cast("Any", each)) for each in limits] for name, limits in inputs.ranges.items()
-        },
+        "ranges": {name: [dataclasses.asdict(each) for each in limits] for name, limits in inputs.ranges.items()},
     }
 
 
@@ -182,19 +180,19 @@ class _Answers:
     """
 
     def __init__(self, execution: Execution, stream: RequestStream) -> None:
-        consumer, setting = execution.consumer, stream.setting
-        graph, decision, rank = consumer.graph, consumer.decision, execution.rank
+        context, setting = execution.context, stream.setting
+        graph, decision, rank = context.graph, context.decision, execution.rank
         values = graph.values()
         stages = [decision.layers[producer(value)].stage for value in setting.answers]
-        has_loss = rank in decision.stages[decision.layers[producer(graph.loss)].stage].ranks
+        has_loss = rank in decision.stages[context.loss_stage].ranks
         self._speaks = any(rank in decision.stages[stage].ranks for stage in stages) or (setting.learns and has_loss)
         specs = [values[value] for value in setting.answers]
         self.description: dict[str, Any] = {
             "answers": self._speaks,
             "reads": list(setting.reads),
-            "inputs": described(setting.inputs),
-            "planned": list(setting.planned),
-            "fixed": setting.fixed,
+            "inputs": described(context.inputs),
+            "planned": list(decision.micro_batches),
+            "fixed": 0 if context.takes_any else context.inputs.captured,
             "values": [
                 [value, list(spec.dims), spec.dtype] for value, spec in zip(setting.answers, specs, strict=True)
             ],

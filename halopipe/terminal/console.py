@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, Self
+from typing import Any, ParamSpec, Protocol, Self
 
 import typer
 
@@ -215,6 +215,23 @@ def emit(text: str) -> None:
 def emit_json(value: Any) -> None:
     """Writes plain data to stdout as JSON."""
     emit(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+class Answer(Protocol):
+    """What a question comes to, for people and for programs."""
+
+    def render(self) -> str:
+        """The answer in words."""
+        ...
+
+    def data(self) -> Any:
+        """The answer as plain data."""
+        ...
+
+
+def show(answer: Answer, *, as_json: bool) -> None:
+    """Writes an answer to stdout, in words or as JSON."""
+    emit_json(answer.data()) if as_json else emit(answer.render())
 
 
 def remark(text: str) -> None:

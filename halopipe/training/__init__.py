@@ -17,8 +17,7 @@ Modules:
     metrics              The metrics of a run as it goes, written by rank 0: what it is told of a step is a record,
                          which a writer keeps
     optimizer_spec       Optimisers and schedules as people write them
-    rank                 One rank of a job, opened: its device, the other ranks, its model captured and checked, its
-                         engine, its batches
+    rank                 One rank of a job, from its first look at the device to its last step
     rank_device          Where a rank of a plan computes: on a core of its host (``n0/cpu0``), or the GPU that the plan
                          names (``n0/gpu1``)
     reference            What one device computed in a job's first steps, and a rank's own differences from it

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from halopipe.data.sources import Position
 from halopipe.run_spec.options import RunOptions
@@ -30,10 +30,8 @@ from planner.ir.plan import Decision
 from runtime import checkpoint
 from runtime.checkpoint.folders import complete_path
 from runtime.checkpoint.state import Number, RankState, joined
-from runtime.pipeline.executor import NOTHING, SAVE, STOP
-
-if TYPE_CHECKING:
-    from halopipe.training.rank import OpenedRank
+from runtime.engine import Engine
+from runtime.rank import NOTHING, SAVE, STOP, RankContext
 
 SAVE_S = 600.0
 """Longest time until a checkpoint is on disk."""
@@ -52,8 +50,6 @@ class Checkpoints:
     good checkpoint is still there.  One at the end of the job ends it with the error.
 
     Args:
-        opened: the rank; its plan and its ranks are those of its consumer.
-        seed: of what is drawn.
         history: how often the job failed before, and how many seconds it ran.
         end: whether somebody asked this process to end.
 
@@ -64,31 +60,27 @@ class Checkpoints:
     def __init__(
         self,
         options: RunOptions,
-        opened: OpenedRank,
-        seed: int,
+        engine: Engine,
         history: tuple[int, float],
         end: EndRequest,
     ) -> None:
-        engine, consumer = opened.engine, opened.consumer
-        transport, decision = consumer.transport, consumer.decision
+        context = engine.context
         self._folder, self._accumulate, self._steps = options.checkpoint, options.accumulate, options.steps
         self._last = engine.num_steps
-        self._engine, self._rank, self._activity, self._end = engine, transport.rank, opened.activity, end
-        self._fingerprints, self._seed, self._decision = fingerprints_of(consumer.graph), seed, decision
-        self._times = SaveTimes.of(options, len(set(hosts_of(decision))), *history)
+        self._engine, self._context, self._end = engine, context, end
+        self._fingerprints = fingerprints_of(context.graph)
+        self._times = SaveTimes.of(options, len(set(hosts_of(context.decision))), *history)
         self._has_history = options.checkpoint_every == AUTO_INTERVAL
-        self._saver: checkpoint.BackgroundSaver | None = None
         self._is_writing = self.is_due = False
-        engine.vote.mine = self._wish
-        if options.checkpoint:
-            self._saver = checkpoint.BackgroundSaver(
-                options.checkpoint,
-                transport.rank,
-                transport.world_size,
-                opened.gather,
-                keep=options.keep,
-                deadline_s=SAVE_S,
-            )
+        context.vote.mine = self._wish
+        self._saver = checkpoint.BackgroundSaver(
+            options.checkpoint,
+            context.rank,
+            len(context.ranks),
+            context.gather,
+            keep=options.keep,
+            deadline_s=SAVE_S,
+        )
 
     @property
     def saves(self) -> Saves:
@@ -98,19 +90,17 @@ class Checkpoints:
     def stepped(self, step_s: float) -> None:
         """Note a step, which took so long with its waits."""
         self._times.stepped(step_s, beside_writing=self._is_writing)
-        agreed = self._engine.vote.agreed == SAVE
+        agreed = self._context.vote.agreed == SAVE
         self.is_due = agreed or self._times.is_due_after(self._engine.num_steps)
-        if self._saver is not None and self._is_writing and not self._saver.is_writing:
+        if self._is_writing and not self._saver.is_writing:
             self._is_writing = False
             self._say(self._saver.failure)
 
     def save(self, position: Position) -> None:
         """Begin to save; training may go on once this returns."""
-        if self._saver is None:
-            return
         with self._times.saving():
-            self._settle(self._saver)
-            self._begin(self._saver, position, is_last=False)
+            self._settle()
+            self._begin(position, is_last=False)
         self._is_writing = True
 
     def finish(self, position: Position) -> None:
@@ -119,14 +109,12 @@ class Checkpoints:
         Raises:
             CheckpointError: it could not be saved.
         """
-        if self._saver is None:
-            return
         if self._last == self._engine.num_steps:
             self._saver.wait()
             return
         with self._times.saving(is_last=True):
-            self._settle(self._saver)
-            self._begin(self._saver, position, is_last=True)
+            self._settle()
+            self._begin(position, is_last=True)
             self._saver.wait()
 
     def end(self, position: Position) -> NoReturn:
@@ -140,77 +128,79 @@ class Checkpoints:
         num_steps, why = self._engine.num_steps, self._end.why or "another rank was asked"
         done = f"after {units.count(num_steps, 'step')}" if num_steps else "before its first step"
         saved = complete_path(Path(self._folder), num_steps)
-        there = bool(self._folder) and saved.exists()
+        there = saved.exists()
         raise EndedError(
             f"the job ended {done}: {why}",
             [f"saved as {saved}" if there else "nothing was to be saved"],
             ["--resume, to go on from there"] if there else ["run it again"],
         )
 
-    def _settle(self, saver: checkpoint.BackgroundSaver) -> None:
+    def _settle(self) -> None:
         """Until the last save is on disk, or known to have failed."""
         try:
-            saver.wait()
+            self._saver.wait()
         except CheckpointError as error:
             self._times.failed()
             if self._is_writing:  # nobody has looked since it ended
                 self._say(error)
         self._is_writing = False
 
-    def _begin(self, saver: checkpoint.BackgroundSaver, position: Position, *, is_last: bool) -> None:
+    def _begin(self, position: Position, *, is_last: bool) -> None:
         self._last = self._engine.num_steps
-        numbers = numbers_of(self._decision)
+        numbers = numbers_of(self._context.decision)
         if self._has_history:
             is_last = is_last or self._last == self._steps
             numbers |= {FAILURES: self._times.failures, RAN: self._times.seconds_run, ENDED: is_last}
-        state = with_numbers(self._engine.state(), self._rank, self._seed, position, numbers)
-        saver.save(self._last, state, self._fingerprints)
+        state = with_numbers(self._engine.state(), self._context, position, numbers)
+        self._saver.save(self._last, state, self._fingerprints)
 
     def _wish(self) -> int:
         """What this rank asks of all before a step: rank 0's clock says when to save, whoever is asked to end tells."""
         num_steps = self._engine.num_steps
         if self._end.why and num_steps % self._accumulate == 0:
             return STOP
-        return SAVE if self._rank == 0 and self._times.is_due and (num_steps + 1) % self._accumulate == 0 else NOTHING
+        return (
+            SAVE
+            if self._context.rank == 0 and self._times.is_due and (num_steps + 1) % self._accumulate == 0
+            else NOTHING
+        )
 
     def _say(self, error: HalopipeError | None) -> None:
         """Tell people that a checkpoint was not saved, while the job goes on; rank 0 does."""
-        if error is None or self._rank:
+        if error is None or self._context.rank:
             return
         text = "; ".join([error.title, *error.details, "the job goes on, and tries again at the next interval"])
         _log.warning("%s", text)
-        self._activity.tell(text)
+        self._context.activity.tell(text)
 
 
-def save_now(folder: str | Path, opened: OpenedRank, *, seed: int, keep: int) -> None:
+def save_now(folder: str | Path, engine: Engine, *, keep: int) -> None:
     """Save what all ranks have, each calling this; returns once it is on disk.
 
     Args:
-        seed: of what is drawn.
         keep: so many checkpoints stay; 0: all.
     """
-    consumer = opened.consumer
-    transport = consumer.transport
+    context = engine.context
     checkpoint.save(
         folder,
-        opened.engine.num_steps,
-        with_numbers(opened.engine.state(), transport.rank, seed, None, numbers_of(consumer.decision)),
-        transport.rank,
-        transport.world_size,
-        opened.gather,
-        fingerprints_of(consumer.graph),
+        engine.num_steps,
+        with_numbers(engine.state(), context, None, numbers_of(context.decision)),
+        context.rank,
+        len(context.ranks),
+        context.gather,
+        fingerprints_of(context.graph),
         keep=keep,
     )
 
 
 def with_numbers(
-    state: RankState, rank: int, seed: int, position: Position | None, more: Mapping[str, Number] | None = None
+    state: RankState, context: RankContext, position: Position | None, more: Mapping[str, Number]
 ) -> RankState:
     """``state`` and what belongs to the run; rank 0 writes that."""
-    numbers: dict[str, Number] = {SEED: seed, **(more or {})}
+    numbers: dict[str, Number] = {SEED: context.seed, **more}
     if position is not None:
         numbers |= {f"{DATA}/{name}": getattr(position, name) for name in ("epoch", "batches", "samples")}
-    return joined((state, RankState({}, {}, numbers, frozenset(numbers) if rank == 0 else frozenset())))
+    return joined((state, RankState({}, {}, numbers, frozenset(numbers if context.rank == 0 else ()))))
 
 
 def numbers_of(decision: Decision) -> dict[str, Number]:

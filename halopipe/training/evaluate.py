@@ -18,18 +18,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from halopipe.data.batch_sources import Consumer
 from halopipe.data.factories import failure_of
 from halopipe.run_spec.result import Score
 from planner.ir.box import Box, Interval, hull, whole
 from planner.ir.errors import FactoryError, HalopipeError, UsageError
 from planner.ir.graph import SAMPLE, Graph, TensorSpec
 from profiler.source.source import find_factory
+from runtime.captured import judging_layer
 from runtime.engine import Engine, EvaluationResult
 from runtime.optim.whole_state import united
 from runtime.pipeline.microbatches import Batch, part_in
 from runtime.pipeline.routing import Piece, assemble
-from runtime.stage.captured import judging_layer
+from runtime.rank import RankContext
 
 IGNORED = -100
 """Targets that ``cross_entropy`` leaves out."""
@@ -81,29 +81,28 @@ class Metric(Protocol):
 MakeMetrics = Callable[[], "Metric | Mapping[str, Metric]"]
 
 
-def values_named(names: Sequence[str], consumer: Consumer) -> tuple[str, ...]:
+def values_named(names: Sequence[str], context: RankContext) -> tuple[str, ...]:
     """The values of the graph that a user calls so: outputs of the module, and tensors of the batch.
 
     Raises:
         UsageError: there is no such one, or the loss is not made of it.
     """
-    batch = consumer.graph.inputs if consumer.preparation is None else {}
-    unknown = [name for name in names if name not in consumer.outputs and name not in batch]
+    batch = context.graph.inputs if context.preparation is None else {}
+    unknown = [name for name in names if name not in context.outputs and name not in batch]
     if unknown:
         raise UsageError(
             f"evaluation cannot be given {unknown[0]!r}",
             [
-                f"outputs of the module that the loss is made of: {', '.join(sorted(consumer.outputs)) or 'none'}",
+                f"outputs of the module that the loss is made of: {', '.join(sorted(context.outputs)) or 'none'}",
                 f"tensors of a batch: {', '.join(batch) or 'none by name'}",
             ],
             ["add another output to the loss, times 0: what no loss is made of is not computed"],
         )
-    return tuple(consumer.outputs.get(name, name) for name in names)
+    return tuple(context.outputs.get(name, name) for name in names)
 
 
 def evaluate(
     engine: Engine,
-    consumer: Consumer,
     batches: Iterable[Batch],
     metric: str | MakeMetrics = "",
     outputs: Sequence[str] = (),
@@ -112,7 +111,6 @@ def evaluate(
 
     Args:
         engine: of this rank.
-        consumer: the same rank's.
         batches: as steps read them.
         metric: makes metrics of one's own, or the name of what does; empty for none.
         outputs: names of the module's outputs and of tensors of the batch, which accuracy is told of and metrics are
@@ -122,21 +120,21 @@ def evaluate(
         UsageError: there is no batch; or what is to be read is not to be had, at all or under this plan.
         FactoryError: the metric cannot be made, or fails.
     """
-    graph = consumer.graph
-    read = values_named(outputs, consumer) if outputs else judging_layer(graph).inputs
+    context, graph = engine.context, engine.context.graph
+    read = values_named(outputs, context) if outputs else judging_layer(graph).inputs
     made = [value for value in read if value not in graph.inputs]
-    own = _Own(metric, consumer, read) if metric else None
+    own = _Own(metric, context, read) if metric else None
     classes = classes_of(graph, read)
     sums = torch.zeros(4, dtype=torch.float64)  # losses times samples, samples, right answers, questions
     is_empty = True
     for batch in batches:
         is_empty = False
         evaluation = engine.evaluate_on(batch, made)
-        if evaluation.loss is not None and consumer.transport.rank == consumer.loss_rank:
+        if evaluation.loss is not None and context.rank == context.loss_rank:
             sums[0] += evaluation.loss * evaluation.num_samples
             sums[1] += evaluation.num_samples
         if classes is not None:
-            right, asked = _answers(consumer, classes, evaluation)
+            right, asked = _answers(graph, classes, evaluation)
             sums[2] += right
             sums[3] += asked
         if own is not None:
@@ -145,7 +143,7 @@ def evaluate(
         raise UsageError(
             "there is no data to evaluate on", ["not a single batch was given"], ["--eval-data with samples in it"]
         )
-    consumer.transport.all_reduce(sums, consumer.ranks)
+    context.transport.all_reduce(sums, context.ranks)
     total, samples, right_answers, questions = sums.tolist()
     accuracy = right_answers / questions if questions else None
     metrics = {} if own is None else own.computed()
@@ -155,7 +153,7 @@ def evaluate(
 class _Own:
     """Metrics of one's own, on one rank; all ranks have the same, and give them the same."""
 
-    def __init__(self, metric: str | MakeMetrics, consumer: Consumer, read: Sequence[str]) -> None:
+    def __init__(self, metric: str | MakeMetrics, context: RankContext, read: Sequence[str]) -> None:
         self._name = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
         make = find_factory(metric) if isinstance(metric, str) else metric
         made = self._calling(make)
@@ -168,12 +166,12 @@ class _Own:
                     ["a metric of torchmetrics", "a class with these two methods"],
                 )
         self._metrics: Mapping[str, Metric] = metrics
-        self._consumer, self._read = consumer, read
+        self._context, self._read = context, read
 
     def take(self, evaluation: EvaluationResult) -> None:
         """Hands on what ranks have of a batch."""
-        consumer = self._consumer
-        pieces = united(_pieces(consumer, evaluation, self._read), consumer.transport)
+        context = self._context
+        pieces = united(_pieces(context.graph, evaluation, self._read), context.transport)
         for values in _put_together(pieces):
             for metric in self._metrics.values():
                 self._calling(partial(metric.update, *values))
@@ -205,10 +203,9 @@ class _Own:
             raise failure_of(self._name, error) from error
 
 
-def _pieces(consumer: Consumer, evaluation: EvaluationResult, read: Sequence[str]) -> dict[str, Tensor]:
+def _pieces(graph: Graph, evaluation: EvaluationResult, read: Sequence[str]) -> dict[str, Tensor]:
     """What this rank has of the values ``read``, by micro-batch, place among them, and where it lies."""
-    graph, pieces = consumer.graph, {}
-    values = graph.values()
+    pieces, values = {}, graph.values()
     for m, outputs in evaluation.outputs.items():
         shapes = evaluation.batch.shapes(m)
         for number, name in enumerate(read):
@@ -273,9 +270,9 @@ def joined(pieces: Sequence[Piece], dtype: torch.dtype) -> Tensor:
     return assemble(pieces, reduce(hull, (box for box, _ in pieces)), dtype)
 
 
-def _answers(consumer: Consumer, classes: Classes, evaluation: EvaluationResult) -> tuple[int, int]:
+def _answers(graph: Graph, classes: Classes, evaluation: EvaluationResult) -> tuple[int, int]:
     """Of this rank's part; none where the right classes are made by another stage, or no rank has all classes."""
-    graph, right, asked = consumer.graph, 0, 0
+    right = asked = 0
     num_classes = graph.values()[classes.logits].shape[classes.dim]
     for m, outputs in evaluation.outputs.items():
         if classes.logits not in outputs:

@@ -17,17 +17,16 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops._torch import TorchDispatchMode, tree_leaves
+from cuda_ops.operator_table import operator_row
 from halopipe.data.factories import Item
-from halopipe.training.rank import JobConfig
 from halopipe.training.single_device import losses_of, parts_of
 from planner.ir.graph import producer
 from planner.ir.plan import Decision
-from profiler.capture.graph import CapturedModule
-from profiler.capture.operators import operation
-from profiler.capture.sample_independence import UNFILLED
 from profiler.source.model import LoadedModel
-from runtime.numerics.compare import TOLERANCES, Difference, Sketch
-from runtime.stage.captured import CapturedModel, captured_model
+from runtime.captured import CapturedModule
+from runtime.numerics.compare import TOLERANCES, Sketch
+from runtime.numerics.difference import Difference
+from runtime.rank import RankContext
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import CounterRng, RandomNodes
 from runtime.stage.random.user_module import Answers
@@ -36,7 +35,7 @@ _GRADIENT = "gradient"
 
 
 def first_divergence(
-    config: JobConfig, model: LoadedModel, captured: CapturedModule, item: Item, wrong: Sequence[Difference]
+    context: RankContext, model: LoadedModel, captured: CapturedModule, item: Item, wrong: Sequence[Difference]
 ) -> list[str]:
     """The lines that say it.
 
@@ -46,39 +45,39 @@ def first_divergence(
         item: what the first step read.
         wrong: what is not as on one device.
     """
-    decision, model_graph = config.plan.decision, captured_model(captured)
-    if model_graph.prepared is None:
-        line = _in_the_graph(config, model, captured, item)
+    decision = context.decision
+    if captured.preparation is None:
+        line = _in_the_graph(context, model, captured, item)
         if line:
             return [line]
     lines = [
-        "the captured graph does on one device what the user's module does" if model_graph.prepared is None else ""
+        "the captured graph does on one device what the user's module does" if captured.preparation is None else ""
     ]
     gradients = {each.name: each for each in wrong if each.kind == _GRADIENT}
-    layers = [layer for layer in model_graph.graph.layers if any(name in gradients for name in layer.parameters)]
+    layers = [layer for layer in captured.graph.layers if any(name in gradients for name in layer.parameters)]
     if layers:
         layer = layers[-1]
         first = next(gradients[name] for name in layer.parameters if name in gradients)
         lines.append(f"values part at {_place(decision, layer.name)}: {first}")
     elif any(each.kind == "loss" for each in wrong):
-        lines.append(f"no gradient differs: values part at {_place(decision, producer(model_graph.graph.loss))}")
+        lines.append(f"no gradient differs: values part at {_place(decision, producer(captured.graph.loss))}")
     return [line for line in lines if line]
 
 
-def _in_the_graph(config: JobConfig, model: LoadedModel, captured: CapturedModule, item: Item) -> str:
+def _in_the_graph(context: RankContext, model: LoadedModel, captured: CapturedModule, item: Item) -> str:
     """The first value that the graph makes on one device and the user's module does not; empty: there is none."""
-    model_graph, decision = captured_model(captured), config.plan.decision
+    decision = context.decision
     dtype = next((each.dtype for each in model.module.parameters()), torch.get_default_dtype())
     near = TOLERANCES.get(model.autocast or dtype, TOLERANCES[torch.float32]).tensor
-    loss_of, draw = losses_of(model, captured, config), CounterRng(config.seed)
+    loss_of, draw = losses_of(model, captured, context), CounterRng(context.seed)
     for number, (rows, inputs, targets) in enumerate(_micro_batches(item, decision)):
         trace = _Trace()
-        with trace, Answers(model_graph, draw).given((rows,), number):  # answers come first, and need not be looked at
+        with trace, Answers(captured, draw).given((rows,), number):  # answers come first, and need not be looked at
             loss_of(inputs, targets).backward()  # type: ignore[no-untyped-call]  # torch does not type it
         draw.at(MicrobatchShard(number, rows, 0, rows))
-        run = _SketchingRun(model_graph, draw)
+        run = _SketchingRun(captured, draw)
         with nullcontext() if model.autocast is None else torch.autocast(inputs[0].device.type, model.autocast):
-            loss = run.run(*_graph_inputs(model_graph, rows, (*inputs, *targets)))
+            loss = run.run(*_graph_inputs(captured, rows, (*inputs, *targets)))
         loss.backward()
         for direction, values in (("forward", run.values), ("backward", dict(reversed(run.gradients.items())))):
             for value, sketch in values.items():
@@ -103,7 +102,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in UNFILLED:  # whatever was in memory is in no other run
+        if operator_row(func).fills == "empty":  # whatever was in memory is in no other run
             made.zero_()
         for each in tree_leaves((args, made)):
             if isinstance(each, Tensor) and each.is_floating_point() and each.layout is torch.strided:
@@ -119,7 +118,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does 
 class _SketchingRun(fx.Interpreter):
     """A captured graph, whose layers' values and gradients are kept."""
 
-    def __init__(self, model: CapturedModel, draw: CounterRng) -> None:
+    def __init__(self, model: CapturedModule, draw: CounterRng) -> None:
         super().__init__(model.graph_module)
         self._rule = RandomNodes(model).rule(draw)
         self._value_of = {node: value for value, node in model.node_of_value.items() if value not in model.graph.inputs}
@@ -130,7 +129,7 @@ class _SketchingRun(fx.Interpreter):
         own = self._rule(n) if n.op == "call_function" else None
         if own is None:
             made = super().run_node(n)
-            if n.op == "call_function" and operation(n) in UNFILLED:
+            if n.op == "call_function" and operator_row(n.target).fills == "empty":
                 made.zero_()
         else:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -148,7 +147,7 @@ class _SketchingRun(fx.Interpreter):
         return made
 
 
-def _graph_inputs(model: CapturedModel, rows: int, tensors: Sequence[Tensor]) -> Iterator[Any]:
+def _graph_inputs(model: CapturedModule, rows: int, tensors: Sequence[Tensor]) -> Iterator[Any]:
     """What the placeholders of the graph stand for, in their order."""
     named: Mapping[str, Tensor] = dict(zip(model.graph.inputs, tensors, strict=True))
     for node in model.graph_module.graph.nodes:

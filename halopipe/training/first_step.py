@@ -11,18 +11,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halopipe.run_spec.job import Compared, failed_path
-from halopipe.training.rank import JobConfig, OpenedRank, RankContext
+from halopipe.run_spec.job import failed_path
+from halopipe.training.rank import Rank
 from halopipe.training.reference import Reference, compare_losses, compare_tensors
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
+from runtime.engine import StepResult
 from runtime.monitor.failure import also, read_error, write_error
 from runtime.monitor.watch import SETUP_S
-from runtime.numerics.compare import Difference, report
+from runtime.numerics.compare import report
+from runtime.numerics.difference import Difference
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -38,23 +40,35 @@ Explain = Callable[[Sequence[Difference]], list[str]]
 """Where values part, as lines, of what is wrong on all ranks."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FirstStep:
-    """What a rank does after the first update.
+    """What a rank does after each step up to the first update, and after that.
 
     Attributes:
         read: gives what one device computed; called on rank 0.
-        strict: whether it is an error, too, where rounding hides what is compared.
         explain: called on rank 0 where something is wrong.
+        strict: whether it is an error, too, where rounding hides what is compared.
     """
 
-    config: JobConfig
-    context: RankContext
+    rank: Rank
     read: Callable[[], Reference]
-    strict: bool
     explain: Explain
+    strict: bool = False
+    _losses: list[float] = field(default_factory=list)
+    _num_done: int = 0
 
-    def compare(self, opened: OpenedRank, losses: Sequence[float]) -> tuple[Reference, tuple[Compared, ...]]:
+    def after(self, result: StepResult) -> tuple[Reference, tuple[Difference, ...]] | None:
+        """Call after each step; as :meth:`compare` after the one that ends with the first update, else None."""
+        self._losses += [] if result.loss is None else [result.loss]
+        self._num_done += 1
+        if self._num_done != self.rank.context.accumulate:
+            return None
+        self.rank.engine.settle()
+        if result.left_out:
+            return Reference(skipped=f"the update of step {self._num_done} was left out"), ()
+        return self.compare(self._losses)
+
+    def compare(self, losses: Sequence[float]) -> tuple[Reference, tuple[Difference, ...]]:
         """One device's step, and this rank's differences from it.
 
         Args:
@@ -63,45 +77,43 @@ class FirstStep:
         Raises:
             NumericsError: on all ranks, if any of them computes something else.
         """
-        context = self.context
+        context, store = self.rank.context, self.rank.store
         context.activity.begin("waiting for the run on one device")
         context.activity.deadline_s = SETUP_S
         if context.rank == 0:
-            _publish(context.store, "reference", self.read().to_bytes())
+            _publish(store, "reference", self.read().to_bytes())
         context.meet()
-        reference = Reference.from_bytes(_published(context.store, "reference"))
+        reference = Reference.from_bytes(_published(store, "reference"))
         if reference.error:
             raise read_error(reference.error)
         if reference.skipped:
             return reference, ()
         context.activity.begin("comparing with one device")
-        mine, trouble = self._mine(reference, opened, losses)
-        context.store.set(f"compared/{context.rank}", json.dumps(trouble or [plain(each) for each in mine]))
+        mine, trouble = self._mine(reference, losses)
+        store.set(f"compared/{context.rank}", json.dumps(trouble or [plain(each) for each in mine]))
         context.meet()
         if context.rank == 0:
-            context.store.set("verdict", self._verdict(reference))
+            store.set("verdict", self._verdict(reference))
         context.meet()
-        verdict = context.store.get("verdict").decode()
+        verdict = store.get("verdict").decode()
         if verdict:
             raise read_error(verdict)
         return reference, mine
 
-    def _mine(
-        self, reference: Reference, opened: OpenedRank, losses: Sequence[float]
-    ) -> tuple[tuple[Compared, ...], str]:
+    def _mine(self, reference: Reference, losses: Sequence[float]) -> tuple[tuple[Difference, ...], str]:
         try:
-            mine = compare_tensors(reference, opened.engine)
+            mine = compare_tensors(reference, self.rank.engine)
         except NumericsError as error:  # a tensor that one device does not have: the others must not wait
             return (), write_error(error)
-        if opened.consumer.transport.rank == opened.consumer.loss_rank:
+        if self.rank.context.rank == self.rank.context.loss_rank:
             mine += compare_losses(reference, losses)
         return mine, ""
 
     def _verdict(self, reference: Reference) -> str:
         """The error as text; empty where there is none."""
         differences: list[Difference] = []
-        for rank in range(self.context.num_ranks):
-            record = json.loads(self.context.store.get(f"compared/{rank}").decode())
+        for rank in self.rank.context.ranks:
+            record = json.loads(self.rank.store.get(f"compared/{rank}").decode())
             if isinstance(record, str):
                 return record
             differences += (Difference(**each) for each in record)
@@ -113,7 +125,7 @@ class FirstStep:
         return ""
 
     def _explained(self, wrong: Sequence[Difference]) -> list[str]:
-        self.context.activity.begin("looking for the layer at which values part")
+        self.rank.context.activity.begin("looking for the layer at which values part")
         try:
             return self.explain(wrong)
         except Exception as error:  # noqa: BLE001 - the verdict is more than its explanation

@@ -16,7 +16,7 @@ from halopipe.run_spec.options import ALWAYS, NEVER, RunOptions
 from planner.ir.plan import Plan
 from planner.ir.timeline import LonePasses
 from runtime.engine import Engine
-from runtime.monitor.activity import Activity
+from runtime.rank import RankContext
 
 if TYPE_CHECKING:
     from runtime.stage.alone import LoneStage
@@ -47,15 +47,12 @@ class IsolatedTimer:
 
     Attributes:
         stages: of this rank; none if they cannot be run alone, while those of others are.
-        gather: waits for all ranks.
         skipped: why there are none, or why they failed.
     """
 
+    context: RankContext
     stages: tuple[LoneStage, ...]
     budget_s: float
-    gather: Callable[[], object]
-    activity: Activity
-    rank: int
     skipped: str = ""
     _before: list[tuple[float, ...]] = field(default_factory=list)
     _after: list[tuple[float, ...]] = field(default_factory=list)
@@ -74,20 +71,21 @@ class IsolatedTimer:
         if self.skipped:
             return ()
         both = zip(self.stages, self._before, self._after, strict=True)
-        return tuple(LonePasses(self.rank, each.number, each.samples, *seconds) for each, *seconds in both)
+        return tuple(LonePasses(self.context.rank, each.number, each.samples, *seconds) for each, *seconds in both)
 
     def _timed(self, engine: Engine, forgets: bool) -> list[tuple[float, ...]]:
         if forgets:
             engine.forget_step()  # the next step does; a pass has gradients of its own
-        self.activity.begin("timing its stages alone")
-        self.activity.deadline_s = _TIMING_S
-        self.gather()
+        activity = self.context.activity
+        activity.begin("timing its stages alone")
+        activity.deadline_s = _TIMING_S
+        self.context.gather()
         try:
             stages = () if self.skipped else self.stages
             passes_s = [self._repeated(each.pass_s, self.budget_s / len(stages)) for each in stages]
         except Exception as error:  # noqa: BLE001  # the run goes on without: it needs no stage alone
             self.skipped, passes_s = f"{type(error).__name__}: {str(error).splitlines()[0]}", []
-        self.gather()
+        self.context.gather()
         return passes_s
 
     def _repeated(self, pass_s: Callable[[], float], budget_s: float) -> tuple[float, ...]:

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from halopipe.data.ahead import AheadSource
-from halopipe.data.batch_sources import COMPARING, BatchSource, Consumer
+from halopipe.data.batch_sources import COMPARING, BatchSource
 from halopipe.data.shared_source import DataSources
 from halopipe.data.sources import Position, ended
-from halopipe.run_spec.job import Compared, EventLog, RankResult
+from halopipe.run_spec.job import EventLog, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Saves, Score
 from halopipe.terminal import units
+from halopipe.training.first_step import FirstStep
 from halopipe.training.isolated_timing import IsolatedTimer
 from halopipe.training.reference import Reference
 from planner.ir.timeline import LeftOut, Span
 from runtime.engine import Engine, StepResult
 from runtime.memory import storage_bytes, with_peak
 from runtime.monitor.activity import SHOWN, Activity
+from runtime.numerics.difference import Difference
 from runtime.pipeline.executor import StopBeforeStepError
 from runtime.pipeline.microbatches import Batch
+from runtime.rank import RankContext
 
 if TYPE_CHECKING:
     from halopipe.training.checkpointing import Checkpoints
@@ -45,29 +48,24 @@ class Loop:
     Attributes:
         batch_source: where it stands is where the run begins.
         metrics, checkpoints: None where none are asked for.
-        activity: told what is done between steps.
-        trained: whether the steps are training steps; else they are forward passes in evaluation mode.
-        compare: called after the first update with the losses so far, where this rank knows them; gives one device's
-            step and this rank's differences from it.
-        reference: what it gave.
+        first: compares the first update with one device's; None: nobody does.
         isolated_timer: times the stages alone; None: nobody does.
         event_log: where steps and evaluations are noted at once; None: nowhere.
+        reference: what one device gave.
     """
 
     options: RunOptions
     engine: Engine
-    consumer: Consumer
     data_sources: DataSources
     batch_source: BatchSource
     metrics: Metrics | None
     checkpoints: Checkpoints | None
     after_step: AfterStep
-    activity: Activity
-    trained: bool = True
-    compare: Callable[[Sequence[float]], tuple[Reference, tuple[Compared, ...]]] | None = None
-    reference: Reference | None = None
+    first: FirstStep | None = None
     isolated_timer: IsolatedTimer | None = None
     event_log: EventLog | None = None
+    reference: Reference | None = None
+    _compared: tuple[Difference, ...] = ()
     _results: list[StepResult] = field(default_factory=list)
     _spans: deque[tuple[int, tuple[Span, ...]]] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     _scores: list[Score] = field(default_factory=list)
@@ -89,54 +87,47 @@ class Loop:
             EndedError: somebody asked the job to end.
             NotFiniteError: a loss or gradient is NaN or infinite, where that is to stop the job.
         """
+        begun = self.engine.num_steps
         try:
-            return self._run_all()
+            self._train(begun)
+            self._finish()
         except StopBeforeStepError:
-            self._end()
+            if self.checkpoints is None:  # nobody but a run with checkpoints stops its ranks between steps
+                raise
+            self._saving()  # the batch that was taken for the step not done is read again by whoever goes on
+            self.checkpoints.end(self._done)
+        return self._result(begun)
 
-    def _run_all(self) -> RankResult:
-        first = self.engine.num_steps
-        compared = self._train(first)
-        self._finish()
-        return self._result(first, compared)
-
-    def _train(self, first: int) -> tuple[Compared, ...]:
-        """The steps from ``first`` on; what the first update differs in from one device's, where it was compared."""
-        options = self.options
-        compared: tuple[Compared, ...] = ()
-        traces = None
+    def _train(self, begun: int) -> None:
+        """The steps from ``begun`` on."""
+        options, activity, traces = self.options, self.context.activity, None
         if options.profile_steps:
             from halopipe.training.torch_traces import TorchTraces  # late: most runs trace nothing
 
-            traces = TorchTraces(options, self.consumer.transport.rank, self.activity, first)
-        for number in range(first, options.steps):
-            if self.isolated_timer is not None and number == min(first + options.warmup, options.steps - 1):
+            traces = TorchTraces(options, self.context.rank, activity, begun)
+        for number in range(begun, options.steps):
+            if self.isolated_timer is not None and number == min(begun + options.warmup, options.steps - 1):
                 self.isolated_timer.before(self.engine, forgets=options.accumulate == 1)
             begun_s = time.perf_counter()
             with nullcontext() if traces is None else traces.around(number + 1):
-                self.activity.begin("waiting for data")
+                activity.begin("waiting for data")
                 with self.engine.between_steps("reading the batch"):
                     batch = self.batch_source.take()
                 if batch is None:
                     raise ended(number)
                 is_traced = traces is not None and traces.traces(number + 1)
-                is_watched = number - first == options.warmup - 1 and not is_traced
+                is_watched = number - begun == options.warmup - 1 and not is_traced
                 result = self._step(batch, is_watched=is_watched)
             self._done = self.batch_source.position
             if self.checkpoints is not None:
                 self.checkpoints.stepped(time.perf_counter() - begun_s)
             self._note(number, batch, result)
-            if number == options.accumulate - 1 and self.compare is not None:
-                self.engine.settle()
-                if self._left_out:
-                    self.reference = Reference(skipped=f"the update of step {self._left_out[0].step} was left out")
-                else:
-                    self.reference, compared = self.compare(self._losses)
+            outcome = None if self.first is None else self.first.after(result)
+            self.reference, self._compared = outcome or (self.reference, self._compared)
             if options.eval_data and options.eval_every and (number + 1) % options.eval_every == 0:
                 self._evaluate()
             if self.checkpoints is not None and self.checkpoints.is_due:
                 self._save(self.checkpoints)
-        return compared
 
     def _finish(self) -> None:
         """What follows the last step: the others' word on it, the last evaluation, checkpoint and stages alone."""
@@ -150,36 +141,39 @@ class Loop:
         if self.isolated_timer is not None:
             self.isolated_timer.after(self.engine, forgets=options.accumulate == 1)
 
-    def _result(self, first: int, compared: tuple[Compared, ...]) -> RankResult:
+    @property
+    def context(self) -> RankContext:
+        """Of this rank."""
+        return self.engine.context
+
+    def _result(self, begun: int) -> RankResult:
+        transport, activity = self.context.transport, self.context.activity
+        losses = (each.loss for each in self._results if not each.left_out)
         return RankResult(
-            self.consumer.transport.rank,
-            self._losses,
+            transport.rank,
+            tuple(loss for loss in losses if loss is not None),
             tuple(result.step_s for result in self._results),
             dict(self._spans),
             self._peak_bytes,
-            compared,
-            first,
+            self._compared,
+            begun,
             tuple(self._scores),
-            self.trained,
+            self.context.program.trains,
             dict(self._memory),
             "" if self.reference is None else self.reference.witness,
             "" if self.reference is None else self.reference.skipped,
             self.data_sources.origin,
-            self.consumer.transport.name if self.consumer.transport.world_size > 1 else "",
+            transport.name if transport.world_size > 1 else "",
             () if self.isolated_timer is None else self.isolated_timer.passes,
             "" if self.isolated_timer is None else self.isolated_timer.skipped,
             left_out=tuple(self._left_out),
-            slow=tuple(self.activity.slow),
+            slow=tuple(activity.slow),
             saves=Saves() if self.checkpoints is None else self.checkpoints.saves,
-            remarks=self.activity.remarks,
+            remarks=activity.remarks,
         )
 
-    @property
-    def _losses(self) -> tuple[float, ...]:
-        return tuple(each.loss for each in self._results if each.loss is not None and not each.left_out)
-
     def _step(self, batch: Batch, *, is_watched: bool) -> StepResult:
-        if self.engine.meter is not None or not is_watched:
+        if self.context.meter is not None or not is_watched:
             return self._run(batch)
         held = self.engine.held_tensors()
         if self.options.accumulate > 1:
@@ -192,25 +186,26 @@ class Loop:
         return result
 
     def _run(self, batch: Batch) -> StepResult:
-        if self.trained:
+        if self.context.program.trains:
             return self.engine.step_on(batch)
         evaluation = self.engine.evaluate_on(batch)
         return StepResult(evaluation.loss, evaluation.step_s, evaluation.spans, peak_bytes=evaluation.peak_bytes)
 
     def _note(self, number: int, batch: Batch, result: StepResult) -> None:
+        activity = self.context.activity
         self._results.append(StepResult(result.loss, result.step_s, (), left_out=result.left_out))
         if result.left_out:
             self._left_out.append(LeftOut(number + 1, result.left_out))
-            self.activity.left_out = tuple(self._left_out[-SHOWN:])
+            activity.left_out = tuple(self._left_out[-SHOWN:])
         self._spans.append((len(self._results) - 1, result.spans))
         if result.peak_bytes:
             self._memory.append((len(self._results) - 1, result.peak_bytes))
             self._peak_bytes = max(self._peak_bytes, result.before_bytes, *result.peak_bytes)
         if self.metrics is not None:
-            self.metrics.step(number + 1, self.batch_source.position.epoch, sum(batch.rows), result, self.activity.slow)
+            self.metrics.step(number + 1, self.batch_source.position.epoch, sum(batch.rows), result, activity.slow)
         if self.event_log is not None:
             self.event_log.step(number, result.loss, result.step_s)
-        self.after_step(number, result, self.activity)
+        self.after_step(number, result, activity)
 
     def _confirm(self) -> None:
         """That all ranks read the same, which is looked at now and then."""
@@ -218,20 +213,13 @@ class Loop:
             with self.engine.between_steps(COMPARING):
                 self.batch_source.agreement.confirm()
 
-    def _end(self) -> NoReturn:
-        """The batch that was taken for a step which is not done is read again by whoever goes on."""
-        if self.checkpoints is None:
-            raise ValueError("nobody but a run with checkpoints stops its ranks between steps")
-        self._saving()
-        self.checkpoints.end(self._done)
-
     def _saving(self) -> None:
         from halopipe.training.checkpointing import SAVE_S  # late, as all that saves
 
         self.engine.settle()
         self._confirm()
-        self.activity.begin("saving a checkpoint")
-        self.activity.deadline_s = SAVE_S
+        self.context.activity.begin("saving a checkpoint")
+        self.context.activity.deadline_s = SAVE_S
 
     def _save(self, checkpoints: Checkpoints, *, is_last: bool = False) -> None:
         self._saving()
@@ -247,9 +235,7 @@ class Loop:
 
         batches = iter(self.data_sources.evaluation().take, None)
         batches = islice(batches, self.options.eval_batches or None)
-        score = evaluate(
-            self.engine, self.consumer, batches, self.options.eval_metric, units.names_in(self.options.eval_outputs)
-        )
+        score = evaluate(self.engine, batches, self.options.eval_metric, units.names_in(self.options.eval_outputs))
         self._scores.append(score)
         if self.event_log is not None:
             self.event_log.score(score)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
-from halopipe.run_spec.job import Compared
-from planner.ir.codec import plain
 from runtime.engine import Engine
 from runtime.numerics.compare import (
-    Difference,
     Sketch,
     Tolerance,
     loss_differences,
@@ -21,6 +18,7 @@ from runtime.numerics.compare import (
     tensor_differences,
     tolerance_of,
 )
+from runtime.numerics.difference import Difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class Reference:
         return cls(**{**record, "losses": tuple(record["losses"])})
 
 
-def compare_tensors(reference: Reference, engine: Engine) -> tuple[Compared, ...]:
+def compare_tensors(reference: Reference, engine: Engine) -> tuple[Difference, ...]:
     """This rank's gradients, parameters and buffers after the first update beside one device's."""
     if not reference.gradient:
         return ()
@@ -79,7 +77,7 @@ def compare_tensors(reference: Reference, engine: Engine) -> tuple[Compared, ...
         "parameter": {name: tensor for name, tensor in state.items() if name in reference.parameter},
         "buffer": {name: tensor for name, tensor in state.items() if name in reference.buffer},
     }
-    return _compared(
+    return tuple(
         difference
         for kind, tensors in here.items()
         for difference in tensor_differences(
@@ -88,15 +86,11 @@ def compare_tensors(reference: Reference, engine: Engine) -> tuple[Compared, ...
     )
 
 
-def compare_losses(reference: Reference, losses: Sequence[float]) -> tuple[Compared, ...]:
+def compare_losses(reference: Reference, losses: Sequence[float]) -> tuple[Difference, ...]:
     """The losses of the first steps beside one device's."""
     rounding = reference.rounding.get("loss", {}).values()
-    return _compared(loss_differences(losses, reference.losses, _tolerance(reference), rounding))
+    return tuple(loss_differences(losses, reference.losses, _tolerance(reference), rounding))
 
 
 def _tolerance(reference: Reference) -> Tolerance:
     return tolerance_of(reference.dtype, reference.lowest)
-
-
-def _compared(differences: Iterable[Difference]) -> tuple[Compared, ...]:
-    return tuple(Compared(**plain(each)) for each in differences)

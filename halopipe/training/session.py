@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,7 @@ from cuda_ops.sampling.sampler import SampledGraph
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.data.ahead import Announced, Upcoming
-from halopipe.data.batch_sources import COMPARING, Agreement, Consumer, agreement_of
+from halopipe.data.batch_sources import COMPARING, Agreement, agreement_of
 from halopipe.data.factories import BatchPytree, Item, Pair
 from halopipe.data.sources import bound, tensors_of
 from halopipe.run_spec.options import RESUME
@@ -26,7 +26,7 @@ from halopipe.run_spec.result import Score
 from halopipe.terminal.units import require_known
 from halopipe.training.checkpointing import save_now
 from halopipe.training.evaluate import MakeMetrics, evaluate
-from halopipe.training.rank import JobConfig, OpenedRank
+from halopipe.training.rank import Rank
 from halopipe.training.resuming import newest_sound, open_saved
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.watched_steps import WatchedSteps
@@ -35,7 +35,6 @@ from planner.ir.graph import LOSS_PREFIX
 from planner.ir.profile import Profile
 from profiler.source.clouds import samples_first
 from profiler.source.graphs import raw_of
-from profiler.source.model import LoadedModel
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
 from runtime.numerics.compare import NumericsReport
@@ -44,6 +43,7 @@ from runtime.optim.optimizer_state import give_back
 from runtime.optim.whole_state import WholeState
 from runtime.pipeline.microbatches import InputSpecs
 from runtime.pipeline.stream import RequestStream
+from runtime.rank import RankContext
 
 _log = logging.getLogger(__name__)
 
@@ -87,28 +87,20 @@ class Execution:
     profile: Profile | None = None
     values: ScriptValues | None = None
 
-    def __init__(
-        self,
-        opened: OpenedRank,
-        model: LoadedModel,
-        leave: Callable[[], None],
-        config: JobConfig,
-        watched: WatchedSteps | None = None,
-    ) -> None:
-        self._opened, self._engine, self._consumer = opened, opened.engine, opened.consumer
-        self._leave, self._seed = leave, config.seed
-        self.followed = config.optimizer if isinstance(config.optimizer, Followed) else None
-        self._watched, self.numerics, self.plan, self.activity = watched, None, config.plan, opened.activity
-        self._form = BatchPytree("the batch", {}, model.batch)
-        transport = opened.consumer.transport
-        self.model = users_module(model.module)
-        self.rank, self.num_ranks = transport.rank, transport.world_size
+    def __init__(self, opened: Rank, watched: WatchedSteps | None = None) -> None:
+        self._opened, self._engine, self._context = opened, opened.engine, opened.context
+        optimizer = opened.context.optimizer
+        self.followed = optimizer if isinstance(optimizer, Followed) else None
+        self._watched, self.numerics, self.plan = watched, None, opened.plan
+        self.activity, self._form = opened.context.activity, BatchPytree("the batch", {}, opened.model.batch)
+        self.model = users_module(opened.model.module)
+        self.rank, self.num_ranks = opened.context.rank, len(opened.context.ranks)
         self._locks, self._claimed = contextlib.ExitStack(), set[Path]()
         self._upcoming, self._announced = Upcoming(self.looks_ahead, self.rank == 0), Announced()
         self._is_ahead = False
         self._hook = None if self.followed is None else self.followed.before_state_dict(self._require_back)
-        self._trained = agreement_of(opened.consumer, 0, is_script=True)
-        self._evaluated = agreement_of(opened.consumer, 0, is_script=True, always=True)
+        self._trained = agreement_of(opened.context, 0, is_script=True)
+        self._evaluated = agreement_of(opened.context, 0, is_script=True, always=True)
 
     def __enter__(self) -> Execution:
         return self
@@ -199,7 +191,7 @@ class Execution:
                 is told of and metrics are given; none: what the layer of the loss reads.
         """
         bound_batches = (self._bound(batch, self._evaluated) for batch in batches)
-        return evaluate(self._engine, self._consumer, bound_batches, metric, outputs)
+        return evaluate(self._engine, bound_batches, metric, outputs)
 
     def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
         """This rank's part of an endless stream; see :meth:`runtime.engine.Engine.stream`."""
@@ -207,9 +199,9 @@ class Execution:
         return self._engine.stream(learns=learns, training=training)
 
     @property
-    def consumer(self) -> Consumer:
-        """What this rank is fed."""
-        return self._consumer
+    def context(self) -> RankContext:
+        """What this rank knows."""
+        return self._context
 
     def save(self, folder: str | Path, *, keep: int = 0) -> None:
         """Save a checkpoint, ``folder/step-N``, for whatever plan of the model; all ranks call this, and share a disk.
@@ -226,7 +218,7 @@ class Execution:
         self._claim(Path(folder).absolute())
         with self._engine.between_steps(COMPARING):
             self._trained.confirm()
-        save_now(folder, self._opened, seed=self._seed, keep=keep)
+        save_now(folder, self._engine, keep=keep)
 
     def load(self, folder: str | Path, *, step: int | str | None = None) -> int:
         """Go on from a checkpoint, by default the newest complete one; all ranks call this.
@@ -248,12 +240,13 @@ class Execution:
         chosen = self._newest(folder) if isinstance(step, str) else step
         if chosen is None and step is not None:
             return self.num_steps
-        saved = open_saved(folder, self._consumer.graph, chosen)
-        if saved.seed(self._seed) != self._seed:
+        saved = open_saved(folder, self._context.graph, chosen)
+        seed = self._context.seed
+        if (theirs := saved.seed(seed)) != seed:
             raise UsageError(
                 f"{saved.checkpoint.path} was drawn from another seed",
-                [f"checkpoint: {saved.seed(self._seed)}", f"here: {self._seed}"],
-                [f"execute(..., seed={saved.seed(self._seed)})"],
+                [f"checkpoint: {theirs}", f"here: {seed}"],
+                [f"execute(..., seed={theirs})"],
             )
         self.activity.begin("loading a checkpoint")
         self._engine.load_state(saved.checkpoint)
@@ -299,10 +292,14 @@ class Execution:
 
     def _said_by_0(self, number: float, doing: str) -> float:
         """The number that rank 0 says, on all ranks."""
-        total, consumer = torch.tensor([number if self.rank == 0 else 0], dtype=torch.float64), self._consumer
         with self._engine.between_steps(doing):
-            self._opened.meet()
-            consumer.transport.all_reduce(total, consumer.ranks)
+            self._context.meet()
+            return self._sum(number if self.rank == 0 else 0.0)
+
+    def _sum(self, number: float) -> float:
+        """Over all ranks."""
+        total, context = torch.tensor([number], dtype=torch.float64), self._context
+        context.transport.all_reduce(total, context.ranks)
         return total.item()
 
     def state_dict(self) -> dict[str, Any]:
@@ -382,7 +379,7 @@ class Execution:
         if self.followed is not None and self._is_ahead:
             self.followed.leave_with_ranks(f"{_TAKES_BACK} was not called behind its last step")
         self._locks.close()
-        self._leave()
+        self._opened.close()
 
     def _require_back(self) -> None:
         if self.followed is not None and self._is_ahead:
@@ -402,12 +399,8 @@ class Execution:
 
     def _loss_on_all(self, loss: float | None) -> float:
         """The loss, which some ranks know, on all of them."""
-        consumer = self._consumer
-        is_mine = loss is not None and self.rank == consumer.loss_rank
-        total = torch.tensor([loss if is_mine else 0.0], dtype=torch.float64)
         with self._engine.between_steps("telling the loss to all ranks"):
-            consumer.transport.all_reduce(total, consumer.ranks)
-        return total.item()
+            return self._sum(0.0 if loss is None or self.rank != self._context.loss_rank else loss)
 
     def _bound(
         self, batch: Batch, agreement: Agreement, announced: Announced | None = None
@@ -415,7 +408,7 @@ class Execution:
         """The batch, which all ranks were given, as the engine takes it; the one that was announced, if it is that."""
         item = self._item(batch)
         announced_batch = None if announced is None else announced.recognised(item)
-        is_prepared = self._consumer.preparation is not None
+        is_prepared = self._context.preparation is not None
         bound_batch = (
             bound(item, *self._batch_settings, is_prepared=is_prepared) if announced_batch is None else announced_batch
         )
@@ -425,7 +418,7 @@ class Execution:
 
     @property
     def _batch_settings(self) -> tuple[InputSpecs, tuple[int, ...]]:
-        return self._consumer.inputs, self._consumer.decision.micro_batches
+        return self._context.inputs, self._context.decision.micro_batches
 
     def _item(self, batch: Batch) -> Item:
         return [self._pair(each) for each in batch] if self._form.is_several(batch) else self._pair(batch)
@@ -433,7 +426,7 @@ class Execution:
     def _pair(self, batch: Any) -> Pair:
         if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], SparseTensor):
             inputs, targets = batch
-            tensors = samples_first(inputs, _tuple(targets), self._consumer.per_site)
+            tensors = samples_first(inputs, _tuple(targets), self._context.per_site)
             return tensors[:_NUM_OF_CLOUDS], tensors[_NUM_OF_CLOUDS:]
         if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], SampledGraph):
             inputs, targets = batch

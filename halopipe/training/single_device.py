@@ -26,32 +26,35 @@ import torch
 from torch import Tensor
 
 from cuda_ops._torch import tree_leaves
+from cuda_ops.calls import arguments_of
 from cuda_ops.dense.data_dependent import is_unit
-from cuda_ops.dense.state_writes import arguments_of, attributes_behind, written
+from cuda_ops.dense.state_writes import attributes_behind, written
 from cuda_ops.device.host import available_bytes
 from halopipe.data.factories import Item, Tensors
 from halopipe.data.sources import batches, take
-from halopipe.run_spec.job import NUM_COMPARED, Job
+from halopipe.run_spec.job import NUM_COMPARED, REFERENCE_RANK, Job
 from halopipe.terminal.units import count, size
-from halopipe.training.rank import JobConfig, job_config_of
+from halopipe.training.rank import Rank, rank_of
 from halopipe.training.reference import Reference
 from planner.ir.errors import UnsupportedModelError
+from planner.ir.plan import Plan
 from planner.passes.versions import updates_within
-from profiler.capture.graph import CapturedModule, capture_for, placed
+from profiler.capture.graph import capture_for, placed
 from profiler.source.model import LoadedModel, named_buffers, named_parameters
 from profiler.source.parts import cast_module
 from profiler.source.source import load_model
-from runtime.engine import preparing_of
+from runtime.captured import CapturedModule
 from runtime.monitor.failure import write_error
 from runtime.numerics.compare import TOLERANCES, relative_error, sketches, tensor_differences
 from runtime.numerics.single_device import LossOf, in_rows, serial_step, serial_step_each
 from runtime.optim.optimizer import StageOptimizer
-from runtime.pipeline.microbatches import InputSpecs, WholeBatch, filled
-from runtime.stage.captured import captured_model
+from runtime.pipeline.microbatches import WholeBatch, filled
+from runtime.pipeline.routing import CPU
+from runtime.rank import RankContext
 from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers, UnlikeDrawsError
 from runtime.stage.sample_weights import weights_of_parts
-from runtime.stage.shapes import varying_dims
+from runtime.stage.shapes import step_inputs
 
 EXACT = torch.float64
 _TORCH = str(Path(torch.__file__).parent)
@@ -65,17 +68,17 @@ def make_reference(job: Job, device: torch.device | None = None) -> None:
         device: of the kind that the ranks compute on, which rounds as they do and draws the same numbers; None: the
             processor.
     """
-    options, config, where = job.options, job_config_of(job), device or torch.device("cpu")
-    reason = why_not_compared(config, where, is_asked=options.check_numerics)
+    options, rank, where = job.options, rank_of(job, REFERENCE_RANK), device or CPU
+    reason = why_not_compared(job.plan, where, is_asked=options.check_numerics)
     if reason:
         write_reference(job.reference_path, Reference(skipped=reason))
         return
-    model = replace(load_model(job.source, options.seed), sizes=config.plan.inputs.model.sizes)  # as the ranks are fed
-    stream = batches(options.data, model, config.plan.decision.global_batch, options.seed)
+    model = replace(load_model(job.source, options.seed), sizes=job.plan.inputs.model.sizes)  # as the ranks are fed
+    stream = batches(options.data, model, job.plan.decision.global_batch, options.seed)
     wanted = max(NUM_COMPARED, options.accumulate) if options.check_numerics else options.accumulate
     items = [take(stream, step) for step in range(min(wanted, options.steps))]
     try:
-        reference = reference_of(config, model, items, where)
+        reference = reference_of(rank, model, items, where)
     except UnsupportedModelError as error:
         if options.check_numerics:
             raise
@@ -92,40 +95,39 @@ def write_reference(path: Path, reference: Reference) -> None:
     new.replace(path)
 
 
-def why_not_compared(config: JobConfig, device: torch.device, *, is_asked: bool = False) -> str:
+def why_not_compared(plan: Plan, device: torch.device, *, is_asked: bool = False) -> str:
     """Why one device cannot do a plan's first step, or has none like it; empty: it can.
 
     Args:
         is_asked: by the user to do it, whatever memory there is.
     """
-    decision = config.plan.decision
-    if updates_within(decision.rows()):
-        return f"schedule {decision.schedule} updates the weights within a step, which one device does not do"
-    needed, available = _needed_bytes(config, 1), _available_bytes(config, device)
+    if updates_within(plan.decision.rows()):
+        return f"schedule {plan.decision.schedule} updates the weights within a step, which one device does not do"
+    needed, available = _needed_bytes(plan, 1), _available_bytes(plan, device)
     if not is_asked and needed > available:
         return f"one device would need about {size(needed)}, {size(max(available, 0))} are free beside the job"
     return ""
 
 
-def _needed_bytes(config: JobConfig, micro_batches: int) -> int:
+def _needed_bytes(plan: Plan, micro_batches: int) -> int:
     """The most that one device takes, by what the plan predicts for all ranks together; with its twin in float64."""
-    return 3 * micro_batches * _job_bytes(config)
+    return 3 * micro_batches * _job_bytes(plan)
 
 
-def _available_bytes(config: JobConfig, device: torch.device) -> int:
+def _available_bytes(plan: Plan, device: torch.device) -> int:
     """What is free where one device runs, once the job has taken what it is predicted to take there."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) - max(
-            (rank.peak_bytes for rank in config.plan.prediction.ranks), default=0
+            (rank.peak_bytes for rank in plan.prediction.ranks), default=0
         )
-    return available_bytes() - _job_bytes(config)
+    return available_bytes() - _job_bytes(plan)
 
 
-def _job_bytes(config: JobConfig) -> int:
-    return sum(rank.peak_bytes for rank in config.plan.prediction.ranks)
+def _job_bytes(plan: Plan) -> int:
+    return sum(rank.peak_bytes for rank in plan.prediction.ranks)
 
 
-def reference_of(config: JobConfig, model: LoadedModel, items: Sequence[Item], device: torch.device) -> Reference:
+def reference_of(rank: Rank, model: LoadedModel, items: Sequence[Item], device: torch.device) -> Reference:
     """Runs ``items``, a step each; ``model`` is trained by it.
 
     Raises:
@@ -143,7 +145,7 @@ def reference_of(config: JobConfig, model: LoadedModel, items: Sequence[Item], d
         depth = 1.0 if lowest is not None else math.sqrt(len(captured.graph.layers))  # each layer rounds by chance
         _disturb(twin, depth * torch.finfo(lowest or EXACT).eps)
     try:
-        reference = _run(config, model, captured, items)
+        reference = _run(rank, model, captured, items)
     except UnlikeDrawsError as error:
         raise UnsupportedModelError(
             "one device cannot draw what the plan draws, so the two cannot be compared",
@@ -166,7 +168,7 @@ def reference_of(config: JobConfig, model: LoadedModel, items: Sequence[Item], d
     if twin is not None and not reference.skipped:
         try:
             twin = twin if device.type == "cpu" else placed(twin, device)
-            reference = replace(reference, rounding=_rounding(reference, _run(config, twin, captured, items)))
+            reference = replace(reference, rounding=_rounding(reference, _run(rank, twin, captured, items)))
         except Exception as error:  # noqa: BLE001 - whatever a module with dtypes of its own raises
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     if reason:
@@ -229,19 +231,21 @@ def mixes(captured: CapturedModule) -> bool:
     return any(written(node, behind) or _normalises_samples(node) for node in graph.nodes if node.op == "call_function")
 
 
-def losses_of(model: LoadedModel, captured: CapturedModule, config: JobConfig) -> LossOf:
+def losses_of(model: LoadedModel, captured: CapturedModule, context: RankContext) -> LossOf:
     """The loss of a micro-batch by the user's own module, which is given the sites that the plan is given."""
-    model_graph = captured_model(captured)
-    preparing = preparing_of(config.plan.decision, model_graph)
-    if preparing is None or not Answers(model_graph, CounterRng(config.seed)):
+    captured = captured
+    if captured.preparation is None or not Answers(captured, CounterRng(context.seed)):
         return model.loss
+    from runtime.sparse.preparing import preparing  # late: other networks do without
+
+    prepared = preparing(context.decision, captured)
     device = model.inputs[0].device
-    specs = InputSpecs(model_graph.fed, model_graph.graph.samples, varying_dims(model_graph))
+    specs = step_inputs(captured)
 
     def loss_of(inputs: Tensors, targets: Tensors) -> Tensor:
         """Sites in the plan's order: numbers are drawn by row."""
-        batch = preparing.batch(WholeBatch(specs, (*inputs, *targets), (inputs[0].shape[0],)))
-        tensors = model.cast(tuple(batch.whole(name, 0).to(device) for name in model_graph.graph.inputs))
+        batch = prepared.batch(WholeBatch(specs, (*inputs, *targets), (inputs[0].shape[0],)))
+        tensors = model.cast(tuple(batch.whole(name, 0).to(device) for name in captured.graph.inputs))
         return model.loss_of_prepared(tensors[: len(model.inputs)], tensors[len(model.inputs) :])
 
     return loss_of
@@ -257,17 +261,17 @@ def parts_of(item: Item, micro_batches: Sequence[int]) -> tuple[list[tuple[Tenso
     return [item], counts
 
 
-def _run(config: JobConfig, model: LoadedModel, captured: CapturedModule, items: Sequence[Item]) -> Reference:
-    decision, draw = config.plan.decision, CounterRng(config.seed)
-    answers = Answers(captured_model(captured), draw)
-    fits = _needed_bytes(config, len(decision.micro_batches)) <= _available_bytes(config, model.inputs[0].device)
+def _run(rank: Rank, model: LoadedModel, captured: CapturedModule, items: Sequence[Item]) -> Reference:
+    decision, draw = rank.plan.decision, CounterRng(rank.context.seed)
+    answers = Answers(captured, draw)
+    fits = _needed_bytes(rank.plan, len(decision.micro_batches)) <= _available_bytes(rank.plan, model.inputs[0].device)
     can_be_whole = answers.in_parts and not mixes(captured) and not (captured.preparation is not None and answers)
     whole = can_be_whole and (fits or len(decision.micro_batches) == 1)
-    loss_of = _shared(losses_of(model, captured, config), config.accumulate)
-    if not config.plan.decision.trains:
-        return _evaluated(config, model, items[:1])
+    loss_of = _shared(losses_of(model, captured, rank.context), rank.context.accumulate)
+    if not rank.plan.decision.trains:
+        return _evaluated(rank, model, items[:1])
     parameters, buffers = named_parameters(model.owners), named_buffers(model.owners)
-    optimizer = cast("torch.optim.Optimizer", _Optimizer(config, parameters))  # has what a step calls
+    optimizer = cast("torch.optim.Optimizer", _Optimizer(rank.context, parameters))  # has what a step calls
     losses: list[float] = []
     first: dict[str, Any] = {}
     for step, item in enumerate(items):
@@ -283,7 +287,7 @@ def _run(config: JobConfig, model: LoadedModel, captured: CapturedModule, items:
             if weights is None:
                 return Reference(skipped="its loss is no mean over samples, and the batch cannot be run whole")
             losses.append(serial_step(loss_of, optimizer, *parts[0], rows, answers=answers, weights=weights))
-        if step == config.accumulate - 1:
+        if step == rank.context.accumulate - 1:
             first = {
                 "gradient": sketches({name: p.grad for name, p in parameters.items() if p.grad is not None}),
                 "parameter": sketches(parameters),
@@ -294,20 +298,20 @@ def _run(config: JobConfig, model: LoadedModel, captured: CapturedModule, items:
 
 def _weights(captured: CapturedModule, batch: tuple[Tensors, Tensors], rows: Sequence[int]) -> tuple[float, ...] | None:
     """What the losses of micro-batches count for; None: they do not make up that of the batch."""
-    model, names = captured_model(captured), tuple(captured.graph.inputs)
-    if not model.reductions or captured.preparation is not None:
+    names = tuple(captured.graph.inputs)
+    if not captured.reductions or captured.preparation is not None:
         return tuple(count / sum(rows) for count in rows)
     cut = [in_rows((*batch[0], *batch[1]), sum(rows[:number]), count, sum(rows)) for number, count in enumerate(rows)]
-    return weights_of_parts(model, [dict(zip(names, tensors, strict=True)) for tensors in cut], rows)
+    return weights_of_parts(captured, [dict(zip(names, tensors, strict=True)) for tensors in cut], rows)
 
 
 @torch.no_grad()
-def _evaluated(config: JobConfig, model: LoadedModel, items: Sequence[Item]) -> Reference:
+def _evaluated(rank: Rank, model: LoadedModel, items: Sequence[Item]) -> Reference:
     """The loss in evaluation mode: all that a plan of forward passes has."""
     model.module.eval()
     losses = []
     for item in items:
-        parts, rows = parts_of(item, config.plan.decision.micro_batches)
+        parts, rows = parts_of(item, rank.plan.decision.micro_batches)
         pairs = [tuple(model.cast(tensors) for tensors in part) for part in parts]
         counts = rows if isinstance(item, list) else (sum(rows),)
         weighted = (model.loss(*pair).item() * count for pair, count in zip(pairs, counts, strict=True))
@@ -318,13 +322,13 @@ def _evaluated(config: JobConfig, model: LoadedModel, items: Sequence[Item]) -> 
 class _Optimizer:
     """The run's optimiser on one device, as :func:`runtime.numerics.single_device.serial_step` uses it."""
 
-    def __init__(self, config: JobConfig, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, context: RankContext, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = {name: each for name, each in _once(parameters).items() if each.requires_grad}
         own = cast("dict[str, torch.nn.Parameter]", self._parameters)  # parameters all, which are tensors elsewhere
-        self._optimizer = StageOptimizer(own, config.optimizer)
-        if config.scheduler is not None:
-            self._optimizer.schedule(config.scheduler)
-        self._clip_norm, self._accumulate, self._number = config.clip_norm, config.accumulate, 0
+        self._optimizer = StageOptimizer(own, context.optimizer)
+        if context.scheduler is not None:
+            self._optimizer.schedule(context.scheduler)
+        self._clip_norm, self._accumulate, self._number = context.clip_norm, context.accumulate, 0
 
     def zero_grad(self, set_to_none: bool) -> None:
         if self._number % self._accumulate == 0:

@@ -12,16 +12,16 @@ import torch
 from halopipe.data.factories import Item
 from halopipe.training.first_divergence import first_divergence
 from halopipe.training.first_step import FirstStep
-from halopipe.training.rank import JobConfig, OpenedRank, RankContext, RankModel
+from halopipe.training.rank import Rank
 from halopipe.training.reference import Reference
 from halopipe.training.single_device import reference_of, why_not_compared
-from planner.ir.codec import plain
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from runtime.engine import StepResult
 from runtime.monitor.failure import write_error
-from runtime.numerics.compare import Difference, NumericsReport, report
+from runtime.numerics.compare import NumericsReport, report
+from runtime.numerics.difference import Difference
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import MakeOptimizer
 from runtime.pipeline.routing import CPU
@@ -42,16 +42,16 @@ class KeptModel:
     optimizer: MakeOptimizer | None = None
 
     @classmethod
-    def of(cls, config: JobConfig, prepared: RankModel, *, check: bool) -> KeptModel:
+    def of(cls, rank: Rank, *, check: bool) -> KeptModel:
         """A copy, where there is memory for it and one device has such a step."""
         if not check:
             return cls()
-        reason = why_not_compared(config, torch.device("cpu"))
+        reason = why_not_compared(rank.plan, torch.device("cpu"))
         if reason:
             return cls(reason=reason)
         try:
-            made = config.optimizer
-            return cls(copy.deepcopy(prepared.model), "", made.as_it_is() if isinstance(made, Followed) else made)
+            made = rank.context.optimizer
+            return cls(copy.deepcopy(rank.model), "", made.as_it_is() if isinstance(made, Followed) else made)
         except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
             return cls(reason=f"the model cannot be copied: {type(error).__name__}: {error}")
 
@@ -66,12 +66,11 @@ class WatchedSteps:
         is_over: the first update was compared.
     """
 
-    def __init__(self, config: JobConfig, context: RankContext, opened: OpenedRank, kept: KeptModel | None) -> None:
-        self._config, self._opened, self._kept = config, opened, kept
+    def __init__(self, rank: Rank, kept: KeptModel | None) -> None:
+        self._rank, self._kept, self._device = rank, kept, rank.context.device or CPU
         self._items: list[Item] = []
-        self._losses: list[float] = []
-        self._first = FirstStep(config, context, self._read, False, self._explain)
-        self._device, self._steps_left, self.is_over = context.device or CPU, config.accumulate, False
+        self._first = FirstStep(rank, self._read, self._explain)
+        self.is_over = False
 
     def after(self, item: Item, result: StepResult) -> NumericsReport | None:
         """What the comparison shows, after the first update; None before.
@@ -79,28 +78,25 @@ class WatchedSteps:
         Raises:
             NumericsError: the step is not one device's.
         """
-        self._losses += [] if result.loss is None else [result.loss]
         if self._kept is not None and self._kept.model is not None:
             self._items.append(item)
-        self._steps_left -= 1
-        if self._steps_left:
+        outcome = self._first.after(result)
+        if outcome is None:
             return None
-        self.is_over = True
-        reference, compared = self._first.compare(self._opened, self._losses)
+        self.is_over, (reference, compared) = True, outcome
         if reference.skipped:
             if self._kept is not None:
                 _log.warning("the first step was not compared with one device: %s", reference.skipped)
             return NumericsReport(reference.dtype, 0, 0, {}, skipped=reference.skipped)
-        differences = (Difference(**plain(each)) for each in compared)
-        return report(differences, reference.dtype, witness=reference.witness, strict=False)
+        return report(compared, reference.dtype, witness=reference.witness, strict=False)
 
     def _read(self) -> Reference:
         kept = self._kept or KeptModel()
         if kept.model is None:
             return Reference(skipped=kept.reason)
         try:
-            config = replace(self._config, optimizer=kept.optimizer or self._config.optimizer)
-            return reference_of(config, copy.deepcopy(kept.model), self._items, self._device)
+            context = replace(self._rank.context, optimizer=kept.optimizer or self._rank.context.optimizer)
+            return reference_of(Rank(self._rank.plan, context), copy.deepcopy(kept.model), self._items, self._device)
         except UnsupportedModelError as error:
             return Reference(error=write_error(error))
         except Exception as error:  # noqa: BLE001 - whatever the user's module raises, and memory that runs out
@@ -110,4 +106,4 @@ class WatchedSteps:
         kept = self._kept
         if kept is None or kept.model is None:
             return []
-        return first_divergence(self._config, kept.model, capture(kept.model), self._items[0], wrong)
+        return first_divergence(self._rank.context, kept.model, capture(kept.model), self._items[0], wrong)

@@ -29,35 +29,13 @@ Ends = dict[tuple[int, int, Size, bool], tuple[set[int], set[int]]]
 """Ranks that send and that receive, by (source, destination, size of the micro-batch, forward)."""
 
 
-def rows_of(decision: Decision) -> tuple[Rows, tuple[str, ...]]:
-    """The actions, and what is none or has no place in these stages."""
-    rows: list[tuple[Action, ...]] = []
-    faults = []
-    for rank, row in enumerate(decision.program):
-        actions = []
-        for index, text in enumerate(row):
-            try:
-                action = Action.parse(text)
-            except ValueError as error:
-                faults.append(f"decision.program[{rank}][{index}]: the program is not legal: {error}")
-                continue
-            stages = (action.stage,) if action.peer is None else (action.stage, action.peer)
-            if not all(0 <= stage < len(decision.stages) for stage in stages):
-                count = f"the plan has {len(decision.stages)} stages"
-                faults.append(f"decision.program[{rank}][{index}]: {text} names stage {max(stages)}, {count}")
-            elif action.microbatch is not None and action.microbatch >= len(decision.sizes):
-                slices = f" of {decision.num_slices} token slices" if decision.token_slices else ""
-                count = f"the plan has {len(decision.micro_batches)} micro-batches{slices}"
-                faults.append(
-                    f"decision.program[{rank}][{index}]: {text} is of micro-batch {action.microbatch}, {count}"
-                )
-            elif rank not in decision.stages[action.stage].ranks:
+def misplaced_actions(decision: Decision, rows: Rows) -> Iterator[str]:
+    """Actions of stages that a rank is not in."""
+    for rank, row in enumerate(rows):
+        for index, action in enumerate(row):
+            if rank not in decision.stages[action.stage].ranks:
                 where = f"stage {action.stage} is on ranks {list(decision.stages[action.stage].ranks)}"
-                faults.append(f"decision.program[{rank}][{index}]: {text} on rank {rank}; {where}")
-            else:
-                actions.append(action)
-        rows.append(tuple(actions))
-    return tuple(rows), tuple(faults)
+                yield f"decision.program[{rank}][{index}]: {action} on rank {rank}; {where}"
 
 
 def illegal_program(decision: Decision, program: Program) -> Iterator[str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 
 from planner.costs.sentences import (
     IDLE,
@@ -23,7 +21,7 @@ from planner.costs.sentences import (
 )
 from planner.costs.ties import ALIKE
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS, MEASURED
-from planner.ir.plan import HEURISTIC, PROVEN, SEARCHED, STATUSES, WITHIN_GAP, Alternative, Plan, Prediction, Tie
+from planner.ir.plan import HEURISTIC, PROVEN, SEARCHED, STATUSES, WITHIN_GAP, Alternative, Plan
 from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.schedule import FORWARD_PASS, Action
 
@@ -44,12 +42,8 @@ def statement_faults(plan: Plan, rows: Sequence[Sequence[Action]]) -> Iterator[s
     """Everything that a plan says against itself.
 
     Args:
-        rows: of the program, what can be read of it.
+        rows: of the program.
     """
-    not_numbers = list(_not_finite(plan))
-    yield from not_numbers
-    if not_numbers:
-        return
     yield from _input_faults(plan)
     yield from _prediction_faults(plan, any(action.op not in FORWARD_PASS for row in rows for action in row))
     yield from _rank_faults(plan)
@@ -61,31 +55,12 @@ def statement_faults(plan: Plan, rows: Sequence[Sequence[Action]]) -> Iterator[s
     yield from _measured_faults(plan)
 
 
-def _not_finite(plan: Plan) -> Iterator[str]:
-    for path, value in (
-        *((f"prediction.{one.name}", getattr(plan.prediction, one.name)) for one in fields(Prediction)),
-        *((f"search.{name}", getattr(plan.search, name)) for name in ("bound_s", "gap")),
-        *((f"search.tie.{one.name}", getattr(plan.search.tie, one.name)) for one in fields(Tie) if plan.search.tie),
-        *((f"search.bounds_s.{name}", bound) for name, bound in plan.search.bounds_s.items()),
-        *(
-            (f"prediction.ranks[{number}].{one.name}", getattr(rank, one.name))
-            for number, rank in enumerate(plan.prediction.ranks)
-            for one in fields(rank)
-        ),
-    ):
-        if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
-            yield f"{path}: {value} is not a number from 0 on"
-
-
 def _input_faults(plan: Plan) -> Iterator[str]:
     for name in ("model_fingerprint", "profile_fingerprint", "cluster_fingerprint"):
         value = getattr(plan.inputs, name)
         if not _FINGERPRINT.fullmatch(value):
             yield f"inputs.{name}: {value!r} is not sha256: and 16 digits"
     yield from correction_faults(plan)
-    state = plan.inputs.optimizer.state_bytes_per_parameter_byte
-    if state < 0:
-        yield f"inputs.optimizer.state_bytes_per_parameter_byte: {state} is below 0"
 
 
 def correction_faults(plan: Plan) -> Iterator[str]:
@@ -93,8 +68,6 @@ def correction_faults(plan: Plan) -> Iterator[str]:
     corrected = set()
     for number, one in enumerate(plan.inputs.corrections):
         path = f"inputs.corrections[{number}]"
-        if not (math.isfinite(one.factor) and one.factor > 0):
-            yield f"{path}.factor: {one.factor} is not above 0"
         if one.num_plans < 1:
             yield f"{path}.num_plans: known from {one.num_plans} plans"
         if one.of in corrected:
@@ -184,9 +157,6 @@ def _search_faults(plan: Plan) -> Iterator[str]:
     asked = plan.inputs.request.gap
     if search.status == WITHIN_GAP and step_s > search.bound_s * (1 + asked) * (1 + TOLERANCE):
         yield f"search.status: within gap, with a gap of {search.gap}, above the {asked} that was asked for"
-    if search.num_simulated < 0 or search.num_candidates < 0:
-        counts = f"{search.num_simulated} plans simulated, {search.num_candidates} looked at"
-        yield f"search.num_simulated: {counts}"
 
 
 def _tie_faults(plan: Plan) -> Iterator[str]:
@@ -275,8 +245,6 @@ def _is_of_objective(plan: Plan, line: str) -> bool:
 def _alternative_faults(plan: Plan, other: Alternative, path: str) -> Iterator[str]:
     """It is no better than the decision, and its words are those of its figures."""
     search, step_s = plan.search, plan.prediction.step_s
-    if other.peak_bytes is not None and other.peak_bytes < 0:
-        yield f"{path}.peak_bytes: {other.peak_bytes} is below 0"
     if other.step_s is None:
         if not _is_reason(plan, other):
             yield f"{path}.why_not: {other.name}: {other.why_not!r} is no reason, or not that of its figures"
@@ -312,9 +280,8 @@ def _measured_faults(plan: Plan) -> Iterator[str]:
     run, decision = plan.measured, plan.decision
     if run is None:
         return
-    if run.step_s <= 0 or run.num_steps < 1 or run.spread < 0:
-        yield f"measured.step_s: {run.step_s} s over {run.num_steps} steps, spread {run.spread}"
-        return
+    if run.num_steps < 1:
+        yield f"measured.num_steps: {run.step_s} s over {run.num_steps} steps"
     if (run.error is not None) != plan.prediction.is_of(run.transport, run.kinds):
         compared = f"measured over {run.transport or 'none'}, predicted over {plan.prediction.transport or 'none'}"
         planned, used = plan.prediction.other_devices(run.kinds)
@@ -324,17 +291,9 @@ def _measured_faults(plan: Plan) -> Iterator[str]:
         real = run.step_s / plan.prediction.step_s - 1
         if not close(run.error + 1, real + 1):
             yield f"measured.error: {run.error} is not measured over predicted - 1, {real}"
-    for name in ("stage_forward_s", "stage_backward_s", "stage_update_s", "stage_reduction_s"):
-        seconds_of_stages = getattr(run, name)
-        if seconds_of_stages and len(seconds_of_stages) != len(decision.stages):
-            yield f"measured.{name}: {len(seconds_of_stages)} stages, the plan has {len(decision.stages)}"
-        if any(seconds < 0 for seconds in seconds_of_stages):
-            yield f"measured.{name}: {min(seconds_of_stages)} s is below 0"
     for name, count in (("peak_bytes", len(run.peak_bytes)), ("ranks", len(run.ranks))):
         if count and count != decision.num_ranks:
             yield f"measured.{name}: {count} ranks, the plan has {decision.num_ranks}"
     for number, rank in enumerate(run.ranks):
         if rank.rank != number:
             yield f"measured.ranks[{number}].rank: number {number} is of rank {rank.rank}"
-        if min(rank.compute_s, rank.communication_s, rank.bubble_s, rank.idle_s) < 0:
-            yield f"measured.ranks[{number}].compute_s: a part of the step of rank {number} is below 0"

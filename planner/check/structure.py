@@ -44,41 +44,26 @@ def has_layouts(decision: Decision, stage: int) -> bool:
 
 def structure_faults(decision: Decision) -> Iterator[str]:
     """What can be seen without a profile."""
-    if not decision.micro_batches or min(decision.micro_batches) < 1:
-        yield f"decision.micro_batches: micro-batches {decision.micro_batches} are not all positive"
-        return
     if not decision.stages:
         yield "decision.stages: a plan has at least one stage, here are 0"
     yield from _rank_faults(decision)
-    for name, placement in decision.layers.items():
-        if not 0 <= placement.stage < len(decision.stages):
-            path = f"decision.layers.{name}.stage"
-            yield f"{path}: layer {name} is in stage {placement.stage} of {len(decision.stages)} stages"
     for number in range(len(decision.stages)):
-        yield from _layout_faults(decision, number)
+        if not has_layouts(decision, number) and not is_in_parts(decision, number):
+            yield from _share_faults(decision, number)
         yield from _block_form_faults(decision, number)
         yield from _zero_faults(decision, number)
         yield from span_faults(decision, number)
-    yield from _slice_faults(decision)
+    yield from token_faults(decision)
     if decision.prepares_next_step and not any(Op.PREPARE.value in text for row in decision.program for text in row):
         yield "decision.prepares_next_step: the next step is prepared during this one, and no rank prepares anything"
 
 
 def _zero_faults(decision: Decision, number: int) -> Iterator[str]:
-    """Of what the ranks of a stage divide: levels that there are, and backwards that can divide gradients."""
-    stage, path = decision.stages[number], f"decision.stages[{number}].zero"
-    if not 1 <= stage.zero <= 3:
-        yield f"{path}: stage {number} divides at level {stage.zero}, levels of ZeRO are 1 to 3"
-    elif stage.zero > 1 and not stage.sharded:
-        yield f"{path}: stage {number} divides at level {stage.zero}, and is not sharded"
-    elif stage.zero > 1 and not _has_whole_backwards(decision.schedule):
-        why = "has backwards in halves, or versions of the weights"
-        yield f"{path}: stage {number} divides its gradients, and {decision.schedule} {why}"
-
-
-def _has_whole_backwards(schedule: str) -> bool:
-    traits = _traits(schedule)
-    return traits is None or traits.whole_backwards
+    """Of what the ranks of a stage divide: backwards that can divide gradients."""
+    traits = _traits(decision.schedule)
+    if decision.stages[number].zero > 1 and traits is not None and not traits.whole_backwards:
+        why = f"{decision.schedule} has backwards in halves, or versions of the weights"
+        yield f"decision.stages[{number}].zero: stage {number} divides its gradients, and {why}"
 
 
 def _traits(schedule: str) -> Traits | None:
@@ -117,26 +102,15 @@ def recomputed_faults(decision: Decision, graph: Graph) -> Iterator[str]:
     return (fault for number in range(len(decision.stages)) for fault in span_faults(decision, number, graph))
 
 
-def _slice_faults(decision: Decision) -> Iterator[str]:
-    """Token slices: each has tokens, and their stages one rank each."""
-    slices = decision.token_slices
-    if not slices:
-        return
-    if min(slices) < 1:
-        yield f"decision.token_slices: slices of {list(slices)} tokens are not all positive"
-    for number, stage in enumerate(decision.stages):
-        if len(stage.ranks) > 1:
-            text = f"stage {number} is on {len(stage.ranks)} ranks, and sequences are cut into {len(slices)} slices"
-            yield f"decision.token_slices: {text}: each stage is then on one rank"
-
-
-def token_faults(decision: Decision, graph: Graph) -> Iterator[str]:
-    """Layers that cannot be run in the token slices of a decision, or slices that are no sequence of the graph's."""
+def token_faults(decision: Decision, graph: Graph | None = None) -> Iterator[str]:
+    """Why a plan cannot be run in its token slices: ranks of its stages, layers and sequences of the graph."""
     if decision.token_slices:
-        from planner.layers.token_slices import require_sliceable  # late: few plans cut sequences
+        from planner.token_slices.axes import require_one_rank, require_sliceable  # late: few plans cut sequences
 
         try:
-            require_sliceable(graph, decision.token_slices)
+            require_one_rank(decision.token_slices, [stage.ranks for stage in decision.stages])
+            if graph is not None:
+                require_sliceable(graph, decision.token_slices)
         except UnsupportedModelError as error:
             yield f"decision.token_slices: {'; '.join((error.title, *error.details))}"
 
@@ -148,17 +122,11 @@ def _rank_faults(decision: Decision) -> Iterator[str]:
     rank_on: dict[str, int] = {}
     for number, stage in enumerate(decision.stages):
         path = f"decision.stages[{number}]"
-        if not stage.ranks or len(stage.ranks) != len(stage.devices):
-            yield f"{path}.ranks: stage {number} has {len(stage.ranks)} ranks and {len(stage.devices)} devices"
-        if len(set(stage.ranks)) < len(stage.ranks):
-            yield f"{path}.ranks: stage {number} names one rank twice: {list(stage.ranks)}"
         for rank in stage.ranks:
             if rank in stage_of and not _shares_a_position(decision, stage_of[rank], number):
                 yield f"{path}.ranks: rank {rank} is in stage {stage_of[rank]} and in stage {number}"
             stage_of[rank] = number
-            if not 0 <= rank < decision.num_ranks:
-                yield f"{path}.ranks: stage {number} names rank {rank}, the program has {decision.num_ranks} rows"
-        for rank, device in zip(stage.ranks, stage.devices, strict=False):
+        for rank, device in zip(stage.ranks, stage.devices, strict=True):
             if device_of.setdefault(rank, device) != device:
                 yield f"{path}.devices: rank {rank} is on {device_of[rank]} and on {device}"
             if rank_on.setdefault(device, rank) != rank:
@@ -185,36 +153,12 @@ def form_faults(decision: Decision) -> Iterator[str]:
 
 def _placement_form_faults(name: str, placed: Placement) -> Iterator[str]:
     path = f"decision.layers.{name}"
-    if placed.ways < 1:
-        yield f"{path}.ways: layer {name} has ways {placed.ways}; it is 1 or more"
-    elif placed.ways > 1 and placed.margin:
+    if placed.ways > 1 and placed.margin:
         yield f"{path}.ways: layer {name} has ways {placed.ways} and margin {placed.margin}; it can have one of them"
-    if placed.margin < 0:
-        yield f"{path}.margin: layer {name} has margin {placed.margin}; it is 0 or more"
     dims = [dim for dim, points in placed.cuts.items() if len(points) > 2]
     if placed.ways > 1 and not any((len(placed.cuts[dim]) - 1) % placed.ways == 0 for dim in dims):
         parts = ", ".join(str(len(placed.cuts[dim]) - 1) for dim in dims) or "1"
         yield f"{path}.ways: layer {name} has ways {placed.ways}, which divide none of its parts ({parts})"
-
-
-def _layout_faults(decision: Decision, number: int) -> Iterator[str]:
-    names, ranks = decision.layers_of(number), decision.stages[number].ranks
-    if not names:
-        yield f"decision.stages[{number}]: stage {number} has no layer"
-        return
-    for name in names:
-        placed, path = decision.layers[name], f"decision.layers.{name}.cuts"
-        if any(len(p) < 2 or p[0] != 0 or any(a > b for a, b in pairwise(p)) for p in placed.cuts.values()):
-            yield f"{path}: stage {number} has cut points of {name} that do not ascend from 0: {dict(placed.cuts)}"
-            return
-        if any(p[-1] < 1 for p in placed.cuts.values()):
-            yield f"{path}: stage {number} has cut points of {name} that end at 0: {dict(placed.cuts)}"
-            return
-        if placed.layout.num_parts != len(ranks):
-            yield f"{path}: stage {number}: {name} is cut in {placed.layout.num_parts} parts for {len(ranks)} ranks"
-            return
-    if not has_layouts(decision, number) and not is_in_parts(decision, number):
-        yield from _share_faults(decision, number)
 
 
 def is_in_parts(decision: Decision, number: int) -> bool:
@@ -314,7 +258,7 @@ def require_possible(decision: Decision, graph: Graph) -> None:
     require_micro_batches(decision, graph)
     require_stages(decision, graph)
     if decision.token_slices:
-        from planner.layers.token_slices import require_sliceable  # late, as above
+        from planner.token_slices.axes import require_sliceable  # late, as above
 
         require_sliceable(graph, decision.token_slices)
     faults = [fault for stage in range(len(decision.stages)) for fault in _block_form_faults(decision, stage)]
@@ -418,9 +362,7 @@ def _ways_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]
     values, subject = graph.values(), f"layer {layer.name} ({operator_of(layer)}) has ways {ways}"
     inputs = tuple(values[name] for name in layer.inputs)
     dims = contracted_dims(layer, inputs, tuple(graph.parameters[name] for name in layer.parameters))
-    if ways < 1:
-        yield f"{subject}; it is 1 or more"
-    elif dims is None:
+    if dims is None:
         yield f"{subject}, and is no linear layer, embedding or convolution of one group: it shares no input channels"
     else:
         channels = num_channels(dims, inputs, tuple(graph.parameters[each] for each in layer.parameters))
@@ -437,9 +379,7 @@ def _ways_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]
 def _margin_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[str]:
     """Rows beyond the part, which are the neighbour's."""
     margin, subject = placed.margin, f"layer {layer.name} has margin {placed.margin}"
-    if margin < 0:
-        yield f"{subject}; it is 0 or more"
-    if margin <= 0:
+    if not margin:
         return
     values = graph.values()
     inputs = tuple(values[name] for name in layer.inputs)

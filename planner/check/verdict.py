@@ -1,14 +1,14 @@
 """All faults of a plan, in words; each begins with its path in the file.
 
-Is it legal (``structure``, ``order``), as asked (``request``), of one mind (``statements``), and what the cost model
-forecasts of its decision (``prediction``)?
+Would its file be read (``planner.ir.validation``)?  Is it legal (``structure``, ``order``), as asked (``request``), of
+one mind (``statements``), and what the cost model forecasts of its decision (``prediction``)?
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.check.order import illegal_program, rows_of, schedule_faults, stated_program
+from planner.check.order import illegal_program, misplaced_actions, schedule_faults, stated_program
 from planner.check.prediction import alternative_faults, prediction_faults
 from planner.check.request import request_faults
 from planner.check.statements import correction_faults, statement_faults
@@ -23,6 +23,7 @@ from planner.check.structure import (
     token_faults,
 )
 from planner.costs.pricing import Pricing
+from planner.ir import validation
 from planner.ir.codec import fingerprint
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
@@ -36,12 +37,14 @@ def faults_of(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
     Args:
         profile: what the plan was made from; ``coverage.needs_profile`` says what is left unchecked without it.
     """
-    decision = plan.decision
-    rows, unreadable = rows_of(decision)
+    malformed = validation.faults(plan)
+    if malformed:  # no file of such a plan would be read
+        return malformed
+    decision, rows = plan.decision, plan.decision.rows()
     misshapen, corrections = list(structure_faults(decision)), list(correction_faults(plan))
-    forms = list(form_faults(decision)) if profile is None else []
-    faults = [*misshapen, *statement_faults(plan, rows), *forms, *unreadable]
-    is_sound = not (misshapen or corrections or forms or unreadable)
+    misshapen += [*(form_faults(decision) if profile is None else ()), *misplaced_actions(decision, rows)]
+    faults = [*misshapen, *statement_faults(plan, rows)]
+    is_sound = not (misshapen or corrections)
     if profile is None:
         if is_sound:
             faults += request_faults(plan, None, rows)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,19 +13,22 @@ from planner.costs.communication.collectives import norm_s
 from planner.costs.communication.halo import site_exchanges_s
 from planner.costs.communication.links import NetworkPrices
 from planner.costs.layers.cost_table import Array, CostTables, Run, SizeTable, layers_of, running
-from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets, least_sums_s
 from planner.costs.stages.input_pipeline import Preparations
 from planner.costs.stages.stage_sums import RecomputeMask, StageSums, of_those
 from planner.ir.cluster import off_chip
+from planner.ir.lazy import once
 from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import over_sites, takes_statistics
 
 _STATISTIC_BYTES = 8
 
 
-@dataclass(slots=True, eq=False)
+Prices = TypeVar("Prices")
+
+
+@dataclass(eq=False)
 class CostModel:
     """Every price that a profile gives; looked up once and shared by all plans made from it.
 
@@ -40,7 +45,6 @@ class CostModel:
     network: NetworkPrices = field(init=False)
     preparations: Preparations = field(init=False)
     has_sites: bool = field(init=False)
-    _slices: list[SlicePrices] = field(init=False, default_factory=list, repr=False)
     _exchanges: dict[tuple[object, int, RecomputeMask, bool], tuple[Array, Array]] = field(
         init=False, default_factory=dict, repr=False
     )
@@ -72,16 +76,10 @@ class CostModel:
         whole_kind = off_chip(self.kind(rank))
         return whole_kind if whole_kind in self.profile.measurements else self.kind(rank)
 
-    @property
-    def slices(self) -> SlicePrices:
-        """Prices of token slices.
-
-        Raises:
-            UnsupportedModelError: the profile's network cannot be run in token slices.
-        """
-        if not self._slices:
-            self._slices.append(SlicePrices(self.tables, lambda kind: self.added(kind, shared=False)))
-        return self._slices[0]
+    @once
+    def beside(self, prices: Callable[[CostModel], Prices]) -> Prices:
+        """The prices that a rare feature has of its own, made of these when they are first asked for."""
+        return prices(self)
 
     def buckets(self, runs: tuple[Run, ...], apart: frozenset[str]) -> tuple[Bucket, ...]:
         """In which the gradients of a stage's layers are summed, parameters ``apart`` left out."""

@@ -29,10 +29,10 @@ from planner.costs.simulator.prices import SlotPrices, prices_of, resources
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
-from planner.costs.stages.placement import LayoutCosts, StagePlacement, bytes_elsewhere, slice_costs, ties_between
+from planner.costs.stages.placement import LayoutCosts, StagePlacement, bytes_elsewhere, ties_between
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import parts_of, samples_of
-from planner.ir.plan import Size, TokenSlice
+from planner.ir.plan import Size
 from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.ir.schedule import Edge, Pipeline
@@ -42,6 +42,7 @@ from planner.layers.recomputed import cores_by_index
 from planner.passes import validate
 from planner.passes.lowering import with_rows
 from planner.schedules import schedule as schedule_named
+from planner.token_slices.prices import SlicePrices
 
 
 class Load(NamedTuple):
@@ -161,8 +162,8 @@ class Pricing:
                 if (option := candidate.option_of(index)) is not None
             }
             if candidate.token_slices:
-                slices = [size for size in dict.fromkeys(candidate.sizes) if isinstance(size, TokenSlice)]
-                costs = slice_costs(self.cost_model, self.cost_model.kind(group[0]), layers[stage], slices, recompute)
+                prices, kind = self.cost_model.beside(SlicePrices), self.cost_model.kind(group[0])
+                costs = prices.stages(kind, layers[stage], candidate.sizes, recompute)
             elif options:
                 costs = layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage))
             else:

@@ -21,7 +21,7 @@ against one plan, the fastest at the mean, and what is taken ties with that one,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
@@ -31,6 +31,7 @@ from planner.costs.predict import paired_forecast
 from planner.costs.pricing import Pricing
 from planner.costs.uncertainty import Draws, keyed, kind_of, model_deviation
 from planner.ir.codec import fingerprint
+from planner.ir.lazy import once_by
 from planner.ir.plan import Decision
 from planner.ir.profile import ONE_DEVICE, SHARING
 from planner.layers import throughout_sites
@@ -65,33 +66,29 @@ class Judged:
     num_exchanges: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Ties:
     """Plans of one profile, held against one another; each is drawn once."""
 
     pricing: Pricing
-    _judged: dict[str, Judged] = field(init=False, default_factory=dict, repr=False)
 
+    @once_by(lambda self, decision, candidate=None: fingerprint(decision))
     def judged(self, decision: Decision, candidate: Candidate | None = None) -> Judged:
         """The plan's draws; raises as ``predict``.
 
         Args:
             candidate: the decision in indices, from those who have it.
         """
-        name = fingerprint(decision)
-        judgement = self._judged.get(name)
-        if judgement is None:
-            paired = paired_forecast(self.pricing, candidate or decision, DRAWS)
-            normal = np.zeros(DRAWS)
-            for what, deviation in self._errors(decision, name):
-                normal += deviation * keyed(what).standard_normal(DRAWS)
-            judgement = self._judged[name] = Judged(
-                paired.steps * np.exp(normal),
-                paired.step_s / decision.global_batch,
-                len(decision.used_ranks),
-                paired.num_exchanges,
-            )
-        return judgement
+        paired = paired_forecast(self.pricing, candidate or decision, DRAWS)
+        normal = np.zeros(DRAWS)
+        for what, deviation in self._errors(decision, fingerprint(decision)):
+            normal += deviation * keyed(what).standard_normal(DRAWS)
+        return Judged(
+            paired.steps * np.exp(normal),
+            paired.step_s / decision.global_batch,
+            len(decision.used_ranks),
+            paired.num_exchanges,
+        )
 
     def confidence(self, faster: Decision, slower: Decision) -> float:
         """With what probability the first takes less time for a sample than the second."""

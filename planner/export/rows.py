@@ -226,7 +226,7 @@ def _plan_row(name: str, plan: Plan, best_per_s: float) -> PlanRow:
         samples_per_s=prediction.samples_per_s,
         slower=best_per_s / prediction.samples_per_s - 1 if prediction.samples_per_s else 0.0,
         bubble_fraction=prediction.bubble_fraction,
-        peak_bytes=max((rank.peak_bytes for rank in prediction.ranks), default=0),
+        peak_bytes=prediction.peak_bytes,
         schedule=decision.schedule,
         num_stages=len(decision.stages),
         num_ranks=len(decision.used_ranks),

@@ -1,13 +1,16 @@
-"""What is made when it is first asked for: names of a package, and values by key."""
+"""What is made when it is first asked for: names of a package, values by key, and what methods give."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+Owner = TypeVar("Owner")
+Arguments = ParamSpec("Arguments")
 
 
 class Memo(dict[Key, Value]):
@@ -22,6 +25,48 @@ class Memo(dict[Key, Value]):
     def __missing__(self, key: Key) -> Value:
         value = self[key] = self._make(key)
         return value
+
+
+def once_by(
+    key: Callable[..., object] | None,
+) -> Callable[[Callable[Concatenate[Owner, Arguments], Value]], Callable[Concatenate[Owner, Arguments], Value]]:
+    """A decorator of methods that give the same for arguments of the same ``key``: each value is made once an object.
+
+    The values are in the object's ``__dict__``: its class has no slots.
+
+    Args:
+        key: of the object and the method's arguments; None: these arguments.
+    """
+
+    def decorated(
+        method: Callable[Concatenate[Owner, Arguments], Value],
+    ) -> Callable[Concatenate[Owner, Arguments], Value]:
+        name = f"values of {method.__qualname__}"
+
+        @wraps(method)
+        def looked_up(owner: Owner, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Value:
+            values = owner.__dict__.get(name)
+            if values is None:
+                values = owner.__dict__[name] = {}
+            if key is not None:
+                place = key(owner, *arguments, **named)
+            else:
+                place = (arguments, *named.items()) if named else arguments
+            try:
+                return values[place]  # type: ignore[no-any-return]  # what the method gave
+            except KeyError:
+                pass
+            value = values[place] = method(owner, *arguments, **named)
+            return value
+
+        return looked_up
+
+    return decorated
+
+
+def once(method: Callable[Concatenate[Owner, Arguments], Value]) -> Callable[Concatenate[Owner, Arguments], Value]:
+    """The method, whose value is made once for an object and the same arguments."""
+    return once_by(None)(method)
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

@@ -272,6 +272,11 @@ class Prediction:
     sustained_p10_per_s: float = field(default=0.0, metadata={"added": "0.1"})
     sustained_p90_per_s: float = field(default=0.0, metadata={"added": "0.1"})
 
+    @property
+    def peak_bytes(self) -> int:
+        """What the fullest rank holds."""
+        return max((rank.peak_bytes for rank in self.ranks), default=0)
+
     def other_transport(self, used: str) -> str:
         """The transport that the links were measured with, if a run over ``used`` says nothing of them; else empty.
 

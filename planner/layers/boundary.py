@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from planner.ir.box import Box, volume
-from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer, value_name
 from planner.ir.layout import Layout
-from planner.ir.plan import Block, Decision, Placement, Size, TokenSlice
+from planner.ir.lazy import once
+from planner.ir.plan import Block, Decision, Placement, Size, samples_in
 from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import Edge, StageGraph
 from planner.layers._samples import prepared_inputs
@@ -22,7 +22,7 @@ from planner.layers.boxes import as_tuples, boxes_of, transfers
 from planner.layers.division import Division, layer_division, read_by
 
 if TYPE_CHECKING:
-    from planner.layers.token_slices import TokenAxes
+    from planner.token_slices.axes import TokenAxes
 
 _DETACH, _ADD, _BROADCAST = "aten.detach.default", "aten.add.Tensor", "aten.broadcast_tensors.default"
 
@@ -65,7 +65,7 @@ def without_gradient(graph: Graph) -> frozenset[str]:
     return frozenset(detached) | loss_terms(graph)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Boundaries:
     """A graph with layers assigned to stages; answers who owns, needs and sends what.
 
@@ -91,7 +91,6 @@ class Boundaries:
     placed: Mapping[str, Placement] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
     blocks: Mapping[int, tuple[Block, ...]] = field(default_factory=dict)
-    _divisions: dict[tuple[int, int], Division] = field(default_factory=dict, repr=False, compare=False)
     slices: int = 1
     axes: TokenAxes | None = None
 
@@ -158,15 +157,9 @@ class Boundaries:
         """
         if not token_slices:
             return self
-        shared = [stage for stage, ranks in enumerate(self.ranks) if len(ranks) > 1]
-        if shared:
-            raise UnsupportedModelError(
-                f"stage {shared[0]} is on several ranks, and in a plan with token slices each stage is on one",
-                [f"{len(self.ranks[shared[0]])} ranks; slices of {', '.join(map(str, token_slices))} tokens"],
-                ["one rank a stage", "no token slices"],
-            )
-        from planner.layers.token_slices import require_sliceable  # late: few plans cut sequences
+        from planner.token_slices.axes import require_one_rank, require_sliceable  # late: few plans cut sequences
 
+        require_one_rank(token_slices, self.ranks)
         return replace(self, slices=len(token_slices), axes=require_sliceable(self.graph, token_slices))
 
     def layout(self, layer: str) -> Layout:
@@ -215,14 +208,15 @@ class Boundaries:
 
     def messages(self, edge: Edge, size: Size) -> tuple[Message, ...]:
         """What crosses ``edge`` for a micro-batch or slice of a ``size``, hand-overs inside a rank included."""
-        if isinstance(size, TokenSlice):
-            return self._slice_messages(edge, size)
         parts: dict[tuple[int, int], list[Part]] = {}
-        samples = size
         for value in edge.values:
-            spec = self._spec(value, samples)
-            owned = self.owned(value, samples)
-            for move in transfers(owned, self.needed(value, edge.dst, samples)):
+            spec = self._spec(value, samples_in(size))
+            if self.axes is None:
+                owned, needed = self.owned(value, samples_in(size)), self.needed(value, edge.dst, samples_in(size))
+            else:  # between stages of one rank: the tokens of the slice, all where it has none
+                box = self.axes.box_of(value, spec, size)
+                owned, needed = (dict.fromkeys(self.ranks[stage], box) for stage in (edge.src, edge.dst))
+            for move in transfers(owned, needed):
                 num_bytes = volume(move.box) * BYTES_PER_ELEMENT[spec.dtype]
                 part = Part(value, move.box, num_bytes, _is_apart(move.box, owned[move.src]))
                 parts.setdefault((move.src, move.dst), []).append(part)
@@ -230,18 +224,6 @@ class Boundaries:
             Message(src, dst, tuple(of_pair), tuple(part for part in of_pair if self._is_answered(part.value)))
             for (src, dst), of_pair in sorted(parts.items())
         )
-
-    def _slice_messages(self, edge: Edge, size: TokenSlice) -> tuple[Message, ...]:
-        """Between stages of one rank: of each value the tokens of the slice, whole where it has none."""
-        if self.axes is None:
-            raise ValueError("boundaries of whole sequences were asked for a token slice")
-        parts = []
-        for value in edge.values:
-            spec = self._spec(value, size.samples)
-            box = self.axes.box(value, spec, size.samples, size.start, size.stop)
-            parts.append(Part(value, box, volume(box) * BYTES_PER_ELEMENT[spec.dtype]))
-        (src,), (dst,) = self.ranks[edge.src], self.ranks[edge.dst]
-        return (Message(src, dst, tuple(parts), tuple(part for part in parts if self._is_answered(part.value))),)
 
     def program(self, decision: Decision) -> Program:
         """The decision's action lists, bound to the messages they move.
@@ -266,15 +248,13 @@ class Boundaries:
             for index, size in enumerate(sizes)
         }
 
+    @once
     def _division(self, stage: int, samples: int) -> Division:
         """Of a stage with blocks."""
-        if (stage, samples) not in self._divisions:
-            placed = {
-                layer.name: self._placement(layer) for layer in self.graph.layers if self.stage_of[layer.name] == stage
-            }
-            division = Division.placed(self.graph, placed, len(self.ranks[stage]), samples, self.blocks[stage])
-            self._divisions[stage, samples] = division
-        return self._divisions[stage, samples]
+        placed = {
+            layer.name: self._placement(layer) for layer in self.graph.layers if self.stage_of[layer.name] == stage
+        }
+        return Division.placed(self.graph, placed, len(self.ranks[stage]), samples, self.blocks[stage])
 
     def _placement(self, layer: Layer) -> Placement:
         placed = self.placed.get(layer.name)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.ir.lazy import once
 from planner.transformers.cluster import GpuCluster
 from planner.transformers.memory import chain_in_flight, memory_with, parameters_of
 from planner.transformers.passes import Layers
@@ -45,7 +46,7 @@ from planner.transformers.step import (
 )
 
 _LARGEST_TABLE = 300_000
-"""Numbers of free GPUs by pool that :meth:`DivisionSearch._table` is made for; of more, rates alone bound the rest."""
+"""Numbers of free GPUs by pool that :attr:`DivisionSearch._table` is made for; of more, rates alone bound the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,6 @@ class DivisionSearch:
             self._latency_s = 2 * (self.ways.pipeline - 1) * flowing
             self._tied_s = tied(self.shape, self.cluster, self.ways).seconds
         self._least_block_s = min((seat.block_s for seat in self.seats), default=inf)
-        self._bound_table: NDArray[np.float64] | None = None
         for number in range(len(self.seats)):
             start = _Label(0, (0,) * max(1, len(self._pools)), 0, number, 0.0, 0.0, 0.0, 0.0, 0.0, ())
             if self._room(start.used, number) is not None:
@@ -253,7 +253,8 @@ class DivisionSearch:
                 label.blocks + number, used, window, before, hop_s, span_s, label.below_s + flies_s + passes_s,
                 max(label.sums_s, sums_s), max(label.update_s, update_s), ((label.seat, number), *label.chain),
             )  # fmt: skip
-            pipeline_s = span_s if first else max(span_s + self._rest_s(longer), self._longest_s(longer))
+            rest_s = (self.shape.layers - longer.blocks) * self._least_block_s  # passes of the blocks that are left
+            pipeline_s = span_s if first else max(span_s + rest_s, self._longest_s(longer))
             after_s = max(longer.sums_s + longer.update_s, self._least_after_s)
             yield longer, pipeline_s + self._latency_s + after_s + tied_s
 
@@ -261,10 +262,6 @@ class DivisionSearch:
         if self.ways.schedule == "1f1b":
             return stay_s(forward_s, backward_s, below_s, window, self._micro_batches)
         return self._micro_batches * (forward_s + backward_s)
-
-    def _rest_s(self, label: _Label) -> float:
-        """Passes of the blocks that are left."""
-        return (self.shape.layers - label.blocks) * self._least_block_s
 
     @functools.cached_property
     def _least_after_s(self) -> float:
@@ -297,34 +294,32 @@ class DivisionSearch:
         return self._micro_batches * self._longest_block_s(left, free)
 
     def _longest_block_s(self, left: int, free: Sequence[int]) -> float:
-        table = self._table()
+        table = self._table
         if table is not None:
             return float(table[(left, *(gpus // self.ways.data for gpus in free))])
         return longest_s(left, self.seats, free)
 
+    @functools.cached_property
     def _table(self) -> NDArray[np.float64] | None:
         """Seconds of the longest stage at best, of so many blocks on so many GPUs of each pool, by replica.
 
         Of stages before others: each waits for a message, at least.
         """
-        if self._bound_table is None:
-            units = [pool.devices // self.ways.data + 1 for pool in self._pools]
-            if np.prod(units, dtype=float) > _LARGEST_TABLE // self.shape.layers:
-                return None
-            hops_s = [self._least_hop_s(seat) for seat in self.seats]
-            table = np.full((self.shape.layers + 1, *units), inf)
-            table[0] = 0.0
-            for blocks in range(1, self.shape.layers + 1):
-                for seat, hop_s in zip(self.seats, hops_s, strict=True):
-                    degrees = [seat.ways.tensor * (pool == seat.pool) for pool in range(len(units))]
-                    kept = tuple(slice(0, max(0, unit - degree)) for unit, degree in zip(units, degrees, strict=True))
-                    longer = table[blocks][tuple(slice(degree, None) for degree in degrees)]
-                    for number in range(1, blocks + 1):
-                        np.minimum(
-                            longer, np.maximum(table[blocks - number][kept], number * seat.block_s + hop_s), out=longer
-                        )
-            self._bound_table = table
-        return self._bound_table
+        units = [pool.devices // self.ways.data + 1 for pool in self._pools]
+        if np.prod(units, dtype=float) > _LARGEST_TABLE // self.shape.layers:
+            return None
+        hops_s = [self._least_hop_s(seat) for seat in self.seats]
+        table = np.full((self.shape.layers + 1, *units), inf)
+        table[0] = 0.0
+        for blocks in range(1, self.shape.layers + 1):
+            for seat, hop_s in zip(self.seats, hops_s, strict=True):
+                degrees = [seat.ways.tensor * (pool == seat.pool) for pool in range(len(units))]
+                kept = tuple(slice(0, max(0, unit - degree)) for unit, degree in zip(units, degrees, strict=True))
+                longer = table[blocks][tuple(slice(degree, None) for degree in degrees)]
+                for number in range(1, blocks + 1):
+                    seconds = np.maximum(table[blocks - number][kept], number * seat.block_s + hop_s)
+                    np.minimum(longer, seconds, out=longer)
+        return table
 
     def _least_hop_s(self, seat: StageSeat) -> float:
         if not isinstance(self.cluster, Pools) or self.ways.sends is Sends.OVERLAPPED:
@@ -359,36 +354,26 @@ class DivisionSearch:
         last = self._room((0,) * len(self._pools), number)
         return self.cluster.sum_of_two(self.shape, self.ways, first, last[0]).seconds if last else 0.0
 
-    @functools.cached_property
-    def _most_blocks(self) -> Callable[[int, int, bool, bool], int]:
+    @once
+    def _most_blocks(self, number: int, window: int, first: bool, last: bool) -> int:
         """By seat, stages from the stage on, and whether it is the first and the last: as many blocks as fit."""
+        seat = self.seats[number]
+        held = chain_in_flight(self.ways.schedule, window, self._micro_batches)[0]
+        none, one = (
+            memory_with(self.shape, seat.ways, blocks, held, (first, last), self.cluster.width).total
+            for blocks in (0, 1)
+        )
+        return max(0, int((seat.cluster.usable_bytes - none) / (one - none) * (1 + 1e-12)))
 
-        @functools.cache
-        def most(number: int, window: int, first: bool, last: bool) -> int:
-            seat = self.seats[number]
-            held = chain_in_flight(self.ways.schedule, window, self._micro_batches)[0]
-            none, one = (
-                memory_with(self.shape, seat.ways, blocks, held, (first, last), self.cluster.width).total
-                for blocks in (0, 1)
-            )
-            return max(0, int((seat.cluster.usable_bytes - none) / (one - none) * (1 + 1e-12)))
-
-        return most
-
-    @functools.cached_property
-    def _after_s(self) -> Callable[[int, int, bool, bool], tuple[float, float]]:
+    @once
+    def _after_s(self, number: int, blocks: int, first: bool, last: bool) -> tuple[float, float]:
         """By seat, blocks, and whether it is the first and the last stage: sum of gradients, and update."""
-
-        @functools.cache
-        def after(number: int, blocks: int, first: bool, last: bool) -> tuple[float, float]:
-            seat = self.seats[number]
-            layers, ends = seat.layers, (first, last)
-            beside_s = blocks * seat.backward_s + first * seat.first_s[1] + last * seat.last_s[1]
-            parameters = parameters_of(self.shape, seat.ways.tensor, blocks, *ends)
-            summed = gradients(seat.cluster, seat.ways, parameters, beside_s).seconds
-            return summed, optimiser(self.shape, seat.cluster, seat.ways, blocks, ends, layers).seconds
-
-        return after
+        seat = self.seats[number]
+        layers, ends = seat.layers, (first, last)
+        beside_s = blocks * seat.backward_s + first * seat.first_s[1] + last * seat.last_s[1]
+        parameters = parameters_of(self.shape, seat.ways.tensor, blocks, *ends)
+        summed = gradients(seat.cluster, seat.ways, parameters, beside_s).seconds
+        return summed, optimiser(self.shape, seat.cluster, seat.ways, blocks, ends, layers).seconds
 
     def _ways(self, label: _Label) -> ParallelDegrees:
         seats = [self.seats[number] for number, _ in label.chain]

@@ -25,6 +25,7 @@ from itertools import count
 from math import inf
 
 from planner.ir.errors import InfeasibleError, UsageError
+from planner.ir.lazy import once_by
 from planner.transformers.cluster import GpuCluster
 from planner.transformers.division import DivisionSearch, StageSeat, longest_s, seats_of, uniform_s
 from planner.transformers.memory import ends_of, in_flight, memory_of, memory_with
@@ -169,7 +170,6 @@ class _DegreesSearch:
     simulated: dict[ParallelDegrees, PricedDegrees] = field(default_factory=dict)
     loose: list[tuple[float, DivisionSearch]] = field(default_factory=list)
     best_s: float = inf
-    _blocks_s: dict[tuple[object, ...], float] = field(default_factory=dict)
     _heap: list[tuple[float, int, _Group | _Way | _Through | DivisionSearch]] = field(default_factory=list)
     _order: Iterator[int] = field(default_factory=count)
 
@@ -179,14 +179,11 @@ class _DegreesSearch:
             block_s = min(self._block_s(cluster, replace(ways, sequence_parallel=on)) for on in (False, True))
             self._push(self._even_s(ways, block_s, max(self.space.interleave)), _Group(cluster, ways))
 
+    @once_by(lambda _, at, ways: (at.name, ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute))
     def _block_s(self, cluster: GpuCluster, ways: ParallelDegrees) -> float:
         """Both passes of a block, without what ZeRO adds."""
-        key = cluster.name, ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute
-        if key not in self._blocks_s:
-            alone = replace(ways, pipeline=1, data=1, zero=0, interleave=1)
-            seats = seats_of(self.shape, [cluster], alone, [ways.tensor])
-            self._blocks_s[key] = min((seat.block_s for seat in seats), default=inf)
-        return self._blocks_s[key]
+        alone = replace(ways, pipeline=1, data=1, zero=0, interleave=1)
+        return min((seat.block_s for seat in seats_of(self.shape, [cluster], alone, [ways.tensor])), default=inf)
 
     def _even_s(self, ways: ParallelDegrees, block_s: float, interleave: int) -> float:
         """No division of the blocks is shorter."""
@@ -240,15 +237,12 @@ class _DegreesSearch:
         num_simulated = len(self.simulated)
         shown = self._rivals(rivals)
         memory = best.prediction.memory
-        usable = self._ground(best.ways).at(best.ways, memory.stage).usable_bytes
+        usable = self.cluster.alone(best.ways).at(best.ways, memory.stage).usable_bytes
         return BestDegrees(best, shown, bound_s, self.num_ways, self.num_large, num_simulated, usable)
 
     def _is_late(self, stop_s: float = inf) -> bool:
         is_over = self.num_labels > _MOST_LABELS or time.monotonic() > min(stop_s, self.stop_s)
         return bool(self.simulated) and is_over
-
-    def _ground(self, ways: ParallelDegrees) -> GpuCluster | Pools:
-        return self.cluster.alone(ways)
 
     def _take(self) -> PricedDegrees | None:
         """The item with the least bound: looked into, or simulated."""

@@ -18,11 +18,10 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from cuda_ops._torch import OpOverload
-from profiler.capture.operators import operation
+from cuda_ops.operator_table import operator_row
 
 _aten = torch.ops.aten
 _PAIR, _MATRIX = 2, 2
-_VIEWS = frozenset({"alias", "expand", "reshape", "slice", "to", "unsqueeze", "view"})
 
 
 class BagsOfRows(TorchFunctionMode):
@@ -111,9 +110,15 @@ def _numbers_samples(node: fx.Node, value: Tensor, places: Tensor) -> bool:
     is_column = str(shape[0]) == str(rows) and all(size == 1 for size in shape[1:])
     if not is_column or isinstance(rows, int) or len(shape) != places.dim() or str(places.shape[0]) != str(rows):
         return False
-    while operation(node) in _VIEWS and str(node.meta["val"].shape[0]) == str(rows):
+    while _moves(node) and str(node.meta["val"].shape[0]) == str(rows):
         node = cast("fx.Node", node.args[0])
     if not str(node.target).startswith("aten.arange") or str(node.meta["val"].shape) != str(torch.Size([rows])):
         return False
     start, step = (0, 1) if node.target is _aten.arange.default else (node.args[0], (*node.args, 1)[2])
     return bool(start == 0 and step == 1)
+
+
+def _moves(node: fx.Node) -> bool:
+    """Whether it holds what it is given, or the first of it."""
+    row = operator_row(node.target)
+    return row.moves or row.name == "slice"

@@ -30,25 +30,15 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops._torch import OpOverload, overload_name, schema_of, storage_id, wrap_with_set_grad_enabled
+from cuda_ops.calls import arguments_of, parameters_of
+from cuda_ops.operator_table import PARTS, operator_row
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.operators import (
-    RESHAPES,
-    function_called,
-    name_read,
-    node_argument,
-    operation,
-    overload_of,
-    place,
-)
+from profiler.capture.operators import function_called, name_read, node_argument, operation, overload_of, place
 from profiler.capture.user_module import OF_PARAMETERS_WRITTEN
 
 _aten = torch.ops.aten
-_SELF_INVERSE = frozenset(["swapaxes", "swapdims", "t", "transpose"])
-_SAME = frozenset(["alias", "contiguous", "to", "type_as"])
-_SPLITS = frozenset(["chunk", "split", "split_with_sizes", "tensor_split"])
-_UNSUPPORTED = frozenset(["expand", "movedim"])
 _MAKERS = {"ones": _aten.ones.default, "zeros": _aten.zeros.default, "full": _aten.full.default}
-_VIEWS, _ROWS = frozenset(["view", "reshape", "_unsafe_view"]), 2
+_ROWS = 2
 
 
 class Views:
@@ -131,41 +121,40 @@ def _shows(node: fx.Node, source: fx.Node) -> bool:
 
 
 def _undone(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> fx.Node | None:
+    """``whole`` with ``part`` in the place that ``maker`` shows, in the way that the row of its operator says."""
     if maker.target is operator.getitem:
         return _joined(graph, maker, whole, part)
-    name = operation(maker)
     rest: tuple[Any, ...] = maker.args[1:]
-    if name in _SAME:
-        return part
-    if name == "slice":
-        return _scattered(graph, _aten.slice_scatter.default, whole, part, *rest, **maker.kwargs)
-    if name == "select":
-        return _scattered(graph, _aten.select_scatter.default, whole, part, *rest, **maker.kwargs)
-    if name == "narrow" and _are_numbers(rest):
-        dim, start, length = rest
-        return _scattered(graph, _aten.slice_scatter.default, whole, part, dim, start, start + length)
-    if name == "diagonal":
-        return graph.call_function(_aten.diagonal_scatter.default, (whole, part, *rest), maker.kwargs)
-    if name in _SELF_INVERSE:
-        return graph.call_function(function_called(maker), (part, *rest), maker.kwargs)
-    if name == "permute":
-        order = [dim % len(rest[0]) for dim in rest[0]]
-        return graph.call_function(function_called(maker), (part, [order.index(dim) for dim in range(len(order))]))
-    if name in RESHAPES - _UNSUPPORTED:
-        return graph.call_function(_aten.reshape_as.default, (part, whole))
+    match operator_row(maker.target).undo:
+        case "same":
+            return part
+        case "slice":
+            return _scattered(graph, _aten.slice_scatter.default, whole, part, *rest, **maker.kwargs)
+        case "select":
+            return _scattered(graph, _aten.select_scatter.default, whole, part, *rest, **maker.kwargs)
+        case "narrow" if _are_numbers(rest):
+            dim, start, length = rest
+            return _scattered(graph, _aten.slice_scatter.default, whole, part, dim, start, start + length)
+        case "diagonal":
+            return graph.call_function(_aten.diagonal_scatter.default, (whole, part, *rest), maker.kwargs)
+        case "again":
+            return graph.call_function(function_called(maker), (part, *rest), maker.kwargs)
+        case "order":
+            order = [dim % len(rest[0]) for dim in rest[0]]
+            return graph.call_function(function_called(maker), (part, [order.index(dim) for dim in range(len(order))]))
+        case "shape":
+            return graph.call_function(_aten.reshape_as.default, (part, whole))
     return None
 
 
 def _joined(graph: fx.Graph, maker: fx.Node, whole: fx.Node, part: fx.Node) -> fx.Node | None:
     """For one of several parts that a tensor was divided into."""
     split, index = cast("tuple[fx.Node, int]", maker.args)
-    name, arguments = operation(split), schema_of(overload_of(split)).arguments
-    dim: Any = next((value for value, about in zip(split.args, arguments, strict=False) if about.name == "dim"), 0)
-    dim = split.kwargs.get("dim", dim)
-    if name == "unbind":
+    dim, undo = arguments_of(split).get("dim", 0), operator_row(split.target).undo
+    if undo == "items":
         return _scattered(graph, _aten.select_scatter.default, whole, part, dim, index)
     lengths = [value.shape[dim] for value in split.meta.get("val", ())]
-    if name not in _SPLITS or not _are_numbers(lengths):
+    if undo != "slices" or not _are_numbers(lengths):
         return None
     start = sum(lengths[:index])
     return _scattered(graph, _aten.slice_scatter.default, whole, part, dim, start, start + lengths[index])
@@ -284,8 +273,7 @@ def is_write(node: fx.Node) -> bool:
     """Whether ``node`` writes to its first argument."""
     if not isinstance(node.target, OpOverload) or not node.args or not isinstance(node.args[0], fx.Node):
         return False
-    arguments = schema_of(node.target).arguments
-    info = arguments[0].alias_info if arguments else None
+    info = parameters_of(node.target)[0].alias_info
     return info is not None and info.is_write
 
 
@@ -393,9 +381,6 @@ def _late_reader(values: Iterable[fx.Node], node: fx.Node) -> fx.Node | None:
 
 INDEX = "is_index"
 """In ``node.meta`` of a view of indices: it belongs to the layer that reads it."""
-_INDEX_VIEWS = frozenset(
-    {"alias", "expand", "expand_as", "flatten", "reshape", "select", "slice", "squeeze", "unsqueeze", "view"}
-)
 
 
 def keep_indices_home(graph: fx.Graph, indices: Iterable[str]) -> None:
@@ -410,7 +395,7 @@ def keep_indices_home(graph: fx.Graph, indices: Iterable[str]) -> None:
     for node in graph.nodes:
         source = node.args[0] if node.op == "call_function" and node.args else None
         is_view = isinstance(source, fx.Node) and (source.target in names or INDEX in source.meta)
-        if is_view and operation(node) in _INDEX_VIEWS:
+        if is_view and operator_row(node.target).elements not in ("", PARTS):
             node.meta[INDEX] = True
             index_views.append(node)
     for node in reversed(index_views):
@@ -443,7 +428,7 @@ def detach_constants(graph: fx.Graph) -> None:
         if node.target is _aten.type_as.default:
             node.target, node.args = _aten.to.dtype, (node.args[0], node.meta["val"].dtype)
             continue
-        maker = _MAKERS.get(operation(node).removeprefix("new_").removesuffix("_like"))
+        maker = _MAKERS.get(operator_row(node.target).fills)
         shape = tuple(node.meta["val"].shape)
         if maker is None or not node.args or not isinstance(node.args[0], fx.Node) or not _are_numbers(shape):
             continue
@@ -468,7 +453,7 @@ def keep_rows_apart(graph: fx.Graph) -> None:
         merged = _sole_input(product)
         if product is None or merged is None or product.target is not _aten.linear.default:
             continue
-        if operation(divided) not in _VIEWS or operation(merged) not in _VIEWS or product.meta["val"].dim() != _ROWS:
+        if {operation(divided), operation(merged)} - {"view", "reshape"} or product.meta["val"].dim() != _ROWS:
             continue
         shape, width = divided.meta["val"].shape, merged.meta["val"].shape[-1]
         first, *others, last = shape
@@ -495,8 +480,5 @@ def _sole_input(node: fx.Node | None) -> fx.Node | None:
 
 def _fill(node: fx.Node) -> tuple[Any, ...]:
     """What ``full`` is full of."""
-    names = [argument.name for argument in schema_of(overload_of(node)).arguments]
-    if "fill_value" not in names:
-        return ()
-    place = names.index("fill_value")
-    return (node.args[place] if place < len(node.args) else node.kwargs["fill_value"],)
+    arguments = arguments_of(node)
+    return (arguments["fill_value"],) if "fill_value" in arguments else ()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 
+from cuda_ops.calls import arguments_of
 from cuda_ops.device.placing import move, on_device, tensors_of
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import (
@@ -22,7 +23,7 @@ from planner.ir.graph import (
     value_name,
 )
 from planner.layers import MAPPED
-from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, arguments_of, kind_of
+from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, kind_of
 from profiler.capture.layers import (
     OperatorGroup,
     groups,
@@ -35,7 +36,7 @@ from profiler.capture.layers import (
 from profiler.capture.marks import marked
 from profiler.capture.operators import layer_names, name_read
 from profiler.capture.sample_independence import Dependence, dependence
-from profiler.capture.trace import TracedModel, attribute, trace, traces
+from profiler.capture.trace import TracedModel, trace, traces
 from profiler.capture.user_module import untouched
 from profiler.capture.verify_capture import (
     correct_dtypes,
@@ -45,96 +46,10 @@ from profiler.capture.verify_capture import (
 )
 from profiler.source.model import LoadedModel
 from profiler.source.module_kinds import require_plain_modules, require_values
-
-if TYPE_CHECKING:
-    from cuda_ops.sampling.preparation import SampledPreparation
-    from cuda_ops.sparse.preparation import Preparation
-
+from runtime.captured import CapturedModule, attribute
 
 _NUM_DATA_INPUTS = {OPAQUE: 0, ELEMENTWISE: 0, "attention": 3}
 """Leading arguments that the kind's access relation takes for activations, where it is not one."""
-_MOST_SHOWN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedModule:
-    """A model with its loss.
-
-    Attributes:
-        graph: for the planner.
-        graph_module: for execution: placeholders are ``num_samples`` (an int; only if ``polymorphic``), those of
-            ``sizes`` (ints) and the graph's inputs by name, the output is the loss.  Its parameters and buffers are
-            those of the user's module.  In-place operators are rewritten, guards dropped.  Integers follow from
-            ``num_samples`` and ``sizes`` alone, and are in no layer.
-        layer_of_node: the layer of every node that makes a tensor.
-        node_of_value: the node that makes each value: an input, ``conv1``, ``lstm:1``.
-        polymorphic: whether other numbers of samples than ``graph.samples`` may be run.
-        mixing: layers whose result for a sample depends on other samples; their attribute ``mixes_samples`` is set.
-            (Layers with the attribute ``interleaves_samples`` keep samples apart, but not each in one piece.)
-        reductions: how the parts of a batch make up what a layer reduces them to, where parts are not just means; see
-            :mod:`profiler.capture.loss_reduction`.  Layers through which the loss of a batch is none of its parts'
-            losses have the attribute ``needs_whole_batch``.
-        sizes: sizes that vary beside the number of samples: by placeholder, a graph input and the dim whose extent it
-            is.  All dims of the graph's inputs that bear the name have that extent; ``graph`` is for the example's.
-        autocast: the dtype that operators run in where torch's autocast says so; None: no autocast.  Whoever runs
-            ``graph_module``, or parts of it, does so under ``torch.autocast``; dtypes in ``graph`` are those of then.
-        preparation: of a sparse network, makes the graph's inputs, in their order, of a batch of clouds.
-        raw: the tensors of such a batch by name, for the example's samples; none for another network.
-        evaluating: modules that were given in evaluation mode, which they are in under a plan as well.
-        evaluation: why the graph does not tell what the module does in evaluation mode; empty: it does.
-        outputs: the value that each tensor of the module's output is, by the names that its user has for them
-            (``logits``) and in their order; empty where the loss is not made of it, or a layer does not hand it out.
-        fixed: where the user's code fixes the number of samples, if that is known; empty: elsewhere, or nowhere.
-        doubled: whether the example has one sample, which is repeated.
-    """
-
-    graph: Graph
-    graph_module: fx.GraphModule
-    layer_of_node: Mapping[str, str]
-    node_of_value: Mapping[str, str]
-    polymorphic: bool
-    mixing: tuple[str, ...] = ()
-    reductions: Mapping[str, str] = field(default_factory=dict)
-    sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    autocast: torch.dtype | None = None
-    preparation: Preparation | SampledPreparation | None = None
-    raw: Mapping[str, TensorSpec] = field(default_factory=dict)
-    evaluating: tuple[str, ...] = ()
-    evaluation: str = ""
-    outputs: Mapping[str, str] = field(default_factory=dict)
-    fixed: str = ""
-    doubled: bool = False
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What a user may not expect, in words."""
-        lines = []
-        if self.evaluating:
-            shown = ", ".join(self.evaluating[:_MOST_SHOWN]) + (", ..." if len(self.evaluating) > _MOST_SHOWN else "")
-            lines.append(
-                f"{len(self.evaluating)} modules are in evaluation mode, and stay in it: {shown}; "
-                "call train() on them in the factory if they are to be trained as others"
-            )
-        if self.evaluation:
-            lines.append(f"plans can train this model, not evaluate it: {self.evaluation}")
-        if self.doubled:
-            lines.append(
-                f"the example has 1 sample, which is repeated to {self.graph.samples} (export takes 1 for a constant); "
-                f"a plan has {self.graph.samples} samples a step unless its global batch says otherwise"
-            )
-        if not self.polymorphic:
-            lines.append(
-                f"micro-batches have {self.graph.samples} samples, no other number: the model's code fixes it"
-                + (f" {self.fixed}" if self.fixed else "")
-            )
-            samples = self.graph.samples
-            square = [name for name, spec in self.graph.inputs.items() if spec.shape.count(samples) > 1]
-            if square:
-                lines.append(
-                    f"{', '.join(square)}: of {samples} along several dims, as many as the example has samples; where "
-                    "one is no tensor of samples (a mask over tokens), profile an example of another number of samples"
-                )
-        return tuple(lines)
 
 
 def capture(model: LoadedModel, rules: Rules = NO_RULES) -> CapturedModule:

@@ -24,23 +24,12 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops._torch import OpOverload, schema_of
+from cuda_ops.calls import arguments_of
+from cuda_ops.operator_table import EXPANDED, PARTS, PERMUTED, operator_row
 from planner.ir.errors import UnknownNameError
 from planner.ir.graph import MIXES_SAMPLES, Attribute
 from planner.layers import kind as layer_kind
-from planner.layers.elementwise import ELEMENTS, PLACES
-from profiler.capture.operators import (
-    LOSSES,
-    MEANS_OVER_ELEMENTS,
-    MEANS_OVER_PLACES,
-    PERMUTATIONS,
-    POINTWISE,
-    REDUCTIONS,
-    RESHAPES,
-    function_called,
-    nodes_in,
-    operation,
-    overload_of,
-)
+from profiler.capture.operators import function_called, nodes_in, operation, overload_of
 
 Arguments = Mapping[str, Any]
 Attributes = dict[str, Attribute]
@@ -69,9 +58,11 @@ def attention(node: fx.Node, arguments: Arguments) -> Attributes | None:
     return {"causal": True} if arguments.get("is_causal") is True else {}
 
 
-def added(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    """How many times the second term counts, unless it is once."""
-    return {} if arguments["alpha"] == 1 else {"alpha": float(arguments["alpha"])}
+def terms_of_sum(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """How many times the second term of a sum counts, unless it is once."""
+    if str(node.target) != "aten.add.Tensor" or arguments["alpha"] == 1:
+        return {}
+    return {"alpha": float(arguments["alpha"])}
 
 
 def conv(node: fx.Node, arguments: Arguments) -> Attributes | None:
@@ -120,13 +111,16 @@ def adaptive_pool(node: fx.Node, arguments: Arguments) -> Attributes | None:
     return {"output_size": tuple(int(size) for size in sizes)} if sizes else {}
 
 
-def is_pool_of_all_space(node: fx.Node, arguments: Arguments) -> bool:
-    """Whether an average leaves one number a channel, ``[sample, channel, *space]`` being its input."""
+def global_pool(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """Nothing, where an average leaves one number a channel, ``[sample, channel, *space]`` being its input."""
     rank = rank_of(arguments["self"])
     if operation(node) == "mean":
         dims = arguments.get("dim") or ()
-        return 3 <= rank <= 5 and {int(dim) % rank for dim in dims} == set(range(2, rank))
-    return rank == _space(node) + 2 and all(isinstance(size, int) and size == 1 for size in arguments["output_size"])
+        is_whole = 3 <= rank <= 5 and {int(dim) % rank for dim in dims} == set(range(2, rank))
+    else:
+        sizes = arguments["output_size"]
+        is_whole = rank == _space(node) + 2 and all(isinstance(size, int) and size == 1 for size in sizes)
+    return {} if is_whole else None
 
 
 def reduction(node: fx.Node, arguments: Arguments) -> Attributes | None:
@@ -144,22 +138,14 @@ def batch_norm(node: fx.Node, arguments: Arguments) -> Attributes | None:
     return {"training": bool(arguments["training"])}
 
 
-def layer_norm(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    """The dims that it normalises over."""
+def normalised(node: fx.Node, arguments: Arguments) -> Attributes | None:
+    """The dims that a norm is over, and groups of channels; not running statistics, which are over samples."""
     rank = rank_of(node)
-    return {"dims": tuple(range(rank - len(arguments["normalized_shape"]), rank))}
-
-
-def group_norm(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    """All dims but the samples, in groups of channels."""
-    return {"dims": tuple(range(1, rank_of(node))), "groups": int(arguments["num_groups"]), "by_channel": True}
-
-
-def instance_norm(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    """The dims of space; not with running statistics, which are over samples."""
-    if arguments["running_mean"] is not None:
-        return None
-    return {"dims": tuple(range(2, rank_of(node))), "by_channel": True}
+    if "normalized_shape" in arguments:
+        return {"dims": tuple(range(rank - len(arguments["normalized_shape"]), rank))}
+    if "num_groups" in arguments:
+        return {"dims": tuple(range(1, rank)), "groups": int(arguments["num_groups"]), "by_channel": True}
+    return {"dims": tuple(range(2, rank)), "by_channel": True} if arguments["running_mean"] is None else None
 
 
 def dim(node: fx.Node, arguments: Arguments) -> Attributes | None:
@@ -174,13 +160,12 @@ def recurrence(node: fx.Node, arguments: Arguments) -> Attributes | None:
 
 
 def loss(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    """What it is a mean over."""
-    name = operation(node)
-    if arguments.get("reduction", _MEAN) != _MEAN:
-        return {}
-    if name in MEANS_OVER_ELEMENTS:
-        return {"terms": ELEMENTS}
-    return {"terms": PLACES} if name in MEANS_OVER_PLACES else {}
+    """What a number is a mean over."""
+    reduction = arguments.get("reduction", _MEAN)
+    if rank_of(node) or not reduction or arguments.get("dim"):
+        return None
+    terms = operator_row(node.target).terms
+    return {"terms": terms} if terms and reduction == _MEAN else {}
 
 
 def _space(node: fx.Node) -> int:
@@ -205,27 +190,24 @@ def pad(node: fx.Node, arguments: Arguments) -> Attributes | None:
     return {"before": before, "after": after, "mode": mode or "constant"}
 
 
-def part(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    """Where a slice, or one element, of a dim begins; None where that varies or ends at more than one tensor."""
-    source = arguments["self"].meta["val"]
-    at = int(arguments["dim"]) % source.ndim
-    drops = operation(node) == "select"
-    start = arguments["index"] if drops else arguments.get("start") or 0
-    if not isinstance(start, int) or (start < 0 and not isinstance(source.shape[at], int)):
-        return None
-    start = min(max(start + source.shape[at], 0) if start < 0 else start, _size_or(source.shape[at], start))
-    return {"dim": at, "starts": (start,), "step": int(arguments.get("step", 1)), "drops": drops}
-
-
 def parts(node: fx.Node, arguments: Arguments) -> Attributes | None:
-    """Where each part of a divided dim begins."""
+    """Where a slice, one element or each part of a dim begins; None where that varies or ends at several tensors."""
     source = arguments["self"].meta["val"]
     at = int(arguments["dim"]) % source.ndim
-    drops = operation(node) == "unbind"
-    lengths = [1 if drops else each.shape[at] for each in node.meta["val"]]
-    if not lengths or not all(isinstance(length, int) for length in lengths):
-        return None
-    return {"dim": at, "starts": tuple(accumulate(lengths[:-1], initial=0)), "step": 1, "drops": drops}
+    drops, extent = operation(node) in ("select", "unbind"), source.shape[at]
+    starts: tuple[Any, ...]
+    if operator_row(node.target).elements == PARTS:
+        lengths = [1 if drops else each.shape[at] for each in node.meta["val"]]
+        if not lengths or not all(isinstance(length, int) for length in lengths):
+            return None
+        starts = tuple(accumulate(lengths[:-1], initial=0))
+    else:
+        start = arguments["index"] if drops else arguments.get("start") or 0
+        if not isinstance(start, int) or (start < 0 and not isinstance(extent, int)):
+            return None
+        first = max(start + extent, 0) if start < 0 else start
+        starts = (min(first, extent) if isinstance(extent, int) else first,)
+    return {"dim": at, "starts": starts, "step": int(arguments.get("step", 1)), "drops": drops}
 
 
 def upsample(node: fx.Node, arguments: Arguments) -> Attributes | None:
@@ -258,10 +240,11 @@ def reshape(node: fx.Node, arguments: Arguments) -> Attributes | None:
     num_tensors = sum(isinstance(value, Tensor) for value in values)  # two in h.view_as(h), which is one node
     if not isinstance(source, Tensor) or not isinstance(node.meta["val"], Tensor) or num_tensors != 1:
         return {}
-    if operation(node) in PERMUTATIONS:
+    elements = operator_row(node.target).elements
+    if elements == PERMUTED:
         kept = _moved(node, source.ndim)
     else:
-        kept = _expanded(source, node.meta["val"]) if operation(node) == "expand" else _viewed(source, node.meta["val"])
+        kept = (_expanded if elements == EXPANDED else _viewed)(source, node.meta["val"])
     return {"kept": kept} if any(place >= 0 for place in kept) else {}
 
 
@@ -291,10 +274,6 @@ def _viewed(source: Tensor, result: Tensor) -> tuple[int, ...]:
 def _inner(value: Tensor, place: int) -> str:
     """How many elements lie inside one of a dim, as an expression of the sizes that vary."""
     return str(prod(value.shape[place + 1 :]))
-
-
-def _size_or(size: Any, otherwise: int) -> int:
-    return size if isinstance(size, int) else otherwise
 
 
 OPAQUE = "opaque"
@@ -339,38 +318,16 @@ def kind_of(node: fx.Node, rules: Rules = NO_RULES) -> tuple[str, Attributes]:
     op: Attributes = {"op": str(node.target)}
     if not isinstance(node.target, OpOverload):
         return OPAQUE, op
-    arguments = arguments_of(node)
-    kind, rule = rules.of(node) or _built_in(node, arguments)
-    attributes = None if kind not in _OF_ANY_SIZE and _varies(arguments) else rule(node, arguments)
-    return (OPAQUE, op) if attributes is None else (kind, {**attributes, **op})
-
-
-def _built_in(node: fx.Node, arguments: Arguments) -> tuple[str, Rule]:
-    name = operation(node)
-    if name in _POOLS_OF_ALL_SPACE and is_pool_of_all_space(node, arguments):
-        return "global_pool", nothing
-    if name in _RULES:
-        return _RULES[name]
-    if name in LOSSES and rank_of(node) == 0 and _is_mean_over_all(arguments):
-        return LOSS, loss
-    if name in REDUCTIONS and reduction(node, arguments) is not None:
-        return "reduce", reduction
-    if name in RESHAPES:
-        return RESHAPE, reshape
-    if str(node.target) == "aten.add.Tensor":
-        return ELEMENTWISE, added
-    if name in POINTWISE or torch.Tag.pointwise in overload_of(node).tags:
-        return ELEMENTWISE, nothing
-    return OPAQUE, nothing
-
-
-def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """Arguments by the names of the operator's schema, defaults filled in."""
-    schema = schema_of(overload_of(node)).arguments
-    by_name = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    by_name.update((argument.name, value) for argument, value in zip(schema, node.args, strict=False))
-    by_name.update(node.kwargs)
-    return by_name
+    arguments, own = arguments_of(node), rules.of(node)
+    row = operator_row(node.target)
+    candidates = [own] if own else [(kind, _ATTRIBUTES.get(kind, nothing)) for kind in row.kinds]
+    if own is None and torch.Tag.pointwise in node.target.tags:
+        candidates.append((ELEMENTWISE, _ATTRIBUTES[ELEMENTWISE]))
+    for kind, rule in candidates:
+        attributes = None if kind not in _OF_ANY_SIZE and _varies(arguments) else rule(node, arguments)
+        if attributes is not None:
+            return kind, {**attributes, **op}
+    return OPAQUE, op
 
 
 def _varies(arguments: Arguments) -> bool:
@@ -382,59 +339,29 @@ def _varies(arguments: Arguments) -> bool:
     )
 
 
-def _is_mean_over_all(arguments: Arguments) -> bool:
-    return arguments.get("reduction", 1) != 0 and not arguments.get("dim")
-
-
 _OF_ANY_SIZE = frozenset({ELEMENTWISE, LOSS, RESHAPE, "slice", "upsample", "segment_expand"})
 """Kinds whose attributes hold for every size that an operator may be given."""
 
-_POOLS_OF_ALL_SPACE = frozenset(["mean", *(f"adaptive_avg_pool{space}d" for space in (1, 2, 3))])
-
-_RULES: Mapping[str, tuple[str, Rule]] = {
-    **{f"conv{space}d": ("conv", conv) for space in (1, 2, 3)},
-    **{f"conv_transpose{space}d": ("transposed_conv", transposed_conv) for space in (1, 2, 3)},
-    **{f"{what}_pool{space}d": ("pool", pool) for what in ("max", "avg") for space in (1, 2, 3)},
-    **{
-        f"adaptive_{what}_pool{space}d": ("adaptive_pool", adaptive_pool)
-        for what in ("max", "avg")
-        for space in (1, 2, 3)
-    },
-    **dict.fromkeys(("pad", "constant_pad_nd"), ("pad", pad)),
-    **{f"{how}_pad{space}d": ("pad", pad) for how in ("reflection", "replication") for space in (1, 2, 3)},
-    **dict.fromkeys(("slice", "narrow", "select"), ("slice", part)),
-    **dict.fromkeys(("chunk", "split", "split_with_sizes", "tensor_split", "unbind"), ("slice", parts)),
-    **{
-        f"upsample_{how}d": ("upsample", upsample)
-        for how in (
-            *(f"{nearest}{space}" for nearest in ("nearest", "nearest_exact") for space in (1, 2, 3)),
-            *("linear1", "bilinear2", "trilinear3", "bicubic2"),
-        )
-    },
-    "batch_norm": ("batch_norm", batch_norm),
-    "layer_norm": ("layer_norm", layer_norm),
-    "rms_norm": ("layer_norm", layer_norm),
-    "group_norm": ("layer_norm", group_norm),
-    "instance_norm": ("layer_norm", instance_norm),
-    "cat": ("concat", dim),
-    "concat": ("concat", dim),
-    "concatenate": ("concat", dim),
-    "stack": ("concat", dim),
-    "softmax": ("softmax", dim),
-    "log_softmax": ("softmax", dim),
-    "linear": ("linear", nothing),
-    "sparse_conv": ("sparse_conv", nothing),
-    "sparse_sum_pool": ("sparse_pool", nothing),
-    "sparse_max_pool": ("sparse_pool", nothing),
-    "segment_sum": ("segment", nothing),
-    "segment_max": ("segment", nothing),
-    "segment_grid": ("segment", nothing),
-    "segment_expand": ("segment_expand", nothing),
-    "scaled_dot_product_attention": ("attention", attention),
-    "embedding": ("embedding", embedding),
-    "lstm": ("lstm", recurrence),
-    "gru": ("lstm", recurrence),
-    "rnn_tanh": ("lstm", recurrence),
-    "rnn_relu": ("lstm", recurrence),
+_ATTRIBUTES: Mapping[str, Rule] = {
+    "adaptive_pool": adaptive_pool,
+    "attention": attention,
+    "batch_norm": batch_norm,
+    "concat": dim,
+    "conv": conv,
+    "embedding": embedding,
+    "global_pool": global_pool,
+    "layer_norm": normalised,
+    "loss": loss,
+    "lstm": recurrence,
+    "pad": pad,
+    "pointwise": terms_of_sum,
+    "pool": pool,
+    "reduce": reduction,
+    "reshape": reshape,
+    "slice": parts,
+    "softmax": dim,
+    "transposed_conv": transposed_conv,
+    "upsample": upsample,
 }
-"""Kind and rule by the operator's name; a rule that gives None finds the operator in a form its kind does not cover."""
+"""By kind, what finds its attributes; others have none.  None: the operator is in a form that its kind does not cover,
+and may be of its next."""

@@ -20,12 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from cuda_ops._torch import HigherOrderOperator, OpOverload, schema_of
+from cuda_ops._torch import HigherOrderOperator, OpOverload
+from cuda_ops.calls import arguments_of, draws
 from cuda_ops.dense.state_writes import attributes_behind, written
+from cuda_ops.operator_table import SAME, operator_row
 from planner.ir.graph import MIXES_SAMPLES, is_sites
+from planner.layers.elementwise import PLACES
 from profiler.capture.functional import is_write
-from profiler.capture.kinds import arguments_of
-from profiler.capture.operators import MEANS_OVER_PLACES, RESHAPES, nodes_in, operation, overload_of
+from profiler.capture.operators import nodes_in
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.capture.trace import TracedModel
 from profiler.source.model import is_alike
@@ -38,25 +40,6 @@ DIVIDED = "divided"
 _PAIR = 2
 _BY_MEAN = 1
 """torch's number of ``reduction="mean"``."""
-
-_SUMS = frozenset({"sum", "nansum", "count_nonzero", "dot", "vdot", "mv", "mm", "matmul", "bmm", "einsum", "linear"})
-_COPIES = frozenset(
-    {"alias", "clone", "contiguous", "detach", "expand_as", "lift_fresh_copy", "to", "to_copy", "type_as"}
-)
-_LINEAR = (
-    frozenset({"add", "sub", "rsub", "neg", "sum", "mean", "stack", "cat", "select", "slice", "unbind", "flip"})
-    | frozenset({"getitem", "narrow", "split", "chunk", "cumsum", "diagonal"})
-    | _COPIES
-    | RESHAPES
-)
-_FIRST_ALONE = frozenset({"div", "divide", "true_divide", "index", "index_select", "masked_fill", "masked_select"})
-"""Linear in their first argument, if the others are constants."""
-
-_PRODUCTS = frozenset({"mul", "multiply", "dot", "vdot", "mv", "mm", "matmul", "bmm", "einsum", "linear", "where"})
-"""Linear in each of their arguments."""
-
-_HEAVY = ("conv", "linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "einsum", "lstm", "gru", "rnn", "scaled_dot")
-"""Begin the names of operators that are not run a second time to know a number before the step."""
 
 
 def is_reduction(node: fx.Node, traced: TracedModel) -> bool:
@@ -100,8 +83,7 @@ def of_inputs_alone(traced: TracedModel) -> frozenset[fx.Node]:
 
 def _is_cheap(node: fx.Node) -> bool:
     if isinstance(node.target, OpOverload):
-        is_drawn = torch.Tag.nondeterministic_seeded in node.target.tags
-        return not is_drawn and not is_write(node) and not operation(node).startswith(_HEAVY)
+        return not draws(node.target) and not is_write(node) and not operator_row(node.target).heavy
     return not isinstance(node.target, HigherOrderOperator)
 
 
@@ -113,7 +95,7 @@ def _written(graph: fx.Graph) -> frozenset[str]:
 
 def is_over_terms(node: fx.Node) -> bool:
     """Whether it is a mean over targets that are classes, of which some may be ignored or weigh more."""
-    if operation(node) not in MEANS_OVER_PLACES:
+    if node.op != "call_function" or operator_row(node.target).terms != PLACES:
         return False
     arguments = arguments_of(node)
     target = arguments["target"].meta.get("val")
@@ -131,45 +113,34 @@ def all_count(node: fx.Node) -> bool:
     """Of a mean over classes, whether its targets are the likeliest class of something, which is never ignored."""
     arguments = arguments_of(node)
     target = arguments["target"]
-    while isinstance(target, fx.Node) and operation(target) in _COPIES | RESHAPES and target.args:
+    while isinstance(target, fx.Node) and operator_row(target.target).moves and target.args:
         target = target.args[0]
-    return arguments["weight"] is None and isinstance(target, fx.Node) and operation(target) == "argmax"
-
-
-def summed(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a loss, but with ``reduction="sum"``."""
-    names = [argument.name for argument in schema_of(overload_of(node)).arguments]
-    place = names.index("reduction")
-    if place < len(node.args):
-        return (*node.args[:place], 2, *node.args[place + 1 :]), dict(node.kwargs)
-    return tuple(node.args), {**node.kwargs, "reduction": 2}
+    return arguments["weight"] is None and isinstance(target, fx.Node) and operator_row(target.target).name == "argmax"
 
 
 def likely(node: fx.Node) -> tuple[str, ...]:
     """What a reduction may be, by its operator, in the order in which it is tried; of our own making: either."""
-    name, arguments = operation(node), arguments_of(node) if hasattr(node.target, "_schema") else {}
+    arguments, row = arguments_of(node), operator_row(node.target)
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return MEAN, SUM
     if "reduction" in arguments:
         return (MEAN,) if arguments["reduction"] == _BY_MEAN else (SUM,)
-    if name in _SUMS:
+    if row.sums:
         return (SUM,)
-    return (MEAN,) if name == "mean" else ()
+    return (MEAN,) if row.name == "mean" else ()
 
 
 def is_linear(node: fx.Node, reduced: set[fx.Node]) -> bool:
     """Whether a number made of others is linear in those ``reduced`` from samples, constants added."""
-    name = operation(node)
-    if name in _LINEAR:
+    row = operator_row(node.target)
+    if row.linear == "all":
         return True
     places = [index for index, value in enumerate(node.args) if _reads(value, reduced)]
     if any(_reads(value, reduced) for value in node.kwargs.values()) or len(places) != 1:
         return False
-    if name == "where":
-        return places[0] > 0
-    if name in _FIRST_ALONE:
+    if row.linear == "first":
         return places[0] == 0 and not node.kwargs.get("rounding_mode")
-    return name in _PRODUCTS
+    return row.linear == "each" and (row.name != "where" or places[0] > 0)
 
 
 def _reads(value: Any, nodes: set[fx.Node]) -> bool:
@@ -183,12 +154,12 @@ def is_divided_by_samples(node: fx.Node, traced: TracedModel) -> bool:
 
 
 def _divides(reader: fx.Node, value: fx.Node, traced: TracedModel) -> bool:
-    name = operation(reader)
-    if name in ("div", "true_divide", "divide") and reader.args[0] is value:
+    row = operator_row(reader.target)
+    if row.name in ("div", "true_divide", "divide") and reader.args[0] is value:
         size = reader.args[1]
         return isinstance(size, fx.Node) and is_number_of_samples(size, traced)
-    is_scaled = name == "mul" and not any(isinstance(other, fx.Node) for other in reader.args if other is not value)
-    return (is_scaled or name in ("neg", *_COPIES)) and is_divided_by_samples(reader, traced)
+    is_scaled = row.name == "mul" and not any(isinstance(other, fx.Node) for other in reader.args if other is not value)
+    return (is_scaled or row.name == "neg" or row.elements == SAME) and is_divided_by_samples(reader, traced)
 
 
 def is_number_of_samples(size: fx.Node, traced: TracedModel) -> bool:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from torch import fx
 
+from cuda_ops.calls import arguments_of
 from cuda_ops.dense.evaluation import is_random
 from cuda_ops.dense.state_writes import (
     BATCH_NORM,
-    arguments_of,
     attributes_behind,
     users_of_attributes,
     written,

@@ -1,4 +1,4 @@
-"""Names of operators of one kind each, without namespace, overload and underscores: see ``profiler.capture.kinds``.
+"""Nodes of a captured graph: what they call and read, and the names of the layers that they become.
 
 Names of layers: the path of the user's module that computes them, unique and the same in every process.
 
@@ -16,8 +16,9 @@ from typing import Any, cast
 
 from torch import fx
 
-from cuda_ops._torch import OpOverload, schema_of
+from cuda_ops._torch import OpOverload
 from cuda_ops.dense.user_functions import function_of, is_user_function
+from cuda_ops.operator_table import name_of
 
 LOSS = "loss"
 
@@ -71,9 +72,7 @@ def operation(node: fx.Node) -> str:
     """The operator's name without its namespace and overload, ``conv2d``; of a user's Function its class's."""
     if is_user_function(node):
         return function_of(node).rpartition(".")[2]
-    schema = schema_of(node.target)
-    name = schema.name.rpartition("::")[2] if schema else getattr(node.target, "__name__", str(node.target))
-    return name.strip("_").replace(":", "_")
+    return name_of(node.target)
 
 
 def layer_names(mains: Sequence[fx.Node], owns_parameters: Sequence[bool], reserved: Iterable[str]) -> tuple[str, ...]:
@@ -110,127 +109,3 @@ def _unique(name: str, used: set[str]) -> str:
         number += 1
         candidate = f"{name}_{number}"
     return candidate
-
-
-LOSSES = frozenset(
-    [
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "cross_entropy_loss",
-        "ctc_loss",
-        "gaussian_nll_loss",
-        "hinge_embedding_loss",
-        "huber_loss",
-        "kl_div",
-        "l1_loss",
-        "mse_loss",
-        "multi_margin_loss",
-        "nll_loss",
-        "nll_loss2d",
-        "nll_loss_nd",
-        "poisson_nll_loss",
-        "smooth_l1_loss",
-        "soft_margin_loss",
-        "mean",
-        "sum",
-    ]
-)
-POINTWISE = frozenset(
-    [
-        "alias",
-        "alpha_dropout",
-        "broadcast_tensors",
-        "clone",
-        "contiguous",
-        "detach",
-        "dropout",
-        "elu",
-        "expand_as",
-        "feature_dropout",
-        "gelu",
-        "glu_jvp",
-        "hardsigmoid",
-        "hardswish",
-        "hardtanh",
-        "leaky_relu",
-        "lift_fresh_copy",
-        "log_sigmoid",
-        "mish",
-        "native_dropout",
-        "prelu",
-        "relu",
-        "relu6",
-        "require_finite",
-        "rrelu",
-        "selu",
-        "silu",
-        "softplus",
-        "to",
-        "to_copy",
-        "type_as",
-    ]
-)
-RESHAPES = frozenset(
-    [
-        "expand",
-        "flatten",
-        "movedim",
-        "permute",
-        "reshape",
-        "squeeze",
-        "swapaxes",
-        "swapdims",
-        "t",
-        "transpose",
-        "unflatten",
-        "unsafe_view",
-        "unsqueeze",
-        "view",
-        "view_as",
-    ]
-)
-
-MEANS_OVER_ELEMENTS = frozenset(
-    [
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "hinge_embedding_loss",
-        "huber_loss",
-        "kl_div",
-        "l1_loss",
-        "mean",
-        "mse_loss",
-        "poisson_nll_loss",
-        "smooth_l1_loss",
-        "soft_margin_loss",
-    ]
-)
-"""Losses that treat every element of the prediction by itself."""
-
-MEANS_OVER_PLACES = frozenset(["cross_entropy_loss", "nll_loss", "nll_loss2d", "nll_loss_nd"])
-"""Losses that treat every place, with all its classes, by itself."""
-
-REDUCTIONS = frozenset(
-    [
-        "all",
-        "amax",
-        "amin",
-        "any",
-        "argmax",
-        "argmin",
-        "linalg_vector_norm",
-        "logsumexp",
-        "max",
-        "mean",
-        "min",
-        "norm",
-        "prod",
-        "std",
-        "sum",
-        "var",
-    ]
-)
-"""Reductions over the dims of their argument ``dim``."""
-
-PERMUTATIONS = frozenset(["movedim", "permute", "swapaxes", "swapdims", "t", "transpose"])
-"""Those among ``RESHAPES`` that move dims, the others being views and ``expand``."""

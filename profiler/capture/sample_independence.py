@@ -18,23 +18,25 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from cuda_ops._torch import OpOverload, schema_of
+from cuda_ops._torch import OpOverload
+from cuda_ops.calls import argument_names, changed_call, draws
+from cuda_ops.dense.state_writes import BATCH_NORM
 from cuda_ops.dense.user_functions import LINEAR_BACKWARD, is_user_function
+from cuda_ops.operator_table import operator_row
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
 from profiler.capture.functional import INDEX
 from profiler.capture.kinds import OPAQUE, kind_of
 from profiler.capture.layers import OperatorGroup, is_output_of
-from profiler.capture.operators import function_called, name_read, operation
+from profiler.capture.operators import function_called, name_read
 from profiler.capture.trace import TracedModel
 from profiler.capture.verify_capture import module_loss
 from profiler.source.model import GraphExample, LoadedModel, example_of, fed_example, is_alike
 
-UNFILLED = frozenset(["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"])
-"""Operators whose result is whatever was in memory."""
-
 _OFF = {"train": False, "training": False, "dropout_p": 0.0}
 _PAIR = 2
+_BY_SUM = 2
+"""torch's number of ``reduction="sum"``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,11 +317,11 @@ class _GraphRun(loss_reduction.Executed):
                 *arguments, **fx.node.map_arg(node.kwargs, self.values.__getitem__)
             )
             if loss_reduction.is_over_terms(node):
-                args, kwargs = loss_reduction.summed(node)
+                args, kwargs = changed_call(node.target, node.args, node.kwargs, {"reduction": _BY_SUM})
                 self.summed[node] = function_called(node)(
                     *fx.map_arg(args, self.values.get), **fx.map_arg(kwargs, self.values.get)
                 )
-            if operation(node) in UNFILLED:  # whatever was in memory would tell the runs apart
+            if operator_row(node.target).fills == "empty":  # whatever was in memory would tell the runs apart
                 self.values[node].zero_()
         for argument in node.all_input_nodes:
             self.readers[argument] -= 1
@@ -367,24 +369,16 @@ def _unlike(sample: Tensor, samples: Tensor) -> Tensor:
 
 def _calm(node: fx.Node) -> tuple[Any, ...]:
     """The node's arguments, with training switched off."""
-    if not isinstance(node.target, OpOverload):
-        return node.args
-    arguments = list(node.args)
-    for index, argument in enumerate(schema_of(node.target).arguments[: len(arguments)]):
-        if argument.name in _OFF:
-            arguments[index] = _OFF[argument.name]
-    if node.target is torch.ops.aten.batch_norm.default and arguments[3] is None:
-        arguments[5] = True  # no running statistics to use instead
-    return tuple(arguments)
+    off = _OFF
+    if node.target is BATCH_NORM and node.args[3] is None:
+        off = {**_OFF, "training": True}  # no running statistics to use instead
+    return changed_call(node.target, node.args, {}, off)[0] if isinstance(node.target, OpOverload) else node.args
 
 
 def _is_random(node: fx.Node) -> bool:
-    if not isinstance(node.target, OpOverload):
-        return False
-    names = [argument.name for argument in schema_of(node.target).arguments]
-    if node.target is torch.ops.aten.batch_norm.default:
+    if node.target is BATCH_NORM:
         return node.args[3] is None  # its values do depend on the others, by its statistics
-    return torch.Tag.nondeterministic_seeded in node.target.tags and not _OFF.keys() & set(names)
+    return draws(node.target) and _OFF.keys().isdisjoint(argument_names(node.target))
 
 
 def _leaves(value: Any) -> list[Tensor]:

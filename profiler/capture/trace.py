@@ -27,10 +27,10 @@ from cuda_ops._torch import (
     HigherOrderOperator,
     buffers_of,
     fixed_sizes,
-    schema_of,
     tree_unflatten,
     wrap_with_set_grad_enabled,
 )
+from cuda_ops.calls import arguments_of, draws, writes
 from cuda_ops.dense.connectionist import ConnectionistLosses
 from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_finite
 from cuda_ops.dense.derivatives import Derivatives, UnknownDerivativeError, differentiate
@@ -48,13 +48,13 @@ from profiler.capture.functional import (
     keep_rows_apart,
     rewrite_in_place,
 )
-from profiler.capture.kinds import arguments_of
 from profiler.capture.operators import name_read, node_argument, place
 from profiler.capture.refusals import chooses_by_data, refusal_of, refusal_of_sites, takes_sizes_for_numbers
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.capture.user_module import StateChanges, kept_functions, refuse_hooks, users_line
 from profiler.source.model import GraphExample, LoadedModel
 from profiler.source.structure import named_tensors
+from runtime.captured import attribute
 
 _log = logging.getLogger(__name__)
 _PREFIX = "module."
@@ -233,14 +233,6 @@ def _by_bytecode(
     return None
 
 
-def attribute(module: nn.Module, target: str) -> Any:
-    """What a dotted name, such as the target of a ``get_attr`` node, stands for."""
-    value: Any = module
-    for name in target.split("."):
-        value = getattr(value, name)
-    return value
-
-
 def _repeated(tensor: Tensor, samples: int, wanted: int) -> Tensor:
     if samples == wanted or not tensor.ndim or tensor.shape[0] != samples:
         return tensor
@@ -390,9 +382,7 @@ def _inner(module: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
 
 def _writes(module: fx.GraphModule) -> bool:
     """Whether an operator of ``module`` writes to a tensor, which it may do without gradients alone."""
-    schemas = [schema_of(node.target) for node in module.graph.nodes]
-    arguments = (each for schema in schemas if schema is not None for each in schema.arguments)
-    return any(each.alias_info is not None and each.alias_info.is_write for each in arguments)
+    return any(writes(node.target) for node in module.graph.nodes)
 
 
 def _is_size(node: fx.Node) -> bool:
@@ -447,10 +437,8 @@ def _is_data_dependent(node: fx.Node) -> bool:
 
 def _is_run_otherwise(node: fx.Node) -> bool:
     """Whether it draws random numbers, or computes statistics: what ranks do together."""
-    names = {argument.name for argument in getattr(schema_of(node.target), "arguments", ())}
-    is_off = "train" in names and arguments_of(node)["train"] is False
-    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not is_off
-    return is_random or "running_mean" in names or is_write(node)
+    arguments = arguments_of(node)
+    return (draws(node.target) and arguments.get("train") is not False) or "running_mean" in arguments or is_write(node)
 
 
 def user_line_of(node: fx.Node) -> str:

@@ -17,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from types import FrameType
 from typing import Any, cast
 
@@ -35,14 +36,7 @@ from cuda_ops._torch import (
     tree_flatten,
     tree_map,
 )
-from cuda_ops.dense.user_functions import (
-    USER_FUNCTION,
-    IntegerArgument,
-    TensorArgument,
-    UserFunction,
-    apply,
-    registered,
-)
+from cuda_ops.dense.user_functions import USER_FUNCTION, PlacedArgument, UserFunction, apply, registered
 from planner.ir.errors import UnsupportedModelError
 from profiler.capture.user_state import OUTSIDE, UserState, is_users
 
@@ -229,12 +223,14 @@ def _captured(cls: type[torch.autograd.Function], arguments: tuple[Any, ...]) ->
     integers = [leaf for leaf in leaves if isinstance(leaf, torch.SymInt)]
     if not tensors:
         return apply(cls, *arguments)
-    tensor_at, integer_at = (map(kind, range(len(leaves))) for kind in (TensorArgument, IntegerArgument))
-    template = []
+    tensor_at, integer_at = count(), count()
+    template: list[Any] = []
     for leaf in leaves:
         _require_plain(cls, leaf)
-        is_size = isinstance(leaf, torch.SymInt)
-        template.append(next(tensor_at) if isinstance(leaf, Tensor) else next(integer_at) if is_size else leaf)
+        is_tensor = isinstance(leaf, Tensor)
+        is_placed = is_tensor or isinstance(leaf, torch.SymInt)
+        place = next(tensor_at if is_tensor else integer_at) if is_placed else 0
+        template.append(PlacedArgument(place, is_tensor) if is_placed else leaf)
     call = UserFunction(cls, tuple(template), structure, frozenset(), ())
     with disable_proxy_modes_tracing(), _NoDraws(cls):
         copies = [tensor.clone() for tensor in tensors]

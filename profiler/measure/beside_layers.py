@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.ir.profile import Optimizer, ParameterCost
-from profiler.capture.graph import CapturedModule
 from profiler.measure.noise import LapClock, ThreadClock, timed
 from profiler.measure.timing import LayerSegment, SegmentedPass, run_pass, segments, trimmed_mean
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 
 _WARM_UPS = 2  # the first makes the optimiser's state
 _LONG_S = 3.0

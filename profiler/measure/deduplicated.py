@@ -24,8 +24,6 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops.dense.data_dependent import is_unit
-from profiler.capture.graph import CapturedModule
-from profiler.capture.trace import attribute
 from profiler.measure.noise import LapClock
 from profiler.measure.timing import (
     BackwardTimes,
@@ -37,6 +35,7 @@ from profiler.measure.timing import (
     segments,
     time_segments,
 )
+from runtime.captured import CapturedModule, attribute
 
 LEAST_PASS_S = 0.2
 MOST_APART, MOST_SUM = 0.1, 0.1

@@ -16,14 +16,14 @@ from torch import Tensor, fx
 
 from cuda_ops import core_of, cores_beside, device_description
 from cuda_ops._torch import conv_backend
+from cuda_ops.calls import arguments_of
 from cuda_ops.dense.conv_kernels import onednn_convolution
 from cuda_ops.device.gpus import gpu_clocks, gpu_descriptions, num_gpus, why_no_gpu
 from planner.ir.cluster import DeviceSpec
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.layers import is_convolution
-from profiler.capture.graph import CapturedModule
-from profiler.capture.kinds import arguments_of
 from profiler.measure.child_process import Child, Report
+from runtime.captured import CapturedModule
 
 
 def back_end_keys(captured: CapturedModule, samples: int) -> dict[str, str]:

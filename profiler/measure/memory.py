@@ -24,9 +24,9 @@ from torch.autograd.profiler import profile, record_function
 from cuda_ops._torch import StorageWeakRef, storage_id, weak_storage
 from cuda_ops.memory import MemoryMeter, meter_of
 from planner.ir.profile import Levels
-from profiler.capture.graph import CapturedModule
 from profiler.measure.noise import LapClock
 from profiler.measure.timing import LayerSegment, SegmentedPass, segments
+from runtime.captured import CapturedModule
 
 _FORWARD, _BACKWARD = "forward of ", "backward of "
 

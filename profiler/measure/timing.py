@@ -26,12 +26,11 @@ from torch import Tensor, fx, nn
 
 from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue, deferred
 from cuda_ops.dense.recurrent import autocast
-from profiler.capture.graph import CapturedModule
 from profiler.capture.layers import is_output_of, makes_tensors, tensor_arguments
 from profiler.capture.operators import function_called
 from profiler.capture.sizes import NUM_SAMPLES
-from profiler.capture.trace import attribute
 from profiler.measure.noise import LapClock, ThreadClock
+from runtime.captured import CapturedModule, attribute
 
 
 @dataclass(frozen=True, slots=True)

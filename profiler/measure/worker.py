@@ -18,7 +18,7 @@ from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UnsupportedModelError, UsageError
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
-from profiler.capture.graph import CapturedModule, capture_for
+from profiler.capture.graph import capture_for
 from profiler.capture.kinds import Rules
 from profiler.measure.beside_layers import (
     StepSeconds,
@@ -49,6 +49,7 @@ from profiler.shards.measure import PartRounds, likely_rounds
 from profiler.source.model import CloudExample, GraphExample, LoadedModel, example_of, fed_example
 from profiler.source.module_kinds import trained_parameters
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 
 Shapes = Callable[[Graph, tuple[int, ...]], tuple[PartShape, ...]]
 """Which parts of layers to measure for micro-batches of these sizes; a function that another process can import."""

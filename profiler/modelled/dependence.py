@@ -22,18 +22,18 @@ from typing import Any, cast
 from torch import Tensor, fx
 
 from cuda_ops._torch import OpOverload
+from cuda_ops.calls import arguments_of
 from cuda_ops.dense.data_dependent import is_unit
+from cuda_ops.operator_table import EXPANDED, PERMUTED, REGROUPED, operator_row
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
-from profiler.capture.kinds import ELEMENTWISE, OPAQUE, arguments_of, kind_of
+from profiler.capture.kinds import ELEMENTWISE, OPAQUE, kind_of
 from profiler.capture.layers import OperatorGroup
-from profiler.capture.operators import MEANS_OVER_ELEMENTS, MEANS_OVER_PLACES, PERMUTATIONS, RESHAPES, operation
+from profiler.capture.operators import operation
 from profiler.capture.sample_independence import Dependence, is_comparable, sample_dims
 from profiler.capture.trace import TracedModel
 from profiler.source.model import LoadedModel
 
-_PRODUCTS = frozenset({"matmul", "bmm", "mm", "baddbmm", "addmm"})
-_LAST_TWO = frozenset({"tril", "triu"})
 _DIMS = ("dim", "dims", "dim0", "dim1", "start_dim", "end_dim")
 
 
@@ -103,43 +103,46 @@ class _Rules:
             return None if operation(node) == "arange" and self._dim(node) is not None else 1
         if not isinstance(node.target, OpOverload):
             return of_inputs.pop() if node.target.__class__.__name__ == "builtin_function_or_method" else None
-        name = operation(node)
-        if name in RESHAPES - PERMUTATIONS:
+        row = operator_row(node.target)
+        if row.elements in (REGROUPED, EXPANDED):
             return self._reshaped(node, read[0])
         if len(of_inputs) > 1:
             return None
         (pieces,) = of_inputs
-        if name in PERMUTATIONS or name in _SHAPES or self._is_whole(node, read[0]):
+        if row.elements == PERMUTED or self._is_whole(node, read[0]):
             return pieces
-        if name == "einsum":
-            return pieces if self._is_kept_by_einsum(node) else None
-        if name in _EACH_BY_ITSELF:
-            is_first = all(self._dim(each) == 0 for each in (node, *read))
-            return pieces if pieces == 1 and is_first else None
-        if name in _PRODUCTS:
-            return pieces if self._is_kept_by_product(node) else None
-        if name in ("index", "gather", "index_select"):
-            return pieces if self._is_read_by_place(node) else None
-        if name in _LAST_TWO:
-            return pieces if cast("int", self._dim(read[0])) < read[0].meta["val"].ndim - 2 else None
+        match row.samples:
+            case "like":
+                return pieces
+            case "letters":
+                return pieces if self._is_kept_by_einsum(node) else None
+            case "each":
+                is_first = all(self._dim(each) == 0 for each in (node, *read))
+                return pieces if pieces == 1 and is_first else None
+            case "product":
+                return pieces if self._is_kept_by_product(node) else None
+            case "places":
+                return pieces if self._is_read_by_place(node) else None
+            case "last two":
+                return pieces if cast("int", self._dim(read[0])) < read[0].meta["val"].ndim - 2 else None
         kind, details = kind_of(node)
         if MIXES_SAMPLES in details or self._acts_along_samples(node, read):
             return None
-        is_loss = name in MEANS_OVER_PLACES | MEANS_OVER_ELEMENTS and self._dim(node) is not None
+        is_loss = row.terms and self._dim(node) is not None
         if kind == ELEMENTWISE and any(
             each.op != "get_attr" and not isinstance(each.meta.get("val"), Tensor) for each in node.all_input_nodes
         ):
             return None  # of sizes, which may be the number of samples
         if kind != OPAQUE or is_loss:
             return pieces if kind != ELEMENTWISE or self._agree(node, read) else None
-        return pieces if name in _ALONG_A_DIM else None
+        return pieces if row.samples == "dim" else None
 
     def _reshaped(self, node: fx.Node, source: fx.Node) -> int | None:
         """What a view makes of the pieces: rows before the samples that it merges with them are pieces."""
         dim = self._dim(node)
         if dim is None:
             return None
-        if operation(node) == "expand":
+        if operator_row(node.target).elements == EXPANDED:
             return self.pieces.get(source, 1)
         before = _extent(source.meta["val"].shape[: self._dim(source)])
         after = _extent(node.meta["val"].shape[:dim])
@@ -222,20 +225,6 @@ class _Rules:
         (wanted,) = sample_dims(outputs[0], self.traced)
         rank = outputs[0].ndim
         return all(rank - each.meta["val"].ndim + cast("int", self._dim(each)) == wanted for each in read)
-
-
-_ALONG_A_DIM = frozenset(
-    {"argsort", "cummax", "cumprod", "cumsum", "flip", "glu", "logcumsumexp", "logsumexp", "roll", "sort", "topk"}
-    | {"repeat_interleave", "select_scatter", "slice_scatter"}
-)
-"""Operators that act along the dims that an argument names."""
-
-_SHAPES = frozenset(["empty_like", "full_like", "ones_like", "zeros_like"])
-_EACH_BY_ITSELF = frozenset(
-    {"affine_grid_generator", "cdist", "cosine_similarity", "grid_sampler", "gru_cell", "lstm_cell", "pixel_shuffle"}
-    | {"pairwise_distance", "pixel_unshuffle", "rnn_relu_cell", "rnn_tanh_cell"}
-)
-"""Operators that treat each sample by itself where samples come first."""
 
 
 def _joins(node: fx.Node, mark: str) -> bool:

@@ -19,13 +19,14 @@ from cuda_ops._torch import FakeTensorMode
 from planner.ir.errors import FactoryError, HalopipeError, UnsupportedModelError
 from planner.ir.graph import Layer
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import CapturedModule, capture_unchecked
+from profiler.capture.graph import capture_unchecked
 from profiler.capture.kinds import NO_RULES
 from profiler.capture.sizes import NUM_SAMPLES
 from profiler.capture.user_module import refuse_hooks
 from profiler.modelled.dependence import dependence_of_operators
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 
 _NO_VALUES = ("meta tensor", "is_meta", "data-dependent", "FakeTensor", "no data", "on meta device", "device meta")
 """Parts of what torch says where a value is asked for."""

@@ -27,26 +27,10 @@ from typing import Any
 from torch import Tensor
 
 from cuda_ops._torch import OpOverload, schema_of, tree_leaves
+from cuda_ops.operator_table import operator_row
 from planner.ir.errors import MissingMeasurementError
 from planner.kernels import NOTHING, AttentionShape, Estimate, Kernels
 
-_FREE = frozenset(
-    {"_local_scalar_dense", "_reshape_alias", "_unsafe_view", "empty", "empty_like", "empty_strided", "is_same_size"}
-    | {"lift", "lift_fresh", "new_empty", "new_empty_strided", "sym_numel", "sym_size"}
-)
-_KINDS = {
-    "norm": "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit cudnn_batch_norm"
-    " _batch_norm_with_update _fused_rms_norm rms_norm",
-    "norm_backward": "native_layer_norm_backward native_group_norm_backward native_batch_norm_backward"
-    " batch_norm_backward cudnn_batch_norm_backward _fused_rms_norm_backward",
-    "softmax": "_softmax _log_softmax _safe_softmax",
-    "softmax_backward": "_softmax_backward_data _log_softmax_backward_data",
-    "activation": "gelu silu mish softplus elu tanh sigmoid hardswish",
-    "activation_backward": "gelu_backward silu_backward mish_backward tanh_backward sigmoid_backward",
-    "dropout": "native_dropout",
-    "dropout_backward": "native_dropout_backward",
-}
-_KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split(" ")}
 _BACKWARD = "_backward"
 
 Arguments = Mapping[str, Any]
@@ -70,7 +54,8 @@ class OperatorPrices:
         """
         schema: Any = schema_of(func)
         name = schema.name.rpartition("::")[2]
-        if name in _FREE or _is_view(schema):
+        price = operator_row(func).price
+        if price == "free" or _is_view(schema):
             return NOTHING
         arguments = {each.name: value for each, value in zip(schema.arguments, args, strict=False)} | dict(keywords)
         made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
@@ -81,13 +66,13 @@ class OperatorPrices:
         if dtype == "float32" and name.startswith("convolution"):
             with suppress(MissingMeasurementError):
                 kernels = self.kernels("tfloat32")
-        rule = _RULES.get(name.rstrip("_"))
+        rule = _RULES.get(price)
         if rule is not None:
             return rule(kernels, arguments, made)
         if "attention" in name:
             return _attention(kernels, name, arguments)
         num_bytes = sum({id(each): _touched(each) for each in (*made, *read)}.values())
-        return kernels.memory_bound(num_bytes, kind=_KIND_OF.get(name.rstrip("_"), "elementwise"))
+        return kernels.memory_bound(num_bytes, kind=price or "elementwise")
 
 
 def _is_view(schema: Any) -> bool:
@@ -214,18 +199,15 @@ def _recurrent_backward(kernels: Kernels, arguments: Arguments, made: list[Tenso
     return 2 * _recurrent(kernels, renamed, made)
 
 
-_Rule = Callable[[Kernels, Arguments, list[Tensor]], Estimate]
-_RULES: Mapping[str, _Rule] = {
+_RULES: Mapping[str, Callable[[Kernels, Arguments, list[Tensor]], Estimate]] = {
     "mm": _mm,
-    "addmm": _mm,
     "bmm": _bmm,
-    "baddbmm": _bmm,
     "linear": _linear,
     "convolution": _convolution,
-    "convolution_overrideable": _convolution,
     "convolution_backward": _convolution_backward,
     "embedding": _embedding,
-    "embedding_dense_backward": _embedding_backward,
-    "mkldnn_rnn_layer": _recurrent,
-    "mkldnn_rnn_layer_backward": _recurrent_backward,
+    "embedding_backward": _embedding_backward,
+    "recurrent": _recurrent,
+    "recurrent_backward": _recurrent_backward,
 }
+"""By what the row of an operator says; other prices are kinds of memory-bound kernels."""

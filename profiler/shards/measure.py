@@ -21,7 +21,6 @@ from math import log
 from torch import Tensor
 
 from planner.ir.profile import Measurement, PartShape
-from profiler.capture.graph import CapturedModule
 from profiler.measure.devices import back_end_keys
 from profiler.measure.host_time import OF_CALLS, added
 from profiler.measure.memory import workspace_bytes
@@ -33,6 +32,7 @@ from profiler.measure.timing import SegmentedPass, TimedLayer, TimingEffort, seg
 from profiler.shards.arguments import ValueOf
 from profiler.shards.network import PartNetwork, PartPass, part_network
 from profiler.source.model import LoadedModel, example_of
+from runtime.captured import CapturedModule
 
 AfterPass = Callable[[str, float, float], None]
 

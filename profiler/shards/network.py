@@ -18,19 +18,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from cuda_ops._torch import OpOverload, schema_of
+from cuda_ops._torch import OpOverload
+from cuda_ops.calls import argument_names, arguments_of, changed_call
 from cuda_ops.dense.conv_kernels import onednn_convolution, runs_in_a_loop
 from cuda_ops.dense.recurrent import autocast
 from planner.ir.box import volume, whole
 from planner.ir.graph import Graph, Layer, TensorSpec, value_name
 from planner.ir.profile import PartShape
-from profiler.capture.graph import CapturedModule, parameter_spec
-from profiler.capture.kinds import arguments_of
+from profiler.capture.graph import parameter_spec
 from profiler.capture.layers import is_output_of
 from profiler.capture.operators import node_argument, overload_of
 from profiler.measure.noise import LapClock
 from profiler.measure.timing import LayerSegment, SegmentedPass, segments
 from profiler.shards.arguments import INPUT, PARAMETER, NoPieceError, Operand, PartReads, ValueOf, local_arguments
+from runtime.captured import CapturedModule
 
 _OPTIONS = ("stride", "padding", "dilation", "groups")
 _ATTRIBUTES = {"padding", "output_padding", "groups"}
@@ -92,10 +93,8 @@ def _made(captured: CapturedModule, segment: LayerSegment, main: fx.Node, pieces
         return None
     attributes = {**pieces.layer.attributes, **{name: _plain(changed[name]) for name in _ATTRIBUTES & changed.keys()}}
     args, keywords = fx.node.map_arg((main.args, dict(main.kwargs)), pieces.operand)
-    names = [argument.name for argument in schema_of(overload_of(main)).arguments]
-    named: dict[str, Any] = {**dict(zip(names, args, strict=False)), **keywords}
-    args = tuple(changed.pop(name) if name in changed else value for name, value in zip(names, args, strict=False))
-    keywords = {**keywords, **changed}
+    named: dict[str, Any] = {**dict(zip(argument_names(main.target), args, strict=False)), **keywords}
+    args, keywords = changed_call(main.target, args, keywords, changed)
     target: Callable[..., Any] = overload_of(main)
     if isinstance(arguments.get("padding"), str):
         target = overload_of(main).overloadpacket.default  # ``same`` and ``valid`` as numbers

@@ -12,7 +12,7 @@ clip gradients, or have to, as updates may be left out, they agree there
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,14 +20,12 @@ import torch
 from torch import Tensor
 
 from planner.ir.errors import NotFiniteError
-from runtime.monitor.activity import Activity
 from runtime.monitor.waits import BETWEEN, START
 from runtime.numerics.finite import Examiner, NanReport, OnNan, all_finite, explained, kind_of
 from runtime.optim.gradient_sync import GradientSync
-from runtime.pipeline.executor import BAD, NOTHING, Vote
 from runtime.pipeline.microbatches import Batch
+from runtime.rank import BAD, NOTHING, RankContext
 from runtime.stage.local_stage import LocalStage
-from runtime.transport import Transport
 
 if TYPE_CHECKING:
     from runtime.checkpoint.state import RankState
@@ -65,30 +63,18 @@ class NanGuard:
 
     Args:
         local_stages: the stages of this rank.
-        loss: the value that is the loss.
-        layers: in the order of forward.
-        where: a rank in words, from its number and a layer.
         rerun: runs a step once more.
-        vote: what ranks tell each other when a step begins.
     """
 
     def __init__(
         self,
-        on_nan: OnNan,
+        context: RankContext,
         local_stages: Mapping[int, LocalStage],
         gradient_sync: GradientSync,
-        transport: Transport,
-        activity: Activity,
-        loss: str,
-        layers: Iterable[str],
-        where: Callable[[int, str], str],
         rerun: Callable[[GuardedStep], object],
-        vote: Vote,
     ) -> None:
-        self.on_nan, self._local_stages, self._gradient_sync = on_nan, local_stages, gradient_sync
-        self._transport, self._activity = transport, activity
-        self._loss, self._order = loss, {name: place for place, name in enumerate(layers)}
-        self._where, self._rerun, self._vote = where, rerun, vote
+        self._context, self.on_nan, self._rerun = context, context.on_nan, rerun
+        self._local_stages, self._gradient_sync = local_stages, gradient_sync
         self._written = [
             tensor
             for each in local_stages.values()
@@ -118,7 +104,7 @@ class NanGuard:
             return ""
         if not gradient_sync.is_agreed:
             is_bad = gradient_sync.is_spoilt or (guarded.loss is not None and not math.isfinite(guarded.loss))
-            self._untold, self._vote.is_bad = self._with_names(guarded) if is_bad else guarded, is_bad
+            self._untold, self._context.vote.is_bad = self._with_names(guarded) if is_bad else guarded, is_bad
             return ""
         if not gradient_sync.is_spoilt:
             return ""
@@ -139,15 +125,16 @@ class NanGuard:
         """
         if self._untold is None:
             return
-        self._activity.begin(START)
-        self._activity.step, self._activity.deadline_s = step, self._transport.deadline_s
-        agreed = self._transport.barrier(BAD if self._vote.is_bad else NOTHING)
-        self._activity.begin(BETWEEN)
+        context, activity = self._context, self._context.activity
+        activity.begin(START)
+        activity.step, activity.deadline_s = step, context.deadline_s
+        agreed = context.transport.barrier(BAD if context.vote.is_bad else NOTHING)
+        activity.begin(BETWEEN)
         self.heard(agreed)
 
     def heard(self, agreed: int) -> None:
         """The others' word has come.  Raises as :meth:`settle`."""
-        guarded, self._untold, self._vote.is_bad = self._untold, None, False
+        guarded, self._untold, self._context.vote.is_bad = self._untold, None, False
         if agreed == BAD and guarded is not None:
             raise self._explained(guarded)
 
@@ -172,7 +159,7 @@ class NanGuard:
         bad = [key for key, tensor in held.items() if kind_of(tensor)]
         raise NotFiniteError(
             f"after step {step} the state has NaN or infinity, so it is not saved",
-            [f"rank {self._transport.rank}: {', '.join(bad[:_MOST_NAMED])}; {len(bad)} of {len(held)} tensors"],
+            [f"rank {self._context.rank}: {', '.join(bad[:_MOST_NAMED])}; {len(bad)} of {len(held)} tensors"],
             ["go on from the checkpoint before, with a smaller learning rate", "--on-nan ignore saves it all the same"],
         )
 
@@ -189,7 +176,7 @@ class NanGuard:
 
     def _explained(self, guarded: GuardedStep, *, runs_again: bool = True) -> NotFiniteError:
         """Where it first appeared; all ranks call this together."""
-        rank = self._transport.rank
+        context, rank = self._context, self._context.rank
         own = NanReport(rank, guarded.loss, guarded.bad)
         if runs_again:
             own = self._examined(guarded, own)
@@ -197,9 +184,10 @@ class NanGuard:
         if not own.trouble:
             from runtime.optim.whole_state import united  # late: most runs have no such step
 
-            by_rank = united({f"rank {rank}": own.encoded()}, self._transport)
+            by_rank = united({f"rank {rank}": own.encoded()}, context.transport)
             reports = sorted(map(NanReport.decoded, by_rank.values()), key=lambda each: each.rank)
-        return explained(guarded.number + 1, reports, self._loss, self._order, self._where)
+        order = {name: place for place, name in enumerate(context.decision.layers)}
+        return explained(guarded.number + 1, reports, context.graph.loss, order, context.where)
 
     def _examined(self, guarded: GuardedStep, own: NanReport) -> NanReport:
         """``own`` with what this rank finds when the step is run again, which updates nothing."""

@@ -5,14 +5,15 @@ Modules:
     followed          An optimiser object of the user's, which the optimisers of all stages follow
     gradient_sync     What all ranks do together between the last gradient of a step and its updates: sums of ties, and
                       clipping
-    of_stage          How a stage's parameters are updated: over which ranks gradients are summed; tied weights of
-                      several stages
+    of_stage          How the parameters of one stage are updated: over which ranks gradients are summed, and what steps
+                      them
     optimizer         A stage's optimiser and its schedule: made by factories, stepped once an update, saved by the
                       parameters' names
     optimizer_state   What an optimiser and its schedule keep, by the names of the model's parameters: saved, and read
                       under another plan
     pass_shards       ZeRO-2 and ZeRO-3: gradients, and parameters, that ranks have in parts while passes run
     sharding          Gradients summed in buckets behind the backward; an optimiser's state divided over ranks (ZeRO-1)
+    ties              Parameters that layers of several stages use: an embedding that is the output's weight as well
     whole_state       The state of the optimisers of all ranks as one mapping, by names of parameters, for checkpoints
                       of a user's own
 """

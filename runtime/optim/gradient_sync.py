@@ -20,10 +20,9 @@ from planner.ir.errors import UsageError
 from planner.ir.program import Program
 from planner.ir.schedule import Op, format_grid
 from runtime.numerics.finite import OnNan
-from runtime.optim.of_stage import TiedParameters
 from runtime.optim.sharding import ShardedParameters
+from runtime.rank import RankContext
 from runtime.stage.local_stage import AccumulationStep, LocalStage
-from runtime.transport import Transport
 
 _GRID_WIDTH = 4
 _EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
@@ -34,32 +33,18 @@ class GradientSync:
 
     Args:
         local_stages: the stages of this rank.
-        ties: of the whole plan, with their groups declared to ``transport``.
-        clip_norm: largest norm of all gradients; 0: they are not clipped.
         norm_type: of which norm, ``inf`` for the largest element.
-        on_nan: what is done about losses and gradients that are NaN or infinite.
-        accumulate: steps whose gradients make up one update, each weighted by one over their number.
     """
 
-    def __init__(
-        self,
-        local_stages: Mapping[int, LocalStage],
-        ties: tuple[TiedParameters, ...],
-        transport: Transport,
-        *,
-        clip_norm: float = 0.0,
-        norm_type: float = 2.0,
-        on_nan: OnNan = OnNan.IGNORE,
-        accumulate: int = 1,
-    ) -> None:
-        self._local_stages, self._transport = local_stages, transport
+    def __init__(self, context: RankContext, local_stages: Mapping[int, LocalStage], norm_type: float = 2.0) -> None:
+        self._local_stages, self._transport = local_stages, context.transport
         self._bound = local_stages
-        self._clip_norm, self._norm_type, self._on_nan = clip_norm, norm_type, on_nan
+        self._clip_norm, self._norm_type, self._on_nan = context.clip_norm, norm_type, context.on_nan
         named = {name: p for local_stage in local_stages.values() for name, p in local_stage.parameters.items()}
-        self._tied = [(named[name], tie) for tie in ties if transport.rank in tie.ranks for name in tie.names]
+        self._tied = [(named[name], tie) for tie in context.ties if context.rank in tie.ranks for name in tie.names]
         self._accumulations = [AccumulationStep(), *(local_stage.accumulation for local_stage in local_stages.values())]
         for accumulation in self._accumulations:
-            accumulation.count, accumulation.number = accumulate, accumulate - 1
+            accumulation.count, accumulation.number = context.accumulate, context.accumulate - 1
 
     def bind(self, local_stages: Mapping[int, LocalStage] | None) -> None:
         """Call with the local stages as they are bound to the batch of the step to come.

@@ -3,50 +3,33 @@
 What is computed and sent, and in which order, is the program's decision.  The executor adds two things: a stage is told
 before the last action that adds to its gradients, so that their sum can start behind it; and the step is finished
 (:mod:`runtime.optim.gradient_sync`) before the first of the updates that end it.
-
-Errors of a step, told with where they happened: rank, device, stage, step, micro-batch and direction.
 """
 
 from __future__ import annotations
 
-import os
-import sysconfig
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from cuda_ops.device import driver
-from cuda_ops.memory import MemoryMeter
 from planner.ir.box import Box
-from planner.ir.errors import HalopipeError, StageFailedError
-from planner.ir.program import Program, Route
-from planner.ir.schedule import MESSAGE, Action, Op, format_grid
+from planner.ir.errors import HalopipeError
+from planner.ir.program import Route
+from planner.ir.schedule import MESSAGE, Action, Op
 from planner.ir.timeline import Span
-from runtime.memory import out_of_memory
-from runtime.monitor.activity import Activity
-from runtime.monitor.waits import BETWEEN, END, START, WORDS
+from runtime.monitor.waits import BETWEEN, END, START
 from runtime.pipeline.microbatches import Ahead, Batch
 from runtime.pipeline.p2p import BACKWARD, FORWARD, P2PMailbox
 from runtime.pipeline.routing import CPU, Piece, add_up, assemble
 from runtime.pipeline.specialize import Specialization, ends_step, last_gradients, last_updates
+from runtime.rank import STOP, RankContext, stage_failed
 from runtime.stage.local_stage import LocalStage
-from runtime.transport import Transport
-
-GRID_WIDTH = 4
-"""Actions shown on each side of the one that failed."""
-
-NOTHING, SAVE, STOP, BAD = range(4)
-"""What a rank asks of all when a step begins: nothing, a checkpoint behind this step, an end before it, or to look at
-the step before, which has NaN or infinity on that rank."""
-
 
 Passes = Callable[[LocalStage, int, Mapping[str, Tensor]], dict[str, Tensor]]
 """Runs a stage forward on the values of a micro-batch."""
@@ -54,95 +37,6 @@ Passes = Callable[[LocalStage, int, Mapping[str, Tensor]], dict[str, Tensor]]
 
 class StopBeforeStepError(Exception):
     """A rank asked all ranks to stop: raised on each of them before the same step, of which nothing was done."""
-
-
-@dataclass(slots=True)
-class Vote:
-    """What the ranks ask of one another; it travels with the barrier that every step begins with, and costs nothing.
-
-    Attributes:
-        mine: gives what this rank asks for; called when a step begins.
-        is_bad: whether the step before has NaN or infinity here, which all have to hear before anything else.
-        agreed: the most that a rank asked for when the last step began; the same on all ranks.
-    """
-
-    mine: Callable[[], int] = lambda: NOTHING
-    is_bad: bool = False
-    agreed: int = NOTHING
-
-    @property
-    def word(self) -> int:
-        """For the barrier."""
-        return BAD if self.is_bad else self.mine()
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What an error of ``rank`` is told with.
-
-    Attributes:
-        device: name of the rank's device.
-        others: what the other ranks do, as one line; asked when something failed.
-    """
-
-    program: Program
-    rank: int
-    device: str
-    others: Callable[[], str]
-
-    def of_action(self, error: Exception, step: int, action: Action) -> HalopipeError:
-        """The error of an action, with the grid around it; what is not ours becomes a StageFailedError."""
-        microbatch = "" if action.microbatch is None else f"micro-batch {action.microbatch}, "
-        grid = format_grid(self.program.rows, (self.rank, action), GRID_WIDTH)
-        typed = error if isinstance(error, HalopipeError) else out_of_memory(error) or _stage_failed(error)
-        return self.of(typed, step, f"{microbatch}{WORDS[action.op]}", f", stage {action.stage}", grid)
-
-    def of(self, error: HalopipeError, step: int, doing: str, stage: str = "", grid: str = "") -> HalopipeError:
-        """An error of the same kind that says where it happened and what the others do."""
-        others = self.others()
-        details = [*error.details, *([f"the others: {others}"] if others else []), *([grid] if grid else [])]
-        title = f"rank {self.rank} ({self.device}{stage}) stopped at step {step}, {doing}: {error.title}"
-        return type(error)(title, details, error.remedies)
-
-
-_NOT_USERS = (
-    *(str(Path(__file__).parents[2] / name) + os.sep for name in ("cuda_ops", "halopipe", "planner", "runtime")),
-    str(Path(torch.__file__).parent) + os.sep,
-    sysconfig.get_path("stdlib") + os.sep + "contextlib",
-    "<",
-)
-"""How paths of code begin that is ours or torch's, or was made by them."""
-
-
-def _stage_failed(error: Exception) -> StageFailedError:
-    """Of what an operator, or the user's code, raised; its place is the innermost in that code, if there is one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((each for each in reversed(frames) if not each.filename.startswith(_NOT_USERS)), frames[-1])
-    return StageFailedError(f"{type(error).__name__}: {error}", [f"raised at {frame.filename}:{frame.lineno}"])
-
-
-@dataclass(frozen=True, slots=True)
-class StepEnvironment:
-    """What all executors of a rank share.
-
-    Attributes:
-        context: says where something failed.
-        activity: told what is done.
-        lookahead: receives announced ahead; 0: as many as the memory model counts.
-        device: where stages compute.
-        finish: called before the first update that ends a step.
-        meter: counts the memory of the device; None: it is not counted.
-        vote: what ranks agree on when a step begins.
-    """
-
-    transport: Transport
-    context: Context
-    activity: Activity
-    lookahead: int = 0
-    device: torch.device = CPU
-    finish: Callable[[], None] | None = None
-    meter: MemoryMeter | None = None
-    vote: Vote = field(default_factory=Vote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,30 +52,18 @@ class RowTrace:
     peak_bytes: tuple[int, ...] = ()
 
 
-class ActionClock(Protocol):
-    """When the actions of a row ended."""
-
-    def mark(self) -> None:
-        """An action has ended, or the first one begins."""
-        ...
-
-    def seconds(self) -> list[float]:
-        """Of each mark since the first; the step is over then."""
-        ...
-
-
 class WallClock:
-    """On a processor an action has ended when its call has."""
+    """When the actions of a row ended: on a processor, when its call has."""
 
     def __init__(self) -> None:
         self._marks: list[float] = []
 
     def mark(self) -> None:
-        """See :class:`ActionClock`."""
+        """An action has ended, or the first one begins."""
         self._marks.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """See :class:`ActionClock`."""
+        """Of each mark since the first; the step is over then."""
         return [mark - self._marks[0] for mark in self._marks]
 
 
@@ -197,16 +79,16 @@ class StreamClock:
         self._events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
-        """See :class:`ActionClock`."""
+        """As of a :class:`WallClock`."""
         self._events.append(driver.recorded_event(self._device))
 
     def seconds(self) -> list[float]:
-        """See :class:`ActionClock`."""
+        """As of a :class:`WallClock`."""
         self._events[-1].synchronize()
         return [self._events[0].elapsed_time(event) / 1e3 for event in self._events]
 
 
-def clock_of(device: torch.device) -> ActionClock:
+def clock_of(device: torch.device) -> WallClock | StreamClock:
     """For what is computed there."""
     return StreamClock(device) if device.type == "cuda" else WallClock()
 
@@ -245,6 +127,7 @@ class Executor:
     """One rank's row for one combination of sizes, ready to be run step after step.
 
     Args:
+        finish: called before the first update that ends a step.
         evaluates: forward passes in evaluation mode.
         passes: how a stage is run forward where it is not evaluated; None: as in training.
 
@@ -256,7 +139,8 @@ class Executor:
     def __init__(
         self,
         specialization: Specialization,
-        environment: StepEnvironment,
+        context: RankContext,
+        finish: Callable[[], object] = str,
         *,
         evaluates: bool = False,
         passes: Passes | None = None,
@@ -266,18 +150,17 @@ class Executor:
             specialization.local_stages,
             specialization.routing,
         )
-        self._environment, self._rank = environment, environment.transport.rank
-        self._evaluates, self._passes = evaluates, passes
-        self._device = environment.device
-        self._moves_inputs = environment.device.type != "cpu"
+        self._context, self._finish, self._evaluates, self._passes = context, finish, evaluates, passes
+        self._device = context.device or CPU
+        self._moves_inputs = self._device.type != "cpu"
         self.kept: tuple[str, ...] = ()
-        row = specialization.program.rows[self._rank]
+        row = specialization.program.rows[context.rank]
         self._mailbox = P2PMailbox(
             specialization.routing,
             row,
-            environment.transport,
-            lookahead=environment.lookahead or specialization.program.receive_window(self._rank),
-            device=environment.device,
+            context.transport,
+            lookahead=context.lookahead or specialization.program.receive_window(context.rank),
+            device=self._device,
             joined=specialization.program.joined(),
         )
         # All ranks finish a step together, also those that have nothing to update.
@@ -285,7 +168,7 @@ class Executor:
         self._last, self._final = last_gradients(row, specialization.program.ranks), last_updates(row)
         self._tasks = self._made(row)
         self._batch: Batch | None = None
-        self._ahead = Ahead(beside=environment.device.type != "cpu")
+        self._ahead = Ahead(beside=self._moves_inputs)
         self._step = 0
         self.outputs: dict[int, dict[str, Piece]] = {}
 
@@ -304,15 +187,15 @@ class Executor:
         Raises:
             StopBeforeStepError: a rank has asked for it.
         """
-        activity, vote = self._environment.activity, self._environment.vote
+        context, vote = self._context, self._context.vote
         self.enter(step, batch)
         self.announce(turn)
         try:
-            vote.agreed = self._environment.transport.barrier(vote.word)
+            vote.agreed = context.transport.barrier(vote.word)
         except HalopipeError as error:
-            raise self._environment.context.of(error, self._step, START) from error
+            raise context.of(error, self._step, START) from error
         if vote.agreed == STOP:
-            activity.begin(BETWEEN)
+            context.activity.begin(BETWEEN)
             raise StopBeforeStepError
 
     def announce(self, turn: int) -> None:
@@ -321,9 +204,9 @@ class Executor:
 
     def enter(self, step: int, batch: Batch) -> None:
         """Forget the last step; what is run next is ``step``, on ``batch``."""
-        activity = self._environment.activity
+        activity = self._context.activity
         activity.begin(START)
-        activity.step, activity.deadline_s = step, self._environment.transport.deadline_s
+        activity.step, activity.deadline_s = step, self._context.deadline_s
         self._step, self._batch = step, batch
         self._ahead.forget()
         self.outputs.clear()
@@ -339,8 +222,8 @@ class Executor:
         Raises:
             StageFailedError: a stage raised; DeadlineError, TransportError: a message failed.  The text says where.
         """
-        activity, context = self._environment.activity, self._environment.context
-        clock, meter, peak_bytes = clock_of(self._environment.device), self._environment.meter, list[int]()
+        context, activity = self._context, self._context.activity
+        clock, meter, peak_bytes = clock_of(self._device), context.meter, list[int]()
         if meter is not None:
             meter.take_peak()
         clock.mark()
@@ -353,21 +236,21 @@ class Executor:
             clock.mark()
             if meter is not None:
                 peak_bytes.append(meter.take_peak())
-        if self._finishes_at_end and self._environment.finish is not None:
-            self._environment.finish()
+        if self._finishes_at_end:
+            self._finish()
         activity.begin(END)
         try:
             if flushes:
                 self._mailbox.flush()
             ends_s = clock.seconds()
         except Exception as error:
-            typed = error if isinstance(error, HalopipeError) else _stage_failed(error)
+            typed = error if isinstance(error, HalopipeError) else stage_failed(error)
             raise context.of(typed, self._step, END) from error
         activity.begin(BETWEEN)
         self._batch = None
         if meter is not None:
             peak_bytes.append(meter.take_peak())
-        spans = map(Span, repeat(self._rank), [task.text for task in self._tasks], ends_s, ends_s[1:])
+        spans = map(Span, repeat(context.rank), [task.text for task in self._tasks], ends_s, ends_s[1:])
         return RowTrace(tuple(spans), tuple(peak_bytes))
 
     def _forward(self, work: _PassWork) -> None:
@@ -431,8 +314,7 @@ class Executor:
             self._local_stages[action.stage].forget_gradients()
 
     def _finish_and_update(self, action: Action) -> None:
-        if self._environment.finish is not None:
-            self._environment.finish()
+        self._finish()
         self._update(action)
 
     def _made(self, row: Sequence[Action]) -> tuple[_Task, ...]:

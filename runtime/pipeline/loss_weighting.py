@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 
 import torch
 from torch import Tensor
 
-from planner.ir.plan import Decision
-from planner.layers.division import divides
 from runtime.pipeline.microbatches import Batch
-from runtime.stage.captured import CapturedModel
+from runtime.rank import RankContext
 from runtime.stage.local_stage import LocalStage
 from runtime.stage.sample_weights import SUM, TERMS, Counting, Weighed, countings, factor, weighed_in
 
 
-def inputs_counted(model: CapturedModel, decision: Decision) -> dict[int, tuple[str, ...]]:
-    """By stage, the graph's inputs of which each rank reads its samples to know what parts count for."""
-    return {
-        stage: tuple(dict.fromkeys(name for counting in of_stage for name in counting.sources))
-        for stage in range(len(decision.stages))
-        if (of_stage := countings(model, weighed_in(model, decision.layers_of(stage))))
-    }
-
-
 class LossWeighting:
-    """What the layers of this rank's stages take in each micro-batch.
+    """What the layers of this rank's stages take in each micro-batch."""
 
-    Args:
-        ends: the micro-batches after which weights are updated; None: the last one.
-    """
-
-    def __init__(self, model: CapturedModel, decision: Decision, rank: int, ends: Sequence[int | None]) -> None:
-        self._decision, self._rank, self._graph = decision, rank, model.graph
-        self._shapes = {layer.name: layer.outputs[0].shape for layer in model.graph.layers}
-        self._ends = [len(decision.micro_batches) - 1 if end is None else end for end in ends]
-        own = [stage for stage, each in enumerate(decision.stages) if rank in each.ranks]
-        self._weighed = {stage: weighed_in(model, decision.layers_of(stage)) for stage in own}
+    def __init__(self, context: RankContext) -> None:
+        model, self._context = context.model, context
+        self._shapes = {layer.name: layer.outputs[0].shape for layer in context.graph.layers}
+        self._weighed = {stage: weighed_in(model, context.decision.layers_of(stage)) for stage in context.stages}
         self._countings = {stage: countings(model, weighed) for stage, weighed in self._weighed.items()}
         self._factors: dict[tuple[int, str, int], Tensor] = {}
 
@@ -75,8 +58,9 @@ class LossWeighting:
 
     def _together(self, microbatch: int) -> range:
         """The micro-batches that make up an update with this one."""
-        last = next(end for end in self._ends if end >= microbatch)
-        return range(max((end + 1 for end in self._ends if end < microbatch), default=0), last + 1)
+        ends = self._context.updates_after
+        last = next(end for end in ends if end >= microbatch)
+        return range(max((end + 1 for end in ends if end < microbatch), default=0), last + 1)
 
     def _counted(self, stage: int, counting: Counting, local_stage: LocalStage, batch: Batch) -> dict[str, Tensor]:
         """By layer, what each micro-batch adds to the whole batch's number, over all ranks of the stage."""
@@ -96,7 +80,8 @@ class LossWeighting:
 
     def _own(self, stage: int, local_stage: LocalStage, microbatch: int, rows: int) -> tuple[int, int]:
         """The first sample that this rank counts, and how many; where layers are divided, one rank counts for all."""
-        if not divides(self._decision, stage, self._graph):
-            microbatch_shard = local_stage.shares[microbatch * self._decision.num_slices].microbatch_shard
+        context = self._context
+        if stage not in context.divided:
+            microbatch_shard = local_stage.shares[microbatch * context.decision.num_slices].microbatch_shard
             return microbatch_shard.start, microbatch_shard.num_samples
-        return 0, rows if self._decision.stages[stage].ranks.index(self._rank) == 0 else 0
+        return 0, rows if context.position(stage) == 0 else 0

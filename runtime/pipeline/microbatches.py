@@ -26,6 +26,7 @@ from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import UsageError
 from planner.ir.graph import SAMPLE, TensorSpec
 from runtime.pipeline.routing import slices
+from runtime.stage.index_ranges import IndexRange
 
 Inputs = Mapping[str, Tensor]
 """Graph inputs by name."""
@@ -86,13 +87,6 @@ class Batch(Protocol):
         ...
 
 
-class Limit(Protocol):
-    """What the numbers of an input are held to, see :mod:`runtime.stage.index_ranges`."""
-
-    def require(self, name: str, tensor: Tensor) -> None:
-        """Raises :class:`UsageError` where the input ``name`` is beyond it."""
-
-
 @dataclass(frozen=True, slots=True)
 class InputSpecs:
     """What the model takes.
@@ -106,7 +100,7 @@ class InputSpecs:
     specs: Mapping[str, TensorSpec]
     captured: int
     free: frozenset[tuple[str, int]] = frozenset()
-    ranges: Mapping[str, tuple[Limit, ...]] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[IndexRange, ...]] = field(default_factory=dict)
 
     def rows(self, tensors: Sequence[Tensor]) -> int:
         """Samples that the tensors hold.

@@ -12,19 +12,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from planner.ir.errors import StageFailedError
-from planner.ir.schedule import FORWARD_PASS, Action
-from runtime.pipeline.executor import Executor, RowTrace, StepEnvironment
+from planner.ir.schedule import FORWARD_PASS
+from runtime.optim.gradient_sync import GradientSync
+from runtime.pipeline.executor import Executor, RowTrace
 from runtime.pipeline.loss_weighting import LossWeighting
 from runtime.pipeline.microbatches import Batch
 from runtime.pipeline.specialize import Specialization, Specializer
+from runtime.rank import RankContext
+from runtime.recent import Recent
 from runtime.stage.local_stage import LocalStage
 
 if TYPE_CHECKING:
     from runtime.sparse.ahead import BatchPreparation
     from runtime.sparse.share import AnyBatch
-
-_MOST_KEPT = 64
-"""Combinations of sizes whose executors are kept."""
 
 
 class Runner:
@@ -32,49 +32,69 @@ class Runner:
 
     Args:
         local_stages: the stages of this rank.
-        loss_weighting: told of each batch that is run.
-        preparing: makes batches of clouds or seeds the graph's inputs; None: the model takes them as they are.
+        gradient_sync: finishes its steps.
         heard: called when all ranks have begun a step, with what they agreed on.
+
+    Attributes:
+        preparing: makes batches of clouds or seeds the graph's inputs; None: the model takes them as they are.
+        norm: of all gradients of the last step before they were clipped; None where they are not.
+
+    Raises:
+        UnsupportedModelError: the model cannot be run with the samples that are planned.
     """
+
+    norm: float | None = None
 
     def __init__(
         self,
-        specializer: Specializer,
+        context: RankContext,
         local_stages: Mapping[int, LocalStage],
-        environment: StepEnvironment,
-        loss_weighting: LossWeighting,
-        preparing: BatchPreparation[AnyBatch] | None,
+        gradient_sync: GradientSync,
         heard: Callable[[int], None],
     ) -> None:
-        self.specializer, self.preparing = specializer, preparing
-        self._local_stages, self._environment, self._loss_weighting, self._heard = (
-            local_stages,
-            environment,
-            loss_weighting,
-            heard,
-        )
-        self._executors: dict[tuple[Specialization, bool], Executor] = {}
+        self.context, self._local_stages, self._heard = context, local_stages, heard
+        self._gradient_sync, self._loss_weighting = gradient_sync, LossWeighting(context)
+        self.specializer = Specializer(context, self._loss_weighting)
+        self.specializer.require_possible(local_stages)
+        self.preparing: BatchPreparation[AnyBatch] | None = None
+        if context.preparation is not None:
+            from runtime.sparse.preparing import preparing  # late: other networks do without
+
+            core, gives_way = context.spare_core, context.gives_way
+            self.preparing = preparing(context.decision, context.model, core, gives_way=gives_way)
+        self._executors = Recent[tuple[Specialization, bool], Executor]()
         self._turn = 0
 
-    def bound(self, batch: Batch, step: int) -> tuple[Batch, Specialization, float, int]:
+    def bound(self, batch: Batch, step: int, *, trains: bool = False) -> tuple[Batch, Specialization, float, int]:
         """The batch as the graph's inputs, the plan bound to it; of finding sites of clouds seconds, and most bytes.
+
+        Of clouds what was made of the batch before goes first: sites and maps are much of what a rank holds, and would
+        be there twice while the next are made.  So do gradients, where a training step begins with none.
 
         Raises:
             StageFailedError: clouds or seeds that cannot be used.
         """
+        if self.preparing is not None:
+            self._gradient_sync.bind(None)
+            for local_stage in self._local_stages.values():
+                local_stage.program.reset(step)
+                if trains and self._gradient_sync.is_last:
+                    local_stage.forget_gradients()
         # What was bound to the sites of the batch before keeps these, and all that was made of them.
-        self._executors = {key: each for key, each in self._executors.items() if key[0].is_kept}
-        meter, start = None if self.preparing is None else self._environment.meter, time.perf_counter()
+        for key in [key for key in self._executors if not key[0].is_kept]:
+            del self._executors[key]
+        meter, start = None if self.preparing is None else self.context.meter, time.perf_counter()
         if meter is not None:
             meter.take_peak()
         try:
             graph_batch = batch if self.preparing is None else self.preparing.batch(batch)
             specialization = self.specializer.bind(self._local_stages, graph_batch)
-            self.weigh(graph_batch, specialization)
+            self._loss_weighting.begin(graph_batch, specialization.local_stages)
         except StageFailedError as error:
             if self.preparing is None:
                 raise
-            raise self._environment.context.of(error, step, "finding sites") from error
+            raise self.context.of(error, step, "finding sites") from error
+        self._gradient_sync.bind(specialization.local_stages)
         seconds = 0.0 if self.preparing is None else time.perf_counter() - start
         return graph_batch, specialization, seconds, 0 if meter is None else meter.take_peak()
 
@@ -83,9 +103,12 @@ class Runner:
         specialization = self.specializer.bind(self._local_stages, batch)
         return specialization if learns else _forward_only(specialization)
 
-    def weigh(self, batch: Batch, specialization: Specialization) -> None:
-        """The batch that is run next; another may have been bound after it."""
+    def begin(self, batch: Batch, specialization: Specialization, learns: bool) -> None:
+        """A batch of a stream is run next; another may have been bound after it."""
         self._loss_weighting.begin(batch, specialization.local_stages)
+        if learns:
+            self._gradient_sync.bind(specialization.local_stages)
+            self._gradient_sync.begin()
 
     def executor(self, specialization: Specialization, *, evaluates: bool) -> Executor:
         """What runs the row at these sizes, in training or evaluation."""
@@ -93,10 +116,8 @@ class Runner:
             self._executors.clear()
         key = (specialization, evaluates)
         if key not in self._executors:
-            if len(self._executors) >= _MOST_KEPT:
-                self._executors.pop(next(iter(self._executors)))
             bound = _forward_only(specialization) if evaluates else specialization
-            self._executors[key] = Executor(bound, self._environment, evaluates=evaluates)
+            self._executors[key] = Executor(bound, self.context, self.finish, evaluates=evaluates)
         return self._executors[key]
 
     def run(self, executor: Executor, batch: Batch, step: int) -> tuple[RowTrace, float]:
@@ -107,10 +128,14 @@ class Runner:
                 begin the next.
         """
         executor.prepare(step, self.next_turn(), batch)
-        self._heard(self._environment.vote.agreed)
+        self._heard(self.context.vote.agreed)
         start = time.perf_counter()
         ran = executor.run()
         return ran, time.perf_counter() - start
+
+    def finish(self) -> None:
+        """What all ranks do together before the first update that ends a step."""
+        self.norm = self._gradient_sync.run()
 
     def next_turn(self) -> int:
         """Numbers the runs of programs, alike on all ranks."""
@@ -120,9 +145,7 @@ class Runner:
 
 def _forward_only(specialization: Specialization) -> Specialization:
     """The same, without what training adds; it ends if the whole did, since what is left waits for less."""
-    rows = tuple(tuple(_at_newest(a) for a in row if a.op in FORWARD_PASS) for row in specialization.program.rows)
+    rows = tuple(
+        tuple(replace(a, version=0) for a in row if a.op in FORWARD_PASS) for row in specialization.program.rows
+    )
     return replace(specialization, program=replace(specialization.program, rows=rows))
-
-
-def _at_newest(action: Action) -> Action:
-    return replace(action, version=0)

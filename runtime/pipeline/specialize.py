@@ -15,27 +15,23 @@ from torch import Tensor
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph
-from planner.ir.plan import Decision, Size, samples_in, sizes_of
+from planner.ir.plan import Size, samples_in, sizes_of
 from planner.ir.program import Message, Program, Route
 from planner.ir.schedule import ADDS_GRADIENTS, PER_STEP, Action, Edge, Op
 from planner.layers.boundary import Boundaries
-from planner.layers.division import Division, divides
-from planner.passes.versions import updates_of
+from planner.layers.division import Division
 from runtime.pipeline.loss_weighting import LossWeighting
 from runtime.pipeline.microbatches import Batch, Shapes, part_in
 from runtime.pipeline.routing import Routing
-from runtime.stage.captured import CapturedModel
-from runtime.stage.cut import NUM_SAMPLES
+from runtime.rank import RankContext
+from runtime.recent import Recent
 from runtime.stage.local_stage import Feed, LocalStage, Share
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.sample_weights import is_factor
+from runtime.stage.shapes import graph_at, without_data
 
 if TYPE_CHECKING:
     from runtime.sparse.share import AnyBatch, AnyShare
-
-
-_MOST_KEPT = 64
-"""Combinations of sizes whose bindings are kept."""
 
 
 GraphAt = Callable[[Shapes], Graph]
@@ -62,45 +58,25 @@ class Specialization:
 
 
 class Specializer:
-    """Makes bindings of a decision on ``rank``.
+    """Makes bindings of a decision on one rank.
 
     Args:
-        boundaries, program: of the decision at its planned sizes.
-        model: asked for its inputs and sizes alone; it is not kept.
-        graph_at: asked where an input's dims other than samples differ from the capture's.
+        context: of its model nothing is kept but its graph without numbers.
         loss_weighting: knows the factors that stages read beside the graph's inputs.
     """
 
-    def __init__(
-        self,
-        decision: Decision,
-        model: CapturedModel,
-        boundaries: Boundaries,
-        program: Program,
-        rank: int,
-        graph_at: GraphAt | None,
-        loss_weighting: LossWeighting,
-    ) -> None:
-        self._decision, self._boundaries, self._rank, self._graph_at = decision, boundaries, rank, graph_at
-        self._loss_weighting = loss_weighting
-        self._graph, self._sizes, self._fixed = model.graph, dict(model.sizes), model.fixed
-        self._is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
-        self._is_sparse = model.prepared is not None
-        self._planned, self._updates = program, updates_of(program)
-        self._divided = frozenset(
-            stage
-            for stage, each in enumerate(decision.stages)
-            if rank in each.ranks and (decision.token_slices or divides(decision, stage, model.graph))
-        )
+    def __init__(self, context: RankContext, loss_weighting: LossWeighting) -> None:
+        model, decision, self._context = context.model, context.decision, context
+        self._decision, self._boundaries, self._graph = decision, context.boundaries, context.graph
+        self._loss_weighting, self._sizes, self._fixed = loss_weighting, dict(model.sizes), model.fixed
+        # Shapes that are not the capture's are found on a copy without parameters.
+        is_reshaped = model.sizes and context.preparation is None
+        self._graph_at: GraphAt | None = partial(graph_at, without_data(model)) if is_reshaped else None
+        self._divided = frozenset(s for s in context.stages if decision.token_slices or s in context.divided)
         self._at: dict[object, Boundaries] = {}
-        self._divisions: dict[object, Division] = {}
+        self._divisions = Recent[object, Division]()
         self._numbers: dict[tuple[int, int, tuple[int, ...]], int | None] = {}
-        self._bindings: dict[object, Specialization] = {}
-
-    @property
-    def takes_any(self) -> bool:
-        """Whether a micro-batch may have any number of samples, not that of the capture alone."""
-        return self._is_free
+        self._bindings = Recent[object, Specialization]()
 
     def require_possible(self, local_stages: Mapping[int, LocalStage]) -> None:
         """Raises :class:`UnsupportedModelError` unless the model can be run with the samples that are planned."""
@@ -109,7 +85,7 @@ class Specializer:
                 divisions = [self._division(self._boundaries, stage, n, ()) for n in self._decision.micro_batches]
                 self._require_possible(stage, {count for each in divisions for count in self._rows_in(each, stage)})
                 continue
-            layout, position = self._decision.layout_of(stage), self._position(stage)
+            layout, position = self._decision.layout_of(stage), self._context.position(stage)
             self._require_possible(stage, {layout.samples(n)[position] for n in self._decision.micro_batches})
 
     def bind(self, local_stages: Mapping[int, LocalStage], batch: Batch) -> Specialization:
@@ -118,14 +94,12 @@ class Specializer:
         Raises:
             UnsupportedModelError: the model cannot be run with so many samples.
         """
-        if self._is_sparse:
+        if self._context.preparation is not None:
             return self._bound_to_sites(local_stages, cast("AnyBatch", batch))
         varying = enumerate(batch.rows) if self._sizes else ()
         key = (batch.rows, tuple(self._varying(batch.shapes(m)) if rows else () for m, rows in varying))
         specialization = self._bindings.get(key)
         if specialization is None:
-            if len(self._bindings) >= _MOST_KEPT:
-                self._bindings.pop(next(iter(self._bindings)))
             specialization = self._bindings[key] = self._bound(local_stages, batch)
         return specialization
 
@@ -150,7 +124,7 @@ class Specializer:
         return Specialization(
             rows,
             program,
-            Routing(boundaries, program, tuple(map(samples_in, sizes)), self._rank, divisions, slices),
+            Routing(boundaries, program, tuple(map(samples_in, sizes)), self._context.rank, divisions, slices),
             {
                 stage: self._divided_shares(stage, local_stage, batch, divisions)
                 if stage in self._divided
@@ -177,7 +151,7 @@ class Specializer:
         return Specialization(
             batch.rows,
             program,
-            Routing(boundaries, program, batch.rows, self._rank),
+            Routing(boundaries, program, batch.rows, self._context.rank),
             {
                 stage: self._shared(
                     stage, local_stage, batch, {m: share for (s, m), share in shares.items() if s == stage}
@@ -192,15 +166,13 @@ class Specializer:
         from runtime.sparse.share import share_of
 
         ranks = self._decision.stages[stage].ranks
-        position = ranks.index(self._rank) if self._rank in ranks else 0
+        position = ranks.index(self._context.rank) if self._context.rank in ranks else 0
         return share_of(self._decision, batch, m, stage, position)
 
     def _division(self, boundaries: Boundaries, stage: int, rows: int, sizes: tuple[int, ...]) -> Division:
         key = (id(boundaries), stage, rows, sizes)
         cached = self._divisions.get(key)
         if cached is None:
-            if len(self._divisions) >= _MOST_KEPT:
-                self._divisions.pop(next(iter(self._divisions)))
             named = dict(zip(self._sizes, sizes, strict=False))
             number = self._numbers.setdefault((stage, rows, sizes), _number(stage, self._numbers))
             if boundaries.axes is not None:
@@ -214,13 +186,13 @@ class Specializer:
         """Numbers of samples that this rank runs layers of the stage with."""
         if self._decision.token_slices:
             return {division.samples}
-        position = self._position(stage)
+        position = self._context.position(stage)
         return {layer.rows[position] for layer in division.layers.values()}
 
     def _program(self, sizes: tuple[Size, ...], boundaries: Sequence[Boundaries]) -> Program:
         by_size: dict[tuple[Edge, Size, int], tuple[Message, ...]] = {}
         messages: dict[Route, tuple[Message, ...]] = {}
-        for edge in self._planned.stages.edges:
+        for edge in self._context.program.stages.edges:
             for m, size in enumerate(sizes):
                 key = (edge, size, id(boundaries[m]))
                 if key not in by_size:
@@ -230,8 +202,8 @@ class Specializer:
         def runs(action: Action) -> bool:
             return action.op in PER_STEP or action.microbatch is None or samples_in(sizes[action.microbatch]) > 0
 
-        actions = tuple(tuple(action for action in row if runs(action)) for row in self._planned.rows)
-        return replace(self._planned, rows=actions, messages=messages)
+        actions = tuple(tuple(action for action in row if runs(action)) for row in self._context.program.rows)
+        return replace(self._context.program, rows=actions, messages=messages)
 
     def _boundaries_of(self, shapes: Shapes) -> Boundaries:
         varying = self._varying(shapes)
@@ -258,7 +230,7 @@ class Specializer:
     def _shared(
         self, stage: int, local_stage: LocalStage, batch: Batch, sites: Mapping[int, AnyShare] | None = None
     ) -> LocalStage:
-        layout, position = self._decision.layout_of(stage), self._position(stage)
+        layout, position = self._decision.layout_of(stage), self._context.position(stage)
         counts = [
             sites[m].shares if sites and m in sites else layout.samples(samples) for m, samples in enumerate(batch.rows)
         ]
@@ -297,7 +269,7 @@ class Specializer:
             rows, division = batch.rows[m], divisions.get((stage, number))
             sizes = self._sizes_of(local_stage.program.sizes, batch.shapes(m)) if rows else ()
             microbatch_shard = MicrobatchShard(number, rows, 0, rows, sizes, division, token_slice=k, whole=m)
-            position = k if slices > 1 else self._position(stage)
+            position = k if slices > 1 else self._context.position(stage)
             shares.append(Share(microbatch_shard, rows * weights[m]))
             feeds.append(self._factors(stage, local_stage, m))
             if division is None:
@@ -313,15 +285,10 @@ class Specializer:
         factor = partial(self._loss_weighting.factor, stage=stage, microbatch=microbatch)
         return {name: partial(factor, name=name) for name in filter(is_factor, local_stage.program.inputs)}
 
-    def _position(self, stage: int) -> int:
-        """This rank's among those of a stage, in the plan's order."""
-        return self._decision.stages[stage].ranks.index(self._rank)
-
     def _weights(self, rows: tuple[int, ...]) -> Iterator[float]:
         """What one sample of each micro-batch counts for in the gradients of its update."""
-        ends = [len(rows) - 1 if last is None else last for last in self._updates]
         first = 0
-        for last in ends:
+        for last in self._context.updates_after:
             total = sum(rows[first : last + 1])
             yield from [1 / total if total else 0.0] * (last + 1 - first)
             first = last + 1
@@ -330,7 +297,7 @@ class Specializer:
         return tuple(shapes[source][dim] for source, dim in (self._sizes[name] for name in names))
 
     def _require_possible(self, stage: int, counts: set[int]) -> None:
-        if not self._is_free and counts - {self._graph.samples}:
+        if not self._context.takes_any and counts - {self._graph.samples}:
             raise UnsupportedModelError(
                 f"the model was captured for {self._graph.samples} samples only",
                 [

@@ -23,20 +23,20 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cuda_ops._torch import BatchNormBase
 from planner.ir.errors import NotFiniteError, UsageError
-from planner.ir.plan import Decision
-from planner.ir.program import Program
 from planner.ir.timeline import Span
+from runtime.captured import answers_of, attribute
 from runtime.optim.gradient_sync import GradientSync
-from runtime.pipeline.executor import Executor, StepEnvironment
-from runtime.pipeline.loss_weighting import inputs_counted
-from runtime.pipeline.microbatches import Batch, InputSpecs, WholeBatch
+from runtime.pipeline.executor import Executor
+from runtime.pipeline.microbatches import Batch, WholeBatch
 from runtime.pipeline.routing import Piece
+from runtime.pipeline.runner import Runner
 from runtime.pipeline.specialize import Specialization
-from runtime.stage.captured import CapturedModel, answers_of, attribute
+from runtime.rank import RankContext
+from runtime.recent import Recent
 from runtime.stage.local_stage import LocalStage
 
 DEPTH = 2
@@ -45,8 +45,6 @@ DEPTH = 2
 LEAD = 2
 """Batches whose messages may wait for their readers; together with those announced no more than a transport tells
 apart (:func:`runtime.transport.frame.tag`)."""
-
-_MOST_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +57,6 @@ class Setting:
         answers: the values of the module's output, in its order.
         frozen: buffers that evaluation mode does not write.
         reads: graph inputs of which this rank needs the numbers; of others the shapes are enough.
-        inputs: what the model takes.
-        planned: samples of each micro-batch of a full batch.
-        fixed: samples that each micro-batch must have; 0: any number.
     """
 
     learns: bool
@@ -69,9 +64,6 @@ class Setting:
     answers: tuple[str, ...]
     frozen: frozenset[str]
     reads: tuple[str, ...]
-    inputs: InputSpecs
-    planned: tuple[int, ...]
-    fixed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,23 +98,13 @@ class RequestStream:
     """One rank's part of a stream; all ranks are offered the same batches in the same order.
 
     Args:
-        bind: the plan for the sizes of a batch, with its backwards or without.
-        begin: called before a batch is run, with whether it is learnt from.
-        next_turn: numbers the runs of programs, alike on all ranks.
+        learn: called before a batch is learnt from.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        environment: StepEnvironment,
-        bind: Callable[[Batch, bool], Specialization],
-        begin: Callable[[Batch, Specialization, bool], None],
-        next_turn: Callable[[], int],
-    ) -> None:
-        self.setting, self._environment = setting, environment
-        self._bind, self._begin, self._next_turn = bind, begin, next_turn
+    def __init__(self, setting: Setting, runner: Runner, learn: Callable[[], None]) -> None:
+        self.setting, self._runner, self._context, self._learn = setting, runner, runner.context, learn
         self._passes = partial(LocalStage.answer, training=setting.training, frozen=setting.frozen)
-        self._executors: dict[tuple[Specialization, int, bool], Executor] = {}
+        self._executors = Recent[tuple[Specialization, int, bool], Executor]()
         self._offered: deque[_Offered] = deque()
         self._number = self._unflushed = 0
 
@@ -142,7 +124,7 @@ class RequestStream:
         Raises:
             UsageError: they are not what the model takes.
         """
-        return WholeBatch(self.setting.inputs, tensors, self.setting.planned)
+        return WholeBatch(self._context.inputs, tensors, self._context.decision.micro_batches)
 
     def offer(self, batch: Batch, *, probes: bool = False) -> None:
         """Announce the messages of the next batch.
@@ -151,9 +133,9 @@ class RequestStream:
             probes: whether the batch leaves no trace: buffers are as before, and nothing is learnt of it.
         """
         learns = self.setting.learns and not probes
-        specialization = self._bind(batch, learns)
+        specialization = self._runner.stream_binding(batch, learns)
         executor = self._executor(specialization, learns)
-        executor.announce(self._next_turn())
+        executor.announce(self._runner.next_turn())
         self._offered.append(_Offered(self._number, batch, specialization, executor, probes))
         self._number += 1
 
@@ -169,7 +151,9 @@ class RequestStream:
         learns = self.setting.learns and not one.probes
         kept = _buffers(local_stages) if one.probes else {}
         one.executor.enter(one.number, one.batch)
-        self._begin(one.batch, one.specialization, learns)
+        self._runner.begin(one.batch, one.specialization, learns)
+        if learns:
+            self._learn()
         self._unflushed += 1
         flushes = self._unflushed >= LEAD
         ran = one.executor.run(flushes=flushes)
@@ -185,7 +169,7 @@ class RequestStream:
 
     def settle(self) -> None:
         """Waits until all that was sent has been taken; nothing may be offered."""
-        self._environment.transport.flush()
+        self._context.transport.flush()
         self._unflushed = 0
 
     def _require_finite(self, one: _Offered, local_stages: Mapping[int, LocalStage]) -> None:
@@ -201,68 +185,41 @@ class RequestStream:
         """One that no batch is on its way in: those of like batches take turns."""
         key = (specialization, self._number % DEPTH, learns)
         if key not in self._executors:
-            if len(self._executors) >= _MOST_KEPT:
-                self._executors.pop(next(iter(self._executors)))
             passes = None if learns else self._passes
-            self._executors[key] = Executor(specialization, self._environment, passes=passes)
+            self._executors[key] = Executor(specialization, self._context, self._runner.finish, passes=passes)
             self._executors[key].kept = self.setting.answers
         return self._executors[key]
 
 
-def setting_of(
-    decision: Decision,
-    model: CapturedModel,
-    module: nn.Module,
-    local_stages: Mapping[int, LocalStage],
-    inputs: InputSpecs,
-    *,
-    takes_any: bool,
-) -> Setting:
+def setting_of(context: RankContext, local_stages: Mapping[int, LocalStage]) -> Setting:
     """That of a rank's stages, in training mode and learning nothing.
-
-    Args:
-        model, module: of these nothing is kept.
-        takes_any: whether a micro-batch may have any number of samples.
 
     Raises:
         UnsupportedModelError: the captured graph does not make all that the module puts out.
     """
-    return Setting(
-        False,
-        True,
-        answers_of(model),
-        statistics_of(module, model, local_stages),
-        reads_of(decision, model, local_stages),
-        inputs,
-        decision.micro_batches,
-        0 if takes_any else inputs.captured,
-    )
-
-
-def reads_of(decision: Decision, model: CapturedModel, local_stages: Mapping[int, LocalStage]) -> tuple[str, ...]:
-    """The graph's inputs of which a rank with these stages needs the numbers."""
-    counted = inputs_counted(model, decision)
     read = {name for local_stage in local_stages.values() for name in local_stage.program.inputs}
-    read |= {name for stage in local_stages for name in counted.get(stage, ())}
-    return tuple(name for name in model.graph.inputs if name in read)
+    read |= {name for stage in local_stages for name in context.counted.get(stage, ())}
+    reads = tuple(name for name in context.graph.inputs if name in read)
+    return Setting(False, True, answers_of(context.model), statistics_of(context, local_stages), reads)
 
 
-def statistics_of(module: nn.Module, model: CapturedModel, local_stages: Mapping[int, LocalStage]) -> frozenset[str]:
+def statistics_of(context: RankContext, local_stages: Mapping[int, LocalStage]) -> frozenset[str]:
     """The buffers of batch normalisation, which evaluation mode leaves as they are."""
-    own = {id(each) for part in module.modules() if isinstance(part, BatchNormBase) for each in part.buffers()}
+    parts = context.module.modules()
+    own = {id(each) for part in parts if isinstance(part, BatchNormBase) for each in part.buffers()}
     names = (name for local_stage in local_stages.values() for name in local_stage.buffers)
-    return frozenset(name for name in names if id(attribute(model.graph_module, name)) in own)
+    return frozenset(name for name in names if id(attribute(context.model.graph_module, name)) in own)
 
 
-def require_local(program: Program, gradient_sync: GradientSync, is_versioned: bool) -> None:
+def require_local(context: RankContext, gradient_sync: GradientSync) -> None:
     """Raises :class:`UsageError` unless each stage can update its weights without hearing of another."""
-    crossing = [f"{edge.src} to {edge.dst}" for edge in program.stages.edges if edge.gradient]
+    crossing = [f"{edge.src} to {edge.dst}" for edge in context.program.stages.edges if edge.gradient]
     faults = []
-    if not program.trains:
+    if not context.program.trains:
         faults.append("the plan has forward passes alone")
     if crossing:
         faults.append(f"gradients cross between stages: {', '.join(crossing)}")
-    if is_versioned:
+    if context.is_versioned:
         faults.append("its schedule keeps several versions of the weights")
     if gradient_sync.joins_ranks:
         faults.append("parameters that several stages share, or clipping, need all ranks before an update")

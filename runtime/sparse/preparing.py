@@ -11,10 +11,13 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 from cuda_ops.sampling.preparation import SampledPreparation
+from cuda_ops.sparse.preparation import Preparation
 from planner.ir.plan import Decision
 from planner.sites.prices import SitePrices, prices
+from runtime.captured import CapturedModule
 from runtime.pipeline.microbatches import Batch
 from runtime.sparse.ahead import BatchPreparation, Beside, Expected, PreparationClock
 from runtime.sparse.batch import InputPreparation, PreparedBatch, site_speeds
@@ -23,19 +26,21 @@ from runtime.sparse.share import AnyBatch, share_of
 
 
 def preparing(
-    decision: Decision, prepared: InputPreparation, core: int | None = None, *, gives_way: bool = False
+    decision: Decision, model: CapturedModule, core: int | None = None, *, gives_way: bool = False
 ) -> BatchPreparation[AnyBatch]:
     """What makes batches of clouds or seeds the graph's inputs.
 
     Args:
+        model: of a sparse or graph network.
         core, gives_way: of the thread, as of :class:`runtime.sparse.ahead.Beside`.
 
     Raises:
         UnsupportedModelError: ranks share what cannot be shared.
     """
-    aside = Beside(core=core, gives_way=gives_way)
-    if isinstance(prepared.preparation, SampledPreparation):
-        return SampledPreparing.of(decision, prepared, prepared.preparation, aside)
+    aside, preparation = Beside(core=core, gives_way=gives_way), cast("Preparation", model.preparation)
+    prepared = InputPreparation.of(model.graph, preparation, dict(model.raw))
+    if isinstance(model.preparation, SampledPreparation):
+        return SampledPreparing.of(decision, prepared, model.preparation, aside)
     return Preparing.of(decision, prepared, aside)
 
 

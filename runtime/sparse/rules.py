@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from cuda_ops.dense.state_writes import arguments_of
+from cuda_ops.calls import arguments_of
 from cuda_ops.sparse import operators
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES, Graph, Layer, is_sites

@@ -36,11 +36,6 @@ from runtime.sparse.batch import InputPreparation, site_speeds
 _FEATURES = "features"
 
 
-def shares_seeds(prepared: InputPreparation) -> bool:
-    """Whether ranks of a stage share out seeds, rather than sites."""
-    return isinstance(prepared.preparation, SampledPreparation)
-
-
 @contextmanager
 def telling(microbatch: int) -> Iterator[None]:
     """Raises :class:`StageFailedError` for seeds of a micro-batch that cannot be used."""

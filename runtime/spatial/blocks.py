@@ -23,6 +23,7 @@ from planner.ir.graph import Graph, producer
 from planner.ir.plan import Block
 from planner.layers.division import BlockDivision, Division, ends_of
 from runtime.pipeline.routing import cuts_of, narrowed, slices
+from runtime.recent import Recent
 from runtime.spatial.decompose import DividedStage
 from runtime.spatial.exchange import Exchange
 from runtime.stage.cut import StageFunction
@@ -102,7 +103,7 @@ class _BlockedRun:
     ) -> None:
         self._segments, self._outputs, self._divided = segments, outputs, divided
         self._sizes, self._inputs, self._attributes = like.sizes, like.inputs, tuple(like.attributes)
-        self._exchanges: dict[tuple[int, int], tuple[Division, dict[str, Exchange]]] = {}
+        self._exchanges = Recent[tuple[int, int], tuple[Division, dict[str, Exchange]]]()
 
     def __call__(self, num_samples: int, *arguments: object) -> tuple[Tensor, ...]:
         names = (*self._sizes, *self._inputs, *self._attributes)
@@ -171,8 +172,6 @@ class _BlockedRun:
         """What this rank has of each value for all its tiles, and what it got of others: one exchange a value."""
         key = (id(division), segment.block or 0)
         if key not in self._exchanges:
-            if len(self._exchanges) >= _MOST_KEPT:
-                self._exchanges.pop(next(iter(self._exchanges)))
             wire, made = self._divided.wire, {}
             for value in by_name:
                 held, wanted = division.held(value), block.wanted[value]
@@ -181,10 +180,6 @@ class _BlockedRun:
         exchanges = self._exchanges[key][1]
         arriving = {value: exchanges[value].start(x) for value, x in by_name.items()}
         return {value: [(exchanges[value].held, x), *arriving[value].wait()] for value, x in by_name.items()}
-
-
-_MOST_KEPT = 64
-"""Blocks of which exchanges are kept, for every size of micro-batch."""
 
 
 def _called(function: StageFunction, num_samples: int, by_name: dict[str, object]) -> dict[str, Tensor]:

@@ -28,13 +28,14 @@ from planner.ir.box import Box
 from planner.ir.graph import SAMPLE, Layer, producer
 from planner.ir.plan import Placement
 from planner.layers.division import Division
+from runtime.captured import CapturedModule, main_nodes
+from runtime.recent import Recent
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.empties import connected
 from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.layer_shard import LayerShard, NodeCall, evaluate, group_of
 from runtime.spatial.op_rules import form
 from runtime.spatial.slices import SlicePeers
-from runtime.stage.captured import CapturedModel, main_nodes
 from runtime.stage.cut import NUM_SAMPLES, Rule
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import DrawnPart
@@ -119,7 +120,7 @@ class DividedStage:
         later: where weight gradients wait in a backward.
     """
 
-    def __init__(self, model: CapturedModel, layers: Iterable[str], wire: PeerGroup, later: DeferredGradients) -> None:
+    def __init__(self, model: CapturedModule, layers: Iterable[str], wire: PeerGroup, later: DeferredGradients) -> None:
         self.wire, self.later = wire, later
         by_name = model.graph.by_name()
         self._layers = {name: by_name[name] for name in layers}
@@ -131,7 +132,7 @@ class DividedStage:
         self._places = _places(self._layers)
         self._now: dict[tuple[str, bool, int], LayerShard] = {}
         self._calls: dict[str, NodeCall] = {}
-        self._kept: dict[int, tuple[Division, dict[tuple[str, bool, int], LayerShard]]] = {}
+        self._kept = Recent[int, tuple[Division, dict[tuple[str, bool, int], LayerShard]]](_MOST_KEPT)
         self._division: Division | None = None
         self._position, self._slices = wire.position, wire if isinstance(wire, SlicePeers) else None
         self._microbatch_shards: dict[int, MicrobatchShard] = {}
@@ -159,8 +160,6 @@ class DividedStage:
         self._division = division
         entry = self._kept.get(id(division))
         if entry is None:
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.pop(next(iter(self._kept)))
             entry = self._kept[id(division)] = (division, {})
         self._now = entry[1]
 

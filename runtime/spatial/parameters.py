@@ -28,8 +28,8 @@ from planner.ir.plan import Decision
 from planner.layers import kind
 from planner.layers.division import Division, LayerDivision, divides
 from planner.layers.stage_rules import refused_parts, unlike_parts
+from runtime.captured import CapturedModule, attribute, main_nodes
 from runtime.pipeline.routing import slices
-from runtime.stage.captured import CapturedModel, attribute, main_nodes
 
 _STATISTICS = "batch_norm"
 _COPY = torch.ops.aten.clone.default
@@ -50,7 +50,7 @@ class Use:
     is_direct: bool
 
 
-def uses_of(model: CapturedModel, division: Division) -> dict[str, tuple[Use, ...]]:
+def uses_of(model: CapturedModule, division: Division) -> dict[str, tuple[Use, ...]]:
     """The uses by the layers of a stage, by name of what is used, in the order of the graph."""
     mains = main_nodes(model)
     readers: dict[str, dict[str, list[fx.Node]]] = {}
@@ -71,7 +71,7 @@ def uses_of(model: CapturedModel, division: Division) -> dict[str, tuple[Use, ..
     return by_name
 
 
-def _readers(attribute: fx.Node, model: CapturedModel) -> Iterator[tuple[str, fx.Node]]:
+def _readers(attribute: fx.Node, model: CapturedModule) -> Iterator[tuple[str, fx.Node]]:
     for user in attribute.users:
         layer = model.layer_of_node.get(user.name)
         if layer is not None:
@@ -194,7 +194,7 @@ Parts = Mapping[str, ParameterPart]
 """By the name of the parameter or buffer; those that are not named are whole on all ranks."""
 
 
-def parts_of(model: CapturedModel, decision: Decision, stage: int, rank: int) -> dict[str, ParameterPart]:
+def parts_of(model: CapturedModule, decision: Decision, stage: int, rank: int) -> dict[str, ParameterPart]:
     """What ``rank`` has of the parameters, buffers and constants that the layers of a divided ``stage`` read.
 
     Raises:

@@ -5,14 +5,11 @@ Modules:
     alone            A rank's stages timed alone: forward and backward of one share of a micro-batch, and nobody is
                      waited for
     batch_norm       Batch normalisation whose statistics are those of the parts of several ranks together
-    builder          From a decision and a captured graph to the stages that live on one rank
-    captured         A captured model, as the runtime takes it
     cut              Cutting one stage out of the captured graph: a function of its inputs, its state and the number of
                      samples
     functions        A stage's functions: in training and evaluation, under autocast, with and without rows
     index_ranges     Which integers the inputs of a step may hold: classes of a loss, rows of a table
-    local_stage      A stage as it lives on a rank: its program, its share of each micro-batch, its gradients and its
-                     optimiser
+    local_stage      A stage on a rank, from the captured graph to the update of its weights
     modes            How a stage is run, and on what part of a micro-batch
     random           Random numbers that depend on the seed, the step, the micro-batch and the node, whoever draws them
     recomputed       Spans of a stage's layers that are computed again when the backward comes to them

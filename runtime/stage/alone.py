@@ -21,14 +21,12 @@ from torch import Tensor, nn
 
 from cuda_ops.device import driver
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import SAMPLE, Graph, TensorSpec, producer
-from planner.ir.plan import Decision
-from planner.ir.program import Program
-from planner.layers.division import divides
+from planner.ir.graph import SAMPLE, TensorSpec, producer
+from runtime.captured import CapturedModule
 from runtime.pipeline.routing import CPU, dtype_of
+from runtime.rank import RankContext
 from runtime.spatial.parameters import parts_of
-from runtime.stage.captured import CapturedModel
-from runtime.stage.cut import NUM_SAMPLES, StageFunction
+from runtime.stage.cut import StageFunction
 from runtime.stage.functions import StageCut, StageFunctions
 from runtime.stage.modes import MicrobatchShard, RunConfig
 from runtime.stage.random.streams import CounterRng, RandomNodes
@@ -82,71 +80,59 @@ class LoneStage:
 
 
 def lone_stages(
-    decision: Decision,
-    model: CapturedModel,
-    program: Program,
-    rank: int,
-    example: Mapping[str, Tensor],
-    device: torch.device | None = None,
+    context: RankContext, model: CapturedModule, example: Mapping[str, Tensor]
 ) -> tuple[tuple[LoneStage, ...], str]:
-    """The stages of ``rank`` that can be run alone, and why others cannot.
+    """The stages of a rank that can be run alone, and why others cannot.
 
     Args:
         model: its parameters are those that are trained.
         example: the graph's inputs, of the samples that it was captured with.
-        device: where the stages compute.
     """
     stages: list[LoneStage] = []
-    for stage, each in enumerate(decision.stages):
-        if rank not in each.ranks:
-            continue
-        samples = _samples(decision, stage, rank, model.graph)
-        if reason := _hindrance(decision, model, stage, rank, samples):
+    for stage in context.stages:
+        samples = _samples(context, stage)
+        if reason := _hindrance(context, model, stage, samples):
             return (), f"stage {stage} is not timed alone: {reason}"
         try:
             if samples:
-                stages.append(_lone_stage(decision, model, program, stage, samples, example, device))
+                stages.append(_lone_stage(context, model, stage, samples, example))
         except UnsupportedModelError as error:  # of one rank with other samples; the run does without
             return (), f"stage {stage} is not timed alone: {error.title}"
     return tuple(stages), ""
 
 
-def _hindrance(decision: Decision, model: CapturedModel, stage: int, rank: int, samples: int) -> str:
-    if model.prepared is not None:
+def _hindrance(context: RankContext, model: CapturedModule, stage: int, samples: int) -> str:
+    if context.preparation is not None:
         return "what clouds take differs from batch to batch"
-    is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
-    if samples and samples != model.graph.samples and not is_free:
-        return f"the model was captured for {model.graph.samples} samples only"
-    if decision.stages[stage].level > 2 and len(decision.stages[stage].ranks) > 1:
+    if samples and samples != context.graph.samples and not context.takes_any:
+        return f"the model was captured for {context.graph.samples} samples only"
+    each = context.decision.stages[stage]
+    if each.level > 2 and len(each.ranks) > 1:
         return "its ranks have its parameters in slices"
-    if divides(decision, stage, model.graph):
-        parts = parts_of(model, decision, stage, rank).values()
+    if stage in context.divided:
+        parts = parts_of(model, context.decision, stage, context.rank).values()
         return "" if all(part.is_whole for part in parts) else "its ranks have parts of its parameters"
     return ""
 
 
-def _samples(decision: Decision, stage: int, rank: int, graph: Graph) -> int:
+def _samples(context: RankContext, stage: int) -> int:
     """Of the largest micro-batch, what the rank has of it."""
-    rows, ranks = max(decision.micro_batches), decision.stages[stage].ranks
-    if divides(decision, stage, graph):
-        return -(-rows // len(ranks))
-    return decision.layout_of(stage).samples(rows)[ranks.index(rank)]
+    decision = context.decision
+    rows = max(decision.micro_batches)
+    if stage in context.divided:
+        return -(-rows // len(decision.stages[stage].ranks))
+    return decision.layout_of(stage).samples(rows)[context.position(stage)]
 
 
 def _lone_stage(
-    decision: Decision,
-    model: CapturedModel,
-    program: Program,
-    stage: int,
-    samples: int,
-    example: Mapping[str, Tensor],
-    device: torch.device | None,
+    context: RankContext, model: CapturedModule, stage: int, samples: int, example: Mapping[str, Tensor]
 ) -> LoneStage:
-    graph, layers = model.graph, frozenset(decision.layers_of(stage))
+    graph, program, of_stage = context.graph, context.program, context.decision.stages[stage]
+    layers = frozenset(context.decision.layers_of(stage))
     outputs = dict.fromkeys(value for edge in program.stages.out_of(stage) for value in edge.values)
     if producer(graph.loss) in layers:
         outputs[graph.loss] = None
-    cut = StageCut(model, layers, tuple(outputs), device=device, recomputed=decision.stages[stage].recomputed)
+    cut = StageCut(model, layers, tuple(outputs), device=context.device, recomputed=of_stage.recomputed)
     rng, noise = CounterRng(0), torch.Generator().manual_seed(0)
     functions = StageFunctions(cut, None, RandomNodes(model).rule(rng), contexts=[rng])
     function, specs = functions.training, graph.values()
@@ -158,13 +144,13 @@ def _lone_stage(
     }
     handed_on = [name for name in function.outputs if name != graph.loss and specs[name].is_float]
     gradients = {name: _made_up(specs[name].at(samples, graph.samples), noise) for name in handed_on}
-    where = device or CPU
+    where = context.device or CPU
     return LoneStage(
         stage,
         samples,
         functions,
         rng,
-        RunConfig(program.trains, decision.stages[stage].recompute and program.trains, autocast=model.autocast),
+        RunConfig(program.trains, of_stage.recompute and program.trains, autocast=model.autocast),
         frozenset(name for name in function.inputs if name not in graph.inputs),
         graph.loss if graph.loss in function.outputs else None,
         {name: value.to(where) for name, value in values.items()},

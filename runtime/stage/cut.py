@@ -18,21 +18,15 @@ from typing import Any, cast
 
 import torch
 from torch import fx, nn
-from torch.nn import functional
 
 from cuda_ops._torch import schema_of
-from cuda_ops.dense.state_writes import (
-    BATCH_NORM,
-    arguments_of,
-    attributes_behind,
-    users_of_attributes,
-    writes_in_place,
-    written,
-)
+from cuda_ops.calls import arguments_of, writes
+from cuda_ops.dense.state_writes import BATCH_NORM, attributes_behind, users_of_attributes, written
+from cuda_ops.operator_table import OPERATORS
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
+from runtime.captured import CapturedModule, attribute
 from runtime.numerics.finite import TracedFunction
-from runtime.stage.captured import CapturedModel, attribute
 
 _BROADCAST = torch.ops.aten.broadcast_tensors.default
 
@@ -174,7 +168,7 @@ class _Cut:
             mutated |= changed
             target: Any = node.target
             function = replace(node)
-            if function is None and changed and writes_in_place(node):
+            if function is None and changed and writes(node.target):
                 function = partial(without_gradient, target)
             if function is None:
                 copies[node] = graph.node_copy(node, copy_of)
@@ -244,28 +238,8 @@ def without_gradient(target: Callable[..., Any], *arguments: Any, **keywords: An
     return target(*arguments, **keywords)
 
 
-_ATEN = torch.ops.aten
 FUNCTIONS: Mapping[object, Callable[..., Any]] = {
-    _ATEN.add.Tensor: torch.add,
-    _ATEN.batch_norm.default: torch.batch_norm,
-    _ATEN.cat.default: torch.cat,
-    _ATEN.conv2d.default: torch.conv2d,
-    _ATEN.div.Tensor: torch.div,
-    _ATEN.dropout.default: torch.dropout,
-    _ATEN.embedding.default: torch.embedding,
-    _ATEN.flatten.using_ints: torch.flatten,
-    _ATEN.gelu.default: functional.gelu,
-    _ATEN.layer_norm.default: torch.layer_norm,
-    _ATEN.linear.default: functional.linear,
-    _ATEN.matmul.default: torch.matmul,
-    _ATEN.max_pool2d.default: torch.max_pool2d,
-    _ATEN.mul.Tensor: torch.mul,
-    _ATEN.permute.default: torch.permute,
-    _ATEN.relu.default: torch.relu,
-    _ATEN.scaled_dot_product_attention.default: functional.scaled_dot_product_attention,
-    _ATEN.softmax.int: torch.softmax,
-    _ATEN.sub.Tensor: torch.sub,
-    _ATEN.transpose.int: torch.transpose,
+    getattr(getattr(torch.ops.aten, row.name), row.python[0]): row.python[1] for row in OPERATORS.values() if row.python
 }
 """What calls frequent operators from Python; through their schema a call takes one or two microseconds more."""
 
@@ -330,7 +304,7 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def normalising_layers(model: CapturedModel) -> tuple[str, ...]:
+def normalising_layers(model: CapturedModule) -> tuple[str, ...]:
     """Layers that take statistics of a micro-batch."""
     nodes = (node for node in model.graph_module.graph.nodes if takes_statistics(node))
     return tuple(dict.fromkeys(model.layer_of_node[node.name] for node in nodes if node.name in model.layer_of_node))
@@ -341,7 +315,7 @@ def takes_statistics(node: fx.Node) -> bool:
     return node.target is BATCH_NORM and arguments_of(node)["training"] is True
 
 
-def stages_using(model: CapturedModel, decision: Decision) -> dict[str, set[int]]:
+def stages_using(model: CapturedModule, decision: Decision) -> dict[str, set[int]]:
     """By parameter, buffer or constant, the stages whose layers read or write it."""
     users: dict[str, set[int]] = {}
     for name, node in users_of_attributes(model.graph_module.graph):

@@ -24,12 +24,13 @@ from cuda_ops.dense.deferred_gradients import CurrentQueue, deferred
 from cuda_ops.dense.recurrent import autocast
 from cuda_ops.dense.user_functions import is_user_function
 from cuda_ops.device.placing import move, tensors_of
+from cuda_ops.operator_table import operator_row
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Block
 from planner.layers.recomputed import Spans
 from runtime import spatial
+from runtime.captured import CapturedModule
 from runtime.numerics.finite import Examiner
-from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Attribute, Rule, StageFunction, cut_stage
 from runtime.stage.modes import MicrobatchContext, MicrobatchShard, Mode, cannot_evaluate, in_evaluation
 from runtime.stage.sample_weights import Weighed, weighing
@@ -137,7 +138,7 @@ class StageCut:
         recomputed: spans of layers that are computed again in the backward.
     """
 
-    model: CapturedModel
+    model: CapturedModule
     layers: frozenset[str]
     outputs: tuple[str, ...]
     watched: tuple[str, ...] = ()
@@ -281,9 +282,6 @@ def _attempt(
         return error.with_traceback(None)  # whose frames hold the model
 
 
-_BACKWARD_FAILS = frozenset({torch.ops.aten.pixel_shuffle.default, torch.ops.aten.pixel_unshuffle.default})
-
-
 def without_rows(rule: Rule) -> Rule:
     """``rule``, and where it leaves an operator as it is, one that gives an empty result where torch refuses to."""
 
@@ -299,7 +297,7 @@ def without_rows(rule: Rule) -> Rule:
         shape = _shape_without_rows(node)
         if shape is None:
             return None
-        return partial(_call, target, shape, target not in _BACKWARD_FAILS)
+        return partial(_call, target, shape, operator_row(target).takes_no_rows)
 
     return found
 

@@ -10,30 +10,18 @@ is given a batch looks first, and says which sample has it.  Numbers that forwar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from cuda_ops.dense.state_writes import arguments_of
+from cuda_ops.calls import arguments_of
+from cuda_ops.operator_table import CLASSES, PERMUTED, functional_row, operator_row
 from planner.ir.errors import UsageError
-from runtime.stage.captured import CapturedModel
+from runtime.captured import CapturedModule
 
-_ATEN = torch.ops.aten
-_CLASSES = {
-    _ATEN.cross_entropy_loss.default,
-    _ATEN.nll_loss.default,
-    _ATEN.nll_loss_nd.default,
-    _ATEN.nll_loss2d.default,
-    _ATEN.multi_margin_loss.default,
-}
-_AS_THEY_ARE = frozenset(
-    {"view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "expand"}
-    | {"contiguous", "to", "_to_copy", "clone", "alias", "detach", "lift_fresh_copy"}
-)
-"""Operators that move numbers, or copy them, and leave none out."""
 _IGNORED = -100
 """torch's default of ``ignore_index``."""
 
@@ -89,10 +77,10 @@ class IndexRange:
         )
 
 
-def index_ranges(model: CapturedModel) -> dict[str, tuple[IndexRange, ...]]:
+def index_ranges(model: CapturedModule) -> dict[str, tuple[IndexRange, ...]]:
     """By input of a step, what it may hold; those of sparse networks are not looked at."""
     by_input: dict[str, list[IndexRange]] = {}
-    if model.prepared is not None:
+    if model.preparation is not None:
         return {}
     for node in model.graph_module.graph.nodes:
         layer = model.layer_of_node.get(node.name, node.name)
@@ -106,20 +94,20 @@ def index_ranges(model: CapturedModel) -> dict[str, tuple[IndexRange, ...]]:
 
 def _read_by(node: fx.Node) -> Iterator[tuple[Any, int, int | None]]:
     """What a node takes for numbers of classes or rows, how many there are, and which one it ignores."""
-    arguments: Mapping[str, Any] = arguments_of(node) if node.op == "call_function" else {}
-    if node.target in _CLASSES:
-        shape = arguments["self"].meta["val"].shape
-        yield arguments["target"], int(shape[1 if len(shape) > 1 else 0]), arguments.get("ignore_index", _IGNORED)
-    elif node.target is _ATEN.embedding.default:
-        yield arguments["indices"], int(arguments["weight"].meta["val"].shape[0]), None
+    entries = functional_row(node.target).entries if node.op == "call_function" else None
+    if entries is not None:
+        arguments, (numbers, table, dim) = arguments_of(node), entries
+        shape = arguments[table].meta["val"].shape
+        ignored = arguments.get("ignore_index", _IGNORED) if entries == CLASSES else None
+        yield arguments[numbers], int(shape[min(dim, len(shape) - 1)]), ignored
 
 
 def _source(index: Any) -> tuple[fx.Node, tuple[tuple[int, int, int], ...]] | None:
     """The input whose numbers ``index`` holds, and slices of it that are taken; None: it is made otherwise."""
     ways: list[fx.Node] = []
     while isinstance(index, fx.Node) and index.op == "call_function":
-        name = getattr(getattr(index.target, "overloadpacket", None), "__name__", "")
-        if name not in _AS_THEY_ARE and name != "slice":
+        row = operator_row(index.target)
+        if not row.moves and row.name != "slice":
             return None
         ways.append(index)
         index = index.args[0]
@@ -128,10 +116,10 @@ def _source(index: Any) -> tuple[fx.Node, tuple[tuple[int, int, int], ...]] | No
     cut: list[tuple[int, int, int]] = []
     is_moved = False
     for node in reversed(ways):
-        if node.target is not _ATEN.slice.Tensor:
+        if operator_row(node.target).moves:
             is_moved = is_moved or not _is_alike(node)
             continue
-        arguments = {"dim": 0, "start": None, "end": None, "step": 1, **arguments_of(node)}
+        arguments = arguments_of(node)
         dim, start, end = (
             arguments["dim"],
             arguments["start"] or 0,
@@ -155,7 +143,7 @@ def _is_alike(node: fx.Node) -> bool:
         isinstance(before, Tensor)
         and isinstance(after, Tensor)
         and before.shape == after.shape
-        and not (str(node.target).startswith(("aten.permute", "aten.transpose", "aten.t.")))
+        and operator_row(node.target).elements != PERMUTED
     )
 
 

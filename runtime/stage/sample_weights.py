@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from cuda_ops._torch import schema_of
+from cuda_ops.calls import arguments_of, changed_call
 from planner.ir.graph import producer
-from runtime.stage.captured import CapturedModel, attribute, main_nodes
+from runtime.captured import CapturedModule, attribute, main_nodes
 from runtime.stage.cut import NUM_SAMPLES, Rule
 
 SUM, TERMS, WHOLE_SUM, WHOLE_MEAN = "sum", "terms", "whole sum", "whole mean"
@@ -61,7 +61,7 @@ class Weighed:
         return _PREFIX + self.layer
 
 
-def weighed_in(model: CapturedModel, layers: Iterable[str]) -> tuple[Weighed, ...]:
+def weighed_in(model: CapturedModule, layers: Iterable[str]) -> tuple[Weighed, ...]:
     """Those among ``layers``, in the model's order."""
     wanted, mains, by_name = frozenset(layers), main_nodes(model), model.graph.by_name()
     return tuple(
@@ -83,7 +83,7 @@ def weighing(inner: Rule, weighed: Mapping[str, Weighed]) -> Rule:
         if one.reduction == SUM:
             return partial(_scaled, operator)
         if one.reduction == TERMS:
-            return partial(_over_all_terms, operator, _place_of("reduction", node))
+            return partial(_over_all_terms, operator, target)
         return _of_whole_batch
 
     return rule
@@ -95,12 +95,9 @@ def _scaled(operator: Callable[..., Tensor], factor: Tensor, *args: Any, **kwarg
 
 
 def _over_all_terms(
-    operator: Callable[..., Tensor], place: int, factor: Tensor, prediction: Tensor, *args: Any, **kwargs: Any
+    operator: Callable[..., Tensor], target: object, factor: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
-    if place <= len(args):
-        args = (*args[: place - 1], _BY_SUM, *args[place:])
-    else:
-        kwargs = {**kwargs, "reduction": _BY_SUM}
+    (prediction, *args), kwargs = changed_call(target, args, kwargs, {"reduction": _BY_SUM})  # type: ignore[assignment]
     if prediction.dtype == torch.float16:  # whose sums are soon beyond its range
         result = operator(prediction.float(), *args, **kwargs) * factor.float()
         return result.to(prediction.dtype)
@@ -109,11 +106,6 @@ def _over_all_terms(
 
 def _of_whole_batch(factor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return factor
-
-
-def _place_of(argument: str, node: fx.Node) -> int:
-    operator: Any = node.target
-    return [each.name for each in schema_of(operator).arguments].index(argument)
 
 
 @torch.no_grad()
@@ -141,7 +133,7 @@ class Counting:
         sources: the graph's inputs that are read.
     """
 
-    def __init__(self, model: CapturedModel, weighed: Sequence[Weighed], earlier: Sequence[Weighed] = ()) -> None:
+    def __init__(self, model: CapturedModule, weighed: Sequence[Weighed], earlier: Sequence[Weighed] = ()) -> None:
         self.weighed = tuple(weighed)
         nodes = {node.name: node for node in model.graph_module.graph.nodes}
         wanted = [_counted(nodes[one.node], one) for one in self.weighed]
@@ -197,7 +189,7 @@ class Counting:
 
 
 def weights_of_parts(
-    model: CapturedModel, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int]
+    model: CapturedModule, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[int]
 ) -> tuple[float, ...] | None:
     """What the user's own loss of each micro-batch counts for in that of the batch; None: no such weights make it up.
 
@@ -230,7 +222,7 @@ def _are_alike(weights: Sequence[float], others: Sequence[float]) -> bool:
     return all(abs(a - b) < 1e-15 for a, b in zip(weights, others, strict=True))
 
 
-def countings(model: CapturedModel, weighed: Sequence[Weighed]) -> tuple[Counting, ...]:
+def countings(model: CapturedModule, weighed: Sequence[Weighed]) -> tuple[Counting, ...]:
     """What is to be counted for ``weighed``, one after the other: a later one reads what earlier ones found."""
     whole = [one for one in weighed_in(model, model.reductions) if one.reduction in (WHOLE_SUM, WHOLE_MEAN)]
     level: dict[Weighed, int] = {}
@@ -250,6 +242,12 @@ def countings(model: CapturedModel, weighed: Sequence[Weighed]) -> tuple[Countin
     )
 
 
+def inputs_counted(model: CapturedModule, layers: Iterable[str]) -> tuple[str, ...]:
+    """The inputs of which each rank of a stage with these layers reads its samples, to know what parts count for."""
+    of_stage = countings(model, weighed_in(model, layers))
+    return tuple(dict.fromkeys(name for counting in of_stage for name in counting.sources))
+
+
 def _below(level: Mapping[Weighed, int], number: int) -> list[Weighed]:
     return [one for one, depth in level.items() if depth < number and one.reduction != TERMS]
 
@@ -258,11 +256,7 @@ def _counted(node: fx.Node, one: Weighed) -> tuple[Callable[..., Tensor], tuple[
     """What is counted for a layer, as a function and what it is called with."""
     if one.reduction != TERMS:
         return _float64, (node,)
-    operator: Any = node.target
-    schema = schema_of(operator).arguments
-    arguments = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    arguments.update(zip((argument.name for argument in schema), node.args, strict=False))
-    arguments.update(node.kwargs)
+    arguments = arguments_of(node)
     return weight_of_targets, (None, arguments["target"], arguments["weight"], arguments["ignore_index"])
 
 

@@ -20,12 +20,13 @@ from cuda_ops.dense.recurrent import RECURRENT_SHAPES, autocast
 from cuda_ops.device.placing import on_device
 from planner.ir.errors import HalopipeError, UnsupportedModelError
 from planner.ir.graph import INTERLEAVES_SAMPLES, SAMPLE, Graph, Layer, TensorSpec, value_name
-from runtime.pipeline.microbatches import POINTS
-from runtime.stage.captured import CapturedModel, attribute
+from runtime.captured import CapturedModule, attribute
+from runtime.pipeline.microbatches import POINTS, InputSpecs
 from runtime.stage.cut import NUM_SAMPLES
+from runtime.stage.index_ranges import index_ranges
 
 
-def graph_at(model: CapturedModel, input_shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+def graph_at(model: CapturedModule, input_shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     """The graph for one micro-batch; its ``samples`` are the rows of that.
 
     Takes about 1 ms a node where a size varies; callers keep the result.  No tensor of ``model`` is read or written.
@@ -49,7 +50,7 @@ def graph_at(model: CapturedModel, input_shapes: Mapping[str, tuple[int, ...]]) 
     return replace(graph, samples=rows, inputs=inputs, layers=tuple(layers))
 
 
-def graph_of_sizes(model: CapturedModel, sizes: Mapping[str, int]) -> Graph:
+def graph_of_sizes(model: CapturedModule, sizes: Mapping[str, int]) -> Graph:
     """The graph for as many samples as the capture's, with other extents of dims that vary.
 
     Args:
@@ -65,7 +66,7 @@ def graph_of_sizes(model: CapturedModel, sizes: Mapping[str, int]) -> Graph:
     return graph_at(model, shapes)
 
 
-def without_data(model: CapturedModel) -> CapturedModel:
+def without_data(model: CapturedModule) -> CapturedModule:
     """``model`` with empty parameters and buffers: all that :func:`graph_at` needs, and keeps no tensor alive."""
     graph = on_device(model.graph_module, torch.device("cpu")).graph  # where shapes are found
     attributes = {}
@@ -77,18 +78,14 @@ def without_data(model: CapturedModel) -> CapturedModel:
     return replace(model, graph_module=fx.GraphModule(attributes, graph))
 
 
-def varying_dims(model: CapturedModel) -> frozenset[tuple[str, int]]:
-    """(input of a step, dim) of all dims that may differ from the capture's, samples apart: those named as a size."""
-    if model.prepared is not None:
-        return frozenset(
-            (name, dim) for name, spec in model.fed.items() for dim, word in enumerate(spec.dims) if word == POINTS
-        )
-    return frozenset(
-        (name, dim)
-        for name, spec in model.graph.inputs.items()
-        for dim, word in enumerate(spec.dims)
-        if word in model.sizes
-    )
+def step_inputs(model: CapturedModule) -> InputSpecs:
+    """What a step is given, samples first: the tensors of a user's clouds, or the graph's inputs.
+
+    The dims that may differ from the capture's, samples apart, are those named as a size.
+    """
+    specs, varying = (model.graph.inputs, model.sizes) if model.preparation is None else (model.raw, {POINTS: ()})
+    free = ((name, dim) for name, spec in specs.items() for dim, word in enumerate(spec.dims) if word in varying)
+    return InputSpecs(specs, model.graph.samples, frozenset(free), index_ranges(model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ class _Sizes:
     others: Mapping[str, int]
 
 
-def _sizes(model: CapturedModel, shapes: Mapping[str, tuple[int, ...]]) -> _Sizes:
+def _sizes(model: CapturedModule, shapes: Mapping[str, tuple[int, ...]]) -> _Sizes:
     graph = model.graph
     is_free = any(node.target == NUM_SAMPLES for node in model.graph_module.graph.nodes)
     sizes: dict[str, tuple[int, str]] = {}
@@ -135,7 +132,7 @@ def _fixed(name: str, dim: int, word: str, extent: int, captured: int, line: str
     )
 
 
-def _run(model: CapturedModel, sizes: _Sizes, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Tensor, ...]]:
+def _run(model: CapturedModule, sizes: _Sizes, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[Tensor, ...]]:
     """By name of a node what it makes, without data; what picks one of several outputs stands for all of them."""
     numbers: dict[str, int] = {NUM_SAMPLES: sizes.rows, **sizes.others}
     values: dict[fx.Node, Any] = {}
@@ -156,7 +153,7 @@ def _run(model: CapturedModel, sizes: _Sizes, shapes: Mapping[str, tuple[int, ..
 
 
 def _call(
-    model: CapturedModel, node: fx.Node, values: Mapping[fx.Node, Any], shapes: Mapping[str, tuple[int, ...]]
+    model: CapturedModule, node: fx.Node, values: Mapping[fx.Node, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> Any:
     function: Any = RECURRENT_SHAPES.get(node.target) or node.target
     try:
@@ -184,7 +181,7 @@ def _tensors(value: Any) -> tuple[Tensor, ...]:
     return tuple(item for item in value if _is_tensor(item)) if isinstance(value, (tuple, list)) else ()
 
 
-def _reshaped(model: CapturedModel, layer: Layer, tensors: Mapping[str, tuple[Tensor, ...]], rows: int) -> Layer:
+def _reshaped(model: CapturedModule, layer: Layer, tensors: Mapping[str, tuple[Tensor, ...]], rows: int) -> Layer:
     """``layer`` with the shapes that ``tensors`` have by node; dtypes are the capture's, which were found with data."""
     outputs = _at(layer.outputs, rows, model.graph.samples)
     names = (value_name(layer.name, index) for index in range(len(outputs)))
@@ -206,7 +203,7 @@ def _is_tensor(value: object) -> bool:
 class SampleDims:
     """The dim of each node's result that samples lie along, by the symbols that stand for their number."""
 
-    def __init__(self, model: CapturedModel) -> None:
+    def __init__(self, model: CapturedModule) -> None:
         self._symbols = _symbols_of_samples(model)
         interleaving = {layer.name for layer in model.graph.layers if layer.attributes.get(INTERLEAVES_SAMPLES)}
         self._interleaved: set[str] = set()
@@ -254,7 +251,7 @@ def _factor(expression: Any, symbols: frozenset[Any]) -> Any:
     return factor if factor != 0 and (expression - factor * samples).expand() == 0 else None
 
 
-def _symbols_of_samples(model: CapturedModel) -> frozenset[Any]:
+def _symbols_of_samples(model: CapturedModule) -> frozenset[Any]:
     """Every input may have a symbol of its own."""
     nodes = {node.target: node for node in model.graph_module.graph.nodes if node.op == "placeholder"}
     sizes = [

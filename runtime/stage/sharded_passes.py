@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops._torch import tree_leaves
-from cuda_ops.dense.state_writes import attributes_behind, writes_in_place, written
+from cuda_ops.calls import writes
+from cuda_ops.dense.state_writes import attributes_behind, written
+from runtime.captured import CapturedModule
 from runtime.optim.pass_shards import PassShards, UsePlaces
-from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Rule, without_gradient
 from runtime.stage.modes import MicrobatchShard
 
@@ -35,7 +36,7 @@ class ShardedPasses:
 
     shards: PassShards | None = None
 
-    def __init__(self, model: CapturedModel, layers: Collection[str]) -> None:
+    def __init__(self, model: CapturedModule, layers: Collection[str]) -> None:
         graph = model.graph_module.graph
         behind = attributes_behind(graph)
         self._place = {
@@ -53,11 +54,11 @@ class ShardedPasses:
         self._writing = {
             node.name
             for node in graph.nodes
-            if node.name in self._place and writes_in_place(node) and written(node, behind)
+            if node.name in self._place and writes(node.target) and written(node, behind)
         }
 
     def places(
-        self, model: CapturedModel, parameters: Collection[str], received: Collection[str]
+        self, model: CapturedModule, parameters: Collection[str], received: Collection[str]
     ) -> dict[str, UsePlaces]:
         """The places of ``parameters`` of the stage, by name, in the order of their first use.
 

@@ -151,6 +151,9 @@ class StageProgram:
         span_recompute: how spans of layers run once more in the backward.
 
     Attributes:
+        inputs: names of the values that ``forward`` needs.
+        sizes: names of the sizes that it needs, beside the number of samples.
+        mutated: names of the buffers that layers write.
         losses: by micro-batch.
         weights: the versions of the parameters.
     """
@@ -173,7 +176,7 @@ class StageProgram:
     ) -> None:
         run_config = run_config or RunConfig()
         self._function, self._loss, self._run_config = function, loss, run_config
-        self._inputs = function.inputs
+        self.inputs, self.sizes, self.mutated = function.inputs, function.sizes, function.mutated
         self._received_at = tuple((place, name) for place, name in enumerate(function.inputs) if name in received)
         self._graded: Mapping[str, Tensor] = function.parameters if slices is None else slices
         seed_weights = terms if loss is None else {**terms, loss: 1.0}
@@ -190,21 +193,6 @@ class StageProgram:
         self._held: dict[int, _Held] = {}
         self._seeds: dict[float, Tensor] = {}
         self.losses: dict[int, Tensor] = {}
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the values that ``forward`` needs."""
-        return self._inputs
-
-    @property
-    def sizes(self) -> tuple[str, ...]:
-        """Names of the sizes that ``forward`` needs, beside the number of samples."""
-        return self._function.sizes
-
-    @property
-    def mutated(self) -> frozenset[str]:
-        """Names of the buffers that layers write."""
-        return self._function.mutated
 
     def examine(self, examiner: Examiner | None) -> None:
         """From now on, have ``examiner`` look at what each operator makes, forward and backward; None: no more."""
@@ -336,7 +324,7 @@ class StageProgram:
         return seed
 
     def _call(self, microbatch_shard: MicrobatchShard, values: Mapping[str, Tensor]) -> StageCall:
-        return StageCall(microbatch_shard, tuple([values[name] for name in self._inputs]), self._state)
+        return StageCall(microbatch_shard, tuple([values[name] for name in self.inputs]), self._state)
 
     def _record(self, call: StageCall, left: LeftGradients | None) -> tuple[_Recorded, dict[str, Tensor]]:
         """Runs with gradients."""

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from cuda_ops.dense.state_writes import attributes_behind, written
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Decision
-from runtime.stage.captured import CapturedModel, attribute
+from runtime.captured import CapturedModule, attribute
+from runtime.rank import RankContext
 from runtime.stage.cut import stages_using
 from runtime.stage.local_stage import LocalStage
-from runtime.transport import Transport
 
 if TYPE_CHECKING:
     from runtime.checkpoint.state import RankState
@@ -35,29 +35,18 @@ class StateDict:
 
     The engine is one that also takes steps.
 
-    Args:
-        local_stages: the stages of this rank.
-        model, module: as of :class:`runtime.engine.Engine`; of these nothing is kept but what stages use.
-        transport: to the other ranks.
-
     Attributes:
         num_steps: training steps done, those before a checkpoint that was loaded included.
         named: what this rank's stages have of the module's state dict.
     """
 
-    def __init__(
-        self,
-        local_stages: Mapping[int, LocalStage],
-        decision: Decision,
-        model: CapturedModel,
-        module: nn.Module,
-        transport: Transport,
-    ) -> None:
-        self._local_stages, self._transport = local_stages, transport
+    def __init__(self, context: RankContext, local_stages: Mapping[int, LocalStage]) -> None:
+        model, module = context.model, context.module
+        self._local_stages, self._transport = local_stages, context.transport
         self.num_steps = 0
         self.named = named_state(local_stages, model, module)
         self._parts, self._sliced = named_parts(local_stages, self.named), named_slices(local_stages, self.named)
-        self._speaks = speakers(model, decision)
+        self._speaks = speakers(model, context.decision)
         self._unread = unread_state(model, module, self._speaks)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -193,7 +182,7 @@ class StateDict:
         return united(own, self._transport)
 
 
-def named_state(local_stages: Mapping[int, LocalStage], model: CapturedModel, module: nn.Module) -> dict[str, Tensor]:
+def named_state(local_stages: Mapping[int, LocalStage], model: CapturedModule, module: nn.Module) -> dict[str, Tensor]:
     """What this rank's stages have of the state dict of ``module``, by each of its names, in its order; or parts of it.
 
     Args:
@@ -207,7 +196,7 @@ def named_state(local_stages: Mapping[int, LocalStage], model: CapturedModel, mo
     return {name: here[id(tensor)] for name, tensor in everything.items() if id(tensor) in here}
 
 
-def _of_loss(local_stages: Mapping[int, LocalStage], model: CapturedModel) -> dict[str, Tensor]:
+def _of_loss(local_stages: Mapping[int, LocalStage], model: CapturedModule) -> dict[str, Tensor]:
     """What a loss with a state of its own changes: its parameters, and buffers that it writes."""
     behind = attributes_behind(model.graph_module.graph)
     changing = {name for node in model.graph_module.graph.nodes for name in written(node, behind)}
@@ -220,7 +209,7 @@ def _of_loss(local_stages: Mapping[int, LocalStage], model: CapturedModel) -> di
     return {name: attribute(model.graph_module, name) for name in sorted(names)}
 
 
-def unread_state(model: CapturedModel, module: nn.Module, speaks: Mapping[str, int]) -> dict[str, Tensor]:
+def unread_state(model: CapturedModule, module: nn.Module, speaks: Mapping[str, int]) -> dict[str, Tensor]:
     """What the state dict of ``module`` has and no layer reads: it stays as it is, under any plan.
 
     Args:
@@ -253,7 +242,7 @@ def named_slices(
     return {name: by_id[id(tensor)] for name, tensor in named.items() if id(tensor) in by_id}
 
 
-def speakers(model: CapturedModel, decision: Decision) -> dict[str, int]:
+def speakers(model: CapturedModule, decision: Decision) -> dict[str, int]:
     """By parameter, buffer or constant, the rank that saves it where it is not trained: one of all that have a copy."""
     return {name: min(decision.stages[min(stages)].ranks) for name, stages in stages_using(model, decision).items()}
 

@@ -11,14 +11,14 @@ import torch
 
 from planner.check.structure import require_possible
 from planner.ir.plan import Decision
-from profiler.capture.graph import CapturedModule, placed
+from profiler.capture.graph import placed
 from profiler.source.model import LoadedModel, named_buffers, named_parameters
+from runtime.captured import CapturedModule
 from runtime.checkpoint.state import RankState
 from runtime.engine import Engine
 from runtime.numerics.compare import Sketch, Tolerance, sketches, tensor_differences
 from runtime.numerics.finite import OnNan
 from runtime.numerics.single_device import serial_step
-from runtime.stage.captured import captured_model
 from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers
 from runtime.transport import InProcessTransport
@@ -113,7 +113,7 @@ def by_one_device(network: Network, decision: Decision) -> Sketches:
                 torch.optim.SGD(list(dict.fromkeys(parameters.values())), lr=0.05),  # tied ones have two names
                 *(tuple(tensor.to(DEVICE) for tensor in tensors) for tensors in batch),
                 decision.micro_batches,
-                answers=Answers(captured_model(captured), CounterRng(SEED)),
+                answers=Answers(captured, CounterRng(SEED)),
             )
             gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
             return {

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from planner.ir.plan import Decision
-from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 from runtime.engine import Engine
-from runtime.stage.builder import groups_of
-from runtime.stage.captured import captured_model
+from runtime.optim.ties import groups_of
+from runtime.rank import RankContext
 from runtime.transport import InProcessTransport, Key
 from runtime.transport.frame import FrameLayout
 from runtime.transport.inprocess import QueuedMessage
@@ -23,6 +23,7 @@ from tests.devices.card import DEVICE, Card, Crossings, card
 from tests.runtime.ranks import on_ranks
 
 T = TypeVar("T")
+_DEADLINE_S = 60.0
 
 
 @dataclass(slots=True)
@@ -62,15 +63,8 @@ def on_card(
             own, (model, captured) = cards[end.rank], copies[end.rank]
             # Backward in this thread, in its turn.
             with end._hub.changed, torch.autograd.set_multithreading_enabled(False), own:
-                engine = Engine(
-                    decision,
-                    captured_model(captured),
-                    model.module,
-                    end,
-                    optimizer,
-                    device=DEVICE,
-                    **options,
-                )
+                told = {"model": captured, "module": model.module, "transport": end, **options}
+                engine = Engine(RankContext(decision, optimizer, device=DEVICE, deadline_s=_DEADLINE_S, **told))
                 return work(engine, own, end)
 
         groups = groups_of(decision, network[1].graph)

@@ -8,12 +8,11 @@ from torch import Tensor, fx, nn
 
 from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.device.placing import on_device
-from planner.layers.boundary import Boundaries
-from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
+from runtime.rank import RankContext
 from runtime.stage.alone import lone_stages
-from runtime.stage.captured import captured_model
 from runtime.stage.cut import StageFunction
 from runtime.stage.functions import StageCall, StageCalls
 from runtime.stage.modes import MicrobatchShard
@@ -50,9 +49,9 @@ def test_a_stage_with_a_graph_inside_is_timed_alone_on_its_card() -> None:
     with card() as made, torch.autograd.set_multithreading_enabled(False):
         own = made(crossings)
         model, captured = hosted(own, found)
-        program = Boundaries.of_decision(captured.graph, decision).program(decision)
         with own:
-            stages, why = lone_stages(decision, captured_model(captured), program, 0, model.tensors, DEVICE)
+            context = RankContext(decision, torch.optim.SGD, device=DEVICE, model=captured)
+            stages, why = lone_stages(context, captured, model.tensors)
             assert not why
             assert [stage.pass_s() > 0 for stage in stages] == [True]
     assert not crossings.faults

@@ -30,7 +30,7 @@ from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.numerics.finite import OnNan
-from runtime.stage.builder import check_layers
+from runtime.rank import check_layers
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime import plans
 from tests.runtime.cases import recomputing

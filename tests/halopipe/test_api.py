@@ -8,7 +8,7 @@ import pytest
 
 import halopipe as hp
 from benchmarks.chains import chain_profile
-from halopipe.planning.measure import MeasuringOptions
+from halopipe.planning.options import ProfileOptions
 from halopipe.planning.problem import make_problem
 from halopipe.planning.solve import solve
 from planner.ir.codec import dump
@@ -104,7 +104,7 @@ def test_importing_is_light_and_an_unknown_name_is_an_attribute_error() -> None:
 def test_a_profile_is_measured_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[ModelSource] = []
 
-    def measure(source: ModelSource, how: MeasuringOptions, **others: object) -> Profile:
+    def measure(source: ModelSource, how: ProfileOptions, **others: object) -> Profile:
         asked.append(source)
         return PROFILE
 

@@ -9,6 +9,7 @@ from torch import nn
 from cuda_ops.memory import available
 from halopipe.launch.run import run_plan
 from halopipe.planning.measure import modelled
+from halopipe.planning.options import ProfileOptions
 from halopipe.planning.ways import plan_by
 from halopipe.run_spec.options import RunOptions
 from planner.ir.profile import ModelSource, Profile
@@ -29,7 +30,7 @@ def wide(*, input_shape: tuple[int, ...] = (32, WIDTH)) -> tuple[nn.Module, tupl
 def profile() -> Profile:
     """Without a run: what layers hold follows from their operators."""
     source = ModelSource(f"{__name__}:wide", {}, (32, WIDTH))
-    return modelled(source, "a100-dgx", 2, "AdamW", (4, 8, 16, 32))
+    return modelled(source, ProfileOptions(on="a100-dgx", workers=2, optimizer="AdamW", sizes=(4, 8, 16, 32)))
 
 
 @pytest.mark.skipif(bool(available()), reason="no compiler for the counting allocator")

@@ -20,6 +20,7 @@ from planner.ir.plan import Decision, Size, TokenSlice, samples_in
 from planner.ir.program import Program
 from planner.layers import throughout_sites
 from planner.layers.recomputed import layers_in_order
+from planner.token_slices.prices import SlicePrices
 from tests.oracles.prices import LaidOut, LayerPrices
 from tests.oracles.slices import Sliced
 from tests.oracles.stage_memory import Holding
@@ -130,7 +131,7 @@ class Stages:
     def _of_slice(self, stage: int, size: TokenSlice) -> Sliced:
         if (stage, size) not in self._slices:
             kind, recompute = self.cost_model.kind(self.program.ranks[stage][0]), self.decision.stages[stage].recompute
-            table = self.cost_model.slices.table(kind, size)
+            table = self.cost_model.beside(SlicePrices).table(kind, size)
             self._slices[stage, size] = Sliced(self.prices, self.layers[stage], table, kind, size.samples, recompute)
         return self._slices[stage, size]
 

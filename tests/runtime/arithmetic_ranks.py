@@ -16,16 +16,17 @@ from torch.autograd.function import FunctionCtx
 
 from cuda_ops.dense.deferred_gradients import CurrentQueue, deferred
 from planner.ir.graph import Layer
+from planner.ir.plan import Decision, Stage
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries
 from planner.passes.versions import updates_of
-from runtime.monitor.activity import Activity
 from runtime.optim.of_stage import Updates
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.sharding import GradientBuckets, ShardedParameters
-from runtime.pipeline.executor import Context, Executor, StepEnvironment
+from runtime.pipeline.executor import Executor
 from runtime.pipeline.routing import Routing
 from runtime.pipeline.specialize import Specialization
+from runtime.rank import RankContext
 from runtime.stage.cut import StageFunction
 from runtime.stage.local_stage import LocalStage, Share
 from runtime.stage.modes import MicrobatchShard, RunConfig
@@ -33,6 +34,7 @@ from runtime.stage.stage import StageProgram
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.arithmetic import RATE, MicroBatch, Outcome, Weights, run_layers
 
+DEADLINE_S = 60.0
 LINEAR = torch.ops.aten.linear.default
 
 
@@ -42,7 +44,7 @@ class Options:
 
     Attributes:
         rendezvous: see :class:`runtime.transport.inprocess.Hub`.
-        lookahead: see :class:`runtime.pipeline.executor.StepEnvironment`.
+        lookahead: see :class:`runtime.rank.RankContext`.
         sharded: stages whose ranks divide their optimiser.
         recompute: stages that run their forward again.
         steps: one after another, on the same batch.
@@ -106,9 +108,12 @@ class _Rank:
         rows = tuple(len(each["y"]) for each in batch)
         local_stages = {s: self._local_stage(s, rows) for s, ranks in enumerate(boundaries.ranks) if self.rank in ranks}
         routing = Routing([boundaries] * len(rows), program, rows, self.rank)
-        context = Context(program, self.rank, "a thread", str)
-        around = StepEnvironment(self.transport, context, Activity(), self.options.lookahead)
-        executor = Executor(Specialization(rows, program, routing, local_stages), around)
+        stages = tuple(Stage(ranks, ("a thread",) * len(ranks)) for ranks in boundaries.ranks)
+        decision = Decision("by hand", rows, stages, {}, ())
+        told = {"deadline_s": DEADLINE_S, "lookahead": self.options.lookahead, "transport": self.transport}
+        context = RankContext(decision, torch.optim.SGD, **told)
+        context.program = program
+        executor = Executor(Specialization(rows, program, routing, local_stages), context)
         losses = []
         for step in range(self.options.steps):
             executor.prepare(step, step, batch)

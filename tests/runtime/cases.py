@@ -17,7 +17,6 @@ from planner.ir.schedule import Action, Op, Pipeline, Schedule
 from profiler.models.example import Example, indices, normal
 from profiler.source.source import load_model
 from runtime.numerics.single_device import LossOf, serial_step
-from runtime.stage.captured import captured_model
 from runtime.stage.random.streams import CounterRng
 from tests.captures import capture
 from tests.runtime.engines import Network, Tensors, drawing_loss
@@ -178,4 +177,4 @@ def order_of(plan: str) -> tuple[int, ...]:
 
 
 def dropping(given: Network, draw: CounterRng) -> LossOf:
-    return drawing_loss(captured_model(given[1]), draw)
+    return drawing_loss(given[1], draw)

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from cuda_ops.dense.recurrent import autocast
 from planner.ir.plan import Decision
-from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 from runtime.engine import Engine, EvaluationResult
 from runtime.numerics.single_device import LossOf
-from runtime.stage.builder import groups_of
-from runtime.stage.captured import CapturedModel
+from runtime.optim.ties import groups_of
 from runtime.stage.cut import cut_stage
 from runtime.stage.random.streams import CounterRng, RandomNodes
 from runtime.transport import InProcessTransport
@@ -99,7 +98,7 @@ def _output(evaluation: EvaluationResult, microbatch: int) -> Tensor:
     return next(iter(evaluation.outputs[microbatch].values()))[1]
 
 
-def drawing_loss(model: CapturedModel, draw: CounterRng) -> LossOf:
+def drawing_loss(model: CapturedModule, draw: CounterRng) -> LossOf:
     """The loss by the captured graph, whose random numbers are those that a plan draws."""
     whole = cut_stage(
         model.graph_module,

@@ -19,15 +19,15 @@ from planner.ir.schedule import Action, Op, Pipeline, Schedule
 from planner.layers.boundary import Boundaries
 from planner.passes import lower, validate
 from planner.schedules import schedule as schedule_named
-from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 from runtime.engine import Engine, StepResult
 from runtime.monitor.failure import blame
 from runtime.numerics.compare import Tolerance, loss_differences, sketches, tensor_differences
 from runtime.numerics.single_device import serial_step
-from runtime.stage.builder import groups_of
-from runtime.stage.captured import captured_model
+from runtime.optim.ties import groups_of
+from runtime.rank import RankContext
 from runtime.transport import Hub, InProcessTransport
 from tests.captures import capture
 
@@ -183,7 +183,6 @@ def run_ranks(
     errors: list[BaseException] | None = None,
     gradients: dict[int, dict[str, Tensor]] | None = None,
     states: dict[int, dict[str, Tensor]] | None = None,
-    deadline_s: float = 20.0,
     **options: object,
 ) -> tuple[list[Engine], list[list[StepResult]]]:
     """Every rank in a thread, on a copy of the model of its own.
@@ -197,8 +196,7 @@ def run_ranks(
     num_ranks = decision.num_ranks
     ranks = only or tuple(range(num_ranks))
     original = model, capture(model)
-    groups = groups_of(decision, original[1].graph)
-    hub = Hub(num_ranks, groups, rendezvous=True, deadline_s=deadline_s)
+    hub = Hub(num_ranks, groups_of(decision, original[1].graph), rendezvous=True)
     copies = [copy.deepcopy(original) for _ in ranks]  # together: they share parameters
     engines: dict[int, Engine] = {}
     results: dict[int, list[StepResult]] = {rank: [] for rank in ranks}
@@ -235,14 +233,8 @@ def engine_of(
     decision: Decision, model: LoadedModel, captured: CapturedModule, transport: object, **options: object
 ) -> Engine:
     """The engine of one rank."""
-    return Engine(
-        decision,
-        captured_model(captured),
-        model.module,
-        transport,
-        options.pop("optimizer", sgd),
-        **options,
-    )
+    told = {"deadline_s": 20.0, "model": captured, "module": model.module, "transport": transport, **options}
+    return Engine(RankContext(decision, told.pop("optimizer", sgd), **told))
 
 
 def assert_equal(found: Trained, expected: Trained, tolerance: float = 1e-10) -> None:

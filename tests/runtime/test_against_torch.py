@@ -35,8 +35,8 @@ from planner.export.torch_pipelining import TorchPipeline, is_loss, split_points
 from planner.ir.plan import Decision
 from planner.ir.schedule import Pipeline, Schedule
 from planner.schedules import positions, schedule
-from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 from tests.captures import capture
 from tests.planner.factories import plan_of
 from tests.runtime.plans import batch_of, decide, model_of, run_ranks

@@ -19,9 +19,8 @@ from planner.layers.boundary import Boundaries
 from planner.passes import validate
 from profiler.source.source import load_model
 from runtime.engine import Engine
-from runtime.pipeline.microbatches import InputSpecs, MicroBatches
-from runtime.stage.captured import captured_model
-from runtime.stage.shapes import varying_dims
+from runtime.pipeline.microbatches import MicroBatches
+from runtime.stage.shapes import step_inputs
 from runtime.transport import InProcessTransport, Key
 from tests.captures import capture
 from tests.profiler.varying_models import MODELS
@@ -205,8 +204,8 @@ def test_micro_batches_of_other_sample_and_point_counts(name: str, plan: dict[st
     decision = decide(given[1].graph, micro_batches=(3, 3, 3), **plan)
     sizes = [each for each in MODELS[name].sizes if min(each.values()) > 1][:3]
     steps = [_micro_batches(name, [*zip((3, 5, 4), sizes, strict=False)]), _micro_batches(name, [(2, sizes[1])])]
-    model = captured_model(given[1])
-    inputs = InputSpecs(model.fed, model.graph.samples, varying_dims(model))
+    model = given[1]
+    inputs = step_inputs(model)
     batches = [MicroBatches(inputs, [(*x, *y) for x, y in each], len(decision.micro_batches)) for each in steps]
     found = trained_on(given, decision, lambda engine: [engine.step_on(each).loss for each in batches])
     assert_equal(found, _trained_each(given, steps))

@@ -15,9 +15,9 @@ from planner.ir.profile import ModelSource
 from planner.ir.schedule import SEND, Pipeline, Schedule
 from planner.layers.boundary import Boundaries
 from planner.schedules import schedule
-from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 from runtime.memory import storage_bytes
 from runtime.transport import Hub, InProcessTransport, Key
 from tests.captures import capture

@@ -13,11 +13,12 @@ import torch.distributed as dist
 
 from planner.ir.plan import Decision
 from planner.layers.recomputed import cores_among
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 from runtime.engine import Engine
 from runtime.numerics.single_device import serial_step
-from runtime.stage.builder import groups_of
+from runtime.optim.ties import groups_of
 from runtime.transport import InProcessTransport, Transport, open_gloo
 from tests.runtime.plans import batch_of, decide, engine_of, model_of, sgd
 from tests.runtime.ranks import on_ranks

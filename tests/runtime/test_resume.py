@@ -14,7 +14,7 @@ from planner.ir.errors import UsageError
 from planner.ir.plan import Decision
 from runtime.checkpoint import Checkpoint, save
 from runtime.engine import Engine
-from runtime.stage.builder import groups_of
+from runtime.optim.ties import groups_of
 from runtime.transport import Hub, InProcessTransport
 from tests.captures import capture
 from tests.runtime.plans import batch_of, decide, engine_of, model_of

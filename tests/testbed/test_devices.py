@@ -22,7 +22,7 @@ from planner.ir.profile import ModelSource
 from planner.ir.timeline import Span
 from profiler.measure.timing import trimmed_mean
 from runtime.engine import Engine
-from runtime.stage.captured import captured_model
+from runtime.rank import RankContext
 from runtime.transport import Transport
 from tests.runtime.plans import decide
 
@@ -92,7 +92,8 @@ def test_memory_that_is_capped_runs_out(build: Build, runner: Runner) -> None:
         gc.disable()
         with counting() as counter:
             inherited = counter.current_bytes
-            engine = Engine(decision, captured_model(runner.captured), runner.model.module, transport, _optimizer)
+            told = {"model": runner.captured, "module": runner.model.module, "transport": transport}
+            engine = Engine(RankContext(decision, _optimizer, **told))
             counter.limit(None if limit_bytes is None else inherited + limit_bytes)
             counter.reset_peak()
             try:

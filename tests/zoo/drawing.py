@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cuda_ops.dense.evaluation import is_random
-from runtime.stage.captured import CapturedModel
+from runtime.captured import CapturedModule
 from runtime.stage.random import layers
 from runtime.stage.random.streams import CounterRng, RandomNodes
 
@@ -31,7 +31,7 @@ class Replayed(TorchDispatchMode):
     It sees operators below autograd: dropout is a ``bernoulli_`` there, be it a module's, a function's or an LSTM's.
     """
 
-    def __init__(self, model: CapturedModel, draw: CounterRng) -> None:
+    def __init__(self, model: CapturedModule, draw: CounterRng) -> None:
         super().__init__()
         rule = RandomNodes(model).rule(draw)
         nodes = [node for node in model.graph_module.graph.nodes if is_random(node)]
@@ -74,10 +74,10 @@ def _draws_of(node: fx.Node, drawn: Any) -> Iterator[tuple[fx.Node, int, Any]]:
 
 def _mask(node: fx.Node, index: int, drawn: Any, like: Tensor, rate: float) -> Tensor:
     """Ones where numbers are kept."""
-    (noise,) = drawn.args
+    *_, noise = drawn.args  # behind the operator of a recurrence
     ones = torch.ones_like(like)
     if node.target in _RECURRENT and node.args[8]:  # samples first; inside, time is
         return layers.dropout(noise, ones.transpose(0, 1), rate, True, index).ne(0).transpose(0, 1)
     if node.target is _ATEN.feature_dropout.default:
-        return layers.feature_dropout(noise, ones, rate, True).ne(0)
+        return layers.dropout(noise, ones, rate, True, by_channel=True).ne(0)
     return layers.dropout(noise, ones, rate, True, index).ne(0)

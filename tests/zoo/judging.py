@@ -29,14 +29,15 @@ from planner.ir.layout import cut_points
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource, Optimizer, Profile, Provenance
 from planner.layers.sized import SPACE
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.parts import cast_module
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 from runtime.engine import Engine
 from runtime.monitor.failure import blame
-from runtime.stage.builder import check_layers, groups_of
-from runtime.stage.captured import captured_model
+from runtime.optim.ties import groups_of
+from runtime.rank import RankContext, check_layers
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import CounterRng
 from runtime.transport import Hub, InProcessTransport
@@ -233,7 +234,8 @@ class Ranks:
             return model, capture(model)
 
     def _engine(self, model: LoadedModel, captured: CapturedModule, end: InProcessTransport) -> Engine:
-        return Engine(self._decision, captured_model(captured), model.module, end, _optimizer, seed=SEED)
+        told = {"model": captured, "module": model.module, "transport": end}
+        return Engine(RankContext(self._decision, _optimizer, seed=SEED, deadline_s=20.0, **told))
 
 
 def together(of_ranks: list[tuple[list[float | None], dict[str, Tensor], dict[str, Tensor]]]) -> Trained:
@@ -292,7 +294,7 @@ def alone(
 
 
 def _draws(entry: Entry, captured: CapturedModule, draw: CounterRng) -> AbstractContextManager[object]:
-    return Replayed(captured_model(captured), draw) if entry.draws else nullcontext()
+    return Replayed(captured, draw) if entry.draws else nullcontext()
 
 
 def _optimizer(parameters: object) -> torch.optim.Optimizer:

@@ -44,7 +44,7 @@ def _spconv() -> SimpleNamespace:
 
     def sparse_conv(x: Tensor, weight: Tensor, neighbours: Tensor, reverse: Tensor) -> Tensor:
         outputs, offsets = neighbours.shape[1], weight.shape[0]
-        if not (x.numel() and outputs) or not _has_cpu_dtype(x):
+        if not (x.numel() and outputs) or not (x.is_cuda or x.dtype in (torch.float32, torch.float64)):
             return reference.sparse_conv(x, weight, neighbours, reverse)
         pairs, counts = pairs_of(neighbours)
         filters = weight.permute(2, 0, 1).reshape(weight.shape[2], offsets, 1, 1, weight.shape[1]).contiguous()
@@ -63,10 +63,6 @@ def _spconv() -> SimpleNamespace:
         return gradient.reshape(channels[1], offsets, channels[0]).permute(1, 2, 0).contiguous()
 
     return SimpleNamespace(sparse_conv=sparse_conv, sparse_conv_weight=sparse_conv_weight)
-
-
-def _has_cpu_dtype(x: Tensor) -> bool:
-    return x.is_cuda or x.dtype in (torch.float32, torch.float64)
 
 
 class _one_thread:  # noqa: N801  (used as a function)

@@ -20,7 +20,8 @@ emptied.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from math import inf
 
@@ -44,6 +45,7 @@ from planner.costs.communication.collectives import (
 )
 from planner.costs.layers.confidence import weakest
 from planner.ir.cluster import ALL_REDUCE, SHARED_MEMORY, Cluster, Evidence, Link, transport_text
+from planner.ir.lazy import once, once_by
 
 __all__ = [
     "NetworkPrices",
@@ -57,58 +59,32 @@ __all__ = [
 ]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class NetworkPrices:
     """The cluster's prices, each looked up once, and how well they are known."""
 
     cluster: Cluster
-    _classes: dict[tuple[int, ...], tuple[tuple[Link, ...], NDArray[np.int64]]] = field(
-        default_factory=dict, repr=False
-    )
-    _transfers: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
-    _delays: dict[tuple[str, int], tuple[float, float, float]] = field(default_factory=dict, repr=False)
-    _collectives: dict[tuple[str, tuple[int, ...], int], float] = field(default_factory=dict, repr=False)
-    _least: dict[tuple[float, ...], NDArray[np.float64]] = field(default_factory=dict, repr=False)
-    _rings: dict[tuple[int, ...], Sequence[tuple[int, int, int]]] = field(default_factory=dict, repr=False)
-    _cards: list[float] = field(default_factory=list, repr=False)
-    _most_on_card: list[float] = field(default_factory=list, repr=False)
-    _pairs: frozenset[tuple[str, str]] = field(init=False, repr=False)
-    _names: dict[tuple[int, int], str] = field(default_factory=dict, repr=False)
-    _groups: dict[tuple[int, ...], Callable[[NDArray[np.float64]], NDArray[np.float64]]] = field(
-        default_factory=dict, repr=False
-    )
-    _least_s_per_byte: dict[tuple[tuple[int, ...], float], float] = field(default_factory=dict, repr=False)
 
-    def __post_init__(self) -> None:
-        self._pairs = frozenset((pair.src_host, pair.dst_host) for pair in self.cluster.pairs)
-
-    @property
+    @cached_property
     def card_bytes_per_s(self) -> tuple[float, ...]:
         """What each host's network card carries at most, out and in, host after host as their devices come."""
-        if not self._cards:
-            hosts = dict.fromkeys(device.host for device in self.cluster.devices)
-            capacities = map(self.cluster.nic_bytes_per_s, hosts)
-            self._cards += [capacity for each in capacities for capacity in (inf if each is None else each,) * 2]
-        return tuple(self._cards)
+        hosts = dict.fromkeys(device.host for device in self.cluster.devices)
+        capacities = map(self.cluster.nic_bytes_per_s, hosts)
+        return tuple(capacity for each in capacities for capacity in (inf if each is None else each,) * 2)
 
-    @property
+    @cached_property
     def most_card_bytes_per_s(self) -> float:
         """No card ever carries more: what cards can, or the fastest message or sum of gradients, if that is more."""
-        if not self._most_on_card:
-            tiers = [tier.name for tier in self.cluster.nested_tiers]
-            across = [name for name in tiers[tiers.index(self.cluster.host_tier) + 1 :] if name in self.cluster.links]
-            rates = [most_sum_bytes_per_s(self.cluster, name) for name in across]
-            rates += [most_bytes_per_s(pair.link) for pair in self.cluster.pairs if pair.src_host != pair.dst_host]
-            self._most_on_card.append(max([*rates, *self.card_bytes_per_s]))
-        return self._most_on_card[0]
+        tiers = [tier.name for tier in self.cluster.nested_tiers]
+        across = [name for name in tiers[tiers.index(self.cluster.host_tier) + 1 :] if name in self.cluster.links]
+        rates = [most_sum_bytes_per_s(self.cluster, name) for name in across]
+        rates += [most_bytes_per_s(pair.link) for pair in self.cluster.pairs if pair.src_host != pair.dst_host]
+        return max([*rates, *self.card_bytes_per_s])
 
+    @once_by(lambda self, src, dst, num_bytes: (self._name(src, dst), num_bytes))
     def transfer_s(self, src: int, dst: int, num_bytes: int) -> float:
         """Seconds of a message between two ranks."""
-        name = self._name(src, dst)
-        seconds = self._transfers.get((name, num_bytes))
-        if seconds is None:
-            seconds = self._transfers[name, num_bytes] = float(transfer_s(self.cluster.link(src, dst), num_bytes))
-        return seconds
+        return float(transfer_s(self.cluster.link(src, dst), num_bytes))
 
     def sending_s(self, src: int, dst: int, num_bytes: int) -> float:
         """How long the call that sends a message keeps its rank; part of :meth:`transfer_s`, not beside it."""
@@ -119,74 +95,60 @@ class NetworkPrices:
         _, sender_s, receiver_s = self._delays_s(src, dst, num_bytes)
         return sender_s, receiver_s
 
+    @once
     def classes(self, ranks: tuple[int, ...]) -> tuple[tuple[Link, ...], NDArray[np.int64]]:
         """The links between ``ranks``, each once, and for each pair which of them it is (-1: a rank itself)."""
-        indexed = self._classes.get(ranks)
-        if indexed is None:
-            by_name = {self._name(a, b): self.cluster.link(a, b) for a in ranks for b in ranks if a != b}
-            names = sorted(by_name)
-            numbers = np.array([[-1 if a == b else names.index(self._name(a, b)) for b in ranks] for a in ranks])
-            indexed = self._classes[ranks] = (tuple(by_name[name] for name in names), numbers)
-        return indexed
+        by_name = {self._name(a, b): self.cluster.link(a, b) for a in ranks for b in ranks if a != b}
+        names = sorted(by_name)
+        numbers = np.array([[-1 if a == b else names.index(self._name(a, b)) for b in ranks] for a in ranks])
+        return tuple(by_name[name] for name in names), numbers
 
+    @once
     def all_reduce_s(self, ranks: tuple[int, ...], num_bytes: int) -> float:
         """Seconds of an all-reduce of ``num_bytes`` over ``ranks``, once all are there."""
-        key = (self.cluster.group_link_class(ranks), ranks, num_bytes)
-        seconds = self._collectives.get(key)
-        if seconds is None:
-            seconds = self._collectives[key] = float(collective_s(self.cluster, ALL_REDUCE, ranks, num_bytes))
-        return seconds
+        return float(collective_s(self.cluster, ALL_REDUCE, ranks, num_bytes))
 
     def all_reduces_s(self, ranks: tuple[int, ...], num_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
         """The same of many sizes, elementwise."""
-        seconds = self._groups.get(ranks)
-        if seconds is None:
-            seconds = self._groups[ranks] = group_collective(self.cluster, ALL_REDUCE, ranks)
-        return seconds(num_bytes)
+        return self._all_reduce_of(ranks)(num_bytes)
 
+    @once
+    def _all_reduce_of(self, ranks: tuple[int, ...]) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+        return group_collective(self.cluster, ALL_REDUCE, ranks)
+
+    @once
     def least_s_per_byte(self, ranks: tuple[int, ...], largest: float) -> float:
         """The least that an all-reduce over ``ranks`` takes for a byte, of sizes from 1 KiB to ``largest``."""
-        least_s = self._least_s_per_byte.get((ranks, largest))
-        if least_s is None:
-            tables = [float(size) for table in self.cluster.collectives for size, _ in table.points if size <= largest]
-            sizes = np.unique(np.concatenate((np.geomspace(1024.0, largest, 64), np.array(tables))))
-            least_s = self._least_s_per_byte[ranks, largest] = float(np.min(self.all_reduces_s(ranks, sizes) / sizes))
-        return least_s
+        tables = [float(size) for table in self.cluster.collectives for size, _ in table.points if size <= largest]
+        sizes = np.unique(np.concatenate((np.geomspace(1024.0, largest, 64), np.array(tables))))
+        return float(np.min(self.all_reduces_s(ranks, sizes) / sizes))
 
+    @once
     def least_sums_s(self, sizes: tuple[float, ...]) -> NDArray[np.float64]:
         """``[n, sizes]``: what an all-reduce takes at least over n ranks or more (:func:`least_collective_s`)."""
-        bounds_s = self._least.get(sizes)
-        if bounds_s is None:
-            bounds_s = self._least[sizes] = least_collective_s(self.cluster, ALL_REDUCE, sizes)
-        return bounds_s
+        return least_collective_s(self.cluster, ALL_REDUCE, sizes)
 
     def around_s(self, operation: str, num_bytes: float) -> float:
         """What a rank computes around an exchange of ``num_bytes``, as of :func:`call_s`."""
         return float(call_s(self.cluster, operation, num_bytes))
 
+    @once
     def moving_s(self, ranks: tuple[int, ...], num_bytes: int) -> float:
         """What an all-reduce takes from the core of the rank that loses most, as a ring's messages do."""
-        key = ("moving", ranks, num_bytes)
-        seconds = self._collectives.get(key)
-        if seconds is None:
-            moved = round(2 * (len(ranks) - 1) / len(ranks) * num_bytes)
-            seconds = max(
-                self.cluster.devices[rank].core_share
-                * (self.core_s(rank, after, moved)[0] + self.core_s(ahead, rank, moved)[1])
-                for ahead, rank, after in self._ring(ranks)
-            )
-            self._collectives[key] = seconds
-        return seconds
+        moved = round(2 * (len(ranks) - 1) / len(ranks) * num_bytes)
+        return max(
+            self.cluster.devices[rank].core_share
+            * (self.core_s(rank, after, moved)[0] + self.core_s(ahead, rank, moved)[1])
+            for ahead, rank, after in self._ring(ranks)
+        )
 
+    @once
     def _ring(self, ranks: tuple[int, ...]) -> Sequence[tuple[int, int, int]]:
         """(rank before, rank, rank after) in a ring, one of each that lose the same of their cores."""
-        ring = self._rings.get(ranks)
-        if ring is None:
-            members, devices = sorted(ranks), self.cluster.devices
-            places = zip((members[-1], *members), members, (*members[1:], members[0]), strict=False)
-            alike = {(devices[b].core_share, self._name(a, b), self._name(b, c)): (a, b, c) for a, b, c in places}
-            ring = self._rings[ranks] = tuple(alike.values())
-        return ring
+        members, devices = sorted(ranks), self.cluster.devices
+        places = zip((members[-1], *members), members, (*members[1:], members[0]), strict=False)
+        alike = {(devices[b].core_share, self._name(a, b), self._name(b, c)): (a, b, c) for a, b, c in places}
+        return tuple(alike.values())
 
     def duplex(self, src: int, dst: int) -> bool:
         """Whether both directions between two ranks run at once."""
@@ -205,25 +167,21 @@ class NetworkPrices:
         """How well :meth:`all_reduce_s` knows."""
         return collective_evidence(self.cluster, ALL_REDUCE, ranks, num_bytes)
 
+    @once_by(lambda self, src, dst, num_bytes: (self._name(src, dst), num_bytes))
     def _delays_s(self, src: int, dst: int, num_bytes: int) -> tuple[float, float, float]:
         """(sending, sender's core, receiver's core)."""
-        name = self._name(src, dst)
-        delays_s = self._delays.get((name, num_bytes))
-        if delays_s is None:
-            link = self.cluster.link(src, dst)
-            tables = (link.sending, link.sender_core, link.receiver_core)
-            sending_s, sender_s, receiver_s = (float(read_delays(table, num_bytes)) for table in tables)
-            delays_s = self._delays[name, num_bytes] = (sending_s, sender_s, receiver_s)
-        return delays_s
+        link = self.cluster.link(src, dst)
+        sending_s, sender_s, receiver_s = (
+            float(read_delays(table, num_bytes)) for table in (link.sending, link.sender_core, link.receiver_core)
+        )
+        return sending_s, sender_s, receiver_s
 
+    @once
     def _name(self, src: int, dst: int) -> str:
         """One name for all pairs of ranks that cost the same."""
-        name = self._names.get((src, dst))
-        if name is None:
-            ends = self.cluster.devices[src].host, self.cluster.devices[dst].host
-            is_stated = ends in self._pairs and self.cluster.pair(src, dst) is not None
-            name = self._names[src, dst] = "\0".join(ends) if is_stated else self.cluster.link_class(src, dst)
-        return name
+        if self.cluster.pair(src, dst) is None:
+            return self.cluster.link_class(src, dst)
+        return "\0".join((self.cluster.devices[src].host, self.cluster.devices[dst].host))
 
 
 def shares_memory(cluster: Cluster, ranks: Sequence[int]) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS, MEASURED, Evidence
+from planner.ir.lazy import once
 from planner.ir.profile import Measurement, Profile
 
 _FEW = 4  # passes that say nothing of how they follow one another
@@ -103,18 +104,19 @@ class MeasuredNoise:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self._by_layer: dict[str, dict[str, list[Measurement]]] = {}
+
+    @once
+    def _by_layer(self, kind: str) -> dict[str, list[Measurement]]:
+        by_layer: dict[str, list[Measurement]] = {}
+        for each in self.profile.measurements.get(kind, ()):
+            by_layer.setdefault(each.layer, []).append(each)
+        return by_layer
 
     def nearest(self, kind: str, layers: Sequence[int], samples: float) -> dict[int, Measurement]:
         """Of each of ``layers`` that was measured, at the size nearest in proportion, by index."""
-        by_layer = self._by_layer.get(kind)
-        if by_layer is None:
-            by_layer = self._by_layer[kind] = {}
-            for each in self.profile.measurements.get(kind, ()):
-                by_layer.setdefault(each.layer, []).append(each)
         by_index = {}
         for index in layers:
-            of_layer = by_layer.get(self.profile.graph.layers[index].name)
+            of_layer = self._by_layer(kind).get(self.profile.graph.layers[index].name)
             if of_layer:
                 by_index[index] = min(of_layer, key=lambda each: (abs(log(each.samples / samples)), each.samples))
         return by_index

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -28,6 +29,7 @@ from planner.costs.layers.shards import MeasuredParts
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer
+from planner.ir.lazy import once
 from planner.ir.profile import Measurement, Profile
 from planner.layers import kind as kind_named
 
@@ -59,7 +61,7 @@ def before(runs: Iterable[Run], layer: int) -> tuple[Run, ...]:
     return tuple((first, min(last, layer)) for first, last in runs if first < layer)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class CostTables:
     """The profile's look-ups, each made once.
 
@@ -70,80 +72,69 @@ class CostTables:
     profile: Profile
     graph: GraphTable = field(init=False)
     parts: MeasuredParts = field(init=False, repr=False)
-    _sizes: dict[tuple[str, float], SizeTable] = field(init=False, default_factory=dict, repr=False)
-    _columns: dict[tuple[str, float], Array] = field(init=False, default_factory=dict, repr=False)
-    _parameters: dict[str, ParameterTable] = field(init=False, default_factory=dict, repr=False)
-    _measured: dict[str, tuple[Sequence[Measurement], ...]] = field(init=False, default_factory=dict, repr=False)
-    _largest: dict[str, int] = field(init=False, default_factory=dict, repr=False)
-    _left: dict[str, tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
-    _deferring: dict[str, Flags] = field(init=False, default_factory=dict, repr=False)
-    _alike: dict[str, tuple[MeasuredAlike, ...]] = field(init=False, default_factory=dict, repr=False)
-    _features: list[Features] = field(init=False, default_factory=list, repr=False)
-    _families: dict[str, FamilyModels] = field(init=False, default_factory=dict, repr=False)
-    _held_back: dict[str, HeldBackRanges] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.graph = graph_table(self.profile.graph)
         self.parts = MeasuredParts(self.profile, self.families)
 
+    @once
     def at(self, kind: str, samples: float) -> SizeTable:
         """All layers on a device of ``kind`` at ``samples`` samples.
 
         Raises:
             MissingMeasurementError: nothing was measured on that kind, or nothing says what a layer costs at that size.
         """
-        table = self._sizes.get((kind, samples))
-        if table is None:
-            table = self._sizes[kind, samples] = self._size_table(kind, samples)
-        return table
+        values, evidence, bounds = self._costs(kind, samples)
+        sums = [running(values[:, column]) for column in range(len(QUANTITIES) - 1)]
+        return SizeTable(sums[0], sums[1], sums[2], sums[3], sums[4], values[:, -1], evidence, bounds)
 
+    @once
     def columns(self, kind: str, samples: float) -> Array:
         """``[6, layers]``: forward, backward, its halves, saved bytes and workspace of each; raises as :meth:`at`."""
-        stacked = self._columns.get((kind, samples))
-        if stacked is None:
-            table = self.at(kind, samples)
-            sums = (table.forward_s, table.backward_s, table.backward_input_s, table.backward_weight_s)
-            rows = [np.diff(running) for running in (*sums, table.saved_bytes)]
-            stacked = self._columns[kind, samples] = np.maximum(np.array([*rows, table.workspace_bytes]), 0.0)
-        return stacked
+        table = self.at(kind, samples)
+        sums = (table.forward_s, table.backward_s, table.backward_input_s, table.backward_weight_s)
+        rows = [np.diff(running) for running in (*sums, table.saved_bytes)]
+        return np.asarray(np.maximum(np.array([*rows, table.workspace_bytes]), 0.0))
 
+    @once
     def parameters(self, kind: str) -> ParameterTable:
         """What parameters cost on a device of ``kind``.
 
         Raises:
             MissingMeasurementError: a layer that brings parameters has no cost.
         """
-        table = self._parameters.get(kind)
-        if table is None:
-            table = self._parameters[kind] = parameter_table(self.profile, kind, self.graph)
-        return table
+        return parameter_table(self.profile, kind, self.graph)
 
     def deferred_bytes(self, kind: str, samples: float, runs: Iterable[Run]) -> float:
         """What the layers of ``runs`` keep between a backward for the input and the one for the weights.
 
         A layer whose weight gradient is left for later keeps its inputs and the gradient of its outputs.
         """
-        deferred = self._left.get(kind)
-        if deferred is None:
-            deferred = self._left[kind] = _left(self.profile.graph, self.deferring(kind))
-        fixed, each = deferred
+        fixed, each = self._deferred(kind)
         return span(fixed, runs) + samples * span(each, runs)
 
+    @once
+    def _deferred(self, kind: str) -> tuple[Array, Array]:
+        """By layer, as running sums: bytes whatever the number of samples, and bytes a sample."""
+        graph, values = self.profile.graph, self.profile.graph.values()
+        fixed, each = [], []
+        for layer, later in zip(graph.layers, self.deferring(kind), strict=True):
+            specs = [values[name] for name in layer.inputs] + list(layer.outputs) if later else []
+            floats = [spec for spec in specs if spec.is_float]
+            fixed.append(float(sum(spec.num_bytes for spec in floats if not spec.has_samples)))
+            each.append(sum(spec.num_bytes for spec in floats if spec.has_samples) / graph.samples)
+        return running(np.array(fixed)), running(np.array(each))
+
+    @once
     def deferring(self, kind: str) -> Flags:
         """By layer, whether its weight gradients can be left for later: others make theirs with those of inputs."""
-        flags = self._deferring.get(kind)
-        if flags is None:
-            later = {m.layer for m in self.profile.measurements.get(kind, ()) if m.backward_weight_s > 0}
-            flags = np.array([layer.name in later for layer in self.profile.graph.layers], dtype=bool)
-            self._deferring[kind] = flags
-        return flags
+        later = {m.layer for m in self.profile.measurements.get(kind, ()) if m.backward_weight_s > 0}
+        return np.array([layer.name in later for layer in self.profile.graph.layers], dtype=bool)
 
+    @once
     def largest_measured(self, kind: str) -> int:
         """The most samples at which every layer was measured on ``kind``."""
-        largest = self._largest.get(kind)
-        if largest is None:
-            largest = self._largest[kind] = min(measured[-1].samples for measured in self._by_layer(kind) if measured)
-        return largest
+        return min(measured[-1].samples for measured in self._by_layer(kind) if measured)
 
     def layer(self, kind: str, index: int, samples: float) -> LayerCost:
         """Layer number ``index`` on a device of ``kind``, with the range that such figures kept to.
@@ -155,14 +146,14 @@ class CostTables:
         low, high = self._range(kind, index, samples, cost)
         return LayerCost(cost.values, cost.evidence, low, high)
 
+    @once
     def families(self, kind: str) -> FamilyModels:
         """Models of what was measured on ``kind``."""
-        models = self._families.get(kind)
-        if models is None:
-            if not self._features:
-                self._features.append(Features(self.profile.graph))
-            models = self._families[kind] = FamilyModels(self.profile, kind, self._features[0])
-        return models
+        return FamilyModels(self.profile, kind, self._features)
+
+    @cached_property
+    def _features(self) -> Features:
+        return Features(self.profile.graph)
 
     def overhead_s(self, kind: str) -> float:
         """What a receive costs beside waiting: by so much the action is longer that waited for it."""
@@ -173,19 +164,11 @@ class CostTables:
         table = self.at(kind, samples)
         return weakest(evidence for first, last in runs for evidence in table.evidence[first:last])
 
-    def _size_table(self, kind: str, samples: float) -> SizeTable:
-        values, evidence, bounds = self._costs(kind, samples)
-        sums = [running(values[:, column]) for column in range(len(QUANTITIES) - 1)]
-        return SizeTable(sums[0], sums[1], sums[2], sums[3], sums[4], values[:, -1], evidence, bounds)
-
     def _costs(self, kind: str, samples: float) -> tuple[Array, tuple[Evidence, ...], Bounds]:
         """(layer, quantity), and how well each layer's are known."""
-        alike = self._alike.get(kind)
-        if alike is None:
-            alike = self._alike[kind] = measured_alike(self._by_layer(kind))
         layers = range(len(self.profile.graph.layers))
-        if alike:
-            values, evidence = alike[0].at(samples)
+        for alike in self._alike(kind):
+            values, evidence = alike.at(samples)
             return values, evidence, Bounds(lambda: [self._bounds_of(kind, index, samples) for index in layers])
         costs = [self._layer(kind, index, samples) for index in layers]
         values = np.array([cost.values for cost in costs], dtype=np.float64).reshape(len(costs), len(QUANTITIES))
@@ -215,18 +198,33 @@ class CostTables:
         line = neighbours(measured, samples)
         if line is None:
             return cost.low, cost.high
-        held_back = self._held_back.get(kind)
-        if held_back is None:
-            held_back = self._held_back[kind] = HeldBackRanges(self.profile.graph, self._by_layer(kind))
-        low, high = held_back.range(index, line.low.key, line.inside)
+        low, high = self._held_back(kind).range(index, line.low.key, line.inside)
         least, most = (1.0, 1.0) if cost.evidence == INTERPOLATED else _own_range(line.low, cost.evidence)
         return min(low, least), max(high, most)
 
+    @once
+    def _alike(self, kind: str) -> tuple[MeasuredAlike, ...]:
+        return measured_alike(self._by_layer(kind))
+
+    @once
+    def _held_back(self, kind: str) -> HeldBackRanges:
+        return HeldBackRanges(self.profile.graph, self._by_layer(kind))
+
+    @once
     def _by_layer(self, kind: str) -> tuple[Sequence[Measurement], ...]:
-        by_layer = self._measured.get(kind)
-        if by_layer is None:
-            by_layer = self._measured[kind] = _by_layer(self.profile, kind)
-        return by_layer
+        """The measurements of each layer, by growing number of samples."""
+        collected: dict[str, list[Measurement]] = {layer.name: [] for layer in self.profile.graph.layers}
+        for measurement in self.profile.measurements.get(kind, ()):
+            if measurement.layer in collected:
+                collected[measurement.layer].append(measurement)
+        missing = [name for name, measured in collected.items() if not measured]
+        if len(missing) == len(collected):
+            raise MissingMeasurementError(
+                f"{len(missing)} of {len(collected)} layers were not measured on {kind}",
+                [f"such as {', '.join(missing[:3])}"],
+                ["profile the model again on every kind of device"],
+            )
+        return tuple(sorted(measured, key=lambda m: m.samples) for measured in collected.values())
 
 
 def _own_range(measured: Measurement | None, evidence: Evidence) -> Range:
@@ -236,38 +234,11 @@ def _own_range(measured: Measurement | None, evidence: Evidence) -> Range:
     return measured.low, measured.high
 
 
-def _left(graph: Graph, deferring: Flags) -> tuple[Array, Array]:
-    """By layer, as running sums: bytes whatever the number of samples, and bytes a sample."""
-    values = graph.values()
-    fixed, each = [], []
-    for layer, later in zip(graph.layers, deferring, strict=True):
-        specs = [values[name] for name in layer.inputs] + list(layer.outputs) if later else []
-        floats = [spec for spec in specs if spec.is_float]
-        fixed.append(float(sum(spec.num_bytes for spec in floats if not spec.has_samples)))
-        each.append(sum(spec.num_bytes for spec in floats if spec.has_samples) / graph.samples)
-    return running(np.array(fixed)), running(np.array(each))
-
-
-def _by_layer(profile: Profile, kind: str) -> tuple[Sequence[Measurement], ...]:
-    collected: dict[str, list[Measurement]] = {layer.name: [] for layer in profile.graph.layers}
-    for measurement in profile.measurements.get(kind, ()):
-        if measurement.layer in collected:
-            collected[measurement.layer].append(measurement)
-    missing = [name for name, measured in collected.items() if not measured]
-    if len(missing) == len(collected):
-        raise MissingMeasurementError(
-            f"{len(missing)} of {len(collected)} layers were not measured on {kind}",
-            [f"such as {', '.join(missing[:3])}"],
-            ["profile the model again on every kind of device"],
-        )
-    return tuple(sorted(measured, key=lambda m: m.samples) for measured in collected.values())
-
-
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Bounds:
     """Factors on the seconds of each layer, between which four of five such figures turned out; 1 where measured.
 
@@ -275,14 +246,11 @@ class Bounds:
     """
 
     make: Callable[[], Sequence[Range]] = field(repr=False)
-    _found: tuple[Array, ...] = field(init=False, default=(), repr=False)
 
+    @cached_property
     def columns(self) -> tuple[Array, ...]:
         """(low, high), each by layer."""
-        if not self._found:
-            pairs = np.array(self.make(), dtype=np.float64).reshape(-1, 2)
-            self._found = pairs[:, 0], pairs[:, 1]
-        return self._found
+        return tuple(np.array(self.make(), dtype=np.float64).reshape(-1, 2).T)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -308,12 +276,12 @@ class SizeTable:
     @property
     def low(self) -> Array:
         """By layer, the factor that one in ten lies below."""
-        return self.bounds.columns()[0]
+        return self.bounds.columns[0]
 
     @property
     def high(self) -> Array:
         """By layer, the factor that one in ten lies above."""
-        return self.bounds.columns()[1]
+        return self.bounds.columns[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -427,7 +395,7 @@ def running(values: Array) -> Array:
 _Name = tuple[object, ...]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class HeldBackRanges:
     """Ranges of interpolated figures on one kind of device, by family, between measured sizes or beyond them.
 
@@ -439,22 +407,20 @@ class HeldBackRanges:
 
     graph: Graph
     by_layer: Sequence[Sequence[Measurement]]
-    _ratios: dict[tuple[_Name, bool], list[float]] = field(init=False, default_factory=dict, repr=False)
-    _ranges: dict[tuple[_Name, bool], Range] = field(init=False, default_factory=dict, repr=False)
 
     def range(self, index: int, key: str, inside: bool) -> Range:
         """Of layer number ``index``, read on back end ``key``."""
-        if not self._ratios:
-            self._hold_back()
-        name = family_names(self.graph, self.graph.layers[index], key)[0]
-        bounds = self._ranges.get((name, inside))
-        if bounds is None:
-            of_all = range_of(self._ratios.get(((), inside), ()), INTERPOLATED_RANGE)
-            bounds = self._ranges[name, inside] = range_of(self._ratios.get((name, inside), ()), of_all)
-        return bounds
+        return self._range_of(family_names(self.graph, self.graph.layers[index], key)[0], inside)
 
-    def _hold_back(self) -> None:
-        self._ratios[(), True] = []
+    @once
+    def _range_of(self, family: _Name, inside: bool) -> Range:
+        of_all = range_of(self._ratios.get(((), inside), ()), INTERPOLATED_RANGE)
+        return range_of(self._ratios.get((family, inside), ()), of_all)
+
+    @cached_property
+    def _ratios(self) -> dict[tuple[_Name, bool], list[float]]:
+        """Measured over predicted of what is held back, by family, () for all, and whether it lies between others."""
+        ratios: dict[tuple[_Name, bool], list[float]] = {}
         for layer, measured in zip(self.graph.layers, self.by_layer, strict=True):
             for position, one in enumerate(measured):
                 others = (*measured[:position], *measured[position + 1 :])
@@ -466,4 +432,5 @@ class HeldBackRanges:
                 if predicted_s > 0:
                     name = family_names(self.graph, layer, line.low.key)[0]
                     for each in (name, ()):
-                        self._ratios.setdefault((each, line.inside), []).append(actual_s / predicted_s)
+                        ratios.setdefault((each, line.inside), []).append(actual_s / predicted_s)
+        return ratios

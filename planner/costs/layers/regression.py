@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -45,9 +46,10 @@ from planner.costs.layers.interpolation import QUANTITIES, LayerCost
 from planner.ir.box import Box, Interval, volume
 from planner.ir.cluster import FAMILY, Evidence
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec
+from planner.ir.lazy import once, once_by
 from planner.ir.profile import Measurement, Profile
 from planner.layers import kind as kind_named
-from planner.layers.sized import Signature, SizedLayer
+from planner.layers.sized import SizedLayer
 
 Rows = NDArray[np.int64]
 Name = tuple[object, ...]
@@ -92,7 +94,7 @@ class _Anchors:
     own: bool
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class FamilyModels:
     """Models of all families on one kind of device; nothing is computed before the first question."""
 
@@ -107,8 +109,6 @@ class FamilyModels:
     _names: list[tuple[Name, ...]] = field(init=False, repr=False)
     _models: list[FittedModel] = field(init=False, default_factory=list, repr=False)
     _number: dict[Name, int] = field(init=False, default_factory=dict, repr=False)
-    _anchors: dict[int, _Anchors] = field(init=False, default_factory=dict, repr=False)
-    _ranges: dict[tuple[int, bool], Range] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         graph = self.profile.graph
@@ -176,30 +176,24 @@ class FamilyModels:
 
         A layer with measurements of its own is held to them, which those that are held back are as well.
         """
-        key = (model, self._anchors_of(index).own)
-        factors = self._ranges.get(key)
-        if factors is None:
-            factors = self._ranges[key] = range_of(self._held_back(*key), FAMILY_RANGE)
-        return factors
+        return range_of(self._held_back(model, self._anchors_of(index).own), FAMILY_RANGE)
 
     def _point(self, m: Measurement, index: int, whole: Array) -> Sequence[float]:
         return self.features.part(index, m.samples, m.part) if m.part else whole[index]
 
+    @once
     def _anchors_of(self, index: int) -> _Anchors:
-        anchors = self._anchors.get(index)
-        if anchors is None:
-            rows = np.flatnonzero(self._layers == index)
-            own = bool(len(rows))
-            if not own:
-                names = family_names(self.profile.graph, self.profile.graph.layers[index], "")
-                rows = np.array(next((self._rows_of[n] for n in names[1:] if n in self._rows_of), []), dtype=np.int64)
-            models = np.array([self._model(self._names[row]) for row in rows.tolist()], dtype=np.int64)
-            ratios = np.ones((len(rows), len(QUANTITIES)))
-            for k, number in enumerate(models.tolist()):
-                if number >= 0:
-                    ratios[k] = _ratio(self._values[rows[k]], self._points[rows[k]] @ self._models[number].coefficients)
-            anchors = self._anchors[index] = _Anchors(rows, _logs(self._points[rows]), models, ratios, own)
-        return anchors
+        rows = np.flatnonzero(self._layers == index)
+        own = bool(len(rows))
+        if not own:
+            names = family_names(self.profile.graph, self.profile.graph.layers[index], "")
+            rows = np.array(next((self._rows_of[n] for n in names[1:] if n in self._rows_of), []), dtype=np.int64)
+        models = np.array([self._model(self._names[row]) for row in rows.tolist()], dtype=np.int64)
+        ratios = np.ones((len(rows), len(QUANTITIES)))
+        for k, number in enumerate(models.tolist()):
+            if number >= 0:
+                ratios[k] = _ratio(self._values[rows[k]], self._points[rows[k]] @ self._models[number].coefficients)
+        return _Anchors(rows, _logs(self._points[rows]), models, ratios, own)
 
     def _model(self, names: tuple[Name, ...]) -> int:
         """The number of the model of the first of ``names`` with shapes enough."""
@@ -214,6 +208,7 @@ class FamilyModels:
                 return self._number[name]
         return -1
 
+    @once
     def _held_back(self, model: int, own: bool) -> list[float]:
         """Measured over predicted, forward and backward, of shapes that are held back one after another."""
         rows = self._models[model].rows
@@ -286,44 +281,47 @@ FLOPS, BYTES = 1, 2
 _SPACE = ("depth", "height", "width")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Features:
     """Features of the layers of ``graph``; each is counted once."""
 
     graph: Graph
-    _values: dict[str, TensorSpec] = field(init=False, repr=False)
-    _line: tuple[Array, ...] = field(init=False, default=(), repr=False)
-    _sized: dict[tuple[int, int], SizedLayer] = field(init=False, default_factory=dict, repr=False)
-    _parts: dict[tuple[Signature, tuple[int, ...]], Point] = field(init=False, default_factory=dict, repr=False)
 
-    def __post_init__(self) -> None:
-        self._values = self.graph.values()
+    @cached_property
+    def _values(self) -> dict[str, TensorSpec]:
+        return self.graph.values()
 
     def whole(self, samples: float) -> Array:
         """(layer, feature) of all layers for ``samples`` samples."""
-        if not self._line:
-            captured = self.graph.samples
-            once, twice = (
-                np.array([self._whole(layer, size) for layer in self.graph.layers], dtype=np.float64).reshape(-1, 4)
-                for size in (captured, 2 * captured)
-            )
-            each = (twice - once) / captured
-            self._line = once - each * captured, each
         fixed, each = self._line
         features: Array = fixed + each * samples
         return features
 
+    @cached_property
+    def _line(self) -> tuple[Array, Array]:
+        captured = self.graph.samples
+        single, double = (
+            np.array([self._whole(layer, size) for layer in self.graph.layers], dtype=np.float64).reshape(-1, 4)
+            for size in (captured, 2 * captured)
+        )
+        each = (double - single) / captured
+        return single - each * captured, each
+
+    @once_by(lambda self, index, samples, part: (self._sized(index, samples).signature, part))
     def part(self, index: int, samples: int, part: tuple[int, ...]) -> Point:
         """Of a part of layer number ``index``: extents of its work, without its samples."""
-        sized = self._sized.get((index, samples))
-        if sized is None:
-            layer = self.graph.layers[index]
-            sized = self._sized[index, samples] = SizedLayer.of(self.graph, layer, self._values, samples, False)
-        key = (sized.signature, part)
-        point = self._parts.get(key)
-        if point is None:
-            point = self._parts[key] = self._part(sized, float(self.whole(samples)[index, FLOPS]), part)
-        return point
+        sized = self._sized(index, samples)
+        box = canonical_box(sized, part)
+        share = volume(box) / max(1, prod(sized.work.shape))
+        outputs = share * sum(spec.num_bytes for spec in sized.layer.outputs)
+        inputs = _bytes_of(sized.input_boxes(box), sized.inputs)
+        weights = _bytes_of(sized.weight_boxes(box), sized.parameters)
+        flops = float(self.whole(samples)[index, FLOPS])
+        return 1.0, flops * share, inputs + outputs + weights, weights * sized.samples
+
+    @once
+    def _sized(self, index: int, samples: int) -> SizedLayer:
+        return SizedLayer.of(self.graph, self.graph.layers[index], self._values, samples, False)
 
     def _whole(self, layer: Layer, samples: int) -> Point:
         captured = self.graph.samples
@@ -333,15 +331,6 @@ class Features:
         weights = sum(self.graph.parameters[name].num_bytes for name in layer.parameters)
         moved = sum(spec.num_bytes for spec in (*inputs, *outputs)) + weights
         return 1.0, float(flops), float(moved), float(weights * samples)
-
-    @staticmethod
-    def _part(sized: SizedLayer, flops: float, part: tuple[int, ...]) -> Point:
-        box = canonical_box(sized, part)
-        share = volume(box) / max(1, prod(sized.work.shape))
-        outputs = share * sum(spec.num_bytes for spec in sized.layer.outputs)
-        inputs = _bytes_of(sized.input_boxes(box), sized.inputs)
-        weights = _bytes_of(sized.weight_boxes(box), sized.parameters)
-        return 1.0, flops * share, inputs + outputs + weights, weights * sized.samples
 
 
 def canonical_box(sized: SizedLayer, part: tuple[int, ...]) -> Box:

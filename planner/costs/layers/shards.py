@@ -37,13 +37,14 @@ from planner.costs.shards.device_mesh import axes_of, candidate_layouts
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import Graph, Layer, TensorSpec
+from planner.ir.lazy import once
 from planner.ir.problem import TIME_DIMS
 from planner.ir.profile import Measurement, PartShape, Profile
 from planner.layers import check_samples_apart
 from planner.layers.boxes import boxes_of
 from planner.layers.shards import Shards
 from planner.layers.sized import SizedLayer
-from planner.layers.token_slices import TokenAxes
+from planner.token_slices.axes import TokenAxes
 
 
 def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_ranks: int) -> tuple[PartShape, ...]:
@@ -143,7 +144,7 @@ class _Point:
     key: str
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class MeasuredParts:
     """The parts that a profile has measurements of, and whole layers beside them.
 
@@ -156,9 +157,6 @@ class MeasuredParts:
     _parts: dict[tuple[str, str], list[Measurement]] = field(init=False, default_factory=dict, repr=False)
     _behind: dict[tuple[str, str], list[Measurement]] = field(init=False, default_factory=dict, repr=False)
     _whole: dict[tuple[str, str, int], Measurement] = field(init=False, default_factory=dict, repr=False)
-    _known: dict[tuple[str, str, int, Part], tuple[LayerCost, ...]] = field(
-        init=False, default_factory=dict, repr=False
-    )
     _modelled: dict[tuple[str, str, int, Part], Array] = field(init=False, default_factory=dict, repr=False)
     _index: dict[str, int] = field(init=False, repr=False)
 
@@ -186,11 +184,7 @@ class MeasuredParts:
         """
         if part == whole or not samples or not prod(part) or not self.knows(kind, layer):
             return ()
-        key = (kind, layer, samples, part)
-        costs = self._known.get(key)
-        if costs is None:
-            costs = self._known[key] = self._read(kind, layer, samples, part, whole)
-        return costs
+        return self._read(kind, layer, samples, part, whole)
 
     def put_in(self, costs: Array, layer: str, kinds: Sequence[str], shards: Shards) -> None:
         """Puts what parts of ``layer`` were measured to cost, or are read to, in place of shares of the whole.
@@ -282,6 +276,7 @@ class MeasuredParts:
         except MissingMeasurementError:  # they say nothing about so many samples
             return ()
 
+    @once
     def _read(self, kind: str, layer: str, samples: int, part: Part, whole: Part) -> tuple[LayerCost, ...]:
         own = self._of_own_extents(kind, layer, samples, part)
         if own:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from planner.costs.memory.action_peaks import HeldInStage, KeptForBackward, ValueGradients
 from planner.ir.graph import producer
-from planner.ir.lazy import Memo
+from planner.ir.lazy import once
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
 from planner.layers.data_movement import copied_at
 from planner.layers.recomputed import running_order
@@ -91,9 +91,6 @@ class LevelTables:
     def __init__(self, profile: Profile) -> None:
         self.profile, graph, values = profile, profile.graph, profile.graph.values()
         self.known = dict[tuple[object, ...], HeldInStage]()
-        self._measured = Memo(self._levels_of)
-        self._pairs = Memo(self._pairs_of)
-        self._at = dict[tuple[str, float], Array]()
         index = {layer.name: position for position, layer in enumerate(graph.layers)}
         made = [{v: index[producer(v)] for v in layer.inputs if v not in graph.inputs} for layer in graph.layers]
         self.names = tuple(map(tuple, made))
@@ -110,15 +107,13 @@ class LevelTables:
 
     def at(self, kind: str, samples: float) -> Array | None:
         """``[quantity, layer]`` in the order of :class:`planner.ir.profile.Levels`; None if they were not measured."""
-        return self._known(kind, samples) if len(self._measured[kind].sizes) else None
+        return self._known(kind, samples) if len(self._measured(kind).sizes) else None
 
+    @once
     def _known(self, kind: str, samples: float) -> Array:
         """The same, of a kind of which they were measured."""
-        levels = self._at.get((kind, samples))
-        if levels is None:
-            measured = self._measured[kind]
-            levels = self._at[kind, samples] = np.maximum(affine(measured.sizes, measured.table, samples), 0.0)
-        return levels
+        measured = self._measured(kind)
+        return np.maximum(affine(measured.sizes, measured.table, samples), 0.0)
 
     def of_parts(self, kind: str, parts: LayerParts, alone: bool) -> tuple[Array, Array, Array] | None:
         """Of parts of layers their levels, and what they save of inputs; None if levels were not measured.
@@ -308,7 +303,8 @@ class LevelTables:
         place = copied_at([layers[each] for each in chain], [self.shapes[each] for each in chain])
         return -1 if place is None else chain[place]
 
-    def _levels_of(self, kind: str) -> _Measured:
+    @once
+    def _measured(self, kind: str) -> _Measured:
         """As the profile has them, at sizes at which all layers have some."""
         by_size: dict[int, dict[str, Levels]] = {}
         for one in self.profile.measurements.get(kind, ()):
@@ -325,17 +321,17 @@ class LevelTables:
 
         (reader, maker, bytes); of ``gradients_left_from`` of the gradients of values; ``gradients_made``.
         """
-        ends, values = self._pairs[kind, what]
+        ends, values = self._pairs(kind, what)
         if not len(ends):
             return ends[:, 0], ends[:, 1], np.zeros(0)
-        return ends[:, 0], ends[:, 1], np.maximum(affine(self._measured[kind].sizes, values, samples), 0.0)
+        return ends[:, 0], ends[:, 1], np.maximum(affine(self._measured(kind).sizes, values, samples), 0.0)
 
-    def _pairs_of(self, key: tuple[str, str]) -> tuple[Indices, Array]:
+    @once
+    def _pairs(self, kind: str, what: str) -> tuple[Indices, Array]:
         """The pairs of a kind and a name, and ``[size, pair]`` bytes."""
-        kind, what = key
         index = {layer.name: position for position, layer in enumerate(self.profile.graph.layers)}
         rows: list[Counter[tuple[int, int]]] = []
-        for levels in self._measured[kind].levels:
+        for levels in self._measured(kind).levels:
             rows.append(Counter())
             for k, one in enumerate(levels):
                 for name, size in getattr(one, what):

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from planner.costs.cost_model import CostModel
-from planner.costs.layers.confidence import weakest
 from planner.costs.layers.cost_table import Run, TiedParameter
-from planner.costs.layers.token_slices import SAVED, WORKSPACE
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.blocks import stage_cost_in_blocks
 from planner.costs.stages.layouts import LayoutPrices
-from planner.costs.stages.stage_cost import LayerBytes, StageCost, stage_cost
-from planner.costs.stages.stage_sums import RecomputeMask, with_recompute
-from planner.ir.cluster import INTERPOLATED
-from planner.ir.plan import Block, Size, TokenSlice
+from planner.costs.stages.stage_cost import StageCost, stage_cost
+from planner.costs.stages.stage_sums import RecomputeMask
+from planner.ir.plan import Block, Size
 from planner.ir.problem import SAMPLE_DIMS
 
 
@@ -190,52 +185,3 @@ class LayoutCosts:
                 self._costs[key] = of_blocks or stage_cost(prices, options)
             by_size[rows] = self._costs[key]
         return by_size
-
-
-def slice_cost(cost_model: CostModel, kind: str, layers: Sequence[int], size: TokenSlice, recompute: bool) -> StageCost:
-    """A stage of one rank with the layers of these indices, for one slice of every micro-batch.
-
-    Raises:
-        MissingMeasurementError: the profile says nothing about so many samples.
-    """
-    chosen = list(layers)
-    table = cost_model.slices.table(kind, size)
-    costs, received = table.costs[:, chosen], table.received[chosen]
-    seconds = costs[:SAVED].sum(axis=1)
-    forward, backward, of_input, of_weight = seconds.tolist()
-    backward, of_input = with_recompute(backward, of_input, forward * recompute)
-    parameters = np.diff(cost_model.tables.graph.parameter_bytes)[chosen]
-    kept = float(costs[SAVED].sum() + received.sum())
-    one = np.array([1.0])
-    return StageCost(
-        compute_s=((forward,), (backward,), (of_input,), (of_weight,)),
-        accumulate_s=(float(np.diff(cost_model.accumulate_s(kind, shared=False))[chosen].sum()),),
-        exchange_forward_s=0.0,
-        exchange_backward_s=0.0,
-        update_s=float(np.diff(cost_model.tables.parameters(kind).update_s)[chosen].sum()),
-        reduction_s=0.0,
-        saved_bytes=(float(received.sum()) if recompute else kept) * one,
-        transient_bytes=(float(costs[SAVED].sum()) if recompute else 0.0) * one,
-        workspace_bytes=float(costs[WORKSPACE].max(initial=0.0)) * one,
-        parameter_bytes=float(parameters.sum()) * one,
-        by_layer=LayerBytes(
-            tuple(chosen),
-            costs[SAVED][:, None],
-            costs[WORKSPACE][:, None],
-            received[:, None],
-            np.zeros((len(chosen), 1)),
-            parameters[:, None],
-            np.full((len(chosen), 1), size.samples),
-            table.share[chosen][:, None],
-            np.zeros((len(chosen), 1)),
-        ),
-        standing_bytes=np.zeros(1),
-        evidence=weakest((INTERPOLATED, *(cost_model.tables.at(kind, size.samples).evidence[at] for at in chosen))),
-    )
-
-
-def slice_costs(
-    cost_model: CostModel, kind: str, layers: Sequence[int], sizes: Sequence[TokenSlice], recompute: bool
-) -> Mapping[Size, StageCost]:
-    """The same for each of ``sizes``."""
-    return {size: slice_cost(cost_model, kind, layers, size, recompute) for size in dict.fromkeys(sizes)}

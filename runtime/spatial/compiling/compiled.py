@@ -24,15 +24,13 @@ from torch import Tensor
 from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.dense.user_functions import is_user_function
 from planner.ir.errors import UnsupportedModelError
+from runtime.captured import CapturedModule
+from runtime.recent import Recent
 from runtime.spatial.compiling.collective import CollectiveOrder, Collectives
-from runtime.stage.captured import CapturedModel
 from runtime.stage.cut import Run, StageFunction
 
 Compiler = str | Callable[..., Any]
 """A backend of torch.compile, by name or as a function."""
-
-_MOST_KEPT = 64
-"""Sizes whose graphs are kept."""
 
 
 def compiled(
@@ -70,7 +68,7 @@ def refuse_draws(stage: int, layers: Iterable[str], drawing: Collection[str]) ->
         )
 
 
-def refuse_user_code(stage: int, model: CapturedModel, layers: Collection[str]) -> None:
+def refuse_user_code(stage: int, model: CapturedModule, layers: Collection[str]) -> None:
     """Raises :class:`UnsupportedModelError` where a stage runs code that torch.compile is not to look into."""
     nodes = [node for node in model.graph_module.graph.nodes if is_user_function(node) or is_unit(node)]
     refused = [layer for node in nodes if (layer := model.layer_of_node.get(node.name)) in layers]
@@ -92,15 +90,13 @@ class _BySize:
         order: CollectiveOrder,
     ) -> None:
         self._run, self._num_integers, self._key, self._backend, self._order = run, num_integers, key, backend, order
-        self._runs: dict[Hashable, Run | None] = {}
+        self._runs = Recent[Hashable, Run | None]()
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         self._order.end()  # a run that failed may have left it watched
         integers, tensors = arguments[: self._num_integers], arguments[self._num_integers :]
         key = (self._key(), integers)
         if key not in self._runs:
-            if len(self._runs) >= _MOST_KEPT:
-                self._runs.pop(next(iter(self._runs)))
             self._runs[key] = None
             return self._run(*arguments)
         run = self._runs[key]

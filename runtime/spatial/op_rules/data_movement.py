@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from cuda_ops.operator_table import EXPANDED, PARTS, PERMUTED, operator_row
 from planner.ir.box import Box, Interval, whole
 from planner.ir.graph import SAMPLE
 from planner.layers.data_movement import regrouped
 from runtime.spatial.empties import connected, connected_to_all, empty_like_done
 from runtime.spatial.layer_shard import LayerShard, gathered, picked, shape_of, within
 from runtime.spatial.op_rules.generic import operator_of, run_whole_samples, whole_samples
-
-_PERMUTATIONS = frozenset({"movedim", "permute", "swapaxes", "swapdims", "t", "transpose"})
-"""Operators that put dims in another order; they take no sizes."""
 
 _CUBIC_A = -0.75
 """Of Keys' cubic kernel (1981, "Cubic convolution interpolation for digital image processing")."""
@@ -39,12 +37,12 @@ def run_reshape(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, 
     operands = gathered(shard, arguments)
     if shard.is_empty:
         return empty_like_done(shard, operands)
-    name = operator_of(shard)
+    elements = operator_row(operator_of(shard)).elements
     made = _view_of_reads(shard)
-    if name in _PERMUTATIONS:
+    if elements == PERMUTED:  # which takes no sizes
         return within(op(**operands), made, shard.done)
     x = next(value for argument, value in operands.items() if shard.input_of(argument) == 0)
-    result = within((x.expand if name == "expand" else x.reshape)(shape_of(made)), made, shard.done)
+    result = within((x.expand if elements == EXPANDED else x.reshape)(shape_of(made)), made, shard.done)
     return connected_to_all(shard, result, operands) if len(shard.layer.inputs) > 1 else result  # view_as has a model
 
 
@@ -69,16 +67,17 @@ def run_slice(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, An
     """
     operands = gathered(shard, arguments)
     covered = shard.exchange(0).wanted
+    gives_list = operator_row(operator_of(shard)).elements == PARTS  # even of one part
     if not all(len(interval) for interval in covered):
         nothing = empty_like_done(shard, operands)
-        return [nothing] if isinstance(nothing, Tensor) and _gives_list(shard) else nothing
+        return [nothing] if isinstance(nothing, Tensor) and gives_list else nothing
     attributes: Any = shard.layer.attributes
     x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
     dim, drops = attributes["dim"], bool(attributes.get("drops"))
     rows = [_SliceOutput(dim, start, attributes.get("step", 1), drops) for start in attributes["starts"]]
     boxes = [shard.done, *(shard.division.held[output][shard.position] for output in range(1, len(rows)))]
     parts = [each.of(x, covered, box) for each, box in zip(rows, boxes, strict=True)]
-    return parts[0] if len(parts) == 1 and not _gives_list(shard) else parts
+    return parts[0] if len(parts) == 1 and not gives_list else parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +103,6 @@ class _SliceOutput:
         if self.drops:
             return x.squeeze(self.dim)
         return x if self.stride == 1 else x[(slice(None),) * self.dim + (slice(None, None, self.stride),)]
-
-
-def _gives_list(shard: LayerShard) -> bool:
-    """Whether the operator gives a list even of one part."""
-    return any(word in operator_of(shard) for word in ("split", "chunk", "unbind"))
 
 
 def run_concat(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from cuda_ops.operator_table import operator_row
 from planner.ir.graph import SAMPLE
 from planner.layers import kind
 from planner.layers.elementwise import ELEMENTS, PLACES, has_classes_apart
@@ -21,9 +22,6 @@ from runtime.stage.sample_weights import weight_of_targets
 from runtime.transport.small_allgather import Tell
 
 _CHANNEL = 1
-
-_MODELLED = ("type_as", "expand_as")
-"""Operators that read of an input what it is like, and nothing else."""
 
 _MEAN, _SUM = 1, 2
 _CLASS = 1
@@ -46,11 +44,7 @@ def run_pointwise(shard: LayerShard, op: Callable[..., Any], arguments: dict[str
         shard.memo["plain"] = not constants
         operands |= {name: _part_of_constant(shard, operands[name]) for name in constants}
     result = op(**operands)
-    if (
-        isinstance(result, Tensor)
-        and result.requires_grad
-        and not any(name in operator_of(shard) for name in _MODELLED)
-    ):
+    if isinstance(result, Tensor) and result.requires_grad and not operator_row(operator_of(shard)).model:
         return result
     return connected_to_all(shard, result, operands)
 

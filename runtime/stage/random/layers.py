@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cuda_ops._torch import attention_with_weights
+from cuda_ops._torch import attention_with_weights, overload_name
+from cuda_ops.operator_table import functional_row
 
 _ATEN = torch.ops.aten
 
@@ -47,38 +49,29 @@ def bernoulli(noise: NumberSource, self: Tensor, p: Any = None, *, generator: ob
     return (_uniform(noise, self) < (self if p is None else p)).to(self.dtype)
 
 
-def uniform(noise: NumberSource, self: Tensor, *bounds: float, generator: object = None, **names: float) -> Tensor:
-    """Numbers between two bounds, 0 and 1 if not given, in the shape of ``self``."""
-    low, high = _two(bounds, names, ("from", "to"), (0.0, 1.0))
-    return _like(noise, self, lambda t, g: t.uniform_(low, high, generator=g))
-
-
-def normal_functional(
-    noise: NumberSource, self: Tensor, *moments: float, generator: object = None, **names: float
+def fill(
+    name: str, noise: NumberSource, self: Tensor, *arguments: float, generator: object = None, **names: float
 ) -> Tensor:
-    """Normal numbers in the shape of ``self``."""
-    mean, std = _two(moments, names, ("mean", "std"), (0.0, 1.0))
-    return _like(noise, self, lambda t, g: t.normal_(mean, std, generator=g))
+    """Numbers in the shape of ``self``, by the method ``name`` of tensors, ``exponential_``, which fills in place."""
+    return _like(noise, self, lambda t, g: getattr(t, name)(*arguments, generator=g, **names))
 
 
-def exponential(noise: NumberSource, self: Tensor, lambd: float = 1.0, *, generator: object = None) -> Tensor:
-    """Exponential numbers in the shape of ``self``."""
-    return _like(noise, self, lambda t, g: t.exponential_(lambd, generator=g))
-
-
-def normal(noise: NumberSource, mean: Any, std: Any = 1.0, *, generator: object = None) -> Tensor:
-    """Normal numbers about ``mean``, at least one of the arguments a tensor; neither has a gradient by them."""
+def normal(
+    noise: NumberSource,
+    mean: Any,
+    std: Any = 1.0,
+    size: Sequence[int] | None = None,
+    *,
+    generator: object = None,
+    **options: Any,
+) -> Tensor:
+    """Normal numbers of a given shape, or about a tensor or of its deviation; neither has a gradient by them."""
+    if size is not None:
+        return _new(noise, size, lambda t, g: t.normal_(mean, std, generator=g), options)
     mean, std = (each.detach() if isinstance(each, Tensor) else each for each in (mean, std))
     like = mean + std
     numbers: Tensor = mean + std * _like(noise, like, lambda t, g: t.normal_(generator=g))
     return numbers
-
-
-def normal_numbers(
-    noise: NumberSource, mean: float, std: float, size: Sequence[int], *, generator: object = None, **options: Any
-) -> Tensor:
-    """Normal numbers of a given shape."""
-    return _new(noise, size, lambda t, g: t.normal_(mean, std, generator=g), options)
 
 
 def rand(noise: NumberSource, size: Sequence[int], **options: Any) -> Tensor:
@@ -91,16 +84,6 @@ def randn(noise: NumberSource, size: Sequence[int], **options: Any) -> Tensor:
     return _new(noise, size, lambda t, g: t.normal_(generator=g), options)
 
 
-def rand_like(noise: NumberSource, self: Tensor, **options: Any) -> Tensor:
-    """Numbers between 0 and 1 in the shape of ``self``."""
-    return rand(noise, self.shape, **_as(self, options))
-
-
-def randn_like(noise: NumberSource, self: Tensor, **options: Any) -> Tensor:
-    """Standard normal numbers in the shape of ``self``."""
-    return randn(noise, self.shape, **_as(self, options))
-
-
 def randint(noise: NumberSource, *bounds_and_size: Any, **options: Any) -> Tensor:
     """Integers from a lower bound, 0 if not given, to below an upper one."""
     *bounds, size = bounds_and_size
@@ -109,9 +92,32 @@ def randint(noise: NumberSource, *bounds_and_size: Any, **options: Any) -> Tenso
     return noise.fill(tuple(size), torch.int64, device, lambda t, g: t.random_(low, high, generator=g)).to(dtype)
 
 
-def randint_like(noise: NumberSource, self: Tensor, *bounds: int, **options: Any) -> Tensor:
-    """The same in the shape of ``self``."""
-    return randint(noise, *bounds, self.shape, **_as(self, options))
+def multinomial(
+    noise: NumberSource, self: Tensor, num_samples: int, replacement: bool = False, *, generator: object = None
+) -> Tensor:
+    """Classes in proportion to their weights ``self``, (..., class); one number a result, as ranks draw their own."""
+    weights = self.detach().double()
+    like = weights.new_empty(()).expand(*self.shape[:-1], num_samples)
+
+    def picked(numbers: Tensor) -> Tensor:
+        sums = weights.cumsum(-1)
+        return torch.searchsorted(sums, numbers * sums[..., -1:], right=True)
+
+    if replacement:
+        return picked(_uniform(noise, like).double())
+    classes: list[Tensor] = []
+    for numbers in _uniform(noise, like).double().unbind(-1):
+        classes.append(picked(numbers.unsqueeze(-1)))
+        weights = weights.scatter(-1, classes[-1], 0.0)
+    return torch.cat(classes, -1)
+
+
+def in_shape_of(
+    function: Callable[..., Tensor], noise: NumberSource, self: Tensor, *bounds: int, **options: Any
+) -> Tensor:
+    """What ``function`` draws, in the shape of ``self``."""
+    kept = {name: options.get(name) or getattr(self, name) for name in ("dtype", "device")}
+    return function(noise, *bounds, self.shape, **kept)
 
 
 def _uniform(noise: NumberSource, like: Tensor) -> Tensor:
@@ -132,71 +138,34 @@ def _new(
     return noise.fill(tuple(size), torch.float32, device, filled).to(options.get("dtype") or torch.get_default_dtype())
 
 
-def _as(like: Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {"dtype": options.get("dtype") or like.dtype, "device": options.get("device") or like.device}
-
-
-def _two(
-    values: tuple[float, ...], names: Mapping[str, float], both: tuple[str, str], defaults: tuple[float, float]
-) -> tuple[float, float]:
-    by_name = {**dict(zip(both, defaults, strict=True)), **dict(zip(both, values, strict=False)), **names}
-    return by_name[both[0]], by_name[both[1]]
-
-
-NUMBERS: Mapping[Any, Callable[..., Any]] = {
-    _ATEN.bernoulli.default: bernoulli,
-    _ATEN.bernoulli.p: bernoulli,
-    _ATEN.bernoulli.Tensor: bernoulli,
-    _ATEN.uniform.default: uniform,
-    _ATEN.normal_functional.default: normal_functional,
-    _ATEN.exponential.default: exponential,
-    _ATEN.normal.Tensor_float: normal,
-    _ATEN.normal.float_Tensor: normal,
-    _ATEN.normal.Tensor_Tensor: normal,
-    _ATEN.normal.float_float: normal_numbers,
-    _ATEN.rand.default: rand,
-    _ATEN.randn.default: randn,
-    _ATEN.rand_like.default: rand_like,
-    _ATEN.randn_like.default: randn_like,
-    _ATEN.randint.default: randint,
-    _ATEN.randint.low: randint,
-    _ATEN.randint_like.default: randint_like,
-    _ATEN.randint_like.low_dtype: randint_like,
-}
-"""By operator, as ``torch.export`` writes it."""
-
-
 _ALPHA = 1.7580993408473766
 """Minus the value that SELU tends to (Klambauer et al. 2017, "Self-Normalizing Neural Networks")."""
 
 
-def dropout(noise: NumberSource, input: Tensor, p: float, train: bool, index: int = 0) -> Tensor:
-    """Each number is kept with probability 1 - p, and then divided by it."""
+def dropout(
+    noise: NumberSource, input: Tensor, p: float, train: bool, index: int = 0, by_channel: bool = False
+) -> Tensor:
+    """Each number, or channel, is kept with probability 1 - p, and then divided by it."""
     if p == 0 or not train or not input.numel():
         return input
     if p == 1:
         return input * 0
-    if input.device.type == "cpu":
-        return input * _kept(noise, input, p, input.dtype, index).div_(1 - p)
+    if input.device.type == "cpu" or by_channel:
+        return input * _kept(noise, input, p, input.dtype, index, by_channel).div_(1 - p)
     masked: Callable[[Tensor, Tensor, float], Tensor] = _Masked.apply
     return masked(input, _kept(noise, input, p, torch.bool, index), 1 / (1 - p))
 
 
-def feature_dropout(noise: NumberSource, input: Tensor, p: float, train: bool) -> Tensor:
-    """Dropout of whole channels."""
+def alpha_dropout(noise: NumberSource, input: Tensor, p: float, train: bool, by_channel: bool = False) -> Tensor:
+    """Dropout that keeps mean and variance of what SELU gives."""
     if p == 0 or not train or not input.numel():
         return input
-    return input * 0 if p == 1 else input * _kept(noise, input, p, input.dtype, by_channel=True).div_(1 - p)
-
-
-def alpha_dropout(noise: NumberSource, input: Tensor, p: float, train: bool) -> Tensor:
-    """Dropout that keeps mean and variance of what SELU gives."""
-    return _alpha_dropout(noise, input, p, train)
-
-
-def feature_alpha_dropout(noise: NumberSource, input: Tensor, p: float, train: bool) -> Tensor:
-    """The same of whole channels."""
-    return _alpha_dropout(noise, input, p, train, by_channel=True)
+    if p == 1:
+        return input * 0
+    slope = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
+    kept = _kept(noise, input, p, input.dtype, by_channel=by_channel)
+    offset = (kept - 1).mul_(_ALPHA * slope).add_(_ALPHA * slope * p)
+    return input * kept.mul_(slope) + offset
 
 
 def native_dropout(noise: NumberSource, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
@@ -219,7 +188,7 @@ def rrelu(
     if not training:
         even: Tensor = _ATEN.rrelu.default(input, lower, upper, False)
         return even
-    slopes = uniform(noise, input, lower, upper)
+    slopes = fill("uniform_", noise, input, lower, upper)
     return torch.where(input <= 0, input * slopes, input)
 
 
@@ -247,37 +216,11 @@ def attention(
     return dropout(noise, weights, dropout_p, True) @ value
 
 
-def lstm(
+def recurrence(
+    operator: Callable[..., tuple[Tensor, ...]],
     noise: NumberSource,
     input: Tensor,
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
-    """Layer by layer, with dropout between them."""
-    options = has_biases, num_layers, dropout, train, bidirectional, batch_first
-    return _layers(noise, _ATEN.lstm.input, input, tuple(hx), params, *options)
-
-
-def _recurrent(operator: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    def run(
-        noise: NumberSource, input: Tensor, hx: Tensor, params: Sequence[Tensor], *options: Any
-    ) -> tuple[Tensor, ...]:
-        return _layers(noise, operator, input, (hx,), params, *options)
-
-    return run
-
-
-def _layers(
-    noise: NumberSource,
-    operator: Callable[..., tuple[Tensor, ...]],
-    x: Tensor,
-    states: tuple[Tensor, ...],
+    hx: Tensor | Sequence[Tensor],
     params: Sequence[Tensor],
     has_biases: bool,
     num_layers: int,
@@ -286,6 +229,8 @@ def _layers(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
+    """Layer by layer, with dropout between them."""
+    x, states = input, (hx,) if isinstance(hx, Tensor) else tuple(hx)
     directions = 2 if bidirectional else 1
     count = len(params) // num_layers
     ends: list[tuple[Tensor, ...]] = []
@@ -327,29 +272,28 @@ def _kept(
     )
 
 
-def _alpha_dropout(noise: NumberSource, input: Tensor, p: float, train: bool, by_channel: bool = False) -> Tensor:
-    if p == 0 or not train or not input.numel():
-        return input
-    if p == 1:
-        return input * 0
-    slope = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
-    kept = _kept(noise, input, p, input.dtype, by_channel=by_channel)
-    offset = (kept - 1).mul_(_ALPHA * slope).add_(_ALPHA * slope * p)
-    return input * kept.mul_(slope) + offset
-
-
-OPERATORS: Mapping[Any, Callable[..., Any]] = {
-    _ATEN.dropout.default: dropout,
-    _ATEN.feature_dropout.default: feature_dropout,
-    _ATEN.alpha_dropout.default: alpha_dropout,
-    _ATEN.feature_alpha_dropout.default: feature_alpha_dropout,
-    _ATEN.native_dropout.default: native_dropout,
-    _ATEN.rrelu.default: rrelu,
-    _ATEN.scaled_dot_product_attention.default: attention,
-    _ATEN.lstm.input: lstm,
-    _ATEN.gru.input: _recurrent(_ATEN.gru.input),
-    _ATEN.rnn_tanh.input: _recurrent(_ATEN.rnn_tanh.input),
-    _ATEN.rnn_relu.input: _recurrent(_ATEN.rnn_relu.input),
-    **NUMBERS,
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    each.__name__: each
+    for each in (
+        *(alpha_dropout, attention, dropout, native_dropout, recurrence, rrelu),
+        *(bernoulli, multinomial, normal, rand, randint, randn),
+    )
 }
-"""By operator, as ``torch.export`` writes it."""
+
+
+def drawing(target: Any) -> Callable[..., Any] | None:
+    """What computes an operator from the numbers that it is given, as its row says; None: it is drawn whole.
+
+    It takes a :class:`NumberSource` and then the operator's own arguments.
+    """
+    row = functional_row(target)
+    if not row.draws or (row.drops == "layers" and overload_name(target) != "input"):  # not of packed sequences
+        return None
+    if row.draws == "fill":
+        return partial(fill, row.name.removesuffix("_functional") + "_")
+    function = _FUNCTIONS[row.draws]
+    if row.drops == "layers":
+        return partial(function, target)
+    if row.drops == "channels":
+        return partial(function, by_channel=True)
+    return partial(in_shape_of, function) if row.name.endswith("_like") else function

@@ -33,11 +33,11 @@ from cuda_ops.dense.evaluation import is_random
 from cuda_ops.device import driver
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import StageFailedError
+from runtime.captured import CapturedModule, makers
 from runtime.pipeline.routing import slices
-from runtime.stage.captured import CapturedModel, makers
 from runtime.stage.cut import Rule
 from runtime.stage.modes import MicrobatchShard
-from runtime.stage.random.layers import OPERATORS, Filled
+from runtime.stage.random.layers import Filled, drawing
 from runtime.stage.shapes import SampleDims, cannot_share
 
 BLOCK = 1 << 14
@@ -255,7 +255,7 @@ class RandomNodes:
         layers: that draw, in order.
     """
 
-    def __init__(self, model: CapturedModel) -> None:
+    def __init__(self, model: CapturedModule) -> None:
         self._dims = SampleDims(model)
         self._layer_of_node = model.layer_of_node
         nodes = [node for node in model.graph_module.graph.nodes if node.name in model.layer_of_node]
@@ -274,7 +274,7 @@ class RandomNodes:
         def rule(node: fx.Node) -> Callable[..., Any] | None:
             if not is_random(node):
                 return None
-            drawn = OPERATORS.get(node.target)
+            drawn = drawing(node.target)
             layer = self._layer_of_node.get(node.name, node.name)
             draws_all = num_ranks == 1 if places is None else places.draws_all(layer)
             if drawn is None and not draws_all:

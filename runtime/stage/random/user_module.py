@@ -20,17 +20,14 @@ from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cuda_ops._torch import TorchDispatchMode, schema_of
+from cuda_ops.calls import arguments_of, draws
 from cuda_ops.dense.evaluation import is_random
-from cuda_ops.dense.state_writes import arguments_of
-from runtime.stage.captured import CapturedModel
+from cuda_ops.operator_table import operator_row
+from runtime.captured import CapturedModule
 from runtime.stage.modes import MicrobatchShard
-from runtime.stage.random.layers import OPERATORS, Filled
+from runtime.stage.random.layers import Filled, drawing, native_dropout, rrelu
 from runtime.stage.random.streams import CounterRng, NodeStream, RandomNodes
 
-_ATEN = torch.ops.aten
-_BY_MASK = {_ATEN.dropout, _ATEN.alpha_dropout, _ATEN.scaled_dot_product_attention}
-_BY_CHANNEL = {_ATEN.feature_dropout, _ATEN.feature_alpha_dropout}
-_RECURRENT = {_ATEN.lstm, _ATEN.gru, _ATEN.rnn_tanh, _ATEN.rnn_relu}
 _SAMPLES_AND_CHANNELS = 2
 
 
@@ -55,10 +52,10 @@ class _Expected:
     is_transposed: bool = False
 
     def is_answered_by(self, name: str) -> bool:
-        packet = _packet(self.node)
-        if packet in _BY_MASK | _BY_CHANNEL | _RECURRENT:
+        row = operator_row(self.node.target)
+        if row.drops:
             return name in ("bernoulli_", "native_dropout")
-        if packet is _ATEN.rrelu:
+        if row.name == "rrelu":
             return name == "rrelu_with_noise"
         return name.rstrip("_") == _name(self.node.target).removesuffix("_functional").rstrip("_")
 
@@ -70,16 +67,18 @@ class Answers:
         in_parts: whether the numbers of several micro-batches can be those of one call: all are drawn by sample.
     """
 
-    def __init__(self, model: CapturedModel, rng: CounterRng) -> None:
-        draws = RandomNodes(model)
+    def __init__(self, model: CapturedModule, rng: CounterRng) -> None:
+        nodes = RandomNodes(model)
         self._rng = rng
         self._expected = [
             each
             for node in model.graph_module.graph.nodes
             if is_random(node)
-            for each in _calls(node, draws.noise(node, rng))
+            for each in _calls(node, nodes.noise(node, rng))
         ]
-        self.in_parts = all(each.noise.dim is not None and each.node.target in OPERATORS for each in self._expected)
+        self.in_parts = all(
+            each.noise.dim is not None and drawing(each.node.target) is not None for each in self._expected
+        )
 
     def __bool__(self) -> bool:
         return bool(self._expected)
@@ -105,7 +104,7 @@ class Answers:
 
     @property
     def _recurs(self) -> bool:
-        return any(_packet(each.node) in _RECURRENT for each in self._expected)
+        return any(operator_row(each.node.target).drops == "layers" for each in self._expected)
 
 
 class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ has no types
@@ -123,7 +122,7 @@ class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags or not _draws(func, args):
+        if not draws(func) or not _draws(func, args):
             return func(*args, **kwargs)
         name = _name(func)
         if self._count == len(self._expected):
@@ -140,15 +139,15 @@ class _Answering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def _answer(self, expected: _Expected, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         noise = _Joined(expected.noise, self._rng, self._microbatch_shards, expected)
-        operator = OPERATORS.get(expected.node.target)
-        if name == "bernoulli_" and operator is not None and _packet(expected.node) is not _ATEN.bernoulli:
+        operator, row = drawing(expected.node.target), operator_row(expected.node.target)
+        if name == "bernoulli_" and operator is not None and row.drops:
             kept: Tensor = args[0]
             rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
             return kept.copy_(
                 noise.fill(tuple(kept.shape), kept.dtype, kept.device, lambda t, g: t.bernoulli_(rate, generator=g))
             )
         if name == "native_dropout":
-            return OPERATORS[_ATEN.native_dropout.default](noise, *args, **kwargs)
+            return native_dropout(noise, *args, **kwargs)
         if name == "rrelu_with_noise":
             return _rrelu(noise, *args, **kwargs)
         if operator is None:
@@ -203,15 +202,15 @@ class _Joined:
 
 def _calls(node: fx.Node, noise: NodeStream) -> Iterator[_Expected]:
     arguments = arguments_of(node)
-    packet = _packet(node)
+    drops = operator_row(node.target).drops
     rate = next((arguments[name] for name in ("p", "dropout_p", "dropout") if name in arguments), None)
-    if packet in _BY_MASK | _BY_CHANNEL | _RECURRENT and rate == 1:
+    if drops and rate == 1:
         return  # nothing is left to chance
-    if packet in _RECURRENT:
+    if drops == "layers":
         for layer in range(arguments["num_layers"] - 1):
             yield _Expected(node, noise, layer, is_transposed=bool(arguments.get("batch_first")))
     else:
-        yield _Expected(node, noise, num_dims=_SAMPLES_AND_CHANNELS if packet in _BY_CHANNEL else None)
+        yield _Expected(node, noise, num_dims=_SAMPLES_AND_CHANNELS if drops == "channels" else None)
 
 
 def _draws(func: Any, args: Sequence[Any]) -> bool:
@@ -234,15 +233,9 @@ def _rrelu(
     generator: object = None,
 ) -> Tensor:
     """The slopes go to ``kept``, which the backward multiplies by."""
-    slopes = OPERATORS[_ATEN.rrelu.default](noise, torch.full_like(x, -1.0), lower, upper, True).neg_()
+    slopes = rrelu(noise, torch.full_like(x, -1.0), lower, upper, True).neg_()
     kept.copy_(torch.where(x <= 0, slopes, torch.ones_like(x)))
     return x * kept
-
-
-def _packet(node: fx.Node) -> Any:
-    """The operator of ``node``, whatever its overload."""
-    operator: Any = node.target
-    return operator.overloadpacket
 
 
 def _name(operator: Any) -> str:

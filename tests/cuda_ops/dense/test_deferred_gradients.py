@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from cuda_ops.dense.backward_halves import READERS
 from cuda_ops.dense.deferred_gradients import CurrentQueue, WeightGradientQueue, accumulate, deferred
+from cuda_ops.operator_table import OPERATORS, name_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -153,9 +153,8 @@ def test_every_operator_with_a_rule_is_tested() -> None:
     for case, shape in CASES.values():
         graph_module = traced(case, data(shape, False))
         found |= {node.target for node in graph_module.graph.nodes if deferred(node, CurrentQueue())}
-    aten = torch.ops.aten
-    missing = set(READERS) - found - {aten.conv1d.padding, aten.conv3d.padding}
-    assert missing == {aten.embedding.default, aten.convolution.default}  # the next two tests
+    missing = {row.name for row in OPERATORS.values() if row.halves} - {name_of(target) for target in found}
+    assert missing == {"embedding", "convolution"}  # the next two tests
 
 
 @pytest.mark.parametrize("padding", [None, 2])

@@ -4,15 +4,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer
 from torch.optim import lr_scheduler
 
 from benchmarks.chains import chain_profile
-from halopipe.cli import completion
-from halopipe.training import optimizer_spec
-from planner.ir.codec import dump
+from halopipe.cli import app
+from halopipe.run_spec import job_file
+from planner.ir import codec
 from tests.planner.factories import chain_decision, plan_of
 
 HOME = Path(__file__).resolve().parents[3]
@@ -23,35 +25,43 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory: a profile, a plan, a job, a model, a folder, and what is none of them."""
     monkeypatch.chdir(tmp_path)
     profile = chain_profile(3)
-    dump(profile, "p.json")
+    codec.dump(profile, "p.json")
     (tmp_path / "sub").mkdir()
     for path in ("q.json", "sub/r.json"):
-        dump(plan_of(profile, chain_decision(profile, (2,))), path)
+        codec.dump(plan_of(profile, chain_decision(profile, (2,))), path)
     for name in ("job.yaml", "mine.py", "other.json", ".hidden.json"):
         (tmp_path / name).touch()
     return tmp_path
 
 
-def test_files_of_the_right_kind_are_offered_and_folders_on_the_way(folder: Path) -> None:
-    assert completion.plans("") == ["q.json", "sub/"]
-    assert completion.plans("sub/") == completion.plans("sub/r") == ["sub/r.json"]
-    assert completion.profiles("p") == ["p.json"]
-    assert completion.jobs("") == ["job.yaml", "q.json", "sub/"]
-    assert completion.models("m") == ["mine.py"]
-    assert completion.plans("nowhere/") == []
+def options(verb: str) -> dict[str, Any]:
+    return {option.name: option for option in app._Loaded()[verb].params}
+
+
+def names(verb: str, option: str, typed: str = "") -> list[str]:
+    """What the shell offers."""
+    shown = options(verb)[option]
+    return [item.value for item in shown.shell_complete(typer.Context(app._Loaded()[verb]), typed)]
 
 
 def test_names_are_offered_and_of_lists_the_next() -> None:
-    assert completion.solvers("da") == ["dapple", "data-parallel"]
-    assert completion.families("sample,s") == ["sample,spatial"]
-    assert completion.devices("V100-16") == ["V100-16GB"]
+    assert names("plan", "solver", "da") == ["dapple", "data-parallel"]
+    assert names("plan", "allow", "sample,s") == ["sample,spatial"]
+    assert names("run", "resume") == ["auto"]
+    assert names("import", "device", "V100-16") == ["V100-16GB"]
+    assert names("schema", "name", "j") == [job_file.NAME]
+    assert set(names("schema", "name")) == {*codec.FORMATS, job_file.NAME}
+
+
+def test_the_shell_completes_files_itself() -> None:
+    assert names("plan", "profile") == names("run", "profile") == []
 
 
 def test_what_is_offered_exists() -> None:
-    assert all(hasattr(torch.optim, name) for name in optimizer_spec.OPTIMIZERS)
-    assert all(hasattr(lr_scheduler, name) for name in completion.RUN["scheduler"](""))
-    assert all(isinstance(getattr(torch, name), torch.dtype) for name in completion.DTYPES)
-    assert set(completion.COMPILERS) <= set(torch.compiler.list_backends(exclude_tags=()))
+    assert all(hasattr(torch.optim, name) for name in names("run", "optimizer"))
+    assert all(hasattr(lr_scheduler, name) for name in names("run", "scheduler"))
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in names("run", "dtype"))
+    assert set(names("run", "compiler")) <= set(torch.compiler.list_backends(exclude_tags=()))
 
 
 def test_the_shell_is_answered_without_torch(folder: Path) -> None:

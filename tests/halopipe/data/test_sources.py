@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from halopipe.data.batch_sources import consumer_of
 from halopipe.data.sources import Position, Samples, bound, drawing, open_data, read
 from halopipe.launch.restart import may_pass
 from planner.ir.errors import FactoryError, OutOfMemoryError, UsageError
@@ -16,8 +15,7 @@ from planner.ir.graph import TensorSpec
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.pipeline.microbatches import InputSpecs, MicroBatches, WholeBatch
-from runtime.stage.captured import captured_model
-from runtime.transport import Hub, InProcessTransport
+from runtime.stage.shapes import step_inputs
 from tests.captures import capture
 from tests.halopipe import learners
 
@@ -179,13 +177,13 @@ def test_data_that_have_no_memory_may_be_asked_again(model: LoadedModel) -> None
 
 
 def test_a_list_of_tuples_is_micro_batches_and_a_list_of_tensors_is_a_batch(model: LoadedModel) -> None:
-    captured = captured_model(capture(model))
-    consumer = consumer_of(learners.plan().decision, captured, InProcessTransport(Hub(1), 0))
+    captured = capture(model)
+    inputs = step_inputs(captured)
     (_, pieces), (_, whole) = (first(model, name, 1)[0] for name in ("pieces", "loader"))
-    batch = bound(pieces, consumer.inputs, (3, 3))
+    batch = bound(pieces, inputs, (3, 3))
     assert isinstance(batch, MicroBatches)
     assert batch.rows == (3, 1)
-    assert isinstance(bound(whole, consumer.inputs, (3, 3)), WholeBatch)
+    assert isinstance(bound(whole, inputs, (3, 3)), WholeBatch)
 
 
 def test_a_batch_of_another_dtype_is_refused_but_for_targets_that_a_loss_promotes() -> None:

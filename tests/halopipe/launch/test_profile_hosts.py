@@ -10,7 +10,8 @@ from benchmarks.chains import chain_profile
 from halopipe.launch import profile_hosts
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.profile_hosts import together
-from halopipe.planning.measure import MeasuringOptions, measure_in_job
+from halopipe.planning.measure import measure_in_job
+from halopipe.planning.options import ProfileOptions
 from planner.ir.cluster import ACROSS_HOSTS, Cluster, Link, PairLink
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import DeadlineError, StageFailedError, UsageError
@@ -39,7 +40,7 @@ def test_hosts_become_one_profile_with_the_links_that_the_first_one_wrote() -> N
 )
 def test_a_job_measures_cores_from_the_beginning(device: str, resume: bool, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        measure_in_job(JobRank(0, 2), SOURCE, MeasuringOptions(device), resume=resume)
+        measure_in_job(JobRank(0, 2), SOURCE, ProfileOptions(device=device, resume=resume))
 
 
 def waiting(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> profile_hosts._HostsWait:

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from halopipe.planning import measure
+from halopipe.planning.options import ProfileOptions
 from planner.ir.errors import UsageError
 from planner.ir.profile import MeasuringProcess, ModelSource, Provenance
 from tests.planner.networks import plain, priced
@@ -53,7 +54,7 @@ def test_a_cluster_is_a_number_of_workers_or_auto() -> None:
 def test_a_family_of_dims_that_does_not_exist_is_refused() -> None:
     source = measure.source_of("a.b:c", (), {}, "float32")
     with pytest.raises(UsageError, match=r"no family of dims 'space'[\s\S]*spatial"):
-        measure.measure(source, measure.MeasuringOptions(allow=("space",)), num_workers=2, quiet=True)
+        measure.measure(source, ProfileOptions(device="cpu", allow=("space",)), quiet=True)
 
 
 @pytest.mark.parametrize(("allow", "num_ranks", "asked"), [(["sample"], 0, None), ([], 4, None), (["spatial"], 0, 2)])
@@ -64,8 +65,8 @@ def test_parts_are_asked_for_where_more_than_samples_may_be_cut(
     measured = priced(*plain())
     monkeypatch.setattr("profiler.session.profile", lambda source, **options: seen.update(options) or measured)
     source = measure.source_of("a.b:c", (), {}, "float32")
-    asked_for = measure.MeasuringOptions(allow=tuple(allow), num_ranks=num_ranks)
-    measure.measure(source, asked_for, num_workers=2, quiet=True)
+    asked_for = ProfileOptions(workers=2, device="cpu", allow=allow, num_ranks=num_ranks)
+    measure.measure(source, asked_for, quiet=True)
     assert (seen["shapes"].keywords if seen["shapes"] else None) == (
         {"allow": ("spatial",), "num_ranks": asked} if asked else None
     )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import typer.main
 
 from benchmarks.chains import chain_profile
 from halopipe.cli.app import app
-from halopipe.planning.options import PlanOptions, ProfileOptions
-from halopipe.planning.problem import Asked, make_problem
-from halopipe.planning.solve import DEFAULT_SOLVER
-from halopipe.run_spec.options import asked_in, flag, spec
+from halopipe.planning.options import Asked, PlanOptions, ProfileOptions, SearchOptions, of_a_search
+from halopipe.planning.problem import make_problem, problem_for
+from halopipe.run_spec.schema import WRITTEN, asked_in, flag, from_text, spec
 from halopipe.serving.options import ServeOptions
 from planner.ir.errors import UsageError
 from planner.ir.problem import SAMPLE_DIMS
@@ -26,42 +24,43 @@ def command(verb: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("verb", "group"), [("plan", PlanOptions), ("profile", ProfileOptions), ("serve", ServeOptions)]
+    ("verb", "group"),
+    [("plan", PlanOptions), ("plan", SearchOptions), ("profile", ProfileOptions), ("serve", ServeOptions)],
 )
 def test_every_option_is_one_of_the_command_line_with_its_help_default_and_limits(verb: str, group: type) -> None:
     known = {option.name: option for option in command(verb).params}
     for name, field in asked_in(group).items():
         shown, option = known[name], spec(field)
         assert (shown.help, flag(field) in shown.opts) == (option.help, True)
-        assert shown.default == (None if field.default == () else field.default)
-        assert shown.multiple is isinstance(field.default, tuple)
+        assert shown.multiple is (isinstance(field.default, tuple) and not option.kind)
+        if option.kind in WRITTEN:
+            assert from_text(field, shown.default) == field.default
+            continue
+        assert shown.default == {(): None, True: not flag(field).startswith("--no-")}.get(field.default, field.default)
         assert (getattr(shown, "min", None), getattr(shown, "max", None)) == (option.least, option.most)
 
 
-def test_all_that_calls_may_ask_is_asked_and_what_nobody_asks_is_as_calls_have_it() -> None:
-    asked = PlanOptions().asked()
-    assert asked.keys() == Asked.__annotations__.keys()
-    assert make_problem(PROFILE, **asked) == make_problem(PROFILE)
-    assert PlanOptions().solver == DEFAULT_SOLVER
-    assert PlanOptions().of_a_search == []
+def test_all_that_calls_may_ask_is_an_option_of_the_same_type_and_what_nobody_asks_is_as_calls_have_it() -> None:
+    types = get_type_hints(PlanOptions)
+    assert get_type_hints(Asked) == {name: kind for name, kind in types.items() if name != "memory_bytes"}
+    assert problem_for(PROFILE, PlanOptions()) == make_problem(PROFILE)
+    assert of_a_search(SearchOptions(), PlanOptions()) == []
 
 
-def test_what_is_asked_reaches_the_search_taken_apart() -> None:
-    options = PlanOptions(
-        micro_batch=(2,),
-        allow=f"{SAMPLE_DIMS},spatial",
-        without="n0/*,n1/cpu0",
-        token_slices="3+2",
-        no_calibration=True,
-    )
-    asked = options.asked()
-    assert asked["allow"] == [SAMPLE_DIMS, "spatial"]
-    assert (asked["without"], asked["token_slices"]) == (["n0/*", "n1/cpu0"], (3, 2))
-    assert (asked["micro_batch"], asked["calibration"]) == ((2,), False)
+def test_what_is_typed_reaches_the_search_taken_apart() -> None:
+    typed = {"allow": "sample, spatial", "without": "n0/*,n1/cpu0", "token_slices": "3+2", "memory_bytes": "2KiB"}
+    values = {name: from_text(asked_in(PlanOptions)[name], text) for name, text in typed.items()}
+    assert values == {
+        "allow": (SAMPLE_DIMS, "spatial"),
+        "without": ("n0/*", "n1/cpu0"),
+        "token_slices": (3, 2),
+        "memory_bytes": 2048,
+    }
     with pytest.raises(UsageError, match="--token-slices"):
-        dataclasses.replace(options, token_slices="3+x").asked()
+        from_text(asked_in(PlanOptions)["token_slices"], "3+x")
 
 
 def test_what_a_way_has_no_use_for_is_named_by_its_flags() -> None:
-    options = PlanOptions(schedule=("gpipe",), zero=2, halo_depth=1, pareto=0, measure_missing=True, memory="1GiB")
-    assert options.of_a_search == ["--schedule", "--zero", "--halo-depth", "--pareto", "--measure-missing"]
+    options = PlanOptions(schedules=("gpipe",), zero=2, halo_depth=1, memory_bytes=2**30)
+    search = SearchOptions(pareto=0, measure_missing=True)
+    assert of_a_search(search, options) == ["--schedule", "--zero", "--halo-depth", "--pareto", "--measure-missing"]

@@ -52,7 +52,7 @@ def solver(monkeypatch: pytest.MonkeyPatch) -> Solver:
 
 
 def found(front: pareto.Front) -> list[tuple[float, int]]:
-    return [(plan.prediction.step_s, pareto.peak_bytes(plan)) for plan in front.plans]
+    return [(plan.prediction.step_s, plan.prediction.peak_bytes) for plan in front.plans]
 
 
 PROBLEM = problems.make_problem(PROFILE)
@@ -127,4 +127,4 @@ def test_on_a_real_search_less_memory_is_never_faster() -> None:
     assert [peak for _, peak in pairs] == sorted((peak for _, peak in pairs), reverse=True)
     assert len(set(pairs)) == len(pairs)
     for plan in front.plans:
-        assert pareto.peak_bytes(plan) <= max(rank.memory_limit_bytes for rank in plan.prediction.ranks)
+        assert plan.prediction.peak_bytes <= max(rank.memory_limit_bytes for rank in plan.prediction.ranks)

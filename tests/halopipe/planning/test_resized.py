@@ -14,7 +14,6 @@ from planner.ir.codec import fingerprint
 from planner.ir.errors import UsageError
 from planner.ir.profile import ModelSource, Profile
 from profiler import load_model
-from runtime.stage.captured import captured_model
 from runtime.stage.shapes import graph_of_sizes
 from tests.captures import capture
 from tests.planner.networks import Network, priced
@@ -64,7 +63,7 @@ def test_the_graph_of_other_sizes_is_that_of_a_capture_there() -> None:
         capture(load_model(ModelSource("profiler.models.unet2d:unet2d", {"width": "2"}, (1, 1, extent, extent))))
         for extent in (16, 32)
     )
-    found = graph_of_sizes(captured_model(small), {"height": 32, "width": 32})
+    found = graph_of_sizes(small, {"height": 32, "width": 32})
     assert fingerprint(found) == fingerprint(large.graph)
 
 

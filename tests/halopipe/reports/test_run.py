@@ -29,7 +29,7 @@ RESULT = RunResult(
 
 
 def test_a_run_is_reported_beside_its_prediction() -> None:
-    lines = run.report(PLAN, RESULT, run.predicted_timeline(PLAN)).splitlines()
+    lines = run.RunReport(PLAN, RESULT, run.predicted_timeline(PLAN)).render().splitlines()
     assert lines[0] == "3 steps, 11.0 ms a step (median), 364 samples/s"
     assert lines[2].split() == ["step", "10.0", "ms", "11.0", "ms", "+10", "%"]
     assert lines[3].split() == ["stage", "0", "forward", "–", "2.00", "ms", "–"]
@@ -43,11 +43,11 @@ def test_a_run_is_reported_beside_its_prediction() -> None:
 def test_the_losses_of_longer_runs_are_averaged() -> None:
     losses = (*[2.0] * 5, 1.7, *[1.0] * 5)
     result = replace(RESULT, losses=losses)
-    assert "mean of the first 5 2.0000, of the last 5 1.0000" in run.report(PLAN, result, RESULT.timeline)
+    assert "mean of the first 5 2.0000, of the last 5 1.0000" in run.RunReport(PLAN, result, RESULT.timeline).render()
 
 
 def test_a_run_is_plain_data() -> None:
-    found = run.data(PLAN, RESULT)
+    found = run.RunReport(PLAN, RESULT, RESULT.timeline).data()
     assert found["losses"] == [2.3026, 2.0, 1.5]
     assert found["measured"]["error"] == pytest.approx(0.1)
     assert found["numerics"] is None
@@ -55,7 +55,7 @@ def test_a_run_is_plain_data() -> None:
 
 def test_a_run_that_went_on_counts_all_steps_and_tells_its_evaluations() -> None:
     result = replace(RESULT, first_step=4, scores=(Score(7, 0.5, 8, 0.25), Score(8, 0.25, 8)))
-    lines = run.report(PLAN, result, RESULT.timeline).splitlines()[-3:]
+    lines = run.RunReport(PLAN, result, RESULT.timeline).render().splitlines()[-3:]
     assert lines == [
         "loss 2.3026 at step 5, 1.5000 at step 7",
         "evaluation after step 7: loss 0.5000, 25 % right (8 samples)",
@@ -67,8 +67,8 @@ def test_a_job_that_was_started_again_says_so_wherever_it_is_told() -> None:
     lost = Restart(5, (1,), "rank 1 ended by signal SIGKILL without a word", "H501", 4, 1, 0.8)
     result = replace(RESULT, restarts=(lost,))
     line = "started again after step 4 (1 step again, 800 ms): rank 1 ended by signal SIGKILL without a word"
-    assert line in run.report(PLAN, result, RESULT.timeline).splitlines()
-    assert run.data(PLAN, result)["restarts"][0]["resumed_step"] == 4
+    assert line in run.RunReport(PLAN, result, RESULT.timeline).render().splitlines()
+    assert run.RunReport(PLAN, result, RESULT.timeline).data()["restarts"][0]["resumed_step"] == 4
     assert loads(dumps(result.timeline_file(PLAN, RESULT.timeline)), TimelineFile).restarts == (lost,)
 
 
@@ -94,10 +94,10 @@ def test_a_loss_that_is_not_a_number_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 def test_a_run_over_another_transport_is_shown_without_a_difference() -> None:
     plan = replace(PLAN, prediction=replace(PLAN.prediction, transport="shared memory"))
-    same = run.report(plan, replace(RESULT, transport="shared memory"), RESULT.timeline)
+    same = run.RunReport(plan, replace(RESULT, transport="shared memory"), RESULT.timeline).render()
     assert "samples/s, over shared memory" in same
     assert "difference" in same
-    other = run.report(plan, replace(RESULT, transport="gloo"), RESULT.timeline)
+    other = run.RunReport(plan, replace(RESULT, transport="gloo"), RESULT.timeline).render()
     assert "difference" not in other
     assert "%" not in other.split("loss")[0]
     assert "predicted for messages over shared memory, run over gloo" in other
@@ -129,7 +129,13 @@ def test_what_is_slow_or_left_out_is_told_once_and_stands_in_the_report(
         "the link from rank 0 to rank 1 is slow: 8.00 times the seconds of what is usual, at step 50; held up",
         "rank 2: it has recovered, at step 60",
     ]
-    report = run.report(PLAN, result, RESULT.timeline)
+    report = run.RunReport(PLAN, result, RESULT.timeline).render()
     assert "1 update left out, of steps with NaN or infinity: 3" in report
     assert lines[1] in report
-    assert run.data(PLAN, result)["slow"][1] == {"rank": 1, "factor": 8.0, "step": 50, "why": "held up", "peer": 0}
+    assert run.RunReport(PLAN, result, RESULT.timeline).data()["slow"][1] == {
+        "rank": 1,
+        "factor": 8.0,
+        "step": 50,
+        "why": "held up",
+        "peer": 0,
+    }

@@ -12,12 +12,13 @@ import typer
 from benchmarks.chains import chain_profile
 from halopipe.cli.app import app
 from halopipe.reports.predicted_vs_measured import apart_text
-from halopipe.run_spec.job import Compared, Job, RankResult
+from halopipe.run_spec.job import Job, RankResult
 from halopipe.run_spec.options import FIELDS, RunOptions, ScriptOptions, flag_of, option_of
 from halopipe.run_spec.result import RunResult, Score
 from planner.ir.codec import plan_fingerprint
 from planner.ir.plan import Prediction, RankPrediction
 from planner.ir.timeline import Span, Timeline
+from runtime.numerics.difference import Difference
 from tests.planner.factories import chain_decision, plan_of
 
 
@@ -78,7 +79,7 @@ def test_autocast_goes_with_parameters_in_float32_alone(tmp_path: Path) -> None:
 
 
 def test_a_rank_result_comes_through_text_whole() -> None:
-    compared = (Compared("w", "gradient", 0, 1.0, 1.5, 0.5, 0.01),)
+    compared = (Difference("w", "gradient", 0, 1.0, 1.5, 0.5, 0.01),)
     spans, scores = {1: (Span(1, "1F0", 0.0, 0.5),)}, (Score(5, 1.5, 8, 0.25), Score(6, 1.0, 8))
     found = RankResult(1, (0.5, 0.25), (1.0, 2.0), spans, 77, compared, 4, scores, False)
     assert RankResult.from_json(found.to_json()) == found

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from halopipe.data.batch_sources import consumer_of
 from halopipe.training.optimizer_spec import make_optimizer_of, make_scheduler_of, parse_optimizer, parse_scheduler
-from halopipe.training.rank import JobConfig, OpenedRank
+from halopipe.training.rank import Rank
 from halopipe.training.session import Execution
 from halopipe.training.single_device import parameters_of
 from planner.ir.plan import Plan
@@ -24,8 +23,8 @@ from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.monitor.waits import RankHeartbeat
 from runtime.optim.followed import Followed
-from runtime.stage.builder import groups_of
-from runtime.stage.captured import captured_model
+from runtime.optim.ties import groups_of
+from runtime.rank import RankContext
 from runtime.transport import InProcessTransport
 from tests.captures import capture
 from tests.halopipe import learners
@@ -51,12 +50,12 @@ def together(
     made = {
         "scheduler": make_scheduler_of(parse_scheduler("StepLR:step_size=1,gamma=0.5")),
         "seed": seed,
+        "deadline_s": 20.0,
         **options,
     }
 
     def run(end: InProcessTransport) -> object:
         twin, captured = copies[end.rank]
-        given = captured_model(captured)
         rank_heartbeat = RankHeartbeat(store, plan.decision, end.rank, 20.0, 20.0)
         own = dict(made)
         optimizer = make_optimizer_of(parse_optimizer(own.pop("text", "SGD:lr=0.5")))
@@ -64,13 +63,12 @@ def together(
             made_by_user, own["scheduler"] = make(twin.module)
             optimizer = Followed(made_by_user, own["scheduler"])
             optimizer.recognise(parameters_of(twin, captured))
-        engine = Engine(plan.decision, given, twin.module, end, optimizer, **own)
-        opened = OpenedRank(engine, consumer_of(plan.decision, given, end), rank_heartbeat.activity)
-        terms = JobConfig(plan, optimizer, seed=seed)
-        with (
-            rank_heartbeat,
-            Execution(opened, twin, engine.close, terms) as execution,
-        ):
+        context = RankContext(plan.decision, optimizer, model=captured, module=twin.module, transport=end, **own)
+        context.activity = rank_heartbeat.activity
+        rank = Rank(plan, context)
+        rank.model, rank.engine = twin, Engine(context)
+        rank._stack.callback(end.close)
+        with rank_heartbeat, Execution(rank) as execution:
             return do(execution)
 
     return on_ranks(plan.decision.num_ranks, run, groups_of(plan.decision, original[1].graph))

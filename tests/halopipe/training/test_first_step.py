@@ -23,7 +23,7 @@ from halopipe.run_spec.result import RunResult
 from halopipe.training import first_step, single_device
 from halopipe.training import rank as opening
 from halopipe.training.first_divergence import first_divergence
-from halopipe.training.rank import job_config_of
+from halopipe.training.rank import Rank, rank_of
 from halopipe.training.reference import Reference
 from halopipe.training.single_device import IN_PARTS, WHOLE, make_reference, reference_of
 from planner.ir.errors import (
@@ -37,7 +37,6 @@ from planner.ir.errors import (
 from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
-from runtime.monitor.activity import Activity
 from runtime.optim.gradient_sync import GradientSync
 from tests.captures import capture
 from tests.halopipe import learners
@@ -212,7 +211,7 @@ def test_a_module_that_runs_on_the_host_alone_is_told_with_its_line(
     job = Job(plan("plain_net"), RunOptions(), tmp_path)
     model = load_model(job.source)
     with pytest.raises(UnsupportedModelError, match="one device of type cuda cannot run the module") as caught:
-        reference_of(job_config_of(job), model, [(model.inputs, model.targets)], torch.device("cuda:0"))
+        reference_of(rank_of(job, 0), model, [(model.inputs, model.targets)], torch.device("cuda:0"))
     assert caught.value.details[0] == "Expected all tensors to be on the same device, but found cuda:0 and cpu"
     assert "test_first_step.py:" in caught.value.details[1]
     assert any("--no-check-first-step" in remedy for remedy in caught.value.remedies)
@@ -291,13 +290,13 @@ def test_values_that_part_in_the_captured_graph_are_named_by_layer(name: str) ->
     item = model.inputs, model.targets
     assert (
         "does on one device what the user's module does"
-        in first_divergence(job_config_of(job), model, capture(model), item, [])[0]
+        in first_divergence(rank_of(job, 0).context, model, capture(model), item, [])[0]
     )
     captured = capture(model)
     for node in captured.graph_module.graph.nodes:
         if node.target is torch.ops.aten.relu.default:
             node.target = torch.ops.aten.sigmoid.default
-    (line,) = first_divergence(job_config_of(job), model, captured, item, [])
+    (line,) = first_divergence(rank_of(job, 0).context, model, captured, item, [])
     stage = made.decision.layers["relu"].stage
     assert f"in the forward of micro-batch 0, layer relu (stage {stage}, rank {stage}) makes values of norm" in line
 
@@ -319,7 +318,7 @@ def test_gradients_that_part_in_the_captured_graph_are_named_by_layer() -> None:
     model = load_model(job.source)
     captured = capture(model)
     model.module.between = lambda x: Doubled.apply(torch.tanh(x))
-    (line,) = first_divergence(job_config_of(job), model, captured, (model.inputs, model.targets), [])
+    (line,) = first_divergence(rank_of(job, 0).context, model, captured, (model.inputs, model.targets), [])
     assert "in the backward of micro-batch 0, layer first (stage 0, rank 0) gets a gradient of norm " in line
 
 
@@ -406,20 +405,21 @@ def _no_room(path: Path) -> None:
     raise MissingFileError(f"cannot write {path}")
 
 
-def terms(**given: Any) -> opening.JobConfig:
-    found = job_config_of(Job(plan(), RunOptions(), Path()))
-    return replace(found, **given)
+def told(number: int, of: Plan | None = None, **given: Any) -> Rank:
+    rank = rank_of(Job(of or plan(), RunOptions(), Path()), number)
+    rank.spelled = given.pop("spelled", rank.spelled)
+    rank.context = replace(rank.context, **given)
+    return rank
 
 
-def agreed(mine: opening.JobConfig, first: opening.JobConfig, model: str = "plain_net", seed: int = 0) -> None:
+def agreed(mine: Rank, first: Rank, model: str = "plain_net", seed: int = 0) -> None:
     """Two ranks compare what they hold; the error of rank 1, which rank 0 raises too."""
     store, errors = dist.HashStore(), {}
 
-    def one(rank: int, each: opening.JobConfig, captured: Any) -> None:
+    def one(rank: int, each: Rank, captured: Any) -> None:
+        each.store, each.context.model = store, captured
         try:
-            opening._agree(
-                each, opening.RankContext(rank, 2, store, lambda groups, program: None, Activity()), captured
-            )
+            each.agree()
         except HalopipeError as error:
             errors[rank] = error
 
@@ -435,7 +435,7 @@ def agreed(mine: opening.JobConfig, first: opening.JobConfig, model: str = "plai
 
 
 def test_ranks_that_hold_the_same_agree() -> None:
-    agreed(terms(), terms())
+    agreed(told(1), told(0))
 
 
 @pytest.mark.parametrize(
@@ -456,20 +456,20 @@ def test_a_rank_that_holds_something_else_is_refused_with_both_values(
     given: dict[str, Any], seed: int, said: tuple[str, ...]
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        agreed(terms(**given), terms(), seed=seed)
+        agreed(told(1, **given), told(0), seed=seed)
     texts = (caught.value.title, *caught.value.details)
     assert all(text.startswith(begin) for text, begin in zip(texts, said, strict=True))
 
 
 def test_a_rank_with_another_plan_is_refused() -> None:
     with pytest.raises(StaleFileError, match="rank 1 was given another plan than rank 0"):
-        agreed(replace(terms(), plan=plan(cuts=())), terms())
+        agreed(told(1, plan(cuts=())), told(0))
 
 
 def test_a_reference_travels_whole() -> None:
     job = Job(plan("dropping", "float32"), RunOptions(), Path())
     model = load_model(job.source)
-    found = reference_of(job_config_of(job), model, [(model.inputs, model.targets)], torch.device("cpu"))
+    found = reference_of(rank_of(job, 0), model, [(model.inputs, model.targets)], torch.device("cpu"))
     store = dist.HashStore()
     first_step._publish(store, "reference", found.to_bytes())
     there = Reference.from_bytes(first_step._published(store, "reference"))

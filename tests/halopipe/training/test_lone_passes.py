@@ -19,7 +19,6 @@ from planner.ir.plan import Plan, RankPrediction
 from planner.ir.timeline import LonePasses
 from profiler.source.source import load_model
 from runtime.checkpoint import Checkpoint
-from runtime.monitor.activity import Activity
 from runtime.stage.alone import LoneStage
 from tests.captures import capture
 from tests.halopipe import learners
@@ -134,7 +133,7 @@ def test_long_runs_time_their_stages_and_give_it_a_twentieth(monkeypatch: pytest
 def test_passes_end_with_their_time_or_number(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(isolated_timing.time, "perf_counter", lambda: now[0])
-    timer = IsolatedTimer((), 1.0, lambda: None, Activity(), 0)
+    timer = IsolatedTimer(None, (), 1.0)
 
     def lasting(seconds: float) -> int:
         def pass_s() -> float:

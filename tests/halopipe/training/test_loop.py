@@ -130,7 +130,7 @@ def test_a_plan_of_forward_passes_is_evaluated(tmp_path: Path) -> None:
     assert mean == pytest.approx(loss, rel=1e-12)
     assert min(found.stage_forward_s) > 0
     assert found.stage_backward_s == (0, 0)
-    report = run.report(plan, found, run.predicted_timeline(plan))
+    report = run.RunReport(plan, found, run.predicted_timeline(plan)).render()
     assert "mean loss of 4 steps" in report
     assert "forward passes alone, no training" in report
 
@@ -208,7 +208,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path, half: Path, name
         assert found.losses == whole.losses[step:]
     assert complete_steps(folder) == (step, 8)
     assert [line["step"] for line in read_metrics(path)] == list(range(1, 9))
-    assert "at step 8" in run.report(plans()[name], found, run.predicted_timeline(plans()[name]))
+    assert "at step 8" in run.RunReport(plans()[name], found, run.predicted_timeline(plans()[name])).render()
 
 
 def test_an_iterator_is_wound_forward(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def ask_to_end(patch: pytest.MonkeyPatch, rank: int, step: int) -> None:
 
     def asked(self: Checkpoints, step_s: float) -> None:
         stepped(self, step_s)
-        if (self._rank, self._engine.num_steps) == (rank, step):
+        if (self._context.rank, self._engine.num_steps) == (rank, step):
             self._end.ask("SIGTERM")
 
     patch.setattr(Checkpoints, "stepped", asked)
@@ -343,9 +343,9 @@ def test_all_ranks_save_behind_the_step_that_the_clock_of_one_says(
     assert found.losses == run_job(plans()["four"], tmp_path, **recipe).losses
     assert (found.saves.number, found.saves.failed) == (len(steps), 0)
     assert found.saves.stood_s > 0
-    text = run.report(plans()["four"], found, run.predicted_timeline(plans()["four"]))
+    text = run.RunReport(plans()["four"], found, run.predicted_timeline(plans()["four"])).render()
     assert f"\n{len(steps)} checkpoints: " in text
-    assert run.data(plans()["four"], found)["checkpoints"]["number"] == len(steps)
+    assert run.RunReport(plans()["four"], found, found.timeline).data()["checkpoints"]["number"] == len(steps)
 
 
 def test_auto_goes_on_with_what_it_has_seen_of_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,8 +416,8 @@ def test_an_update_that_is_skipped_is_counted_and_told(tmp_path: Path) -> None:
     found = run_job(plan, tmp_path, **options, optimizer="SGD:lr=0.01")
     assert [each.step for each in found.left_out] == [3]
     assert len(found.losses) == 5
-    assert "1 update left out, of steps with NaN or infinity: 3" in run.report(plan, found, found.timeline)
-    assert json.dumps(run.data(plan, found), allow_nan=False)
+    assert "1 update left out, of steps with NaN or infinity: 3" in run.RunReport(plan, found, found.timeline).render()
+    assert json.dumps(run.RunReport(plan, found, found.timeline).data(), allow_nan=False)
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text("utf-8").splitlines()]
     assert [line.get("left_out", False) for line in lines] == [False, False, True, False, False, False]
     assert lines[3]["loss"] < lines[1]["loss"]

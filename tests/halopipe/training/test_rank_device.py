@@ -16,7 +16,7 @@ from halopipe.launch.run import run_plan
 from halopipe.launch.script_rank import Script
 from halopipe.run_spec.options import RunOptions
 from halopipe.training import rank_device
-from halopipe.training.rank import JobConfig, open_rank
+from halopipe.training.rank import Rank
 from halopipe.training.rank_device import (
     DeviceAssignment,
     device_assignment_of,
@@ -28,6 +28,7 @@ from halopipe.training.rank_device import (
 from planner.costs.stages.input_pipeline import spare_cores
 from planner.ir.errors import MissingDeviceError, UsageError
 from planner.ir.plan import Decision, RankPrediction, Stage
+from runtime.rank import RankContext
 from tests.halopipe.plans import mined
 
 
@@ -195,8 +196,8 @@ def test_a_plan_for_boards_is_refused_by_every_way_to_start_it(monkeypatch: pyte
         run_plan(there, RunOptions(steps=1))
     with pytest.raises(MissingDeviceError, match="rank 0 is to run on n0/fpga0"):  # hp.parallelize, halopipe serve
         ScriptRanks(Script(there, None, {"device": ""}, has_state=False), None, 60.0)
-    terms = JobConfig(there, lambda _: [])  # hp.execute, torchrun and mpiexec: each rank for itself
-    with pytest.raises(MissingDeviceError, match="rank 1 is to run on n0/fpga1"), open_rank(terms, 1, None, None):
+    rank = Rank(there, RankContext(there.decision, lambda _: [], 1))  # hp.execute, torchrun, mpiexec: each for itself
+    with pytest.raises(MissingDeviceError, match="rank 1 is to run on n0/fpga1"), rank.opened(None, None):
         pytest.fail("it was opened")
 
 

@@ -63,10 +63,10 @@ def test_the_plan_is_cut_along_space_and_good() -> None:
 
 
 SPOILS: dict[str, Mapping[str, Mapping[str, tuple[int, ...]]]] = {
-    "conv0 is cut in 3 parts for 2 ranks": {"conv0": {"height": (0, 16, 32, 48)}},
-    "is cut in 1 parts for 2 ranks": {"conv0": {}},
-    "do not ascend": {"conv0": {"width": (0, 30, 20)}},
-    "do not ascend from 0": {"conv0": {"height": (1, 24, 48)}},
+    "conv0.cuts: 3 parts for the 2 ranks of its stage": {"conv0": {"height": (0, 16, 32, 48)}},
+    "1 parts for the 2 ranks of its stage": {"conv0": {}},
+    "[0, 30, 20]: cut points ascend": {"conv0": {"width": (0, 30, 20)}},
+    "[1, 24, 48]: cut points ascend from 0": {"conv0": {"height": (1, 24, 48)}},
     "conv0 is cut along depth, and has sample, channel, height, width": {"conv0": {"depth": (0, 1, 2)}},
     "reshape6 is cut along feature, and each part would do all of its work": {"reshape6": {"feature": (0, 4, 8)}},
     "conv0 leaves rank 1 none of a micro-batch of 1": {"conv0": {"width": (0, 48, 48)}},
@@ -78,7 +78,7 @@ SPOILS: dict[str, Mapping[str, Mapping[str, tuple[int, ...]]]] = {
 
 WIDTH, CHANNEL = {"width": (0, 24, 48)}, {"channel": (0, 4, 8)}
 ALONE: dict[str, tuple[str, Placement]] = {
-    "conv3 (aten.conv2d.default) has ways 0; it is 1 or more": ("conv3", Placement(0, CHANNEL, ways=0)),
+    "conv3.ways: 0 is less than 1": ("conv3", Placement(0, CHANNEL, ways=0)),
     "has ways 2, which do not divide its 1 parts along channel": ("conv3", Placement(0, WIDTH, ways=2)),
     "has ways 3, which do not divide its 2 parts along channel": ("conv3", Placement(0, CHANNEL, ways=3)),
     "norm1 (batch_norm) has ways 2, and is no linear layer, embedding or convolution of one group": (
@@ -86,7 +86,7 @@ ALONE: dict[str, tuple[str, Placement]] = {
         Placement(0, CHANNEL, ways=2),
     ),
     "has ways 2 and margin 1; it can have one of them": ("conv3", Placement(0, CHANNEL, 2, 1)),
-    "has margin -1; it is 0 or more": ("conv3", Placement(0, WIDTH, margin=-1)),
+    "conv3.margin: -1 is less than 0": ("conv3", Placement(0, WIDTH, margin=-1)),
     "conv3 has margin 1 and is cut along channel": ("conv3", Placement(0, CHANNEL, margin=1)),
     "linear7 has margin 1 and is not cut along space": ("linear7", Placement(0, {"replica": (0, 1, 2)}, margin=1)),
     "conv3 has margin 25, and its smallest part has 24 rows": ("conv3", Placement(0, WIDTH, margin=25)),

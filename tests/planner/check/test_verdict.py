@@ -79,7 +79,7 @@ SPOILS: dict[str, Callable[[], Plan]] = {
     ),
     "layer l2 is in no stage": lambda: decided(pipeline(), layers=moved(pipeline().decision, "l2", None)),
     "layer l9 is not in the model": lambda: decided(pipeline(), layers=moved(pipeline().decision, "l9", Placement(0))),
-    "layer l0 is in stage 7 of 2 stages": lambda: decided(
+    "l0.stage: 7 is none of 2 stages": lambda: decided(
         pipeline(), layers=moved(pipeline().decision, "l0", Placement(7))
     ),
     "which stage 1 makes": lambda: decided(pipeline(), layers=moved(pipeline().decision, "l0", Placement(1))),
@@ -89,8 +89,10 @@ SPOILS: dict[str, Callable[[], Plan]] = {
     "in the cluster it is n0/cpu1": lambda: decided(
         pipeline(), stages=(pipeline().decision.stages[0], Stage((1,), ("n0/cpu9",)))
     ),
-    "names rank 5": lambda: decided(pipeline(), stages=(pipeline().decision.stages[0], Stage((5,), ("n0/cpu5",)))),
-    "is cut in 3 parts for 2 ranks": lambda: decided(
+    "rank 5; the program has 2": lambda: decided(
+        pipeline(), stages=(pipeline().decision.stages[0], Stage((5,), ("n0/cpu5",)))
+    ),
+    "3 parts for the 2 ranks of its stage": lambda: decided(
         replicas(), layers={name: Placement(0, {"sample": (0, 2, 4, 8)}) for name in replicas().decision.layers}
     ),
     "the predicted step is": lambda: decided(
@@ -99,21 +101,21 @@ SPOILS: dict[str, Callable[[], Plan]] = {
     "leaves rank 1 none": lambda: decided(
         replicas(), layers={name: Placement(0, {"sample": (0, 8, 8)}) for name in replicas().decision.layers}
     ),
-    "not all positive": lambda: decided(pipeline(), micro_batches=(8, 0)),
-    "is not the global batch of 7": lambda: decided(pipeline(), micro_batches=(1,) * 7),
+    "micro_batches[1]: 0 is less than 1": lambda: decided(pipeline(), micro_batches=(8, 0)),
+    "is not the global batch of 9": lambda: decided(pipeline(), micro_batches=(2, *(1,) * 7)),
     "the program is not legal": lambda: decided(
         pipeline(), program=(pipeline().decision.program[0][:-1], pipeline().decision.program[1])
     ),
     "0F0 on rank 1; stage 0 is on ranks [0]": lambda: decided(
         pipeline(), program=(pipeline().decision.program[0], ("0F0", *pipeline().decision.program[1]))
     ),
-    "7F0 names stage 7, the plan has 2 stages": lambda: decided(
+    "'7F0' names stage 7, there are 2": lambda: decided(
         pipeline(), program=(pipeline().decision.program[0], ("7F0", *pipeline().decision.program[1]))
     ),
-    "1F99 is of micro-batch 99, the plan has": lambda: decided(
+    "'1F99' names microbatch 99, there are 8": lambda: decided(
         pipeline(), program=(pipeline().decision.program[0], ("1F99", *pipeline().decision.program[1]))
     ),
-    "'0X0' is not an action": lambda: decided(pipeline(), program=(("0X0",), pipeline().decision.program[1])),
+    "'0X0' is no action": lambda: decided(pipeline(), program=(("0X0",), pipeline().decision.program[1])),
     "recomputed": lambda: predicted(
         pipeline(),
         step_s=pipeline().prediction.step_s * (1 + 1e-6),
@@ -148,7 +150,7 @@ def test_a_stream_with_an_action_that_is_none_is_a_fault_and_no_exception() -> N
     plan = solver("best-first")(Problem(profile(), 4, objective=LATENCY))
     assert plan.prediction.sustained_per_s > 0
     spoilt = decided(plan, program=(("0X0",), *plan.decision.program[1:]))
-    assert any("'0X0' is not an action" in fault for fault in faults_of(spoilt, None))
+    assert any("'0X0' is no action" in fault for fault in faults_of(spoilt, None))
 
 
 @pytest.mark.parametrize("ranks", [((0,), (1,), (2,)), ((0, 1), (2,), (3, 4))])

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from profiler import LoadedModel, mean_of_squares
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.losses import TrainedLoss
+from runtime.captured import CapturedModule
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.losses import TrainedLoss, mean_of_squares
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 
 WIDTH = 4
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.measure import deduplicated
 from profiler.measure.deduplicated import ShorterPass, StandIn, stand_ins_of, time_deduplicated
 from profiler.measure.timing import QUICK, BackwardTimes, LayerSegment, SegmentedPass, run_pass, segments
 from profiler.source.model import LoadedModel
 from profiler.source.parts import model_of
+from runtime.captured import CapturedModule
 
 
 class Block(nn.Module):

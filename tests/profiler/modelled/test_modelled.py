@@ -14,7 +14,7 @@ from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH
 from planner.ir.profile import ModelSource, Optimizer
 from planner.kernels import cluster_of, kernels
 from planner.kernels.estimates import Estimate
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.measure.memory import footprints, watched_passes
 from profiler.modelled.networks import FakeNetwork, fake_network
 from profiler.modelled.operators import OperatorPrices
@@ -22,6 +22,7 @@ from profiler.modelled.session import profile_on
 from profiler.modelled.watch import OperatorWatch, WatchClock
 from profiler.source.model import example_of
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 from tests.zoo import ALL
 
 GPT = ModelSource("profiler.models.gpt:gpt", {"width": "64", "layers": "2", "heads": "4", "vocabulary": "100"}, (4, 32))

@@ -14,7 +14,7 @@ from cuda_ops.dense.conv_kernels import onednn_convolution
 from planner.costs.layers.shards import part_shapes
 from planner.ir.profile import Measurement, PartShape
 from planner.layers import kind
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import footprints
 from profiler.measure.partial_results import SizeCosts
@@ -24,6 +24,7 @@ from profiler.shards.measure import measure_round, rounds, whole_values
 from profiler.shards.network import PartPass, part_network
 from profiler.source.losses import mean_of_squares
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 from tests.profiler.capture.test_graph import captured, loaded
 from tests.profiler.test_models import TINY
 

@@ -16,9 +16,10 @@ from planner.ir.errors import FactoryError
 from planner.ir.graph import SAMPLE, Graph
 from planner.ir.profile import ModelSource
 from planner.layers import check_samples_apart
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 
 torch.set_num_threads(1)
 COORDINATES = torch.tensor(

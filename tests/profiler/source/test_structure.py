@@ -17,10 +17,11 @@ from halopipe.data.factories import BatchPytree
 from halopipe.data.sources import open_data
 from halopipe.training.evaluate import classes_of
 from planner.ir.errors import FactoryError, UnsupportedModelError
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.parts import model_of
 from profiler.source.structure import BatchStructure, Nest
+from runtime.captured import CapturedModule
 
 HERE = __name__
 CLASSES = torch.tensor([0, 1, 1, 0])

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from planner.ir.plan import Decision
-from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from profiler.source.parts import model_of
+from runtime.captured import CapturedModule
 from runtime.checkpoint.state import RankState
-from runtime.stage.builder import groups_of
+from runtime.optim.ties import groups_of
 from runtime.transport import InProcessTransport
 from tests.captures import capture
 from tests.runtime.plans import batch_of, decide, engine_of, folded

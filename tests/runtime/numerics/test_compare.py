@@ -8,7 +8,6 @@ from runtime.numerics.compare import (
     NUM_BUCKETS,
     ROUNDING_FACTOR,
     TOLERANCES,
-    Difference,
     NumericsReport,
     Sketch,
     loss_differences,
@@ -16,6 +15,7 @@ from runtime.numerics.compare import (
     sketches,
     tensor_differences,
 )
+from runtime.numerics.difference import Difference
 
 EXACT, SINGLE = TOLERANCES[torch.float64], TOLERANCES[torch.float32]
 

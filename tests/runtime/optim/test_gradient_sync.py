@@ -14,8 +14,8 @@ from torch import nn
 from planner.ir.errors import UsageError
 from planner.ir.program import Program
 from planner.ir.schedule import Action, StageGraph
-from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 from runtime.numerics.finite import OnNan
 from runtime.optim.gradient_sync import GradientSync, check_finishing
 from runtime.optim.of_stage import Updates
@@ -113,13 +113,20 @@ def local_stage(parameters: Mapping[str, nn.Parameter], ranks: tuple[int, ...]) 
     return SimpleNamespace(**named, is_finite=lambda *, gradients=True: True)
 
 
+def context(end: InProcessTransport, **options: object) -> SimpleNamespace:
+    """What finishing asks of a rank without ties."""
+    told = {"clip_norm": 0.0, "on_nan": OnNan.IGNORE, "accumulate": 1, **options}
+    return SimpleNamespace(ties=(), rank=end.rank, transport=end, **told)
+
+
 def finish(end: InProcessTransport, gradient: float, **options: object) -> tuple[float | None, list[float]]:
     """Two replicas of three parameters on ranks 0 and 1, another stage on rank 2, all of the same gradient."""
     parameters = {name: nn.Parameter(torch.zeros(2, dtype=torch.float64)) for name in "abc"}
     for parameter in parameters.values():
         parameter.grad = torch.full_like(parameter, gradient)
     ranks = (0, 1) if end.rank < 2 else (2,)
-    gradient_sync = GradientSync({0: local_stage(parameters, ranks)}, (), end, **options)
+    norm_type = options.pop("norm_type", 2.0)
+    gradient_sync = GradientSync(context(end, **options), {0: local_stage(parameters, ranks)}, norm_type)
     gradient_sync.begin()
     norm = gradient_sync.run()
     return norm, [value for parameter in parameters.values() for value in parameter.grad.tolist()]
@@ -164,7 +171,7 @@ def test_where_bad_steps_are_skipped_all_ranks_skip_the_same(bad_rank: int) -> N
     def is_skipped(end: InProcessTransport) -> bool:
         stage = local_stage({}, (end.rank,))
         stage.is_finite = lambda *, gradients=True: end.rank != bad_rank
-        gradient_sync = GradientSync({0: stage}, (), end, on_nan=OnNan.SKIP)
+        gradient_sync = GradientSync(context(end, on_nan=OnNan.SKIP), {0: stage})
         gradient_sync.begin()
         gradient_sync.run()
         return gradient_sync.is_spoilt

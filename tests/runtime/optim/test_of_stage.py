@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from planner.ir.graph import Graph, Layer, TensorSpec
-from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
-from runtime.optim.of_stage import TiedParameters, groups_of_ties, ties_of
+from runtime.captured import CapturedModule
+from runtime.optim.ties import TiedParameters, groups_of_ties, ties_of
 from tests.captures import capture
 from tests.runtime.plans import Trained, assert_equal, decide, folded, run_ranks, split_backward
 from tests.runtime.training import alone, by_plan, cosine, sharded, tied_model

@@ -16,13 +16,14 @@ from planner.ir.errors import CorruptFileError, UnsupportedModelError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.layers.recomputed import cores_among
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 from runtime.engine import Engine
 from runtime.optim.pass_shards import PassShards
 from runtime.optim.sharding import ShardedParameters
-from runtime.stage.builder import groups_of
+from runtime.optim.ties import groups_of
 from runtime.transport import InProcessTransport
 from tests.runtime.plans import (
     Trained,

@@ -17,9 +17,9 @@ from planner.ir.plan import Decision, Plan
 from planner.ir.problem import ALWAYS, Problem
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
 from planner.solvers import solver
-from profiler.capture.graph import CapturedModule
 from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 from tests.captures import capture
 from tests.oracles.plans import check
 from tests.runtime.plans import Trained, assert_equal, sgd

@@ -16,7 +16,8 @@ from profiler.source.source import load_model
 from runtime.engine import Engine
 from runtime.monitor.activity import Activity
 from runtime.monitor.waits import START
-from runtime.pipeline.executor import NOTHING, SAVE, STOP, StopBeforeStepError, clock_of
+from runtime.pipeline.executor import StopBeforeStepError, clock_of
+from runtime.rank import NOTHING, SAVE, STOP
 from runtime.transport import InProcessTransport, Key
 from tests.captures import capture
 from tests.halopipe.bombs import POISON
@@ -155,10 +156,10 @@ def test_what_one_rank_asks_for_all_agree_on_before_the_same_step() -> None:
     def work(engine: Engine) -> list[int]:
         agreed = list[int]()
         if "1.linear.weight" in engine.state_dict():  # one rank of three
-            engine.vote.mine = lambda: asked[len(agreed)]
+            engine.context.vote.mine = lambda: asked[len(agreed)]
         for _ in asked[:-1]:
             engine.step(*GOOD)
-            agreed.append(engine.vote.agreed)
+            agreed.append(engine.context.vote.agreed)
         with pytest.raises(StopBeforeStepError):
             engine.step(*GOOD)
         return agreed

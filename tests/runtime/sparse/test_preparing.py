@@ -41,7 +41,7 @@ def batches_of(name: str) -> Batches:
 
 def stepped(engine: Engine, batches: Batches, micro_batches: tuple[int, ...]) -> list[float | None]:
     """As a loop runs it: the next batch is told before this one's step."""
-    bound = [WholeBatch(engine._inputs, (*inputs, *targets), micro_batches) for inputs, targets in batches]
+    bound = [WholeBatch(engine.context.inputs, (*inputs, *targets), micro_batches) for inputs, targets in batches]
     engine.expect(bound[0])
     losses = []
     for number, batch in enumerate(bound):
@@ -70,7 +70,7 @@ def test_a_step_prepared_in_the_one_before_gives_the_same_bits(layout: str) -> N
 def test_what_is_in_use_while_sites_are_found_is_counted() -> None:
     def steps(engine: Engine) -> list[float | None]:
         assert [engine.step(*batches_of("unet")[0]).before_bytes] == [0], "nobody counts"
-        engine._runner._environment = replace(engine._environment, meter=meter_of(torch.device("cpu")))
+        engine.context.meter = meter_of(torch.device("cpu"))
         return [float(engine.step(*batch).before_bytes > 0) for batch in batches_of("unet")]
 
     found = trained_on(network("unet"), decision_of("unet", "two ranks", (4,)), steps)
@@ -168,7 +168,7 @@ def test_without_word_of_the_next_batch_a_step_prepares_itself() -> None:
 
 def test_only_a_plan_that_says_so_looks_ahead() -> None:
     def looks(engine: Engine) -> bool:
-        engine.expect(WholeBatch(engine._inputs, (*batches_of("unet")[0][0], *batches_of("unet")[0][1]), (4,)))
+        engine.expect(WholeBatch(engine.context.inputs, (*batches_of("unet")[0][0], *batches_of("unet")[0][1]), (4,)))
         return engine.looks_ahead
 
     assert on_engines(network("unet"), decision_of("unet", "one rank", (4,)), looks) == [False]
@@ -182,7 +182,9 @@ def test_clouds_that_cannot_be_used_fail_at_their_own_step() -> None:
 
     def work(engine: Engine) -> None:
         wrong = (bad[0][0], features, *bad[0][2:])
-        bound = [WholeBatch(engine._inputs, (*inputs, *targets), (4,)) for inputs, targets in (good, (wrong, bad[1]))]
+        bound = [
+            WholeBatch(engine.context.inputs, (*inputs, *targets), (4,)) for inputs, targets in (good, (wrong, bad[1]))
+        ]
         engine.expect(bound[0])
         engine.expect(bound[1])
         assert engine.step_on(bound[0]).loss is not None

@@ -100,7 +100,7 @@ def test_a_batch_that_was_expected_is_sampled_beside_the_step_before() -> None:
     batches = [batch_of(model, 8, step) for step in range(4)]
 
     def work(engine: Engine) -> tuple[list[float | None], float]:
-        bound = [WholeBatch(engine._inputs, (*inputs, *targets), (5, 3)) for inputs, targets in batches]
+        bound = [WholeBatch(engine.context.inputs, (*inputs, *targets), (5, 3)) for inputs, targets in batches]
         losses = []
         engine.expect(bound[0])
         for number, batch in enumerate(bound):
@@ -129,7 +129,7 @@ def test_shares_are_of_edges_not_of_seeds() -> None:
     labels = torch.from_numpy(sampler.graph.labels)[seeds]
 
     def work(engine: Engine) -> tuple[int, ...]:
-        raw = WholeBatch(engine._inputs, (seeds, torch.zeros_like(seeds), labels), (8,))
+        raw = WholeBatch(engine.context.inputs, (seeds, torch.zeros_like(seeds), labels), (8,))
         return engine.preparing.batch(raw).cuts(0, (1.0, 1.0))
 
     (cut, *_) = engines(work)

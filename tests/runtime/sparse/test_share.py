@@ -11,11 +11,11 @@ from torch import Tensor
 from planner.ir.profile import ModelSource
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
-from runtime.pipeline.microbatches import InputSpecs, WholeBatch
+from runtime.pipeline.microbatches import WholeBatch
+from runtime.sparse.batch import InputPreparation
 from runtime.sparse.preparing import Preparing
 from runtime.sparse.share import SiteShare
-from runtime.stage.captured import captured_model
-from runtime.stage.shapes import varying_dims
+from runtime.stage.shapes import step_inputs
 from tests.runtime.engines import Network
 from tests.runtime.plans import batch_of, decide
 
@@ -32,9 +32,10 @@ def network(name: str) -> Network:
 def prepared(name: str, num_ranks: int) -> object:
     model, captured = network(name)
     decision = decide(captured.graph, [], (4,), [tuple(range(num_ranks))], [(1,) * num_ranks])
-    (inputs, targets), whole = batch_of(model, 4, 0), captured_model(captured)
-    specs = InputSpecs(whole.fed, whole.graph.samples, varying_dims(whole))
-    return Preparing.of(decision, whole.prepared).batch(WholeBatch(specs, (*inputs, *targets), (4,)))
+    (inputs, targets), whole = batch_of(model, 4, 0), captured
+    specs = step_inputs(whole)
+    prepared = InputPreparation.of(whole.graph, whole.preparation, dict(whole.raw))
+    return Preparing.of(decision, prepared).batch(WholeBatch(specs, (*inputs, *targets), (4,)))
 
 
 @pytest.mark.parametrize(("speeds", "shares"), SPEEDS, ids=str)

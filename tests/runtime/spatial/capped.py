@@ -20,10 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 from runtime.numerics.single_device import serial_step
-from runtime.stage.builder import groups_of
+from runtime.optim.ties import groups_of
 from runtime.transport import open_gloo
 from tests.runtime.divided import divided
 from tests.runtime.plans import engine_of, sgd

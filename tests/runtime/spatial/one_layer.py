@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from cuda_ops.calls import arguments_of
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from planner.ir.box import Box, whole
 from planner.ir.graph import Layer, TensorSpec
 from planner.ir.plan import Placement
 from planner.layers.division import Division, LayerDivision
-from profiler.capture.kinds import arguments_of, kind_of
+from profiler.capture.kinds import kind_of
 from runtime.pipeline.routing import slices
 from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.layer_shard import LayerShard

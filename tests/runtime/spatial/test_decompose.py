@@ -18,7 +18,7 @@ from runtime.spatial.decompose import DrawnPlaces, place_of
 from runtime.spatial.layer_shard import LayerShard
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random import streams
-from runtime.stage.random.layers import OPERATORS
+from runtime.stage.random.layers import drawing
 from runtime.stage.random.streams import CounterRng, NodeStream
 from tests.runtime.spatial.checks import check
 from tests.runtime.spatial.one_layer import OneLayer, one_layer
@@ -46,15 +46,18 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(module, "BLOCK", request.param)
 
 
-def drawing(one: OneLayer, dim: int | None = 0) -> OneLayer:
+def in_training(one: OneLayer, dim: int | None = 0) -> OneLayer:
     """``one`` with its random numbers drawn as in training."""
     samples = one.specs[0].shape[one.specs[0].dims.index("sample")]
     draw = CounterRng(3)
     draw.at(MicrobatchShard(1, samples, 0, samples))
 
+    drawn = drawing(one.target)
+    assert drawn is not None
+
     def at(step: LayerShard | None) -> Callable[..., Any]:
         place = None if step is None else partial(place_of, step)
-        return partial(OPERATORS[one.target], NodeStream(draw, "node", dim, place))
+        return partial(drawn, NodeStream(draw, "node", dim, place))
 
     return replace(one, operator_at=at)
 
@@ -71,7 +74,7 @@ def drawing(one: OneLayer, dim: int | None = 0) -> OneLayer:
 )
 def test_layers_drop_by_global_index(function: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(5, 3, 9, 6).double()
-    one = drawing(one_layer(function, [x], [NAMES], [NAMES]))
+    one = in_training(one_layer(function, [x], [NAMES], [NAMES]))
     for cuts in CUTS:
         check(one, cuts)
     check(one, CUTS[2], margin=2)
@@ -88,12 +91,12 @@ def test_attention_drops_weights_by_global_index(dim: int | None) -> None:
             [names],
         )
         for cuts in ({"sample": (0, 1, 3)}, {"head": (0, 1, 4)}, {"head": (0, 2, 4), "time": (0, 3, 4, 7)}):
-            check(drawing(one, dim), cuts)
+            check(in_training(one, dim), cuts)
 
 
 def test_what_is_computed_whole_draws_whole_samples() -> None:
     x = torch.randn(5, 3, 9, 6).double()
-    one = drawing(one_layer(lambda x: torch.rand_like(x), [x], [NAMES], [NAMES]))
+    one = in_training(one_layer(lambda x: torch.rand_like(x), [x], [NAMES], [NAMES]))
     assert one.layer.kind == "opaque"
     for cuts in CUTS:
         check(one, cuts)

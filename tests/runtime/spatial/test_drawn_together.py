@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 from runtime.numerics.single_device import serial_step
-from runtime.stage.captured import captured_model
 from runtime.stage.random.streams import CounterRng
 from tests.runtime.divided import divided
 from tests.runtime.engines import drawing_loss, trained
@@ -59,7 +59,7 @@ def alone() -> Trained:
     """One device, on a copy of the module and its graph."""
     model, captured = copy.deepcopy(network())
     draw, optimizer, losses = CounterRng(SEED), sgd(model.module.parameters()), []
-    loss_of = drawing_loss(captured_model(captured), draw)
+    loss_of = drawing_loss(captured, draw)
     for step in range(STEPS):
         draw.step = step
         losses.append(serial_step(loss_of, optimizer, *batch_of(model, sum(ROWS), step), ROWS, draw))

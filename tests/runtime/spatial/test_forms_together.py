@@ -14,9 +14,10 @@ from torch.nn import functional as F
 
 from planner.ir.graph import Layer
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 from tests.runtime.divided import divided
 from tests.runtime.engines import trained
 from tests.runtime.plans import Trained, assert_equal, train_serially

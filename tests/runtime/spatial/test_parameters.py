@@ -20,7 +20,6 @@ from profiler.models.example import Example
 from profiler.source.source import load_model
 from runtime.optim.whole_state import gathered
 from runtime.spatial.parameters import ParameterPart, groups_of_parameters, parts_of, sliced
-from runtime.stage.captured import captured_model
 from runtime.transport import InProcessTransport
 from tests.runtime.engines import Network
 from tests.runtime.ranks import on_ranks
@@ -36,7 +35,7 @@ def one_thread() -> None:
 
 
 def of(model: Network, decision: Decision, rank: int = 0) -> dict[str, ParameterPart]:
-    return parts_of(captured_model(model[1]), decision, 0, rank)
+    return parts_of(model[1], decision, 0, rank)
 
 
 def test_ranks_with_equal_filters_share_a_part() -> None:

@@ -18,8 +18,8 @@ from planner.layers.recomputed import cores_among
 from planner.transformers import ParallelDegrees
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
+from runtime.rank import check_layers
 from runtime.stage import recomputed as rooms
-from runtime.stage.builder import check_layers
 from tests.runtime.engines import Network, trained
 from tests.runtime.plans import assert_equal, decide, split_backward, train_serially
 from tests.runtime.spatial.test_transformer_ways import BATCH, decision_of

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 from runtime.engine import Engine
 from runtime.numerics.single_device import serial_step
 from tests.runtime.divided import at_random, divided

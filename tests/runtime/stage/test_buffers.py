@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.profile import ModelSource
 from planner.layers.stage_rules import require_stages
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 from tests.runtime.plans import decide
 
 

@@ -19,15 +19,15 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action, Op, Pipeline, Schedule
-from planner.layers.boundary import Boundaries
 from planner.schedules import schedule
-from profiler.capture.graph import CapturedModule
 from profiler.models.example import Example
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 from runtime.engine import Engine, EvaluationResult
-from runtime.stage.builder import StageBuilder, groups_of
-from runtime.stage.captured import captured_model
+from runtime.optim.ties import groups_of
+from runtime.rank import RankContext
+from runtime.stage.local_stage import StageBuilder
 from runtime.stage.modes import MicrobatchShard
 from runtime.transport import Hub, InProcessTransport, Pending
 from tests.captures import capture
@@ -208,9 +208,8 @@ def snapshot(engine: Engine) -> Snapshot:
 
 def builder(decision: Decision, captured: CapturedModule, rank: int = 0) -> StageBuilder:
     hub = Hub(decision.num_ranks, groups_of(decision, captured.graph))
-    boundaries = Boundaries.of_decision(captured.graph, decision)
-    stages = boundaries.program(decision).stages
-    return StageBuilder(decision, captured_model(captured), boundaries, stages, InProcessTransport(hub, rank), sgd)
+    end = InProcessTransport(hub, rank)
+    return StageBuilder(RankContext(decision, sgd, deadline_s=5.0, model=captured, transport=end))
 
 
 def test_a_rank_keeps_alive_nothing_of_other_stages() -> None:

@@ -10,9 +10,10 @@ from torch import fx, nn
 
 from cuda_ops._torch import OpOverload, TorchDispatchMode
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 from runtime.stage.cut import FUNCTIONS, cut_stage
 
 

@@ -13,8 +13,9 @@ from planner.ir.errors import UsageError
 from profiler.capture.graph import capture
 from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 from runtime.engine import Engine
-from runtime.stage.captured import CapturedModel, captured_model
+from runtime.rank import RankContext
 from runtime.stage.index_ranges import IndexRange, index_ranges
 from runtime.transport import Hub, InProcessTransport
 from tests.runtime.plans import decide, sgd
@@ -46,10 +47,10 @@ def of_one_less(scores: Tensor, kinds: Tensor) -> Tensor:
     return F.cross_entropy(scores, kinds.reshape(-1) - 1)
 
 
-def captured(loss: Callable[[Tensor, Tensor], Tensor]) -> tuple[CapturedModel, LoadedModel]:
+def captured(loss: Callable[[Tensor, Tensor], Tensor]) -> tuple[CapturedModule, LoadedModel]:
     words, kinds = torch.randint(WORDS, (ROWS, 5)), torch.randint(1, CLASSES, (ROWS, 5))
     model = LoadedModel(Words(), (words,), (kinds,), TrainedLoss(loss, unpacked=True))
-    return captured_model(capture(model)), model
+    return capture(model), model
 
 
 def test_ranges_are_found_through_views_and_slices_but_not_through_arithmetic() -> None:
@@ -78,7 +79,7 @@ def test_a_step_on_such_a_batch_is_refused_and_the_next_one_runs() -> None:
     model, loaded = captured(of_each_word)
     decision = decide(model.graph, [], (2, 2))
     end = InProcessTransport(Hub(1, [(0,)]), 0)
-    engine = Engine(decision, model, loaded.module, end, sgd)
+    engine = Engine(RankContext(decision, sgd, deadline_s=20.0, model=model, module=loaded.module, transport=end))
     words, kinds = loaded.inputs[0], loaded.targets[0].clone()
     kinds[3, 2] = CLASSES
     with pytest.raises(UsageError, match=r"targets holds 3[\s\S]*sample 3, at 2"):

@@ -15,9 +15,9 @@ from torch import Tensor, fx, nn
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Graph
 from profiler import LoadedModel
-from runtime.stage.captured import CapturedModel, captured_model
+from runtime.captured import CapturedModule
 from runtime.stage.cut import StageFunction, cut_stage
-from runtime.stage.shapes import graph_at, varying_dims, without_data
+from runtime.stage.shapes import graph_at, step_inputs, without_data
 from tests.captures import capture
 from tests.profiler.varying_models import MODELS, model_of
 
@@ -34,16 +34,16 @@ def _one_thread_and_a_seed() -> None:
 
 
 @functools.cache
-def captured(name: str) -> tuple[CapturedModel, LoadedModel]:
+def captured(name: str) -> tuple[CapturedModule, LoadedModel]:
     model = MODELS[name].load()
-    return captured_model(capture(model)), model
+    return capture(model), model
 
 
-def shapes_of(model: CapturedModel, tensors: Tensors) -> dict[str, tuple[int, ...]]:
+def shapes_of(model: CapturedModule, tensors: Tensors) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in zip(model.graph.inputs, tensors, strict=True)}
 
 
-def sizes_of(model: CapturedModel, tensors: Tensors) -> list[int]:
+def sizes_of(model: CapturedModule, tensors: Tensors) -> list[int]:
     shapes = shapes_of(model, tensors)
     return [shapes[name][dim] for name, dim in model.sizes.values()]
 
@@ -51,7 +51,7 @@ def sizes_of(model: CapturedModel, tensors: Tensors) -> list[int]:
 class Watched(fx.Interpreter):
     """A run of the captured graph that notes shape and dtype of what every node makes."""
 
-    def __init__(self, model: CapturedModel) -> None:
+    def __init__(self, model: CapturedModule) -> None:
         super().__init__(model.graph_module)
         self.found: dict[str, tuple[tuple[int, ...], str]] = {}
 
@@ -105,7 +105,7 @@ def test_outputs_that_nobody_reads_keep_a_shape() -> None:
 
 @each_model
 def test_an_empty_copy_gives_the_same_and_keeps_nothing_alive(name: str) -> None:
-    model = captured_model(capture(MODELS[name].load()))
+    model = capture(MODELS[name].load())
     inputs, targets = MODELS[name].batch(3, MODELS[name].sizes[1])
     shapes = shapes_of(model, (*inputs, *targets))
     expected = graph_at(model, shapes)
@@ -133,8 +133,8 @@ def test_a_long_sequence_takes_no_step_in_time() -> None:
 
 
 def test_dims_that_vary_are_those_that_bear_the_name_of_a_size() -> None:
-    assert varying_dims(captured("gpt")[0]) == {("inputs", 1), ("targets", 1)}
-    assert varying_dims(captured("convnet")[0]) == {("inputs", 2), ("inputs", 3)}
+    assert step_inputs(captured("gpt")[0]).free == {("inputs", 1), ("targets", 1)}
+    assert step_inputs(captured("convnet")[0]).free == {("inputs", 2), ("inputs", 3)}
 
 
 REFUSED: dict[str, tuple[str, dict[str, tuple[int, ...]], str]] = {
@@ -168,9 +168,7 @@ def test_shapes_that_cannot_be_are_refused_with_dim_and_extents(
 
 
 def test_a_dim_that_was_not_said_to_vary_says_how_to() -> None:
-    model = captured_model(
-        capture(model_of(lambda m, x: m.layer(x), torch.randn(2, 6, 4), varying={}, layer=nn.Linear(4, 4)))
-    )
+    model = capture(model_of(lambda m, x: m.layer(x), torch.randn(2, 6, 4), varying={}, layer=nn.Linear(4, 4)))
     with pytest.raises(
         UnsupportedModelError, match=r"dim 1 of inputs \(time\) is 7, .* 6 only[\s\S]*say that it varies"
     ):
@@ -183,14 +181,14 @@ def test_a_condition_of_the_capture_is_an_error_here() -> None:
 
     model = model_of(forward, torch.randn(2, 6, 4), varying=TIME, layer=nn.Linear(4, 4))
     with pytest.raises(UnsupportedModelError, match=r"time 3[\s\S]*holds for time > 4"):
-        graph_at(without_data(captured_model(capture(model))), {"inputs": (2, 3, 4)})
+        graph_at(without_data(capture(model)), {"inputs": (2, 3, 4)})
 
 
 def test_a_model_of_fixed_samples_says_its_number() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         return m.layer(x).view(2, -1)
 
-    model = captured_model(capture(model_of(forward, torch.randn(2, 6, 4), varying=TIME, layer=nn.Linear(4, 4))))
+    model = capture(model_of(forward, torch.randn(2, 6, 4), varying=TIME, layer=nn.Linear(4, 4)))
     assert graph_at(model, {"inputs": (2, 9, 4)}).values()["view"].shape == (2, 36)
     with pytest.raises(UnsupportedModelError, match=r"dim 0 of inputs \(sample\) is 3, .* for 2 only"):
         graph_at(model, {"inputs": (3, 9, 4)})
@@ -198,7 +196,7 @@ def test_a_model_of_fixed_samples_says_its_number() -> None:
 
 def test_under_autocast_dtypes_are_those_of_the_capture() -> None:
     loaded = MODELS["gnmt"].load(torch.bfloat16)
-    model = captured_model(capture(loaded))
+    model = capture(loaded)
     graph = graph_at(without_data(model), {"inputs": (3, 5), "inputs_2": (3, 7), "targets": (3, 7)})
     dtypes = {name: spec.dtype for name, spec in graph.values().items()}
     assert dtypes == {name: spec.dtype for name, spec in model.graph.values().items()}
@@ -208,7 +206,7 @@ def test_under_autocast_dtypes_are_those_of_the_capture() -> None:
 # Two stages, micro-batches of other sizes one after another, messages of the shapes foreseen.
 
 
-def cut(model: CapturedModel, at: float) -> tuple[StageFunction, StageFunction]:
+def cut(model: CapturedModule, at: float) -> tuple[StageFunction, StageFunction]:
     names = [layer.name for layer in model.graph.layers]
     place = round(at * len(names))
     maps = (model.layer_of_node, model.node_of_value)
@@ -218,7 +216,7 @@ def cut(model: CapturedModel, at: float) -> tuple[StageFunction, StageFunction]:
     return first, cut_stage(model.graph_module, late, *maps, (model.graph.loss,), None, tuple(model.sizes))
 
 
-def run_stages(model: CapturedModel, stages: tuple[StageFunction, StageFunction], tensors: Tensors) -> Tensor:
+def run_stages(model: CapturedModule, stages: tuple[StageFunction, StageFunction], tensors: Tensors) -> Tensor:
     """The loss after forward and backward over both, by messages whose shapes are checked."""
     given: dict[str, Tensor] = dict(zip(model.graph.inputs, tensors, strict=True))
     rows = tensors[0].shape[0]
@@ -246,7 +244,7 @@ def test_micro_batches_of_several_sizes_train_two_stages_as_one_device(name: str
     batches = [_double(*MODELS[name].batch(2 + index, sizes)) for index, sizes in enumerate(MODELS[name].sizes)]
     exact = LoadedModel(loaded.module, *_double(loaded.inputs, loaded.targets), loaded.loss_fn, loaded.varying)
     twin = copy.deepcopy(exact)
-    model = captured_model(capture(exact))
+    model = capture(exact)
     stages = cut(model, 0.4)
     for inputs, targets in batches:
         expected = twin.loss(inputs, targets)
@@ -270,7 +268,7 @@ def test_sizes_computed_in_one_stage_and_read_in_another() -> None:
         return m.b(y).view(samples, time, 4)[:, : time - 1]
 
     module = model_of(forward, torch.randn(2, 6, 4), varying=TIME, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
-    model = captured_model(capture(module))
+    model = capture(module)
     stages = cut(model, 0.4)
     assert stages[1].sizes == ("time",)
     x = torch.randn(3, 5, 4)

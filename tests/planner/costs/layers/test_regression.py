@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.costs.layers import cost_table
 from planner.costs.layers.cost_table import CostTables
 from planner.costs.layers.interpolation import QUANTITIES
 from planner.costs.layers.regression import FamilyModels, Features, family_names, fitted
@@ -187,8 +188,9 @@ def test_first_of_their_kind_are_layers_that_read_the_networks_inputs_alone() ->
     assert [family_names(graph, layer, "")[0][2] for layer in (first, second, both)] == [True, False, False]
 
 
-def test_nothing_is_computed_before_it_is_asked_for() -> None:
-    tables = CostTables(priced(*plain(samples=4)))
-    tables.at(KIND, 3)
-    assert not tables._families
-    assert not tables._held_back
+def test_nothing_is_computed_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FamilyModels", "HeldBackRanges"):
+        monkeypatch.setattr(cost_table, name, None)
+    table = CostTables(priced(*plain(samples=4))).at(KIND, 3)
+    with pytest.raises(TypeError):  # ranges are asked for, and nothing can make them
+        _ = table.low

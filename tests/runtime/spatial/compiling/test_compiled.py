@@ -26,7 +26,6 @@ from runtime.spatial.compiling.compiled import compiled, refuse_draws
 from runtime.spatial.decompose import DividedStage
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
-from runtime.stage.captured import captured_model
 from runtime.stage.functions import StageCut
 from runtime.stage.modes import MicrobatchShard
 from tests.runtime.transport.conftest import run_in_processes
@@ -51,7 +50,7 @@ def model():
     torch.manual_seed(0)
     net, (x, y) = Net().double(), batch(2)
     loaded = LoadedModel(net, (x,), (y,), lambda out, targets: nn.functional.mse_loss(out, *targets))
-    return net, captured_model(capture(loaded))
+    return net, capture(loaded)
 
 
 def batch(samples):

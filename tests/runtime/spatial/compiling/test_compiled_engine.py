@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.stage.builder import groups_of
+from runtime.optim.ties import groups_of
 from tests.runtime.divided import by_stage
 from tests.runtime.plans import Trained, assert_equal, batch_of, engine_of
 from tests.runtime.spatial.test_pipelines import HEIGHT, MICRO_BATCHES, network, serial

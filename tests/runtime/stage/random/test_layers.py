@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.stage.random.layers import OPERATORS, _Masked, dropout
+from runtime.stage.random.layers import _Masked, drawing, dropout
 from runtime.stage.random.streams import CounterRng, NodeStream
 
 ATEN = torch.ops.aten
@@ -40,6 +40,8 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "normal": (ATEN.normal_functional.default, (X, 2.0, 3.0), {}),
     "normal of a shape": (ATEN.normal.float_float, (2.0, 3.0, [4, 5]), {"dtype": torch.float32}),
     "exponential": (ATEN.exponential.default, (X, 2.0), {}),
+    "log-normal": (ATEN.log_normal.default, (X, -1.2, 0.5), {}),
+    "cauchy": (ATEN.cauchy.default, (X,), {"sigma": 0.1}),
     "rand": (ATEN.rand.default, ([4, 5],), {"dtype": torch.float32, "device": torch.device("cpu")}),
     "randn": (ATEN.randn.default, ([4, 5],), {"pin_memory": False}),
     "rand_like": (ATEN.rand_like.default, (X,), {}),
@@ -60,6 +62,12 @@ def noise(step: int = 0) -> NodeStream:
     return NodeStream(CounterRng(7, step, 2, 0, 4, 4), "node", None)
 
 
+def drawn(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    function = drawing(operator)
+    assert function is not None, operator
+    return function(*args, **kwargs)
+
+
 def torch_s_own(function: Callable[[], Any], source: NodeStream) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(source.rng.key(source.node))
@@ -74,35 +82,35 @@ def test_an_operator_gives_what_torch_s_own_gives_from_the_same_numbers() -> Non
 def gives_what_torch_s_own_gives_from_the_same_numbers(name: str) -> None:
     operator, args, kwargs = CALLS[name]
     before = torch.get_rng_state()
-    found = OPERATORS[operator](noise(), *args, **kwargs)
+    found = drawn(operator, noise(), *args, **kwargs)
     assert torch.equal(torch.get_rng_state(), before)
     expected = torch_s_own(lambda: operator(*args, **kwargs), noise())
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     if "off" not in name and "all" not in name:
-        assert not torch.equal(OPERATORS[operator](noise(1), *args, **kwargs), found)
+        assert not torch.equal(drawn(operator, noise(1), *args, **kwargs), found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", ["rand_like", "randn_like", "uniform", "normal", "exponential", "dropout"])
 def test_numbers_are_the_same_in_every_precision(name: str, dtype: torch.dtype) -> None:
     operator, (x, *others), kwargs = CALLS[name]
-    found = OPERATORS[operator](noise(), x.to(dtype), *others, **kwargs)
+    found = drawn(operator, noise(), x.to(dtype), *others, **kwargs)
     assert found.dtype == dtype
-    torch.testing.assert_close(found.float(), OPERATORS[operator](noise(), x, *others, **kwargs), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(found.float(), drawn(operator, noise(), x, *others, **kwargs), rtol=1e-2, atol=1e-2)
 
 
 def test_native_dropout_tells_what_it_kept() -> None:
-    y, mask = OPERATORS[ATEN.native_dropout.default](noise(), X, 0.3, True)
+    y, mask = drawn(ATEN.native_dropout.default, noise(), X, 0.3, True)
     torch.testing.assert_close(y, X * mask / 0.7)
     assert 0 < mask.double().mean() < 1
-    y, mask = OPERATORS[ATEN.native_dropout.default](noise(), X, 0.3, False)
+    y, mask = drawn(ATEN.native_dropout.default, noise(), X, 0.3, False)
     assert y is X
     assert mask.all()
 
 
 def test_a_random_relu_takes_slopes_between_its_bounds() -> None:
-    y = OPERATORS[ATEN.rrelu.default](noise(), X, 0.2, 0.4, True)
+    y = drawn(ATEN.rrelu.default, noise(), X, 0.2, 0.4, True)
     slopes = (y / X)[X < 0]
     assert torch.equal(y[X >= 0], X[X >= 0])
     assert slopes.min() >= 0.2
@@ -112,10 +120,24 @@ def test_a_random_relu_takes_slopes_between_its_bounds() -> None:
 
 def test_probabilities_may_differ() -> None:
     many = P.expand(2000, 4, 3, 6)
-    drawn = OPERATORS[ATEN.bernoulli.default](noise(), many)
-    assert set(drawn.unique().tolist()) == {0.0, 1.0}
-    assert (drawn.mean(0) - P).abs().max() < 0.06
-    assert torch.equal(OPERATORS[ATEN.bernoulli.Tensor](noise(), many, many), drawn)
+    numbers = drawn(ATEN.bernoulli.default, noise(), many)
+    assert set(numbers.unique().tolist()) == {0.0, 1.0}
+    assert (numbers.mean(0) - P).abs().max() < 0.06
+    assert torch.equal(drawn(ATEN.bernoulli.Tensor, noise(), many, many), numbers)
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_classes_are_drawn_by_their_weights(replacement: bool) -> None:
+    weights = torch.tensor([1.0, 0.0, 3.0, 4.0], dtype=torch.float64)
+    classes = drawn(ATEN.multinomial.default, noise(), weights.expand(4000, 4), 2, replacement)
+    first = torch.bincount(classes[:, 0], minlength=4) / len(classes)
+    assert (first - weights / 8).abs().max() < 0.03
+    assert not (classes == 1).any()
+    assert bool((classes[:, 0] == classes[:, 1]).any()) is replacement
+    second = torch.bincount(classes[classes[:, 0] == 3, 1], minlength=4).double()
+    rest = weights if replacement else weights * torch.tensor([1.0, 1.0, 1.0, 0.0])
+    assert (second / second.sum() - rest / rest.sum()).abs().max() < 0.05
+    assert drawn(ATEN.multinomial.default, noise(), weights, 3).sort().values.tolist() == [0, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -123,9 +145,9 @@ def test_probabilities_may_differ() -> None:
 )
 def test_normal_numbers_about_given_means(arguments: tuple[Any, Any]) -> None:
     mean, std = arguments
-    drawn = OPERATORS[ATEN.normal.Tensor_Tensor](noise(), mean, std)
-    standard = OPERATORS[ATEN.randn_like.default](noise(), X)
-    assert torch.equal(drawn, mean + std * standard)
+    numbers = drawn(ATEN.normal.Tensor_Tensor, noise(), mean, std)
+    standard = drawn(ATEN.randn_like.default, noise(), X)
+    assert torch.equal(numbers, mean + std * standard)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -139,12 +161,12 @@ def test_recurrent_layers_drop_between_their_layers(cell: type[nn.RNNBase], bidi
     hx = [state, state * 2] if cell is nn.LSTM else state
     weights = [weight for name, weight in module.named_parameters()]
     args = (X, hx, weights, True, 2, 0.4, True, bidirectional, False)
-    found = OPERATORS[operator](noise(), *args)
+    found = drawn(operator, noise(), *args)
     expected = torch_s_own(lambda: operator(*args), noise())
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b)
     assert not torch.allclose(operator(*args[:5], 0.0, *args[6:])[0], found[0])
-    samples_first = OPERATORS[operator](noise(), X.transpose(0, 1), *args[1:-1], True)
+    samples_first = drawn(operator, noise(), X.transpose(0, 1), *args[1:-1], True)
     assert samples_first[0].shape == found[0].transpose(0, 1).shape
     assert samples_first[1].shape == found[1].shape
 

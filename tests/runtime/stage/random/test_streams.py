@@ -16,11 +16,10 @@ from torch.nn import functional
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from profiler.capture.graph import CapturedModule
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.captured import CapturedModule
 from runtime.numerics.single_device import serial_step
-from runtime.stage.captured import captured_model
 from runtime.stage.cut import cut_stage
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import CounterRng, NodeStream, RandomNodes
@@ -152,7 +151,7 @@ def train_by_graph(name: str, seed: int = SEED, steps: int = 3) -> Trained:
     """One device, on a copy of the module and its graph."""
     model, captured = copy.deepcopy(network(name))
     draw, optimizer, losses = CounterRng(seed), sgd(model.module.parameters()), []
-    loss_of = drawing_loss(captured_model(captured), draw)
+    loss_of = drawing_loss(captured, draw)
     for step in range(steps):
         draw.step = step
         losses.append(serial_step(loss_of, optimizer, *batch_of(model, 6, step), (3, 3), draw))
@@ -194,13 +193,13 @@ def test_two_runs_of_one_seed_are_equal_to_the_bit() -> None:
 def test_a_model_whose_dropout_is_off_draws_nothing_and_is_the_user_s_own() -> None:
     model = load_model(ModelSource(f"{__name__}:gpt", {"rate": "0.0"}, (), "float64"))
     captured = capture(model)
-    assert RandomNodes(captured_model(captured)).layers == ()
+    assert RandomNodes(captured).layers == ()
     decision = decide(captured.graph, **PLANS["two ranks"])
     assert_equal(train_by_plan(model, decision, seed=SEED), train_serially(model, (3, 3)))
 
 
 def test_layers_that_draw_are_named() -> None:
-    layers = RandomNodes(captured_model(network("gpt")[1])).layers
+    layers = RandomNodes(network("gpt")[1]).layers
     assert layers[0] == "drop"
     assert len(layers) == 1 + 2 * 3
 
@@ -230,9 +229,7 @@ def drawn(draw: CounterRng, dtype: torch.dtype = torch.float64) -> tuple[Tensor,
     maps = captured.layer_of_node, captured.node_of_value
     names = [layer.name for layer in captured.graph.layers]
     outputs = [name for name in names if "dropout" in name]
-    stage = cut_stage(
-        captured.graph_module, outputs, *maps, tuple(outputs), RandomNodes(captured_model(captured)).rule(draw)
-    )
+    stage = cut_stage(captured.graph_module, outputs, *maps, tuple(outputs), RandomNodes(captured).rule(draw))
     return stage.function(draw.total, torch.ones(4, 64, dtype=dtype))
 
 

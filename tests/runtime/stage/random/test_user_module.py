@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from profiler.capture.graph import CapturedModule, capture
+from profiler.capture.graph import capture
 from profiler.source.losses import mean_of_squares
 from profiler.source.model import LoadedModel
+from runtime.captured import CapturedModule
 from runtime.numerics.single_device import serial_step
-from runtime.stage.captured import captured_model
 from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers, UnlikeDrawsError
 from tests.runtime.engines import drawing_loss
@@ -97,13 +97,13 @@ def trained(model: LoadedModel, captured: CapturedModule, way: str) -> Trained:
     model, captured = copy.deepcopy(model), copy.deepcopy(captured)
     draw, answers, losses = CounterRng(SEED), None, []
     if way == "graph":
-        model_of_graph = captured_model(captured)
+        model_of_graph = captured
         loss_of = drawing_loss(model_of_graph, draw)
         parameters = dict(model_of_graph.graph_module.named_parameters())
     else:
         loss_of, answers, parameters = (
             model.loss,
-            Answers(captured_model(captured), draw),
+            Answers(captured, draw),
             dict(model.module.named_parameters()),
         )
         assert answers.in_parts
@@ -130,7 +130,7 @@ def test_the_module_itself_draws_what_its_graph_draws(name: str) -> None:
 
 def test_a_module_that_draws_nothing_needs_no_answers() -> None:
     model, captured = loaded(Calls(torch.tanh))
-    answers = Answers(captured_model(captured), CounterRng(SEED))
+    answers = Answers(captured, CounterRng(SEED))
     assert not answers
     with answers.given((4,)):
         model.loss(*model.fed)
@@ -152,7 +152,7 @@ def test_a_module_that_draws_nothing_needs_no_answers() -> None:
 def test_a_module_that_draws_otherwise_than_its_graph_is_refused(asked: Any, said: str) -> None:
     model, captured = loaded(Calls(FUNCTIONS["in place"]))
     model.module.function = asked
-    with pytest.raises(UnlikeDrawsError, match=said), Answers(captured_model(captured), CounterRng(SEED)).given((4,)):
+    with pytest.raises(UnlikeDrawsError, match=said), Answers(captured, CounterRng(SEED)).given((4,)):
         model.loss(*model.fed)
 
 
@@ -160,5 +160,5 @@ def test_a_module_that_draws_less_often_than_its_graph_is_refused() -> None:
     model, captured = loaded(Calls(FUNCTIONS["in place"]))
     model.module.function = torch.tanh
     said = "drew 0 times, its captured graph draws 1 times"
-    with pytest.raises(UnlikeDrawsError, match=said), Answers(captured_model(captured), CounterRng(SEED)).given((4,)):
+    with pytest.raises(UnlikeDrawsError, match=said), Answers(captured, CounterRng(SEED)).given((4,)):
         model.loss(*model.fed)

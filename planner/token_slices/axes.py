@@ -21,7 +21,7 @@ every slice where a reader asks for more than the slice's own tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -30,7 +30,7 @@ from planner.ir.box import Box, Interval, Transfer, whole
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer, value_name
 from planner.ir.layout import cut_points
-from planner.ir.plan import Decision, Placement
+from planner.ir.plan import Decision, Placement, Size, TokenSlice, samples_in
 from planner.layers._kinds import kind
 from planner.layers.division import Boxes, Division, LayerDivision
 
@@ -147,6 +147,11 @@ class TokenAxes:
             box[at.dim] = Interval(start * rows, stop * rows)
         return tuple(box)
 
+    def box_of(self, value: str, spec: TensorSpec, size: Size) -> Box:
+        """The same of a slice; all of a value for whole samples."""
+        span = (size.start, size.stop) if isinstance(size, TokenSlice) else (0, self.num_tokens)
+        return self.box(value, spec, samples_in(size), *span)
+
     def placement(self, layer: str, slices: tuple[int, ...], stage: int = 0) -> Placement:
         """How a layer's work is cut, as if slices were ranks."""
         work, points = self.works.get(layer), cut_points(slices)
@@ -245,6 +250,17 @@ class _Fault:
     layer: Layer
     value: str
     why: str
+
+
+def require_one_rank(slices: tuple[int, ...], ranks: Sequence[tuple[int, ...]]) -> None:
+    """Raises :class:`UnsupportedModelError` if a stage of a plan with slices is on several ranks."""
+    shared = next((stage for stage, own in enumerate(ranks) if slices and len(own) > 1), None)
+    if shared is not None:
+        raise UnsupportedModelError(
+            f"stage {shared} is on several ranks, and in a plan with token slices each stage is on one",
+            [f"{len(ranks[shared])} ranks; slices of {', '.join(map(str, slices))} tokens"],
+            ["one rank a stage", "no token slices"],
+        )
 
 
 def require_sliceable(graph: Graph, slices: tuple[int, ...]) -> TokenAxes:

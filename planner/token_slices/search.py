@@ -1,6 +1,6 @@
 """Plans with token slices: stages, micro-batches and lengths of slices, after the best plan without slices.
 
-Given      t_i the time of slice i on the slowest stage, forward and backward      ``costs.layers.token_slices``
+Given      t_i the time of slice i on the slowest stage, forward and backward      ``prices``
            p stages, M micro-batches of K slices each
 Choose     lengths of slices, by a DP over a grid of tokens                        :func:`best_slices`
            cuts of the chain of layers that make the slowest stage shortest        :func:`balanced`
@@ -28,18 +28,18 @@ from planner import schedules
 from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, running
-from planner.costs.layers.token_slices import SlicePrices
 from planner.costs.sentences import binding
 from planner.ir.errors import HalopipeError, InfeasibleError
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import equal_shares
 from planner.ir.plan import HEURISTIC, Plan, Rejected, Search, TokenSlice
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, TIME_DIMS, Problem
-from planner.layers.token_slices import require_sliceable
 from planner.solvers.candidates.candidate import micro_batches, plan_of
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.explain import slower, written
 from planner.solvers.candidates.feasibility import cut_positions, micro_batch_sizes, uncut
+from planner.token_slices.axes import require_sliceable
+from planner.token_slices.prices import SlicePrices
 
 METHOD = "token slices by TeraPipe's DP over measured times, the best by its formula simulated"
 _GRID = 32
@@ -61,7 +61,7 @@ def slices_time(problem: Problem) -> bool:
 
 def require_slices(problem: Problem, cost_model: CostModel) -> None:
     """Raises :class:`UnsupportedModelError` where the network cannot be run in token slices, or not in those asked."""
-    axes = cost_model.slices.axes
+    axes = cost_model.beside(SlicePrices).axes
     if problem.token_slices:
         require_sliceable(axes.graph, problem.token_slices)
 
@@ -72,7 +72,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
     Raises:
         InfeasibleError: slices were asked for, and no plan with them fits.
     """
-    problem, prices = evaluator.problem, evaluator.cost_model.slices
+    problem, prices = evaluator.problem, evaluator.cost_model.beside(SlicePrices)
     best: Candidate | None = None
     step_s, num_simulated = float("inf") if problem.token_slices else plan.prediction.step_s, 0
     for formula_s, candidate in sorted(_candidates(evaluator, prices), key=lambda each: each[0]):
@@ -104,7 +104,7 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         missed = Rejected("token slices", f"none is faster: {tried}")
         return replace(plan, search=replace(plan.search, rejected=(*rejected, missed)))
     decision, predicted = written(problem, evaluator.pricing, best)
-    peak = max(rank.peak_bytes for rank in plan.prediction.ranks)
+    peak = plan.prediction.peak_bytes
     whole = slower("no token slices", plan.prediction.step_s, peak, predicted.prediction.step_s, "")
     search = Search(
         METHOD,

@@ -14,20 +14,26 @@ the tokens before it, and its own that later ones read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from planner.costs.layers.cost_table import Array, CostTables
+from planner.costs.cost_model import CostModel
+from planner.costs.layers.confidence import weakest
+from planner.costs.layers.cost_table import Array
 from planner.costs.layers.interpolation import values_of
 from planner.costs.layers.shards import alike_layers, part_of
+from planner.costs.stages.stage_cost import LayerBytes, StageCost
+from planner.costs.stages.stage_sums import with_recompute
 from planner.ir.box import volume
+from planner.ir.cluster import INTERPOLATED
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer
-from planner.ir.plan import TokenSlice
+from planner.ir.lazy import once
+from planner.ir.plan import Size, TokenSlice
 from planner.layers import check_samples_apart
 from planner.layers.sized import SizedLayer
-from planner.layers.token_slices import SlicedDivision, TokenAxes
+from planner.token_slices.axes import SlicedDivision, TokenAxes
 
 SAVED, WORKSPACE = 4, 5
 """Places in the costs of a layer, behind the seconds of F, B, I and W."""
@@ -51,45 +57,72 @@ class SliceTable:
     share: Array
 
 
-@dataclass(slots=True, eq=False)
 class SlicePrices:
     """Prices of token slices, each looked up once.
-
-    Attributes:
-        tables: of whole layers and parts.
-        added: by kind of device, what corrections multiply F, B, I and W of stages of one rank by.
 
     Raises:
         UnsupportedModelError: the network cannot be run in token slices.
     """
 
-    tables: CostTables
-    added: Callable[[str], Array]
-    axes: TokenAxes = field(init=False)
-    _classes: list[list[Layer]] = field(init=False, repr=False)
-    _index: dict[str, int] = field(init=False, repr=False)
-    _tables: dict[tuple[str, TokenSlice], SliceTable] = field(init=False, default_factory=dict, repr=False)
-    _own: dict[tuple[str, str, int, int], Array] = field(init=False, default_factory=dict, repr=False)
-    _fits: dict[tuple[str, str, int], Array | None] = field(init=False, default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, cost_model: CostModel) -> None:
+        self.cost_model, self.tables = cost_model, cost_model.tables
         graph = self.tables.profile.graph
         self.axes = TokenAxes.of(graph)
         self._classes = alike_layers(graph, graph.values(), frozenset(check_samples_apart(graph)))
         self._index = {layer.name: number for number, layer in enumerate(graph.layers)}
 
+    def stages(
+        self, kind: str, layers: Sequence[int], sizes: Iterable[Size], recompute: bool
+    ) -> Mapping[Size, StageCost]:
+        """A stage of one rank with the layers of these indices, for one slice of every micro-batch, by slice.
+
+        Raises:
+            MissingMeasurementError: the profile says nothing about so many samples.
+        """
+        slices = [size for size in dict.fromkeys(sizes) if isinstance(size, TokenSlice)]
+        return {size: self._stage(kind, list(layers), size, recompute) for size in slices}
+
+    def _stage(self, kind: str, layers: list[int], size: TokenSlice, recompute: bool) -> StageCost:
+        cost_model, table = self.cost_model, self.table(kind, size)
+        costs, received = table.costs[:, layers], table.received[layers]
+        forward, backward, of_input, of_weight = costs[:SAVED].sum(axis=1).tolist()
+        backward, of_input = with_recompute(backward, of_input, forward * recompute)
+        parameters = np.diff(self.tables.graph.parameter_bytes)[layers]
+        one, none = np.array([1.0]), np.zeros((len(layers), 1))
+        transient = float(costs[SAVED].sum()) * one
+        return StageCost(
+            compute_s=((forward,), (backward,), (of_input,), (of_weight,)),
+            accumulate_s=(float(np.diff(cost_model.accumulate_s(kind, shared=False))[layers].sum()),),
+            exchange_forward_s=0.0,
+            exchange_backward_s=0.0,
+            update_s=float(np.diff(self.tables.parameters(kind).update_s)[layers].sum()),
+            reduction_s=0.0,
+            saved_bytes=float(received.sum()) * one if recompute else transient + float(received.sum()),
+            transient_bytes=transient if recompute else 0.0 * one,
+            workspace_bytes=float(costs[WORKSPACE].max(initial=0.0)) * one,
+            parameter_bytes=float(parameters.sum()) * one,
+            by_layer=LayerBytes(
+                tuple(layers),
+                costs[SAVED][:, None],
+                costs[WORKSPACE][:, None],
+                received[:, None],
+                none,
+                parameters[:, None],
+                np.full((len(layers), 1), size.samples),
+                table.share[layers][:, None],
+                none,
+            ),
+            standing_bytes=np.zeros(1),
+            evidence=weakest((INTERPOLATED, *(self.tables.at(kind, size.samples).evidence[at] for at in layers))),
+        )
+
+    @once
     def table(self, kind: str, size: TokenSlice) -> SliceTable:
         """All layers on a device of ``kind``.
 
         Raises:
             MissingMeasurementError: the profile says nothing about so many samples.
         """
-        slice_table = self._tables.get((kind, size))
-        if slice_table is None:
-            slice_table = self._tables[kind, size] = self._made(kind, size)
-        return slice_table
-
-    def _made(self, kind: str, size: TokenSlice) -> SliceTable:
         tokens, length = self.axes.num_tokens, size.stop - size.start
         whole = self.tables.columns(kind, size.samples)
         costs, share, received = whole.copy(), np.ones(whole.shape[1]), np.zeros(whole.shape[1])
@@ -108,15 +141,15 @@ class SlicePrices:
                 read, others = _read_bytes(division, first.name, position)
                 received[members] = read
                 costs[WORKSPACE, members] += others  # gradients of earlier tokens, which are added up
-        costs[:SAVED] *= self.added(kind)[:, None]
+        costs[:SAVED] *= self.cost_model.added(kind, shared=False)[:, None]
         return SliceTable(costs, received, share)
 
     def _ratio(self, kind: str, layer: Layer, size: TokenSlice, whole: Array) -> Array:
         """``[6]``: what a slice of a layer costs over what ``whole`` says of all tokens."""
         length, before = size.stop - size.start, size.start
-        own = self._of_first(kind, layer, size.samples, length, whole)
+        own = self._of_first(kind, self._index[layer.name], size.samples, length)
         if before and layer.name in self.axes.reads_earlier:
-            fit = self._fit(kind, layer, size.samples)
+            fit = self._fit(kind, self._index[layer.name], size.samples)
             own = own.copy()
             if fit is None:
                 own[:SAVED] *= 1 + 2 * before / length
@@ -125,40 +158,32 @@ class SlicePrices:
         ratio: Array = np.divide(own, whole, out=np.full_like(own, length / self.axes.num_tokens), where=whole > 0)
         return ratio
 
-    def _of_first(self, kind: str, layer: Layer, samples: int, length: int, whole: Array) -> Array:
-        """``[6]``: of the first ``length`` tokens, of a layer whose whole costs are given."""
-        key = (kind, layer.name, samples, length)
-        costs = self._own.get(key)
-        if costs is None:
-            work, share = self.axes.works[layer.name], whole * (length / self.axes.num_tokens)
-            costs = share
-            if not work.is_merged:
-                graph = self.tables.profile.graph
-                sized = SizedLayer.of(graph, layer, graph.values(), samples, mixes_samples=False)
-                extents = [length if dim == work.dim else extent for dim, extent in enumerate(sized.work.shape)]
-                part, of_all = part_of(sized, extents), part_of(sized, sized.work.shape)
-                costs = self.tables.parts.estimate(kind, layer.name, (samples, part), of_all, share)
-            self._own[key] = costs
-        return costs
+    @once
+    def _of_first(self, kind: str, index: int, samples: int, length: int) -> Array:
+        """``[6]``: of the first ``length`` tokens of layer number ``index``."""
+        graph, layer = self.tables.profile.graph, self.tables.profile.graph.layers[index]
+        work = self.axes.works[layer.name]
+        share: Array = self.tables.columns(kind, samples)[:, index] * (length / self.axes.num_tokens)
+        if work.is_merged:
+            return share
+        sized = SizedLayer.of(graph, layer, graph.values(), samples, mixes_samples=False)
+        extents = [length if dim == work.dim else extent for dim, extent in enumerate(sized.work.shape)]
+        part, of_all = part_of(sized, extents), part_of(sized, sized.work.shape)
+        return self.tables.parts.estimate(kind, layer.name, (samples, part), of_all, share)
 
-    def _fit(self, kind: str, layer: Layer, samples: int) -> Array | None:
+    @once
+    def _fit(self, kind: str, index: int, samples: int) -> Array | None:
         """``[4, 4]``: a0 to a3 of F, B, I and W; None where too few slices were measured behind other tokens."""
-        key = (kind, layer.name, samples)
-        if key not in self._fits:
-            points = self.tables.parts.behind(kind, layer.name, samples)
-            work = self.axes.works[layer.name]
-            spec = layer.outputs[0]
-            at = work.dim - (spec.dims.index("sample") < work.dim if "sample" in spec.dims else 0)
-            rows, rises = [], []
-            for one in points:
-                length = one.part[at]
-                own = self._of_first(
-                    kind, layer, one.samples, length, self.tables.columns(kind, one.samples)[:, self._index[layer.name]]
-                )
-                rows.append([1.0, length, one.before, length * one.before])
-                rises.append((np.array(values_of(one)[:4]) - own[:4]) * (samples / one.samples))
-            self._fits[key] = _least_squares(np.array(rows), np.array(rises)) if len(rows) >= _COEFFICIENTS else None
-        return self._fits[key]
+        layer = self.tables.profile.graph.layers[index]
+        work, spec = self.axes.works[layer.name], layer.outputs[0]
+        at = work.dim - (spec.dims.index("sample") < work.dim if "sample" in spec.dims else 0)
+        rows, rises = [], []
+        for one in self.tables.parts.behind(kind, layer.name, samples):
+            length = one.part[at]
+            own = self._of_first(kind, index, one.samples, length)
+            rows.append([1.0, length, one.before, length * one.before])
+            rises.append((np.array(values_of(one)[:4]) - own[:4]) * (samples / one.samples))
+        return _least_squares(np.array(rows), np.array(rises)) if len(rows) >= _COEFFICIENTS else None
 
 
 def _read_bytes(division: SlicedDivision, name: str, position: int) -> tuple[float, float]:
