@@ -31,6 +31,7 @@ from runtime.transport.base import (
     KEYED,
     Pending,
     Words,
+    add_in_order,
     is_plain,
     plain,
     plain_copy,
@@ -154,9 +155,15 @@ class Exchanges(OverWorks):
         for work, peer, _ in sent:
             self._works.wait(work, self._pairs.what, peer, deadline)
 
-    def _start(self, subgroup: _Subgroup, sent: ByRank, received: ByRank, standing: _Standing) -> Pending:
-        """Receives, then sends, by position in the subgroup."""
-        pending = _PendingExchange(self, subgroup, standing)
+    def _start(
+        self, subgroup: _Subgroup, sent: ByRank, received: ByRank, standing: _Standing, *, is_read: bool = False
+    ) -> _PendingExchange:
+        """Receives, then sends, by position in the subgroup.
+
+        Args:
+            is_read: what comes is read in the buffers, and ``received`` says what it is like.
+        """
+        pending = _PendingExchange(self, subgroup, standing, is_read)
         group, moves = subgroup.group, list[tuple[bool, int, torch.Tensor]]()
         if group is None:
             return pending
@@ -165,7 +172,7 @@ class Exchanges(OverWorks):
                 continue
             place = (group.group_name, position, subgroup.tag(tensor))
             stands = tensor.nbytes <= subgroup.standing_bytes
-            is_here = self.device.type == "cpu" and is_plain(tensor) and not stands
+            is_here = self.device.type == "cpu" and is_plain(tensor) and not stands and not is_read
             buffer = tensor if is_here else plain_like(tensor, self.device)
             if stands or subgroup.key is not None:
                 ready = (standing.take(place) if stands else None) or self.post(subgroup, place, buffer)
@@ -220,6 +227,7 @@ class _PendingExchange:
     Attributes:
         works: receives and sends, each with its peer.
         copies: where what came belongs, and where it came.
+        is_read: whether somebody reads what came where it is, and then has the receives posted again.
         again: places and buffers of receives that are to stand ready again.
         kept: sends that are not waited for here.
     """
@@ -227,6 +235,7 @@ class _PendingExchange:
     exchanges: Exchanges
     subgroup: _Subgroup
     standing: _Standing
+    is_read: bool = False
     works: list[tuple[dist.Work, Words]] = field(default_factory=list)
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     again: list[tuple[_Place, torch.Tensor]] = field(default_factory=list)
@@ -238,14 +247,19 @@ class _PendingExchange:
         deadline = works.deadline()
         for work, peer in self.works:
             works.wait(work, subgroup.what, peer, deadline)
-        for tensor, buffer in self.copies:
-            tensor.copy_(buffer.view(tensor.shape))
+        if not self.is_read:
+            for tensor, buffer in self.copies:
+                tensor.copy_(buffer.view(tensor.shape))
+            self.post_again()
+        if self.kept and subgroup.key is not None:
+            self.exchanges.keep(subgroup.key, self.kept)
+
+    def post_again(self) -> None:
+        """Let the next receives stand ready in the buffers, which have been read."""
         for place, buffer in self.again:
             if self.standing.has_room(buffer.nbytes):
                 with suppress(TransportError):  # who has left by now: the next one, if there is any, will say so
-                    self.standing.add(place, self.exchanges.post(subgroup, place, buffer))
-        if self.kept and subgroup.key is not None:
-            self.exchanges.keep(subgroup.key, self.kept)
+                    self.standing.add(place, self.exchanges.post(self.subgroup, place, buffer))
 
 
 class GroupExchanges:
@@ -324,13 +338,23 @@ class GroupCollectives(Exchanges, CollectiveOperations):
         going, coming = ({position(rank): tensor for rank, tensor in each.items()} for each in (sent, received))
         return self._start(subgroup, going, coming, self._standing)
 
+    def added(self, meeting: Meeting, terms: ByRank) -> Iterator[Pending]:
+        """The terms of others are added from the buffers that they came into."""
+        own, ranks = terms[self.rank], meeting.series.ranks
+        going = {ranks.index(rank): terms[rank] for rank in meeting.series.others}
+        subgroup, coming = self._subgroup(meeting), dict.fromkeys(going, own)
+        pending = self._start(subgroup, going, coming, self._standing, is_read=True)
+        yield pending
+        add_in_order(own, meeting.series.position, [buffer.view(own.shape) for _, buffer in pending.copies])
+        pending.post_again()
+
     def summed(self, meeting: Meeting, tensor: torch.Tensor) -> Iterator[Pending]:
         """Small sums of two ranks by an exchange, others by the backend's ring."""
+        if len(meeting.series.ranks) == 2 and tensor.nbytes <= self._pair_bytes:
+            yield from super().summed(meeting, tensor)
+            return
         subgroup = self._subgroup(meeting)
         if subgroup.group is None or not tensor.numel():
-            return
-        if len(subgroup.ranks) == 2 and tensor.nbytes <= self._pair_bytes:
-            yield from super().summed(meeting, tensor)
             return
         term = plain(tensor, self.device)
         peers = ("one of", ", ".join(f"rank {rank}" for rank in meeting.series.others))
