@@ -300,7 +300,7 @@ class Execution:
     def _sum(self, number: float) -> float:
         """Over all ranks."""
         total, context = torch.tensor([number], dtype=torch.float64), self._context
-        context.transport.all_reduce(total, context.ranks, context.deadline_s)
+        context.transport.all_reduce(total, context.ranks)
         return total.item()
 
     def state_dict(self) -> dict[str, Any]:

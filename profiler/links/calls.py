@@ -212,7 +212,7 @@ def _passes_s(call: Callable[[], Tensor], burst: Burst) -> float:
 
 
 def _alone() -> PeerGroup:
-    return PeerGroup(cast("Transport", _Alone()), (0, 1), 0.0)
+    return PeerGroup(cast("Transport", _Alone()), (0, 1))
 
 
 class _Alone:

@@ -43,7 +43,7 @@ from cuda_ops._torch import FileStore
 from planner.ir.cluster import ALL_REDUCE, MEMORY, STATISTICS, Collective, Link, PairLink, host_tier
 from profiler.links.calls import Burst, exchange_calls
 from profiler.links.host_pairs import SILENCE_S, measure_across, measure_fully, rounded
-from profiler.links.messages import DEADLINE_S, FULL, LEAST_LAST_BYTES, QUICK, LinkEffort, Points
+from profiler.links.messages import FULL, LEAST_LAST_BYTES, QUICK, LinkEffort, Points
 from profiler.measure.child_process import Child, Report
 from runtime.transport import Transport, open_named
 from runtime.transport.small_allgather import RowGather, Tell
@@ -79,10 +79,10 @@ def of_statistics(transport: Transport, ranks: tuple[int, ...], effort: LinkEffo
     burst.number = round(_agreed(transport, ranks, float(burst.number)))
     for _ in range(effort.rounds):
         for number, size in enumerate(STATISTICS_SIZES):
-            rows = RowGather(transport, ranks, DEADLINE_S, 2 * number)
+            rows = RowGather(transport, ranks, 2 * number)
             found_s = _amid_computation_s(transport, ranks, rows, size, burst, effort)
             times[size] = min(times.get(size, math.inf), found_s)
-    transport.flush(DEADLINE_S)
+    transport.flush()
     return tuple(times.items())
 
 
@@ -92,7 +92,7 @@ def _median_s(transport: Transport, ranks: tuple[int, ...], num_bytes: int, effo
     def once_s() -> float:
         _agreed(transport, ranks, 0.0)  # all are here
         start_s = time.perf_counter()
-        transport.start_sum(tensor, ranks, DEADLINE_S).wait()
+        transport.start_sum(tensor, ranks).wait()
         return time.perf_counter() - start_s
 
     first_s = [once_s() for _ in range(2)][1]
@@ -123,7 +123,7 @@ def _amid_computation_s(
 def _agreed(transport: Transport, ranks: tuple[int, ...], value: float) -> float:
     """The first rank's value, on all, when all are here."""
     word = torch.tensor([value if transport.rank == ranks[0] else 0.0], dtype=torch.float64)
-    transport.all_reduce(word, ranks, DEADLINE_S)
+    transport.all_reduce(word, ranks)
     return float(word)
 
 
@@ -254,7 +254,7 @@ def measure_together(
 
     def over(operation: str, ranks: tuple[int, ...], measure: MeasureGroup) -> Collective:
         """What ``ranks`` find together; on all ranks."""
-        transport.barrier(SILENCE_S)
+        transport.barrier()
         points = measure(transport, ranks, effort) if transport.rank in ranks else ()
         points = _agreed_points(store, f"{operation} {ranks}", points, transport.rank == ranks[0])
         on = {hosts[rank] for rank in ranks}

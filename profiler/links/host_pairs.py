@@ -220,12 +220,12 @@ def _shared(wire: PeerLink, points: Points) -> Points:
 def _by_two(transport: Transport, store: Store, pair: Ends, what: str, measure: Callable[[PeerLink], Any]) -> Any:
     """What the first rank of the pair makes of it together with the second; on all ranks."""
     rank, key = transport.rank, f"halopipe/{what}/{pair[0]}/{pair[1]}"
-    transport.barrier(SILENCE_S)
+    transport.barrier()
     if rank in pair:
         record = measure(PeerLink(transport, pair[1] if rank == pair[0] else pair[0], rank == pair[0]))
         if record is not None:
             store.set(key, json.dumps(record))
-    transport.barrier(SILENCE_S)
+    transport.barrier()
     return json.loads(store.get(key).decode())
 
 

@@ -184,7 +184,7 @@ class Executor:
         self.enter(step, batch)
         self.announce(turn)
         try:
-            vote.agreed = context.transport.barrier(context.deadline_s, vote.word)
+            vote.agreed = context.transport.barrier(vote.word)
         except HalopipeError as error:
             raise context.of(error, self._step, START) from error
         if vote.agreed == STOP:

@@ -78,7 +78,7 @@ class P2PMailbox:
         self._behind: dict[Leg, list[Action]] = {}  # by the leg that a message is named after, what else is in it
         for (rank, send, other), before in self._joined.items():
             self._behind.setdefault((rank, before[0], other), []).append(send)
-        self._routing, self._transport, self._deadline_s = routing, context.transport, context.deadline_s
+        self._routing, self._transport = routing, context.transport
         self._device = context.device or CPU
         self._moves_device = self._device.type != "cpu"
         self._lookahead = context.lookahead or program.receive_window(context.rank)
@@ -134,13 +134,13 @@ class P2PMailbox:
             pieces = [self._outbox.pop((traffic.kind, route, parcel.peer)) for route, _ in parcel.routes]
             self._transport.send(key, parcel.peer, pieces[0] if len(pieces) == 1 else tuple(chain(*pieces)))
         if blocking:
-            self._transport.flush(self._deadline_s)
+            self._transport.flush()
 
     def _receive(self, traffic: P2PTransfer) -> None:
         """Waits for its messages, and announces the next receive."""
         key = traffic.key(self._turn)
         for parcel in traffic.parcels:
-            tensors = self._transport.receive(key, parcel.peer, self._deadline_s)
+            tensors = self._transport.receive(key, parcel.peer)
             if self._moves_device:
                 tensors = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
             first = 0
@@ -153,7 +153,7 @@ class P2PMailbox:
 
     def flush(self) -> None:
         """Waits until all that was sent has been taken."""
-        self._transport.flush(self._deadline_s)
+        self._transport.flush()
 
     def _announce(self, count: int) -> None:
         for traffic in self._receives[self._num_posted : self._num_posted + count]:

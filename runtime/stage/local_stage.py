@@ -138,7 +138,7 @@ class StageBuilder:
             parameters,
             {name: value for name, value in function.tensors.items() if name not in parameters},
             updates,
-            partial(context.transport.all_reduce, ranks=ranks, deadline_s=context.deadline_s),
+            partial(context.transport.all_reduce, ranks=ranks),
         )
 
     def _cut(self, stage: int, parts: spatial.Parts, passes: ShardedPasses | None) -> StageCut:
@@ -195,7 +195,7 @@ class StageBuilder:
         from runtime.transport.small_allgather import RowGather  # late: a rank alone tells nobody
 
         place = self._node_places.get(node)  # of a graph inside the graph: none
-        return RowGather(talks, ranks, self._context.deadline_s, None if place is None else exchange_key(stage, place))
+        return RowGather(talks, ranks, None if place is None else exchange_key(stage, place))
 
     def _places(self, divided: spatial.DividedStage | None) -> spatial.DrawnPlaces | None:
         """Where the parts lie that layers of a divided stage draw for."""
@@ -217,9 +217,9 @@ class StageBuilder:
         elif stage not in context.divided:
             return None
         elif collectives is None:
-            wire = spatial.PeerGroup(context.transport, ranks, context.deadline_s)
+            wire = spatial.PeerGroup(context.transport, ranks)
         else:
-            wire = spatial.CollectivePeerGroup(collectives, ranks, context.deadline_s)
+            wire = spatial.CollectivePeerGroup(collectives, ranks)
         layers = context.decision.layers_of(stage)
         return spatial.DividedStage(self._model, layers, wire, spatial.DeferredGradients())
 
@@ -246,7 +246,7 @@ class StageBuilder:
             )
         return SharedSites(
             {node: value for value, node in self._model.node_of_value.items()},
-            spatial.PeerGroup(context.transport, ranks, context.deadline_s),
+            spatial.PeerGroup(context.transport, ranks),
         )
 
     def _passes(self, stage: int, run_config: RunConfig) -> ShardedPasses | None:

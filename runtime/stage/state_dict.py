@@ -42,7 +42,7 @@ class StateDict:
 
     def __init__(self, context: RankContext, local_stages: Mapping[int, LocalStage]) -> None:
         model, module = context.model, context.module
-        self._local_stages, self._transport, self._deadline_s = local_stages, context.transport, context.deadline_s
+        self._local_stages, self._transport = local_stages, context.transport
         self.num_steps = 0
         self.named = named_state(local_stages, model, module)
         parts: dict[int, ParameterPart] = {}
@@ -186,12 +186,12 @@ class StateDict:
             return tensor
         from runtime.optim.whole_state import gathered  # late: few plans divide parameters
 
-        return gathered(tensor, part, self._transport, self._deadline_s)
+        return gathered(tensor, part, self._transport)
 
     def _united(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         from runtime.optim.whole_state import united
 
-        return united(own, self._transport, self._deadline_s)
+        return united(own, self._transport)
 
 
 def named_state(local_stages: Mapping[int, LocalStage], model: CapturedModule, module: nn.Module) -> dict[str, Tensor]:

@@ -34,8 +34,8 @@ class End:
         self._peer.post_receive(key, specs)
         self.most_announced = max(self.most_announced, self._peer.num_buffers()[0])
 
-    def receive(self, key, source, deadline_s):
-        return self._peer.receive(key, Deadline(deadline_s))
+    def receive(self, key, source):
+        return self._peer.receive(key, Deadline(1.0))
 
     def send(self, key, destination, tensors):
         self._peer.send(key, tensors)
@@ -59,7 +59,7 @@ def post(end: End, whole_program: Program, peer: int) -> P2PMailbox:
     wire = MessageSlice(peer, ("x",), (BOX,), ((slice(None), slice(None)),), ((SHAPE, torch.float32),))
     wires = dict.fromkeys(whole_program.messages, (wire,))
     routing = SimpleNamespace(forward_out=wires, forward_in=wires, backward_out={}, backward_in={})
-    context = SimpleNamespace(transport=end, rank=end.rank, deadline_s=1.0, lookahead=0, device=None)
+    context = SimpleNamespace(transport=end, rank=end.rank, lookahead=0, device=None)
     return P2PMailbox(context, routing, whole_program)
 
 
