@@ -198,7 +198,9 @@ class Ranks:
         if group is None:
             remedies = ["torch.distributed.init_process_group() first", "start the script by torchrun"]
             raise UsageError("there is no process group to exchange tensors over", [], remedies)
-        self._set(PeerGroup(GroupExchanges(group), tuple(range(group.size())), timeout_s))
+        exchanges = GroupExchanges(group)
+        exchanges.deadline_s = timeout_s
+        self._set(PeerGroup(exchanges, tuple(range(group.size()))))
 
     @classmethod
     def over(cls, transport: Transport, ranks: Sequence[int] = (), timeout_s: float = 600.0) -> Ranks:
@@ -207,8 +209,8 @@ class Ranks:
         Args:
             ranks: those of the group; empty: all.
         """
-        ranks_over = cls.__new__(cls)
-        ranks_over._set(PeerGroup(transport, tuple(ranks) or tuple(range(transport.world_size)), timeout_s))
+        ranks_over, transport.deadline_s = cls.__new__(cls), timeout_s
+        ranks_over._set(PeerGroup(transport, tuple(ranks) or tuple(range(transport.world_size))))
         return ranks_over
 
     def _set(self, peers: PeerGroup) -> None:

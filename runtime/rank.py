@@ -94,7 +94,7 @@ class RankContext:
         clip_norm: largest norm of all gradients together; 0: they are not clipped.
         accumulate: steps whose gradients make up one update.
         on_nan: what is done about a loss or gradient that is NaN or infinite.
-        deadline_s: longest wait for another rank.
+        deadline_s: longest wait for another rank, which its transport keeps to.
         lookahead: receives announced ahead; 0: as many as the memory model counts.
         compiler: backend of torch.compile (``inductor``) for the stages' training functions, whose ranks then exchange
             by collectives of torch.distributed; None: stages are not compiled.
@@ -140,7 +140,7 @@ class RankContext:
 
     def __post_init__(self) -> None:
         if self.transport is not None:
-            self.rank = self.transport.rank
+            self.rank, self.transport.deadline_s = self.transport.rank, self.deadline_s
 
     @cached_property
     def graph(self) -> Graph:
@@ -262,7 +262,7 @@ class RankContext:
             DeadlineError, TransportError: one is.
         """
         self.meet()
-        self.transport.barrier(self.deadline_s)
+        self.transport.barrier()
 
     def where(self, rank: int, layer: str) -> str:
         """A rank in words, and the stage of a layer."""

@@ -49,18 +49,18 @@ class Mirror:
         self._rank = rank
 
     @torch.no_grad()
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """As many times ``tensor`` as there are ranks."""
         tensor.mul_(len(ranks))
 
-    def start_sum(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+    def start_sum(self, tensor: Tensor, ranks: tuple[int, ...]) -> Pending:
         """As :meth:`all_reduce`."""
-        self.all_reduce(tensor, ranks, deadline_s)
+        self.all_reduce(tensor, ranks)
         return _Done()
 
     @torch.no_grad()
     def start_exchange(
-        self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor], deadline_s: float, key: int | None = None
+        self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor], key: int | None = None
     ) -> Pending:
         """From each rank comes what goes to it; zeros, if that has another size."""
         for source, tensor in received.items():
@@ -68,12 +68,12 @@ class Mirror:
         return _Done()
 
     @torch.no_grad()
-    def reduce_scatter(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+    def reduce_scatter(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         """As many times this rank's part as there are ranks."""
         parts(flat, counts, ranks)[ranks.index(self._rank)].mul_(len(ranks))
 
     @torch.no_grad()
-    def all_gather(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_gather(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         """This rank's part in the place of each; zeros, where that has another size."""
         pieces = parts(flat, counts, ranks)
         own = pieces[ranks.index(self._rank)]
@@ -81,7 +81,7 @@ class Mirror:
             if rank != self._rank:
                 _fill(piece, own)
 
-    def all_max(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_max(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         """``tensor`` itself."""
 
 

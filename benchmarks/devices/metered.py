@@ -79,18 +79,18 @@ def steps_within(plan: Plan, transport: str, limits: Sequence[Limits]) -> Counte
     ranks, ran_out = range(plan.decision.num_ranks), False
     with job_folder() as folder:
         store, port = host_store()
-        Job(plan, options, folder, port).write(folder / JOB)
+        Job(plan, options, folder).write(folder / JOB)
         (folder / _LIMITS).write_text(json.dumps([list(of_ranks) for of_ranks in limits]), encoding="utf-8")
-        workers = workers_of(folder, {rank: str(rank) for rank in ranks}, call=f"{__name__}:rank")
+        workers = workers_of(folder, port, {rank: str(rank) for rank in ranks}, call=f"{__name__}:rank")
         waits = Waits(plan.decision.rows(), [stage.ranks for stage in plan.decision.stages])
         try:
-            run_workers([workers], titles_of(plan.decision), store, waits=waits, deadline_s=_DEADLINE_S)
+            run_workers(workers, titles_of(plan.decision), store, waits=waits, deadline_s=_DEADLINE_S)
         except OutOfMemoryError:
             ran_out = True
         return Counted(tuple(_noted(folder, number) for number in ranks), ran_out)
 
 
-def rank(path: str, part: str) -> int:
+def rank(path: str, part: str, port: str) -> int:
     """What a worker does: the work of one rank, under the limits that lie beside the job."""
     job, number = Job.read(Path(path)), int(part)
     limits = [of_ranks[number] for of_ranks in json.loads((job.folder / _LIMITS).read_text(encoding="utf-8"))]
@@ -104,7 +104,7 @@ def rank(path: str, part: str) -> int:
         if step + 1 < len(limits):
             install().limit(limits[step + 1])
 
-    return told(job.folder, number, lambda: work_as(limited, number, note))
+    return told(int(port), number, lambda: work_as(limited, number, int(port), note))
 
 
 def _notes(folder: Path, number: int) -> Path:

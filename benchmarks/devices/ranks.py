@@ -167,7 +167,7 @@ def _run(
         prepare_process(core_of(rank))
         transport = opened(rank, num_ranks, dist.FileStore(str(store), num_ranks), 60.0, groups)
         outcome: tuple[str, Any] = "", work(transport)
-        transport.barrier(60.0)  # who leaves first breaks what the others still have to say
+        transport.barrier()  # who leaves first breaks what the others still have to say
         transport.close()
     except BaseException:  # noqa: BLE001  # told to the parent
         outcome = f"rank {rank}:\n{traceback.format_exc()}", None
@@ -196,7 +196,6 @@ class CapturedNetwork:
 
 
 WARM_UP = 2
-_BARRIER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +270,7 @@ def timed_steps(
     found = []
     with no_collector():
         for batch in batches:
-            transport.barrier(_BARRIER_S)
+            transport.barrier()
             before = device.busy_s, device.late_s, device.sites_s
             if counter is not None:
                 counter.reset_peak()

@@ -173,7 +173,7 @@ def race(case: Case, transport: Transport, steps: int) -> Raced:
     for number in range(_WARM_UP + steps):
         for name in list(sides)[:: 1 if number % 2 else -1]:  # who comes after the collection meets cold caches
             side = sides[name]
-            transport.barrier(60.0)  # what one rank waits for the other must not count for who comes next
+            transport.barrier()  # what one rank waits for the other must not count for who comes next
             looked_before_s = _looked_s(transport)
             before = {clock: read() for clock, read in CLOCKS.items()}
             side.step()
@@ -232,7 +232,7 @@ def peak_bytes(side: str, case: Case, transport: Transport) -> int:
             runner.step()
 
     with_peak(lambda: None)  # the first use of the profiler takes seconds, which a peer would wait for
-    transport.barrier(60.0)
+    transport.barrier()
     tensors = held + with_peak(run_steps)[1]
     messages = transport.segments.used_bytes if side == OURS and isinstance(transport, SharedMemoryTransport) else 0
     return tensors + messages

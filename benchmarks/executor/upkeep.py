@@ -101,7 +101,7 @@ def saving(case: Case, transport: Transport, folder: Path, rounds: int) -> Round
     taken: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * (rounds + 1)):
         saves = bool(number % 2)
-        transport.barrier(60.0)
+        transport.barrier()
         begun_s = time.perf_counter()
         if saves:
             kept.save(Position())
@@ -128,7 +128,7 @@ def looking(case: Case, transport: Transport, steps: int) -> dict[str, float]:
     gc.disable()  # a collection would hit one side or the other
     for number in range(_WARM_UP + steps):
         for name in list(sides)[:: 1 if number % 2 else -1]:
-            transport.barrier(60.0)
+            transport.barrier()
             begun_s = time.perf_counter()
             sides[name].step()
             if number >= _WARM_UP:

@@ -63,7 +63,7 @@ def measure(
         x = tensor(size).to(device)
         for what, deed in deeds.items():
             seconds[what, size] = _median_s(transport, deed, x)
-    transport.barrier(_LIMIT_S)
+    transport.barrier()
     transport.close()
     return seconds
 
@@ -73,12 +73,12 @@ def _median_s(transport: Transport, deed: Callable[[Transport, torch.Tensor, int
     seconds = []
     for number in range(WARM_UP + REPETITIONS):
         _wait(x)
-        transport.barrier(_LIMIT_S)
+        transport.barrier()
         start_s = time.perf_counter()
         share = deed(transport, x, number)
         _wait(x)
         seconds.append(share * (time.perf_counter() - start_s))
-        transport.flush(_LIMIT_S)
+        transport.flush()
     return statistics.median(seconds[WARM_UP:])
 
 
@@ -89,7 +89,7 @@ def _echo(transport: Transport, x: torch.Tensor, number: int) -> float:
     transport.post_receive(theirs, peer, [(tuple(x.shape), x.dtype)])
     if rank == 0:
         transport.send(mine, peer, [x])
-    (got,) = transport.receive(theirs, peer, _LIMIT_S)
+    (got,) = transport.receive(theirs, peer)
     got = got.to(x.device)
     if rank == 1:
         transport.send(mine, peer, [got])
@@ -99,12 +99,12 @@ def _echo(transport: Transport, x: torch.Tensor, number: int) -> float:
 def _exchange(transport: Transport, x: torch.Tensor, number: int) -> float:
     """Both ways at once, as halos go."""
     peer = 1 - transport.rank
-    transport.start_exchange({peer: x}, {peer: torch.empty_like(x)}, _LIMIT_S).wait()
+    transport.start_exchange({peer: x}, {peer: torch.empty_like(x)}).wait()
     return 1.0
 
 
 def _sum(transport: Transport, x: torch.Tensor, number: int) -> float:
-    transport.all_reduce(x, _RANKS, _LIMIT_S)
+    transport.all_reduce(x, _RANKS)
     return 1.0
 
 

@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
         found = _checked(task, transport)
     if rank == 0:
         task.answer.write_bytes(pickle.dumps(found))
-    transport.barrier(_LIMIT_S)
+    transport.barrier()
     transport.close()
     return 0
 
@@ -86,7 +86,7 @@ def _checked(task: Task, transport: Transport) -> dict[tuple[str, int], float]:
     def noted(what: str, size: int, action: Callable[[], float]) -> None:
         first_s = action()
         word = torch.tensor([first_s if rank == 0 else 0.0], dtype=torch.float64)
-        transport.all_reduce(word, everybody, _LIMIT_S)
+        transport.all_reduce(word, everybody)
         repeats = max(1, min(15, round(0.1 / max(1e-6, float(word)))))
         seconds = statistics.median([action() for _ in range(repeats)] + ([first_s] if repeats < 3 else []))
         found[what, size] = min(found.get((what, size), seconds), seconds)
@@ -107,9 +107,9 @@ def _checked(task: Task, transport: Transport) -> dict[tuple[str, int], float]:
 
 
 def _sum_s(transport: Transport, tensor: torch.Tensor, ranks: tuple[int, ...]) -> float:
-    transport.barrier(_LIMIT_S)
+    transport.barrier()
     start_s = time.perf_counter()
-    transport.all_reduce(tensor, ranks, _LIMIT_S)
+    transport.all_reduce(tensor, ranks)
     return time.perf_counter() - start_s
 
 
@@ -117,11 +117,11 @@ def _incast_s(wires: Sequence[PeerLink], rank: int, senders: int, num_bytes: int
     """Seconds until rank 0 has what so many ranks sent it at once."""
     transport, others = wires[0].transport, wires[1 : senders + 1]
     coming = [(wire, wire.post(num_bytes)) for wire in others] if rank == 0 else []
-    transport.barrier(_LIMIT_S)
+    transport.barrier()
     start_s = time.perf_counter()
     if 0 < rank <= senders:
         wires[0].send(num_bytes)
-        transport.flush(_LIMIT_S)
+        transport.flush()
     for wire, key in coming:
         wire.take(key)
     return time.perf_counter() - start_s

@@ -144,7 +144,7 @@ def timed(sides: Mapping[str, Side], transport: Transport, steps: int) -> Raced:
     gc.disable()  # a collection would hit one side or the other
     for number in range(_WARM_UP + steps):
         for name in list(sides)[:: 1 if number % 2 else -1]:
-            transport.barrier(60.0)
+            transport.barrier()
             before = [clock() for clock in clocks]
             sides[name].step()
             after = [clock() for clock in clocks]

@@ -29,7 +29,6 @@ from runtime.stage.modes import MicrobatchShard
 from runtime.transport import Transport
 
 CUTS = {"height": (0, 1, 2)}
-_DEADLINE_S = 60.0
 
 
 class Bottleneck(nn.Module):
@@ -140,7 +139,7 @@ class Divided:
         placement, by_name, values = Placement(0, CUTS), graph.by_name(), graph.values()
         layers = {name: layer_division(graph, by_name[name], values, placement, self._samples) for name in names}
         self._division = Division(layers, 2, self._samples).in_use({}, 0)
-        self.stage = DividedStage(captured, names, PeerGroup(transport, (0, 1), _DEADLINE_S), DeferredGradients())
+        self.stage = DividedStage(captured, names, PeerGroup(transport, (0, 1)), DeferredGradients())
         rule = self.stage.rule(lambda node: None)
         if settings != LINEAR:
             rule = _with(settings, rule, self.stage, captured)
@@ -236,9 +235,7 @@ class Convolution:
         divided = {layer.name: LayerDivision.of(layer, (spec,), (), placement, 1) for layer in layers}
         division = Division(divided, 2, 1)
         held, wanted = division.held("relu"), division.wanted("conv", 0)
-        exchange = Exchange.of(
-            PeerGroup(transport, (0, 1), _DEADLINE_S), held, wanted, division.moves("conv", 0), key=0
-        )
+        exchange = Exchange.of(PeerGroup(transport, (0, 1)), held, wanted, division.moves("conv", 0), key=0)
         conv = divided["conv"]
         part = ConvPart(
             ConvWindow((3, 3), (1, 1), (1, 1), (1, 1)), conv.done[rank], conv.needed[0][rank], (channels, channels)

@@ -18,7 +18,6 @@ import torch
 from benchmarks.transport.sides import Place
 from runtime.transport import Key, Pending
 
-DEADLINE_S = 60.0
 WARM_UP = 3
 Stretch = tuple[float, float]
 
@@ -94,14 +93,14 @@ def echoes(place: Place, num_bytes: int, count: int) -> list[float]:
     for number, key in enumerate(going):
         if place.rank == 0:
             transport.send(key, peer, [x])
-        (x,) = transport.receive(coming[number], peer, DEADLINE_S)
+        (x,) = transport.receive(coming[number], peer)
         for following in coming[number + 1 : number + 2]:
             transport.post_receive(following, peer, specs)
         if place.rank == 1:
             transport.send(key, peer, [x])
         times.append((time.perf_counter() - started_s) / 2)
         started_s = time.perf_counter()
-    transport.flush(DEADLINE_S)
+    transport.flush()
     return times[WARM_UP:]
 
 
@@ -124,9 +123,9 @@ def pairs(place: Place, num_bytes: int, joined: int, count: int) -> list[float]:
                 if sends:
                     transport.send(mine[number], peer, parcel)
                 else:
-                    transport.receive(theirs[number], peer, DEADLINE_S)
+                    transport.receive(theirs[number], peer)
         times.append((time.perf_counter() - started_s) / 2)
-        transport.flush(DEADLINE_S)
+        transport.flush()
     return times[WARM_UP:] if place.rank == 0 else []
 
 
@@ -145,9 +144,9 @@ def halos(place: Place, what: str, copies_first: int, count: int) -> list[float]
         cut = x[:, :, :1] if what == "row" else x[:, :, :, :1]
         came = torch.empty(cut.shape)
         sent = cut.contiguous() if copies_first else cut
-        place.transport.start_exchange({place.peer: sent}, {place.peer: came}, DEADLINE_S, key).wait()
+        place.transport.start_exchange({place.peer: sent}, {place.peer: came}, key).wait()
         times.append(time.perf_counter() - started_s)
-    place.transport.flush(DEADLINE_S)
+    place.transport.flush()
     return times[WARM_UP:]
 
 
@@ -162,7 +161,7 @@ def behind(place: Place, what: str, num_bytes: int, calls: int, count: int) -> l
         if pending is not None:
             pending.wait()
         times.append((started_s, time.perf_counter()))
-    place.transport.flush(DEADLINE_S)
+    place.transport.flush()
     return times[WARM_UP:]
 
 
@@ -191,10 +190,10 @@ def stream(place: Place, num_bytes: int, window: int, windows: int) -> list[floa
         at, of_window = divmod(number, window)
         if sends:
             if of_window == 0 and at >= 2:
-                transport.receive(told(at - 2), peer, DEADLINE_S)
+                transport.receive(told(at - 2), peer)
             transport.send(key(number), peer, [x])
         else:
-            (came,) = transport.receive(key(number), peer, DEADLINE_S)
+            (came,) = transport.receive(key(number), peer)
             came.sum()
             del came
             if number + 2 * window < window * windows:
@@ -203,9 +202,9 @@ def stream(place: Place, num_bytes: int, window: int, windows: int) -> list[floa
                 transport.send(told(at), peer, [word])
     if sends:
         for at in range(windows - 2, windows):
-            transport.receive(told(at), peer, DEADLINE_S)
+            transport.receive(told(at), peer)
     seconds = (time.perf_counter() - started_s) / (window * windows)
-    transport.flush(DEADLINE_S)
+    transport.flush()
     return [seconds]
 
 
@@ -231,15 +230,15 @@ class Starting:
         """Start it; None where it is over."""
         transport, ranks = self._transport, self._ranks
         if self._what.endswith("exchange"):
-            return transport.start_exchange(self._sent, self._received, DEADLINE_S, self._key)
+            return transport.start_exchange(self._sent, self._received, self._key)
         if self._what == "started sum":
-            return transport.start_sum(self._x, ranks, DEADLINE_S)
+            return transport.start_sum(self._x, ranks)
         if self._what == "sum":
-            transport.all_reduce(self._x, ranks, DEADLINE_S)
+            transport.all_reduce(self._x, ranks)
         elif self._what == "reduce-scatter":
-            transport.reduce_scatter(self._x, self._counts, ranks, DEADLINE_S)
+            transport.reduce_scatter(self._x, self._counts, ranks)
         else:
-            transport.all_gather(self._x, self._counts, ranks, DEADLINE_S)
+            transport.all_gather(self._x, self._counts, ranks)
         return None
 
 
@@ -275,7 +274,7 @@ def around(place: Place, what: str, num_bytes: int, calls: int, count: int) -> A
                 (found.with_it if with_it else found.without).append(stretch)
                 if with_it:
                     found.cpu_s.append(clocks[3] - clocks[2] + clocks[1] - clocks[0])
-    place.transport.flush(DEADLINE_S)
+    place.transport.flush()
     return found
 
 
@@ -294,8 +293,8 @@ def message_cpu(place: Place, num_bytes: int, calls: int, count: int) -> list[fl
         compute("convolution", calls)
         place.start.meet()
         clocks.append(time.thread_time())
-        transport.receive(theirs, peer, DEADLINE_S)
+        transport.receive(theirs, peer)
         clocks.append(time.thread_time())
         times.append(clocks[1] - clocks[0] + clocks[3] - clocks[2])
-    transport.flush(DEADLINE_S)
+    transport.flush()
     return times[WARM_UP:]

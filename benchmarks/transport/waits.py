@@ -35,7 +35,7 @@ from itertools import chain
 
 from benchmarks.report import Row
 from benchmarks.transport import items
-from benchmarks.transport.items import DEADLINE_S, KIB, calls_for, compute, tensor
+from benchmarks.transport.items import KIB, calls_for, compute, tensor
 from benchmarks.transport.sides import Place, Side, by_turns
 from runtime.transport import Key
 
@@ -135,7 +135,7 @@ def after_waits(
                 place.start.meet()
                 over_s = time.perf_counter() + wait_s
                 if is_sent:
-                    transport.receive(key, peer, DEADLINE_S)
+                    transport.receive(key, peer)
                     over_s = place.start.said_by(peer) / 1e9
                 elif how == "sleep" and wait_s:
                     time.sleep(wait_s)
@@ -155,7 +155,7 @@ def after_waits(
                     place.start.say(time.perf_counter_ns())
                     transport.send(key, peer, [word])
                 place.start.meet(busy)
-    transport.flush(DEADLINE_S)
+    transport.flush()
     return found
 
 

@@ -71,7 +71,6 @@ class Agreement:
 
     transport: Transport
     names: tuple[str, ...]
-    deadline_s: float
     step: int = 0
     slots: int = 1
     always: bool = False
@@ -121,7 +120,7 @@ class Agreement:
         everybody = torch.zeros(size, mine.numel(), dtype=torch.int64)
         everybody[self.transport.rank] = mine
         flat = everybody.flatten()
-        self.transport.all_gather(flat, [mine.numel()] * size, tuple(range(size)), self.deadline_s)
+        self.transport.all_gather(flat, [mine.numel()] * size, tuple(range(size)))
         digests = flat.view(size, len(labels), self.slots, len(self.names))
         read = digests != UNREAD
         highest = digests.masked_fill(~read, ENDED - 1).amax(0)
@@ -195,7 +194,7 @@ def needs_of(context: RankContext, rows: tuple[int, ...], rank: int | None = Non
 
 def agreement_of(context: RankContext, step: int, **options: Any) -> Agreement:
     """Whether all ranks are fed the same, from ``step`` on."""
-    return Agreement(context.transport, tuple(context.inputs.specs), context.deadline_s, step, **options)
+    return Agreement(context.transport, tuple(context.inputs.specs), step, **options)
 
 
 class OwnSource:
@@ -283,7 +282,7 @@ class SentSource:
         context, transport = self._context, self._context.transport
         size = self._header_size()
         transport.post_receive(_key(turn, _HEADER), 0, [((size,), torch.int64)])
-        (header,) = transport.receive(_key(turn, _HEADER), 0, context.deadline_s)
+        (header,) = transport.receive(_key(turn, _HEADER), 0)
         there, *place = header[:_PLACE].tolist()
         if not there:
             return None
@@ -300,7 +299,7 @@ class SentSource:
                 for need in wanted
             ]
             transport.post_receive(_key(turn, _PARTS), 0, specs)
-            parts = transport.receive(_key(turn, _PARTS), 0, context.deadline_s)
+            parts = transport.receive(_key(turn, _PARTS), 0)
         return PartialBatch(context, rows, shapes, dict(zip(wanted, parts, strict=True)))
 
     def _shapes(self, numbers: list[int]) -> tuple[tuple[int, ...], list[Shapes]]:

@@ -108,7 +108,7 @@ class SharedSource:
                 if name == need.name:
                     extents[need.microbatch, place] = part.shape[dim]
         if free:
-            transport.all_max(extents, self._context.ranks, self._context.deadline_s)
+            transport.all_max(extents, self._context.ranks)
         shapes: list[Shapes] = []
         for m, samples in enumerate(rows):
             extents_of = {name: list(inputs.shape(name, spec.shape, samples)) for name, spec in inputs.specs.items()}

@@ -12,7 +12,7 @@ The script is no rank.  It starts one process for each, as ``halopipe run`` does
                     and the next batch, where the loop says ``for batch in run.ahead(loader)``
     store: call/N                          -->
                                            <--   store: answer/N/RANK   loss
-                    watches them                 result-RANK.json, error-RANK.json
+                    watches them                 store: result/RANK, error/RANK
 
 Ranks begin with halopipe's own code and not with the script's, so that nothing there needs to be guarded by
 ``if __name__ == "__main__"``.  An optimiser object and its schedule stay in the script: the ranks have one like it,
@@ -29,7 +29,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -317,11 +316,11 @@ class ScriptRanks:
         self.folder = self._stack.enter_context(job_folder())
         self._store, port = host_store()
         self._link = join_store(LOOPBACK, port)
-        write(self.folder / SCRIPT, replace(script, port=port))
+        write(self.folder / SCRIPT, script)
         if state is not None:
             write(self.folder / STATE, state)
         names = {assignment.rank: str(assignment.rank) for assignment in assignments}
-        self._workers = workers = workers_of(self.folder, names, afresh=on_gpus(assignments), call=SERVE)
+        self._workers = workers = workers_of(self.folder, port, names, afresh=on_gpus(assignments), call=SERVE)
         decision = plan.decision
         waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
 
@@ -331,7 +330,7 @@ class ScriptRanks:
 
         def watch() -> None:
             try:
-                run_workers([workers], titles_of(decision), self._store, stop, waits, deadline_s)
+                run_workers(workers, titles_of(decision), self._store, stop, waits, deadline_s)
             except HalopipeError as error:
                 self._failure = error
             except Exception as error:  # noqa: BLE001  # whoever waits for the ranks must hear of it

@@ -1,6 +1,6 @@
 """Worker processes of this host: started together, looked at, ended together.
 
-Each worker leaves ``result-RANK.json`` or ``error-RANK.json`` in the job's folder; one that leaves neither died.
+Each worker leaves its result or its error on the store of its job; one that leaves neither died.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import BinaryIO
 from cuda_ops.device import fork_server
 from cuda_ops.device.host import MPI_JOB
 from halopipe.launch.job_environment import GLOO
-from halopipe.run_spec.job import JOB, NO_ROOM, error_path, result_path
+from halopipe.run_spec.job import JOB
 from planner.ir.errors import MissingFileError
+from runtime.monitor.failure import EndedWorker
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "halopipe.launch.worker:main"
@@ -25,8 +26,6 @@ OUTPUT_BYTES = 64 * 1024
 """So much of the end of a worker's output is kept."""
 
 _ANOTHER = ("TMPDIR=FOLDER, of which nothing is cleaned up while jobs run",)
-
-_ROOM = ("make room there", "TMPDIR=FOLDER, where there is room")
 
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "LOCAL_WORLD_SIZE")
 
@@ -45,28 +44,11 @@ class Member:
     arguments: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EndedWorker:
-    """What a worker that has ended left behind.
-
-    Attributes:
-        code: its exit code; negative: the signal that ended it.
-        result: the text that it wrote; empty if it failed.
-        error: its error as JSON, see :mod:`runtime.monitor.failure`; empty if it did not say.
-        output: the end of what it wrote to its standard output and error.
-    """
-
-    code: int
-    result: str = ""
-    error: str = ""
-    output: str = ""
-
-
 class Processes:
     """Workers of this host.
 
     Args:
-        folder: for results, errors and the workers' output.
+        folder: of the job, for the workers' output.
         loads: modules that they need, loaded once for all.
         afresh: whether each has an interpreter of its own.
         is_own: whether nobody else needs the folder: it goes even if this process is killed.
@@ -86,11 +68,6 @@ class Processes:
         self._loads, self._afresh, self._leaves = tuple(loads), afresh, str(folder) if is_own else ""
         self._processes: dict[int, fork_server.Process] = {}
         self._ended: dict[int, EndedWorker] = {}
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Those of its members."""
-        return tuple(member.rank for member in self._members)
 
     def start(self) -> None:
         """Start all members.
@@ -120,10 +97,7 @@ class Processes:
         for rank, process in self._processes.items():
             code = process.poll()
             if code is not None and rank not in self._ended:
-                result, error = (_text(path(self._folder, rank)) for path in (result_path, error_path))
-                if code == NO_ROOM and not error:
-                    error = self._no_room()
-                self._ended[rank] = EndedWorker(code, result, error, _text(self._output(rank)))
+                self._ended[rank] = EndedWorker(code, _end_of(self._output(rank)))
         return self._ended
 
     def ask_to_end(self) -> None:
@@ -147,24 +121,21 @@ class Processes:
             why = error.strerror or str(error)
             raise MissingFileError(f"the job's folder {self._folder} is gone", [why], _ANOTHER) from None
 
-    def _no_room(self) -> str:
-        from runtime.monitor.failure import write_error  # late: it loads torch
-
-        what = "a worker could neither leave what it had done, nor what it failed by"
-        return write_error(MissingFileError(f"cannot write into the job's folder {self._folder}", [what], _ROOM))
-
     def _output(self, rank: int) -> Path:
         return self._folder / f"output-{rank}.txt"
 
 
-def workers_of(folder: Path, names: Mapping[int, str], *, afresh: bool = False, call: str = WORKER) -> Processes:
+def workers_of(
+    folder: Path, port: int, names: Mapping[int, str], *, afresh: bool = False, call: str = WORKER
+) -> Processes:
     """Workers of the job in ``folder``: by rank, what :mod:`halopipe.launch.worker` calls their part.
 
     Args:
-        call: what each calls with the job's file and its part.
+        port: of the store of this host that they meet on.
+        call: what each calls with the job's file, its part and the port.
         afresh: as where they drive GPUs: CUDA shall not have been touched before a process is forked.
     """
-    members = [Member(rank, call, (str(folder / JOB), name)) for rank, name in names.items()]
+    members = [Member(rank, call, (str(folder / JOB), name, str(port))) for rank, name in names.items()]
     return Processes(members, folder, _environment_here(), loads=LOADS, afresh=afresh, is_own=True)
 
 
@@ -195,12 +166,11 @@ def worker_environment(paths: Sequence[str], interface: str) -> dict[str, str]:
     return environment | settings | ({GLOO: interface} if interface else {})
 
 
-def _text(path: Path) -> str:
+def _end_of(path: Path) -> str:
     """The end of a file; empty if there is none."""
     try:
         with path.open("rb") as file:
-            if path.suffix == ".txt":
-                file.seek(max(0, path.stat().st_size - OUTPUT_BYTES))
+            file.seek(max(0, path.stat().st_size - OUTPUT_BYTES))
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""

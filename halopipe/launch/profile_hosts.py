@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cuda_ops.device.host import core_of, device_description, prepare_process
@@ -49,10 +48,13 @@ def profile_hosts(
         HalopipeError: what another rank failed by.
     """
     from halopipe.launch.torchrun import end_with_torchrun, gathered, job_stores, told_to_all  # loads torch
+    from runtime.monitor.activity import Activity, Heartbeat
 
     end_with_torchrun()
     store, board = job_stores(job.rank, job.num_ranks)
-    with told_to_all(board, job.rank, job.num_ranks), _heard(board, job.rank) as activity:
+    activity = Activity(deadline_s=_LIMIT_S)
+    activity.begin("measuring the model")
+    with told_to_all(board, job.rank, job.num_ranks), Heartbeat(board, job.rank, activity):
         store.set(f"host/{job.rank}", f"n{job.host}")
         hosts = tuple(store.get(f"host/{rank}").decode() for rank in range(job.num_ranks))
         core, cluster = core_of(job.local_rank), _cluster(hosts, job)  # before this process takes one core
@@ -89,21 +91,6 @@ def together(by_host: Mapping[str, Profile], pairs: tuple[PairLink, ...] = ()) -
     return replace(merged, cluster=cluster)
 
 
-@contextmanager
-def _heard(board: StatusStore, rank: int) -> Iterator[Activity]:
-    """The others hear what this rank does."""
-    from runtime.monitor.activity import Activity, Heartbeat
-
-    activity = Activity(deadline_s=_LIMIT_S)
-    activity.begin("measuring the model")
-    beating = Heartbeat(board, rank, activity)
-    beating.start()
-    try:
-        yield activity
-    finally:
-        beating.stop()
-
-
 @dataclass(slots=True)
 class _HostsWait:
     """Waits for what other ranks write, and sees which of them is gone.
@@ -115,8 +102,6 @@ class _HostsWait:
     board: StatusStore
     hosts: tuple[str, ...]
     quiet: bool
-    _numbers: dict[int, int] = field(default_factory=dict)
-    _heard_s: dict[int, float] = field(default_factory=dict)
 
     def until(self, store: Store, keys: list[str]) -> None:
         """Until all keys are there.
@@ -126,19 +111,16 @@ class _HostsWait:
             HalopipeError: what another rank failed by.
         """
         from halopipe.launch.torchrun import require_nobody_failed
-        from runtime.monitor.activity import StatusStore, read_board
+        from runtime.monitor.activity import Silence, StatusStore, read_board
 
         asked, ranks = StatusStore.of(store), range(len(self.hosts))
-        self._heard_s = dict.fromkeys(ranks, time.monotonic())
+        silence = Silence(ranks)
         with Reporter("profiling", quiet=self.quiet) as reporter:
             while not asked.answer(lambda own: own.check(keys), False):
                 require_nobody_failed(self.board, len(self.hosts))
-                now_s = time.monotonic()
                 beats: Mapping[int, Beat] = self.board.answer(lambda own: read_board(own, range(len(ranks))), {})
-                for rank, beat in beats.items():
-                    if self._numbers.get(rank) != beat.number:
-                        self._numbers[rank], self._heard_s[rank] = beat.number, now_s
-                silent = [rank for rank in ranks if now_s - self._heard_s[rank] > SILENCE_S]
+                silence.note(beats)
+                silent = [rank for rank in ranks if silence.seconds_of(rank) > SILENCE_S]
                 if silent:
                     raise self._gone(silent)
                 firsts = [rank for rank in _firsts(self.hosts) if rank in beats]
@@ -199,7 +181,7 @@ def _linked(
     joined = opened(transport, job.rank, store, hosts)
     try:
         costs = measure_together(joined, store, hosts, QUICK if quick else FULL, report)
-        joined.barrier(SILENCE_S)  # a rank that leaves early would break the connections of the others
+        joined.barrier()  # a rank that leaves early would break the connections of the others
     finally:
         joined.close()
     if job.rank:

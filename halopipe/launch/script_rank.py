@@ -55,7 +55,6 @@ class Script:
         has_state: whether the ranks begin with other weights than the model is loaded with.
         answers: whether they are to answer a stream.
         settings: of the script's module, which is to be as it was planned; None: there is none.
-        port: of the script's store, once there is one.
     """
 
     plan: Plan
@@ -64,14 +63,13 @@ class Script:
     has_state: bool
     answers: bool = False
     settings: Settings | None = None
-    port: int = 0
 
 
-def serve(folder: Path, rank: int) -> None:
+def serve(folder: Path, rank: int, port: int) -> None:
     """Be a rank until the script closes the run."""
     script: Script = torch.load(folder / SCRIPT, weights_only=False)
-    board, calls = join_store(LOOPBACK, script.port), join_store(LOOPBACK, script.port)
-    store = PrefixStore("job", join_store(LOOPBACK, script.port))
+    board, calls = join_store(LOOPBACK, port), join_store(LOOPBACK, port)
+    store = PrefixStore("job", join_store(LOOPBACK, port))
     model = load_model(script.plan.inputs.model, script.options.get("seed", 0))
     if script.settings is not None:
         require_planned(Settings.of(model.owners), script.settings)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cuda_ops._torch import HashStore
 from halopipe.launch.combine import combine
-from halopipe.launch.processes import EndedWorker, Processes, workers_of
+from halopipe.launch.processes import Processes, workers_of
 from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from halopipe.training.rank_device import device_assignments_of, on_gpus, require_devices
 from halopipe.training.save_times import EndRequest
-from planner.ir.errors import EndedError, MissingFileError, WorkerDiedError
+from planner.ir.errors import EndedError, HalopipeError, MissingFileError, WorkerDiedError
 from planner.ir.files import write_text
 from planner.ir.plan import Decision, Plan
 from runtime.monitor.activity import Beat
+from runtime.monitor.failure import EndedWorker, left_by
 from runtime.monitor.waits import Waits
 from runtime.monitor.watch import host_store, run_workers
 
@@ -43,13 +42,13 @@ def spawn(plan: Plan, options: RunOptions, progress: Progress | None, folder: Pa
     assignments = device_assignments_of(plan.decision, options.device)
     require_devices(assignments, plan.prediction.ranks)
     store, port = host_store()
-    job = Job(plan, options, folder, port)
+    job = Job(plan, options, folder)
     job.write(folder / JOB)
     workers = workers_of(
-        folder, {assignment.rank: str(assignment.rank) for assignment in assignments}, afresh=on_gpus(assignments)
+        folder, port, {assignment.rank: str(assignment.rank) for assignment in assignments}, afresh=on_gpus(assignments)
     )
     with one_device(job):
-        results = _watched(job, [workers], store, progress)
+        results = _watched(job, workers, store, progress)
     return combine(plan, options, results, progress)
 
 
@@ -64,18 +63,18 @@ def one_device(job: Job) -> Iterator[None]:
         yield
         return
     assignments = device_assignments_of(job.plan.decision, job.options.device)
-    workers = workers_of(job.folder, {REFERENCE_RANK: REFERENCE}, afresh=on_gpus(assignments))
+    store, port = host_store()
+    workers = workers_of(job.folder, port, {REFERENCE_RANK: REFERENCE}, afresh=on_gpus(assignments))
     if job.options.check_numerics:
-        store = HashStore()
-        run_workers([workers], {REFERENCE_RANK: "the run on one device"}, store)
+        run_workers(workers, {REFERENCE_RANK: "the run on one device"}, store)
         yield
         return
-    with _beside(workers, job):
+    with _beside(workers, store, job):
         yield
 
 
 @contextmanager
-def _beside(one: Processes, job: Job) -> Iterator[None]:
+def _beside(one: Processes, store: Store, job: Job) -> Iterator[None]:
     """The run on one device, beside the ranks; it ends with them.  If it fails, why is written for rank 0."""
 
     def watch() -> None:
@@ -86,7 +85,7 @@ def _beside(one: Processes, job: Job) -> Iterator[None]:
                 return
             if ended is not None:
                 if not job.reference_path.exists():
-                    _leave(kept, failed_path(job.reference_path), _why(ended))
+                    _leave(kept, failed_path(job.reference_path), _why(store, ended))
                 return
 
     kept = job.folder / "no reference"
@@ -111,15 +110,16 @@ def _leave(kept: Path, path: Path, why: str) -> None:
             kept.rename(path)
 
 
-def _why(ended: EndedWorker) -> str:
+def _why(store: Store, ended: EndedWorker) -> str:
     """What a run on one device that failed left behind, as one line."""
-    if ended.error:
-        return f"one device could not run it: {json.loads(ended.error)['title']}"
+    left = left_by(store, REFERENCE_RANK)
+    if isinstance(left, HalopipeError):
+        return f"one device could not run it: {left.title}"
     how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
     return f"the run on one device ended by {how} without a word"
 
 
-def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Progress | None) -> list[RankResult]:
+def _watched(job: Job, workers: Processes, store: Store, progress: Progress | None) -> list[RankResult]:
     """The result of each rank.
 
     Where checkpoints are written, who asks this process to end asks the ranks: they save, and raise EndedError.
@@ -136,8 +136,7 @@ def _watched(job: Job, workers: Sequence[Processes], store: Store, progress: Pro
         if end.why and not passed_on:
             passed_on = True
             sys.stderr.write(f"{end.why}: the job saves before its next step, and ends; Ctrl-C again ends it at once\n")
-            for each in workers:
-                each.ask_to_end()
+            workers.ask_to_end()
         if end.is_late():
             sys.stderr.write(f"{end.late()}\n")
             raise SystemExit(end.exit_code)

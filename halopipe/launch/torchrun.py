@@ -34,7 +34,17 @@ from planner.ir.plan import Plan
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
 from runtime.monitor.activity import Activity, BoardSilentError, StatusStore
-from runtime.monitor.failure import blame, cause, read_error, write_error
+from runtime.monitor.failure import (
+    FAILED,
+    blame,
+    cause,
+    errors_left,
+    leave_error,
+    leave_result,
+    left_by,
+    read_error,
+    write_error,
+)
 from runtime.monitor.watch import SETUP_S, host_store_at, join_store, meet
 
 if TYPE_CHECKING:
@@ -44,7 +54,7 @@ _POLL_S = 0.05
 _FAREWELL_S = 0.5
 """How long a rank that failed listens for errors of others, which may explain its own; less where all have spoken."""
 
-_FAILED, _IDLE, _UNNAMED = "failed", "idle", "none"
+_IDLE, _UNNAMED = "idle", "none"
 _WATCH_S = 1.0
 _HANGING_S = 15.0
 """How long a rank may go on after another failed before it ends itself: it hangs where no message can wake it."""
@@ -265,7 +275,7 @@ def gathered(store: Store, rank: int, num_ranks: int, text: str, limit_s: float 
     Raises:
         HalopipeError: what a rank failed by.
     """
-    store.set(f"result/{rank}", text)
+    leave_result(store, rank, text)
     return [] if rank else [_result(store, other, limit_s) for other in range(num_ranks)]
 
 
@@ -274,8 +284,7 @@ def _explained(board: StatusStore, rank: int, num_ranks: int, error: Exception) 
     mine = write_error(error)
     failures = {rank: read_error(mine)}
     with contextlib.suppress(RuntimeError):
-        board.set(f"error/{rank}", mine)
-        board.set(_FAILED, "")
+        leave_error(board, rank, mine)
         end_s = time.monotonic() + _FAREWELL_S
         while True:
             failures |= {
@@ -301,14 +310,7 @@ def _errors(board: StatusStore, num_ranks: int) -> dict[int, HalopipeError]:
     Raises:
         RuntimeError: the store is gone, or silent.
     """
-
-    def read(store: Store) -> dict[int, str]:
-        if not store.check([_FAILED]):
-            return {}
-        texts = {rank: _read(store, f"error/{rank}") for rank in range(num_ranks)}
-        return {rank: text for rank, text in texts.items() if text}
-
-    return {rank: read_error(text) for rank, text in board.ask(read).items()}
+    return board.ask(lambda store: errors_left(store, range(num_ranks)))
 
 
 @contextlib.contextmanager
@@ -323,7 +325,7 @@ def _ended_if_it_hangs(board: StatusStore) -> Iterator[None]:
         has_failed = False
         while not has_failed and not over.wait(_WATCH_S):
             try:
-                has_failed = board.check([_FAILED])
+                has_failed = board.check([FAILED])
             except BoardSilentError:
                 pass  # its link may be back in time; else this rank's own waits end
             except RuntimeError as error:
@@ -345,15 +347,10 @@ def _result(store: Store, rank: int, limit_s: float) -> str:
     """What a rank found, or its error."""
     end_s = time.monotonic() + limit_s
     while time.monotonic() < end_s:
-        text = _read(store, f"result/{rank}")
-        if text:
-            return text
-        text = _read(store, f"error/{rank}")
-        if text:
-            raise read_error(text)
+        left = left_by(store, rank)
+        if isinstance(left, HalopipeError):
+            raise left
+        if left:
+            return left
         time.sleep(_POLL_S)
     raise TransportError(f"rank {rank} left no result")
-
-
-def _read(store: Store, key: str) -> str:
-    return store.get(key).decode() if store.check([key]) else ""

@@ -1,4 +1,4 @@
-"""What the launcher tells a worker, and what a worker answers, as JSON in the job's folder.
+"""What the launcher tells a worker, as JSON in the job's folder, and what a worker answers, as JSON.
 
 The folder of a job: there while it runs, gone afterwards whatever happens.  Its owner holds a lock there, which the
 operating system lets go of when the owner ends in any way.
@@ -108,14 +108,12 @@ class Job:
     """One run.
 
     Attributes:
-        folder: for results and errors; removed by the launcher.
-        port: of the launcher's store, on the loopback interface; 0 where the environment says where to meet.
+        folder: of the job; removed by the launcher.
     """
 
     plan: Plan
     options: RunOptions
     folder: Path
-    port: int = 0
 
     @property
     def source(self) -> ModelSource:
@@ -138,14 +136,14 @@ class Job:
     def write(self, path: Path) -> None:
         """Write the job for a worker to read."""
         record = {"plan": dumps(self.plan), "options": plain(self.options), "folder": str(self.folder)}
-        write_text(path, json.dumps(record | {"port": self.port}))
+        write_text(path, json.dumps(record))
 
     @classmethod
     def read(cls, path: Path) -> Job:
         """The job that :meth:`write` wrote."""
         record = json.loads(path.read_text(encoding="utf-8"))
         plan, options = loads(record["plan"], Plan), RunOptions(**record["options"])
-        return cls(plan, options, Path(record["folder"]), record["port"])
+        return cls(plan, options, Path(record["folder"]))
 
 
 def event_log_path(folder: Path, rank: int) -> Path:
@@ -242,20 +240,6 @@ def cleared(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name != _OWNER:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def result_path(folder: Path, rank: int) -> Path:
-    """Where a worker that succeeds writes what it found."""
-    return folder / f"result-{rank}.json"
-
-
-def error_path(folder: Path, rank: int) -> Path:
-    """Where a worker that fails says why."""
-    return folder / f"error-{rank}.json"
-
-
-NO_ROOM = 74
-"""Exit code of a worker that could not even write what it failed by; EX_IOERR of <sysexits.h>."""
 
 
 def failed_path(reference: Path) -> Path:

@@ -143,7 +143,7 @@ def evaluate(
         raise UsageError(
             "there is no data to evaluate on", ["not a single batch was given"], ["--eval-data with samples in it"]
         )
-    context.transport.all_reduce(sums, context.ranks, context.deadline_s)
+    context.transport.all_reduce(sums, context.ranks)
     total, samples, right_answers, questions = sums.tolist()
     accuracy = right_answers / questions if questions else None
     metrics = {} if own is None else own.computed()
@@ -171,7 +171,7 @@ class _Own:
     def take(self, evaluation: EvaluationResult) -> None:
         """Hands on what ranks have of a batch."""
         context = self._context
-        pieces = united(_pieces(context.graph, evaluation, self._read), context.transport, context.deadline_s)
+        pieces = united(_pieces(context.graph, evaluation, self._read), context.transport)
         for values in _put_together(pieces):
             for metric in self._metrics.values():
                 self._calling(partial(metric.update, *values))

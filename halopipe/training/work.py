@@ -29,6 +29,7 @@ from runtime.monitor.activity import StatusStore
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.difference import Difference
 from runtime.stage.modes import cannot_evaluate
+from runtime.transport.base import within
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -108,7 +109,8 @@ def _worked(
     if options.warmup and context.meter is None:
         with_peak(lambda: None)  # the profiler takes seconds to start
     context.activity.begin("waiting for the others")
-    context.transport.barrier(SETUP_S)
+    with within(context.transport, SETUP_S):
+        context.transport.barrier()
     position = Position() if saved is None else saved.position
     metrics = checkpoints = first = None
     if options.metrics:

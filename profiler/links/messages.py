@@ -37,7 +37,6 @@ import torch
 
 from runtime.transport import Key, Transport
 
-DEADLINE_S = 60.0
 _ELEMENT_BYTES = 4
 _STEPS, _MICROBATCHES = 1 << 10, 1 << 10  # keys count messages in both
 
@@ -69,7 +68,7 @@ class PeerLink:
 
     def take(self, key: Key) -> torch.Tensor:
         """Wait for an announced message, and read it."""
-        (tensor,) = self.transport.receive(key, self.peer, DEADLINE_S)
+        (tensor,) = self.transport.receive(key, self.peer)
         tensor.max()
         return tensor
 
@@ -93,11 +92,11 @@ class PeerLink:
 
     def forget(self) -> None:
         """Wait until all that was sent was taken, and let go of all buffers."""
-        self.transport.flush(DEADLINE_S)
+        self.transport.flush()
         self._tensors.clear()
 
     def _exchange(self, sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor]) -> None:
-        self.transport.start_exchange(sent, received, DEADLINE_S).wait()
+        self.transport.start_exchange(sent, received).wait()
 
 
 def there_and_back_s(wire: PeerLink, there_bytes: int, back_bytes: int, pause_s: float = 0.0) -> tuple[float, float]:
@@ -132,7 +131,7 @@ def both_ways_s(wire: PeerLink, num_bytes: int) -> float:
     start_s = time.perf_counter()
     wire.send(num_bytes)
     received = wire.take(coming)
-    wire.transport.flush(DEADLINE_S)
+    wire.transport.flush()
     both_s = time.perf_counter() - start_s
     return max(0.0, both_s - _reading_s(received))
 

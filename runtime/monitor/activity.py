@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from cuda_ops._torch import Store
 from planner.ir.timeline import LeftOut, Slow
@@ -218,7 +218,7 @@ _SAID = ("what", "step", "deadline_s", "num_done", "loss", "step_s", "slow", "le
 
 
 class Heartbeat:
-    """Publishes ``activity`` on the board every ``interval_s`` until it is stopped.
+    """Publishes ``activity`` on the board from entry to exit of the context, every ``interval_s``.
 
     Args:
         watch: called after every second beat.
@@ -232,20 +232,19 @@ class Heartbeat:
         interval_s: float = INTERVAL_S,
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        self._status_store, self._rank, self._activity, self._watch = StatusStore.of(store), rank, activity, watch
+        self._status_store, self._rank, self.activity, self._watch = StatusStore.of(store), rank, activity, watch
         self.interval_s = interval_s
         self._number = 0
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
-    def start(self) -> None:
-        """Publish once, then go on in a thread."""
+    def __enter__(self) -> Self:
         self.publish()
         self._thread.start()
+        return self
 
-    def stop(self) -> None:
-        """Publish a last time and end the thread."""
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(PATIENCE_S)
         self.publish()
@@ -254,7 +253,7 @@ class Heartbeat:
         """Say now what is done; a board that is gone (its host ended) is no error of this rank."""
         with self._lock:
             self._number += 1
-            now = self._activity
+            now = self.activity
             for_s = time.monotonic() - now.since_s if now.since_s else 0.0
             fields = {name: getattr(now, name) for name in _SAID} | now.steps.report()
             beat = Beat(rank=self._rank, number=self._number, for_s=for_s, **fields)
@@ -294,6 +293,23 @@ def read_board(store: Store | StatusStore, ranks: Iterable[int]) -> Mapping[int,
     except RuntimeError as error:
         _log.debug("cannot read the board: %s", error)
     return beats
+
+
+class Silence:
+    """How long ago ranks were heard of, each from now on."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._heard = dict.fromkeys(ranks, (-1, time.monotonic()))
+
+    def note(self, beats: Mapping[int, Beat]) -> None:
+        """What they said last."""
+        for rank, beat in beats.items():
+            if self._heard[rank][0] != beat.number:
+                self._heard[rank] = (beat.number, time.monotonic())
+
+    def seconds_of(self, rank: int) -> float:
+        """Since it was heard of."""
+        return time.monotonic() - self._heard[rank][1]
 
 
 def _beat(text: bytes) -> Beat:

@@ -1,4 +1,9 @@
-"""Errors that cross processes: written by the worker that met them, read by whoever started it."""
+"""What becomes of ranks: the result or the error that each leaves on the store of its job, whoever started it.
+
+result/RANK     what it found
+error/RANK      what it failed by, as :func:`write_error` spells it
+failed          there as soon as one has
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,17 @@ import json
 import signal
 import traceback
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from planner.ir import errors
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError, WorkerDiedError, WorkerError
+
+if TYPE_CHECKING:
+    from cuda_ops._torch import Store
+    from runtime.monitor.activity import StatusStore
+
+FAILED = "failed"
 
 STDERR_LINES = 12
 """Last lines of a dead worker's standard error that are shown."""
@@ -27,6 +40,45 @@ def read_error(text: str) -> HalopipeError:
     cls = getattr(errors, record["type"], WorkerError)
     is_own = isinstance(cls, type) and issubclass(cls, HalopipeError)
     return (cls if is_own else WorkerError)(record["title"], record["details"], record["remedies"])
+
+
+@dataclass(frozen=True, slots=True)
+class EndedWorker:
+    """What is seen of a worker that has ended.
+
+    Attributes:
+        code: its exit code; negative: the signal that ended it.
+        output: the end of what it wrote to its standard output and error.
+    """
+
+    code: int
+    output: str = ""
+
+
+def leave_result(store: Store | StatusStore, rank: int, text: str) -> None:
+    """Says what ``rank`` found; some text."""
+    store.set(f"result/{rank}", text)
+
+
+def leave_error(store: Store | StatusStore, rank: int, text: str) -> None:
+    """Says what ``rank`` failed by."""
+    store.set(f"error/{rank}", text)
+    store.set(FAILED, "")
+
+
+def left_by(store: Store, rank: int) -> HalopipeError | str:
+    """What a rank has left: its result, its error, or nothing so far."""
+    if store.check([f"result/{rank}"]):
+        return store.get(f"result/{rank}").decode()
+    return read_error(store.get(f"error/{rank}").decode()) if store.check([f"error/{rank}"]) else ""
+
+
+def errors_left(store: Store, ranks: Iterable[int]) -> dict[int, HalopipeError]:
+    """What those of ``ranks`` failed by that have."""
+    if not store.check([FAILED]):
+        return {}
+    left = {rank: left_by(store, rank) for rank in ranks}
+    return {rank: error for rank, error in left.items() if isinstance(error, HalopipeError)}
 
 
 def died(title: str, code: int, last: str, stderr: str) -> WorkerDiedError:

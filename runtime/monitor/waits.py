@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 
 from cuda_ops._torch import Store
 from planner.ir.errors import DeadlineError
@@ -28,6 +28,7 @@ from runtime.monitor.activity import (
     Beat,
     BoardSilentError,
     Heartbeat,
+    Silence,
     StatusStore,
     describe,
     fresh_board,
@@ -252,8 +253,8 @@ def _on_its_way(ranks: Sequence[int], rank: int) -> str:
     return f"; {_names(ranks)} {have}: it is on the way to rank {rank}"
 
 
-class RankHeartbeat:
-    """Speaks from entry to exit of the context.
+class RankHeartbeat(Heartbeat):
+    """That of a rank of a job, which also hears the others.
 
     Args:
         status_store: a client of its own of the job's store.
@@ -274,22 +275,12 @@ class RankHeartbeat:
         setup_s: float,
         slow: SlowWatch | None = None,
     ) -> None:
-        self._status_store, self._rank, self._num_ranks = StatusStore.of(status_store), rank, decision.num_ranks
-        self._deadline_s = deadline_s
-        self._waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
-        self.activity = Activity(deadline_s=setup_s)
         watch = (lambda: None) if slow is None else partial(self._find, slow)
-        self._heartbeat = Heartbeat(self._status_store, rank, self.activity, min(INTERVAL_S, deadline_s / 4), watch)
-
-    def __enter__(self) -> RankHeartbeat:
-        self.activity.begin("starting")
-        self._heartbeat.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._heartbeat.stop()
+        activity = Activity(deadline_s=setup_s)
+        activity.begin("starting")
+        super().__init__(status_store, rank, activity, min(INTERVAL_S, deadline_s / 4), watch)
+        self._num_ranks, self._deadline_s = decision.num_ranks, deadline_s
+        self._waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
 
     def others(self) -> str:
         """What the other ranks do, and below it whom this rank waits for; a second or so, also if nobody answers."""
@@ -308,20 +299,20 @@ class RankHeartbeat:
             DeadlineError: a rank was not heard of for the deadline of a step's waits.
         """
         self.activity.meetings += 1
-        self._heartbeat.publish()
-        start_s, pause_s = time.monotonic(), _SHORTEST_LOOK_S
-        heard = {rank: (-1, start_s) for rank in range(self._num_ranks) if rank != self._rank}
-        while heard:
-            beats, now_s = self._reached(tuple(heard)), time.monotonic()
-            for rank, beat in beats.items():
-                if beat.meetings >= self.activity.meetings:
-                    del heard[rank]
-                elif beat.number != heard[rank][0]:
-                    heard[rank] = (beat.number, now_s)
-            silent = {rank: now_s - heard_s for rank, (_, heard_s) in heard.items()}
+        self.publish()
+        missing, pause_s = [rank for rank in range(self._num_ranks) if rank != self._rank], _SHORTEST_LOOK_S
+        silence = Silence(missing)
+        while missing:
+            beats: Mapping[int, Beat] = {}
+            with suppress(BoardSilentError):
+                beats = read_board(self._status_store, missing)
+            silence.note(beats)
+            arrived = {rank for rank, beat in beats.items() if beat.meetings >= self.activity.meetings}
+            missing = [rank for rank in missing if rank not in arrived]
+            silent = {rank: silence.seconds_of(rank) for rank in missing}
             if any(silent_s >= self._deadline_s for silent_s in silent.values()):
                 raise self._unheard(silent, beats)
-            if heard:
+            if missing:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
 
@@ -340,15 +331,8 @@ class RankHeartbeat:
         """Reads what all ranks say of their steps; what is found is told with the next beat."""
         self.activity.slow += tuple(slow.note(read_board(self._status_store, range(self._num_ranks))))
 
-    def _reached(self, missing: Iterable[int]) -> Mapping[int, Beat]:
-        """What they said last; of a store that is silent or gone, nothing."""
-        try:
-            return read_board(self._status_store, missing)
-        except BoardSilentError:
-            return {}
-
     def _look(self) -> str:
-        self._heartbeat.publish()
-        beats = fresh_board(self._status_store, self._num_ranks, 2 * self._heartbeat.interval_s)
+        self.publish()
+        beats = fresh_board(self._status_store, self._num_ranks, 2 * self.interval_s)
         lines = (describe(beats, but=self._rank), self._waits.chain(self._rank, beats))
         return "\n".join(filter(None, lines))

@@ -1,4 +1,4 @@
-"""Watches the worker processes of a plan, on this host or others, and ends all of them when one fails.
+"""Watches the worker processes of a plan on this host, and ends all of them when one fails.
 
 The workers meet in a store that the launcher hosts on one interface; on it they also say what they do, so that a worker
 that hangs is found although it says nothing any more.
@@ -15,8 +15,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol, TypeGuard
@@ -24,8 +23,8 @@ from typing import Protocol, TypeGuard
 from cuda_ops._torch import Store, TCPStore
 from cuda_ops.device.host import cpu_s_of_all, process_state
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError
-from runtime.monitor.activity import Beat, describe, read_board
-from runtime.monitor.failure import also, blame, cause, died, read_error
+from runtime.monitor.activity import Beat, Silence, describe, read_board
+from runtime.monitor.failure import EndedWorker, also, blame, cause, died, left_by
 from runtime.monitor.waits import MEETING, Waits
 
 LOOPBACK = "127.0.0.1"
@@ -53,29 +52,8 @@ _GRACE_S = 1.2
 """Beyond its deadline a wait should have ended by itself; later the launcher ends it."""
 
 
-class WorkerExit(Protocol):
-    """What a worker that has ended left behind: its exit code, its result or its error, and the end of its output."""
-
-    @property
-    def code(self) -> int: ...
-
-    @property
-    def result(self) -> str: ...
-
-    @property
-    def error(self) -> str: ...
-
-    @property
-    def output(self) -> str: ...
-
-
 class Workers(Protocol):
-    """The processes of some ranks, wherever they are."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Those that they are."""
-        ...
+    """The processes of the ranks of a job."""
 
     def start(self) -> None:
         """Start all of them."""
@@ -83,15 +61,15 @@ class Workers(Protocol):
 
     @property
     def numbers(self) -> Mapping[int, int]:
-        """Those of their processes, by rank, as far as they are on this host."""
+        """Those of their processes, by rank."""
         ...
 
-    def ended(self) -> Mapping[int, WorkerExit]:
+    def ended(self) -> Mapping[int, EndedWorker]:
         """Those that have ended by now."""
         ...
 
     def end(self) -> None:
-        """End those that still run; none is alive afterwards, as far as can be known."""
+        """End those that still run; none is alive afterwards."""
         ...
 
 
@@ -197,7 +175,7 @@ def meet(store: Store, rank: int, num_ranks: int, timeout_s: float = SETUP_S) ->
 
 
 def run_workers(
-    workers: Sequence[Workers],
+    workers: Workers,
     titles: Mapping[int, str],
     store: Store,
     watch: Callable[[Mapping[int, Beat]], None] = lambda beats: None,
@@ -208,7 +186,7 @@ def run_workers(
 
     Args:
         titles: by rank, such as ``rank 1 (n0/cpu1, stage 1)``, for errors.
-        store: that the workers publish their activity on.
+        store: that the workers publish their activity on, and leave their results and errors.
         watch: called a few times a second with what each rank does.
         waits: tells who waits for whom.
         deadline_s: how long others wait at the start for a worker that only sleeps.
@@ -218,32 +196,29 @@ def run_workers(
         DeadlineError: a worker did one thing for longer than its deadline, went silent for so long, or is stopped or
             sleeps before its first step.
     """
-    crew = _Crew(workers, titles, store, watch, waits or Waits((), ()), max(_SLEEPS_S, deadline_s))
+    crew = _Crew(workers, titles, store, watch, waits or Waits((), ()), max(_SLEEPS_S, deadline_s), Silence(titles))
     try:
-        for each in workers:
-            each.start()
+        workers.start()
         return crew.wait()
     finally:
-        with ThreadPoolExecutor(max(1, len(workers))) as pool:
-            list(pool.map(lambda each: each.end(), workers))
+        workers.end()
 
 
 @dataclass(slots=True)
 class _Crew:
-    workers: Sequence[Workers]
+    workers: Workers
     titles: Mapping[int, str]
     store: Store
     watch: Callable[[Mapping[int, Beat]], None]
     waits: Waits
     start_s: float
+    silence: Silence
     beats: Mapping[int, Beat] = field(default_factory=dict)
-    heard_s: dict[int, float] = field(default_factory=dict)
     results: dict[int, str] = field(default_factory=dict)
     failures: dict[int, HalopipeError] = field(default_factory=dict)
     rests: dict[int, _Rest] = field(default_factory=dict)
 
     def wait(self) -> dict[int, str]:
-        self.heard_s = dict.fromkeys(self.titles, time.monotonic())
         read_s = 0.0
         while self._look():
             if time.monotonic() - read_s >= _BOARD_S:
@@ -257,16 +232,16 @@ class _Crew:
 
     def _look(self) -> bool:
         """Whether anybody still runs, or failed; results and failures of those that ended are noted."""
-        for each in self.workers:
-            for rank, ended in each.ended().items():
-                if rank in self.failures or rank in self.results:
-                    continue
-                if ended.error:
-                    self.failures[rank] = read_error(ended.error)
-                elif ended.result:
-                    self.results[rank] = ended.result
-                else:
-                    self.failures[rank] = self._death(rank, ended)
+        for rank, ended in self.workers.ended().items():
+            if rank in self.failures or rank in self.results:
+                continue
+            left = left_by(self.store, rank)
+            if isinstance(left, HalopipeError):
+                self.failures[rank] = left
+            elif left:
+                self.results[rank] = left
+            else:
+                self.failures[rank] = self._death(rank, ended)
         return bool(self.failures) or len(self.results) < len(self.titles)
 
     def _raise_cause(self) -> None:
@@ -290,24 +265,22 @@ class _Crew:
     def _read_board(self) -> None:
         now_s = time.monotonic()
         beats = read_board(self.store, self.titles)
-        for rank, beat in beats.items():
-            if rank not in self.beats or self.beats[rank].number != beat.number:
-                self.heard_s[rank] = now_s
-        self.beats = {rank: beat.aged(now_s - self.heard_s[rank]) for rank, beat in beats.items()}
+        self.silence.note(beats)
+        self.beats = {rank: beat.aged(self.silence.seconds_of(rank)) for rank, beat in beats.items()}
         self.watch(self.beats)
-        numbers = {rank: number for each in self.workers for rank, number in each.numbers.items()}
+        numbers = self.workers.numbers
         has_begun = any(beat.step >= 0 for beat in beats.values())  # nobody begins a step before all are there
         for rank in self.titles:
             if rank not in self.failures and rank not in self.results:
-                self._check_alive(rank, now_s)
+                self._check_alive(rank)
                 if rank in numbers and rank not in self.failures:
                     is_starting = not has_begun and _is_starting(self.beats.get(rank))
                     self._check_process(rank, numbers[rank], now_s, is_starting=is_starting)
 
-    def _check_alive(self, rank: int, now_s: float) -> None:
+    def _check_alive(self, rank: int) -> None:
         beat = self.beats.get(rank)
         deadline_s = beat.deadline_s if beat else SETUP_S
-        silent_s = now_s - self.heard_s[rank]
+        silent_s = self.silence.seconds_of(rank)
         busy_s = beat.for_s + silent_s if beat else silent_s
         if busy_s <= deadline_s + _GRACE_S:
             return
@@ -357,7 +330,7 @@ class _Crew:
             error, [*self.waits.lines(self.beats), *([f"the others: {others}"] if others else [])]
         )
 
-    def _death(self, rank: int, ended: WorkerExit) -> HalopipeError:
+    def _death(self, rank: int, ended: EndedWorker) -> HalopipeError:
         beat = read_board(self.store, [rank]).get(rank)
         return died(self.titles[rank], ended.code, str(beat) if beat else "", ended.output)
 

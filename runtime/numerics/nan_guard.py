@@ -128,7 +128,7 @@ class NanGuard:
         context, activity = self._context, self._context.activity
         activity.begin(START)
         activity.step, activity.deadline_s = step, context.deadline_s
-        agreed = context.transport.barrier(context.deadline_s, BAD if context.vote.is_bad else NOTHING)
+        agreed = context.transport.barrier(BAD if context.vote.is_bad else NOTHING)
         activity.begin(BETWEEN)
         self.heard(agreed)
 
@@ -184,7 +184,7 @@ class NanGuard:
         if not own.trouble:
             from runtime.optim.whole_state import united  # late: most runs have no such step
 
-            by_rank = united({f"rank {rank}": own.encoded()}, context.transport, context.deadline_s)
+            by_rank = united({f"rank {rank}": own.encoded()}, context.transport)
             reports = sorted(map(NanReport.decoded, by_rank.values()), key=lambda each: each.rank)
         order = {name: place for place, name in enumerate(context.decision.layers)}
         return explained(guarded.number + 1, reports, context.graph.loss, order, context.where)

@@ -37,7 +37,7 @@ class GradientSync:
     """
 
     def __init__(self, context: RankContext, local_stages: Mapping[int, LocalStage], norm_type: float = 2.0) -> None:
-        self._local_stages, self._transport, self._deadline_s = local_stages, context.transport, context.deadline_s
+        self._local_stages, self._transport = local_stages, context.transport
         self._bound = local_stages
         self._clip_norm, self._norm_type, self._on_nan = context.clip_norm, norm_type, context.on_nan
         named = {name: p for local_stage in local_stages.values() for name, p in local_stage.parameters.items()}
@@ -120,7 +120,7 @@ class GradientSync:
         for parameter, tie in self._tied:
             if len(tie.ranks) > 1:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
-                pending.append(self._transport.start_sum(parameter.grad, tie.ranks, self._deadline_s))
+                pending.append(self._transport.start_sum(parameter.grad, tie.ranks))
         for each in pending:
             each.wait()
 
@@ -132,14 +132,14 @@ class GradientSync:
         if self._on_nan is not OnNan.IGNORE:
             norms[-1] = not all(local_stage.is_finite(gradients=False) for local_stage in self._bound.values())
         everyone = tuple(range(self._transport.world_size))
-        self._transport.all_reduce(norms, everyone, self._deadline_s)  # one rank's number and zeros, at each place
+        self._transport.all_reduce(norms, everyone)  # one rank's number and zeros, at each place
         norm: float = torch.linalg.vector_norm(norms[:-1], self._norm_type).item()
         return norm, bool(norms[-1]) or not math.isfinite(norm)
 
     def _is_spoilt_anywhere(self) -> bool:
         """Whether on some rank a loss or gradient is not finite."""
         bad = torch.tensor([float(not all(local_stage.is_finite() for local_stage in self._bound.values()))])
-        self._transport.all_reduce(bad, tuple(range(self._transport.world_size)), self._deadline_s)
+        self._transport.all_reduce(bad, tuple(range(self._transport.world_size)))
         return bool(bad.item())
 
     def _counted(self) -> Iterator[nn.Parameter]:

@@ -63,7 +63,7 @@ def updates_of(
     Raises:
         UsageError: the optimiser cannot be used.
     """
-    rank, transport, deadline_s = context.rank, context.transport, context.deadline_s
+    rank, transport = context.rank, context.transport
     of_stage, is_alone = context.decision.stages[stage], len(context.decision.stages) == 1
     ranks, ties, zero = tuple(sorted(of_stage.ranks)), context.ties, of_stage.level
     tie_of = {name: tie for tie in ties if rank in tie.ranks for name in tie.names if name in parameters}
@@ -72,8 +72,8 @@ def updates_of(
     shards: ShardedParameters | None = None
     in_passes: PassShards | None = None
     if zero and len(ranks) > 1:
-        scatter = partial(transport.reduce_scatter, ranks=ranks, deadline_s=deadline_s)
-        gather = partial(transport.all_gather, ranks=ranks, deadline_s=deadline_s)
+        scatter = partial(transport.reduce_scatter, ranks=ranks)
+        gather = partial(transport.all_gather, ranks=ranks)
         if places:
             from runtime.optim.pass_shards import PassShards  # late: few plans divide so much
 
@@ -87,7 +87,7 @@ def updates_of(
 
         @cache  # one function for each group of ranks
         def sum_over(group: tuple[int, ...]) -> StartSum | None:
-            return partial(transport.start_sum, ranks=group, deadline_s=deadline_s) if len(group) > 1 else None
+            return partial(transport.start_sum, ranks=group) if len(group) > 1 else None
 
         others = {own[name]: sum_over(part.group) for name, part in parts.items() if name in own}
         reduction = GradientBuckets(own.values(), sum_over(ranks), others=others)

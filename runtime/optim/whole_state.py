@@ -162,7 +162,7 @@ def _stored(kept: Mapping[str, Any], key: str) -> Any:
 
 
 @torch.no_grad()
-def united(own: Mapping[str, Tensor], transport: Transport, deadline_s: float) -> dict[str, Tensor]:
+def united(own: Mapping[str, Tensor], transport: Transport) -> dict[str, Tensor]:
     """The tensors that any rank has, by name, on all of them and on the processor; all ranks call this together.
 
     Of what several ranks have, that of the first counts.  Values stay as they are to the bit.
@@ -172,12 +172,12 @@ def united(own: Mapping[str, Tensor], transport: Transport, deadline_s: float) -
     def gather(mine: Tensor) -> list[Tensor]:
         sizes = torch.zeros(len(everyone), dtype=torch.int64)
         sizes[transport.rank] = mine.numel()
-        transport.all_gather(sizes, [1] * len(everyone), everyone, deadline_s)
+        transport.all_gather(sizes, [1] * len(everyone), everyone)
         flat = torch.zeros(int(sizes.sum()), dtype=_BYTES)
         pieces = torch.split(flat, sizes.tolist())
         pieces[transport.rank].copy_(mine)
         if flat.numel():
-            transport.all_gather(flat, sizes.tolist(), everyone, deadline_s)
+            transport.all_gather(flat, sizes.tolist(), everyone)
         return list(pieces)
 
     listed = [[name, str(each.dtype).removeprefix("torch."), list(each.shape)] for name, each in own.items()]
@@ -206,7 +206,7 @@ def _bytes_of(data: Tensor | bytes) -> Tensor:
 
 
 @torch.no_grad()
-def gathered(tensor: Tensor, part: ParameterPart | None, transport: Transport, deadline_s: float) -> Tensor:
+def gathered(tensor: Tensor, part: ParameterPart | None, transport: Transport) -> Tensor:
     """The whole of what ``tensor`` is this rank's part of; without a part it is the whole.
 
     All ranks of the stage call this together, for the same tensors in the same order.
@@ -221,7 +221,7 @@ def gathered(tensor: Tensor, part: ParameterPart | None, transport: Transport, d
     own = ranks.index(transport.rank)
     if counts[own]:
         pieces[own].copy_(tensor.reshape(-1))
-    transport.all_gather(flat, counts, ranks, deadline_s)
+    transport.all_gather(flat, counts, ranks)
     placed = [
         (box, piece.view([len(interval) for interval in box]))
         for (box, _), piece in zip(boxes, pieces, strict=True)

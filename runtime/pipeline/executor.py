@@ -155,15 +155,7 @@ class Executor:
         self._moves_inputs = self._device.type != "cpu"
         self.kept: tuple[str, ...] = ()
         row = specialization.program.rows[context.rank]
-        self._mailbox = P2PMailbox(
-            specialization.routing,
-            row,
-            context.transport,
-            deadline_s=context.deadline_s,
-            lookahead=context.lookahead or specialization.program.receive_window(context.rank),
-            device=self._device,
-            joined=specialization.program.joined(),
-        )
+        self._mailbox = P2PMailbox(context, specialization.routing, specialization.program)
         # All ranks finish a step together, also those that have nothing to update.
         self._finishes_at_end = not evaluates and not any(ends_step(action) for action in row)
         self._last, self._final = last_gradients(row, specialization.program.ranks), last_updates(row)
@@ -192,7 +184,7 @@ class Executor:
         self.enter(step, batch)
         self.announce(turn)
         try:
-            vote.agreed = context.transport.barrier(context.deadline_s, vote.word)
+            vote.agreed = context.transport.barrier(vote.word)
         except HalopipeError as error:
             raise context.of(error, self._step, START) from error
         if vote.agreed == STOP:

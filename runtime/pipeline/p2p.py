@@ -11,18 +11,18 @@ their receives brings them; the other sends and receives of the row find nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-import torch
 from torch import Tensor
 
-from planner.ir.program import Leg, Route, sent_by, taken_by
+from planner.ir.program import Leg, Program, Route, sent_by, taken_by
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
-from runtime.pipeline.routing import MessageSlice, Piece, Routing
-from runtime.transport import Key, Spec, Transport
+from runtime.pipeline.routing import CPU, MessageSlice, Piece, Routing
+from runtime.rank import RankContext
+from runtime.transport import Key, Spec
 
 FORWARD, BACKWARD = "F", "B"
 """Kinds of messages: activations and gradients."""
@@ -70,31 +70,19 @@ class P2PMailbox:
     """Moves the pieces of one row.
 
     Args:
-        row: of this rank.
-        lookahead: receives announced ahead.
-        device: where pieces are needed.
-        joined: which sends travel in one message, of the program.
+        program: its row of this rank, and which sends travel in one message.
     """
 
-    def __init__(
-        self,
-        routing: Routing,
-        row: Sequence[Action],
-        transport: Transport,
-        *,
-        deadline_s: float,
-        lookahead: int,
-        device: torch.device,
-        joined: Mapping[Leg, tuple[Action, ...]] | None = None,
-    ) -> None:
-        self._joined = dict(joined or {})
+    def __init__(self, context: RankContext, routing: Routing, program: Program) -> None:
+        self._joined = dict(program.joined())
         self._behind: dict[Leg, list[Action]] = {}  # by the leg that a message is named after, what else is in it
         for (rank, send, other), before in self._joined.items():
             self._behind.setdefault((rank, before[0], other), []).append(send)
-        self._routing, self._transport = routing, transport
-        self._deadline_s, self._lookahead, self._device = deadline_s, lookahead, device
-        self._moves_device = device.type != "cpu"
-        self._receives = tuple(self._moved(action) for action in row if action.op in RECEIVE)
+        self._routing, self._transport = routing, context.transport
+        self._device = context.device or CPU
+        self._moves_device = self._device.type != "cpu"
+        self._lookahead = context.lookahead or program.receive_window(context.rank)
+        self._receives = tuple(self._moved(each) for each in program.rows[context.rank] if each.op in RECEIVE)
         self._turn = self._num_posted = 0
         self._arrived: dict[tuple[str, int, int], _Pieces] = {}  # by kind, stage and micro-batch
         self._outbox: dict[tuple[str, Route, int], tuple[Tensor, ...]] = {}
@@ -146,13 +134,13 @@ class P2PMailbox:
             pieces = [self._outbox.pop((traffic.kind, route, parcel.peer)) for route, _ in parcel.routes]
             self._transport.send(key, parcel.peer, pieces[0] if len(pieces) == 1 else tuple(chain(*pieces)))
         if blocking:
-            self._transport.flush(self._deadline_s)
+            self._transport.flush()
 
     def _receive(self, traffic: P2PTransfer) -> None:
         """Waits for its messages, and announces the next receive."""
         key = traffic.key(self._turn)
         for parcel in traffic.parcels:
-            tensors = self._transport.receive(key, parcel.peer, self._deadline_s)
+            tensors = self._transport.receive(key, parcel.peer)
             if self._moves_device:
                 tensors = tuple(tensor.to(self._device, non_blocking=True) for tensor in tensors)
             first = 0
@@ -165,7 +153,7 @@ class P2PMailbox:
 
     def flush(self) -> None:
         """Waits until all that was sent has been taken."""
-        self._transport.flush(self._deadline_s)
+        self._transport.flush()
 
     def _announce(self, count: int) -> None:
         for traffic in self._receives[self._num_posted : self._num_posted + count]:

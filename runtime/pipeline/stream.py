@@ -169,7 +169,7 @@ class RequestStream:
 
     def settle(self) -> None:
         """Waits until all that was sent has been taken; nothing may be offered."""
-        self._context.transport.flush(self._context.deadline_s)
+        self._context.transport.flush()
         self._unflushed = 0
 
     def _require_finite(self, one: _Offered, local_stages: Mapping[int, LocalStage]) -> None:

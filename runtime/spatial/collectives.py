@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from runtime.spatial.layer_shard import LayerShard
-from runtime.transport.small_allgather import RowGather, RowTable, Tell
+from runtime.transport.small_allgather import PendingRows, RowGather, Tell
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -19,7 +19,7 @@ def rows_of(shard: LayerShard) -> Tell:
     """How the ranks of ``shard.group`` tell each other rows."""
     if "rows" not in shard.memo:
         key = shard.key(len(shard.layer.inputs))
-        shard.memo["rows"] = RowGather(shard.wire.transport, shard.group, shard.wire.deadline_s, key)
+        shard.memo["rows"] = RowGather(shard.wire.transport, shard.group, key)
     tell: Tell = shard.memo["rows"]
     return tell
 
@@ -28,12 +28,12 @@ def rows_among(shard: LayerShard, positions: tuple[int, ...]) -> Tell:
     """How some ranks of the stage, by position, tell each other rows; this one among them."""
     if ("rows", positions) not in shard.memo:
         ranks = tuple(shard.wire.ranks[position] for position in positions)
-        shard.memo["rows", positions] = RowGather(shard.wire.transport, ranks, shard.wire.deadline_s)
+        shard.memo["rows", positions] = RowGather(shard.wire.transport, ranks)
     tell: Tell = shard.memo["rows", positions]
     return tell
 
 
-def start_sum(shard: LayerShard, tensor: Tensor) -> RowTable:
+def start_sum(shard: LayerShard, tensor: Tensor) -> PendingRows:
     """Start to tell the ranks of ``shard.group`` a tensor, whose sum is that of the table's rows."""
     return rows_of(shard)([tensor.reshape(-1)], sum_dtype(tensor.dtype))
 

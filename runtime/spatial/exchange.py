@@ -44,7 +44,6 @@ class PeerGroup:
 
     transport: Exchanging
     ranks: tuple[int, ...]
-    deadline_s: float
     sent_bytes: int = 0
     num_messages: int = 0
 
@@ -67,7 +66,6 @@ class PeerGroup:
         return self.transport.start_exchange(
             {self.ranks[position]: tensor for position, tensor in sent.items()},
             {self.ranks[position]: tensor for position, tensor in received.items()},
-            self.deadline_s,
             key,
         )
 
@@ -283,7 +281,7 @@ class _Express:
         sent = {wire.ranks[m.position]: narrowed(example, cut) for m, cut in zip(to.messages, cuts, strict=True)}
         received = {wire.ranks[message.position]: message.empty(like) for message in back.messages}
         key = None if exchange.key is None else exchange.key | is_adjoint
-        lanes = make(sent, received, wire.deadline_s, key)
+        lanes = make(sent, received, key)
         if lanes is None:
             return None
         return cls(wire, lanes, [each.nbytes for each in sent.values()], back.pieces(received.values()))

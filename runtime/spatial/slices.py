@@ -36,7 +36,7 @@ class _Slice:
     rank = 0
 
     def start_exchange(
-        self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor], deadline_s: float, key: int | None = None
+        self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor], key: int | None = None
     ) -> Pending:
         """Not possible.
 
@@ -61,7 +61,7 @@ class SlicePeers(PeerGroup):
 
     def __init__(self, slices: int) -> None:
         self._here = _Slice()
-        super().__init__(self._here, tuple(range(slices)), 0.0)
+        super().__init__(self._here, tuple(range(slices)))
         self.microbatch = 0
         self._evaluated = -1
         self.values: dict[Name, dict[int, Tensor]] = {}

@@ -7,8 +7,9 @@
 Modules:
 
     base              What the executor asks of a transport; its deadline, its errors; joining the process group
-    collectives       What the ranks of a group do together over torch.distributed: sums, scattered sums, gathers,
+    collectives       What the ranks of a group do together, over exchanges among them: sums, scattered sums, gathers,
                       maxima
+    exchanges         Exchanges over torch.distributed, receives that stand ready for them, and the backend's own sums
     frame             A message: a frame, that is a header of 64 bytes and tensors aligned to 64, and large tensors that
                       travel alone
     gloo              Ranks that are processes: messages over torch.distributed with gloo, on the CPU
@@ -23,8 +24,7 @@ Modules:
     shared_memory     Ranks that are processes of one host: messages, exchanges and sums through memory that they share
     small_allgather   Rows of numbers that ranks tell one another: statistics of a normalisation, parts of a mean,
                       counts
-    works             Work of torch.distributed waited for with a deadline; a barrier that knows who is missing;
-                      preposted receives
+    works             Work of torch.distributed waited for with a deadline; a barrier that knows who is missing
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from planner.ir.lazy import lazily
 from runtime.transport.base import Exchanging, Key, Pending, Spec, Transport
 
 if TYPE_CHECKING:
-    from runtime.transport.collectives import GroupExchanges
+    from runtime.transport.exchanges import GroupExchanges
     from runtime.transport.gloo import GlooTransport, open_gloo
     from runtime.transport.hosts import MixedTransport, open_named, open_shared
     from runtime.transport.inprocess import Hub, InProcessTransport
@@ -70,7 +70,7 @@ _HOMES = {
     "Channel": "nccl",
     "ChannelTransport": "nccl",
     "GlooTransport": "gloo",
-    "GroupExchanges": "collectives",
+    "GroupExchanges": "exchanges",
     "Hub": "inprocess",
     "InProcessTransport": "inprocess",
     "MixedTransport": "hosts",

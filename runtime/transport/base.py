@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -81,9 +82,10 @@ class Transport(Protocol):
 
     Attributes:
         name: what the world exchanges by, in the words of :mod:`planner.ir.cluster`.
+        deadline_s: the longest that a wait may take, read where one waits (:func:`within`).
 
     Raises:
-        DeadlineError: a wait was longer than its ``deadline_s``, or could only become so.  The transport is then
+        DeadlineError: a wait was longer than ``deadline_s``, or could only become so.  The transport is then
             unusable, and the peers of this rank soon meet a TransportError: one late message ends the step for all.
         TransportError: a peer is gone, or what came is not what was announced.
     """
@@ -91,6 +93,7 @@ class Transport(Protocol):
     rank: int
     world_size: int
     name: str
+    deadline_s: float
 
     def name_among(self, ranks: Sequence[int]) -> str:
         """What ``ranks``, this one among them, exchange by."""
@@ -100,7 +103,7 @@ class Transport(Protocol):
         """Announce the message ``key`` from rank ``source``: its buffer is allocated and may be filled from now on."""
         ...
 
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
         """The tensors of an announced message; small ones share a buffer, which lives as long as any of them."""
         ...
 
@@ -111,18 +114,18 @@ class Transport(Protocol):
         """
         ...
 
-    def flush(self, deadline_s: float) -> None:
+    def flush(self) -> None:
         """Wait until every message sent from here was taken by its receiver, and let go of their buffers.
 
         Messages let go by themselves as soon as one comes back from their receiver that was sent after it had them.
         """
         ...
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """Replace ``tensor`` by its sum over ``ranks``."""
         ...
 
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
         """As :meth:`all_reduce`, in the background; nobody may read or write ``tensor`` before the wait has returned.
 
         The started sums of a group are matched with one another by order, never with what else the group does: a rank
@@ -134,7 +137,6 @@ class Transport(Protocol):
         self,
         sent: Mapping[int, torch.Tensor],
         received: Mapping[int, torch.Tensor],
-        deadline_s: float,
         key: int | None = None,
     ) -> Pending:
         """Start to send tensors to ranks and to fill those that come from ranks; both are in place after the wait.
@@ -151,9 +153,7 @@ class Transport(Protocol):
         """
         ...
 
-    def reduce_scatter(
-        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
-    ) -> None:
+    def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         """Replace this rank's part of ``flat`` by its sum over ``ranks``; the other parts are left as they were.
 
         Args:
@@ -162,21 +162,35 @@ class Transport(Protocol):
         """
         ...
 
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         """Replace the parts of ``flat`` that are others' by what those have there; as :meth:`reduce_scatter`."""
         ...
 
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """Replace ``tensor``, a small one, by its largest elements over ``ranks``; NaN is larger than all."""
         ...
 
-    def barrier(self, deadline_s: float, word: int = 0) -> int:
+    def barrier(self, word: int = 0) -> int:
         """Wait until every rank is here; each brings a word from 0 to 255, and all get the largest of them."""
         ...
 
     def close(self) -> None:
         """Leave.  Messages that were not flushed may be lost; peers that still wait for this rank get an error."""
         ...
+
+
+DEADLINE_S = 600.0
+"""Of the waits of a transport that was told nothing else."""
+
+
+@contextmanager
+def within(transport: Transport, deadline_s: float) -> Iterator[None]:
+    """Inside, waits may take so long."""
+    before, transport.deadline_s = transport.deadline_s, deadline_s
+    try:
+        yield
+    finally:
+        transport.deadline_s = before
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -299,32 +313,10 @@ class Exchanging(Protocol):
         self,
         sent: Mapping[int, torch.Tensor],
         received: Mapping[int, torch.Tensor],
-        deadline_s: float,
         key: int | None = None,
     ) -> Pending:
         """See :class:`Transport`."""
         ...
-
-
-class Gathers(Protocol):
-    """The part of a transport that gathers."""
-
-    rank: int
-
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
-        """See :class:`Transport`."""
-        ...
-
-
-@torch.no_grad()
-def largest(transport: Gathers, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-    """:meth:`Transport.all_max` by a gather: a ring's maximum may lose NaN."""
-    count = tensor.numel()
-    everybody = tensor.new_zeros(len(ranks) * count)
-    if transport.rank in ranks:
-        everybody.view(len(ranks), count)[ranks.index(transport.rank)] = tensor.reshape(-1)
-    transport.all_gather(everybody, [count] * len(ranks), ranks, deadline_s)
-    tensor.copy_(everybody.view(len(ranks), count).amax(0).view(tensor.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +386,20 @@ def join(
         place = "a rank from the environment" if rank is None else f"rank {rank} of {world_size}"
         remedies = ["start with torchrun, or give rank, world_size and store", "look for the first error of the others"]
         raise TransportError(f"{place} could not join the others", [str(error)], remedies) from error
+
+
+M = TypeVar("M", bound="Transport")
+
+
+def met(transport: M, timeout_s: float) -> M:
+    """The transport, once all ranks have it: one that leaves early would break the others' connecting.
+
+    Raises:
+        DeadlineError: not all of them were ready in time.
+    """
+    transport.deadline_s = timeout_s
+    transport.barrier()
+    return transport
 
 
 def default_group() -> dist.ProcessGroup:

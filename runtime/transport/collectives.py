@@ -1,422 +1,212 @@
-"""What the ranks of a group do together over torch.distributed: sums, scattered sums, gathers, maxima.
+"""What the ranks of a group do together: sums, scattered sums, gathers and maxima, written over exchanges among them.
 
-Each group has two communicators: what was started in the background never meets what is waited for at once.  On one
-communicator matching is by order.  A ring (the backend's own sum) adds each part in a fixed order on one rank and hands
-it on; in an exchange each rank adds what came from all, in the order of ranks: either way all get the same bits.
+    whole       each rank sends its term to every other, and adds what comes to its own
+    in parts    each rank sends every other its part of the term, adds up the part that is its own (a scattered sum),
+                and sends that to all (a gather)
+
+Terms are added in the order of ranks, so that all get the same bits.  A transport says how its ranks exchange, and when
+a sum is added in parts.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from planner.ir.cluster import STANDING_BYTES
-from planner.ir.errors import TransportError
 from runtime.transport.base import (
-    KEYED,
-    Deadline,
     Pending,
     Words,
     add_in_order,
     check_member,
     declare,
-    is_plain,
-    largest,
+    flat_on_cpu,
     parts,
-    plain,
     plain_like,
     put_back,
+    without_gradients,
 )
-from runtime.transport.works import PersistentReceives, PostedReceive, StreamWorks, Works
+
+ByRank = Mapping[int, torch.Tensor]
+
+SUM, STARTED_SUM, SCATTER, GATHER, MAXIMUM, BARRIER = (
+    *("sum", "started sum", "reduce-scatter"),
+    *("all-gather", "maximum", "barrier"),
+)
+_KINDS = (SUM, STARTED_SUM, SCATTER, GATHER, MAXIMUM, BARRIER)
 
 
 @dataclass(slots=True)
-class _Ahead:
-    """Bytes of the buffers of receives that stand ready: at most ``STANDING_BYTES`` of all sizes together."""
+class Series:
+    """What the ranks of a group do together again and again: their sums, say.
 
-    num_bytes: int = 0
+    Attributes:
+        position: of this rank among ``ranks``.
+        others: the ranks but this one.
+        group: number of the group.
+        place: a number of the group and the kind, such that no other series has it.
+        title: as errors call it.
+        count: how often it has begun.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class _Subgroup:
-    """One group on one of its two communicators, and what is done there now; ``None`` where the rank is alone."""
-
+    kind: str
     ranks: tuple[int, ...]
     position: int
-    group: dist.ProcessGroup | None
-    what: Words
+    others: tuple[int, ...]
+    group: int
+    place: int
+    title: str
+    count: int = 0
 
-    def peers(self) -> list[int]:
-        """Positions of the others."""
-        return [position for position in range(len(self.ranks)) if position != self.position]
+
+class Meeting(NamedTuple):
+    """One of a series; ranks meet in the same one by its number, from 1."""
+
+    series: Series
+    number: int
+
+    @property
+    def what(self) -> Words:
+        """As errors call it."""
+        return (self.series.title, self.number) if self.series.kind != BARRIER else (BARRIER,)
 
 
-class Exchanges:
-    """Tensors between the ranks of one process group, which are counted within it.
+class Steps:
+    """The exchanges of a meeting, one after the other, with what is computed in between; the first has begun.
 
-    Args:
-        group: None where the rank is alone.
-        works: starts and waits.
-        device: where the backend's tensors are; others are copied there and back.
-        batched: what is exchanged at once starts at once; on a stream of its own, as NCCL's, it would block itself.
+    Attributes:
+        now: the exchange that is under way; None: all is over.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup | None, works: Works, *, device: str = "cpu", batched: bool = False
-    ) -> None:
-        self.rank, self.world_size = (0, 1) if group is None else (group.rank(), group.size())
-        self._works, self._device, self._batched = works, torch.device(device), batched
-        self._pairs = _Subgroup(tuple(range(self.world_size)), self.rank, group, ("exchange",))
-        self._persistent = PersistentReceives(group, works)
+    def __init__(self, steps: Iterator[Pending]) -> None:
+        self._steps = steps
+        self.now = next(steps, None)
 
-    def start_exchange(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        deadline_s: float,
-        key: int | None = None,
-    ) -> Pending:
-        """See :class:`runtime.transport.base.Transport`."""
-        is_here = self._device.type == "cpu" and all(tensor.is_cpu for tensor in sent.values())
-        if is_here and all(map(is_plain, received.values())):
-            return self._begin(sent, received, deadline_s, key)
-        here = {rank: plain_like(tensor, self._device) for rank, tensor in received.items()}
-        gone = {rank: self._here(tensor) for rank, tensor in sent.items()}  # to where the backend can send it
-        copies = [(received[rank], buffer) for rank, buffer in here.items()]
-        return _Copied(self._begin(gone, here, deadline_s, key), copies)
+    @without_gradients
+    def go_on(self) -> None:
+        """The exchange under way is over: compute, and start the next one."""
+        self.now = next(self._steps, None)
 
-    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
-        return plain(tensor, self._device)
-
-    def _begin(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        deadline_s: float,
-        key: int | None,
-    ) -> Pending:
-        """Starts an exchange of tensors of this rank's device; plain ones come, what is sent has any strides."""
-        if key is not None and not self._batched and self._pairs.group is not None:
-            return self._persistent.start(sent, received, deadline_s, key)
-        sent = {rank: tensor if is_plain(tensor) else plain(tensor, self._device) for rank, tensor in sent.items()}
-        return _WorksExchange(self._works, self._start_exchange(self._pairs, sent, received), deadline_s)
-
-    def _start_exchange(
-        self, subgroup: _Subgroup, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor]
-    ) -> dict[dist.Work, Words]:
-        """Receives, then sends, by position; with the peer of each."""
-        group = subgroup.group
-        works: dict[dist.Work, Words] = {}
-        if group is None:
-            return works
-        moves = [(False, position, tensor) for position, tensor in received.items() if tensor.numel()]
-        moves += [(True, position, tensor) for position, tensor in sent.items() if tensor.numel()]
-        if self._batched and moves:
-            everybody = ("one of", ", ".join(f"rank {subgroup.ranks[position]}" for _, position, _ in moves))
-            return dict.fromkeys(self._start_batch(subgroup, moves, everybody), everybody)
-        for sends, position, tensor in moves:
-            peer = ("rank", subgroup.ranks[position])
-            begin = partial(group.send if sends else group.recv, [tensor], position, _tag(tensor))
-            works[self._works.start(begin, subgroup.what, peer)] = peer
-        return works
-
-    def _start_batch(
-        self, subgroup: _Subgroup, moves: list[tuple[bool, int, torch.Tensor]], peers: Words
-    ) -> list[dist.Work]:
-        operations = [
-            dist.P2POp(
-                dist.isend if sends else dist.irecv, tensor, group=subgroup.group, tag=_tag(tensor), group_peer=position
-            )
-            for sends, position, tensor in moves
-        ]
-        return self._works.start(partial(dist.batch_isend_irecv, operations), subgroup.what, peers)
+    def wait(self) -> None:
+        """See :class:`runtime.transport.base.Pending`."""
+        while (now := self.now) is not None:
+            now.wait()
+            if self.now is now:  # else somebody else's wait went on with it
+                self.go_on()
 
 
-class GroupExchanges:
-    """Exchanges over a process group that somebody else has made, of any backend; ranks are counted within it.
-
-    They share the group's order with what else is sent over it, point to point.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.rank, self.world_size = group.rank(), group.size()
-        self._group = group
-        config = dist.get_backend_config(group)  # as "cpu:gloo,cuda:nccl"
-        self._backends = dict(each.split(":") for each in str(config).split(","))
-        self._over: dict[str, tuple[Exchanges, Works]] = {}
-
-    def start_exchange(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        deadline_s: float,
-        key: int | None = None,
-    ) -> Pending:
-        """See :class:`runtime.transport.base.Transport`; the key is of no use here."""
-        devices = {tensor.device.type for tensor in (*sent.values(), *received.values())}
-        exchanges, works = self._of(devices.pop() if devices else "cpu")
-        works.settle(Deadline(deadline_s))  # on a stream, what the last exchange waits for is looked at by the next one
-        return exchanges.start_exchange(sent, received, deadline_s)
-
-    def _of(self, device: str) -> tuple[Exchanges, Works]:
-        """Over the backend of tensors on ``device``, or on the processor if it moves those alone."""
-        is_stream = self._backends.get(device) == "nccl" or "cpu" not in self._backends
-        key = next(iter(self._backends)) if is_stream and device == "cpu" else device if is_stream else "cpu"
-        if key not in self._over:
-            works = StreamWorks(self.rank) if is_stream else Works(self.rank)
-            place = f"cuda:{torch.cuda.current_device()}" if key == "cuda" else key
-            self._over[key] = Exchanges(self._group, works, device=place, batched=is_stream), works
-        return self._over[key]
-
-
-class GroupCollectives(Exchanges):
-    """The part of a transport that does things in groups; all ranks of ``world`` make theirs together.
+class CollectiveOperations:
+    """The part of a transport that does things in groups, see :class:`runtime.transport.base.Transport`.
 
     Args:
         groups: besides the world; the same, in the same order, on all ranks.
-        works: starts and waits.
-        backend: of the communicators.
-        device: where the backend's tensors are; others are copied there and back.
-        pair_bytes: sums of two ranks up to this size are exchanged; larger ones, and those of more ranks, are rings.
-            Receives of what is up to this size are posted ahead.
-        batched: what is exchanged at once starts at once; on a stream of its own, as NCCL's, it would block itself.
     """
 
-    def __init__(
-        self,
-        world: dist.ProcessGroup,
-        groups: Iterable[Sequence[int]],
-        works: Works,
-        *,
-        backend: str = "gloo",
-        device: str = "cpu",
-        pair_bytes: int = 0,
-        batched: bool = False,
-    ) -> None:
-        alone, everybody = world.size() == 1, tuple(range(world.size()))
-        numbers = declare(groups, world.size())
-        self._now, self._started = (
-            {ranks: _new_group(ranks, backend) for ranks in numbers if len(ranks) > 1} for _ in range(2)
-        )
-        super().__init__(None if alone else _new_group(everybody, backend), works, device=device, batched=batched)
-        self.name = self._backend = backend
-        self._numbers, self._pair_bytes = numbers, pair_bytes
-        self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
-        self._requests: dict[tuple[str, int, int], _PersistentRequest] = {}
-        self._ahead = _Ahead()
+    rank: int
+    world_size: int
+    device = torch.device("cpu")
+    """Where what comes is received."""
 
-    def name_among(self, ranks: Sequence[int]) -> str:
+    def __init__(self, groups: Iterable[Sequence[int]], world_size: int) -> None:
+        self.groups = declare(groups, world_size)
+        self._series: dict[tuple[str, tuple[int, ...]], Series] = {}
+
+    def among(self, ranks: tuple[int, ...]) -> CollectiveOperations:
+        """What ``ranks`` exchange by."""
+        return self
+
+    @without_gradients
+    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """See :class:`runtime.transport.base.Transport`, also for the others."""
-        return self._backend
+        self.among(ranks)._sum(SUM, tensor, ranks).wait()
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._sum("sum", tensor, ranks, deadline_s).wait()
+    @without_gradients
+    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        return self.among(ranks)._sum(STARTED_SUM, tensor, ranks)
 
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
-        return self._sum("started sum", tensor, ranks, deadline_s)
+    @without_gradients
+    def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        way = self.among(ranks)
+        meeting, terms = way.meet(SCATTER, ranks), dict(zip(ranks, parts(flat, counts, ranks), strict=True))
+        Steps(way.added(meeting, terms)).wait()
 
-    @torch.no_grad()
-    def reduce_scatter(
-        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
-    ) -> None:
-        subgroup, pieces = self._subgroup("reduce-scatter", ranks), parts(flat, counts, ranks)
-        own = pieces[subgroup.position]
-        terms = {p: plain_like(own, self._device) for p in subgroup.peers()}
-        self._exchange(subgroup, {p: self._here(pieces[p]) for p in subgroup.peers()}, terms, deadline_s)
-        add_in_order(own, subgroup.position, list(terms.values()))
+    @without_gradients
+    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        way = self.among(ranks)
+        meeting, pieces = way.meet(GATHER, ranks), dict(zip(ranks, parts(flat, counts, ranks), strict=True))
+        Steps(way.gathered(meeting, pieces)).wait()
 
-    @torch.no_grad()
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
-        subgroup, pieces = self._subgroup("all-gather", ranks), parts(flat, counts, ranks)
-        buffers = [self._here(piece) for piece in pieces]
-        own = buffers[subgroup.position]
-        self._exchange(
-            subgroup, dict.fromkeys(subgroup.peers(), own), {p: buffers[p] for p in subgroup.peers()}, deadline_s
-        )
-        for piece, buffer in zip(pieces, buffers, strict=True):
-            put_back(buffer, piece)
+    @without_gradients
+    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
+        way = self.among(ranks)
+        way.become_largest(way.meet(MAXIMUM, ranks), tensor)
 
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        largest(self, tensor, ranks, deadline_s)
+    def become_largest(self, meeting: Meeting, tensor: torch.Tensor) -> None:
+        """By a gather: a ring's maximum may lose NaN."""
+        everybody = tensor.new_zeros((len(meeting.series.ranks), *tensor.shape))
+        everybody[meeting.series.position] = tensor
+        Steps(self.gathered(meeting, dict(zip(meeting.series.ranks, everybody.unbind(), strict=True)))).wait()
+        tensor.copy_(everybody.amax(0))
 
-    @torch.no_grad()
-    def _sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
-        subgroup = self._subgroup(kind, ranks)
-        term = self._here(tensor)
-        works: dict[dist.Work, Words] = {}
-        other, repost = None, None
-        if subgroup.group is None or not term.numel():
-            pass
-        elif len(ranks) == 2 and term.nbytes <= self._pair_bytes:
-            request = self._request(subgroup, 1 - subgroup.position, term)
-            ready = request.receive(term)
-            other, repost = ready.buffer, request.post_again
-            works = {ready.work: request.peer, request.send(term): request.peer}
-        else:
-            begin = partial(subgroup.group.allreduce, [term])
-            peers = ("one of", ", ".join(f"rank {ranks[position]}" for position in subgroup.peers()))
-            works = {self._works.start(begin, subgroup.what, peers): peers}
-        return _GroupSum(self._works, works, subgroup.what, tensor, term, other, repost, deadline_s)
+    def meet(self, kind: str, ranks: tuple[int, ...]) -> Meeting:
+        """The next meeting of this kind.
 
-    def _subgroup(self, kind: str, ranks: tuple[int, ...]) -> _Subgroup:
-        check_member(self.rank, ranks, self._numbers)
-        number = self._counts[kind, ranks] = self._counts.get((kind, ranks), 0) + 1
-        group = (self._started if kind == "started sum" else self._now).get(ranks)
-        return _Subgroup(ranks, ranks.index(self.rank), group, (f"{kind} over ranks {ranks}, number", number))
+        Raises:
+            TransportError: the group was not declared, or this rank is not in it.
+        """
+        series = self._series.get((kind, ranks))
+        if series is None:
+            check_member(self.rank, ranks, self.groups)
+            others = tuple(rank for rank in ranks if rank != self.rank)
+            group = self.groups[ranks]
+            place, title = group * len(_KINDS) + _KINDS.index(kind), f"{kind} over ranks {ranks}, number"
+            series = Series(kind, ranks, ranks.index(self.rank), others, group, place, title)
+            self._series[kind, ranks] = series
+        series.count += 1
+        return Meeting(series, series.count)
 
-    def _exchange(
-        self,
-        subgroup: _Subgroup,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        deadline_s: float,
-    ) -> None:
-        """Small tensors come into receives that stood ready, and are copied."""
+    def exchange(self, meeting: Meeting, sent: ByRank, received: ByRank, *, is_second: bool = False) -> Pending:
+        """As ``start_exchange``, within a meeting.
 
-        def lines_of(tensors: Mapping[int, torch.Tensor]) -> dict[int, _PersistentRequest]:
-            small = {
-                p: t for p, t in tensors.items() if subgroup.group is not None and 0 < t.nbytes <= self._pair_bytes
-            }
-            return {position: self._request(subgroup, position, tensor) for position, tensor in small.items()}
+        Args:
+            is_second: whether it is the second exchange of this meeting.
+        """
+        raise NotImplementedError
 
-        deadline, coming, going = Deadline(deadline_s), lines_of(received), lines_of(sent)
-        ready = {position: request.receive(received[position]) for position, request in coming.items()}
-        works = self._start_exchange(
-            subgroup,
-            {position: tensor for position, tensor in sent.items() if position not in going},
-            {position: tensor for position, tensor in received.items() if position not in coming},
-        )
-        works |= {each.work: coming[position].peer for position, each in ready.items()}
-        works |= {request.send(sent[position]): request.peer for position, request in going.items()}
-        for work, peer in works.items():
-            self._works.wait(work, subgroup.what, peer, deadline)
-        for position, each in ready.items():
-            received[position].copy_(each.buffer)
-            coming[position].post_again(each.buffer)
+    def is_in_parts(self, tensor: torch.Tensor, num_ranks: int) -> bool:
+        """Whether such a sum is added in parts."""
+        return False
 
-    def _request(self, subgroup: _Subgroup, position: int, tensor: torch.Tensor) -> _PersistentRequest:
-        """Between this rank of a group and another, of tensors of this size."""
-        assert subgroup.group is not None  # there are two ranks
-        place = (subgroup.group.group_name, position, _tag(tensor))
-        if place not in self._requests:
-            self._requests[place] = _PersistentRequest(
-                self._works, subgroup, position, KEYED | _tag(tensor), self._ahead
-            )
-        request = self._requests[place]
-        request.what = subgroup.what
-        return request
+    def added(self, meeting: Meeting, terms: ByRank) -> Iterator[Pending]:
+        """Each rank is sent its term; this rank's own becomes the sum of those that it is sent, and its own."""
+        own, others = terms[self.rank], meeting.series.others
+        rows = {rank: plain_like(own, self.device) for rank in others}
+        yield self.exchange(meeting, {rank: terms[rank] for rank in others}, rows)
+        add_in_order(own, meeting.series.position, list(rows.values()))
 
+    def gathered(self, meeting: Meeting, pieces: ByRank, *, is_second: bool = False) -> Iterator[Pending]:
+        """Each rank is sent this rank's piece; the other pieces become what their ranks send."""
+        received = {rank: pieces[rank] for rank in meeting.series.others}
+        yield self.exchange(meeting, dict.fromkeys(received, pieces[self.rank]), received, is_second=is_second)
 
-class _PersistentRequest:
-    """What one rank of a group sends this one again and again, in tensors of one size, and is sent.
+    def summed(self, meeting: Meeting, tensor: torch.Tensor) -> Iterator[Pending]:
+        """``tensor`` becomes the sum of those of all ranks."""
+        ranks = meeting.series.ranks
+        if not self.is_in_parts(tensor, len(ranks)):
+            yield from self.added(meeting, dict.fromkeys(ranks, tensor))
+            return
+        flat = flat_on_cpu(tensor)
+        pieces = dict(zip(ranks, torch.tensor_split(flat, len(ranks)), strict=True))
+        yield from self.added(meeting, pieces)
+        yield from self.gathered(meeting, pieces, is_second=True)
+        put_back(flat, tensor)
 
-    The receive of the next one is posted as soon as one was read: gloo then knows of it long before the data come
-    (:mod:`runtime.transport.works`).  They have a tag of their own, so that nothing else meets such a receive.
+    def begun(self, meeting: Meeting, steps: Iterator[Pending]) -> Pending:
+        """A sum that has begun."""
+        return Steps(steps)
 
-    Args:
-        ahead: of all lines of a rank together.
-
-    Attributes:
-        what: is sent and received now.
-    """
-
-    def __init__(self, works: Works, subgroup: _Subgroup, position: int, tag: int, ahead: _Ahead) -> None:
-        assert subgroup.group is not None  # there are two ranks
-        self._works, self._group, self._position, self._tag = works, subgroup.group, position, tag
-        self.what, self.peer = subgroup.what, ("rank", subgroup.ranks[position])
-        self._ahead, self._ready = ahead, deque[PostedReceive]()
-
-    def receive(self, like: torch.Tensor) -> PostedReceive:
-        """The next one's, in the shape of ``like``; it may have been posted for another shape of as many numbers."""
-        if not self._ready:
-            return self._post(plain_like(like, like.device))
-        self._ahead.num_bytes -= like.nbytes
-        ready = self._ready.popleft()
-        return PostedReceive(ready.work, ready.buffer.view(like.shape))
-
-    def send(self, tensor: torch.Tensor) -> dist.Work:
-        """Start to send the next one."""
-        return self._works.start(partial(self._group.send, [tensor], self._position, self._tag), self.what, self.peer)
-
-    def post_again(self, buffer: torch.Tensor) -> None:
-        """The receive of the next one but those posted, into a buffer that was read."""
-        if self._ahead.num_bytes + buffer.nbytes <= STANDING_BYTES:
-            with suppress(TransportError):  # who has left by now: the next one, if there is any, will say so
-                self._ready.append(self._post(buffer))
-                self._ahead.num_bytes += buffer.nbytes
-
-    def _post(self, buffer: torch.Tensor) -> PostedReceive:
-        begin = partial(self._group.recv, [buffer], self._position, self._tag)
-        return PostedReceive(self._works.start(begin, self.what, self.peer), buffer)
-
-
-@dataclass(frozen=True, slots=True)
-class _GroupSum:
-    """A sum on its way: ``term`` is added up in place, or ``other`` comes, is added to it and given to ``repost``."""
-
-    works: Works
-    pending: dict[dist.Work, Words]
-    what: Words
-    tensor: torch.Tensor
-    term: torch.Tensor
-    other: torch.Tensor | None
-    repost: Callable[[torch.Tensor], None] | None
-    deadline_s: float
-
-    @torch.no_grad()
-    def wait(self) -> None:
-        deadline = Deadline(self.deadline_s)
-        for work, peer in self.pending.items():
-            self.works.wait(work, self.what, peer, deadline)
-        if self.other is not None:
-            self.term.add_(self.other)  # the addition of two numbers commutes: both ranks get the same bits
-            if self.repost is not None:
-                self.repost(self.other)
-        put_back(self.term, self.tensor)
-
-
-_EXCHANGE: Words = ("exchange",)
-
-
-@dataclass(frozen=True, slots=True)
-class _WorksExchange:
-    """Tensors on their way."""
-
-    works: Works
-    pending: Mapping[dist.Work, Words]
-    deadline_s: float
-
-    def wait(self) -> None:
-        deadline = Deadline(self.deadline_s)
-        for work, peer in self.pending.items():
-            self.works.wait(work, _EXCHANGE, peer, deadline)
-
-
-@dataclass(frozen=True, slots=True)
-class _Copied:
-    """An exchange; ``copies``: where what came belongs, and where it came."""
-
-    pending: Pending
-    copies: Sequence[tuple[torch.Tensor, torch.Tensor]]
-
-    def wait(self) -> None:
-        self.pending.wait()
-        for wanted, buffer in self.copies:
-            wanted.detach().copy_(buffer)
-
-
-def _new_group(ranks: tuple[int, ...], backend: str) -> dist.ProcessGroup | None:
-    group = dist.new_group(ranks, backend=backend)
-    return group if isinstance(group, dist.ProcessGroup) else None
-
-
-def _tag(tensor: torch.Tensor) -> int:
-    """Terms of different size must not meet: gloo has no frames, and a longer one would end the process."""
-    return zlib.crc32(f"{tensor.numel()} {tensor.dtype}".encode()) % KEYED
+    def _sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
+        meeting = self.meet(kind, ranks)
+        return self.begun(meeting, self.summed(meeting, tensor))

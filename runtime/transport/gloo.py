@@ -23,10 +23,10 @@ from cuda_ops._torch import Store, times_written
 from planner.ir.cluster import PAIR_SUM_BYTES
 from planner.ir.errors import TransportError
 from planner.ir.program import ALONE_BYTES, SPARE_BYTES
-from runtime.transport.base import Deadline, Key, Spec, default_group, gone, join
-from runtime.transport.collectives import GroupCollectives
+from runtime.transport.base import Deadline, Key, Spec, default_group, gone, join, met
+from runtime.transport.exchanges import GroupCollectives
 from runtime.transport.frame import Frame, FrameLayout, alone_buffer, layout_for, layout_of, tag, whole
-from runtime.transport.works import Barrier, Works
+from runtime.transport.works import Barrier, OverWorks, Works
 
 _SPARE_LAYOUTS = 64
 """Of so many layouts frames are kept for the next message."""
@@ -159,7 +159,7 @@ class Peer:
         return gone(f"{doing} {key}", self._works.rank, f"rank {self._rank}", str(error))
 
 
-class FrameMessages:
+class FrameMessages(OverWorks):
     """The part of a transport that sends messages between two ranks, and knows when all ranks are there.
 
     Args:
@@ -167,24 +167,24 @@ class FrameMessages:
     """
 
     def __init__(self, world: dist.ProcessGroup, works: Works) -> None:
-        self._barrier = Barrier(world, works)
+        self._works, self._barrier = works, Barrier(world, works)
         self._peers = [Peer(world, works, rank) for rank in range(world.size())]
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         """See :class:`runtime.transport.base.Transport`, also for the others."""
         self._peers[source].post_receive(key, specs)
 
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
-        return self._peers[source].receive(key, Deadline(deadline_s))
+    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+        return self._peers[source].receive(key, self._works.deadline())
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
         self._peers[destination].send(key, tensors)
 
-    def flush(self, deadline_s: float) -> None:
-        self._flush(Deadline(deadline_s))
+    def flush(self) -> None:
+        self._flush(self._works.deadline())
 
-    def barrier(self, deadline_s: float, word: int = 0) -> int:
-        return self._barrier.wait(Deadline(deadline_s), word)
+    def barrier(self, word: int = 0) -> int:
+        return self._barrier.wait(self._works.deadline(), word)
 
     def num_buffers(self) -> tuple[int, int]:
         """How many announced messages, and how many sent ones, have their buffers now."""
@@ -224,8 +224,7 @@ def open_gloo(
     """
     make = partial(GlooTransport, groups, owns_group=True)
     transport = join("gloo", rank, world_size, store, timeout_s, make)
-    transport.barrier(timeout_s)  # a rank that leaves early would break the others' connecting
-    return transport
+    return met(transport, timeout_s)
 
 
 class GlooTransport(GroupCollectives, FrameMessages):
@@ -251,4 +250,4 @@ class GlooTransport(GroupCollectives, FrameMessages):
 
     def _flush(self, deadline: Deadline) -> None:
         super()._flush(deadline)
-        self._persistent.flush(deadline)
+        self.flush_keyed()

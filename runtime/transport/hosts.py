@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -22,7 +22,8 @@ from cuda_ops.device.compiling import CannotCompileError
 from cuda_ops.device.host import MPI_JOB
 from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
-from runtime.transport.base import Deadline, Key, Pending, Spec, Transport, default_group, join
+from runtime.transport.base import Key, Pending, Spec, Transport, default_group, join, met
+from runtime.transport.collectives import ByRank, CollectiveOperations
 from runtime.transport.segments import Address, SharedSegments
 from runtime.transport.shared_memory import SPIN_S, SharedMemoryTransport
 
@@ -101,8 +102,7 @@ def open_shared(
         DeadlineError: not all of them were ready in time.
     """
     transport = join("gloo", rank, world_size, store, timeout_s, partial(_meet, tuple(groups), hosts, required, sleeps))
-    transport.barrier(timeout_s)  # a rank that leaves early would break the others' connecting
-    return transport
+    return met(transport, timeout_s)
 
 
 def _meet(groups: tuple[Sequence[int], ...], hosts: Sequence[str], required: bool, sleeps: bool) -> Transport:
@@ -176,7 +176,7 @@ def _say(apart: Sequence[tuple[int, int]], why: Sequence[str], required: bool) -
     _LOGGER.warning("%s: %s; they talk over gloo, which is slower", title, "; ".join(reasons))
 
 
-class MixedTransport:
+class MixedTransport(CollectiveOperations):
     """Shared memory where both ranks of a pair, or all of a group, have it, gloo elsewhere.
 
     See :class:`runtime.transport.base.Transport`.
@@ -186,64 +186,49 @@ class MixedTransport:
     """
 
     def __init__(self, shared: SharedMemoryTransport, gloo: GlooTransport, near: Pairs) -> None:
+        super().__init__(shared.groups, gloo.world_size)
         self.rank, self.world_size = gloo.rank, gloo.world_size
         self.name = transport_text(shared.name, gloo.name)
         self._shared, self._gloo, self._pairs = shared, gloo, near
         self._near = frozenset(sum(pair) - self.rank for pair in near if self.rank in pair)
 
+    @property
+    def deadline_s(self) -> float:
+        return self._gloo.deadline_s
+
+    @deadline_s.setter
+    def deadline_s(self, deadline_s: float) -> None:
+        self._shared.deadline_s = self._gloo.deadline_s = deadline_s
+
     def name_among(self, ranks: Sequence[int]) -> str:
-        return self._among(tuple(sorted(ranks))).name
+        return self.among(tuple(sorted(ranks))).name
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         self._to(source).post_receive(key, source, specs)
 
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
-        return self._to(source).receive(key, source, deadline_s)
+    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
+        return self._to(source).receive(key, source)
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
         self._to(destination).send(key, destination, tensors)
 
-    def flush(self, deadline_s: float) -> None:
-        deadline = Deadline(deadline_s)
-        self._shared.flush(deadline_s)
-        self._gloo.flush(max(0.0, deadline.left_s()))
+    def flush(self) -> None:
+        self._shared.flush()
+        self._gloo.flush()
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._among(ranks).all_reduce(tensor, ranks, deadline_s)
-
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
-        return self._among(ranks).start_sum(tensor, ranks, deadline_s)
-
-    def start_exchange(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        deadline_s: float,
-        key: int | None = None,
-    ) -> Pending:
+    def start_exchange(self, sent: ByRank, received: ByRank, key: int | None = None) -> Pending:
         near = self._near
         if near.issuperset(sent) and near.issuperset(received):
-            return self._shared.start_exchange(sent, received, deadline_s, key)
+            return self._shared.start_exchange(sent, received, key)
         if near.isdisjoint(sent) and near.isdisjoint(received):
-            return self._gloo.start_exchange(sent, received, deadline_s, key)
+            return self._gloo.start_exchange(sent, received, key)
         here = [{rank: tensor for rank, tensor in each.items() if rank in near} for each in (sent, received)]
         away = [{rank: tensor for rank, tensor in each.items() if rank not in near} for each in (sent, received)]
-        far = self._gloo.start_exchange(away[0], away[1], deadline_s, key)
-        return _Both(self._shared.start_exchange(here[0], here[1], deadline_s, key), far)
+        far = self._gloo.start_exchange(away[0], away[1], key)
+        return _Both(self._shared.start_exchange(here[0], here[1], key), far)
 
-    def reduce_scatter(
-        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
-    ) -> None:
-        self._among(ranks).reduce_scatter(flat, counts, ranks, deadline_s)
-
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._among(ranks).all_gather(flat, counts, ranks, deadline_s)
-
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._among(ranks).all_max(tensor, ranks, deadline_s)
-
-    def barrier(self, deadline_s: float, word: int = 0) -> int:
-        return self._gloo.barrier(deadline_s, word)
+    def barrier(self, word: int = 0) -> int:
+        return self._gloo.barrier(word)
 
     def close(self) -> None:
         self._shared.close()
@@ -258,7 +243,7 @@ class MixedTransport:
     def _to(self, rank: int) -> SharedMemoryTransport | GlooTransport:
         return self._shared if rank in self._near else self._gloo
 
-    def _among(self, ranks: tuple[int, ...]) -> SharedMemoryTransport | GlooTransport:
+    def among(self, ranks: tuple[int, ...]) -> SharedMemoryTransport | GlooTransport:
         return self._shared if self._pairs.issuperset(combinations(ranks, 2)) else self._gloo
 
 

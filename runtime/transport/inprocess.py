@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
-from types import EllipsisType
 
 import torch
 
 from planner.ir.cluster import IN_PROCESS
 from planner.ir.errors import DeadlineError, TransportError
-from runtime.transport.base import Deadline, Key, Pending, Spec, check_member, declare, gone, parts
+from runtime.transport.base import Deadline, Key, Pending, Spec, Words, declare, gone, words
+from runtime.transport.collectives import BARRIER, ByRank, CollectiveOperations, Meeting
 from runtime.transport.frame import Frame, FrameLayout, layout_for, layout_of, tag, unpack
+
+_Address = tuple[int, int, Hashable]
 
 
 @dataclass(slots=True)
@@ -45,35 +46,6 @@ class Mailbox:
             message.taken = True
 
 
-@dataclass(slots=True)
-class Meeting:
-    """Something that a group does together.
-
-    Attributes:
-        terms: what each rank brought.
-        counts: see ``Transport.reduce_scatter``; empty for a sum.
-        result: made by the rank that came last; empty before.
-        over: whether it is there.
-    """
-
-    counts: tuple[int, ...]
-    terms: dict[int, torch.Tensor] = field(default_factory=dict)
-    result: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    over: bool = False
-
-    def check_alike(self, what: str, rank: int, term: torch.Tensor, counts: tuple[int, ...]) -> None:
-        """Refuse a term that does not fit those that are there.
-
-        Raises:
-            TransportError: it names both ranks and what they brought.
-        """
-        mine = _text(term, counts)
-        for peer, other in self.terms.items():
-            theirs = _text(other, self.counts)
-            if theirs != mine:
-                raise TransportError(f"{what}: rank {rank} brings {mine}, rank {peer} brings {theirs}")
-
-
 @dataclass(frozen=True, slots=True)
 class _BlockedRank:
     what: str
@@ -90,13 +62,12 @@ class Hub:
         rendezvous: ``flush`` waits until the receivers have announced the messages, as gloo and NCCL do.
         capacity: most messages from one rank to another that were sent and not announced; at the next one ``send``
             waits.  None: any number.
-        send_deadline_s: how long such a ``send`` waits.
+        deadline_s: of the waits of its transports.
 
     Attributes:
         changed: held by whoever looks at or changes what is shared.
         mailboxes: by source, destination and tag.
-        meetings: by kind, group and number.
-        parcels: tensors of exchanges, by source, destination and number.
+        parcels: tensors of exchanges, by source, destination and what they are for.
     """
 
     def __init__(
@@ -106,17 +77,16 @@ class Hub:
         *,
         rendezvous: bool = False,
         capacity: int | None = None,
-        send_deadline_s: float = 60.0,
+        deadline_s: float = 60.0,
     ) -> None:
         self.world_size = world_size
         self.groups = declare(groups, world_size)
         self.rendezvous = rendezvous
         self.capacity = capacity
-        self.send_deadline_s = send_deadline_s
+        self.deadline_s = deadline_s
         self.changed = threading.Condition()
         self.mailboxes: dict[tuple[int, int, int], Mailbox] = {}
-        self.meetings: dict[tuple[str, tuple[int, ...], int], Meeting] = {}
-        self.parcels: dict[tuple[int, int, int], torch.Tensor] = {}
+        self.parcels: dict[_Address, torch.Tensor] = {}
         self._closed: set[int] = set()
         self._waiting: dict[int, _BlockedRank] = {}
         self._stall: tuple[str, ...] = ()
@@ -168,16 +138,7 @@ def _names(ranks: Sequence[int]) -> str:
     return ", ".join(f"rank {rank}" for rank in ranks)
 
 
-def _text(term: torch.Tensor, counts: tuple[int, ...]) -> str:
-    return f"{tuple(term.shape)} {term.dtype}" + (f" in parts of {list(counts)}" if counts else "")
-
-
-_Combine = Callable[[list[torch.Tensor]], torch.Tensor]
-_SUM: _Combine = partial(reduce, torch.add)
-_MAX: _Combine = partial(reduce, torch.maximum)
-
-
-class InProcessTransport:
+class InProcessTransport(CollectiveOperations):
     """The transport of one rank of a :class:`Hub`, see :class:`runtime.transport.base.Transport`.
 
     A deadlock of all ranks is a DeadlineError at once, whatever the deadline; its details are the chain of waits.
@@ -185,13 +146,13 @@ class InProcessTransport:
     """
 
     def __init__(self, hub: Hub, rank: int) -> None:
-        self.rank = rank
-        self.world_size = hub.world_size
+        super().__init__(hub.groups, hub.world_size)
+        self.rank, self.world_size = rank, hub.world_size
         self.name = IN_PROCESS
+        self.deadline_s = hub.deadline_s
         self._hub = hub
         self._layouts: dict[tuple[Key, int], FrameLayout] = {}
         self._sent: list[tuple[QueuedMessage, int]] = []
-        self._num_meetings: dict[tuple[str, tuple[int, ...]], int] = {}
         self._num_parcels: dict[tuple[int, int], int] = {}
 
     def name_among(self, ranks: Sequence[int]) -> str:
@@ -208,7 +169,7 @@ class InProcessTransport:
             mailbox.match()
             self._hub.changed.notify_all()
 
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
         layout = self._layouts.pop((key, source), None)
         if layout is None:
             raise TransportError(f"{key} from rank {source} was not announced")
@@ -216,7 +177,9 @@ class InProcessTransport:
             slot = (source, self.rank, tag(key))
             mailbox = self._hub.mailboxes[slot]
             what = f"receive {key}"
-            self._hub.wait(self.rank, what, lambda: bool(mailbox.messages), lambda: (source,), Deadline(deadline_s))
+            self._hub.wait(
+                self.rank, what, lambda: bool(mailbox.messages), lambda: (source,), Deadline(self.deadline_s)
+            )
             message = mailbox.messages.popleft()
             mailbox.posted -= 1
             if not mailbox.messages and not mailbox.posted:
@@ -235,53 +198,26 @@ class InProcessTransport:
         self._sent = [(sent, rank) for sent, rank in self._sent if not sent.taken]
         self._sent.append((message, destination))
 
-    def flush(self, deadline_s: float) -> None:
+    def flush(self) -> None:
         if self._hub.rendezvous:
             with self._hub.changed:
-                deadline = Deadline(deadline_s)
+                deadline = Deadline(self.deadline_s)
                 for message, destination in self._sent:
                     self._wait_until_taken(message, destination, deadline)
         self._sent.clear()
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._meet("sum", tensor, (), ranks, deadline_s, _SUM).wait()
+    def start_exchange(self, sent: ByRank, received: ByRank, key: int | None = None) -> Pending:
+        going = {rank: self._turn(self.rank, rank) for rank in sent}
+        coming = {rank: self._turn(rank, self.rank) for rank in received}
+        return self._start(("exchange",), sent, received, going, coming)
 
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
-        return self._meet("started sum", tensor, (), ranks, deadline_s, _SUM)
+    def exchange(self, meeting: Meeting, sent: ByRank, received: ByRank, *, is_second: bool = False) -> Pending:
+        place = (meeting.series.place, meeting.number)
+        return self._start(meeting.what, sent, received, dict.fromkeys(sent, place), dict.fromkeys(received, place))
 
-    def start_exchange(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        deadline_s: float,
-        key: int | None = None,
-    ) -> Pending:
-        with self._hub.changed:
-            for rank, tensor in sent.items():
-                self._hub.parcels[self.rank, rank, self._turn(self.rank, rank)] = tensor.detach().clone()
-            expected = {(rank, self.rank, self._turn(rank, self.rank)): tensor for rank, tensor in received.items()}
-            self._hub.changed.notify_all()
-        return _Delivery(self._hub, self.rank, expected, deadline_s)
-
-    def reduce_scatter(
-        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
-    ) -> None:
-        check_member(self.rank, ranks, self._hub.groups)
-        parts(flat, counts, ranks)
-        start = sum(counts[: ranks.index(self.rank)])
-        part = slice(start, start + counts[ranks.index(self.rank)])
-        self._meet("reduce-scatter", flat, tuple(counts), ranks, deadline_s, _SUM, part).wait()
-
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
-        parts(flat, counts, ranks)
-        self._meet("all-gather", flat, tuple(counts), ranks, deadline_s, partial(_gathered, counts)).wait()
-
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._meet("maximum", tensor, (), ranks, deadline_s, _MAX).wait()
-
-    def barrier(self, deadline_s: float, word: int = 0) -> int:
+    def barrier(self, word: int = 0) -> int:
         token = torch.tensor(word, dtype=torch.uint8)
-        self._meet("barrier", token, (), tuple(range(self.world_size)), deadline_s, _MAX).wait()
+        self.become_largest(self.meet(BARRIER, tuple(range(self.world_size))), token)
         return int(token)
 
     def close(self) -> None:
@@ -314,79 +250,44 @@ class InProcessTransport:
         def has_room() -> bool:
             return sum(rank == destination and not message.taken for message, rank in self._sent) < capacity
 
-        self._hub.wait(self.rank, f"send {key}", has_room, lambda: (destination,), Deadline(self._hub.send_deadline_s))
+        self._hub.wait(self.rank, f"send {key}", has_room, lambda: (destination,), Deadline(self.deadline_s))
 
-    def _meet(
+    @torch.no_grad()
+    def _start(
         self,
-        kind: str,
-        term: torch.Tensor,
-        counts: tuple[int, ...],
-        ranks: tuple[int, ...],
-        deadline_s: float,
-        combine: _Combine,
-        part: slice | EllipsisType = ...,
+        what: Words,
+        sent: ByRank,
+        received: ByRank,
+        going: Mapping[int, Hashable],
+        coming: Mapping[int, Hashable],
     ) -> Pending:
-        """Bring ``term`` to the next meeting of this kind; it becomes, or its part does, what ``combine`` makes."""
-        check_member(self.rank, ranks, self._hub.groups)
-        number = self._num_meetings[kind, ranks] = self._num_meetings.get((kind, ranks), 0) + 1
-        what = kind if kind == "barrier" else f"{kind} over ranks {ranks}, number {number}"
-        with self._hub.changed, torch.no_grad():
-            meeting = self._hub.meetings.setdefault((kind, ranks, number), Meeting(counts))
-            meeting.check_alike(what, self.rank, term, counts)
-            meeting.terms[self.rank] = term
-            if len(meeting.terms) == len(ranks):
-                meeting.result = combine([meeting.terms[rank] for rank in ranks])
-                meeting.over = True
-                self._hub.changed.notify_all()
-        return _Attendance(self._hub, meeting, (kind, ranks, number), what, self.rank, part, deadline_s)
-
-
-@dataclass(frozen=True, slots=True)
-class _Attendance:
-    """One rank at a meeting, waiting for its end."""
-
-    hub: Hub
-    meeting: Meeting
-    place: tuple[str, tuple[int, ...], int]
-    what: str
-    rank: int
-    part: slice | EllipsisType
-    deadline_s: float
-
-    def wait(self) -> None:
-        with self.hub.changed, torch.no_grad():
-            try:
-                self.hub.wait(self.rank, self.what, self._is_over, self._missing, Deadline(self.deadline_s))
-                self.meeting.terms[self.rank][self.part] = self.meeting.result[self.part]
-            finally:  # a rank that gave up takes its term along, so that no other gets a result
-                del self.meeting.terms[self.rank]
-                if not self.meeting.terms:
-                    del self.hub.meetings[self.place]
-
-    def _is_over(self) -> bool:
-        return self.meeting.over
-
-    def _missing(self) -> list[int]:
-        return [rank for rank in self.place[1] if rank not in self.meeting.terms]
+        """``going``, ``coming``: by rank, what is to meet there."""
+        with self._hub.changed:
+            for rank, tensor in sent.items():
+                self._hub.parcels[self.rank, rank, going[rank]] = tensor.detach().clone()
+            self._hub.changed.notify_all()
+        expected = {(rank, self.rank, coming[rank]): tensor for rank, tensor in received.items()}
+        return _Delivery(self, self._hub, words(what), expected)
 
 
 @dataclass(frozen=True, slots=True)
 class _Delivery:
-    """Parcels that one rank expects: by source, destination and number, where each belongs."""
+    """Parcels that one rank expects: by address, where each belongs."""
 
+    transport: InProcessTransport
     hub: Hub
-    rank: int
-    expected: dict[tuple[int, int, int], torch.Tensor]
-    deadline_s: float
+    what: str
+    expected: dict[_Address, torch.Tensor]
 
     def wait(self) -> None:
+        rank, deadline = self.transport.rank, Deadline(self.transport.deadline_s)
         with self.hub.changed, torch.no_grad():
-            self.hub.wait(self.rank, "exchange", self._is_there, self._missing, Deadline(self.deadline_s))
+            self.hub.wait(rank, self.what, self._is_there, self._missing, deadline)
             for place, tensor in self.expected.items():
                 parcel = self.hub.parcels.pop(place)
                 if (parcel.shape, parcel.dtype) != (tensor.shape, tensor.dtype):
                     raise TransportError(
-                        f"exchange: rank {self.rank} expects {tuple(tensor.shape)} {tensor.dtype} from rank {place[0]}",
+                        f"{self.what}: rank {rank} expects {tuple(tensor.shape)} {tensor.dtype} from rank {place[0]}",
                         [f"which sent {tuple(parcel.shape)} {parcel.dtype}"],
                     )
                 tensor.copy_(parcel)
@@ -396,7 +297,3 @@ class _Delivery:
 
     def _missing(self) -> list[int]:
         return [place[0] for place in self.expected if place not in self.hub.parcels]
-
-
-def _gathered(counts: Sequence[int], terms: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([torch.split(term, list(counts))[index] for index, term in enumerate(terms)])

@@ -13,7 +13,7 @@ them, an exchange takes 5 / 17 / 150 / 6,600 us.  A neighbourhood would need a c
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -21,23 +21,10 @@ import torch.distributed as dist
 
 from planner.ir import cluster as names
 from planner.ir.errors import TransportError
-from runtime.transport.base import (
-    KEYED,
-    Pending,
-    Words,
-    add_in_order,
-    check_member,
-    declare,
-    flat_on_cpu,
-    is_plain,
-    largest,
-    parts,
-    plain,
-    plain_like,
-    put_back,
-)
+from runtime.transport.base import KEYED, Pending, Words, is_plain, met, plain, plain_like
+from runtime.transport.collectives import STARTED_SUM, ByRank, CollectiveOperations, Meeting
 from runtime.transport.gloo import FrameMessages
-from runtime.transport.mpi_requests import MpiRequest, MpiRounds, MpiWire, MpiWorks, library, load_mpi, meet
+from runtime.transport.mpi_requests import MpiExchange, MpiSteps, MpiWire, MpiWorks, library, load_mpi, meet
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -84,11 +71,10 @@ def open_mpi(
     local = world.Split_type(mpi.COMM_TYPE_SHARED)
     ranks = world.Split(0, world.rank if rank is None else rank)
     transport = MpiTransport(mpi, ranks, groups, is_crowded=local.size > (os.cpu_count() or 1))
-    transport.barrier(timeout_s)
-    return transport
+    return met(transport, timeout_s)
 
 
-class MpiTransport(FrameMessages):
+class MpiTransport(CollectiveOperations, FrameMessages):
     """The transport of one process, see :class:`runtime.transport.base.Transport`; received tensors are on the CPU.
 
     Args:
@@ -101,11 +87,12 @@ class MpiTransport(FrameMessages):
         self, mpi: Any, ranks: MPI.Intracomm, groups: Iterable[Sequence[int]] = (), *, is_crowded: bool = False
     ) -> None:
         self.rank, self.world_size, self.name = ranks.rank, ranks.size, names.MPI
-        self._numbers = declare(groups, self.world_size)
+        CollectiveOperations.__init__(self, groups, self.world_size)
         self._wire = MpiWire(mpi, ranks)
-        self._works = MpiWorks(self._wire, is_crowded)
-        super().__init__(cast("dist.ProcessGroup", self._wire), self._works)  # which has all that they ask of one
-        self._counts: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._works: MpiWorks = MpiWorks(self._wire, is_crowded)
+        FrameMessages.__init__(
+            self, cast("dist.ProcessGroup", self._wire), self._works
+        )  # which has all that they ask of one
 
     def name_among(self, ranks: Sequence[int]) -> str:
         return self.name
@@ -114,77 +101,28 @@ class MpiTransport(FrameMessages):
         self._works.leave()
         self._forget_messages()
 
-    def start_exchange(
-        self,
-        sent: Mapping[int, torch.Tensor],
-        received: Mapping[int, torch.Tensor],
-        deadline_s: float,
-        key: int | None = None,
-    ) -> Pending:
+    def start_exchange(self, sent: ByRank, received: ByRank, key: int | None = None) -> Pending:
         if key is not None and not 0 <= key < KEYED:
             raise ValueError(f"key {key} is not below {KEYED}")
-        steps = self._exchange(sent, received, _UNKEYED if key is None else _KEYED | key)
-        return MpiRounds(self._works, steps, ("exchange",), deadline_s)
+        return self._start(sent, received, _UNKEYED if key is None else _KEYED | key, ("exchange",))
 
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        what, tag = self._begin("sum", ranks)
-        MpiRounds(self._works, self._sum(tensor, ranks, tag), what, deadline_s).wait()
+    def exchange(self, meeting: Meeting, sent: ByRank, received: ByRank, *, is_second: bool = False) -> Pending:
+        """The started sums of a group meet nothing else it does."""
+        series, number = meeting
+        tag = series.group << 14 | number % _NUMBERS << 2 | (series.kind == STARTED_SUM) << 1 | is_second
+        return self._start(sent, received, _TOGETHER | tag, meeting.what)
 
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
-        what, tag = self._begin("started sum", ranks)
-        steps = MpiRounds(self._works, self._sum(tensor, ranks, tag), what, deadline_s)
-        self._works.run(steps)
-        return steps
+    def is_in_parts(self, tensor: torch.Tensor, num_ranks: int) -> bool:
+        return tensor.nbytes > (PAIR_SUM_BYTES if num_ranks == 2 else SUM_BYTES)
 
-    def reduce_scatter(
-        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
-    ) -> None:
-        pieces = parts(flat.detach(), counts, ranks)
-        what, tag = self._begin("reduce-scatter", ranks)
-        MpiRounds(self._works, self._scatter(pieces, ranks, tag), what, deadline_s).wait()
+    def begun(self, meeting: Meeting, steps: Iterator[Pending]) -> Pending:
+        """A started sum takes its steps beside all waits of this rank."""
+        begun = MpiSteps(steps)
+        if meeting.series.kind == STARTED_SUM:
+            self._works.run(begun)
+        return begun
 
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
-        pieces = parts(flat.detach(), counts, ranks)
-        what, tag = self._begin("all-gather", ranks)
-        MpiRounds(self._works, self._gather(pieces, ranks, tag), what, deadline_s).wait()
-
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        largest(self, tensor, ranks, deadline_s)
-
-    def _begin(self, kind: str, ranks: tuple[int, ...]) -> tuple[Words, int]:
-        """What errors call it, and the first of two tags; the started sums of a group meet nothing else it does."""
-        check_member(self.rank, ranks, self._numbers)
-        number = self._counts[kind, ranks] = self._counts.get((kind, ranks), 0) + 1
-        tag = self._numbers[ranks] << 14 | number % _NUMBERS << 2 | (kind == "started sum") << 1
-        return (f"{kind} over ranks {ranks}, number", number), _TOGETHER | tag
-
-    def _sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], tag: int) -> Iterator[list[MpiRequest]]:
-        flat = flat_on_cpu(tensor)
-        if flat.nbytes <= (PAIR_SUM_BYTES if len(ranks) == 2 else SUM_BYTES):
-            yield from self._add(dict.fromkeys(ranks, flat), ranks, tag)
-        else:
-            pieces = torch.tensor_split(flat, len(ranks))
-            yield from self._scatter(pieces, ranks, tag)
-            yield from self._gather(pieces, ranks, tag | 1)
-        put_back(flat, tensor)
-
-    def _scatter(self, pieces: Sequence[torch.Tensor], ranks: tuple[int, ...], tag: int) -> Iterator[list[MpiRequest]]:
-        yield from self._add(dict(zip(ranks, pieces, strict=True)), ranks, tag)
-
-    def _gather(self, pieces: Sequence[torch.Tensor], ranks: tuple[int, ...], tag: int) -> Iterator[list[MpiRequest]]:
-        received = {rank: piece for rank, piece in zip(ranks, pieces, strict=True) if rank != self.rank}
-        yield from self._exchange(dict.fromkeys(received, pieces[ranks.index(self.rank)]), received, tag)
-
-    def _add(self, terms: Mapping[int, torch.Tensor], ranks: tuple[int, ...], tag: int) -> Iterator[list[MpiRequest]]:
-        """Each rank is sent its term; this rank's own becomes the sum of those that it is sent, and its own."""
-        own = terms[self.rank]
-        rows = {rank: plain_like(own) for rank in ranks if rank != self.rank}
-        yield from self._exchange({rank: terms[rank] for rank in rows}, rows, tag)
-        add_in_order(own, ranks.index(self.rank), list(rows.values()))
-
-    def _exchange(
-        self, sent: Mapping[int, torch.Tensor], received: Mapping[int, torch.Tensor], tag: int
-    ) -> Iterator[list[MpiRequest]]:
+    def _start(self, sent: ByRank, received: ByRank, tag: int, what: Words) -> Pending:
         """Receives, then sends; what is not plain on the CPU, by way of what is."""
         copies, requests = [], []
         for rank, tensor in received.items():
@@ -197,6 +135,4 @@ class MpiTransport(FrameMessages):
         for rank, tensor in sent.items():
             if tensor.numel():
                 requests.append(self._wire.send([plain(tensor)], rank, tag))
-        yield requests
-        for tensor, buffer in copies:
-            tensor.detach().copy_(buffer)
+        return MpiExchange(self._works, requests, copies, what)

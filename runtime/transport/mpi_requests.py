@@ -16,7 +16,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from planner.ir.errors import DeadlineError, TransportError
 from runtime.transport.base import Deadline, Words, gone, words
+from runtime.transport.collectives import Steps
 from runtime.transport.works import Works
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ class MpiWorks(Works):
 
     def __init__(self, wire: MpiWire, is_crowded: bool) -> None:
         super().__init__(wire.rank())
-        self._running: list[MpiRounds] = []
+        self._running: list[MpiSteps] = []
         self._wire, self._is_crowded = wire, is_crowded
         others = [rank for rank in range(wire.size()) if rank != self.rank]
         self._farewells = {rank: self._farewell(wire.recv, rank) for rank in others}
@@ -271,7 +272,7 @@ class MpiWorks(Works):
         except self._wire.mpi.Exception as error:
             raise gone(words(what), self.rank, _names(peers()), str(error)) from error
 
-    def run(self, steps: MpiRounds) -> None:
+    def run(self, steps: MpiSteps) -> None:
         """Take the steps of something beside all waits of this rank."""
         self._go_on()
         self._running.append(steps)
@@ -305,39 +306,54 @@ class MpiWorks(Works):
 
     def _go_on(self) -> None:
         """What was started in the background takes its next step, where it can."""
-        self._running = [steps for steps in self._running if not steps.go_on()]
+        self._running = [steps for steps in self._running if not steps.are_over()]
 
     def _farewell(self, start: Callable[..., MpiRequest], rank: int) -> MpiRequest:
         return start([torch.zeros(1, dtype=torch.uint8)], rank, _FAREWELL)
 
 
-class MpiRounds:
-    """Something that a group does: requests, then what is computed of what came, and so on.
+class MpiExchange:
+    """Requests on their way, and what came where it does not belong: (where it does, where it is)."""
 
-    Args:
-        steps: yields the requests of each step, and goes on when all of them are done.
-    """
+    def __init__(
+        self,
+        works: MpiWorks,
+        requests: list[MpiRequest],
+        copies: list[tuple[torch.Tensor, torch.Tensor]],
+        what: Words,
+    ) -> None:
+        self._works, self._requests, self._copies, self._what = works, requests, copies, what
 
-    def __init__(self, works: MpiWorks, steps: Iterator[list[MpiRequest]], what: Words, deadline_s: float) -> None:
-        self._works, self._steps, self._what, self._deadline_s = works, steps, what, deadline_s
-        self._waiting: list[MpiRequest] | None = next(steps, None)
-
-    def go_on(self) -> bool:
-        """Whether it is done."""
-        while self._waiting is not None:
-            while self._waiting:
-                if not self._waiting[0].test():
-                    return False
-                del self._waiting[0]
-            self._waiting = next(self._steps, None)
+    @torch.no_grad()
+    def is_done(self) -> bool:
+        """Whether all of it is in place."""
+        while self._requests:
+            if not self._requests[0].test():
+                return False
+            del self._requests[0]
+        for tensor, buffer in self._copies:
+            tensor.copy_(buffer)
+        self._copies = []
         return True
 
     def wait(self) -> None:
         """See :class:`runtime.transport.base.Pending`."""
-        self._works.until(self.go_on, self._what, self._missing, Deadline(self._deadline_s))
+        self._works.until(self.is_done, self._what, self._missing, self._works.deadline())
 
     def _missing(self) -> list[int]:
-        return sorted({request.peer for request in self._waiting or () if not request.test()})
+        return sorted({request.peer for request in self._requests if not request.test()})
+
+
+class MpiSteps(Steps):
+    """A sum whose steps are taken beside other waits."""
+
+    now: MpiExchange | None
+
+    def are_over(self) -> bool:
+        """Takes those that can be taken; whether no more are left."""
+        while self.now is not None and self.now.is_done():
+            self.go_on()
+        return self.now is None
 
 
 def _names(ranks: Sequence[int]) -> str:

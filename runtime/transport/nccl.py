@@ -20,8 +20,8 @@ from cuda_ops._torch import Store
 from planner.ir.errors import TransportError
 from planner.ir.program import ALONE_BYTES, SPARE_BYTES, Program
 from planner.ir.schedule import SEND, Op
-from runtime.transport.base import Deadline, Key, Spec, default_group, join
-from runtime.transport.collectives import GroupCollectives
+from runtime.transport.base import Deadline, Key, Spec, default_group, join, met
+from runtime.transport.exchanges import GroupCollectives
 from runtime.transport.frame import (
     HEADER_BYTES,
     FrameLayout,
@@ -150,19 +150,19 @@ class ChannelTransport(GroupCollectives):
         link = self._link(key, source, self.rank)
         layout = layout_of(specs, ALONE_BYTES)
         size = layout.total_bytes + min(layout.total_bytes, SPARE_BYTES)
-        buffers = [torch.empty(size, dtype=torch.uint8, device=self._device)]
-        buffers += [alone_buffer(spec, SPARE_BYTES, self._device) for spec in layout.alone]
+        buffers = [torch.empty(size, dtype=torch.uint8, device=self.device)]
+        buffers += [alone_buffer(spec, SPARE_BYTES, self.device) for spec in layout.alone]
         begin = partial(_each, link.recv, buffers, _other(link))
         works = self._works.start(begin, ("receive", key), ("rank", source))
         self._receives[key, source] = _ChannelReceive(layout, buffers, works)
 
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
         if key.kind in self._host_kinds:
-            return self._peers[source].receive(key, Deadline(deadline_s))
+            return self._peers[source].receive(key, self._works.deadline())
         posted = self._receives.pop((key, source), None)
         if posted is None:
             raise TransportError(f"{key} from rank {source} was not announced")
-        deadline = Deadline(deadline_s)
+        deadline = self._works.deadline()
         for work in posted.works:
             self._works.wait(work, ("receive", key), ("rank", source), deadline)
         frame, *alone = posted.buffers
@@ -182,15 +182,15 @@ class ChannelTransport(GroupCollectives):
         buffers = [frame]
         for tensor, span in zip(tensors, layout.spans, strict=True):
             if span is None:
-                buffers.append(self._here(tensor))
+                buffers.append(self.here(tensor))
             else:
                 next(inside).copy_(tensor.detach())
         begin = partial(_each, link.send, buffers, _other(link))
         works = self._works.start(begin, ("send", key), ("rank", destination))
         self._sends.append(_ChannelSend(key, destination, buffers, works))
 
-    def flush(self, deadline_s: float) -> None:
-        deadline = Deadline(deadline_s)
+    def flush(self) -> None:
+        deadline = self._works.deadline()
         self._works.settle(deadline)
         while self._sends:
             sent = self._sends[0]
@@ -201,11 +201,11 @@ class ChannelTransport(GroupCollectives):
             peer.flush(deadline)
         self._check_headers()
 
-    def barrier(self, deadline_s: float, word: int = 0) -> int:
-        return self._barrier.wait(Deadline(deadline_s), word)
+    def barrier(self, word: int = 0) -> int:
+        return self._barrier.wait(self._works.deadline(), word)
 
     def close(self) -> None:
-        is_stuck = bool(self._sends or self._receives) and self._device.type != "cpu"
+        is_stuck = bool(self._sends or self._receives) and self.device.type != "cpu"
         for link in self._links.values() if is_stuck else ():
             link.abort()  # a kernel that waits for a peer would keep the process
         self._receives.clear()
@@ -231,7 +231,7 @@ class ChannelTransport(GroupCollectives):
         groups = [*self._now.values(), *self._started.values(), self._pairs.group]
         for number, group in enumerate(groups):
             if group is not None:
-                token = torch.zeros(1, device=self._device)
+                token = torch.zeros(1, device=self.device)
                 what, peers = ("connect group", number), ("one of", group.size(), "ranks")
                 self._works.finish(
                     self._works.start(partial(group.allreduce, [token]), what, peers), what, peers, deadline
@@ -250,7 +250,7 @@ class ChannelTransport(GroupCollectives):
             group = dist.new_group(ends, backend=backend)  # by all ranks: names of local ones depend on each rank
             if self.rank not in ends:
                 continue
-            token = torch.zeros(1, dtype=torch.uint8, device=self._device)
+            token = torch.zeros(1, dtype=torch.uint8, device=self.device)
             begin = partial(group.send if self.rank == channel.source else group.recv, [token], _other(group), 0)
             peer = ("rank", channel.destination if self.rank == channel.source else channel.source)
             work = self._works.start(begin, ("connect", channel), peer)
@@ -268,7 +268,7 @@ class ChannelTransport(GroupCollectives):
         return link
 
     def _frame(self, key: Key, layout: FrameLayout) -> torch.Tensor:
-        frame = torch.empty(layout.total_bytes, dtype=torch.uint8, device=self._device)
+        frame = torch.empty(layout.total_bytes, dtype=torch.uint8, device=self.device)
         header = torch.frombuffer(bytearray(header_of(key, layout, 0, 0)), dtype=torch.uint8)
         frame[:HEADER_BYTES].copy_(header)
         return frame
@@ -323,6 +323,4 @@ def open_nccl(
         timeout_s=timeout_s,
         owns_group=True,
     )
-    transport = join("cpu:gloo,cuda:nccl", rank, world_size, store, timeout_s, make)
-    transport.barrier(timeout_s)
-    return transport
+    return met(join("cpu:gloo,cuda:nccl", rank, world_size, store, timeout_s, make), timeout_s)

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 
 import torch
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from planner.ir.cluster import SHARED_MEMORY
 from planner.ir.errors import TransportError
 from runtime.transport.base import (
+    DEADLINE_S,
     KEYED,
     Deadline,
     Key,
@@ -32,18 +32,12 @@ from runtime.transport.base import (
     Spec,
     Words,
     add_in_order,
-    check_member,
-    declare,
-    flat_on_cpu,
     gone,
     has_values,
     is_plain,
-    largest,
-    parts,
-    put_back,
-    without_gradients,
     words,
 )
+from runtime.transport.collectives import ByRank, CollectiveOperations, Meeting, Steps
 from runtime.transport.frame import FrameLayout, another, header_of, layout_of, tag
 from runtime.transport.segments import GONE, HERE, LATE, NOW_S, WATCHED, WRONG, ByteRange, Rows, SharedSegments, rows_of
 
@@ -53,14 +47,13 @@ SPIN_S = 10e-3
 IN_PARTS_BYTES = 128 * 1024
 """From here three and more ranks add a sum in parts."""
 
-_MESSAGE, _KEYED, _EXCHANGE, _BARRIER, _GROUP, _PART, _RESULT = (kind << 56 for kind in range(7))  # of channels
-_GROUP_SHIFT, _KEY_SHIFT, _NUMBERS = 32, 16, (1 << 32) - 1
+_MESSAGE, _KEYED, _EXCHANGE, _BARRIER, _GROUP, _SECOND = (kind << 56 for kind in range(6))  # of channels
+_PLACE_SHIFT, _KEY_SHIFT, _NUMBERS = 32, 16, (1 << 32) - 1
 _EXCHANGING: Words = ("exchange",)
-ByRank = Mapping[int, torch.Tensor]
 _MOST_SENT = 16  # are remembered before it is asked which of them were taken
 
 
-class SharedMemoryTransport:
+class SharedMemoryTransport(CollectiveOperations):
     """The transport of one process, see :class:`runtime.transport.base.Transport`.
 
     Args:
@@ -83,14 +76,14 @@ class SharedMemoryTransport:
         owns_group: bool = False,
     ) -> None:
         self.rank, self.world_size, self.segments = segments.rank, world_size, segments
-        self.name = SHARED_MEMORY
+        self.name, self.deadline_s = SHARED_MEMORY, DEADLINE_S
         self.spin_s, self._in_parts, self._owns_group = spin_s, in_parts, owns_group
-        self._numbers = declare(groups, world_size)
+        super().__init__(groups, world_size)
         self._announced: list[dict[Key, FrameLayout]] = [{} for _ in range(world_size)]
         self._sent: list[deque[Key]] = [deque() for _ in range(world_size)]
         self._num_sent = [0] * world_size
         self._counts: dict[object, int] = {}
-        self._unfinished: list[SumInParts] = []
+        self._unfinished: list[_PartSums] = []
         self._why_unusable = ""
 
     def name_among(self, ranks: Sequence[int]) -> str:
@@ -102,7 +95,7 @@ class SharedMemoryTransport:
             raise TransportError(f"{key} from rank {source} is announced twice")
         self._announced[source][key] = layout_of(specs)
 
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
         layout = self._announced[source].pop(key, None)
         if layout is None:
             raise TransportError(f"{key} from rank {source} was not announced")
@@ -110,7 +103,7 @@ class SharedMemoryTransport:
         segments, header = self.segments, header_of(key, layout, 0, 0)
         look = partial(segments.receive, source, _MESSAGE | tag(key), header, layout)
         if (ended := look(NOW_S, 0.0, False)) == LATE:
-            ended = self._wait(look, source, ("receive", key), Deadline(deadline_s))
+            ended = self._wait(look, source, ("receive", key), Deadline(self.deadline_s))
         if ended == WRONG:
             raise another(segments.header(source, segments.block_offset), header, key, source)
         return segments.taken(layout)
@@ -124,8 +117,8 @@ class SharedMemoryTransport:
         if len(sent) > _MOST_SENT:
             self._forget_taken(destination)
 
-    def flush(self, deadline_s: float) -> None:
-        deadline = Deadline(deadline_s)
+    def flush(self) -> None:
+        deadline = Deadline(self.deadline_s)
         for rank, sent in enumerate(self._sent):
             self._forget_taken(rank)
             if sent:
@@ -133,21 +126,13 @@ class SharedMemoryTransport:
                 self._wait(look, rank, ("send", sent[0]), deadline)
                 sent.clear()
 
-    @without_gradients
-    def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self._sum("sum", tensor, ranks, deadline_s).wait()
-
-    @without_gradients
-    def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
-        return self._sum("started sum", tensor, ranks, deadline_s)
-
-    def start_exchange(self, sent: ByRank, received: ByRank, deadline_s: float, key: int | None = None) -> Pending:
+    def start_exchange(self, sent: ByRank, received: ByRank, key: int | None = None) -> Pending:
         for rank, tensor in sent.items():
             if tensor.numel():
                 self.put(tensor, (rank,), self.exchange_channel(True, rank, key), _EXCHANGING)
-        return _BlockExchange(self, _receives(received), deadline_s, key)
+        return self.started(_receives(received), key)
 
-    def lanes(self, sent: ByRank, received: ByRank, deadline_s: float, key: int | None) -> Lanes | None:
+    def lanes(self, sent: ByRank, received: ByRank, key: int | None) -> Lanes | None:
         """What does :meth:`start_exchange` again and again; None where it cannot be worked out before.
 
         Args:
@@ -163,34 +148,46 @@ class SharedMemoryTransport:
             for (rank, tensor), rows in zip(sent.items(), places.values(), strict=True)
             if rows is not None and tensor.numel()
         ]
-        return Lanes(self, sends, _receives(received), deadline_s, key)
+        return Lanes(self, sends, _receives(received), key)
 
-    @without_gradients
-    def reduce_scatter(
-        self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float
-    ) -> None:
-        place, what = self._meeting("reduce-scatter", ranks)
-        channel = _GROUP | place
-        pieces, deadline = dict(zip(ranks, parts(flat, counts, ranks), strict=True)), Deadline(deadline_s)
-        for rank in self.others_of(ranks):
-            self.put(pieces[rank], (rank,), channel, what)
-        self.add_to(pieces[self.rank], ranks, channel, what, deadline)
+    def started(self, receives: Sequence[_Receive], key: int | None) -> Pending:
+        """The receiving side of an exchange."""
+        channel = self.exchange_channel
+        coming = [(rank, channel(False, rank, key), tensor, place) for rank, tensor, place in receives]
+        return _BlockExchange(self, coming, _EXCHANGING)
 
-    @without_gradients
-    def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
-        place, what = self._meeting("all-gather", ranks)
-        channel = _GROUP | place
-        pieces, deadline = dict(zip(ranks, parts(flat, counts, ranks), strict=True)), Deadline(deadline_s)
-        others = self.others_of(ranks)
-        self.put(pieces[self.rank], others, channel, what)
-        for rank in others:
-            self.fetch(pieces[rank], rank, channel, what, deadline)
+    def exchange(self, meeting: Meeting, sent: ByRank, received: ByRank, *, is_second: bool = False) -> Pending:
+        channel = _channel(meeting, is_second)
+        self._put_all(sent, channel, meeting.what)
+        coming = [(rank, channel, tensor, _place(tensor)) for rank, tensor in received.items()]
+        return _BlockExchange(self, coming, meeting.what)
 
-    def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        largest(self, tensor, ranks, deadline_s)
+    def is_in_parts(self, tensor: torch.Tensor, num_ranks: int) -> bool:
+        return self._in_parts and num_ranks > 2 and tensor.nbytes >= IN_PARTS_BYTES
 
-    def barrier(self, deadline_s: float, word: int = 0) -> int:
-        deadline = Deadline(deadline_s)
+    def added(self, meeting: Meeting, terms: ByRank) -> Iterator[Pending]:
+        """The terms of others are added from where they lie."""
+        own, others = terms[self.rank], meeting.series.others
+        if not others:
+            return
+        channel = _channel(meeting) | (0 if terms[others[0]] is own else WATCHED)
+        self._put_all({rank: terms[rank] for rank in others}, channel, meeting.what)
+        blocks = _Blocks(self, own, others, channel, meeting.what)
+        yield blocks
+        add_in_order(own.detach(), meeting.series.position, blocks.terms())
+        for rank, offset in blocks.offsets.items():
+            self.segments.let_go(rank, offset)
+
+    def begun(self, meeting: Meeting, steps: Iterator[Pending]) -> Pending:
+        """A sum in parts goes on whenever this rank waits for anything."""
+        self.advance()
+        begun = _PartSums(self, steps)
+        if begun.is_watched:
+            self._unfinished.append(begun)
+        return begun
+
+    def barrier(self, word: int = 0) -> int:
+        deadline = Deadline(self.deadline_s)
         channel, what = _BARRIER | self._next("barrier"), ("barrier",)
         others = self.others_of(range(self.world_size))
         for rank in others:
@@ -246,8 +243,8 @@ class SharedMemoryTransport:
         """Waits for a block of the size and dtype of ``tensor``, which becomes what lies there."""
         place = _place(tensor)
         if place is None:
-            _, offset, block = self._look_at(tensor, rank, channel, what, deadline)
-            tensor.detach().copy_(block)
+            offset = self.next_block(rank, channel, what, deadline)
+            tensor.detach().copy_(self.term(tensor, rank, offset, what))
             self.segments.let_go(rank, offset)
             return
         if self.fetch_now(tensor, place, rank, channel, what):
@@ -264,43 +261,22 @@ class SharedMemoryTransport:
             raise self._unlike(tensor, rank, self.segments.block_offset, what)
         return ended == HERE
 
-    def add_to(self, own: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words, deadline: Deadline) -> None:
-        """Adds a block of each other rank to this rank's term, in the order of ``ranks``."""
-        blocks = [self._look_at(own, rank, channel, what, deadline) for rank in self.others_of(ranks)]
-        add_in_order(own, ranks.index(self.rank), [term for _, _, term in blocks])
-        for rank, offset, _ in blocks:
-            self.segments.let_go(rank, offset)
-
     def advance(self) -> None:
         """Adds this rank's parts of those sums whose terms have come."""
-        for one in tuple(self._unfinished):
-            if one.has_all():
-                self.leave_alone(one)
-                one.add()
+        for sums in tuple(self._unfinished):
+            if isinstance(sums.now, _Blocks) and sums.now.are_here():
+                self.leave_alone(sums)
+                sums.go_on()
 
-    def leave_alone(self, one: SumInParts) -> None:
+    def leave_alone(self, sums: _PartSums) -> None:
         """It is not advanced any more."""
-        self._unfinished.remove(one)
+        if sums in self._unfinished:
+            self._unfinished.remove(sums)
 
-    def _sum(self, kind: str, tensor: torch.Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
-        place, what = self._meeting(kind, ranks)
-        self.advance()
-        if self._in_parts and len(ranks) > 2 and tensor.nbytes >= IN_PARTS_BYTES:
-            self._unfinished.append(SumInParts(self, tensor, ranks, place, what, deadline_s))
-            return self._unfinished[-1]
-        self.put(tensor, self.others_of(ranks), _GROUP | place, what)
-        return _BlockSum(self, tensor, ranks, _GROUP | place, what, deadline_s)
-
-    def _meeting(self, kind: str, ranks: tuple[int, ...]) -> tuple[int, Words]:
-        """Which of a group's channels the next thing of this kind has, and how errors call it."""
-        check_member(self.rank, ranks, self._numbers)
-        number = self._next((kind, ranks))
-        started = kind == "started sum"
-        counted = number if started else self._next(("now", ranks))
-        return 2 * self._numbers[ranks] + started << _GROUP_SHIFT | counted, (
-            f"{kind} over ranks {ranks}, number",
-            number,
-        )
+    def _put_all(self, sent: ByRank, channel: int, what: Words) -> None:
+        """Puts what goes to several ranks into one block."""
+        for tensor in {id(tensor): tensor for tensor in sent.values()}.values():
+            self.put(tensor, tuple(rank for rank, one in sent.items() if one is tensor), channel, what)
 
     def exchange_channel(self, sends: bool, rank: int, key: int | None) -> int:
         number = self._next((sends, rank, key))
@@ -314,14 +290,11 @@ class SharedMemoryTransport:
         number = self._counts[counted] = self._counts.get(counted, 0) + 1
         return number & _NUMBERS
 
-    def _look_at(
-        self, like: torch.Tensor, rank: int, channel: int, what: Words, deadline: Deadline
-    ) -> tuple[int, int, torch.Tensor]:
-        """(``rank``, its next block, what lies there), of the size and dtype of ``like``; to be let go of."""
-        offset = self.next_block(rank, channel, what, deadline)
+    def term(self, like: torch.Tensor, rank: int, offset: int, what: Words) -> torch.Tensor:
+        """What lies in a block of ``rank``, of the size and dtype of ``like``; the block is to be let go of."""
         if self.segments.about(rank, offset) != (like.nbytes, _guard(like)):
             raise self._unlike(like, rank, offset, what)
-        return rank, offset, self.segments.tensor(rank, offset, like.shape, like.dtype)
+        return self.segments.tensor(rank, offset, like.shape, like.dtype)
 
     def _unlike(self, like: torch.Tensor, rank: int, offset: int, what: Words) -> TransportError:
         num_bytes, _ = self.segments.about(rank, offset)
@@ -360,40 +333,96 @@ _Receive = tuple[int, torch.Tensor, ByteRange | None]  # from which rank, and wh
 
 
 class _BlockExchange:
-    """Tensors on their way."""
+    """Tensors on their way: from which rank, on which channel, and where each belongs."""
 
-    __slots__ = ("_coming", "_deadline_s", "_transport")
+    __slots__ = ("_coming", "_transport", "_what")
 
     def __init__(
-        self, transport: SharedMemoryTransport, receives: Sequence[_Receive], deadline_s: float, key: int | None
+        self,
+        transport: SharedMemoryTransport,
+        coming: Sequence[tuple[int, int, torch.Tensor, ByteRange | None]],
+        what: Words,
     ) -> None:
-        self._transport, self._deadline_s = transport, deadline_s
-        channel = transport.exchange_channel
-        self._coming = [(rank, channel(False, rank, key), tensor, place) for rank, tensor, place in receives]
+        self._transport, self._coming, self._what = transport, coming, what
 
     def wait(self) -> None:
-        deadline, fetch_now = None, self._transport.fetch_now
+        deadline, fetch_now, what = None, self._transport.fetch_now, self._what
         for rank, channel, tensor, place in self._coming:
-            if deadline is None and place is not None and fetch_now(tensor, place, rank, channel, _EXCHANGING):
+            if deadline is None and place is not None and fetch_now(tensor, place, rank, channel, what):
                 continue
-            deadline = deadline or Deadline(self._deadline_s)
-            self._transport.fetch(tensor, rank, channel, _EXCHANGING, deadline)
+            deadline = deadline or Deadline(self._transport.deadline_s)
+            self._transport.fetch(tensor, rank, channel, what, deadline)
+
+
+class _Blocks:
+    """A block of each other rank, in which its term lies.
+
+    Attributes:
+        offsets: where it lies, of those that have come.
+    """
+
+    __slots__ = ("_channel", "_like", "_ranks", "_transport", "_what", "offsets")
+
+    def __init__(
+        self, transport: SharedMemoryTransport, like: torch.Tensor, ranks: tuple[int, ...], channel: int, what: Words
+    ) -> None:
+        self._transport, self._like, self._ranks, self._channel, self._what = transport, like, ranks, channel, what
+        self.offsets: dict[int, int] = {}
+
+    def are_here(self) -> bool:
+        """Whether all have come."""
+        segments = self._transport.segments
+        for rank in self._ranks:
+            if rank not in self.offsets and segments.poll(rank, self._channel):
+                self.offsets[rank] = segments.block_offset
+        return len(self.offsets) == len(self._ranks)
+
+    def wait(self) -> None:
+        deadline = Deadline(self._transport.deadline_s)
+        for rank in self._ranks:
+            if rank not in self.offsets:
+                self.offsets[rank] = self._transport.next_block(rank, self._channel, self._what, deadline)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a wait for something else hears of them."""
+        return self._channel >= WATCHED
+
+    def terms(self) -> list[torch.Tensor]:
+        """What lies there, in the order of ranks."""
+        return [self._transport.term(self._like, rank, self.offsets[rank], self._what) for rank in self._ranks]
+
+
+class _PartSums(Steps):
+    """A sum; one in parts goes on beside other waits until its part is added."""
+
+    def __init__(self, transport: SharedMemoryTransport, steps: Iterator[Pending]) -> None:
+        super().__init__(steps)
+        self._transport = transport
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it is to go on beside other waits."""
+        return isinstance(self.now, _Blocks) and self.now.is_watched
+
+    def wait(self) -> None:
+        self._transport.leave_alone(self)
+        super().wait()
 
 
 class Lanes:
     """An exchange of parts of a tensor that comes again and again, one at a time."""
 
-    __slots__ = ("_deadline_s", "_key", "_receives", "_sends", "_transport")
+    __slots__ = ("_key", "_receives", "_sends", "_transport")
 
     def __init__(
         self,
         transport: SharedMemoryTransport,
         sends: Sequence[tuple[int, int, Rows, int]],
         receives: Sequence[_Receive],
-        deadline_s: float,
         key: int | None,
     ) -> None:
-        self._transport, self._sends, self._receives, self._deadline_s = transport, sends, receives, deadline_s
+        self._transport, self._sends, self._receives = transport, sends, receives
         self._key = key
 
     def start(self, whole: torch.Tensor) -> Pending:
@@ -403,83 +432,12 @@ class Lanes:
         for rank, offset, rows, guard in self._sends:
             channel = transport.exchange_channel(True, rank, key)
             transport.segments.put_rows(address + offset, rows, rank, channel, guard)
-        return _BlockExchange(transport, self._receives, self._deadline_s, key)
+        return transport.started(self._receives, key)
 
 
-@dataclass(frozen=True, slots=True)
-class _BlockSum:
-    """A sum of which every rank adds all: its term lies in a block, and so do those of the others."""
-
-    transport: SharedMemoryTransport
-    tensor: torch.Tensor
-    ranks: tuple[int, ...]
-    channel: int
-    what: Words
-    deadline_s: float
-
-    @without_gradients
-    def wait(self) -> None:
-        if len(self.ranks) > 1:
-            deadline = Deadline(self.deadline_s)
-            self.transport.add_to(self.tensor.detach(), self.ranks, self.channel, self.what, deadline)
-
-
-class SumInParts:
-    """A sum of which each rank adds a part, of the terms that the others send it, and shows it to them."""
-
-    def __init__(
-        self,
-        transport: SharedMemoryTransport,
-        tensor: torch.Tensor,
-        ranks: tuple[int, ...],
-        place: int,
-        what: Words,
-        deadline_s: float,
-    ) -> None:
-        self._transport, self._tensor, self._ranks = transport, tensor, ranks
-        self._channel, self._results = _PART | place | WATCHED, _RESULT | place
-        self._what, self._deadline_s = what, deadline_s
-        self._flat = flat_on_cpu(tensor)
-        self._pieces = dict(zip(ranks, torch.tensor_split(self._flat, len(ranks)), strict=True))
-        self._others = transport.others_of(ranks)
-        self._offsets: dict[int, int] = {}
-        self._is_added = False
-        for rank in self._others:
-            transport.put(self._pieces[rank], (rank,), self._channel, what)
-
-    def has_all(self) -> bool:
-        """Whether all terms of this rank's part are here."""
-        segments = self._transport.segments
-        for rank in self._others:
-            if rank not in self._offsets and segments.poll(rank, self._channel):
-                self._offsets[rank] = segments.block_offset
-        return len(self._offsets) == len(self._others)
-
-    @without_gradients
-    def add(self) -> None:
-        """Of all terms this rank's part, which it shows to the others."""
-        segments, rank = self._transport.segments, self._transport.rank
-        own = self._pieces[rank]
-        terms = [segments.tensor(other, self._offsets[other], own.shape, own.dtype) for other in self._others]
-        add_in_order(own, self._ranks.index(rank), terms)
-        for other, offset in self._offsets.items():
-            segments.let_go(other, offset)
-        self._transport.put(own, self._others, self._results, self._what)
-        self._is_added = True
-
-    @without_gradients
-    def wait(self) -> None:
-        """See :class:`runtime.transport.base.Pending`."""
-        deadline = Deadline(self._deadline_s)
-        if not self._is_added:
-            self._transport.leave_alone(self)
-            for rank in self._others:
-                if rank not in self._offsets:
-                    self._offsets[rank] = self._transport.next_block(rank, self._channel, self._what, deadline)
-            self.add()
-        for rank in self._others:
-            self._transport.fetch(self._pieces[rank], rank, self._results, self._what, deadline)
-        put_back(self._flat, self._tensor)
+def _channel(meeting: Meeting, is_second: bool = False) -> int:
+    series, number = meeting
+    return (_SECOND if is_second else _GROUP) | series.place << _PLACE_SHIFT | number & _NUMBERS
 
 
 @lru_cache(maxsize=4096)

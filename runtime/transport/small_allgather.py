@@ -8,9 +8,8 @@ start whenever these are complete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,25 +17,9 @@ from torch import Tensor
 from runtime.transport import Exchanging, Pending
 
 
-class RowTable(Protocol):
-    """The rows of all ranks, on their way."""
-
-    def wait(self) -> Tensor:
-        """[ranks, numbers], the same bits on each."""
-        ...
-
-
-class Tell(Protocol):
-    """Tells the other ranks of a group what this one has; all call it in the same order, with as many numbers."""
-
-    def __call__(self, parts: Sequence[Tensor], dtype: torch.dtype) -> RowTable:
-        """Start to exchange the row that ``parts``, of one dim each and without gradients, make up."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class PendingRows:
-    """A table, and what its wait waits for."""
+    """The rows of all ranks, on their way: a table [ranks, numbers], the same bits on each, and what is waited for."""
 
     table: Tensor
     pending: Pending | None = None
@@ -48,6 +31,13 @@ class PendingRows:
         return self.table
 
 
+Tell = Callable[[Sequence[Tensor], torch.dtype], PendingRows]
+"""Tells the other ranks of a group the row that some tensors, of one dim each and without gradients, make up.
+
+All ranks call it in the same order, with as many numbers.
+"""
+
+
 class RowGather:
     """The ranks of one group, telling each other rows.
 
@@ -57,15 +47,13 @@ class RowGather:
             others have none.  See ``Transport.start_exchange``.
     """
 
-    def __init__(
-        self, transport: Exchanging, ranks: tuple[int, ...], deadline_s: float, key: int | None = None
-    ) -> None:
-        self._transport, self._deadline_s, self._key = transport, deadline_s, key
+    def __init__(self, transport: Exchanging, ranks: tuple[int, ...], key: int | None = None) -> None:
+        self._transport, self._key = transport, key
         self._kinds: dict[tuple[int, torch.dtype], int] = {}
         self._num_ranks, self._index = len(ranks), ranks.index(transport.rank)
         self._others = tuple((at, rank) for at, rank in enumerate(ranks) if rank != transport.rank)
 
-    def __call__(self, parts: Sequence[Tensor], dtype: torch.dtype) -> RowTable:
+    def __call__(self, parts: Sequence[Tensor], dtype: torch.dtype) -> PendingRows:
         """See :class:`Tell`."""
         count = sum(part.numel() for part in parts)
         table = torch.empty(self._num_ranks, count, dtype=dtype, device=parts[0].device)
@@ -78,4 +66,4 @@ class RowGather:
         received = {rank: rows[at] for at, rank in self._others}
         number = self._kinds.setdefault((count, dtype), len(self._kinds))
         key = self._key | number if self._key is not None and number < 2 else None
-        return PendingRows(table, self._transport.start_exchange(sent, received, self._deadline_s, key))
+        return PendingRows(table, self._transport.start_exchange(sent, received, key))

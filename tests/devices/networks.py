@@ -85,7 +85,7 @@ def by_plan(
         found = {"gradient": sketches(engine.gradients()), "state": sketches(engine.state_dict())}
         state = engine.state()
         saved.append(replace(state, tensors={key: each.cpu() for key, each in state.tensors.items()}))
-        end.barrier(60.0)
+        end.barrier()
         engine.load_state(Saved(*saved))
         with made.step():
             engine.step(*batches[1])

@@ -145,9 +145,32 @@ class Recording(InProcessTransport):
         self._log.append(["exchange", [[rank, _described(each)] for rank, each in sent.items()]])
         return super().start_exchange(sent, *rest, **more)
 
-    def _meet(self, what: str, tensor: Tensor, counts: Any, ranks: Any, *rest: Any) -> Any:
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        self._note("sum", tensor, (), ranks)
+        super().all_reduce(tensor, ranks)
+
+    def start_sum(self, tensor: Tensor, ranks: tuple[int, ...]) -> Any:
+        self._note("started sum", tensor, (), ranks)
+        return super().start_sum(tensor, ranks)
+
+    def reduce_scatter(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        self._note("reduce-scatter", flat, counts, ranks)
+        super().reduce_scatter(flat, counts, ranks)
+
+    def all_gather(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
+        self._note("all-gather", flat, counts, ranks)
+        super().all_gather(flat, counts, ranks)
+
+    def all_max(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        self._note("maximum", tensor, (), ranks)
+        super().all_max(tensor, ranks)
+
+    def barrier(self, word: int = 0) -> int:
+        self._note("barrier", torch.tensor(word, dtype=torch.uint8), (), range(self.world_size))
+        return super().barrier(word)
+
+    def _note(self, what: str, tensor: Tensor, counts: Sequence[int], ranks: Sequence[int]) -> None:
         self._log.append([what, [*counts], [*ranks], _described(tensor)])
-        return super()._meet(what, tensor, counts, ranks, *rest)
 
 
 def frozen(pair: str) -> Any:

@@ -28,7 +28,7 @@ from runtime.pipeline.routing import Routing
 from runtime.pipeline.specialize import Specialization
 from runtime.rank import RankContext
 from runtime.stage.cut import StageFunction
-from runtime.stage.local_stage import LocalStage, Share
+from runtime.stage.local_stage import LocalStage
 from runtime.stage.modes import MicrobatchShard, RunConfig
 from runtime.stage.stage import StageProgram
 from runtime.transport import Hub, InProcessTransport
@@ -86,8 +86,8 @@ def computed_by_ranks(
         thread.join()
     if errors:
         raise errors[0]
-    if hub.mailboxes or hub.meetings:
-        raise AssertionError(f"left in the hub: {list(hub.mailboxes)}, {list(hub.meetings)}")
+    if hub.mailboxes or hub.parcels:
+        raise AssertionError(f"left in the hub: {list(hub.mailboxes)}, {list(hub.parcels)}")
     return [outcomes[rank] for rank in range(len(program.rows))]
 
 
@@ -161,29 +161,28 @@ class _Rank:
             counts = boundaries.layouts[stage].samples(rows[m])
             position = ranks.index(self.rank)
             first, count = sum(counts[:position]), counts[position]
-            shares.append(Share(MicrobatchShard(m, count, first, rows[m]), weight * count))
+            shares.append(MicrobatchShard(m, count, first, rows[m], loss_weight=weight * count))
             own = slice(first, first + count)
             feeds.append({name: partial(_fed, m=m, name=name, own=own) for name in read if name in graph.inputs})
-        add = partial(self.transport.all_reduce, ranks=ranks, deadline_s=DEADLINE_S)
+        add = partial(self.transport.all_reduce, ranks=ranks)
         handed_on = tuple(name for name in outputs if name != graph.loss)
         return LocalStage(
             program, ranks, tuple(shares), received, handed_on, tuple(feeds), parameters, {}, updates, add
         )
 
     def _mean(self, ranks: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-        add = partial(self.transport.all_reduce, ranks=ranks, deadline_s=DEADLINE_S)
+        add = partial(self.transport.all_reduce, ranks=ranks)
         return partial(_Mean.apply, add if len(ranks) > 1 else _nothing)
 
     def _updates(self, stage: int, parameters: dict[str, nn.Parameter]) -> Updates:
         ranks = self.boundaries.ranks[stage]
-        exchange = {"ranks": ranks, "deadline_s": DEADLINE_S}
         transport, shards = self.transport, None
         reduction: GradientBuckets | ShardedParameters | None = None
         if len(ranks) > 1 and stage in self.options.sharded:
-            together = (partial(each, **exchange) for each in (transport.reduce_scatter, transport.all_gather))
+            together = (partial(each, ranks=ranks) for each in (transport.reduce_scatter, transport.all_gather))
             reduction = shards = ShardedParameters(parameters, ranks.index(self.rank), len(ranks), *together)
         elif len(ranks) > 1:  # each parameter is a bucket
-            reduction = GradientBuckets(parameters.values(), partial(transport.start_sum, **exchange), bucket_bytes=1)
+            reduction = GradientBuckets(parameters.values(), partial(transport.start_sum, ranks=ranks), bucket_bytes=1)
         sgd = partial(torch.optim.SGD, lr=RATE)
         optimizer = StageOptimizer(parameters, sgd, shards) if parameters else None
         return Updates(frozenset(), reduction, optimizer, frozenset())

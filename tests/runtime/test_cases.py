@@ -244,9 +244,9 @@ class Watched(InProcessTransport):
         self.received: list[weakref.ref[torch.UntypedStorage]] = []
         self.alive: list[int] = []
 
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[Tensor, ...]:
         self.alive.append(sum(each() is not None for each in self.received))
-        tensors = tuple(tensor.clone() for tensor in super().receive(key, source, deadline_s))  # not the sender's
+        tensors = tuple(tensor.clone() for tensor in super().receive(key, source))  # not the sender's
         self.received += [weakref.ref(tensor.untyped_storage()) for tensor in tensors]
         return tensors
 

@@ -94,7 +94,7 @@ def worker(rank: int, path: str, name: str, results: multiprocessing.SimpleQueue
     store = dist.FileStore(path, decision.num_ranks)
     transport = open_gloo(rank, decision.num_ranks, store, 60.0, groups_of(decision, network()[2].graph))
     results.put((rank, losses_on(decision, transport)))
-    transport.barrier(60.0)
+    transport.barrier()
     transport.close()
 
 

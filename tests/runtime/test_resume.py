@@ -75,7 +75,7 @@ def train(
                 losses[step] = result.loss
             if step == save_at:
                 assert folder is not None
-                save(folder, step + 1, engine.state(), rank, decision.num_ranks, lambda: transport.barrier(20.0), {})
+                save(folder, step + 1, engine.state(), rank, decision.num_ranks, lambda: transport.barrier(), {})
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(decision.num_ranks)]
     for thread in threads:

@@ -46,7 +46,7 @@ class Collectives:
     """The part of a :class:`runtime.transport.base.Transport` that the layers of one divided stage use, on one rank.
 
     All ranks of ``ranks`` call the same things in the same order, also those that have nothing to send.  Waits have the
-    deadline of their group, whatever ``deadline_s`` a call says: a graph that was compiled has no clock.
+    deadline of their group: a graph that was compiled has no clock.
 
     Args:
         rank: this one, in the world.
@@ -75,13 +75,12 @@ class Collectives:
         self,
         sent: Mapping[int, Tensor],
         received: Mapping[int, Tensor],
-        deadline_s: float,
         key: int | None = None,
     ) -> Pending:
         """See :class:`runtime.transport.base.Transport`, also for the others; here between the ranks of a group."""
         return self._start(tuple(sorted({self.rank, *sent, *received})), sent, received, "exchange")
 
-    def start_sum(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> Pending:
+    def start_sum(self, tensor: Tensor, ranks: tuple[int, ...]) -> Pending:
         if len(ranks) == 1:
             return _Arrived()
         name = self._name(ranks)
@@ -89,16 +88,16 @@ class Collectives:
             term = torch.cat([tensor.reshape(-1), *self.order.ties(tensor)])
             return _PendingCollective(self, "sum", _all_reduce(term, "sum", name), ((tensor, 0),))
 
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self.start_sum(tensor, ranks, deadline_s).wait()
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        self.start_sum(tensor, ranks).wait()
 
-    def all_gather(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_gather(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         pieces = dict(zip(ranks, parts(flat, counts, ranks), strict=True))
         own = pieces.pop(self.rank)
         self._start(ranks, dict.fromkeys(pieces, own), pieces, "gather").wait()
 
     @torch.no_grad()
-    def reduce_scatter(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...], deadline_s: float) -> None:
+    def reduce_scatter(self, flat: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         pieces = dict(zip(ranks, parts(flat, counts, ranks), strict=True))
         own = pieces[self.rank]
         sent = {rank: piece for rank, piece in pieces.items() if rank != self.rank}
@@ -146,7 +145,7 @@ class CollectivePeerGroup(PeerGroup):
     __slots__ = ()
     if TYPE_CHECKING:  # the constructor is inherited
 
-        def __init__(self, transport: Collectives, ranks: tuple[int, ...], deadline_s: float) -> None: ...
+        def __init__(self, transport: Collectives, ranks: tuple[int, ...]) -> None: ...
 
     transport: Collectives  # which has what exchanges and forms use of one
 

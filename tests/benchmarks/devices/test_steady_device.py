@@ -111,7 +111,7 @@ class Sums:
     def __init__(self) -> None:
         self.done = 0
 
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
         self.done += 1
 
     def __getattr__(self, name: str) -> object:
@@ -125,27 +125,27 @@ def test_what_ranks_do_together_amid_work_is_really_done_after_the_rehearsals_al
     for _ in range(REHEARSALS):
         device.begin_step()
         with device.working():
-            held.all_reduce(tensor, (0, 1), 1.0)
+            held.all_reduce(tensor, (0, 1))
     assert transport.done == 0
     assert tensor.tolist() == [2.0**REHEARSALS] * 2
     device.begin_step()
     with device.working():
-        held.all_reduce(tensor, (0, 1), 1.0)
+        held.all_reduce(tensor, (0, 1))
     assert transport.done == 1
 
 
 def test_a_mirror_gives_a_rank_what_it_would_get_of_others_with_the_same() -> None:
     ranks, mirror = (0, 1, 2), Mirror(1)
     flat = torch.arange(1.0, 6.0)
-    mirror.reduce_scatter(flat, (2, 2, 1), ranks, 1.0)
+    mirror.reduce_scatter(flat, (2, 2, 1), ranks)
     assert flat.tolist() == [1, 2, 9, 12, 5]
-    mirror.all_gather(flat, (2, 2, 1), ranks, 1.0)
+    mirror.all_gather(flat, (2, 2, 1), ranks)
     assert flat.tolist() == [9, 12, 9, 12, 0]
-    mirror.all_max(flat, ranks, 1.0)
-    pending = mirror.start_sum(flat, ranks, 1.0)
+    mirror.all_max(flat, ranks)
+    pending = mirror.start_sum(flat, ranks)
     pending.wait()
     assert flat.tolist() == [27, 36, 27, 36, 0]
     came = {0: torch.ones(2, 1), 2: torch.ones(3)}
-    mirror.start_exchange({0: flat[:2], 2: flat[:2]}, came, 1.0, key=3).wait()
+    mirror.start_exchange({0: flat[:2], 2: flat[:2]}, came, key=3).wait()
     assert came[0].tolist() == [[27], [36]]
     assert came[2].tolist() == [0, 0, 0]

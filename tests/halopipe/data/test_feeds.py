@@ -243,7 +243,7 @@ def compare(rows: list[list[Tensor]], number: int, wrong: dict[int, int]) -> tup
     hub, steps, errors = Hub(len(wrong) + 2), [0] * (len(wrong) + 2), []
 
     def one(rank: int) -> None:
-        agreement = Agreement(InProcessTransport(hub, rank), ("inputs", "targets"), 10.0)
+        agreement = Agreement(InProcessTransport(hub, rank), ("inputs", "targets"))
         try:
             for step in range(number):
                 tensors = [[each + (step >= wrong.get(rank, number)) for each in row] for row in rows]
@@ -284,7 +284,7 @@ def test_a_digest_tells_bytes_shapes_and_dtypes_apart() -> None:
 
 
 def test_one_rank_compares_nothing() -> None:
-    agreement = Agreement(InProcessTransport(Hub(1), 0), ("inputs",), 1.0)
+    agreement = Agreement(InProcessTransport(Hub(1), 0), ("inputs",))
     agreement.note([[torch.ones(1)]])
     assert agreement.noted == 0
     assert replace(agreement, slots=3).slots == 3

@@ -52,11 +52,9 @@ def waiting(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> profile_hosts
 
 def test_a_rank_that_is_gone_is_named_with_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
-    beating = Heartbeat(store, 0, Activity(), 0.01)
-    beating.start()
-    with pytest.raises(DeadlineError, match=r"nothing was heard of rank 1 on n1 for 0\.5 s"):
+    gone = pytest.raises(DeadlineError, match=r"nothing was heard of rank 1 on n1 for 0\.5 s")
+    with Heartbeat(store, 0, Activity(), 0.01), gone:
         waiting(store, monkeypatch).until(store, ["measured/1"])
-    beating.stop()
 
 
 def test_what_another_rank_failed_by_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,6 @@ def test_what_people_should_hear_is_told_once_also_of_a_run_that_is_over_before_
 
     monkeypatch.setattr(spawn, "run_workers", run_workers)
     job, told = Job(learners.plan([]), RunOptions(1), tmp_path), list[str]()
-    (result,) = spawn._watched(job, [], dist.HashStore(), lambda at: told.append(at.word))
+    (result,) = spawn._watched(job, None, dist.HashStore(), lambda at: told.append(at.word))
     assert told == ["first", "second"]
     assert result.remarks == ("first", "second")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import signal
@@ -13,16 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch.distributed as dist
 
 from halopipe.launch import spawn, worker
-from halopipe.launch.processes import EndedWorker, workers_of
+from halopipe.launch.processes import workers_of
 from halopipe.launch.run import run_plan
-from halopipe.run_spec.job import NO_ROOM, Job, RankResult, result_path
+from halopipe.run_spec.job import Job, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult
 from planner.ir.codec import dump
@@ -34,13 +32,15 @@ from planner.ir.errors import (
     StageFailedError,
     UsageError,
     WorkerDiedError,
+    WorkerError,
 )
 from planner.ir.plan import Plan
 from planner.ir.timeline import Timeline
 from runtime.checkpoint import Checkpoint, complete_steps
 from runtime.checkpoint.lock import held
 from runtime.monitor.activity import Activity, Heartbeat
-from runtime.monitor.failure import read_error
+from runtime.monitor.failure import EndedWorker, leave_result, left_by
+from runtime.monitor.watch import host_store
 from tests.forks import forked
 from tests.halopipe import learners
 from tests.halopipe.bombs import POISONED_STEP
@@ -161,24 +161,18 @@ def test_a_worker_that_is_stopped_is_found_by_its_silence() -> None:
     assert caught.value.ranks == (1,)
 
 
-def test_what_a_rank_has_done_outlives_the_folder_of_its_job(tmp_path: Path) -> None:
-    folder = tmp_path / "halopipe-job-x"
-    assert worker.told(folder, 0, lambda: "done") == 0
-    assert result_path(folder, 0).read_text() == "done"
+def test_what_a_rank_leaves_needs_no_folder(tmp_path: Path) -> None:
+    store, port = host_store()
+    assert worker.told(port, 0, lambda: "done") == 0
+    where = "on rank 1"
+    assert worker.told(port, 1, lambda: str(1 / 0), where) == 1
+    error = left_by(store, 1)
+    assert left_by(store, 0) == "done"
+    assert isinstance(error, WorkerError)
+    assert error.title == "a worker failed: ZeroDivisionError: division by zero"
+    assert error.details[-1] == where
     with pytest.raises(MissingFileError, match="is gone"):
-        workers_of(tmp_path / "gone", {0: "0"}).start()
-
-
-def test_a_rank_that_can_leave_nothing_says_so_by_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(path: Path, text: str) -> None:
-        raise MissingFileError(f"cannot write {path}", [os.strerror(errno.ENOSPC)])
-
-    monkeypatch.setattr(worker, "write_text", no_room)
-    assert worker.told(tmp_path, 0, lambda: "done") == NO_ROOM
-    crew = workers_of(tmp_path, {0: "0"})
-    crew._processes[0] = SimpleNamespace(poll=lambda: NO_ROOM)  # type: ignore[assignment]
-    error = read_error(crew.ended()[0].error)
-    assert (error.code, error.remedies[1]) == ("H301", "TMPDIR=FOLDER, where there is room")
+        workers_of(tmp_path / "gone", port, {0: "0"}).start()
 
 
 def test_a_job_of_another_size_is_refused_with_the_command_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,20 +318,20 @@ def test_what_a_rank_has_to_say_is_told_while_the_job_runs(tmp_path: Path) -> No
     class Speaking:
         """A worker that says something, and ends once it was heard."""
 
-        ranks = (0,)
         numbers: ClassVar[dict[int, int]] = {}
 
         def start(self) -> None:
             heartbeat = Heartbeat(store, 0, Activity(remarks=("the disk is full",)))
             heartbeat.publish()
             heartbeat.publish()
+            leave_result(store, 0, result.to_json())
 
         def ended(self) -> dict[int, EndedWorker]:
-            return {0: EndedWorker(0, result.to_json())} if seen else {}
+            return {0: EndedWorker(0)} if seen else {}
 
         def end(self) -> None:
             pass
 
     job = Job(learners.plan([]), RunOptions(), tmp_path)
-    assert spawn._watched(job, [Speaking()], store, lambda at: seen.append(at.word)) == [result]
+    assert spawn._watched(job, Speaking(), store, lambda at: seen.append(at.word)) == [result]
     assert seen == ["the disk is full"]

@@ -31,15 +31,14 @@ def test_a_heartbeat_publishes_at_start_at_times_and_at_the_end() -> None:
     store, activity = dist.HashStore(), Activity()
     heartbeat = Heartbeat(store, 1, activity, interval_s=0.01)
     activity.begin("thinking")
-    heartbeat.start()
-    first = read_board(store, range(3))
-    assert list(first) == [1]
-    assert first[1].what == "thinking"
-    later = fresh_board(store, 3, patience_s=10.0)
-    assert later[1].number > first[1].number
-    activity.step, activity.loss, activity.num_done = 2, 0.5, 2
-    activity.begin("1F0")
-    heartbeat.stop()
+    with heartbeat:
+        first = read_board(store, range(3))
+        assert list(first) == [1]
+        assert first[1].what == "thinking"
+        later = fresh_board(store, 3, patience_s=10.0)
+        assert later[1].number > first[1].number
+        activity.step, activity.loss, activity.num_done = 2, 0.5, 2
+        activity.begin("1F0")
     last = read_board(store, range(3))[1]
     assert (last.what, last.step, last.loss, last.num_done) == ("1F0", 2, 0.5, 2)
     assert 0.0 <= last.for_s < 60.0
@@ -64,20 +63,18 @@ def test_a_board_behind_a_link_that_is_cut_is_waited_for_once_and_is_there_again
     link, store = threading.Event(), dist.HashStore()
     store.set("a", "b")
     board = StatusStore(store, patience_s=0.05)
-    heartbeat = Heartbeat(board, 0, Activity(), interval_s=0.01)
-    heartbeat.start()
-    with pytest.raises(BoardSilentError, match="does not answer"):
-        board.ask(lambda own: link.wait())
-    asked: list[object] = []
-    assert (board.is_silent, board.answer(asked.append, "nothing")) == (True, "nothing")
-    assert asked == [], "nobody waits again"
-    link.set()
-    while board.is_silent:
-        time.sleep(0.001)
-    assert board.get("a") == b"b"
-    before = read_board(board, [0])[0].number
-    assert fresh_board(board, 1, patience_s=10.0)[0].number > before, "the heart beats on"
-    heartbeat.stop()
+    with Heartbeat(board, 0, Activity(), interval_s=0.01):
+        with pytest.raises(BoardSilentError, match="does not answer"):
+            board.ask(lambda own: link.wait())
+        asked: list[object] = []
+        assert (board.is_silent, board.answer(asked.append, "nothing")) == (True, "nothing")
+        assert asked == [], "nobody waits again"
+        link.set()
+        while board.is_silent:
+            time.sleep(0.001)
+        assert board.get("a") == b"b"
+        before = read_board(board, [0])[0].number
+        assert fresh_board(board, 1, patience_s=10.0)[0].number > before, "the heart beats on"
 
 
 def test_of_a_store_that_is_gone_nothing_is_learnt_at_once() -> None:
@@ -94,11 +91,9 @@ class Gone:
 
 
 def test_a_board_that_is_gone_is_no_error() -> None:
-    heartbeat = Heartbeat(Gone(), 0, Activity(), interval_s=0.01)
-    heartbeat.start()
-    end_s = time.monotonic() + 10
-    while any(thread.name == "heartbeat" for thread in threading.enumerate()) and time.monotonic() < end_s:
-        time.sleep(0.01)
-    assert not any(thread.name == "heartbeat" for thread in threading.enumerate())
-    heartbeat.stop()
+    with Heartbeat(Gone(), 0, Activity(), interval_s=0.01):
+        end_s = time.monotonic() + 10
+        while any(thread.name == "heartbeat" for thread in threading.enumerate()) and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert not any(thread.name == "heartbeat" for thread in threading.enumerate())
     assert read_board(Gone(), range(2)) == {}

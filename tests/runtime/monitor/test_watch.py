@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import resource
@@ -15,7 +16,6 @@ import pytest
 import torch.distributed as dist
 
 from halopipe.launch.processes import Member, Processes, worker_environment
-from halopipe.run_spec.job import error_path, result_path
 from planner.ir.errors import DeadlineError, StageFailedError, TransportError, WorkerDiedError
 from planner.ir.schedule import Action
 from runtime.monitor import watch
@@ -25,24 +25,27 @@ from runtime.monitor.watch import host_store, host_store_at, join_store, meet, r
 from tests.forks import forked
 from tests.processes import writing_into
 
-RESULT, ERROR = "RESULT", "ERROR"  # replaced by the worker's own paths
-FINE = f"open('{RESULT}', 'w').write('yes')"
-WAIT = f"import time; time.sleep(600)  # {RESULT}"
+LEAVE = "from runtime.monitor import failure, watch; store = watch.join_store(watch.LOOPBACK, PORT); failure.leave_"
+"""The worker's own port and rank are put in."""
+FINE = f"{LEAVE}result(store, RANK, 'yes')"
+WAIT = "import time; time.sleep(600)"
 
 
 def error(kind: str) -> str:
     record = json.dumps({"type": kind, "title": kind, "details": [], "remedies": []})
-    return f"open('{ERROR}', 'w').write({record!r})"
+    return f"{LEAVE}error(store, RANK, {record!r})"
 
 
-def run(folder: Path, *scripts: str, store: dist.Store | None = None, **options: object) -> dict[int, str]:
+def run(folder: Path, *scripts: str, store: tuple[dist.Store, int] | None = None, **options: object) -> dict[int, str]:
+    hosted, port = host_store() if store is None else store
     members = []
     for rank, script in enumerate(scripts):
-        text = script.replace(RESULT, str(result_path(folder, rank))).replace(ERROR, str(error_path(folder, rank)))
+        text = script.replace("RANK", str(rank)).replace("PORT", str(port))
         members.append(Member(rank, "tests.processes:execute", (text,)))
     titles = {rank: f"rank {rank} (n0/cpu{rank}, stage {rank})" for rank in range(len(scripts))}
     try:
-        return run_workers([Processes(members, folder, os.environ)], titles, store or dist.HashStore(), **options)
+        workers = Processes(members, folder, os.environ, loads=["runtime.monitor.watch"])
+        return run_workers(workers, titles, hosted, **options)
     finally:
         assert writing_into(folder) == []
 
@@ -59,7 +62,6 @@ def test_the_error_of_a_worker_is_raised_and_the_others_are_ended(tmp_path: Path
 def test_a_worker_that_lost_its_peer_lets_the_peer_explain_itself(tmp_path: Path) -> None:
     with pytest.raises(StageFailedError):
         run(tmp_path, error("TransportError"), "import time; time.sleep(0.3); " + error("StageFailedError"))
-    error_path(tmp_path, 1).unlink()
     with pytest.raises(TransportError):
         run(tmp_path, error("TransportError"), WAIT)
 
@@ -88,8 +90,8 @@ def put(
 
 
 def test_a_worker_that_does_one_thing_for_too_long_is_ended(tmp_path: Path) -> None:
-    store = dist.HashStore()
-    put(store, 1, 1, for_s=10.0, deadline_s=2.0)
+    store = host_store()
+    put(store[0], 1, 1, for_s=10.0, deadline_s=2.0)
     with pytest.raises(DeadlineError) as caught:
         run(tmp_path, WAIT, WAIT, store=store)
     assert "rank 1 (n0/cpu1, stage 1) hangs in 1F3, step 2: it has been there for 10." in caught.value.title
@@ -97,8 +99,8 @@ def test_a_worker_that_does_one_thing_for_too_long_is_ended(tmp_path: Path) -> N
 
 
 def test_a_worker_that_goes_silent_is_ended(tmp_path: Path) -> None:
-    store = dist.HashStore()
-    put(store, 0, 1, for_s=0.0, deadline_s=0.1)
+    store = host_store()
+    put(store[0], 0, 1, for_s=0.0, deadline_s=0.1)
     with pytest.raises(DeadlineError, match=r"rank 0 .* is silent in 1F3, step 2: nothing was heard of it for \d+\."):
         run(tmp_path, WAIT, store=store)
 
@@ -114,9 +116,9 @@ def test_a_worker_that_is_stopped_in_a_longer_wait_than_a_step_s_is_named_after_
 ) -> None:
     monkeypatch.setattr(watch, "_SLEEPS_S", 0.5)
     monkeypatch.setattr(watch, "_GRACE_S", 0.2)
-    store = dist.HashStore()
+    store = host_store()
     for rank in range(2):
-        put(store, rank, 1, for_s=0.0, deadline_s=600.0, what="saving", step=11)
+        put(store[0], rank, 1, for_s=0.0, deadline_s=600.0, what="saving", step=11)
     with pytest.raises(DeadlineError, match=r"rank 1 .* is stopped in saving, step 11: somebody") as caught:
         run(tmp_path, WAIT, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", store=store, deadline_s=0.5)
     assert caught.value.ranks == (1,)
@@ -126,20 +128,19 @@ def test_a_worker_that_sleeps_at_the_start_is_named_where_others_wait_and_one_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "_SLEEPS_S", 0.5)
-    store, works = dist.HashStore(), "import time; end = time.time() + 2.0\nwhile time.time() < end: pass\n"
-    put(store, 0, 1, for_s=9.0, deadline_s=600.0, what="meeting the others", step=-1)
+    store, works = host_store(), "import time; end = time.time() + 2.0\nwhile time.time() < end: pass\n"
+    put(store[0], 0, 1, for_s=9.0, deadline_s=600.0, what="meeting the others", step=-1)
     soon = "import time; time.sleep(2.5)\n"
     assert run(tmp_path, soon + FINE, works + FINE, store=store, deadline_s=0.5) == {0: "yes", 1: "yes"}
-    result_path(tmp_path, 0).unlink()
     with pytest.raises(DeadlineError, match=r"rank 1 .* hangs before its first step: it sleeps") as caught:
         run(tmp_path, WAIT, WAIT, store=store, deadline_s=0.5)
     assert caught.value.ranks == (1,)
 
 
 def test_the_error_of_a_hang_says_who_waits_for_whom(tmp_path: Path) -> None:
-    store = dist.HashStore()
-    put(store, 0, 1, for_s=1.0, deadline_s=20.0, what="0F3")
-    put(store, 1, 1, for_s=10.0, deadline_s=2.0, what="1RECV_F3<0")
+    store = host_store()
+    put(store[0], 0, 1, for_s=1.0, deadline_s=20.0, what="0F3")
+    put(store[0], 1, 1, for_s=10.0, deadline_s=2.0, what="1RECV_F3<0")
     rows = [[Action.parse(text) for text in row.split()] for row in ("0F3 0SEND_F3>1", "1RECV_F3<0 1F3")]
     with pytest.raises(DeadlineError) as caught:
         run(tmp_path, WAIT, WAIT, store=store, waits=Waits(rows, [(0,), (1,)]))
@@ -150,8 +151,8 @@ def test_the_error_of_a_hang_says_who_waits_for_whom(tmp_path: Path) -> None:
 
 
 def test_progress_is_what_the_workers_publish(tmp_path: Path) -> None:
-    store = dist.HashStore()
-    put(store, 0, 1, for_s=0.0, deadline_s=60.0)
+    store = host_store()
+    put(store[0], 0, 1, for_s=0.0, deadline_s=60.0)
     seen: list[Mapping[int, Beat]] = []
     noted = tmp_path / "noted"
 
@@ -258,4 +259,5 @@ def test_a_store_that_may_not_open_its_files_is_refused_at_once() -> None:
             return error.errno or 0
         return 0
 
+    gc.collect()  # stores of other tests, whose files would be free in the middle of it
     assert forked(1, refused) == [errno.EMFILE]

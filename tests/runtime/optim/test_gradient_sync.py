@@ -115,7 +115,7 @@ def local_stage(parameters: Mapping[str, nn.Parameter], ranks: tuple[int, ...]) 
 
 def context(end: InProcessTransport, **options: object) -> SimpleNamespace:
     """What finishing asks of a rank without ties."""
-    told = {"clip_norm": 0.0, "on_nan": OnNan.IGNORE, "accumulate": 1, "deadline_s": 10.0, **options}
+    told = {"clip_norm": 0.0, "on_nan": OnNan.IGNORE, "accumulate": 1, **options}
     return SimpleNamespace(ties=(), rank=end.rank, transport=end, **told)
 
 

@@ -144,7 +144,7 @@ def test_the_state_of_every_optimiser_is_found_again(name: str) -> None:
 
 
 def sharded_by(end: InProcessTransport, make: Make, parameters: Parameters) -> tuple[ShardedParameters, StageOptimizer]:
-    exchange = {"ranks": tuple(range(end.world_size)), "deadline_s": 10.0}
+    exchange = {"ranks": tuple(range(end.world_size))}
     scatter, gather = partial(end.reduce_scatter, **exchange), partial(end.all_gather, **exchange)
     shards = ShardedParameters(parameters, end.rank, end.world_size, scatter, gather, bucket_bytes=100)
     return shards, StageOptimizer(parameters, make, shards)

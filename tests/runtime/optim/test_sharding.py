@@ -43,7 +43,7 @@ def gradient(parameter: nn.Parameter, step: int, rank: int) -> torch.Tensor:
 
 
 def sharded(parameters: dict[str, nn.Parameter], end: InProcessTransport, bucket_bytes: int) -> ShardedParameters:
-    exchange = {"ranks": tuple(range(end.world_size)), "deadline_s": 10.0}
+    exchange = {"ranks": tuple(range(end.world_size))}
     return ShardedParameters(
         parameters,
         end.rank,

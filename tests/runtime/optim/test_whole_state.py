@@ -63,7 +63,7 @@ def test_what_any_rank_has_all_get_to_the_bit_and_of_what_several_have_the_first
         },
     ]
     expected = {**own[2], **own[0]}
-    for found in on_ranks(3, lambda end: united(own[end.rank], end, 20.0)):
+    for found in on_ranks(3, lambda end: united(own[end.rank], end)):
         assert found.keys() == expected.keys()
         for name, tensor in expected.items():
             torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, equal_nan=True)

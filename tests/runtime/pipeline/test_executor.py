@@ -90,9 +90,9 @@ class Recorded(InProcessTransport):
         self.calls.append(f"post {key.kind}{key.microbatch}")
         super().post_receive(key, source, specs)
 
-    def receive(self, key: Key, source: int, deadline_s: float) -> tuple[torch.Tensor, ...]:
+    def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
         self.calls.append(f"take {key.kind}{key.microbatch}")
-        return super().receive(key, source, deadline_s)
+        return super().receive(key, source)
 
     def send(self, key: Key, destination: int, tensors: object) -> None:
         self.calls.append(f"send {key.kind}{key.microbatch}")
@@ -112,10 +112,10 @@ def test_a_step_ends_when_all_that_was_sent_has_been_taken() -> None:
     calls: dict[int, list[str]] = {0: [], 1: []}
 
     class Flushed(Recorded):
-        def flush(self, deadline_s: float) -> None:
+        def flush(self) -> None:
             calls[self.rank] += [*self.calls, "flush"]
             self.calls.clear()
-            super().flush(deadline_s)
+            super().flush()
 
     model = load_model(ModelSource("tests.halopipe.bombs:mined", {}, (4, 3)))
     decision = decide(capture(model).graph, ["1.linear"], (2, 2), schedule="gpipe")
@@ -140,9 +140,9 @@ def test_a_heartbeat_sees_that_a_rank_waits_for_the_others_before_a_step() -> No
     model, activity, seen = mined()[0], Activity(), list[str]()
 
     class Waiting(InProcessTransport):
-        def barrier(self, deadline_s: float, word: int = 0) -> int:
+        def barrier(self, word: int = 0) -> int:
             seen.append(activity.what)
-            return super().barrier(deadline_s, word)
+            return super().barrier(word)
 
     decision = decide(capture(model).graph, [], (2, 2))
     run_ranks(model, decision, [GOOD, GOOD], activity=activity, transport=Waiting)

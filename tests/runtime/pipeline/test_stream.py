@@ -252,9 +252,9 @@ def test_a_rank_waits_for_its_readers_before_a_transport_takes_messages_of_two_b
     waits = [0, 0]
 
     class Waiting(InProcessTransport):
-        def flush(self, deadline_s: float) -> None:
+        def flush(self) -> None:
             waits[self.rank] += 1
-            super().flush(deadline_s)
+            super().flush()
 
     def work(engine: Engine) -> list[int]:
         stream, rank, seen = engine.stream(), 1 - ("0.weight" in engine.state_dict()), []

@@ -163,7 +163,7 @@ class Sharing:
 
         def run(end: InProcessTransport) -> Part:
             torch.set_num_threads(1)
-            me, wire = end.rank, PeerGroup(end, tuple(range(self.num_ranks)), 20.0)
+            me, wire = end.rank, PeerGroup(end, tuple(range(self.num_ranks)))
             given = Given(
                 {} if spec is None else {"map": partial(self.local, spec, me, inverse)},
                 {"segments": partial(self.segments, route, me)},

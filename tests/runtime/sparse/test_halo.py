@@ -109,7 +109,7 @@ def test_rows_of_others_and_their_gradients_are_adjoint(seed: int) -> None:
     def run(end: InProcessTransport) -> tuple[float, float]:
         local = sharing.local(spec, end.rank, inverse)
         own = sharing.part(x, spec.target if inverse else spec.source, end.rank).requires_grad_()
-        rows = with_halo(own, local, PeerGroup(end, tuple(range(num_ranks)), 20.0))
+        rows = with_halo(own, local, PeerGroup(end, tuple(range(num_ranks))))
         assert len(rows) == len(own) + local.halo.num_received
         y = drawn(*rows.shape, seed=100 + end.rank)
         rows.backward(y)
@@ -161,7 +161,7 @@ def test_sums_of_samples_and_their_spread_are_adjoint(num_ranks: int, shares: tu
     cuts = own.split(list(shares))
 
     def run(end: InProcessTransport) -> tuple[float, float, bool]:
-        sums = SampleSums(shares, PeerGroup(end, tuple(range(num_ranks)), 20.0))
+        sums = SampleSums(shares, PeerGroup(end, tuple(range(num_ranks))))
         forward = float((sums.sum(parts[end.rank]) * cuts[end.rank]).sum())
         whole = sums.whole(cuts[end.rank])
         return forward, float((whole * parts[end.rank]).sum()), torch.equal(whole, own)
@@ -176,7 +176,7 @@ def test_of_equal_values_of_several_ranks_one_gets_the_gradient() -> None:
 
     def run(end: InProcessTransport) -> tuple[list[float], list[float]]:
         x = torch.tensor([[1.0, float(end.rank)]], dtype=torch.float64, requires_grad=True)
-        out = SampleSums((1, 0, 0), PeerGroup(end, (0, 1, 2), 20.0)).largest(x)
+        out = SampleSums((1, 0, 0), PeerGroup(end, (0, 1, 2))).largest(x)
         out.sum().backward()
         return out.flatten().tolist(), x.grad.flatten().tolist()
 
@@ -202,7 +202,7 @@ def test_ranks_with_whole_samples_do_what_one_device_does_and_meet_nowhere(name:
     weight = drawn(len(found.neighbours), 3, 4, seed=2)
     out, gradients = one_device(_OPS.sparse_conv.default, {"x": x}, (weight, found.neighbours, found.reverse), dy)
     for position in (0, 1):
-        local, wire = sharing.local(spec, position, inverse), PeerGroup(None, (0, 1), 20.0)  # type: ignore[arg-type]
+        local, wire = sharing.local(spec, position, inverse), PeerGroup(None, (0, 1))  # type: ignore[arg-type]
         assert local.halo.is_empty
         own = sharing.part(x, source, position).requires_grad_()
         assert with_halo(own, local, wire) is own
@@ -219,7 +219,7 @@ def test_a_layer_that_needs_no_input_gradient_sends_nothing_back() -> None:
     found = geometry.map(spec)
 
     def run(end: InProcessTransport) -> tuple[int, bool]:
-        wire = PeerGroup(end, (0, 1), 20.0)
+        wire = PeerGroup(end, (0, 1))
         x, weight = sharing.part(drawn(found.num_inputs, 2), (), end.rank), drawn(27, 2, 2).requires_grad_()
         out = shared_conv(x, weight, sharing.local(spec, end.rank), wire)
         sent_bytes = wire.sent_bytes

@@ -67,8 +67,8 @@ def train(rank: int, world_size: int, store: str, cap_bytes: int, network: tuple
     decision = divided(captured.graph, {"height": (0, 1, 2), "width": (0, 1, 2)}, (1,))
     files = dist.FileStore(store, world_size)
     transport = open_gloo(rank, world_size, files, 60.0, groups_of(decision, captured.graph))
-    engine = engine_of(decision, model, captured, transport, deadline_s=60.0)
-    transport.barrier(60.0)
+    engine = engine_of(decision, model, captured, transport)
+    transport.barrier()
     allow(cap_bytes)
     loss = engine.step(*batch).loss
     engine.close()

@@ -181,7 +181,7 @@ def test_a_checkpoint_goes_on_under_another_plan(
         for batch in batches[:2]:
             engine.step(*batch)
         end = engine._transport
-        save(tmp_path, 2, engine.state(), end.rank, end.world_size, lambda: end.barrier(20.0), {})
+        save(tmp_path, 2, engine.state(), end.rank, end.world_size, lambda: end.barrier(), {})
         return {key: tensor.clone() for key, tensor in engine.state_dict().items()}
 
     states = on_engines(model, plans[0], first, optimizer=adam)

@@ -164,7 +164,7 @@ def run(one: Operator, division: LayerDivision, dy: Tensor) -> list[Ran]:
     stage = Division({"layer": division}, len(ranks), SAMPLES)
 
     def on_rank(end: InProcessTransport) -> Ran:
-        wire = PeerGroup(end, ranks, 20.0)
+        wire = PeerGroup(end, ranks)
         step = LayerShard(wire, stage, division, ranks)
         boxes = [step.held(0), *(boxes[end.rank] for boxes in division.weights)]
         tensors = [
@@ -222,7 +222,7 @@ def test_what_others_keep_is_on_its_way_before_the_own_is_computed() -> None:
     stage = Division({"layer": division}, 3, SAMPLES)
 
     def on_rank(end: InProcessTransport) -> list[tuple[int, int]]:
-        step = LayerShard(PeerGroup(end, (0, 1, 2), 20.0), stage, division, (0, 1, 2))
+        step = LayerShard(PeerGroup(end, (0, 1, 2)), stage, division, (0, 1, 2))
         calls: list[tuple[int, int]] = []
 
         def multiply(x: Tensor, weight: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ def test_nothing_is_sent_backward_where_nothing_wants_a_gradient() -> None:
     stage = Division({"layer": division}, 2, SAMPLES)
 
     def on_rank(end: InProcessTransport) -> tuple[bool, int]:
-        step = LayerShard(PeerGroup(end, (0, 1), 20.0), stage, division, (0, 1))
+        step = LayerShard(PeerGroup(end, (0, 1)), stage, division, (0, 1))
         parts = [one.x[slices(step.held(0), whole(one.x.shape))]]
         parts += [
             each[slices(boxes[end.rank], whole(each.shape))]

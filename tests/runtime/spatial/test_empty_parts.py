@@ -123,5 +123,5 @@ def test_ranks_that_share_samples_with_empty_shares(join: str) -> None:
 
 def require_equal(given: Network, decision: Any) -> None:
     batches = small_batches(given)
-    found = trained_on(given, decision, lambda engine: [engine.step(*batch).loss for batch in batches], deadline_s=10.0)
+    found = trained_on(given, decision, lambda engine: [engine.step(*batch).loss for batch in batches])
     assert_equal(found, trained_alone(given, batches, [(n,) for n in (1, 2, 3)]))

@@ -107,7 +107,7 @@ def test_parts_are_put_together_again() -> None:
 
     def run(end: InProcessTransport) -> Tensor:
         part = ParameterPart((4, 6), boxes, (2, 3, 0, 1), (2, 3, 0, 1).index(end.rank))
-        return gathered(part.cut(whole).clone(), part, end, 10.0)
+        return gathered(part.cut(whole).clone(), part, end)
 
     assert all(torch.equal(found, whole) for found in on_ranks(4, run))
 

@@ -220,7 +220,7 @@ def test_a_tied_table_in_parts_is_clipped_saved_and_read_by_another_plan(back: b
     def begin(engine: Engine) -> None:
         engine.step(*batches[0])
         end = engine._transport
-        save(tmp_path, 1, engine.state(), end.rank, end.world_size, lambda: end.barrier(20.0), {})
+        save(tmp_path, 1, engine.state(), end.rank, end.world_size, lambda: end.barrier(), {})
 
     def go_on(engine: Engine) -> list[float | None]:
         engine.load_state(Checkpoint.open(tmp_path))

@@ -128,7 +128,7 @@ def run_on_threads(
 
     def run(end: InProcessTransport) -> Part:
         torch.set_num_threads(1)
-        step = LayerShard(PeerGroup(end, ranks, 20.0), stage, division, group_of(division, ranks, end.rank), training)
+        step = LayerShard(PeerGroup(end, ranks), stage, division, group_of(division, ranks, end.rank), training)
         step.inputs_of = {name: index for index, name in enumerate(one.values)}
         step.later = None if later is None else later()
         boxes = {name: whole(tuple(each.shape)) for name, each in one.arguments.items() if isinstance(each, Tensor)}

@@ -12,7 +12,7 @@ from planner.ir.errors import StageFailedError
 from runtime.stage import batch_norm
 from runtime.stage.batch_norm import synchronised_batch_norm
 from runtime.transport import Exchanging, Hub, InProcessTransport
-from runtime.transport.small_allgather import PendingRows, RowGather, RowTable, Tell
+from runtime.transport.small_allgather import PendingRows, RowGather, Tell
 
 MOMENTUM, EPS = 0.3, 1e-3
 SHARES = [(5, 3), (1, 7), (4, 0), (0, 6), (2, 2, 2), (1, 4, 3), (3, 0, 1), (0, 2, 0)]
@@ -29,7 +29,7 @@ def on_each_rank(size: int, program: Rank) -> list[dict[str, torch.Tensor]]:
     def work(index: int) -> None:
         transport = InProcessTransport(hub, index)
         try:
-            results[index] = program(index, RowGather(cast(Exchanging, transport), tuple(range(size)), 20.0))
+            results[index] = program(index, RowGather(cast(Exchanging, transport), tuple(range(size))))
         except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             results[index] = error
         finally:
@@ -46,7 +46,7 @@ def on_each_rank(size: int, program: Rank) -> list[dict[str, torch.Tensor]]:
     return results
 
 
-def alone(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> RowTable:
+def alone(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> PendingRows:
     """What a rank without others is told."""
     return PendingRows(torch.cat(tuple(parts)).to(dtype).unsqueeze(0))
 
@@ -150,7 +150,7 @@ def test_one_table_forward_and_one_backward_only_where_the_input_needs_a_gradien
     weight = data["weight"].clone().requires_grad_()
     told: list[int] = []
 
-    def tell(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> RowTable:
+    def tell(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> PendingRows:
         table = alone(parts, dtype)
         told.append(table.wait().numel())
         return table

@@ -279,21 +279,20 @@ class Noting(InProcessTransport):
     def __init__(self, hub: Hub, rank: int) -> None:
         super().__init__(hub, rank)
         self.exchanged: list[tuple[int | None, int]] = []
-        self.summed: list[int] = []
+        self.sums: list[int] = []
 
     def start_exchange(
         self,
         sent: Mapping[int, Tensor],
         received: Mapping[int, Tensor],
-        deadline_s: float,
         key: int | None = None,
     ) -> Pending:
         self.exchanged.append((key, sum(tensor.numel() for tensor in sent.values())))
-        return super().start_exchange(sent, received, deadline_s, key)
+        return super().start_exchange(sent, received, key)
 
-    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...], deadline_s: float) -> None:
-        self.summed.append(tensor.numel())
-        super().all_reduce(tensor, ranks, deadline_s)
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> None:
+        self.sums.append(tensor.numel())
+        super().all_reduce(tensor, ranks)
 
 
 def test_ranks_that_share_samples_tell_each_other_rows_of_each_norm_under_its_own_key() -> None:
@@ -305,7 +304,7 @@ def test_ranks_that_share_samples_tell_each_other_rows_of_each_norm_under_its_ow
 
     def run(transport: Noting) -> tuple[list[tuple[int | None, int]], list[int]]:
         engine_of(decision, *copy.deepcopy((model, captured)), transport).step(*batch_of(model, 8, 0))
-        return transport.exchanged, transport.summed
+        return transport.exchanged, transport.sums
 
     groups = groups_of(decision, captured.graph)
     for exchanged, summed in on_ranks(2, run, groups, rendezvous=True, transport=Noting):

@@ -68,7 +68,7 @@ def over_channels(rank: int, world_size: int, groups: Sequence[tuple[int, ...]],
     channels += [Channel("F", 1, 0, 0, 1), Channel("B", 0, 1, 0, 1), Channel("B", 1, 0, 0, 1)]
     make = partial(ChannelTransport, channels, groups, backend="gloo", device="cpu", timeout_s=20.0, owns_group=True)
     transport = join("gloo", rank, world_size, dist.FileStore(str(store), world_size), 20.0, make)
-    transport.barrier(20.0)
+    transport.barrier()
     return transport
 
 

@@ -28,12 +28,12 @@ def test_a_killed_process_is_named_by_everybody_who_waits_for_it(run):
         start_s = time.monotonic()
         texts = []
         for act in (
-            partial(transport.receive, KEY, 1, 60.0),
-            partial(transport.flush, 60.0),
+            partial(transport.receive, KEY, 1),
+            transport.flush,
             partial(transport.send, KEY, 1, [torch.ones(2)]),
-            partial(transport.all_reduce, torch.ones(2), (0, 1), 60.0),
-            partial(transport.all_reduce, torch.ones(300_000), (0, 1), 60.0),
-            partial(transport.barrier, 60.0),
+            partial(transport.all_reduce, torch.ones(2), (0, 1)),
+            partial(transport.all_reduce, torch.ones(300_000), (0, 1)),
+            transport.barrier,
         ):
             with pytest.raises(TransportError) as caught:
                 act()
@@ -55,7 +55,7 @@ def test_the_default_group_stays_where_somebody_else_made_it(run):
     def program(transport):
         GlooTransport().close()
         assert dist.is_initialized()
-        transport.barrier(20.0)
+        transport.barrier()
         transport.close()
         with pytest.raises(TransportError, match="there is no default process group"):
             GlooTransport()
@@ -76,7 +76,7 @@ def test_the_environment_of_a_launcher_names_rank_size_and_meeting_place(run, mo
         os.environ["RANK"] = str(1 - transport.rank)
         joined = open_gloo(timeout_s=20.0)
         total = torch.tensor([joined.rank])
-        joined.all_reduce(total, (0, 1), 20.0)
+        joined.all_reduce(total, (0, 1))
         place = joined.rank, joined.world_size, total.item()
         joined.close()
         return place
@@ -96,7 +96,7 @@ def test_a_second_attempt_is_not_misled_by_what_the_first_left_in_the_launchers_
         os.environ["RANK"] = str(transport.rank)
         joined = open_gloo(timeout_s=5.0)
         total = torch.tensor([1])
-        joined.all_reduce(total, (0, 1), 5.0)
+        joined.all_reduce(total, (0, 1))
         joined.close()
         return total.item()
 

@@ -37,8 +37,8 @@ def test_sums_of_any_size_add_in_the_order_of_ranks_on_all_of_them(run):
         sums = []
         for size in sizes:
             now, started = awkward(transport.rank, size), awkward(transport.rank, size)
-            pending = transport.start_sum(started, (0, 1, 2), DEADLINE_S)
-            transport.all_reduce(now, (0, 1, 2), DEADLINE_S)
+            pending = transport.start_sum(started, (0, 1, 2))
+            transport.all_reduce(now, (0, 1, 2))
             pending.wait()
             sums += [now, started]
         return sums
@@ -53,15 +53,15 @@ def test_sums_of_any_size_add_in_the_order_of_ranks_on_all_of_them(run):
 @over_mpi
 def test_a_started_sum_goes_on_while_its_rank_waits_for_something_else(run):
     def program(transport):
-        pending = [transport.start_sum(awkward(transport.rank, 400_000), (0, 1), DEADLINE_S) for _ in range(3)]
+        pending = [transport.start_sum(awkward(transport.rank, 400_000), (0, 1)) for _ in range(3)]
         if transport.rank == 0:
             for one in pending:
                 one.wait()
             transport.send(KEY, 1, [torch.ones(1)])
-            transport.flush(DEADLINE_S)
+            transport.flush()
             return True
         transport.post_receive(KEY, 0, [((1,), torch.float32)])
-        return transport.receive(KEY, 0, DEADLINE_S)[0].item() == 1.0
+        return transport.receive(KEY, 0)[0].item() == 1.0
 
     assert run(2, program) == [True, True]
 
@@ -71,11 +71,11 @@ def test_a_started_sum_goes_on_while_its_rank_waits_for_something_else(run):
 def test_a_tensor_of_another_size_than_expected_is_refused_by_its_receiver(run, sent):
     def program(transport):
         if transport.rank == 0:
-            transport.start_exchange({1: torch.ones(sent)}, {}, DEADLINE_S)
-            return transport.barrier(DEADLINE_S)
+            transport.start_exchange({1: torch.ones(sent)}, {})
+            return transport.barrier()
         with pytest.raises(TransportError) as caught:
-            transport.start_exchange({}, {0: torch.empty(4)}, DEADLINE_S).wait()
-        transport.barrier(DEADLINE_S)
+            transport.start_exchange({}, {0: torch.empty(4)}).wait()
+        transport.barrier()
         return str(caught.value)
 
     text = run(2, program)[1]
@@ -88,9 +88,10 @@ def test_a_killed_process_is_named_when_the_deadline_is_over_where_mpiexec_does_
     def program(transport):
         if transport.rank == 1:
             os._exit(9)
+        transport.deadline_s = 0.3
         transport.post_receive(KEY, 1, [((2,), torch.float32)])
         with pytest.raises(DeadlineError, match=r"receive step 4 F 0->1 mb 3: rank 0 waited \d+\.\d+ s for rank 1"):
-            transport.receive(KEY, 1, 0.3)
+            transport.receive(KEY, 1)
 
     run(2, program)
 
@@ -116,10 +117,8 @@ def test_ranks_are_numbered_as_they_ask_and_their_number_must_be_that_of_mpi(run
         turned = open_mpi(1 - transport.rank, timeout_s=DEADLINE_S)
         received = torch.empty(1)
         place = turned.rank, turned.world_size
-        turned.start_exchange(
-            {transport.rank: torch.tensor([1.0 + turned.rank])}, {transport.rank: received}, 20.0
-        ).wait()
-        turned.barrier(DEADLINE_S)
+        turned.start_exchange({transport.rank: torch.tensor([1.0 + turned.rank])}, {transport.rank: received}).wait()
+        turned.barrier()
         turned.close()
         with pytest.raises(TransportError, match="MPI has 2 processes, the job 3"):
             open_mpi(0, 3)

@@ -43,13 +43,13 @@ def test_messages_announced_in_another_order_are_found_by_flush(run):
         if transport.rank == 0:
             for microbatch in range(2):
                 transport.send(key(microbatch), 1, [torch.full((2, 3), float(microbatch))])
-            return transport.flush(DEADLINE_S)
+            return transport.flush()
         for microbatch in (1, 0):
             transport.post_receive(key(microbatch), 0, SPECS)
-        transport.receive(key(1), 0, DEADLINE_S)
+        transport.receive(key(1), 0)
         with pytest.raises(TransportError) as caught:
-            transport.flush(DEADLINE_S)
-        transport.receive(key(0), 0, DEADLINE_S)
+            transport.flush()
+        transport.receive(key(0), 0)
         return str(caught.value)
 
     text = run(2, program)[1]
@@ -83,12 +83,12 @@ def test_messages_between_hosts_need_no_channel_and_no_order(tmp_path):
         if transport.rank == 0:
             for number, each in enumerate(keys):
                 transport.send(each, 1, [torch.full((2, 3), float(number))])
-            transport.flush(DEADLINE_S)
+            transport.flush()
             return transport.num_buffers()
         for each in keys:
             transport.post_receive(each, 0, SPECS)
-        came = [transport.receive(each, 0, DEADLINE_S)[0].unique().tolist() for each in reversed(keys)]
-        transport.flush(DEADLINE_S)
+        came = [transport.receive(each, 0)[0].unique().tolist() for each in reversed(keys)]
+        transport.flush()
         return came
 
     assert run_in_processes(2, program, [], tmp_path / "store", opened) == [(0, 0), [[1.0], [0.0]]]
@@ -110,21 +110,21 @@ def test_messages_and_sums_over_nccl(tmp_path):
             if transport.rank == 0:
                 transport.post_receive(Key(0, "B", 1, 0, microbatch), 1, [((2, 300_000), torch.float32)])
                 transport.send(key(microbatch), 1, [value])
-                (came,) = transport.receive(Key(0, "B", 1, 0, microbatch), 1, DEADLINE_S)
+                (came,) = transport.receive(Key(0, "B", 1, 0, microbatch), 1)
                 assert torch.equal(came, value + 1)
             else:
                 transport.post_receive(key(microbatch), 0, [((2, 300_000), torch.float32)])
-                (came,) = transport.receive(key(microbatch), 0, DEADLINE_S)
+                (came,) = transport.receive(key(microbatch), 0)
                 transport.send(Key(0, "B", 1, 0, microbatch), 0, [came + 1])
-        transport.flush(DEADLINE_S)
+        transport.flush()
         total = torch.ones(5, device=device)
-        pending = transport.start_sum(total, (0, 1), DEADLINE_S)
+        pending = transport.start_sum(total, (0, 1))
         flat = torch.arange(5.0, device=device)
-        transport.reduce_scatter(flat, (2, 3), (0, 1), DEADLINE_S)
-        transport.all_gather(flat, (2, 3), (0, 1), DEADLINE_S)
+        transport.reduce_scatter(flat, (2, 3), (0, 1))
+        transport.all_gather(flat, (2, 3), (0, 1))
         pending.wait()
-        transport.barrier(DEADLINE_S)
-        transport.flush(DEADLINE_S)
+        transport.barrier()
+        transport.flush()
         return total.tolist(), flat.tolist()
 
     expected = ([2.0] * 5, [0.0, 2.0, 4.0, 6.0, 8.0])
@@ -140,6 +140,6 @@ def test_tensors_of_a_gpu_come_as_tensors_of_the_cpu():
     value = torch.randn(2, 3, device="cuda", requires_grad=True)
     receiver.post_receive(key(0), 0, SPECS)
     sender.send(key(0), 1, [value])
-    (came,) = receiver.receive(key(0), 0, DEADLINE_S)
+    (came,) = receiver.receive(key(0), 0)
     assert came.device.type == "cpu"
     assert torch.equal(came, value.detach().cpu())

@@ -37,14 +37,14 @@ def test_a_block_comes_back_when_the_last_tensor_of_its_message_is_gone(run):
         for number in range(40):
             if transport.rank == 0:
                 transport.send(key(number), 1, [torch.full((1000,), float(number))])
-                transport.flush(DEADLINE_S)
-                transport.barrier(DEADLINE_S)
+                transport.flush()
+                transport.barrier()
                 used.append(transport.segments.used_bytes)
             else:
                 transport.post_receive(key(number), 0, SPEC)
-                (came,) = transport.receive(key(number), 0, DEADLINE_S)
+                (came,) = transport.receive(key(number), 0)
                 views = [came[:3], came[5:]] if number % 2 else [came[7]]
-                transport.barrier(DEADLINE_S)
+                transport.barrier()
         return used, [view.flatten()[0].item() for view in views]
 
     (used, _), (_, views) = run(2, program)
@@ -65,14 +65,14 @@ def test_a_block_that_comes_again_takes_a_message_of_another_shape_or_dtype(run)
         for number, tensor in enumerate(tensors * 2):
             if transport.rank == 0:
                 transport.send(key(number), 1, [tensor])
-                transport.flush(DEADLINE_S)
+                transport.flush()
                 offsets.add(transport.segments.used_bytes)
             else:
                 transport.post_receive(key(number), 0, [(tuple(tensor.shape), tensor.dtype)])
-                (came,) = transport.receive(key(number), 0, DEADLINE_S)
+                (came,) = transport.receive(key(number), 0)
                 assert torch.equal(came, tensor)
                 del came
-            transport.barrier(DEADLINE_S)
+            transport.barrier()
         return len(offsets)
 
     assert run(2, program)[0] == 1  # all in one place
@@ -85,16 +85,16 @@ def test_what_ranks_do_together_gives_its_blocks_back(run):
         ranks, used = (0, 1, 2), []
         others = [rank for rank in ranks if rank != transport.rank]
         for _ in range(40):
-            transport.all_reduce(torch.ones(1000), ranks, DEADLINE_S)
-            transport.start_sum(torch.ones(IN_PARTS_BYTES // 4), ranks, DEADLINE_S).wait()
+            transport.all_reduce(torch.ones(1000), ranks)
+            transport.start_sum(torch.ones(IN_PARTS_BYTES // 4), ranks).wait()
             flat = torch.ones(3000)
-            transport.reduce_scatter(flat, (1000,) * 3, ranks, DEADLINE_S)
-            transport.all_gather(flat, (1000,) * 3, ranks, DEADLINE_S)
+            transport.reduce_scatter(flat, (1000,) * 3, ranks)
+            transport.all_gather(flat, (1000,) * 3, ranks)
             sent, received = ({rank: torch.ones(1000) for rank in others} for _ in range(2))
-            transport.start_exchange(sent, received, DEADLINE_S).wait()
+            transport.start_exchange(sent, received).wait()
             received = {rank: torch.ones(50, 40)[:, :20] for rank in others}  # which is not in one piece
-            transport.start_exchange(sent, received, DEADLINE_S).wait()
-            transport.barrier(DEADLINE_S)
+            transport.start_exchange(sent, received).wait()
+            transport.barrier()
             used.append(transport.segments.used_bytes)
         return used
 
@@ -106,10 +106,10 @@ def test_received_tensors_can_be_written_and_outlive_transport_and_sender(run):
     def program(transport):
         if transport.rank == 0:
             transport.send(key(0), 1, [torch.ones(1000)])
-            transport.flush(DEADLINE_S)
+            transport.flush()
             return os._exit(0)
         transport.post_receive(key(0), 0, SPEC)
-        (came,) = transport.receive(key(0), 0, DEADLINE_S)
+        (came,) = transport.receive(key(0), 0)
         transport.close()
         time.sleep(0.1)
         came += 1
@@ -122,16 +122,16 @@ def test_received_tensors_can_be_written_and_outlive_transport_and_sender(run):
 def test_a_message_counts_as_memory_of_the_rank_that_holds_it(run):
     def program(transport):
         if transport.rank == 0:
-            transport.barrier(DEADLINE_S)
+            transport.barrier()
             transport.send(key(0), 1, [torch.ones(1000)])
-            return transport.flush(DEADLINE_S)
+            return transport.flush()
         counter = install()
         transport.segments.count_memory()
-        transport.barrier(DEADLINE_S)
+        transport.barrier()
         transport.post_receive(key(0), 0, SPEC)
         counter.reset_peak()
         before = counter.current_bytes
-        came = transport.receive(key(0), 0, DEADLINE_S)
+        came = transport.receive(key(0), 0)
         held = counter.current_bytes - before
         del came
         return held, counter.current_bytes - before, counter.peak_bytes - before >= held
@@ -144,13 +144,13 @@ def test_more_announcements_than_a_ring_holds_wait_with_their_sender(run):
         if transport.rank == 0:
             for number in range(700):
                 transport.send(key(number), 1, [torch.full((1,), float(number))])
-            transport.flush(DEADLINE_S)
+            transport.flush()
             return transport.num_buffers()
         time.sleep(0.05)
         found = []
         for number in reversed(range(700)):
             transport.post_receive(key(number), 0, [((1,), torch.float32)])
-            found.append(transport.receive(key(number), 0, DEADLINE_S)[0].item())
+            found.append(transport.receive(key(number), 0)[0].item())
         return found
 
     sent, found = run(2, program)
@@ -168,16 +168,16 @@ def test_large_sums_of_three_ranks_are_added_in_the_order_of_ranks(run, dtype):
 
     def program(transport):
         flat = term(transport.rank)
-        pending = transport.start_sum(flat, (0, 1, 2), DEADLINE_S)
+        pending = transport.start_sum(flat, (0, 1, 2))
         if transport.rank == 0:  # rank 1 adds its part while it waits for this message, which comes after the sum
             pending.wait()
             transport.send(key(0), 1, [torch.ones(1000)])
         elif transport.rank == 1:
             transport.post_receive(key(0), 0, SPEC)
-            transport.receive(key(0), 0, DEADLINE_S)
+            transport.receive(key(0), 0)
         if transport.rank:
             pending.wait()
-        transport.flush(DEADLINE_S)
+        transport.flush()
         return flat
 
     expected = term(0)
@@ -190,7 +190,7 @@ def test_large_sums_of_three_ranks_are_added_in_the_order_of_ranks(run, dtype):
 def test_a_large_sum_of_what_is_not_in_one_piece_lands_where_it_lies(run):
     def program(transport):
         whole = torch.full((400, 200), float(transport.rank + 1))
-        transport.all_reduce(whole.t(), (0, 1, 2), DEADLINE_S)
+        transport.all_reduce(whole.t(), (0, 1, 2))
         return whole
 
     assert IN_PARTS_BYTES < 400 * 200 * 4
@@ -204,12 +204,12 @@ def test_what_is_of_another_dtype_or_size_is_not_taken_for_what_was_expected(run
     def program(transport):
         peer, mine = 1 - transport.rank, torch.ones(1000) if transport.rank == 0 else other.clone()
         ways = {
-            "sum": lambda: transport.all_reduce(mine, (0, 1), DEADLINE_S),
-            "exchange": lambda: transport.start_exchange({peer: mine}, {peer: mine}, DEADLINE_S).wait(),
+            "sum": lambda: transport.all_reduce(mine, (0, 1)),
+            "exchange": lambda: transport.start_exchange({peer: mine}, {peer: mine}).wait(),
         }
         with pytest.raises(TransportError, match="or they are of another dtype") as caught:
             ways[way]()
-        transport.barrier(DEADLINE_S)
+        transport.barrier()
         return f"expects ({len(mine)},) {mine.dtype} from rank {peer}" in str(caught.value)
 
     assert run(2, program, [(0, 1)]) == [True, True]
@@ -219,12 +219,12 @@ def test_what_is_there_is_taken_without_looking_twice(run):
     def program(transport):
         if transport.rank == 0:
             transport.send(key(0), 1, [torch.ones(1000)])
-            transport.barrier(DEADLINE_S)
-            return transport.flush(DEADLINE_S)
+            transport.barrier()
+            return transport.flush()
         transport.post_receive(key(0), 0, SPEC)
-        transport.barrier(DEADLINE_S)
+        transport.barrier()
         met_s = transport.segments.looked_s
-        transport.receive(key(0), 0, DEADLINE_S)
+        transport.receive(key(0), 0)
         return transport.segments.looked_s == met_s
 
     assert run(2, program)[1]
@@ -287,7 +287,7 @@ def test_a_rank_whose_core_something_else_uses_sleeps_at_once_and_the_others_as_
         return open_named("shared", rank, meeting, 20.0, groups, ("n0",) * world_size, sleeps=rank == 1)
 
     def program(transport):
-        transport.barrier(DEADLINE_S)
+        transport.barrier()
         return transport.spin_s > 0
 
     expected = [len(os.sched_getaffinity(0)) > 1, False]
@@ -310,15 +310,16 @@ def test_what_is_sent_to_a_rank_that_has_left_is_refused_at_once(run):
 def test_after_its_deadline_a_rank_is_lost_for_its_peers_and_for_itself(run, over):
     def program(transport):
         if transport.rank == 0:
+            transport.deadline_s = 0.05
             transport.post_receive(key(0), 1, SPEC)
             with pytest.raises(DeadlineError, match="waited"):
-                transport.receive(key(0), 1, 0.05)
+                transport.receive(key(0), 1)
             with pytest.raises(TransportError, match="rank 0 lost rank 1"):
                 transport.send(key(1), 1, [torch.ones(1)])
             return over.wait(DEADLINE_S)  # its peer learns of it while it is still there
         transport.post_receive(key(2), 0, SPEC)
         with pytest.raises(TransportError, match="rank 1 lost rank 0"):
-            transport.receive(key(2), 0, DEADLINE_S)
+            transport.receive(key(2), 0)
         over.set()
         return True
 
@@ -347,7 +348,7 @@ def test_without_the_files_of_proc_ranks_talk_over_gloo(run, monkeypatch, tmp_pa
 
     def program(transport):
         total = torch.full((2,), float(transport.rank + 1))
-        transport.all_reduce(total, (0, 1), DEADLINE_S)
+        transport.all_reduce(total, (0, 1))
         return transport.name, total.tolist()
 
     assert run_in_processes(2, program, ((0, 1),), tmp_path / "store", opened) == [("gloo", [3.0, 3.0])] * 2

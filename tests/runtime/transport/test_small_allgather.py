@@ -21,7 +21,7 @@ def test_all_ranks_of_a_group_get_the_rows_of_all_in_order(group: tuple[int, ...
     def run(transport: InProcessTransport) -> list[Tensor]:
         if transport.rank not in group:
             return []
-        rows = RowGather(transport, group, 20.0)
+        rows = RowGather(transport, group)
         tables = [rows(row(transport.rank, number), torch.float64) for number in range(3)]
         return [table.wait() for table in tables]
 
@@ -33,9 +33,9 @@ def test_all_ranks_of_a_group_get_the_rows_of_all_in_order(group: tuple[int, ...
 
 def test_groups_that_share_ranks_do_not_meet() -> None:
     def run(transport: InProcessTransport) -> tuple[Tensor, Tensor]:
-        every = RowGather(transport, (0, 1, 2, 3), 20.0)
+        every = RowGather(transport, (0, 1, 2, 3))
         half = (0, 1) if transport.rank < 2 else (2, 3)
-        first = RowGather(transport, half, 20.0)(row(transport.rank, 0), torch.float32)
+        first = RowGather(transport, half)(row(transport.rank, 0), torch.float32)
         second = every(row(transport.rank, 1), torch.float32)
         return first.wait(), second.wait()
 
@@ -45,14 +45,15 @@ def test_groups_that_share_ranks_do_not_meet() -> None:
 
 
 def test_one_rank_needs_nobody() -> None:
-    found = on_ranks(1, lambda transport: RowGather(transport, (0,), 20.0)(row(2, 1), torch.float64).wait())
+    found = on_ranks(1, lambda transport: RowGather(transport, (0,))(row(2, 1), torch.float64).wait())
     assert torch.equal(found[0], torch.cat(row(2, 1)).double().unsqueeze(0))
 
 
 def test_a_rank_that_says_nothing_is_waited_for_in_vain() -> None:
     def run(transport: InProcessTransport) -> None:
         if transport.rank == 0:
-            RowGather(transport, (0, 1), 0.2)(row(0, 0), torch.float32).wait()
+            transport.deadline_s = 0.2
+            RowGather(transport, (0, 1))(row(0, 0), torch.float32).wait()
 
     with pytest.raises((DeadlineError, TransportError), match="exchange"):
         on_ranks(2, run)

@@ -36,10 +36,10 @@ def deliver(transport: Transport, name: Key, tensors: tuple[torch.Tensor, ...]) 
     """From rank 0 to rank 1."""
     if transport.rank == 0:
         transport.send(name, 1, tensors)
-        transport.flush(DEADLINE_S)
+        transport.flush()
         return tensors
     transport.post_receive(name, 0, specs_of(*tensors))
-    return transport.receive(name, 0, DEADLINE_S)
+    return transport.receive(name, 0)
 
 
 def test_tensors_of_any_dtype_and_shape_make_the_round_trip(run):
@@ -67,11 +67,11 @@ def test_a_message_is_what_it_was_when_sent(run):
         if transport.rank == 0:
             transport.send(key(), 1, [value])
             value.data.zero_()
-            transport.barrier(DEADLINE_S)
-            return transport.flush(DEADLINE_S)
-        transport.barrier(DEADLINE_S)
+            transport.barrier()
+            return transport.flush()
+        transport.barrier()
         transport.post_receive(key(), 0, specs_of(value))
-        (came,) = transport.receive(key(), 0, DEADLINE_S)
+        (came,) = transport.receive(key(), 0)
         assert not came.requires_grad
         return came
 
@@ -86,14 +86,14 @@ def test_messages_are_matched_by_key_not_by_order(run, announced_first):
 
     def program(transport):
         if transport.rank == 0:
-            transport.barrier(DEADLINE_S) if announced_first else None
+            transport.barrier() if announced_first else None
             for number in reversed(range(len(names))):
                 transport.send(names[number], 1, [tensors[number]])
-            return transport.flush(DEADLINE_S)
+            return transport.flush()
         for number in (2, 0, 1, 6, 5, 4, 3):
             transport.post_receive(names[number], 0, specs_of(tensors[number]))
-        transport.barrier(DEADLINE_S) if announced_first else None
-        return [transport.receive(name, 0, DEADLINE_S)[0] for name in names]
+        transport.barrier() if announced_first else None
+        return [transport.receive(name, 0)[0] for name in names]
 
     _, received = run(2, program)
     assert all(torch.equal(came, sent) for came, sent in zip(received, tensors, strict=True))
@@ -108,11 +108,11 @@ def test_messages_of_an_edge_keep_their_order_and_edges_overtake(run):
         if transport.rank == 0:
             for name in [*others, *names]:
                 transport.send(name, 1, [tensors[name]])
-            return transport.flush(DEADLINE_S)
+            return transport.flush()
         for name in [*names, *reversed(others)]:
             transport.post_receive(name, 0, specs_of(tensors[name]))
-        came = {name: transport.receive(name, 0, DEADLINE_S)[0] for name in [*reversed(others), *names]}
-        transport.flush(DEADLINE_S)
+        came = {name: transport.receive(name, 0)[0] for name in [*reversed(others), *names]}
+        transport.flush()
         return came
 
     _, received = run(2, program)
@@ -148,9 +148,9 @@ def test_many_messages_in_flight_among_four_ranks(run):
                 transport.send(Key(0, "F", transport.rank, peer, microbatch), peer, [value])
         for microbatch in range(50):
             for peer in others:
-                (came,) = transport.receive(Key(0, "F", peer, transport.rank, microbatch), peer, DEADLINE_S)
+                (came,) = transport.receive(Key(0, "F", peer, transport.rank, microbatch), peer)
                 assert came.tolist() == [peer, transport.rank, microbatch]
-        transport.flush(DEADLINE_S)
+        transport.flush()
         return transport.num_buffers()
 
     assert run(4, program) == [(0, 0)] * 4
@@ -164,8 +164,8 @@ def test_both_directions_and_three_ranks_at_once(run):
         for peer in others:
             value = torch.full((1000, 50), 10.0 * transport.rank + peer)
             transport.send(Key(0, "F", transport.rank, peer, 0), peer, [value])
-        came = [transport.receive(Key(0, "F", peer, transport.rank, 0), peer, DEADLINE_S)[0] for peer in others]
-        transport.flush(DEADLINE_S)
+        came = [transport.receive(Key(0, "F", peer, transport.rank, 0), peer)[0] for peer in others]
+        transport.flush()
         return [(tensor.min().item(), tensor.max().item()) for tensor in came]
 
     assert run(3, program) == [[(10.0, 10.0), (20.0, 20.0)], [(1.0, 1.0), (21.0, 21.0)], [(2.0, 2.0), (12.0, 12.0)]]
@@ -183,9 +183,10 @@ def test_a_late_message_is_a_deadline_error_that_names_key_and_peer(run, over):
         if transport.rank == 1:
             assert over.wait(DEADLINE_S)
             return None
+        transport.deadline_s = 0.1
         transport.post_receive(key(), 1, specs_of(torch.ones(2)))
         with pytest.raises(DeadlineError) as caught:
-            transport.receive(key(), 1, 0.1)
+            transport.receive(key(), 1)
         over.set()
         return str(caught.value)
 
@@ -200,9 +201,10 @@ def test_a_message_nobody_takes_is_a_deadline_error_of_flush(run, over):
         if transport.rank == 1:
             assert over.wait(DEADLINE_S)
             return None
+        transport.deadline_s = 0.1
         transport.send(key(), 1, [torch.ones(2)])
         with pytest.raises(DeadlineError) as caught:
-            transport.flush(0.1)
+            transport.flush()
         over.set()
         return str(caught.value)
 
@@ -219,7 +221,7 @@ def test_a_peer_that_leaves_is_named_at_once(run, dies):
 
         def announce_and_receive():
             transport.post_receive(key(), 1, specs_of(torch.ones(2)))
-            transport.receive(key(), 1, DEADLINE_S)
+            transport.receive(key(), 1)
 
         with pytest.raises(TransportError) as caught:
             announce_and_receive()
@@ -246,15 +248,15 @@ def test_another_message_than_expected_names_both(run, fault):
     def program(transport):
         if transport.rank == 0:
             transport.send(key(step=8 if fault == "key" else 4), 1, tensors)  # steps 4 and 8 have the same tag
-            return transport.flush(DEADLINE_S)
+            return transport.flush()
         transport.post_receive(key(), 0, [((2, 3), torch.float32)])
         with pytest.raises(TransportError) as caught:
             receive_and_flush(transport)
         return str(caught.value)
 
     def receive_and_flush(transport):  # where nothing may stop a stream, headers are looked at by flush
-        transport.receive(key(), 0, DEADLINE_S)
-        transport.flush(DEADLINE_S)
+        transport.receive(key(), 0)
+        transport.flush()
 
     text = run(2, program)[1]
     assert "step 4 F 0->1 mb 3: rank 0 sent another message than expected" in text
@@ -264,13 +266,13 @@ def test_another_message_than_expected_names_both(run, fault):
 def test_receiving_what_was_not_announced_or_announcing_twice_is_refused(run):
     def program(transport):
         with pytest.raises(TransportError, match="was not announced"):
-            transport.receive(key(), 1 - transport.rank, DEADLINE_S)
+            transport.receive(key(), 1 - transport.rank)
         transport.post_receive(key(), 1 - transport.rank, [])
         with pytest.raises(TransportError, match="announced twice"):
             transport.post_receive(key(), 1 - transport.rank, [])
         transport.send(key(), 1 - transport.rank, [])
-        assert transport.receive(key(), 1 - transport.rank, DEADLINE_S) == ()
-        transport.flush(DEADLINE_S)
+        assert transport.receive(key(), 1 - transport.rank) == ()
+        transport.flush()
 
     run(2, program)
 
@@ -282,7 +284,7 @@ def test_sums_over_groups_of_one_two_and_three(run):
             for size in (1, 100, 300_000):
                 term = torch.full((size,), 10.0**transport.rank, dtype=torch.float64)
                 if transport.rank in ranks:
-                    transport.all_reduce(term, ranks, DEADLINE_S)
+                    transport.all_reduce(term, ranks)
                     sums.append((ranks, sorted(set(term.tolist()))))
         return sums
 
@@ -298,7 +300,7 @@ def test_a_sum_has_the_same_bits_on_all_ranks_whoever_comes_last(run, world_size
         for trial in range(4):
             term = torch.rand(1001, generator=torch.Generator().manual_seed(transport.rank)) * 7.0**transport.rank
             time.sleep(0.02 * ((transport.rank + trial) % world_size))
-            transport.all_reduce(term, tuple(range(world_size)), DEADLINE_S)
+            transport.all_reduce(term, tuple(range(world_size)))
             sums.append(term)
         return sums
 
@@ -312,7 +314,7 @@ def test_sums_of_other_dtypes_of_a_transposed_tensor_and_of_a_parameter(run):
         terms += [torch.arange(6.0).reshape(2, 3).t(), torch.tensor(1.0), torch.empty(0)]
         terms.append(torch.nn.Parameter(torch.ones(2)))
         for term in terms:
-            transport.all_reduce(term, (0, 1), DEADLINE_S)
+            transport.all_reduce(term, (0, 1))
         return [term.tolist() for term in terms]
 
     doubled = [[2, 2, 2]] * 4 + [[[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]], 2.0, [], [2.0, 2.0]]
@@ -323,8 +325,8 @@ def test_a_sum_over_an_unknown_group_is_refused(run):
     def program(transport):
         for ranks in ((0, 1), (1, 0, 2)):
             with pytest.raises(TransportError, match="cannot sum over ranks"):
-                transport.all_reduce(torch.ones(1), ranks, DEADLINE_S)
-        transport.barrier(DEADLINE_S)
+                transport.all_reduce(torch.ones(1), ranks)
+        transport.barrier()
 
     run(3, program)
 
@@ -343,8 +345,9 @@ def test_a_sum_that_one_rank_does_not_join_is_an_error_for_the_others(run, over,
         if transport.rank == world_size - 1:
             assert over.wait(DEADLINE_S)
             return None
+        transport.deadline_s = 0.1 if transport.rank == 0 else DEADLINE_S
         with pytest.raises((DeadlineError, TransportError)) as caught:
-            transport.all_reduce(torch.ones(size), ranks, 0.1 if transport.rank == 0 else DEADLINE_S)
+            transport.all_reduce(torch.ones(size), ranks)
         if transport.rank == 0:
             over.set()
         return str(caught.value)
@@ -361,13 +364,13 @@ def test_no_rank_passes_a_barrier_before_all_have_come(run, tmp_path):
         for _ in range(2):
             time.sleep(0.05 * transport.rank)
             marks[transport.rank].touch()
-            transport.barrier(DEADLINE_S)
+            transport.barrier()
             assert all(mark.exists() for mark in marks)
-            transport.barrier(DEADLINE_S)
+            transport.barrier()
             marks[transport.rank].unlink()
-            transport.barrier(DEADLINE_S)
+            transport.barrier()
             assert not any(mark.exists() for mark in marks)
-            transport.barrier(DEADLINE_S)
+            transport.barrier()
 
     run(3, program)
 
@@ -375,10 +378,10 @@ def test_no_rank_passes_a_barrier_before_all_have_come(run, tmp_path):
 def test_a_barrier_gives_all_ranks_the_largest_word(run):
     def program(transport):
         given = [
-            transport.barrier(DEADLINE_S, (7, 200, 0)[transport.rank]),
-            transport.barrier(DEADLINE_S, transport.rank),
+            transport.barrier((7, 200, 0)[transport.rank]),
+            transport.barrier(transport.rank),
         ]
-        return [*given, transport.barrier(DEADLINE_S)]
+        return [*given, transport.barrier()]
 
     assert run(3, program) == [[200, 2, 0]] * 3
 
@@ -388,8 +391,9 @@ def test_a_barrier_names_the_rank_that_is_missing(run, over):
         if transport.rank == 2:
             assert over.wait(DEADLINE_S)
             return None
+        transport.deadline_s = 0.1 if transport.rank == 0 else DEADLINE_S
         with pytest.raises((DeadlineError, TransportError)) as caught:
-            transport.barrier(0.1 if transport.rank == 0 else DEADLINE_S)
+            transport.barrier()
         if transport.rank == 0:
             over.set()
         return str(caught.value)
@@ -404,8 +408,8 @@ def test_nothing_is_left_behind(run):
     def program(transport):
         for step in range(5):
             deliver(transport, key(step=step), MIXED)
-            transport.all_reduce(torch.ones(2), (0, 1), DEADLINE_S)
-        transport.barrier(DEADLINE_S)
+            transport.all_reduce(torch.ones(2), (0, 1))
+        transport.barrier()
         return transport.num_buffers()
 
     assert run(2, program) == [(0, 0), (0, 0)]
@@ -413,5 +417,5 @@ def test_nothing_is_left_behind(run):
 
 def test_threads_do_not_outlive_a_run(run):
     before = threading.active_count()
-    run(2, lambda transport: transport.barrier(DEADLINE_S))
+    run(2, lambda transport: transport.barrier())
     assert threading.active_count() == before

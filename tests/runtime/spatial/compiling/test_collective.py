@@ -47,8 +47,8 @@ def test_random_exchanges_equal_those_by_messages(tmp_path):
                 continue
             x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
             wires = (
-                PeerGroup(transport, STAGES[stage], 20.0),
-                CollectivePeerGroup(collectives[stage], STAGES[stage], 20.0),
+                PeerGroup(transport, STAGES[stage]),
+                CollectivePeerGroup(collectives[stage], STAGES[stage]),
             )
             position, moves = wires[0].position, moves_between(owned, held, wanted)
             plain, joint = Exchange.of(wires[0], held, wanted, moves), wires[1].exchange(held, wanted, moves)
@@ -69,30 +69,30 @@ def test_sums_and_gathers_of_parts_of_a_stage(tmp_path):
         stage = open_collectives({7: (0, 1, 2, 3)}, groups=[(0, 2), (1, 3), (0, 1, 2, 3)], timeout_s=20.0)[7]
         half, everybody = ((0, 2), (1, 3))[rank % 2], (0, 1, 2, 3)
         term = torch.full((2, 3), float(rank + 1)).t()  # not contiguous
-        pending = stage.start_sum(term, half, 20.0)
+        pending = stage.start_sum(term, half)
         whole_sum = torch.tensor([float(rank)])
         pending.wait()
-        stage.all_reduce(whole_sum, everybody, 20.0)
+        stage.all_reduce(whole_sum, everybody)
         assert term.tolist() == [[2.0 * (1 + half[0]) + 2.0] * 2] * 3
         assert whole_sum.item() == 6.0
         for act in (stage.all_gather, transport.all_gather):
             flat = torch.zeros(9)
             flat[slices(SHARES[rank], (Interval(0, 9),))] = rank + 1.0
-            act(flat, [volume(box) for box in SHARES], everybody, 20.0)
+            act(flat, [volume(box) for box in SHARES], everybody)
             assert flat.tolist() == [1.0] * 4 + [2.0] * 2 + [4.0] * 3
         parts = []
         for act in (stage.reduce_scatter, transport.reduce_scatter):
             flat = torch.arange(9.0) * (rank + 1)
-            act(flat, [4, 2, 0, 3], everybody, 20.0)
+            act(flat, [4, 2, 0, 3], everybody)
             parts.append(flat)
         assert torch.equal(*parts)
         row = torch.tensor([float(rank)])
         came = {other: torch.empty(1) for other in half if other != rank}
-        stage.start_exchange(dict.fromkeys(came, row), came, 20.0).wait()  # the others take no part
+        stage.start_exchange(dict.fromkeys(came, row), came).wait()  # the others take no part
         assert [each.item() for each in came.values()] == [float(sum(half) - rank)]
         with pytest.raises(TransportError, match="cannot sum over ranks"):
-            stage.all_reduce(row, (0, 1), 20.0)
-        stage.all_reduce(row, (rank,), 20.0)
+            stage.all_reduce(row, (0, 1))
+        stage.all_reduce(row, (rank,))
         return row.item()
 
     assert run_in_processes(4, program, (), tmp_path / "store") == [0.0, 1.0, 2.0, 3.0]
@@ -103,10 +103,10 @@ def test_a_peer_that_is_gone_is_an_error(tmp_path):
 
     def program(transport):
         stage = open_collectives({0: (0, 1)}, timeout_s=1.0)[0]
-        transport.barrier(20.0)  # rank 0 has connected, too
+        transport.barrier()  # rank 0 has connected, too
         if transport.rank == 1:
             return None
-        wire = CollectivePeerGroup(stage, (0, 1), 20.0)
+        wire = CollectivePeerGroup(stage, (0, 1))
         wanted = [(Interval(0, 3),), (Interval(1, 4),)]
         exchange = wire.exchange(ends, wanted, moves_between(ends, ends, wanted))
         with pytest.raises(TransportError, match="rank 0 lost one of the ranks"):

@@ -137,8 +137,8 @@ def test_compiled_stage_equals_messages_and_one_device(late, partition, sizes, t
     def program(transport):
         torch.set_num_threads(1)
         collectives = open_collectives({0: (0, 1)}, timeout_s=30.0)[0]
-        eager = Divided(PeerGroup(transport, (0, 1), 30.0), late)
-        divided = Divided(CollectivePeerGroup(collectives, (0, 1), 30.0), late)
+        eager = Divided(PeerGroup(transport, (0, 1)), late)
+        divided = Divided(CollectivePeerGroup(collectives, (0, 1)), late)
         graphs = []
         function = compiled(divided.function, lambda: divided.now, recording(graphs, partition), collectives)
         counters.clear()
@@ -147,7 +147,7 @@ def test_compiled_stage_equals_messages_and_one_device(late, partition, sizes, t
             require_equal(found, eager.run(eager.function, samples))
             for place, term in enumerate(found):
                 if place != 1:  # the running variance is the same on both ranks
-                    transport.all_reduce(term, (0, 1), 30.0)
+                    transport.all_reduce(term, (0, 1))
             require_equal(found, alone(samples))
         return dict(counters["graph_break"]), counters["stats"]["unique_graphs"], graphs
 

@@ -105,7 +105,7 @@ def run(chain: Chain, division: Division, settings: HaloSettings) -> list[Ran]:
 
     def on_rank(end: InProcessTransport) -> Ran:
         torch.set_num_threads(1)
-        wire, put_off = PeerGroup(end, ranks, 20.0), DeferredGradients(most_kept=100)
+        wire, put_off = PeerGroup(end, ranks), DeferredGradients(most_kept=100)
         leaf = value = part_of(chain.x, division.held("x")[end.rank])
         parameters = []
         for index, layer in enumerate(convolutions(division)):

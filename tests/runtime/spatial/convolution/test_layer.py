@@ -167,7 +167,7 @@ def test_what_is_exchanged_is_the_adjoint_of_what_was() -> None:
     division = chain.division([Placement(0, cuts) for cuts in LAYOUTS["uneven"]])
 
     def products(end: InProcessTransport) -> list[tuple[float, float]]:
-        wire, found = PeerGroup(end, tuple(range(division.num_ranks)), 20.0), []
+        wire, found = PeerGroup(end, tuple(range(division.num_ranks))), []
         generator = torch.Generator().manual_seed(end.rank)
         for name in division.layers:
             value = division.layers[name].layer.inputs[0]
@@ -200,7 +200,7 @@ def on_two_ranks(
 
     def on_rank(end: InProcessTransport) -> Any:
         torch.set_num_threads(1)
-        wire = PeerGroup(end, (0, 1), 20.0)
+        wire = PeerGroup(end, (0, 1))
         names = {"input": 0, **({"weight": 1} if len(inputs) > 1 else {})}
         return run([LayerShard(wire, division, each, (0, 1), inputs_of=names) for each in divided.values()])
 

@@ -132,9 +132,9 @@ class _Counting(InProcessTransport):
 
     sizes: ClassVar[dict[int, list[int]]] = {}
 
-    def start_exchange(self, sent: Any, received: Any, deadline_s: float, key: Any = None) -> Any:
+    def start_exchange(self, sent: Any, received: Any, key: Any = None) -> Any:
         self.sizes.setdefault(self.rank, []).extend(tensor.nbytes for tensor in sent.values())
-        return super().start_exchange(sent, received, deadline_s)
+        return super().start_exchange(sent, received)
 
 
 @pytest.mark.parametrize(("cuts", "channels"), [({"height": (0, 3, 7)}, 5), ({"channel": (0, 2, 5)}, 0)])
