@@ -221,7 +221,7 @@ def test_in_a_job_of_torchrun_rank_0_plans_for_all(monkeypatch: pytest.MonkeyPat
     store, plan = torch.distributed.HashStore(), plan_of(SOURCE, [0.5], (3, 3))
     monkeypatch.setattr(parallelize, "job_stores", lambda rank, num_ranks: (store, store))
     monkeypatch.setattr(
-        parallelize, "joined", lambda terms, rank, *_, **__: SimpleNamespace(plan=terms.plan, rank=rank)
+        parallelize, "joined", lambda rank, *_, **__: SimpleNamespace(plan=rank.plan, rank=rank.context.rank)
     )
 
     def join(rank: int, make_plan: Callable[[], object]) -> object:
