@@ -59,8 +59,8 @@ def convolutions(at: Cloud, channels: int, best: Ceilings, quick: bool) -> Itera
     yield at_least(f"convolution, {name}, input gradient", best.floor_s(work) / input_s, "of the roofline", goal)
     share = best.floor_s(at.weight_gradient(channels, channels)) / weight_s
     yield at_least(f"convolution, {name}, weight gradient", share, "of the roofline", goal)
-    yield Row(f"convolution, {name}, forward", 1e6 * forward_s, "us")
-    yield Row(f"convolution, {name}, backward", 1e6 * (input_s + weight_s), "us")
+    yield Row(f"convolution, {name}, forward: takes", 1e6 * forward_s, "us")
+    yield Row(f"convolution, {name}, backward: takes", 1e6 * (input_s + weight_s), "us")
     yield from beside_spconv(at, x, forward_s, input_s + weight_s, quick)
 
 

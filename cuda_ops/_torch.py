@@ -109,7 +109,6 @@ __all__ = [
     "run_backward",
     "schema_of",
     "storage_id",
-    "storage_place",
     "sympy_interpreter",
     "times_written",
     "tree_flatten",
@@ -279,14 +278,6 @@ def default_store() -> Store:
 def at_node(interpreter: fx.Interpreter, node: fx.Node) -> AbstractContextManager[None]:
     """Errors inside name ``node``, as those of ``Interpreter.run_node`` do; a node that is run otherwise lacks that."""
     return interpreter._set_current_node(node)
-
-
-@needs_private_names
-def storage_place(file: str, offset: int, length: int) -> Any:
-    """Where a tensor lies in a file of ``torch.distributed.checkpoint``; public writers give it to nobody."""
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-
-    return _StorageInfo(file, offset, length)
 
 
 def optimizer_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

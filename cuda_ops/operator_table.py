@@ -62,7 +62,8 @@ class OperatorRow:
         halves: reads a call for a backward in two halves.
         price: the kernels that it is priced as, see ``profiler.modelled.operators``.
         python: (overload, what calls it from Python), where that is a microsecond or two less than by its schema.
-        takes_no_rows: whether its backward runs on tensors without elements.
+        gradient: where its backward is no ordinary one: ``none``, ``each`` of several results' to an argument of its
+            own, or ``rows``, which it needs: it fails on tensors without elements.
     """
 
     name: str
@@ -83,7 +84,7 @@ class OperatorRow:
     halves: CallReader | None = None
     price: str = ""
     python: tuple[str, Callable[..., Any]] | None = None
-    takes_no_rows: bool = True
+    gradient: str = ""
 
     @property
     def moves(self) -> bool:
@@ -137,7 +138,7 @@ _TABLE: tuple[Iterator[OperatorRow], ...] = (
     _rows("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d", "upsample"),
     _rows("pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d", "pad"),
     _rows("replication_pad1d replication_pad2d replication_pad3d", "pad"),
-    _rows("pixel_shuffle pixel_unshuffle", samples="each", takes_no_rows=False),
+    _rows("pixel_shuffle pixel_unshuffle", samples="each", gradient="rows"),
     _rows("affine_grid_generator grid_sampler", samples="each"),
     # sites of sparse networks
     _rows("sparse_conv", "sparse_conv"),
@@ -218,7 +219,8 @@ _TABLE: tuple[Iterator[OperatorRow], ...] = (
     _rows("alias contiguous to", "pointwise", elements=SAME, undo="same"),
     _rows("type_as", "pointwise", elements=SAME, undo="same", model="other"),
     _rows("expand_as", "pointwise", elements=SAME, model="other"),
-    _rows("clone detach lift_fresh_copy to_copy", "pointwise", elements=SAME),
+    _rows("clone lift_fresh_copy to_copy", "pointwise", elements=SAME),
+    _rows("detach", "pointwise", elements=SAME, gradient="none"),
     _rows("view reshape unflatten squeeze unsqueeze", "reshape", elements=REGROUPED, undo="shape"),
     _rows("unsafe_view", "reshape", elements=REGROUPED, undo="shape", price="free"),
     _rows("view_as", "reshape", elements=REGROUPED, undo="shape", model="other"),
@@ -270,7 +272,9 @@ _TABLE: tuple[Iterator[OperatorRow], ...] = (
     _rows("elu hardswish mish silu softplus", "pointwise", price="activation"),
     _rows("sigmoid tanh", price="activation"),
     _rows("gelu_backward mish_backward sigmoid_backward silu_backward tanh_backward", price="activation_backward"),
-    _rows("broadcast_tensors glu_jvp hardsigmoid hardtanh leaky_relu log_sigmoid prelu relu6 selu", "pointwise"),
+    _rows("glu_jvp hardsigmoid hardtanh leaky_relu log_sigmoid prelu relu6 selu", "pointwise"),
+    _rows("broadcast_tensors", "pointwise", gradient="each"),
+    _rows("meshgrid", gradient="each"),
     _rows("require_finite", "pointwise"),
     # dropout and random numbers
     _rows("dropout", "pointwise", draws="dropout", drops="elements", python=("default", torch.dropout)),

@@ -130,7 +130,7 @@ def _compare(plan: Plan, profile: Profile) -> Mapping[str, Plan]:
     )
     solved = solve.solve_baselines(problems.problem_of(plan, profile))
     plans = {"plan.json": plan, **solved.plans}
-    emit(Comparison(plans, solved.infeasible, profile, solved.took_s, solved.limits_s).render())
+    emit(Comparison(plans, profile, solved).render())
     return solved.plans
 
 

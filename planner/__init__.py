@@ -77,7 +77,7 @@ def plan(problem: Problem, solver: str = "best-first", progress: Progress | None
 def _misfits(profile: Profile) -> Iterator[Fault]:
     from planner.layers.fitting import misfits  # late: a rank reads no profile
 
-    yield from misfits(profile)
+    yield from misfits(profile.graph)
 
 
 validation.also(Profile, _misfits)  # floors: files are read below the layer kinds, which have a say in what makes sense

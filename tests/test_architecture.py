@@ -46,7 +46,8 @@ PLANNER = "planner.ir planner.layers planner.schedules planner.passes"
 SEARCH = "planner.solvers.budget planner.solvers.candidates planner.solvers.progress"
 WITH_TORCH = "planner.ir planner.layers planner.sites planner.token_slices.axes cuda_ops"
 DEPENDENCIES = (
-    "bokeh cloudpickle jinja2 laspy lazrs matplotlib nbformat numpy pandas pydantic rich sklearn torch typer uvicorn"
+    "bokeh cloudpickle jinja2 laspy lazrs matplotlib nbformat numpy pandas pydantic rich sklearn starlette torch typer"
+    " uvicorn"
 )
 # The architecture's table. The longest name here that a module's own begins with is its floor.
 FLOORS = {
@@ -107,6 +108,7 @@ FLOORS = {
         "torch",
     ),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
+    "runtime.checkpoint": floor(f"{WITH_TORCH} runtime", "pydantic safetensors torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
     "benchmarks": floor(

@@ -54,7 +54,7 @@ from planner.ir.profile import ModelSource, Optimizer
 from profiler import load_model
 from profiler.capture.graph import capture
 from runtime.checkpoint import complete_steps
-from runtime.checkpoint.reader import DATA_FILE
+from runtime.checkpoint.folders import DATA_FILE
 
 DEADLINE_S = 5.0
 ON_HOSTS, ON_DISKS = 0.2, 0.06

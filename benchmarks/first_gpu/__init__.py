@@ -1,4 +1,4 @@
-"""The first hour on a GPU: what was never run on one is run, compared, timed, and written down.
+"""The first hour on a GPU: what halopipe does there is run, compared, timed, and written down.
 
 Read ``frame`` (steps of parts, each step in a process of its own, what is written), ``networks`` (profiles, and the
 tables' error), ``plans`` (runs beside predictions), then ``machine``, ``kernels`` and ``exchanges``.

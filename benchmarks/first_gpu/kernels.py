@@ -30,7 +30,8 @@ def kernels(bench: Bench) -> Parts:
 
 def errors(bench: Bench, dtype: torch.dtype) -> Iterator[Row]:
     """How far each operator's results are from the reference's; whole numbers must be the same."""
-    yield Row(f"operators of {chosen(bench.device)}", 1.0, "used", "not torch", chosen(bench.device) != "torch")
+    used = chosen(bench.device)
+    yield Row(f"operators of {used}, {_name(dtype)}", 1.0, "used", "not torch", used != "torch")
     for operator, what, arguments in _calls(bench, dtype):
         there = [value.to(bench.device) if isinstance(value, Tensor) else value for value in arguments]
         exact = [_exact(value) for value in arguments]

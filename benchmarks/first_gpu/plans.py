@@ -110,6 +110,8 @@ def own_loop(bench: Bench, profile: Profile) -> tuple[float, int]:
     model = placed(loaded, device)
     optimizer = make_optimizer_of(profile.optimizer)(model.module.parameters())
     seconds = []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # of the networks before this one
     for _ in range(WARM_UP + STEPS):
         _wait(device)
         start_s = time.perf_counter()

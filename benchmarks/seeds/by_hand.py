@@ -8,9 +8,8 @@ from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.choose import best_of, heuristic_plan
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import heuristic_plan
 
 
 def best_of_these(

@@ -98,7 +98,7 @@ class CountedBatch(PreparedBatch):
         if found is None:
             rows, shares, ends = self.rows[microbatch], self._speeds, (self._position, self._position + 1)
             first, last = (round(rows * sum(shares[:end]) / sum(shares)) for end in ends)
-            tensors = {name: self._raw.part(name, microbatch, 0, rows) for name in self.prepared.raw}
+            tensors = {name: self.raw.part(name, microbatch, 0, rows) for name in self.prepared.raw}
             counts = tensors[_COUNTS]
             tensors[_COUNTS] = torch.cat([0 * counts[:first], counts[first:last], 0 * counts[last:]])
             clouds = self.prepared.preparation.clouds(list(tensors.values()))

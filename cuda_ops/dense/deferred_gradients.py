@@ -132,7 +132,8 @@ def _call(
             return target(*args, **kwargs)
         dtype = torch.get_autocast_dtype(device) if call.autocasts else None
         with torch.autocast(device, enabled=False):
-            return _apply(queue, call, _cast(x, dtype), _cast(weight.detach(), dtype), _cast(bias, dtype))
+            operands = (as_autocast(each, dtype) for each in (x, weight.detach(), bias))
+            return _apply(queue, call, *operands)
     return _apply(queue, call, x, weight.detach(), bias)
 
 
@@ -174,8 +175,7 @@ class _Deferred(torch.autograd.Function):
         return None, None, None, dx, None, None
 
 
-def _cast(tensor: Tensor | None, dtype: torch.dtype | None) -> Any:
-    """As autocast does it: floats, but not of 64 bits."""
-    if dtype is None or tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
-        return tensor
-    return tensor.to(dtype)
+def as_autocast(tensor: Tensor | None, dtype: torch.dtype | None) -> Any:
+    """In ``dtype``, as autocast casts: floats, but not of 64 bits."""
+    is_kept = dtype is None or tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64
+    return tensor if is_kept or tensor is None else tensor.to(dtype)

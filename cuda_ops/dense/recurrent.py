@@ -24,8 +24,6 @@ from cuda_ops._torch import COMPOSITE_KEYS, FakeTensor, clear_dispatch_cache, di
 
 _ATEN = torch.ops.aten
 
-ShapeRule = Callable[..., tuple[Tensor, ...]]
-
 
 def _shaped(
     input: Tensor,
@@ -55,7 +53,7 @@ def _shaped(
     return output, *(state.new_empty(state.shape, dtype=each) for state, each in ends)
 
 
-RECURRENT_SHAPES: Mapping[Any, ShapeRule] = {
+RECURRENT_SHAPES: Mapping[Any, Callable[..., tuple[Tensor, ...]]] = {
     _ATEN.lstm.input: _shaped,
     _ATEN.gru.input: functools.partial(_shaped, passes_over=True),
     _ATEN.rnn_tanh.input: _shaped,
@@ -84,7 +82,7 @@ def recurrence_by_shape() -> Iterator[None]:
             clear_dispatch_cache(operator)
 
 
-def _for_fakes(rule: ShapeRule, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+def _for_fakes(rule: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(rule)
     def kernel(input: Tensor, *arguments: Any, **names: Any) -> Any:
         chosen = rule if isinstance(input, FakeTensor) else otherwise
@@ -126,8 +124,7 @@ def lacks_lstm(dtype: torch.dtype) -> bool:
     return False
 
 
-_LSTM = 2
-"""The mode of ``aten::mkldnn_rnn_layer``; it knows no other."""
+_LSTM = 2  # the mode of ``aten::mkldnn_rnn_layer``; it knows no other
 
 
 @functools.cache  # which keeps the library alive

@@ -74,8 +74,7 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
 
 def registered(call: UserFunction) -> str:
     """The text by which the operator finds ``call`` in this process."""
-    function = call.function
-    name = f"{function.__module__}.{function.__qualname__}:{next(_NUMBERS)}"
+    name = f"{call.function.__module__}.{call.function.__qualname__}:{next(_NUMBERS)}"
     _CALLS[name] = call
     return name
 

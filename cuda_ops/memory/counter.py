@@ -125,15 +125,12 @@ class MemoryMeter(Protocol):
     @property
     def current_bytes(self) -> int:
         """In use now."""
-        ...
 
     def take_peak(self) -> int:
         """The most in use at once since this was last called."""
-        ...
 
     def limit(self, num_bytes: int | None) -> None:
         """Beyond so many bytes allocations raise ``torch.OutOfMemoryError``; None: no limit."""
-        ...
 
 
 class CpuMeter:

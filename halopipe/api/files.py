@@ -81,7 +81,7 @@ def remember(plan: Plan, profile: Profile | Path) -> Plan:
     return plan
 
 
-def profile_of(plan: PlanOrPath, profile: ProfileOrPath | None) -> Profile | None:
+def profile_of(plan: PlanOrPath, profile: ProfileOrPath | None = None) -> Profile | None:
     """The one given, else the one remembered, if there is one; under the corrections that the plan was made under."""
     plan = plan_in(plan)
     if profile is not None:
@@ -92,11 +92,6 @@ def profile_of(plan: PlanOrPath, profile: ProfileOrPath | None) -> Profile | Non
     if isinstance(remembered, Path):
         return plan_files.profile_of(plan, remembered, None)
     return None if remembered is None else plan_files.as_priced(remembered, plan, "the plan")
-
-
-def remembered(plan: Plan) -> Profile | None:
-    """The profile that the plan was made from, if this process made or read it."""
-    return profile_of(plan, None)
 
 
 def needed(plan: PlanOrPath, profile: Profile | None) -> Profile:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halopipe.api.arguments import checked
-from halopipe.api.files import PlanOrPath, ProfileOrPath, needed, plan_in, profile_in, profile_of, remembered
+from halopipe.api.files import PlanOrPath, ProfileOrPath, needed, plan_in, profile_in, profile_of
 from halopipe.planning.compare import Comparison
 from planner.ir.errors import UsageError
 from planner.ir.files import write_text
@@ -18,7 +18,6 @@ from planner.ir.profile import Profile
 if TYPE_CHECKING:
     from halopipe.planning.shadow_prices import ShadowPrices
     from halopipe.planning.what_if import PlanAnswer
-    from planner.ir.graph import Graph
     from planner.ir.timeline import TimelineFile
     from planner.layers.receptive_field import ReceptiveField
 
@@ -60,7 +59,7 @@ def compare(*plans: PlanOrPath, **named: PlanOrPath) -> Comparison:
         by_name[name] = one
     by_name.update({name: plan_in(one) for name, one in named.items()})
     first = next(iter((*plans, *named.values())))
-    return Comparison(by_name, profile=profile_of(first, None))
+    return Comparison(by_name, profile=profile_of(first))
 
 
 @checked
@@ -150,7 +149,7 @@ def report(plan: PlanOrPath, *others: PlanOrPath | Profile | TimelineFile, outpu
     from halopipe.reports import report as reporting
 
     reporting.require_page(output)
-    sources = reporting.read([plan, *others], remembered=remembered(plan_in(plan)))
+    sources = reporting.read([plan, *others], remembered=profile_of(plan))
     write_text(output, reporting.page(sources))
 
 
@@ -158,7 +157,7 @@ def _question(plan: PlanOrPath, asked: tuple[ProfileOrPath | None, ...]) -> tupl
     """The profile that is given or remembered, and the question."""
     match asked:
         case (str() as question,):
-            return profile_of(plan, None), question
+            return profile_of(plan), question
         case (profile, str() as question):
             return profile_of(plan, profile), question
     raise UsageError(

@@ -28,7 +28,12 @@ def checkpoint(
     folder: Annotated[Path | None, typer.Argument(metavar="FOLDER", help="The folder, behind a verb.")] = None,
     step: Annotated[int | None, typer.Option(metavar="N", help="The one of step N; the newest if not given.")] = None,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="FILE", help="State dict to write: torch.load, load_state_dict.")
+        Path | None,
+        typer.Option(
+            "--to",
+            metavar="FILE",
+            help="State dict to write, for torch.load; NAME.dcp: a folder, for torch.distributed.checkpoint.load.",
+        ),
     ] = None,
     source: Annotated[
         Path | None,

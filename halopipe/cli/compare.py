@@ -31,14 +31,13 @@ def compare(
     """Put plans beside one another: a table, and what they decide differently."""
     from halopipe.planning import plan_files, problem, search_progress
     from halopipe.planning.compare import Comparison
-    from halopipe.planning.solve import Baselines
 
     require_once(plans, "plan")
     names = [str(path) for path in plans]
     by_name = {name: plan_files.load_plan(name) for name in names}
-    solved = Baselines({}, {})
     first = by_name[names[0]]
     source = plan_files.profile_of(first, names[0], profile, cluster)
+    comparison = Comparison(by_name, source)
     if baselines:
         if source is None:
             raise UsageError(
@@ -47,6 +46,5 @@ def compare(
                 [console.command("compare", names[0], "--baselines", "--profile", "PROFILE")],
             )
         solved = search_progress.baselines(problem.problem_of(first, source), jobs)
-        by_name.update(solved.plans)
-    comparison = Comparison(by_name, solved.infeasible, source, solved.took_s, solved.limits_s)
+        comparison = Comparison({**by_name, **solved.plans}, source, solved)
     console.show(comparison, as_json=json)

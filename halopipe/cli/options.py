@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -42,9 +42,16 @@ def job_of(context: typer.Context) -> Path | None:
 
 def given_options(context: typer.Context) -> dict[str, Any]:
     """By field, what the command line or its job file says of a run."""
-    sources = {name: context.get_parameter_source(name) for name in ASKED}
-    explicit = [name for name, source in sources.items() if source and source.name != "DEFAULT"]
-    return {name: _meant(name, context.params[name]) for name in explicit}
+    return {
+        name: _word(context.params[name]) if option_of(name).kind == WORD else context.params[name]
+        for name in explicit(context, ASKED)
+    }
+
+
+def explicit(context: typer.Context, names: Iterable[str]) -> list[str]:
+    """Those of the options that the command line, or its job file, says something of."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
 
 
 _JOB = f"{__name__}.job"
@@ -89,11 +96,6 @@ def _spelled(name: str, value: Any) -> Any:
     if option_of(name).kind != WORD or isinstance(value, str):
         return value
     return _ALONE if value else ""
-
-
-def _meant(name: str, value: Any) -> Any:
-    """Of the command line, as a job file has it."""
-    return _word(value) if option_of(name).kind == WORD else value
 
 
 def _word(value: str) -> bool | str:

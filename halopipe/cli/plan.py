@@ -41,8 +41,8 @@ def plan(
         ),
     ] = None,
     cluster: ClusterOption = None,
-    search: SearchOptions,
     options: PlanOptions,
+    search: SearchOptions,
     json: Json = False,
 ) -> None:
     """Search for the best plan -> plan.json. Needs no devices, but for --measure-missing."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halopipe.cli.options import HostsOption, Json, with_options
+from halopipe.cli.options import HostsOption, Json, explicit, with_options
 from halopipe.planning.options import MEASURING, ProfileOptions
 from halopipe.run_spec.schema import asked_in, flag
 from halopipe.terminal import console, units
@@ -54,7 +54,7 @@ def profile(
         job = job_rank()
         source = _source(model, options, job)
         if options.on or options.tables:
-            refused = [flag for name, flag in _NOT_ELSEWHERE.items() if _is_given(context, name)]
+            refused = [_NOT_ELSEWHERE[name] for name in explicit(context, _NOT_ELSEWHERE)]
             _write(measure.modelled(source, options, refused=refused), output, json)
             return
         if options.size:
@@ -99,11 +99,6 @@ def _stages_elsewhere(local_loss: str, workers: int) -> str:
     if not workers:
         raise UsageError("--local-loss stage: as many as which workers?", [], ["give --workers N, or --local-loss N"])
     return str(workers)
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
 
 
 def _write(profile: Profile, output: Path, json: bool) -> None:

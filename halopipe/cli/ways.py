@@ -27,8 +27,9 @@ def ways(
     ],
     gpus: Annotated[int, typer.Option(min=1, help="Devices.")],
     global_batch: Annotated[int, typer.Option(min=1, help="Samples a step.")],
-    options: WaysOptions,
+    *,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write: the best way, as JSON.")] = None,
+    options: WaysOptions,
     json: Json = False,
 ) -> None:
     """Find how to divide a transformer's training step over a cluster of GPUs. Needs no devices."""

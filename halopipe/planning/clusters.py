@@ -59,7 +59,10 @@ def catalogue_table() -> str:
             _written(entry.memory_bytes),
             _written(entry.memory_bytes_per_s),
             _written(entry.on_chip_bytes),
-            *(_tera(entry.peak_flop_per_s.get(dtype)) for dtype in dtypes),
+            *(
+                f"{entry.peak_flop_per_s[dtype].value / 1e12:.4g}" if dtype in entry.peak_flop_per_s else _UNKNOWN
+                for dtype in dtypes
+            ),
             entry.note,
         ]
         for entry in devices().values()
@@ -154,10 +157,6 @@ def _span(names: list[str]) -> str:
 
 def _written(figure: Figure | None) -> str:
     return _UNKNOWN if figure is None else figure.text
-
-
-def _tera(figure: Figure | None) -> str:
-    return _UNKNOWN if figure is None else f"{figure.value / 1e12:.4g}"
 
 
 _FAMILY = "gpu"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from halopipe.planning.solve import ties_of
+from halopipe.planning.solve import Baselines, ties_of
 from halopipe.terminal import tables as text
 from halopipe.terminal import units
 from planner.check.structure import model_faults
@@ -33,17 +33,13 @@ class Comparison:
     """Plans by name; the first is the one that the others are held against.
 
     Attributes:
-        infeasible: strategies that have no plan, and why.
         profile: that the first was made from; without it nothing is known of ties.
-        took_s: what strategies took to plan, by the clock.
-        limits_s: what they might have taken.
+        solved: the strategies among the plans, those that have none, and how long they took.
     """
 
     plans: Mapping[str, Plan]
-    infeasible: Mapping[str, str] = field(default_factory=dict)
     profile: Profile | None = None
-    took_s: Mapping[str, float] = field(default_factory=dict)
-    limits_s: Mapping[str, float] = field(default_factory=dict)
+    solved: Baselines = field(default_factory=lambda: Baselines({}, {}))
 
     def __str__(self) -> str:
         return self.render()
@@ -63,8 +59,8 @@ class Comparison:
         return {
             "plans": [asdict(row) for row in self.rows()],
             "differences": {name: list(lines) for name, lines in self.differences().items()},
-            "infeasible": dict(self.infeasible),
-            "planning_s": dict(self.took_s),
+            "infeasible": dict(self.solved.infeasible),
+            "planning_s": dict(self.solved.took_s),
             "ties": self.ties,
             "taken": self.taken,
         }
@@ -131,9 +127,9 @@ class Comparison:
     def render(self) -> str:
         """The table, then the differences from the first plan."""
         lines = [text.table(*self.table())]
-        lines += [f"  {name}: no plan: {why}" for name, why in self.infeasible.items()]
-        if self.took_s:
-            lines += ["", f"  planned in: {', '.join(map(self._planning, self.took_s))}"]
+        lines += [f"  {name}: no plan: {why}" for name, why in self.solved.infeasible.items()]
+        if self.solved.took_s:
+            lines += ["", f"  planned in: {', '.join(map(self._planning, self.solved.took_s))}"]
         models = {plan.inputs.model_fingerprint for plan in self.plans.values()}
         if len(models) > 1:
             lines += ["", "  note: these plans are for different models"]
@@ -163,7 +159,7 @@ class Comparison:
 
     def _planning(self, name: str) -> str:
         """What a strategy took, and whether that was all it might."""
-        took_s, limit_s = self.took_s[name], self.limits_s[name]
+        took_s, limit_s = self.solved.took_s[name], self.solved.limits_s[name]
         all_of_it = f" (all of {units.seconds(limit_s)})" if took_s >= _NEARLY_ALL * limit_s else ""
         return f"{name} {units.seconds(took_s)}{all_of_it}"
 

@@ -105,48 +105,44 @@ def with_link(
             evidence=DATASHEET,
         )
 
-    collectives = tuple(
-        replace(collective, points=scaled(collective.points, 2 * (collective.num_ranks - 1)))
-        if collective.link == name and collective.num_ranks > 1
-        else collective
-        for collective in cluster.collectives
-    )
-    return replace(_with_links(cluster, name, changed), collectives=collectives)
+    return _with_links(cluster, name, changed, lambda one: scaled(one.points, 2 * (one.num_ranks - 1)))
 
 
 def with_faster_link(cluster: Cluster, name: str, times: float) -> Cluster:
     """The cluster with everything on a link ``times`` as fast; what the cores do for a message stays."""
 
-    def faster(link: Link) -> Link:
-        return replace(
-            link,
-            latency_s=link.latency_s / times,
-            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * times,
-            points=tuple((size, seconds / times) for size, seconds in link.points),
-            evidence=DATASHEET,
-        )
+    def faster(points: Points) -> Points:
+        return tuple((size, seconds / times) for size, seconds in points)
 
-    collectives = tuple(
-        _faster(collective, times) if collective.link == name and collective.num_ranks > 1 else collective
-        for collective in cluster.collectives
-    )
-    return replace(_with_links(cluster, name, faster), collectives=collectives)
+    def changed(link: Link) -> Link:
+        latency_s, bandwidth = link.latency_s / times, link.bandwidth_bytes_per_s * times
+        points = faster(link.points)
+        return replace(link, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, points=points, evidence=DATASHEET)
+
+    return _with_links(cluster, name, changed, lambda one: faster(one.points))
 
 
-def _with_links(cluster: Cluster, name: str, changed: Callable[[Link], Link]) -> Cluster:
-    """The cluster with the links of a tier changed, also those stated for pairs of hosts."""
+def _with_links(
+    cluster: Cluster, name: str, changed: Callable[[Link], Link], points: Callable[[Collective], Points]
+) -> Cluster:
+    """The cluster with the links of a tier changed, also those stated for pairs of hosts, and its collectives' points.
+
+    Args:
+        points: of a collective of several ranks.
+    """
     pairs = tuple(
         replace(pair, link=changed(pair.link)) if cluster.pair_tier(pair) == name else pair for pair in cluster.pairs
     )
-    return replace(cluster, links={**cluster.links, name: changed(cluster.links[name])}, pairs=pairs)
+    collectives = tuple(
+        replace(one, points=points(one)) if one.link == name and one.num_ranks > 1 else one
+        for one in cluster.collectives
+    )
+    links = {**cluster.links, name: changed(cluster.links[name])}
+    return replace(cluster, links=links, pairs=pairs, collectives=collectives)
 
 
 def _least_s(link: Link) -> float:
     return min(link.latency_s, link.points[0][1]) if link.points else link.latency_s
-
-
-def _faster(collective: Collective, times: float) -> Collective:
-    return replace(collective, points=tuple((size, seconds / times) for size, seconds in collective.points))
 
 
 def _linked(cluster: Cluster) -> Cluster:
@@ -227,7 +223,7 @@ def _apply(at: Changed, part: str) -> Changed:
     if name.endswith(".memory"):
         return _memory_changed(at, name.removesuffix(".memory"), value)
     if ":" in value or value == "together":
-        return replace(at, problem=_with_rule(at.problem, part))
+        return replace(at, problem=_with_rules(at.problem, part))
     raise UnknownNameError(
         f"nothing is known of {name!r}",
         [
@@ -269,19 +265,9 @@ def _memory_changed(at: Changed, pattern: str, value: str) -> Changed:
     return replace(at, problem=_on(at.problem, replace(cluster, devices=devices)))
 
 
-def _schedule(problem: Problem, value: str) -> Problem:
-    require_known("schedule", [value], problems.schedule_names())
-    return replace(problem, schedules=(value,))
-
-
-def _choice(field: str, what: str, names: Sequence[str]) -> Callable[[Problem, str], Problem]:
-    """Sets a field of the problem to one of ``names``."""
-
-    def chosen(problem: Problem, value: str) -> Problem:
-        require_known(what, [value], names)
-        return replace(problem, **{field: value})  # type: ignore[arg-type]  # names of fields that are text
-
-    return chosen
+def _one_of(what: str, value: str, names: Sequence[str]) -> str:
+    require_known(what, [value], names)
+    return value
 
 
 def _micro_batch(problem: Problem, value: str) -> Problem:
@@ -311,11 +297,7 @@ def _stages(problem: Problem, value: str) -> Problem:
     """Exactly so many: the last layer is in the last stage."""
     wanted = _integer("stages", value)
     last = glob.escape(problem.profile.graph.layers[-1].name)
-    return replace(problem, max_stages=wanted, fix=(*problem.fix, Rule(last, "stage", str(wanted - 1))))
-
-
-def _replicas(problem: Problem, value: str) -> Problem:
-    return replace(problem, fix=(*problem.fix, Rule("*", "replicas", str(_integer("dp", value)))))
+    return _with_rules(replace(problem, max_stages=wanted), Rule(last, "stage", str(wanted - 1)))
 
 
 def _zero(problem: Problem, value: str) -> Problem:
@@ -330,12 +312,8 @@ def _allow(problem: Problem, value: str) -> Problem:
     return replace(problem, allow=tuple(name for name in FAMILIES if name in families))
 
 
-def _global_batch(problem: Problem, value: str) -> Problem:
-    return replace(problem, global_batch=_integer("global-batch", value))
-
-
-def _with_rule(problem: Problem, text: str) -> Problem:
-    return replace(problem, fix=(*problem.fix, *problems.rules_of([text], problem.profile)))
+def _with_rules(problem: Problem, *rules: str | Rule) -> Problem:
+    return replace(problem, fix=(*problem.fix, *problems.rules_of(rules, problem.profile)))
 
 
 def _on(problem: Problem, cluster: Any) -> Problem:
@@ -373,19 +351,21 @@ def _quantity(value: str, dimension: str) -> float:
 
 
 _CHANGES: Mapping[str, Callable[[Problem, str], Problem]] = {
-    "schedule": _schedule,
+    "schedule": lambda problem, value: replace(
+        problem, schedules=(_one_of("schedule", value, problems.schedule_names()),)
+    ),
     "micro-batch": _micro_batch,
     "token-slices": _token_slices,
     "ranks": _ranks,
     "stages": _stages,
-    "dp": _replicas,
-    "recompute": _choice("recompute", "way to recompute", RECOMPUTE),
-    "shard": _choice("shard", "way to shard", SHARD),
+    "dp": lambda problem, value: _with_rules(problem, Rule("*", "replicas", str(_integer("dp", value)))),
+    "recompute": lambda problem, value: replace(problem, recompute=_one_of("way to recompute", value, RECOMPUTE)),
+    "shard": lambda problem, value: replace(problem, shard=_one_of("way to shard", value, SHARD)),
     "zero": _zero,
     "allow": _allow,
-    "objective": _choice("objective", "objective", OBJECTIVES),
+    "objective": lambda problem, value: replace(problem, objective=_one_of("objective", value, OBJECTIVES)),
     "rate": lambda problem, value: replace(problem, rate_per_s=_number("rate", value)),
     "memory": lambda problem, value: replace(problem, memory_bytes=int(_quantity(value, BYTES))),
-    "global-batch": _global_batch,
+    "global-batch": lambda problem, value: replace(problem, global_batch=_integer("global-batch", value)),
     "gap": lambda problem, value: replace(problem, gap=_number("gap", value)),
 }

@@ -10,7 +10,7 @@ well; which plans are kept does not depend on how many there are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from halopipe.planning import solve
@@ -36,23 +36,6 @@ Show = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class PointRow:
-    """A point of the front in one line; ``peak_bytes`` of the fullest rank is the least limit that the plan obeys."""
-
-    point: int
-    step_s: float
-    samples_per_s: float
-    slower: float
-    peak_bytes: int
-    num_stages: int
-    num_ranks: int
-    schedule: str
-    recompute: bool
-    status: str
-    bound_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Front:
     """Plans that no other beats in both step and memory, the fastest first.
 
@@ -66,50 +49,50 @@ class Front:
     def __str__(self) -> str:
         return self.render()
 
-    def rows(self) -> tuple[PointRow, ...]:
-        """A row a plan."""
-        best_per_s = self.plans[0].prediction.samples_per_s
-        return tuple(
-            PointRow(
-                point=number,
-                step_s=plan.prediction.step_s,
-                samples_per_s=plan.prediction.samples_per_s,
-                slower=best_per_s / plan.prediction.samples_per_s - 1 if plan.prediction.samples_per_s else 0.0,
-                peak_bytes=plan.prediction.peak_bytes,
-                num_stages=len(plan.decision.stages),
-                num_ranks=len(plan.decision.used_ranks),
-                schedule=f"{plan.decision.schedule} {units.micro_batches(plan.decision.micro_batches)}",
-                recompute=any(stage.recompute or stage.recomputed for stage in plan.decision.stages),
-                status=plan.search.status,
-                bound_s=plan.search.bound_s,
-            )
-            for number, plan in enumerate(self.plans, start=1)
-        )
-
     def frame(self) -> pd.DataFrame:
         """A pandas frame, a row a plan; columns are the JSON keys."""
         import pandas as pd
 
-        return pd.DataFrame([asdict(row) for row in self.rows()]).set_index("point")
+        return pd.DataFrame(self.data()["points"]).set_index("point")
 
     def data(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {"complete": self.complete, "points": [asdict(row) for row in self.rows()]}
+        """Plain data for JSON; ``peak_bytes`` of a point is the least limit that its plan obeys."""
+        points = [
+            {
+                "point": number,
+                "step_s": plan.prediction.step_s,
+                "samples_per_s": plan.prediction.samples_per_s,
+                "slower": self._slower(plan),
+                "peak_bytes": plan.prediction.peak_bytes,
+                "num_stages": len(plan.decision.stages),
+                "num_ranks": len(plan.decision.used_ranks),
+                "schedule": f"{plan.decision.schedule} {units.micro_batches(plan.decision.micro_batches)}",
+                "recompute": any(stage.recompute or stage.recomputed for stage in plan.decision.stages),
+                "status": plan.search.status,
+                "bound_s": plan.search.bound_s,
+            }
+            for number, plan in enumerate(self.plans, start=1)
+        ]
+        return {"complete": self.complete, "points": points}
+
+    def _slower(self, plan: Plan) -> float:
+        per_s = plan.prediction.samples_per_s
+        return self.plans[0].prediction.samples_per_s / per_s - 1 if per_s else 0.0
 
     def render(self) -> str:
         """A table of memory limits and the best step under each."""
         cells = [
             [
-                str(row.point),
-                units.size(row.peak_bytes),
-                units.seconds(row.step_s),
-                "best" if row.slower == 0 else units.signed_percent(row.slower),
-                str(row.num_stages),
-                row.schedule,
-                "yes" if row.recompute else "no",
+                str(row["point"]),
+                units.size(row["peak_bytes"]),
+                units.seconds(row["step_s"]),
+                "best" if row["slower"] == 0 else units.signed_percent(row["slower"]),
+                str(row["num_stages"]),
+                row["schedule"],
+                "yes" if row["recompute"] else "no",
                 proof_text(plan.search),
             ]
-            for row, plan in zip(self.rows(), self.plans, strict=True)
+            for row, plan in zip(self.data()["points"], self.plans, strict=True)
         ]
         table = tables.table(["", "memory", "step", "slower", "stages", "schedule", "recompute", "search"], cells)
         whole = "the whole front, proven" if self.complete else "not the whole front, or not all of it proven"

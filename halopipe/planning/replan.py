@@ -190,8 +190,8 @@ def _recut(problem: Problem, decision: Decision) -> Plan | None:
     Ranks that are gone leave their share to the others of their stage; the layers of a stage that is gone as a whole
     go to the stage before it, those of the first ones to the next.
     """
+    from planner.solvers.candidates.choose import heuristic_plan
     from planner.solvers.candidates.evaluate import Evaluator
-    from planner.solvers.candidates.explain import heuristic_plan
 
     if problem.shard == AUTO:
         sharded = any(stage.sharded for stage in decision.stages)

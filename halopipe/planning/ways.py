@@ -206,8 +206,8 @@ def plan_by(
         InfeasibleError: it does not fit.
     """
     from halopipe.planning.problem import make_problem
+    from planner.solvers.candidates.choose import heuristic_plan, infeasible
     from planner.solvers.candidates.evaluate import Evaluator
-    from planner.solvers.candidates.explain import heuristic_plan, infeasible
     from planner.transformers.placement import schedule_of
 
     if "=" in source or not source.endswith(".json"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +117,8 @@ def why_not(plan: Plan, profile: Profile | None, question: str, progress: Progre
     asked = question.strip()
     if profile is not None and asked in _solvers():
         return _search(plan, profile, asked, f"solver={asked}", progress)
-    listed = _listed(plan)
+    listed = {other.name: other.why_not for other in plan.alternatives}
+    listed |= {rejected.what: rejected.why for rejected in plan.search.rejected}
     matches = {name: why for name, why in listed.items() if asked and asked.lower() in name.lower()}
     if matches:
         return PlanAnswer(asked, plan, reasons=tuple(f"{name}: {why}" for name, why in matches.items()))
@@ -169,11 +169,6 @@ def _search(plan: Plan, profile: Profile, question: str, text: str, progress: Pr
     ones = plan.decision, other.decision
     is_tie = same_machines and solve.ties_of(asked.profile).is_tie(*ones, asked.confidence)
     return PlanAnswer(question, plan, other, (), evidence, is_tie)
-
-
-def _listed(plan: Plan) -> Mapping[str, str]:
-    listed = {other.name: other.why_not for other in plan.alternatives}
-    return {**listed, **{rejected.what: rejected.why for rejected in plan.search.rejected}}
 
 
 def _solvers() -> tuple[str, ...]:

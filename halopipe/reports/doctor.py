@@ -43,7 +43,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
     "ray": {"ray": "ray"},
     "report": {"bokeh": "bokeh", "jinja2": "jinja2"},
     "scans": {"laspy": "laspy", "lazrs": "lazrs"},
-    "serve": {"uvicorn": "uvicorn"},
+    "serve": {"starlette": "starlette", "uvicorn": "uvicorn"},
     "tensorboard": {"tensorboard": "tensorboard"},
 }
 """Extras of the installation: their packages, and what these are called when imported.
@@ -303,7 +303,10 @@ def _gpus() -> Iterator[Finding]:
     import torch.distributed as dist
 
     yield Finding(
-        "GPU", OK, f"{units.count(gpus.num_gpus(), 'GPU')}: {driver}; nothing of halopipe was tested on a GPU yet"
+        "GPU",
+        OK,
+        f"{units.count(gpus.num_gpus(), 'GPU')}: {driver}; "
+        "plans of one rank were tested on one H200, two GPUs and NCCL never",
     )
     has_nccl, text = dist.is_nccl_available(), "this build of torch has none"
     if has_nccl:

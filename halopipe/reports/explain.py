@@ -16,7 +16,7 @@ from planner.export.rows import StageRow, stage_rows, tiles_text
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS
 from planner.ir.codec import plain
 from planner.ir.graph import SAMPLE
-from planner.ir.plan import UNCUT, Measured, Plan, Prediction, RankPrediction, Search
+from planner.ir.plan import UNCUT, Decision, Measured, Plan, Prediction, RankPrediction, Search
 from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.profile import ModelSource, Profile
 from planner.ir.program import Program
@@ -45,10 +45,13 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
     if timeline is not None:
         picture = tables.gantt(timeline, plan_files.device_names(plan), width - 2)
         blocks.append("\n".join(["Step (predicted)", *(f"  {line}" for line in picture.splitlines())]))
+    rows, (others, other_cells) = stage_rows(plan, profile, timeline), alternative_table(plan)
     blocks += [
         "\n".join(
             [
-                _stages(stage_rows(plan, profile, timeline)),
+                "Stages",
+                tables.table(*stage_table(rows)),
+                *layout_lines(rows),
                 *block_lines(plan, profile),
                 *(recomputed_lines(plan, profile) if profile is not None else ()),
             ]
@@ -58,7 +61,7 @@ def explain(plan: Plan, profile: Profile | None = None, width: int = 96) -> str:
         evidence_text(prediction),
         _titled("What binds", [f"- {line}" for line in plan.search.binding]),
         _titled("How good it is", certificate(plan.search, prediction)),
-        _alternatives(plan),
+        f"Alternatives\n{tables.table(others, other_cells)}" if other_cells else "",
         _measured(plan.measured, prediction) if plan.measured is not None else "",
     ]
     if profile is None:
@@ -107,64 +110,71 @@ def headline(plan: Plan, fresh: Prediction | None = None, objective: str = THROU
     Args:
         objective: what the plan was to make small; one line more unless it is the step.
     """
-    decision, prediction = plan.decision, fresh or plan.prediction
-    return (
-        f"{units.count(len(decision.stages), 'stage')} on {units.count(len(decision.used_ranks), 'device')}, "
-        f"schedule {decision.schedule}, {units.micro_batches(decision.micro_batches)}"
-        f"{units.token_slices(decision.token_slices)}\n"
-        f"  model     {model_text(plan.inputs.model)}\n"
-        f"  predicted {within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
-        f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}"
-        + (f", messages over {prediction.transport})" if prediction.transport else ")")
-        + _gap_line(plan)
-        + _division_line(plan)
-        + _stream_line(prediction)
-        + optimisation_line(plan)
-        + ("\n  prepares  the next step's sites and maps during this one" if decision.prepares_next_step else "")
-        + _machines_line(plan)
-        + _weights_line(plan, prediction)
-        + _tie_line(plan)
-        + _uncut_line(plan)
-        + _calibration_line(plan)
-        + _objective_line(prediction, objective)
-    )
+    decision, prediction, speeds = plan.decision, fresh or plan.prediction, plan.inputs.request.speeds
+    over = f", messages over {prediction.transport}" if prediction.transport else ""
+    peak = f": {units.size(prediction.peak_bytes)} on the fullest rank" if objective == MEMORY else ""
+    facts = {
+        "model": model_text(plan.inputs.model),
+        "predicted": f"{within(prediction)} a step, {units.rate(prediction.samples_per_s)} samples/s, "
+        f"bubble {units.percent(prediction.bubble_fraction)} (costs: {prediction.evidence}{over})",
+        "gap": _gap(plan.search),
+        "divided": _division(decision),
+        "stream": _stream(prediction),
+        "changes": f"\n{_LABEL.format('changes')}".join(optimisation_changes(plan)),
+        "prepares": "the next step's sites and maps during this one" if decision.prepares_next_step else "",
+        "machines": standing_text(speeds) if speeds else "",
+        "weights": _weights(plan, prediction),
+        "a tie": _tie(plan),
+        "uncut": _uncut(plan.search),
+    }
+    stages, devices = units.count(len(decision.stages), "stage"), units.count(len(decision.used_ranks), "device")
+    batches = units.micro_batches(decision.micro_batches) + units.token_slices(decision.token_slices)
+    lines = [f"{stages} on {devices}, schedule {decision.schedule}, {batches}"]
+    lines += [f"{_LABEL.format(name)}{text}" for name, text in facts.items() if text]
+    calibrated = calibration.calibrated_by(plan.inputs.corrections)
+    lines += [f"  {calibrated}"] if calibrated else []
+    lines += [f"{_LABEL.format('objective')}{objective}{peak}"] if objective != THROUGHPUT else []
+    return "\n".join(lines)
 
 
-def _gap_line(plan: Plan) -> str:
+_LABEL = "  {:<10}"
+
+
+def _gap(search: Search) -> str:
     """How far from the best the plan can be, and what ended the search."""
-    search = plan.search
     if search.bound_s <= 0:
-        return f"\n  gap       not known: {_STATUS.get(search.status, search.status)}"
+        return f"not known: {_STATUS.get(search.status, search.status)}"
     of = "" if search.tie is None else ", of the plan that is the fastest at the mean"
-    return f"\n  gap       {units.percent(search.gap)} ({search.status}){of}"
+    return f"{units.percent(search.gap)} ({search.status}){of}"
 
 
-def _division_line(plan: Plan) -> str:
+def _division(decision: Decision) -> str:
     """Along which dims layers are divided over the ranks of their stages; nothing where samples alone are."""
-    decision = plan.decision
     shared = [each for each in decision.layers.values() if len(decision.stages[each.stage].ranks) > 1]
     along = Counter(" x ".join("samples" if dim == SAMPLE else dim for dim in each.cuts) for each in shared)
     if not along.keys() - {"samples", ""}:
         return ""
-    parts = [
+    return ", ".join(
         f"{units.count(number, 'layer')} {f'along {dims}' if dims else 'not'}" for dims, number in along.most_common()
-    ]
-    return f"\n  divided   {', '.join(parts)}"
+    )
 
 
-def optimisation_line(plan: Plan) -> str:
+def optimisation_changes(plan: Plan) -> list[str]:
     """Where the schedule, or a loss of each block, does not train as the model itself would."""
     decision, blocks = plan.decision, plan.inputs.model.local_losses
-    by_blocks = f"each of {blocks} blocks is trained by its own loss, no gradient passes between them"
-    text = f"\n  changes   the optimisation: {by_blocks}" if blocks else ""
+    by_blocks = f"the optimisation: each of {blocks} blocks is trained by its own loss, no gradient passes between them"
+    changes = [by_blocks] if blocks else []
     if decision.schedule not in names() or traits(decision.schedule).synchronous:
-        return text
+        return changes
     stages = StageGraph(len(decision.stages), len(decision.micro_batches), ())
     oldest = max(staleness(Program(decision.rows(), stages, tuple(stage.ranks for stage in decision.stages), {})))
-    updates = f"{units.count(oldest, 'update')} old"
-    return (
-        f"{text}\n  changes   the optimisation: {decision.schedule} updates within a step, on weights up to {updates}"
-    )
+    old = f"on weights up to {units.count(oldest, 'update')} old"
+    return [*changes, f"the optimisation: {decision.schedule} updates within a step, {old}"]
+
+
+def optimisation_lines(plan: Plan) -> list[str]:
+    """The same as lines of a headline."""
+    return [f"{_LABEL.format('changes')}{text}" for text in optimisation_changes(plan)]
 
 
 def _unflushed(plan: Plan, profile: Profile, prediction: Prediction) -> str:
@@ -179,16 +189,10 @@ def _unflushed(plan: Plan, profile: Profile, prediction: Prediction) -> str:
     return f"Without the flush between steps a step would take {units.seconds(step_s)}, {less} less"
 
 
-def _machines_line(plan: Plan) -> str:
-    """Which devices the plan does without, or counts with at another speed than they were measured."""
-    speeds = plan.inputs.request.speeds
-    return f"\n  machines  {standing_text(speeds)}" if speeds else ""
-
-
 _MOST_NAMED = 4
 
 
-def _weights_line(plan: Plan, prediction: Prediction) -> str:
+def _weights(plan: Plan, prediction: Prediction) -> str:
     """Of devices with two memories, which of them has parameters, gradients and optimiser state."""
     two = [one for one in prediction.ranks if one.on_chip_limit_bytes and plan.decision.program[one.rank]]
     if not two:
@@ -201,7 +205,7 @@ def _weights_line(plan: Plan, prediction: Prediction) -> str:
     ]
     far = [f"{names[one.rank]} (not in {units.size(one.on_chip_limit_bytes)})" for one in two if not one.on_chip_bytes]
     memories = ((near, "on chip"), (far, "off chip"))
-    return "\n  weights   " + "; ".join(f"{where} on {_some(those)}" for those, where in memories if those)
+    return "; ".join(f"{where} on {_some(those)}" for those, where in memories if those)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -221,46 +225,32 @@ def within(prediction: Prediction) -> str:
     return units.seconds_within(prediction.step_s, prediction.p10_s, prediction.p90_s)
 
 
-def _stream_line(prediction: Prediction) -> str:
+def _stream(prediction: Prediction) -> str:
     """What an endless stream of batches comes to, of forward passes alone."""
     if not prediction.sustained_per_s:
         return ""
     low, high = (units.rate(rate) for rate in (prediction.sustained_p10_per_s, prediction.sustained_p90_per_s))
     within = f" ({low} to {high})" if prediction.sustained_p10_per_s else ""
-    return f"\n  stream    {units.rate(prediction.sustained_per_s)} samples/s sustained{within}; a step is the latency"
+    return f"{units.rate(prediction.sustained_per_s)} samples/s sustained{within}; a step is the latency"
 
 
-def _tie_line(plan: Plan) -> str:
+def _tie(plan: Plan) -> str:
     """What the plan was taken for, where another is faster at the mean."""
     tie, wanted = plan.search.tie, plan.inputs.request.confidence
     if tie is None:
         return ""
     return (
-        f"\n  a tie     {tie.over}, is the fastest at the mean, {units.seconds(tie.step_s)}, and the faster of the two "
+        f"{tie.over}, is the fastest at the mean, {units.seconds(tie.step_s)}, and the faster of the two "
         f"with a probability of {units.percent(tie.confidence)} (asked for: {units.percent(wanted)});\n"
         f"            this one {tie_text(plan, tie)}; --confidence 0 takes the other"
     )
 
 
-def _uncut_line(plan: Plan) -> str:
+def _uncut(search: Search) -> str:
     """Between which layers no cut was looked at; all of them are among the alternatives."""
-    uncut = [rejected for rejected in plan.search.rejected if rejected.what.startswith(UNCUT)]
-    if not uncut:
-        return ""
+    uncut = [rejected for rejected in search.rejected if rejected.what.startswith(UNCUT)]
     more = f" (and {units.count(len(uncut) - 1, 'more place')})" if len(uncut) > 1 else ""
-    return f"\n  uncut     {uncut[0].what}{more}: {uncut[0].why}"
-
-
-def _calibration_line(plan: Plan) -> str:
-    calibrated = calibration.calibrated_by(plan.inputs.corrections)
-    return f"\n  {calibrated}" if calibrated else ""
-
-
-def _objective_line(prediction: Prediction, objective: str) -> str:
-    if objective == THROUGHPUT:
-        return ""
-    peak = f": {units.size(prediction.peak_bytes)} on the fullest rank" if objective == MEMORY else ""
-    return f"\n  objective {objective}{peak}"
+    return f"{uncut[0].what}{more}: {uncut[0].why}" if uncut else ""
 
 
 def stale(cached: Prediction, fresh: Prediction) -> str:
@@ -271,10 +261,6 @@ def stale(cached: Prediction, fresh: Prediction) -> str:
         f"note: the plan file says {units.seconds(cached.step_s)} a step; its decision was edited since, "
         "and what is shown is computed again"
     )
-
-
-def _stages(rows: tuple[StageRow, ...]) -> str:
-    return "\n".join(["Stages", tables.table(*stage_table(rows)), *layout_lines(rows)])
 
 
 def stage_table(rows: tuple[StageRow, ...]) -> tuple[list[str], list[list[str]]]:
@@ -410,11 +396,6 @@ def certificate(search: Search, prediction: Prediction) -> list[str]:
     if search.num_simulated:
         lines.append(f"{search.num_candidates:,} partial plans looked at, {search.num_simulated:,} plans simulated")
     return lines
-
-
-def _alternatives(plan: Plan) -> str:
-    header, cells = alternative_table(plan)
-    return "Alternatives\n" + tables.table(header, cells) if cells else ""
 
 
 def alternative_table(plan: Plan) -> tuple[list[str], list[list[str]]]:

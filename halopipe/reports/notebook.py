@@ -45,12 +45,12 @@ def register(shell: Any) -> None:
 
 def plan_html(plan: Plan) -> str:
     """Headline, the step if the plan's profile is remembered, else memory by rank; and its stages."""
-    from halopipe.api.files import remembered
+    from halopipe.api.files import profile_of
     from halopipe.planning import plan_files, solve
     from halopipe.reports import explain, figures
     from planner.export.rows import stage_rows
 
-    profile = remembered(plan)
+    profile = profile_of(plan)
     timeline = solve.predict_again(plan, profile)[1] if profile is not None else None
     if timeline is not None:
         figure = figures.gantt(timeline, devices=plan_files.device_names(plan))

@@ -179,6 +179,7 @@ def page(sources: ReportSources, front: Front | None = None) -> str:
     points = list(_points(sources, prediction, front))
     limits = [rank.memory_limit_bytes for rank in prediction.ranks]
     drawn = charts.charts(timelines, plan.decision, limits, points, plan.search.bound_s)
+    known_limits = sorted(set(limits))
     rows = stage_rows(plan, profile, timelines[0] if timelines else None)
     comparison = Comparison({sources.name: plan, **sources.rivals}, profile=sources.profile)
     folder = files("halopipe.reports") / "page"
@@ -201,7 +202,7 @@ def page(sources: ReportSources, front: Front | None = None) -> str:
         beside=_beside(plan, prediction, timelines, sources.timelines),
         ranks=list(_ranks(plan, prediction)),
         with_memory=[timeline.source for timeline in timelines if timeline.memory],
-        limits=_limits(prediction, timelines),
+        limits=f"a rank may use {' and '.join(map(units.size, known_limits))}" if limits else "no limit is known",
         binding=plan.search.binding,
         certificate=explain.certificate(plan.search, prediction),
         bounds=_bounds(plan, prediction),
@@ -360,13 +361,6 @@ def _ranks(plan: Plan, prediction: Prediction) -> Iterator[dict[str, Any]]:
 
 
 _PARTS = ("compute", "communication", "bubble", "idle")
-
-
-def _limits(prediction: Prediction, timelines: Sequence[Timeline]) -> str:
-    """What the memory chart's rules are, or why there is none."""
-    limits = sorted({rank.memory_limit_bytes for rank in prediction.ranks})
-    text = " and ".join(units.size(limit) for limit in limits)
-    return f"a rank may use {text}" if limits else "no limit is known"
 
 
 def _bounds(plan: Plan, prediction: Prediction) -> list[tuple[str, str, str]]:

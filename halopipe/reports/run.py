@@ -9,14 +9,14 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from halopipe.planning import calibration, plan_files, solve
-from halopipe.reports.explain import optimisation_line
+from halopipe.reports.explain import optimisation_lines
 from halopipe.reports.predicted_vs_measured import apart_text, timeline_table
 from halopipe.terminal import console, tables, units
 from halopipe.terminal.console import Reporter
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
 from planner.ir.plan import Plan
-from planner.ir.timeline import Drift, Restart, Timeline
+from planner.ir.timeline import Drift, Timeline
 
 if TYPE_CHECKING:
     from halopipe.launch.replanning import Replanner
@@ -113,9 +113,11 @@ class RunReport:
         ]
         if note:
             lines.append(note)
-        if changed := optimisation_line(plan):
-            lines.append(changed.removeprefix("\n"))
-        lines += map(_restart, result.restarts)
+        lines += optimisation_lines(plan)
+        for each in result.restarts:
+            repeated = f"{units.count(each.repeated_steps, 'step')} again" if each.repeated_steps else "no step again"
+            took = f"{repeated}, {units.seconds(each.recovery_s)}"
+            lines.append(f"started again after step {each.resumed_step} ({took}): {each.error}")
         if self.drift is not None:
             lines += calibration.drift_lines(self.drift)
         lines += [change.headline() for change in self.changes]
@@ -154,11 +156,6 @@ class RunReport:
             "slow": plain(result.slow),
             "numerics": plain(result.numerics),
         }
-
-
-def _restart(each: Restart) -> str:
-    repeated = f"{units.count(each.repeated_steps, 'step')} again" if each.repeated_steps else "no step again"
-    return f"started again after step {each.resumed_step} ({repeated}, {units.seconds(each.recovery_s)}): {each.error}"
 
 
 def _losses(result: RunResult) -> str:

@@ -162,13 +162,7 @@ def _say_how(serving: Serving, plan: Plan, mode: str) -> None:
 def _report(serving: Serving, plan: Plan, *, as_json: bool, to_stderr: bool) -> None:
     counts = serving.counts
     summary = {
-        "requests": counts.requests,
-        "samples": counts.samples,
-        "refused": counts.refused,
-        "samples_per_s": counts.samples_per_s,
-        "latency_p10_s": counts.latency_s(0.1),
-        "latency_p50_s": counts.latency_s(0.5),
-        "latency_p90_s": counts.latency_s(0.9),
+        **counts.summary,
         "predicted_samples_per_s": plan.prediction.sustained_per_s,
         "predicted_latency_s": plan.prediction.step_s,
     }

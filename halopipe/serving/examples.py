@@ -25,30 +25,7 @@ from runtime.pipeline.microbatches import InputSpecs, filled
 
 _SEEDS = (0, 1)
 
-
-@dataclass(frozen=True, slots=True)
-class OutputPytree:
-    """How the tensors of a module's output make up what the module returns.
-
-    Attributes:
-        nest: None where it holds something else than tensors and constants: a tensor, or a tuple of them, then.
-    """
-
-    nest: Nest | None
-
-    @classmethod
-    def of(cls, output: Any) -> OutputPytree:
-        """That of ``output``."""
-        try:
-            return cls(Nest.of(output, "the module's output")[0])
-        except FactoryError:
-            return cls(None)
-
-    def filled(self, tensors: Sequence[Tensor]) -> Any:
-        """An output of these tensors."""
-        if self.nest is not None:
-            return self.nest.filled(tensors)
-        return tensors[0] if len(tensors) == 1 else tuple(tensors)
+OutputForm = Callable[[Sequence[Tensor]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +35,14 @@ class ServedExample:
     Attributes:
         inputs: its tensors, without targets.
         answers: by micro-batch, the tensors of the module's output.
+        form: what the module returns, of tensors as of its output.
         dtype: that the model computes in.
         draws: whether the module answers otherwise when it is asked again.
     """
 
     inputs: tuple[Tensor, ...]
     answers: tuple[tuple[Tensor, ...], ...]
-    form: OutputPytree
+    form: OutputForm
     dtype: str
     draws: bool
 
@@ -95,7 +73,7 @@ class ServedExample:
         others = tuple(tuple(_tensors(output)) for output in outputs[1])
         pairs = zip(answers, others, strict=True)
         draws = not all(torch.equal(a, b) for mine, theirs in pairs for a, b in zip(mine, theirs, strict=True))
-        return cls(inputs, answers, OutputPytree.of(outputs[0][0]), dtype, draws)
+        return cls(inputs, answers, _form_of(outputs[0][0]), dtype, draws)
 
     def compare(self, ask: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> str:
         """What is said of the ranks' answer, which ``ask`` gets.
@@ -223,6 +201,14 @@ def _lost_number(tensor: Tensor, kept: Tensor) -> str | None:
     if low <= least and most <= high:
         return None
     return f"it holds {least} ... {most}, and keeps {low} ... {high}"
+
+
+def _form_of(output: Any) -> OutputForm:
+    """A tensor, or a tuple of them, where ``output`` holds something else than tensors and constants."""
+    try:
+        return Nest.of(output, "the module's output")[0].filled
+    except FactoryError:
+        return lambda tensors: tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
 def _answer(model: LoadedModel, inputs: Sequence[Tensor], evaluated: bool) -> Any:

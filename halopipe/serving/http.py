@@ -1,4 +1,4 @@
-"""Requests over HTTP: a bare ASGI application under uvicorn, on the loopback interface unless another is named.
+"""Requests over HTTP: Starlette under uvicorn, on the loopback interface unless another is named.
 
     POST /infer     {"inputs": [[...]]}     ->  200 {"output": ...}         JSON by the names of the model's tensors
                     an array of numpy.save  ->  200 an array                Content-Type: application/x-npy
@@ -17,16 +17,20 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import math
 import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from halopipe.serving import request_sources
@@ -42,24 +46,19 @@ _HEADERS_S, _BODY_S = 10.0, 30.0
 _MOST_HEADER_BYTES = 2**14
 _MOST_BODIES = 4
 """Bodies of the largest size that are held at a time; smaller ones may be more."""
-_LOOK_S = 0.1
 _DRAIN_S = 60
 _MOST_CONNECTIONS = 256
 """Beyond them the one that has been without a whole request for the longest is closed."""
 
-Scope = Mapping[str, Any]
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
-
-class RefusedError(Exception):
+class RefusedError(HTTPException):
     """A request that is answered with a status other than 200."""
 
     def __init__(
         self, status: int, text: str, headers: Mapping[str, str] | None = None, code: str = UsageError.code
     ) -> None:
-        super().__init__(text)
-        self.status, self.text, self.headers, self.code = status, text, dict(headers or {}), code
+        super().__init__(status, text, headers)
+        self.code = code
 
     @classmethod
     def of(cls, status: int, error: HalopipeError, headers: Mapping[str, str] | None = None) -> RefusedError:
@@ -67,56 +66,55 @@ class RefusedError(Exception):
         return cls(status, "; ".join([error.title, *error.details]), headers, error.code)
 
 
-class Application:
+def application(serving: Serving, most_bytes: int, draining: Draining, body_s: float = _BODY_S) -> Starlette:
     """What a server calls for each request.
 
     Args:
         most_bytes: of a body.
         body_s: that a body may take to come.
     """
+    answers = _Answers(serving, most_bytes, draining, body_s)
+    routes = [
+        Route("/infer", answers.infer, methods=["POST"]),
+        Route("/health", answers.health),
+        Route("/metrics", answers.metrics),
+    ]
+    for route in routes:
+        (route.methods or set()).discard("HEAD")
+    starlette = Starlette(routes=routes, exception_handlers={HTTPException: cast("Any", _refused)})
+    starlette.router.redirect_slashes = False
+    return starlette
 
-    def __init__(self, serving: Serving, most_bytes: int, draining: Draining, body_s: float = _BODY_S) -> None:
+
+class _Answers:
+    def __init__(self, serving: Serving, most_bytes: int, draining: Draining, body_s: float) -> None:
         self._serving, self._most_bytes, self._draining, self._body_s = serving, most_bytes, draining, body_s
         self._held_bytes = 0
         self._parses = asyncio.Semaphore(1)
         # Beside those that write to ranks, which may be slow to read, one is left to parse and one to look.
         self._threads = ThreadPoolExecutor(serving.room + 2, "requests")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As of ASGI 3."""
-        if scope["type"] != "http":
-            return
-        try:
-            content, kind = await self._answered(scope, receive)
-            await _respond(send, 200, content, kind)
-        except RefusedError as refused:
-            text = json.dumps({"error": refused.text, "code": refused.code}).encode()
-            await _respond(send, refused.status, text, TEXT, refused.headers)
+    async def metrics(self, _: Request) -> Response:
+        counts = await self._beside(lambda: self._serving.counts.summary)
+        return JSONResponse({**counts, "waiting": self._serving.num_waiting})
 
-    async def _answered(self, scope: Scope, receive: Receive) -> tuple[bytes, str]:
-        path, method = scope["path"], scope["method"]
-        wanted = {"/infer": "POST", "/health": "GET", "/metrics": "GET"}.get(path)
-        if wanted is None:
-            raise RefusedError(404, f"there is no {path}: POST /infer, GET /health, GET /metrics")
-        if method != wanted:
-            raise RefusedError(405, f"{path} takes {wanted}", {"Allow": wanted})
-        if path == "/metrics":
-            return json.dumps(await self._beside(summary, self._serving)).encode(), TEXT
+    async def health(self, _: Request) -> Response:
         if self._serving.failure is not None or self._draining.is_set():
             raise RefusedError(503, "no requests are taken any more")
-        if path == "/health":
-            return b'{"status":"ok"}', TEXT
-        return await self._infer(scope, receive)
+        return JSONResponse({"status": "ok"})
 
-    async def _infer(self, scope: Scope, receive: Receive) -> tuple[bytes, str]:
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    async def infer(self, request: Request) -> Response:
+        await self.health(request)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in (ARRAY, TEXT):
             raise RefusedError(415, f"Content-Type is {kind or 'missing'}: {TEXT} or {ARRAY}")
+        read, write = (
+            (request_sources.request_of_json, request_sources.json_of)
+            if kind == TEXT
+            else (request_sources.array_of, request_sources.array_bytes)
+        )
         try:
-            asked = await self._request(headers, receive, request_sources.request_of_json if kind == TEXT else _array)
-            future = await self._beside(partial(self._serving.submit, block=False), *asked)
-            del asked
+            future = await self._beside(partial(self._serving.submit, block=False), *await self._read(request, read))
         except BusyError as error:
             raise RefusedError.of(503, error, {"Retry-After": str(self._retry_after_s())}) from error
         except UsageError as error:
@@ -124,10 +122,7 @@ class Application:
         except HalopipeError as error:
             raise RefusedError.of(503 if self._serving.failure is not None else 400, error) from error
         try:
-            output = (await asyncio.wrap_future(future)).output
-            return await self._beside(
-                request_sources.json_of if kind == TEXT else request_sources.array_bytes, output
-            ), kind
+            return Response(await self._beside(write, (await asyncio.wrap_future(future)).output), media_type=kind)
         except HalopipeError as error:
             raise RefusedError.of(503 if self._serving.failure is not None else 500, error) from error
         except asyncio.CancelledError:  # the server has waited for long enough
@@ -137,39 +132,33 @@ class Application:
         """What ``work`` gives, done by a thread: others are answered meanwhile."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    async def _request(
-        self, headers: Mapping[str, str], receive: Receive, read: Callable[..., tuple[Any, Any]]
-    ) -> tuple[Any, Any]:
-        """What the body asks, of which nothing is kept."""
-        length = headers.get("content-length", "")
+    async def _read(self, request: Request, read: Callable[..., tuple[Any, Any]]) -> tuple[Any, Any]:
+        """What the body asks, of which nothing is kept.
+
+        The body and the bytes that are held grow by what comes: there are no parts beside their sum.
+        """
+        length = request.headers.get("content-length", "")
         if length.isdecimal() and (len(length) > len(str(self._most_bytes)) or int(length) > self._most_bytes):
             raise RefusedError(413, f"a body has at most {self._most_bytes} bytes, this one {length[:20]}")
         body = io.BytesIO()
         try:
-            try:
-                await asyncio.wait_for(self._fill(body, receive), self._body_s)
-            except TimeoutError:
-                raise RefusedError(408, f"the body did not come in {self._body_s:g} s") from None
+            async with asyncio.timeout(self._body_s):
+                async for part in request.stream():
+                    if body.tell() + len(part) > self._most_bytes:
+                        raise RefusedError(413, f"a body has at most {self._most_bytes} bytes")
+                    if self._held_bytes + len(part) > _MOST_BODIES * self._most_bytes:
+                        retry = {"Retry-After": "1"}
+                        raise RefusedError(503, "too many large requests at a time", retry, BusyError.code)
+                    self._held_bytes += body.write(part)
             async with self._parses:
                 asked: tuple[Any, Any] = await self._beside(read, self._serving, body.getvalue(), self._most_bytes)
             return asked
+        except TimeoutError:
+            raise RefusedError(408, f"the body did not come in {self._body_s:g} s") from None
+        except ClientDisconnect:
+            raise RefusedError(400, "the client has left") from None
         finally:
             self._held_bytes -= body.tell()
-
-    async def _fill(self, body: io.BytesIO, receive: Receive) -> None:
-        """``body`` and the bytes that are held grow by what comes: there are no parts beside their sum."""
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise RefusedError(400, "the client has left")
-            part = message.get("body", b"")
-            if body.tell() + len(part) > self._most_bytes:
-                raise RefusedError(413, f"a body has at most {self._most_bytes} bytes")
-            if self._held_bytes + len(part) > _MOST_BODIES * self._most_bytes:
-                raise RefusedError(503, "too many large requests at a time", {"Retry-After": "1"}, BusyError.code)
-            self._held_bytes += body.write(part)
-            if not message.get("more_body", False):
-                return
 
     def _retry_after_s(self) -> int:
         """Whole seconds in which what is on its way is answered, at the pace so far."""
@@ -178,19 +167,16 @@ class Application:
         return max(1, math.ceil(self._serving.num_waiting * pace_s))
 
 
-def summary(serving: Serving) -> dict[str, float | int]:
-    """What was asked so far, for people and programs."""
-    counts = serving.counts
-    return {
-        "requests": counts.requests,
-        "samples": counts.samples,
-        "refused": counts.refused,
-        "waiting": serving.num_waiting,
-        "samples_per_s": counts.samples_per_s,
-        "latency_p10_s": counts.latency_s(0.1),
-        "latency_p50_s": counts.latency_s(0.5),
-        "latency_p90_s": counts.latency_s(0.9),
-    }
+async def _refused(request: Request, error: HTTPException) -> Response:
+    """What is said of a request that is none; the router's own errors know no path."""
+    path, text, code = request.scope["path"], error.detail, UsageError.code
+    if isinstance(error, RefusedError):
+        code = error.code
+    elif error.status_code == 404:
+        text = f"there is no {path}: POST /infer, GET /health, GET /metrics"
+    elif error.headers:
+        text = f"{path} takes {error.headers['Allow']}"
+    return JSONResponse({"error": text, "code": code}, error.status_code, error.headers)
 
 
 def opened(address: str) -> socket.socket:
@@ -204,21 +190,15 @@ def opened(address: str) -> socket.socket:
     if re.fullmatch("[0-9]{1,5}", port) is None or int(port) > 65535:
         address = address if len(address) < 100 else f"{address[:50]}..."
         raise UsageError(f"{address!r} is no address", [], ["--http 8000", "--http 0.0.0.0:8000, for all interfaces"])
-    door = None
     try:
-        door = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind((host, int(port)))
-        door.listen()  # at once: who reads that somebody listens may connect, and no other service takes the port
+        socket.getaddrinfo(host, port)
+        # it listens at once: who reads so may connect, and no other service takes the port
+        return socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, ValueError, TypeError) as error:  # the last two: a name that none can have
-        if door is not None:
-            door.close()
+        why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         raise UsageError(
-            f"nobody can listen at {host[:100]!a}:{port}",
-            [getattr(error, "strerror", None) or str(error)],
-            ["another port", "an address of this host"],
+            f"nobody can listen at {host[:100]!a}:{port}", [why], ["another port", "an address of this host"]
         ) from error
-    return door
 
 
 class _Connection(H11Protocol):
@@ -278,9 +258,9 @@ def listen(serving: Serving, door: socket.socket, most_bytes: int, draining: Dra
     Raises:
         HalopipeError: what a rank has failed by.
     """
-    application = Application(serving, most_bytes, draining)
     config = uvicorn.Config(
-        application,
+        application(serving, most_bytes, draining),
+        loop="asyncio",
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -290,31 +270,17 @@ def listen(serving: Serving, door: socket.socket, most_bytes: int, draining: Dra
         http=_Connection,
         ws="none",
     )
-    server = uvicorn.Server(config)
-
-    async def serve() -> None:
-        watching = asyncio.create_task(watch())
-        await server.serve([door])
-        watching.cancel()
-
-    async def watch() -> None:
-        while serving.failure is None and not draining.is_set():
-            await asyncio.sleep(_LOOK_S)
-        server.should_exit = True
-
-    asyncio.run(serve())
+    _DrainingServer(config, lambda: serving.failure is not None or draining.is_set()).run([door])
     if serving.failure is not None:
         raise serving.failure
 
 
-async def _respond(
-    send: Send, status: int, content: bytes, kind: str, headers: Mapping[str, str] | None = None
-) -> None:
-    all_headers = {"content-type": kind, "content-length": str(len(content)), **(headers or {})}
-    encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in all_headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": content})
+class _DrainingServer(uvicorn.Server):
+    """Ends in good order once ``is_over`` says so, which it is asked ten times a second."""
 
+    def __init__(self, config: uvicorn.Config, is_over: Callable[[], bool]) -> None:
+        super().__init__(config)
+        self._is_over = is_over
 
-def _array(serving: Serving, body: bytes, most_bytes: int) -> tuple[Any, Any]:
-    return request_sources.array_of(serving, io.BytesIO(body), most_bytes)
+    async def on_tick(self, counter: int) -> bool:
+        return self._is_over() or await super().on_tick(counter)

@@ -37,7 +37,7 @@ class ServeOptions:
         "[HOST:]PORT",
         FROM,
     )
-    max_request: str = option("16MiB", "Largest body, or line of JSON.", "SIZE", FROM)
+    max_request: str = option("16MiB", "Largest body, line of JSON, array or file.", "SIZE", FROM)
     checkpoint: Path | None = option(
         None, "Weights of 'run --checkpoint'; the factory's if not given.", "FOLDER", WEIGHTS
     )

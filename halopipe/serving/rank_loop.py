@@ -12,7 +12,6 @@ zeros.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -29,12 +28,12 @@ from torch import Tensor
 
 from halopipe.training.session import Execution
 from planner.ir.box import Box, Interval
+from planner.ir.codec import from_json, plain
 from planner.ir.errors import TransportError
-from planner.ir.graph import TensorSpec, producer
+from planner.ir.graph import producer
 from runtime.pipeline.microbatches import InputSpecs
 from runtime.pipeline.routing import Piece
-from runtime.pipeline.stream import Answered, RequestStream
-from runtime.stage.index_ranges import IndexRange
+from runtime.pipeline.stream import Answered, Setting
 
 READY, REQUEST, ANSWER, END = "ready", "request", "answer", "end"
 HERE, ZEROS, SHAPE = "here", "zeros", "shape"
@@ -69,26 +68,36 @@ def decoded(frame: bytes) -> tuple[dict[str, Any], list[Tensor]]:
     return header, tensors
 
 
-def described(inputs: InputSpecs) -> dict[str, Any]:
-    """What a model takes, as JSON."""
-    return {
-        "specs": {name: [list(spec.dims), list(spec.shape), spec.dtype] for name, spec in inputs.specs.items()},
-        "captured": inputs.captured,
-        "free": sorted(map(list, inputs.free)),
-        "ranges": {name: [dataclasses.asdict(each) for each in limits] for name, limits in inputs.ranges.items()},
-    }
+@dataclass(frozen=True, slots=True)
+class RankDescription:
+    """What a rank says of itself when it is ready.
 
+    Attributes:
+        answers: whether it tells of each request.
+        reads: graph inputs of which it needs the numbers.
+        inputs: what the model takes.
+        planned: samples of each micro-batch of a full request.
+        fixed: samples that a micro-batch must have; 0: any number.
+        values: of the module's output: the value, its dims and dtype.
+    """
 
-def inputs_of(header: Mapping[str, Any]) -> InputSpecs:
-    """What :func:`described` told."""
-    specs = {
-        name: TensorSpec(tuple(dims), tuple(shape), dtype) for name, (dims, shape, dtype) in header["specs"].items()
-    }
-    ranges = {
-        name: tuple(IndexRange(**{**each, "cut": tuple(map(tuple, each["cut"]))}) for each in limits)
-        for name, limits in header["ranges"].items()
-    }
-    return InputSpecs(specs, header["captured"], frozenset((name, dim) for name, dim in header["free"]), ranges)
+    rank: int
+    answers: bool
+    reads: frozenset[str]
+    inputs: InputSpecs
+    planned: tuple[int, ...]
+    fixed: int
+    values: tuple[tuple[str, tuple[str, ...], str], ...]
+
+    @classmethod
+    def read(cls, text: str) -> RankDescription:
+        """What ``text`` spells."""
+        return from_json(text, cls)
+
+    @property
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(plain(self), default=list)
 
 
 def serve_stream(execution: Execution, arguments: Mapping[str, Any]) -> int:
@@ -101,17 +110,31 @@ def serve_stream(execution: Execution, arguments: Mapping[str, Any]) -> int:
         UsageError: the plan does not learn by local losses alone; nothing was begun.
     """
     stream = execution.stream(learns=arguments["learns"], training=arguments["training"])
-    with _joined(arguments["path"]) as link:
-        answers = _Answers(execution, stream)
-        link.send_bytes(encoded({"what": READY, "rank": execution.rank, **answers.description}))
-        return _loop(execution, stream, answers, link)
-
-
-def _joined(path: str) -> Connection:
-    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with short_name(path) as name:
+    description = _description(execution, stream.setting)
+    end, count, is_over = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), 0, False
+    with short_name(arguments["path"]) as name:
         end.connect(name)
-    return Connection(end.detach())
+    with Connection(end.detach()) as link:
+        link.send_bytes(encoded({"what": READY, "description": description.text}))
+        while True:
+            while not is_over and stream.has_room and (not stream.num_offered or link.poll(0)):
+                if not stream.num_offered:
+                    execution.activity.deadline_s = FOREVER_S
+                    execution.activity.begin("waiting for a request")
+                try:
+                    header, tensors = decoded(link.recv_bytes())
+                except (EOFError, ConnectionError) as error:
+                    raise TransportError("the script has left the stream", [str(error)]) from error
+                is_over = header["what"] == END
+                if not is_over:
+                    stream.offer(stream.batch(_filled(header["inputs"], tensors)), probes=header["probes"])
+                    count += not header["probes"]
+            if not stream.num_offered:
+                stream.settle()
+                return count
+            answered = stream.run()
+            if description.answers:  # else nobody waits for this rank's word
+                link.send_bytes(_frame(answered))
 
 
 _MOST_NAME_BYTES = 90
@@ -136,29 +159,6 @@ def short_name(path: str) -> Iterator[str]:
         os.close(opened)
 
 
-def _loop(execution: Execution, stream: RequestStream, answers: _Answers, link: Connection) -> int:
-    count, is_over = 0, False
-    while True:
-        while not is_over and stream.has_room and (not stream.num_offered or link.poll(0)):
-            if not stream.num_offered:
-                execution.activity.deadline_s = FOREVER_S
-                execution.activity.begin("waiting for a request")
-            try:
-                header, tensors = decoded(link.recv_bytes())
-            except (EOFError, ConnectionError) as error:
-                raise TransportError("the script has left the stream", [str(error)]) from error
-            is_over = header["what"] == END
-            if not is_over:
-                stream.offer(stream.batch(_filled(header["inputs"], tensors)), probes=header["probes"])
-                count += not header["probes"]
-        if not stream.num_offered:
-            stream.settle()
-            return count
-        frame = answers.frame(stream.run())
-        if frame:
-            link.send_bytes(frame)
-
-
 def _filled(inputs: Sequence[Sequence[Any]], tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors of a request, in the order of the graph's inputs."""
     remaining = iter(tensors)
@@ -172,81 +172,31 @@ def _filled(inputs: Sequence[Sequence[Any]], tensors: Sequence[Tensor]) -> list[
     return filled
 
 
-class _Answers:
-    """What this rank tells of each request.
-
-    Attributes:
-        description: of itself, when it is ready.
-    """
-
-    def __init__(self, execution: Execution, stream: RequestStream) -> None:
-        context, setting = execution.context, stream.setting
-        graph, decision, rank = context.graph, context.decision, execution.rank
-        values = graph.values()
-        stages = [decision.layers[producer(value)].stage for value in setting.answers]
-        has_loss = rank in decision.stages[context.loss_stage].ranks
-        self._speaks = any(rank in decision.stages[stage].ranks for stage in stages) or (setting.learns and has_loss)
-        specs = [values[value] for value in setting.answers]
-        self.description: dict[str, Any] = {
-            "answers": self._speaks,
-            "reads": list(setting.reads),
-            "inputs": described(context.inputs),
-            "planned": list(decision.micro_batches),
-            "fixed": 0 if context.takes_any else context.inputs.captured,
-            "values": [
-                [value, list(spec.dims), spec.dtype] for value, spec in zip(setting.answers, specs, strict=True)
-            ],
-        }
-
-    def frame(self, answered: Answered) -> bytes:
-        """Empty where nobody waits for this rank's word."""
-        if not self._speaks:
-            return b""
-        pieces, tensors = [], []
-        for m, outputs in answered.outputs.items():
-            for value, (box, tensor) in outputs.items():
-                pieces.append([m, value, [[each.start, each.stop] for each in box]])
-                tensors.append(tensor)
-        header = {
-            "what": ANSWER,
-            "rows": list(answered.rows),
-            "losses": answered.losses,
-            "busy_s": sum(span.stop_s - span.start_s for span in answered.spans),
-            "pieces": pieces,
-        }
-        return encoded(header, tensors)
+def _description(execution: Execution, setting: Setting) -> RankDescription:
+    context, rank = execution.context, execution.rank
+    decision, values = context.decision, context.graph.values()
+    stages = {decision.layers[producer(value)].stage for value in setting.answers}
+    stages |= {context.loss_stage} if setting.learns else set()
+    return RankDescription(
+        rank,
+        any(rank in decision.stages[stage].ranks for stage in stages),
+        frozenset(setting.reads),
+        context.inputs,
+        decision.micro_batches,
+        0 if context.takes_any else context.inputs.captured,
+        tuple((value, values[value].dims, values[value].dtype) for value in setting.answers),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class StreamDescription:
-    """What ranks said of themselves when they were ready.
-
-    Attributes:
-        speakers: ranks that answer.
-        reads: by rank, graph inputs of which it needs the numbers.
-        values: of the module's output: the value, its dims and dtype.
-        fixed: samples that a micro-batch must have; 0: any number.
-    """
-
-    inputs: InputSpecs
-    planned: tuple[int, ...]
-    fixed: int
-    values: tuple[tuple[str, tuple[str, ...], str], ...]
-    speakers: frozenset[int]
-    reads: Mapping[int, frozenset[str]]
-
-    @classmethod
-    def of(cls, headers: Mapping[int, Mapping[str, Any]]) -> StreamDescription:
-        """Of what :class:`_Answers` of each rank tells."""
-        first = headers[0]
-        return cls(
-            inputs_of(first["inputs"]),
-            tuple(first["planned"]),
-            first["fixed"],
-            tuple((value, tuple(dims), dtype) for value, dims, dtype in first["values"]),
-            frozenset(rank for rank, each in headers.items() if each["answers"]),
-            {rank: frozenset(each["reads"]) for rank, each in headers.items()},
-        )
+def _frame(answered: Answered) -> bytes:
+    parts = [(m, *row) for m, outputs in answered.outputs.items() for row in outputs.items()]
+    header = {
+        "what": ANSWER,
+        "rows": list(answered.rows),
+        "losses": answered.losses,
+        "pieces": [[m, value, [[each.start, each.stop] for each in box]] for m, value, (box, _) in parts],
+    }
+    return encoded(header, [tensor for _, _, (_, tensor) in parts])
 
 
 def pieces_of(header: Mapping[str, Any], tensors: Sequence[Tensor]) -> dict[tuple[int, str], list[Piece]]:

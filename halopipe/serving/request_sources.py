@@ -243,13 +243,14 @@ def json_of(output: Any) -> bytes:
         ) from error
 
 
-def array_of(serving: Serving, data: IO[bytes], most_bytes: int) -> tuple[Any, Any]:
+def array_of(serving: Serving, content: bytes, most_bytes: int) -> tuple[Any, Any]:
     """Inputs that one array is, of at most ``most_bytes``.
 
     Raises:
         FormatError: it is no array, or holds what cannot be kept.
         UsageError: the model takes more inputs than one.
     """
+    data = io.BytesIO(content)
     array = _array_in(serving, data, most_bytes)
     if array is None or data.read(1):
         raise FormatError("this is no array", ["nothing is there" if array is None else "more follows behind it"])
@@ -320,11 +321,8 @@ def _request_of(serving: Serving, path: Path, read: Callable[..., Any] | None, m
             ) from error
         return content if isinstance(content, tuple) and len(content) == 2 and serving.learns else (content, None)
     try:
-        if path.suffix == ".pt":
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-            tensors = dict(loaded) if isinstance(loaded, Mapping) else {serving.input_names[0]: loaded}
-        else:
-            tensors = _tensors_of_file(serving, path, max(most_bytes, 2 * path.stat().st_size))
+        _require_small(path.stat().st_size, most_bytes)
+        tensors = _tensors_of_file(serving, path, most_bytes)
     except HalopipeError as error:
         raise FormatError(f"{path}: {error.title}", error.details, error.remedies) from error
     except Exception as error:  # noqa: BLE001  # a file that somebody made may raise anything
@@ -343,7 +341,12 @@ def _request_of(serving: Serving, path: Path, read: Callable[..., Any] | None, m
 
 
 def _tensors_of_file(serving: Serving, path: Path, most_bytes: int) -> dict[str, Tensor]:
-    """Of ``.npy`` and ``.npz``, by name; those of names that are not known are not read."""
+    """Of a file, by name; in ``.npz`` those of names that are not known are not read."""
+    if path.suffix == ".pt":
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        named = dict(loaded) if isinstance(loaded, Mapping) else {serving.input_names[0]: loaded}
+        _require_small(sum(each.nbytes for each in named.values() if isinstance(each, Tensor)), most_bytes)
+        return named
     if path.suffix != ".npz":
         with path.open("rb") as stream:
             tensor = _array_in(serving, stream, most_bytes)
@@ -360,6 +363,11 @@ def _tensors_of_file(serving: Serving, path: Path, most_bytes: int) -> dict[str,
                     tensors[name] = tensor
                     most_bytes -= tensor.nbytes
     return tensors
+
+
+def _require_small(num_bytes: int, most_bytes: int) -> None:
+    if num_bytes > most_bytes:
+        raise FormatError("it is too large", [f"{num_bytes} bytes, at most {most_bytes}"], ["--max-request SIZE"])
 
 
 def _answers(output: Path, name: str, *, any_file: bool) -> tuple[Path, ...]:

@@ -41,7 +41,7 @@ from halopipe.serving.rank_loop import (
     REQUEST,
     SHAPE,
     ZEROS,
-    StreamDescription,
+    RankDescription,
     decoded,
     encoded,
     pieces_of,
@@ -103,6 +103,17 @@ class Counts:
         """Answered, from the first request to the last answer; 0 where there is none."""
         return self.samples / (self.last_s - self.first_s) if self.last_s > self.first_s else 0.0
 
+    @property
+    def summary(self) -> dict[str, float]:
+        """For people and programs."""
+        return {
+            "requests": self.requests,
+            "samples": self.samples,
+            "refused": self.refused,
+            "samples_per_s": self.samples_per_s,
+            **{f"latency_p{share}_s": self.latency_s(share / 100) for share in (10, 50, 90)},
+        }
+
     def latency_s(self, share: float) -> float:
         """The latency that so large a share of the last answers kept within; 0 where there is none."""
         kept = sorted(self.latencies_s)
@@ -135,6 +146,8 @@ class Serving:
         counts: what was asked so far.
         checked: what the comparison found, in words; empty where it was not asked for.
         learns: whether stages update their weights.
+        is_training: whether parts of the module are in training mode that behave otherwise in it: norms and dropouts.
+        failure: what a rank has failed by.
 
     Raises:
         UsageError: the plan does not learn by local losses alone.
@@ -160,13 +173,13 @@ class Serving:
         self.run, self.counts, self.checked = run, Counts(), ""
         self._structure, self.learns = model.batch, learn
         parts = (part for part in model.module.modules() if isinstance(part, (BatchNormBase, DropoutBase)))
-        self._is_training = mode == MODULE and any(part.training for part in parts)
+        self.is_training = mode == MODULE and any(part.training for part in parts)
         self.room = room or 2 * len(run.plan.decision.stages) + 2
         self._slots = threading.BoundedSemaphore(self.room)
         self._lock, self._waiting = threading.Lock(), dict[int, _PendingRequest]()
         self._number, self._is_over = 0, False
-        self._failure: HalopipeError | None = None
-        self._output: examples.OutputPytree | None = None
+        self.failure: HalopipeError | None = None
+        self._output: examples.OutputForm | None = None
         if check:
             model = examples.as_trained(run, model)
         path = run.ranks.folder / "stream"
@@ -179,7 +192,8 @@ class Serving:
                 raise MissingFileError("no socket can be made in the job's folder", [what], ["TMPDIR=/tmp"]) from None
             door.listen(run.plan.decision.num_ranks)
             run.ranks.begin("stream", path=str(path), learns=learn, training=mode == MODULE)
-            self._links, self._stream_spec = self._opened(door)
+            self._links, self._ranks = self._opened(door)
+        self._stream_spec = self._ranks[0]
         Path(path).unlink()
         self._thread = threading.Thread(target=self._listen, name="answers", daemon=True)
         self._thread.start()
@@ -235,7 +249,7 @@ class Serving:
                 ["ask again later", "more room: --room N, at the price of latency"],
             )
         try:
-            return self._send(tensors, has_targets=targets is not None, is_probe=False)
+            return self._send(tensors, is_probe=False)
         except BaseException:
             self._slots.release()
             raise
@@ -274,28 +288,13 @@ class Serving:
         if self._is_over:
             return
         self._is_over = True
-        if self._failure is None:
+        if self.failure is None:
             with self._lock:
                 self._tell_all([encoded({"what": END})] * len(self._links))
             self._thread_joined()
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         self.run.num_steps = self.run.ranks.end_of_call()["num_steps"]
-
-    @property
-    def is_training(self) -> bool:
-        """Whether parts of the module are in training mode that behave otherwise in it: norms and dropouts."""
-        return self._is_training
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no request is taken any more."""
-        return self._is_over or self._failure is not None
-
-    @property
-    def failure(self) -> HalopipeError | None:
-        """What a rank has failed by."""
-        return self._failure
 
     @property
     def num_waiting(self) -> int:
@@ -347,43 +346,41 @@ class Serving:
             )
         return [*tensors, *[None] * len(missing)]
 
-    def _send(self, tensors: Sequence[Tensor | None], *, has_targets: bool, is_probe: bool) -> Future[RequestAnswer]:
+    def _send(self, tensors: Sequence[Tensor | None], *, is_probe: bool) -> Future[RequestAnswer]:
         specs = self._stream_spec.inputs
         names = list(specs.specs)
         rows = examples.rows_of(specs, names, [each for each in tensors if each is not None])
-        frames: list[bytes] = []
-        made: dict[frozenset[str], bytes] = {}  # ranks that read the same are sent the same: one frame in memory
-        for rank in range(len(self._links)):
-            read = self._stream_spec.reads[rank]
-            if read in made:
-                frames.append(made[read])
-                continue
-            header: dict[str, Any] = {"what": REQUEST, "probes": is_probe, "inputs": []}
-            here = []
-            for name, tensor in zip(names, tensors, strict=True):
-                is_read = name in read
-                shape = tensor.shape if tensor is not None else examples.shape_of(specs, name, rows)
-                how = SHAPE if not is_read else ZEROS if tensor is None else HERE
-                header["inputs"].append([how, list(shape), specs.specs[name].dtype])
-                if how == HERE and tensor is not None:
-                    here.append(tensor)
-            made[read] = encoded(header, here)
-            frames.append(made[read])
+        shapes = [
+            examples.shape_of(specs, name, rows) if tensor is None else tuple(tensor.shape)
+            for name, tensor in zip(names, tensors, strict=True)
+        ]
+        frames: dict[frozenset[str], bytes] = {}  # ranks that read the same are sent the same: one frame in memory
+        for reads in {each.reads for each in self._ranks}:
+            ways = [
+                SHAPE if name not in reads else ZEROS if tensor is None else HERE
+                for name, tensor in zip(names, tensors, strict=True)
+            ]
+            dtypes = [spec.dtype for spec in specs.specs.values()]
+            header = {"what": REQUEST, "probes": is_probe, "inputs": list(zip(ways, shapes, dtypes, strict=True))}
+            frames[reads] = encoded(
+                header,
+                [tensor for how, tensor in zip(ways, tensors, strict=True) if how == HERE and tensor is not None],
+            )
         future: Future[RequestAnswer] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             if self._is_over:
                 raise UsageError("the stream is over", ["it was closed"], ["hp.serve(...) again"])
             began_s = time.perf_counter()
             if not is_probe:
                 self.counts.first_s = self.counts.first_s or began_s
             self._waiting[self._number] = _PendingRequest(
-                future, rows, began_s, is_probe, set(self._stream_spec.speakers)
+                future, rows, began_s, is_probe, {each.rank for each in self._ranks if each.answers}
             )
             self._number += 1
-            self._tell_all(frames)
+            self._tell_all([frames[each.reads] for each in self._ranks])
         return future
 
     def _tell_all(self, frames: Sequence[bytes]) -> None:
@@ -396,15 +393,14 @@ class Serving:
     def _probe(self, batch: Sequence[Tensor]) -> list[Tensor]:
         """The tensors of the output for a batch that leaves no trace."""
         tensors = [*batch, *[None] * (len(self._stream_spec.inputs.specs) - len(batch))]
-        output: list[Tensor] = self._send(tensors, has_targets=False, is_probe=True).result().output
+        output: list[Tensor] = self._send(tensors, is_probe=True).result().output
         return output
 
-    def _opened(self, door: socket.socket) -> tuple[list[Connection], StreamDescription]:
+    def _opened(self, door: socket.socket) -> tuple[list[Connection], list[RankDescription]]:
         """A connection to each rank, in order, and what they say of themselves."""
         door.settimeout(_LOOK_S)
-        links: dict[int, Connection] = {}
-        headers: dict[int, dict[str, Any]] = {}
-        while len(links) < self.run.plan.decision.num_ranks:
+        ready: list[tuple[RankDescription, Connection]] = []
+        while len(ready) < self.run.plan.decision.num_ranks:
             try:
                 link = Connection(door.accept()[0].detach())
                 header, _ = decoded(link.recv_bytes())
@@ -415,26 +411,27 @@ class Serving:
             except EOFError:
                 raise self.run.ranks.wait_for_failure() from None
             if header["what"] == READY:
-                links[header["rank"]], headers[header["rank"]] = link, header
-        return [links[rank] for rank in sorted(links)], StreamDescription.of(headers)
+                ready.append((RankDescription.read(header["description"]), link))
+        ready.sort(key=lambda pair: pair[0].rank)
+        return [link for _, link in ready], [description for description, _ in ready]
 
     def _listen(self) -> None:
         """Gives answers until the ranks leave; whatever ends it, everyone who waits hears of it."""
         try:
             self._answer_all()
         except BaseException as error:  # noqa: BLE001  # nobody else answers
-            self._failure = WorkerError(
+            self.failure = WorkerError(
                 "the thread that gives answers has ended", [f"{type(error).__name__}: {error}"], HalopipeError.usual
             )
         else:
             if not self._waiting and self._is_over:
                 return
-            self._failure = self.run.ranks.wait_for_failure()
+            self.failure = self.run.ranks.wait_for_failure()
         with self._lock:
             left, self._waiting = list(self._waiting.values()), {}
         for one in left:
             self._release(one)
-            _settle(one.future, self._failure)
+            _settle(one.future, self.failure)
 
     def _answer_all(self) -> None:
         """Puts answers together, until the ranks leave."""
@@ -462,21 +459,20 @@ class Serving:
         del self._waiting[number]
         now_s = time.perf_counter()
         latency_s = now_s - one.began_s
+        outcome: RequestAnswer | Exception
         try:
             flat = [self._whole(one, len(header["rows"]), *value) for value in self._stream_spec.values]
-            output = flat if self._output is None or one.is_probe else self._output.filled(flat)
-            answer = RequestAnswer(output, one.losses / one.rows if self.learns else None, latency_s)
+            output = flat if self._output is None or one.is_probe else self._output(flat)
+            outcome = RequestAnswer(output, one.losses / one.rows if self.learns else None, latency_s)
         except Exception as error:  # noqa: BLE001  # whoever waits must hear of it
-            self._release(one)
-            _settle(one.future, error)
-            return
-        if not one.is_probe:
+            outcome = error
+        if isinstance(outcome, RequestAnswer) and not one.is_probe:
             self.counts.requests += 1
             self.counts.samples += one.rows
             self.counts.latencies_s.append(latency_s)
             self.counts.last_s = now_s
         self._release(one)
-        _settle(one.future, answer)
+        _settle(one.future, outcome)
 
     def _release(self, one: _PendingRequest) -> None:
         if not one.is_probe:

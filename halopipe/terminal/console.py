@@ -222,11 +222,9 @@ class Answer(Protocol):
 
     def render(self) -> str:
         """The answer in words."""
-        ...
 
     def data(self) -> Any:
         """The answer as plain data."""
-        ...
 
 
 def show(answer: Answer, *, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ from runtime.checkpoint import Checkpoint, Number, RankState, complete_steps, sa
 from runtime.checkpoint.folders import complete_path
 from runtime.checkpoint.state import MODEL
 from runtime.checkpoint.training_state import STEP, WEIGHTS_ALONE
+
+DCP = ".dcp"
+"""Ends the name of a folder in the format of torch.distributed.checkpoint."""
 
 _NONE = "none"
 
@@ -118,12 +122,22 @@ def describe(checkpoint: Checkpoint) -> str:
 def write_state_dict(checkpoint: Checkpoint, path: Path) -> None:
     """Parameters and buffers as a plain file of torch, for ``module.load_state_dict(torch.load(path))``.
 
+    Where the name ends in ``.dcp`` they become a folder that ``torch.distributed.checkpoint.load`` reads.
+
     Raises:
         CorruptFileError: the checkpoint is damaged.
-        MissingFileError: the file cannot be written.
+        MissingFileError: the file or folder cannot be written; a folder that is there is left alone.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == DCP:
+            from torch.distributed.checkpoint.state_dict_saver import save as save_sharded  # late, as few ask for it
+
+            part = path.with_name(f"{path.name}.part")
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # no other rank takes part
+                save_sharded(whole_state_dict(checkpoint), checkpoint_id=part, no_dist=True)
+            part.rename(path)
+            return
         with replaced(path) as stream:
             torch.save(whole_state_dict(checkpoint), stream)
     except (OSError, RuntimeError) as error:  # torch says RuntimeError where there is no folder

@@ -26,6 +26,7 @@ from profiler.source.model import LoadedModel
 from runtime.captured import CapturedModule
 from runtime.numerics.compare import TOLERANCES, Sketch
 from runtime.numerics.difference import Difference
+from runtime.numerics.single_device import in_rows
 from runtime.rank import RankContext
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import CounterRng, RandomNodes
@@ -167,12 +168,7 @@ def _micro_batches(item: Item, decision: Decision) -> Iterator[tuple[int, tuple[
         return
     first = 0
     for rows in counts:
-        inputs, targets = (
-            tuple(
-                each.narrow(0, first, rows) if each.ndim and each.shape[0] == sum(counts) else each for each in tensors
-            )
-            for tensors in parts[0]
-        )
+        inputs, targets = (in_rows(tensors, first, rows, sum(counts)) for tensors in parts[0])
         yield rows, inputs, targets
         first += rows
 

@@ -71,7 +71,9 @@ class IsolatedTimer:
         if self.skipped:
             return ()
         both = zip(self.stages, self._before, self._after, strict=True)
-        return tuple(LonePasses(self.context.rank, each.number, each.samples, *seconds) for each, *seconds in both)
+        return tuple(
+            LonePasses(self.context.rank, each.number, each.share.num_samples, *seconds) for each, *seconds in both
+        )
 
     def _timed(self, engine: Engine, forgets: bool) -> list[tuple[float, ...]]:
         if forgets:

@@ -94,6 +94,7 @@ class Execution:
         self._watched, self.numerics, self.plan = watched, None, opened.plan
         self.activity, self._form = opened.context.activity, BatchPytree("the batch", {}, opened.model.batch)
         self.model = users_module(opened.model.module)
+        del opened.model  # its example need not stay
         self.rank, self.num_ranks = opened.context.rank, len(opened.context.ranks)
         self._locks, self._claimed = contextlib.ExitStack(), set[Path]()
         self._upcoming, self._announced = Upcoming(self.looks_ahead, self.rank == 0), Announced()

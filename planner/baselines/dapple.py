@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 
 from planner.baselines import hpgo
@@ -160,14 +160,6 @@ def assignments(used: UsedByHost, replicas: int, per_host: int) -> Iterator[Assi
             yield Assignment(used, after, policy)
 
 
-def _fresh_first(used: UsedByHost, replicas: int, per_host: int) -> UsedByHost:
-    return _fill(used, replicas, per_host, lambda host: (used[host] > 0, host))
-
-
-def _append_first(used: UsedByHost, replicas: int, per_host: int) -> UsedByHost:
-    return _fill(used, replicas, per_host, lambda host: (used[host] == 0, host))
-
-
 def _scatter_first(used: UsedByHost, replicas: int, per_host: int) -> UsedByHost:
     begun = [host for host, count in enumerate(used) if 0 < count < per_host]
     after = list(used)
@@ -179,9 +171,9 @@ def _scatter_first(used: UsedByHost, replicas: int, per_host: int) -> UsedByHost
     return tuple(after)
 
 
-def _fill(used: UsedByHost, replicas: int, per_host: int, rank: Callable[[int], tuple[bool, int]]) -> UsedByHost:
+def _fill(used: UsedByHost, replicas: int, per_host: int, fresh_first: bool) -> UsedByHost:
     after = list(used)
-    for host in sorted(range(len(used)), key=rank):
+    for host in sorted(range(len(used)), key=lambda host: ((used[host] > 0) == fresh_first, host)):
         count = min(replicas, per_host - used[host])
         after[host] += count
         replicas -= count
@@ -189,8 +181,8 @@ def _fill(used: UsedByHost, replicas: int, per_host: int, rank: Callable[[int], 
 
 
 _TAKE: dict[str, Callable[[UsedByHost, int, int], UsedByHost]] = {
-    FRESH: _fresh_first,
-    APPEND: _append_first,
+    FRESH: partial(_fill, fresh_first=True),
+    APPEND: partial(_fill, fresh_first=False),
     SCATTER: _scatter_first,
 }
 

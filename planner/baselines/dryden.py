@@ -30,9 +30,8 @@ from planner.layers import over_sites
 from planner.layers.sized import REPLICA
 from planner.solvers.budget import OutOfTimeError, part_of_current
 from planner.solvers.candidates.candidate import micro_batches, with_options
-from planner.solvers.candidates.choose import no_schedule
+from planner.solvers.candidates.choose import heuristic_plan, infeasible, no_schedule
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import heuristic_plan, infeasible
 from planner.solvers.candidates.feasibility import as_asked, gives_all_work, micro_batch_sizes, schedule_names
 from planner.solvers.layouts.factor_graph import Array, Assignment, LabelledGraph
 from planner.solvers.layouts.stage import Question, labelled_graph, most_options, simplest

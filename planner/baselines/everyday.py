@@ -26,9 +26,8 @@ from planner.ir.layout import cut_points, equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.candidates.candidate import DevicePool, group_shares, micro_batches, pools
-from planner.solvers.candidates.choose import best_of, cheapest_first
+from planner.solvers.candidates.choose import best_of, cheapest_first, heuristic_plan
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import heuristic_plan
 from planner.solvers.candidates.feasibility import (
     cut_positions,
     is_covered,

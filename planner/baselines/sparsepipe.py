@@ -27,6 +27,7 @@ planner that is a part of the layers' time, of the first one that needs a map.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -53,6 +54,7 @@ from planner.baselines.pipedream.planner import stashes
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.ir.errors import FormatError, UsageError
+from planner.ir.lazy import once
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.budget import check_time
@@ -128,19 +130,20 @@ class _TypedStagePrices:
         crossing = _largest([states.output_bytes for states in by_type])
         self._link_s = np.where(np.arange(count) < count - 1, 2 * crossing / bandwidth, 0.0) * communication
         self._bandwidth, self._memory = bandwidth, memory
-        self._priced: dict[tuple[frozenset[int], int], Floats] = {}
 
     def stage_s(self, group: Counts, behind: int) -> Floats:
         """Stages of a group of devices, ``behind`` of which come later, and the links that they end at."""
         used, total = frozenset(index for index, count in enumerate(group) if count), sum(group)
-        if (used, total) not in self._priced:
-            slowest = _largest([self._seconds[index] for index in used])
-            seconds = (slowest + 2 * (total - 1) * self._parameters / (self._bandwidth * total)) / total
-            self._priced[used, total] = np.maximum(seconds, self._link_s)
-        priced = self._priced[used, total]
+        priced = self._priced(used, total)
         if self._memory == inf:
             return priced
         return np.where(stashes(behind, total) * self._stash <= self._memory, priced, inf)
+
+    @once
+    def _priced(self, used: frozenset[int], total: int) -> Floats:
+        slowest = _largest([self._seconds[index] for index in used])
+        seconds = (slowest + 2 * (total - 1) * self._parameters / (self._bandwidth * total)) / total
+        return np.asarray(np.maximum(seconds, self._link_s))
 
 
 def _free(prices: _TypedStagePrices, counts: Counts) -> tuple[float, list[_Stage]]:
@@ -217,9 +220,7 @@ def _spans(sums: Floats) -> Floats:
 
 
 def _largest(arrays: Sequence[Floats]) -> Floats:
-    largest = arrays[0]
-    for other in arrays[1:]:
-        largest = np.maximum(largest, other)
+    largest: Floats = functools.reduce(np.maximum, arrays)
     return largest
 
 

@@ -148,17 +148,12 @@ def _shares_a_position(decision: Decision, first: int, second: int) -> bool:
 def form_faults(decision: Decision) -> Iterator[str]:
     """Of ``ways`` and ``margin`` what can be seen without the layers (:func:`layer_faults`)."""
     for name, placed in decision.layers.items():
-        yield from _placement_form_faults(name, placed)
-
-
-def _placement_form_faults(name: str, placed: Placement) -> Iterator[str]:
-    path = f"decision.layers.{name}"
-    if placed.ways > 1 and placed.margin:
-        yield f"{path}.ways: layer {name} has ways {placed.ways} and margin {placed.margin}; it can have one of them"
-    dims = [dim for dim, points in placed.cuts.items() if len(points) > 2]
-    if placed.ways > 1 and not any((len(placed.cuts[dim]) - 1) % placed.ways == 0 for dim in dims):
-        parts = ", ".join(str(len(placed.cuts[dim]) - 1) for dim in dims) or "1"
-        yield f"{path}.ways: layer {name} has ways {placed.ways}, which divide none of its parts ({parts})"
+        has = f"decision.layers.{name}.ways: layer {name} has ways {placed.ways}"
+        if placed.ways > 1 and placed.margin:
+            yield f"{has} and margin {placed.margin}; it can have one of them"
+        parts = [len(points) - 1 for points in placed.cuts.values() if len(points) > 2]
+        if placed.ways > 1 and all(number % placed.ways for number in parts):
+            yield f"{has}, which divide none of its parts ({', '.join(map(str, parts)) or '1'})"
 
 
 def is_in_parts(decision: Decision, number: int) -> bool:

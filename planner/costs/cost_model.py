@@ -18,7 +18,7 @@ from planner.costs.stages.gradient_overlap import Bucket, buckets, least_sums_s
 from planner.costs.stages.input_pipeline import Preparations
 from planner.costs.stages.stage_sums import RecomputeMask, StageSums, of_those
 from planner.ir.cluster import off_chip
-from planner.ir.lazy import once
+from planner.ir.lazy import once, once_by
 from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import over_sites, takes_statistics
 
@@ -45,18 +45,6 @@ class CostModel:
     network: NetworkPrices = field(init=False)
     preparations: Preparations = field(init=False)
     has_sites: bool = field(init=False)
-    _exchanges: dict[tuple[object, int, RecomputeMask, bool], tuple[Array, Array]] = field(
-        init=False, default_factory=dict, repr=False
-    )
-    _sized: dict[tuple[str, float, bool], SizeTable] = field(init=False, default_factory=dict, repr=False)
-    _sums: dict[tuple[str, float, bool, RecomputeMask], StageSums] = field(init=False, default_factory=dict, repr=False)
-    _norms: dict[tuple[object, ...], tuple[Array, Array]] = field(init=False, default_factory=dict, repr=False)
-
-    _buckets: dict[tuple[tuple[Run, ...], frozenset[str]], tuple[Bucket, ...]] = field(
-        init=False, default_factory=dict, repr=False
-    )
-
-    _least_sums: dict[object, Array] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self, source: Profile) -> None:
         self.profile = corrected(source)
@@ -81,55 +69,37 @@ class CostModel:
         """The prices that a rare feature has of its own, made of these when they are first asked for."""
         return prices(self)
 
+    @once
     def buckets(self, runs: tuple[Run, ...], apart: frozenset[str]) -> tuple[Bucket, ...]:
         """In which the gradients of a stage's layers are summed, parameters ``apart`` left out."""
-        in_buckets = self._buckets.get((runs, apart))
-        if in_buckets is None:
-            in_buckets = self._buckets[runs, apart] = buckets(self.profile.graph, layers_of(runs), apart)
-        return in_buckets
+        return buckets(self.profile.graph, layers_of(runs), apart)
 
+    @once_by(lambda self, ranks: self.profile.cluster.group_alike(ranks))
     def least_sums_s(self, ranks: tuple[int, ...]) -> Array:
         """Before each layer, what ``ranks`` take at least to sum gradients of earlier layers (``gradient_overlap``)."""
-        alike = self.profile.cluster.group_alike(ranks)
-        if alike not in self._least_sums:
-            by_layer = least_sums_s(self.profile, lambda sizes: self.network.all_reduces_s(ranks, sizes))
-            self._least_sums[alike] = running(by_layer)
-        return self._least_sums[alike]
+        return running(least_sums_s(self.profile, lambda sizes: self.network.all_reduces_s(ranks, sizes)))
 
+    @once
     def sums(self, kind: str, samples: float, shared: bool, recompute: RecomputeMask) -> StageSums:
         """What actions take on a rank with so many samples of a stage that recomputes activations of ``recompute``.
 
         Raises:
             MissingMeasurementError: as ``tables.at``.
         """
-        key = (kind, samples, shared, recompute)
-        stage_sums = self._sums.get(key)
-        if stage_sums is None:
-            table, accumulate_s = self.at(kind, samples, shared), self.accumulate_s(kind, shared)
-            stage_sums = self._sums[key] = StageSums.of(table, accumulate_s, recompute)
-        return stage_sums
+        return StageSums.of(self.at(kind, samples, shared), self.accumulate_s(kind, shared), recompute)
 
+    @once
     def at(self, kind: str, samples: float, shared: bool) -> SizeTable:
         """``tables.at`` with what corrections add to layers of stages of one rank, or of stages that ranks share.
 
         Raises:
             MissingMeasurementError: as ``tables.at``.
         """
-        table = self.tables.at(kind, samples)
-        added = self.added(kind, shared)
+        table, added = self.tables.at(kind, samples), self.added(kind, shared)
         if (added == 1).all():
             return table
-        corrected_table = self._sized.get((kind, samples, shared))
-        if corrected_table is None:
-            forward, backward, backward_input, backward_weight = added
-            corrected_table = self._sized[kind, samples, shared] = replace(
-                table,
-                forward_s=table.forward_s * forward,
-                backward_s=table.backward_s * backward,
-                backward_input_s=table.backward_input_s * backward_input,
-                backward_weight_s=table.backward_weight_s * backward_weight,
-            )
-        return corrected_table
+        names = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
+        return replace(table, **{name: getattr(table, name) * more for name, more in zip(names, added, strict=True)})
 
     def added(self, kind: str, shared: bool) -> Array:
         """By how much corrections lengthen F, B, I and W of such stages beyond the corrected profile."""
@@ -140,6 +110,14 @@ class CostModel:
         """What adding into gradients takes: a running sum over layers."""
         return self.tables.parameters(kind).accumulate_s * self.excess(BACKWARD, kind, shared)
 
+    @once_by(
+        lambda self, ranks, samples, recompute=False, trains=True: (
+            self.profile.cluster.group_alike(ranks),
+            samples,
+            recompute,
+            trains,
+        )
+    )
     def exchanges_s(
         self, ranks: tuple[int, ...], samples: int, recompute: RecomputeMask = False, trains: bool = True
     ) -> tuple[Array, Array]:
@@ -151,31 +129,17 @@ class CostModel:
         Args:
             trains: as :func:`planner.layers.takes_statistics`.
         """
-        key = (self.profile.cluster.group_alike(ranks), samples, recompute, trains)
-        seconds = self._exchanges.get(key)
-        if seconds is None:
-            seconds = self._exchanged(ranks, samples, trains)
-            if recompute:
-                seconds = (seconds[0], seconds[1] + of_those(seconds[0], recompute))
-            self._exchanges[key] = seconds
-        return seconds
+        forward, backward = self.norms_s(ranks, trains)
+        if self.has_sites and len(ranks) > 1:
+            there, back = site_exchanges_s(self.profile, ranks, samples)
+            forward, backward = forward + running(there), backward + running(back)
+        return forward, backward + of_those(forward, recompute) if recompute else backward
 
-    def _exchanged(self, ranks: tuple[int, ...], samples: int, trains: bool) -> tuple[Array, Array]:
-        norms = self.norms_s(ranks, trains)
-        if not self.has_sites or len(ranks) < 2:
-            return norms
-        sites = site_exchanges_s(self.profile, ranks, samples)
-        forward, backward = (of_norms + running(of_sites) for of_norms, of_sites in zip(norms, sites, strict=True))
-        return forward, backward
-
+    @once_by(lambda self, ranks, trains=True: (self.profile.cluster.group_alike(ranks), trains))
     def norms_s(self, ranks: tuple[int, ...], trains: bool = True) -> tuple[Array, Array]:
         """Exchanges of statistics over ``ranks``, forward and backward: running sums over layers."""
-        key = (self.profile.cluster.group_alike(ranks), trains)
-        seconds = self._norms.get(key)
-        if seconds is None:
-            takes = np.array([takes_statistics(layer, trains) for layer in self.profile.graph.layers])
-            channels, element = takes * self.tables.graph.norm_channels, self.tables.graph.norm_bytes
-            sizes = (len(ranks) * (channels > 0) * (1 + 2 * channels) * _STATISTIC_BYTES, 2 * channels * element)
-            forward, backward = (norm_s(self.profile.cluster, ranks, size) for size in sizes)
-            seconds = self._norms[key] = running(forward), running(backward)
-        return seconds
+        takes = np.array([takes_statistics(layer, trains) for layer in self.profile.graph.layers])
+        channels, element = takes * self.tables.graph.norm_channels, self.tables.graph.norm_bytes
+        sizes = (len(ranks) * (channels > 0) * (1 + 2 * channels) * _STATISTIC_BYTES, 2 * channels * element)
+        forward, backward = (norm_s(self.profile.cluster, ranks, size) for size in sizes)
+        return running(forward), running(backward)

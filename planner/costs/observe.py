@@ -230,7 +230,7 @@ def _of_messages(travels: Sequence[_Travel], timelines: Sequence[Timeline]) -> t
         there = [one for one in travels if one.sent in spans and one.received in spans]
         for one in there:
             sent, received = spans[one.sent], spans[one.received]
-            others = [other for other in there if other is not one and _same_pair(one, other)]
+            others = [other for other in there if other is not one and {*one.ends} == {*other.ends}]
             alone = all(_apart(sent, received, spans[other.sent], spans[other.received]) for other in others)
             if one.seconds >= LEAST_MESSAGE_S and alone and received.start_s <= sent.start_s:
                 waited.setdefault(one, []).append(received.stop_s - sent.start_s)
@@ -240,10 +240,6 @@ def _of_messages(travels: Sequence[_Travel], timelines: Sequence[Timeline]) -> t
             predicted_s += one.seconds
             measured_s += max(median(seconds), _LEAST_SHARE * one.seconds)
     return predicted_s, measured_s
-
-
-def _same_pair(one: _Travel, other: _Travel) -> bool:
-    return set(one.ends) == set(other.ends)
 
 
 def _apart(sent: Span, received: Span, other_sent: Span, other_received: Span) -> bool:

@@ -32,6 +32,7 @@ from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import LayoutCosts, StagePlacement, bytes_elsewhere, ties_between
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import parts_of, samples_of
+from planner.ir.lazy import once
 from planner.ir.plan import Size
 from planner.ir.profile import Profile
 from planner.ir.program import Program
@@ -90,10 +91,6 @@ class PricedProgram:
         memories = rank_memories(self.costs, self.compiled, self.sizes, self.carried)
         return memories if self.symmetry is None else self.symmetry.spread(memories)
 
-    def preparing_next_step(self) -> PricedProgram:
-        """The same where threads prepare the next step's inputs during this one."""
-        return replace(self, costs=replace(self.costs, prepares_next_step=True))
-
 
 @dataclass(eq=False)
 class Pricing:
@@ -107,7 +104,6 @@ class Pricing:
     layouts: LayoutCosts | None = None
     _shapes: dict[object, tuple[CompiledProgram, list[int]]] = field(init=False, default_factory=dict, repr=False)
     _pieces: dict[object, Pieces] = field(init=False, default_factory=dict, repr=False)
-    _samples: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = field(init=False, default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, profile: Profile) -> Pricing:
@@ -134,8 +130,13 @@ class Pricing:
             self.cost_model, self.stages(candidate), sizes, trains, prepares_next_step=candidate.prepares_next_step
         )
         edges, symmetry = self.edges(candidate), None if each_rank else symmetry_of(costs)
-        if candidate.rows:
-            compiled, wires, symmetry = self._compiled(candidate, costs.tied_ranks, symmetry)
+        if candidate.rows:  # whatever they are
+            program = program_of(self.graph, candidate)
+            validate(program)
+            if symmetry is not None:
+                symmetry = symmetry if symmetry.holds(program) else None
+            program = program if symmetry is None else symmetry.first(program)
+            compiled, wires = self._with_wires(program, candidate, costs.tied_ranks, symmetry)
         else:
             compiled, wires = self._shape(candidate, edges, costs.tied_ranks, symmetry)
         return PricedProgram(costs, compiled, *_transfers(compiled, edges, sizes), wires, symmetry)
@@ -154,7 +155,13 @@ class Pricing:
             layers[stage].append(index)
         stages = []
         for stage, (group, shares) in enumerate(zip(candidate.groups, candidate.shares, strict=True)):
-            runs, spans = runs_of(layers[stage]), self._spans(candidate, stage, layers[stage])
+            runs, own = runs_of(layers[stage]), frozenset(layers[stage])
+            spans: tuple[tuple[int, ...], ...] = ()
+            if candidate.spans:  # a file's own
+                spans = candidate.spans[stage]
+            elif candidate.recomputes_cores(stage):
+                inside = (tuple(index for index in core if index in own) for core in self._cores)
+                spans = tuple(core for core in inside if core)
             recompute, in_spans = candidate.recomputes(stage), {index for span in spans for index in span}
             options = {
                 index: replace(option, recompute=recompute or index in in_spans)
@@ -185,12 +192,10 @@ class Pricing:
             )
         return tuple(stages)
 
+    @once
     def samples(self, shares: tuple[int, ...], rows: int) -> tuple[int, ...]:
         """Samples of each member of a group with ``shares``, of a micro-batch of ``rows``."""
-        samples = self._samples.get((shares, rows))
-        if samples is None:
-            samples = self._samples[shares, rows] = samples_of(shares, rows)
-        return samples
+        return samples_of(shares, rows)
 
     def _samples_by_size(
         self, shares: tuple[int, ...], full: int, micro_batches: Sequence[int], layers: Sequence[int]
@@ -199,28 +204,14 @@ class Pricing:
 
         Parts are of layers that lie along sites alone (``planner.layers.throughout_sites``), and are fractions.
         """
-        if len(shares) < 2 or sum(shares) == full or not self._throughout.issuperset(layers):
+        along = throughout_sites(self.graph) if len(shares) > 1 and sum(shares) != full else frozenset()
+        if not along or not all(self.graph.layers[index].name in along for index in layers):
             return {rows: self.samples(shares, rows) for rows in set(micro_batches)}
         return {rows: parts_of(shares, rows) for rows in set(micro_batches)}
-
-    def _spans(self, candidate: Candidate, stage: int, layers: Sequence[int]) -> Spans:
-        """Layers of a stage that are computed again span by span, by index: a file's own, or attention's cores."""
-        if candidate.spans:
-            return candidate.spans[stage]
-        if not candidate.recomputes_cores(stage):
-            return ()
-        own = frozenset(layers)
-        inside = (tuple(index for index in core if index in own) for core in self._cores)
-        return tuple(core for core in inside if core)
 
     @cached_property
     def _cores(self) -> Spans:
         return cores_by_index(self.graph)
-
-    @cached_property
-    def _throughout(self) -> frozenset[int]:
-        along = throughout_sites(self.graph)
-        return frozenset(index for index, layer in enumerate(self.graph.layers) if layer.name in along)
 
     @cached_property
     def _preparing(self) -> tuple[int, ...]:
@@ -277,23 +268,10 @@ class Pricing:
         prepares = frozenset(candidate.stage_of[index] for index in self._preparing)
         ways = (prepares, candidate.prepares_ahead, ties, None if symmetry is None else symmetry.kept)
         key = (candidate.schedule, candidate.windows, candidate.sizes, candidate.groups, crossing, ways)
-        shape = self._shapes.get(key)
-        if shape is None:
-            shape = self._shapes[key] = self._with_wires(
-                program_of(self.graph, candidate, symmetry), candidate, ties, symmetry
-            )
-        return shape
-
-    def _compiled(
-        self, candidate: Candidate, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None
-    ) -> tuple[CompiledProgram, list[int], Symmetry | None]:
-        """The same of the rows that a candidate has, whatever they are; and the symmetry, if they have it."""
-        program = program_of(self.graph, candidate)
-        validate(program)
-        if symmetry is not None and not symmetry.holds(program):
-            symmetry = None
-        program = program if symmetry is None else symmetry.first(program)
-        return *self._with_wires(program, candidate, ties, symmetry), symmetry
+        if key not in self._shapes:
+            program = program_of(self.graph, candidate, symmetry)
+            self._shapes[key] = self._with_wires(program, candidate, ties, symmetry)
+        return self._shapes[key]
 
     def _with_wires(
         self, program: Program, candidate: Candidate, ties: tuple[tuple[int, ...], ...], symmetry: Symmetry | None

@@ -209,7 +209,9 @@ def torch_pipelining(plan: Plan, graph: Graph, schedule_file: str) -> TorchPipel
         f"stage {point.stage} begins between {point.before} and {point.after}" for point in points if not point.module
     )
     return TorchPipeline(
-        json.dumps(_described(decision, points, schedule_file), indent=2) + "\n", _csv(program), inside
+        json.dumps(_described(decision, points, schedule_file), indent=2) + "\n",
+        "".join(",".join(str(action) for action in row if action.op in COMPUTE) + "\n" for row in program.rows),
+        inside,
     )
 
 
@@ -238,12 +240,6 @@ def _described(decision: Decision, points: tuple[SplitPoint, ...], schedule_file
             for number, stage in enumerate(decision.stages)
         ],
     }
-
-
-def _csv(program: Program) -> str:
-    """A row a rank; messages and updates are left to torch and its user."""
-    rows = ([str(action) for action in row if action.op in COMPUTE] for row in program.rows)
-    return "".join(",".join(row) + "\n" for row in rows)
 
 
 def _faults_of_stages(decision: Decision, graph: Graph) -> Iterator[str]:

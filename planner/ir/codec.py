@@ -45,6 +45,7 @@ _WRITTEN_BY = {
     "plan": "name a file that 'halopipe plan' wrote",
     "timeline": "name a file that 'halopipe run' wrote",
     "proof": "name a file that 'halopipe plan --proof' wrote",
+    "checkpoint": "name the folder of 'halopipe run --checkpoint FOLDER'",
 }
 
 MOST_KEYS = 200_000
@@ -76,9 +77,14 @@ def load_any(path: str | Path) -> Any:
     return loads(text, FORMATS[name[1]][0], source=str(path))
 
 
-def loads(text: str, cls: type[T], source: str = "text") -> T:
-    """The ``cls`` that ``text`` spells; ``source`` names it in errors."""
-    name, version = _format_of(cls)
+def loads(text: str, cls: type[T], source: str = "text", named: tuple[str, int] | None = None) -> T:
+    """The ``cls`` that ``text`` spells; ``source`` names it in errors.
+
+    Args:
+        named: name and newest version of a format that is none of :data:`FORMATS`: it may have any number of keys, and
+            whoever reads it sees whether it makes sense.
+    """
+    name, version = named or _format_of(cls)
     body = _checked_header(text, name, version, source)
     try:
         value: T = _adapter(cls).validate_json(body)[0]  # type: ignore[arg-type]  # classes are hashable
@@ -86,7 +92,7 @@ def loads(text: str, cls: type[T], source: str = "text") -> T:
         errors = error.errors(include_url=False)
         faults = [_describe(fault, cls) for fault in errors[:_MOST_FAULTS_SHOWN]]
         raise _corrupt(source, name, faults, len(errors)) from None
-    senseless = validation.faults(value)
+    senseless = validation.faults(value) if named is None else ()
     if senseless:
         raise _corrupt(source, name, senseless)
     return value
@@ -190,9 +196,9 @@ class _Object(dict[str, Any]):
     duplicates: tuple[str, ...] = ()
 
 
-def _object(pairs: list[tuple[str, Any]]) -> _Object:
-    if len(pairs) > MOST_KEYS:
-        raise _TooLargeError(f"an object has {len(pairs)} keys; {MOST_KEYS} are the most")
+def _object(most_keys: int, pairs: list[tuple[str, Any]]) -> _Object:
+    if len(pairs) > most_keys:
+        raise _TooLargeError(f"an object has {len(pairs)} keys; {most_keys} are the most")
     result = _Object(pairs)
     if len(result) < len(pairs):
         result.duplicates = tuple(sorted(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
@@ -206,7 +212,9 @@ class _TooLargeError(ValueError):
 def _checked_header(text: str, name: str, version: int, source: str) -> str:
     """The file's fields as JSON array text, with the header taken off; duplicates and syntax are refused here."""
     try:
-        root = json.loads(text, object_pairs_hook=_object)
+        root = json.loads(
+            text, object_pairs_hook=functools.partial(_object, MOST_KEYS if name in FORMATS else len(text))
+        )
     except json.JSONDecodeError as error:
         raise CorruptFileError(f"{source} is not JSON", [_syntax(text, error)], [_WRITTEN_BY[name]]) from None
     except _TooLargeError as error:
@@ -265,7 +273,9 @@ def _corrupt(source: str, name: str, faults: Sequence[str], num_faults: int = 0)
     if total > len(shown):
         shown.append(f"... and {total - len(shown)} more")
     count = f"{total} fault{'s' if total > 1 else ''}"
-    return CorruptFileError(f"{source} is not a valid {name} file: {count}", shown, [f"halopipe schema {name}"])
+    return CorruptFileError(
+        f"{source} is not a valid {name} file: {count}", shown, [f"halopipe schema {name}"] * (name in FORMATS)
+    )
 
 
 def _describe(fault: Any, cls: type) -> str:
@@ -314,12 +324,9 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _is_row(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, (int, float)) for item in value)
-
-
 def _render(value: Any, depth: int) -> str:
-    if depth >= _INLINE_DEPTH or not isinstance(value, (dict, list)) or not value or _is_row(value):
+    is_row = isinstance(value, list) and all(isinstance(item, (int, float)) for item in value)
+    if depth >= _INLINE_DEPTH or not isinstance(value, (dict, list)) or not value or is_row:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     indent, end = "  " * (depth + 1), "  " * depth
     if isinstance(value, list):

@@ -178,6 +178,15 @@ class Graph:
             specs.update((value_name(layer.name, index), spec) for index, spec in enumerate(layer.outputs))
         return specs
 
+    def made_of(self, names: Iterable[str]) -> tuple[Layer, ...]:
+        """The layers of these names and all that they are made of, in order."""
+        needed, layers = set(names), list[Layer]()
+        for layer in reversed(self.layers):
+            if layer.name in needed:
+                layers.append(layer)
+                needed.update(map(producer, layer.inputs))
+        return tuple(reversed(layers))
+
     def tied_layers(self) -> dict[str, tuple[int, ...]]:
         """By parameter that several layers use, these layers by index, ascending."""
         return _used_by_several(layer.parameters for layer in self.layers)

@@ -50,7 +50,7 @@ def faults(value: object) -> tuple[str, ...]:
     rules: Mapping[type, Callable[[Any], Iterator[Fault]]] = {
         Profile: _profile,
         Plan: _plan,
-        TimelineFile: _timeline_file,
+        TimelineFile: lambda file: (fault for name in ("predicted", "measured") for fault in _timeline(file, name)),
     }
     rule = rules.get(type(value))
     if rule is not None:
@@ -323,10 +323,13 @@ def _plan(plan: Plan) -> Iterator[Fault]:
 
 def _request(plan: Plan) -> Iterator[Fault]:
     request, path = plan.inputs.request, "inputs.request"
-    yield from _known(f"{path}.objective", "objective", request.objective, OBJECTIVES)
-    yield from _known(f"{path}.recompute", "way to recompute", request.recompute, RECOMPUTE)
-    yield from _known(f"{path}.shard", "way to shard", request.shard, SHARD)
-    yield from _known(f"{path}.batch_statistics", "batch of statistics", request.batch_statistics, STATISTICS)
+    for name, what, allowed in (
+        ("objective", "objective", OBJECTIVES),
+        ("recompute", "way to recompute", RECOMPUTE),
+        ("shard", "way to shard", SHARD),
+        ("batch_statistics", "batch of statistics", STATISTICS),
+    ):
+        yield from _known(f"{path}.{name}", what, getattr(request, name), allowed)
     yield from _zero(f"{path}.zero", request.zero)
     for name in ("max_stages", "num_ranks", "memory_bytes"):
         yield from _at_least(f"{path}.{name}", getattr(request, name), 0, int(BYTES[1]))
@@ -430,12 +433,8 @@ def _ranks(path: str, ranks: Sequence[int], num_ranks: int) -> Iterator[Fault]:
 # Timelines.
 
 
-def _timeline_file(file: TimelineFile) -> Iterator[Fault]:
-    for name in ("predicted", "measured"):
-        yield from _timeline(name, getattr(file, name))
-
-
-def _timeline(path: str, timeline: Timeline) -> Iterator[Fault]:
+def _timeline(file: TimelineFile, path: str) -> Iterator[Fault]:
+    timeline: Timeline = getattr(file, path)
     for index, span in enumerate(timeline.spans):
         where = f"{path}.spans[{index}]"
         yield from _at_least(f"{where}.rank", span.rank, 0, MOST_DEVICES - 1)

@@ -16,19 +16,9 @@ InputBoxes = Callable[[Layer, Specs, Box], Boxes]
 NOTHING = Interval(0, 0)
 
 
-def first_output(layer: Layer, inputs: Specs) -> TensorSpec:
-    """The work of most kinds: their (first) output."""
-    return layer.outputs[0]
-
-
 def whole_weights(layer: Layer, parameters: Specs, work_box: Box) -> Boxes:
     """Every part of the work uses all parameters."""
     return tuple(whole(spec.shape) for spec in parameters)
-
-
-def no_flops(layer: Layer, inputs: Specs) -> int:
-    """Data is moved, not computed."""
-    return 0
 
 
 def num_elements(spec: TensorSpec) -> int:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 
 from planner.ir.box import Box, Interval, whole
 from planner.ir.graph import Attribute, Graph, Layer, TensorSpec
-from planner.ir.profile import Profile
 from planner.ir.quantities import Fault
 from planner.ir.validation import MOST_EXTENT
 from planner.layers._kinds import kind, kinds
@@ -26,23 +25,19 @@ _MOST_REACH = 2**20
 _MOST_FLOPS = 1e24
 
 
-def misfits(profile: Profile) -> Iterator[Fault]:
-    """Where a layer of the profile's graph does not fit its kind."""
-    yield from graph_misfits(profile.graph)
-
-
-def graph_misfits(graph: Graph) -> Iterator[Fault]:
-    """Of a graph whose names and shapes are in order otherwise."""
+def misfits(graph: Graph) -> Iterator[Fault]:
+    """Where a layer does not fit its kind, of a graph whose names and shapes are in order otherwise."""
     values = graph.values()
     for index, layer in enumerate(graph.layers):
         path = f"graph.layers[{index}]"
         if layer.kind not in kinds():
             yield f"{path}.kind", f"no layer kind {layer.kind!r}; known: {', '.join(kinds())}"
             continue
-        misfits = list(_attributes(f"{path}.attributes", layer.attributes))
         inputs = tuple(values[name] for name in layer.inputs)
-        misfits = misfits or list(_windows(path, layer, inputs))
-        yield from misfits or _relation(path, layer, inputs, tuple(graph.parameters[name] for name in layer.parameters))
+        of_layer = list(_attributes(f"{path}.attributes", layer.attributes)) or list(_windows(path, layer, inputs))
+        yield from of_layer or _relation(
+            path, layer, inputs, tuple(graph.parameters[name] for name in layer.parameters)
+        )
 
 
 def _attributes(path: str, attributes: Mapping[str, Attribute]) -> Iterator[Fault]:

@@ -15,7 +15,7 @@ transposed convolution), the stride is a fraction, and ``size`` and ``offset`` c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -46,7 +46,12 @@ class ReadBack:
 
 
 def read_back(
-    layers: Iterable[Layer], specs: Specs, wanted: Mapping[str, Box], works: Mapping[str, Box] | None = None
+    layers: Iterable[Layer],
+    specs: Specs,
+    wanted: Mapping[str, Box],
+    works: Mapping[str, Box] | None = None,
+    *,
+    inside: bool = True,
 ) -> ReadBack:
     """Follows ``wanted`` back through ``layers``, in evaluation mode (a batch norm reads the same place).
 
@@ -56,20 +61,15 @@ def read_back(
         wanted: by value, a box inside the tensor.
         works: by layer, a box of its work that is wanted in place of its outputs (of a reduction, whose work is what it
             reduces).
+        inside: whether what is read is cut off at the edges of tensors.
     """
-    return _followed(layers, specs, wanted, works or {}, inside=True)
-
-
-def _followed(
-    layers: Iterable[Layer], specs: Specs, wanted: Mapping[str, Box], works: Mapping[str, Box], *, inside: bool
-) -> ReadBack:
     read = {value: box for value, box in wanted.items() if volume(box)}
     done: dict[str, Box] = {}
     for layer in reversed(list(layers)):
         inputs = tuple(specs[name] for name in layer.inputs)
         relation = kind(layer.kind)
         work = relation.work(layer, inputs)
-        needed = works.get(layer.name)
+        needed = (works or {}).get(layer.name)
         if needed is not None and not volume(needed):
             needed = None
         for index, spec in enumerate(layer.outputs):
@@ -164,7 +164,7 @@ def receptive_field(graph: Graph, value: str, box: Box | Mapping[str, tuple[int,
             [f"{value} is [{', '.join(spec.dims)}] of {spec.shape}"],
             ["an interval for each dim, not empty, inside the tensor"],
         )
-    layers = _before(graph, value)
+    layers = graph.made_of([producer(value)])
     for layer in layers:
         if has_halo(layer.kind):
             raise UsageError(
@@ -177,26 +177,15 @@ def receptive_field(graph: Graph, value: str, box: Box | Mapping[str, tuple[int,
     return ReceptiveField(value, chosen, inputs, {name: _along(layers, specs, value, name) for name in inputs})
 
 
-def _before(graph: Graph, value: str) -> list[Layer]:
-    """The layers that ``value`` is made by, in the graph's order."""
-    needed, makers = {producer(value)}, []
-    for layer in reversed(graph.layers):
-        if layer.name in needed:
-            makers.append(layer)
-            needed.update(producer(name) for name in layer.inputs)
-    return makers[::-1]
-
-
-def _along(layers: list[Layer], specs: Specs, value: str, name: str) -> tuple[FieldAlong, ...]:
+def _along(layers: Sequence[Layer], specs: Specs, value: str, name: str) -> tuple[FieldAlong, ...]:
     """By dim of an input: output positions along the dim of that name are tried one after the other."""
     spec, input_spec = specs[value], specs[name]
     middle = tuple(Interval(extent // 2, extent // 2 + 1) for extent in spec.shape)
 
     def reads(dim: int | None, position: int, at: int) -> Interval:
         box = middle if dim is None else (*middle[:dim], Interval(position, position + 1), *middle[dim + 1 :])
-        return _followed(layers, specs, {value: box}, {}, inside=False).read.get(
-            name, (NOTHING,) * len(input_spec.dims)
-        )[at]
+        read = read_back(layers, specs, {value: box}, inside=False).read
+        return read.get(name, (NOTHING,) * len(input_spec.dims))[at]
 
     rules = []
     for at, (word, extent) in enumerate(zip(input_spec.dims, input_spec.shape, strict=True)):

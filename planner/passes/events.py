@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from planner.ir.lazy import Memo
 from planner.ir.schedule import COMPUTE, Action, Op, Pipeline, StageTimes, dependencies
@@ -68,7 +67,6 @@ StageOp = tuple[int, Op]
 """(stage, what it does)."""
 
 
-@dataclass(slots=True)
 class StageClock:
     """Positions that run one compute action after another; made anew for each schedule.
 
@@ -76,14 +74,10 @@ class StageClock:
         free: by position, when it can start its next action.
     """
 
-    pipeline: Pipeline
-    free: list[float] = field(init=False)
-    _ends: dict[tuple[int, Op, int], float] = field(init=False, default_factory=dict)
-    _needs: Memo[StageOp, tuple[tuple[StageOp, ...], ...]] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline, self.free = pipeline, [0.0] * pipeline.num_positions
+        self._ends = dict[tuple[int, Op, int], float]()
         self._needs = Memo(self._needed)
-        self.free = [0.0] * self.pipeline.num_positions
 
     def duration(self, stage: int, op: Op) -> float:
         """What an action lasts."""

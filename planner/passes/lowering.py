@@ -9,11 +9,11 @@ micro-batch 0 (of token slices: at those of micro-batch 0), and its answer shift
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from planner.ir.lazy import Memo
+from planner.ir.lazy import Memo, once_by
 from planner.ir.program import Message, Program, Route
 from planner.ir.schedule import MESSAGE, PER_STEP, RECEIVE, Action, Op, Schedule, StageGraph, dependencies
 
@@ -50,31 +50,28 @@ class Numbering:
         self.span, self.slices = program.stages.num_microbatches + 1, program.stages.slices
         self.kinds: list[Kind] = []
         self.strangers: set[int] = set()
-        self._kind_of: dict[object, int] = {}
+        self._kind_of: Memo[Kind | tuple[int, Op, int | None, int], int] = Memo(self._new_kind)
         self.first_needs: Memo[int, tuple[tuple[Alternatives, ...], ...]] = Memo(self._first_needs)
         self.moves: Memo[int, list[Peers]] = Memo(self._moves)
-        self._peers: dict[tuple[int, str], Peers] = {}
-        self.rows = [self._numbers(row) for row in program.rows]
+        self.rows = [list(map(self.number, row)) for row in program.rows]
         self.places = [{number: index for index, number in enumerate(row)} for row in self.rows]
 
     def kind(self, stage: int, op: Op, peer: int | None = None) -> int:
         """The number of the kind."""
-        key = (stage, op, peer)
-        number = self._kind_of.get(key)
-        return self._new_kind(key, key) if number is None else number
+        return self._kind_of[stage, op, peer]
 
     def number(self, action: Action) -> int:
         """The number of an action; one of a micro-batch that does not exist has a kind of its own."""
         last, m = self.span - 1, action.microbatch
-        if m is None:
-            return self.kind(action.stage, action.op, action.peer) * self.span + last
-        if 0 <= m < last:
-            return self.kind(action.stage, action.op, action.peer) * self.span + m
-        key = (action.stage, action.op, action.peer, m)
-        kind_number = self._kind_of.get(key)
-        number = (self._new_kind(key, key[:3]) if kind_number is None else kind_number) * self.span
+        if m is None or 0 <= m < last:
+            return self._kind_of[action.stage, action.op, action.peer] * self.span + (last if m is None else m)
+        number = self._kind_of[action.stage, action.op, action.peer, m] * self.span
         self.strangers.add(number)
         return number
+
+    def _new_kind(self, key: Kind | tuple[int, Op, int | None, int]) -> int:
+        self.kinds.append(key[:3])
+        return len(self.kinds) - 1
 
     def action(self, number: int) -> Action:
         """The action of a number; not to be asked for one of a micro-batch that does not exist."""
@@ -164,40 +161,15 @@ class Numbering:
         unsent = any(needed not in self.places[sender] for sender in self.peers(rank, number))
         return self.action(needed) if unsent else None
 
-    def _numbers(self, row: Sequence[Action]) -> list[int]:
-        kind_of, span, last = self._kind_of, self.span, self.span - 1
-        numbers = []
-        for action in row:
-            m = action.microbatch
-            if m is None:
-                m = last
-            elif not 0 <= m < last:
-                numbers.append(self.number(action))
-                continue
-            key = (action.stage, action.op, action.peer)
-            kind = kind_of.get(key)
-            if kind is None:
-                kind = self._new_kind(key, key)
-            numbers.append(kind * span + m)
-        return numbers
-
-    def _new_kind(self, key: object, kind: Kind) -> int:
-        self._kind_of[key] = len(self.kinds)
-        self.kinds.append(kind)
-        return len(self.kinds) - 1
-
+    @once_by(lambda self, route, forward, at_source: (id(route), forward, at_source))
     def _peers_of(self, route: tuple[Message, ...], forward: bool, at_source: bool) -> Peers:
         """Routes of like micro-batches are one object, hence looked at once."""
-        key = (id(route), "FB"[not forward] + "><"[not at_source])
-        peers = self._peers.get(key)
-        if peers is None:
-            pairs: dict[int, tuple[int, ...]] = {}
-            for message in route:
-                if message.src != message.dst and (message.parts if forward else message.gradient_parts):
-                    here, there = (message.src, message.dst) if at_source else (message.dst, message.src)
-                    pairs[here] = (*pairs.get(here, ()), there)
-            peers = self._peers[key] = pairs
-        return peers
+        pairs: dict[int, tuple[int, ...]] = {}
+        for message in route:
+            if message.src != message.dst and (message.parts if forward else message.gradient_parts):
+                here, there = (message.src, message.dst) if at_source else (message.dst, message.src)
+                pairs[here] = (*pairs.get(here, ()), there)
+        return pairs
 
 
 _FORWARD, _BACKWARD = (Op.FORWARD,), (Op.BACKWARD, Op.BACKWARD_INPUT)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise, product
+from itertools import accumulate, combinations, pairwise, product
 from math import comb, inf
 
 import numpy as np
@@ -37,7 +37,8 @@ def least_step_s(
     for name in prices.space.schedules:
         for windows in _windows(most, len(pipeline.batches)) if traits(name).windowed else [()]:
             rows = schedule_named(name)(Pipeline(graph, windows=windows)).rows
-            if all(_in_flight(row) <= window for row, window in zip(rows, most, strict=True)):
+            signs = ([1 if a.op is Op.FORWARD else -(a.op is not Op.BACKWARD_WEIGHT) for a in row] for row in rows)
+            if all(max(accumulate(row)) <= window for row, window in zip(signs, most, strict=True)):
                 best = min(best, (pipeline.step_s(rows), name))
     return best
 
@@ -129,11 +130,6 @@ class _Pipeline:
             end = edge.dst if receives != goes_back else edge.src
             if end == stage and (edge.gradient or not goes_back):
                 yield edge
-
-
-def _in_flight(row: Row) -> int:
-    """The most micro-batches between their F and their B or I."""
-    return int(np.cumsum([1 if a.op is Op.FORWARD else -(a.op is not Op.BACKWARD_WEIGHT) for a in row]).max())
 
 
 def _windows(most: Sequence[int], count: int) -> list[tuple[int, ...]]:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.ir.codec import fingerprint, plain, plan_fingerprint
+from planner.ir.lazy import once, once_by
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
@@ -57,8 +58,7 @@ class ProofAccount:
 
     def __init__(self, prices: SpacePrices, claim_s: float) -> None:
         self.prices, self.space, self.claim_s = prices, prices.space, claim_s
-        self.potentials, self._rest = dict[Key, Array](), dict[Key, Array]()
-        self._stages = dict[tuple[ProofGroup, int], LeastCost]()
+        self.potentials = dict[Key, Array]()
 
     def key(self, size: int, unused: Counts, devices: Counts, recompute: str) -> Key:
         """Pools that are alike may change places."""
@@ -91,11 +91,10 @@ class ProofAccount:
         stage = LeastCost._make([*map(np.minimum.reduce, lows), np.maximum.reduce(most)])
         return np.asarray(self.labels(stage, size, rest, last, self.space.inside).min(axis=2))
 
+    @once
     def stage(self, group: ProofGroup, size: int) -> LeastCost:
         """Stages of the group, by first and last cut."""
-        if (group, size) not in self._stages:
-            self._stages[group, size] = self.prices.stage(group, size)
-        return self._stages[group, size]
+        return self.prices.stage(group, size)
 
     def labels(self, stage: LeastCost, size: int, rest: Array, last: Numbers, inside: Flags) -> Array:
         """``[4, ...]`` of stages that end at ``last``, with ``rest`` behind; infinite from the claim on."""
@@ -110,25 +109,24 @@ class ProofAccount:
         labels = np.array([trip, end, total, np.maximum(total, free)])
         return np.where(inside & (stage.window >= 1) & (labels[3] < self.claim_s), labels, inf)
 
+    @once_by(lambda self, size, left, devices: self.key(size, left, devices, ""))
     def rest(self, size: int, left: Counts, devices: Counts) -> Array:
         """``[4, cuts]``: the least that follows an F of a stage on ``devices`` that ends there; infinite: the claim."""
-        key, space = self.key(size, left, devices, ""), self.space
-        if key not in self._rest:
-            least, mine = np.full((4, space.last + 1), inf), space.groups(devices, "nothing", size)
-            for behind in self.options(left) if mine else ():
-                keys = (self.key(size, left, behind, recompute) for recompute in space.recompute)
-                potentials = [self.potentials[each] for each in keys if each in self.potentials]
-                if potentials:
-                    groups = [mine, space.groups(behind, "nothing", size)]
-                    shares = [each[0].shares if len(each) == 1 else () for each in groups]
-                    messages = self.prices.messages((devices, behind), shares, size, space.meeting[:2])
-                    there, all_there, load_there, back, _, load_back = messages
-                    for trip, end, total, free in potentials:
-                        late = trip + np.maximum(load_there + back, all_there + load_back)
-                        end = np.maximum(all_there + end + back, late)
-                        least = np.minimum(least, [there + trip + back, end, all_there + total, free])
-            self._rest[key] = least
-        return self._rest[key]
+        space = self.space
+        least, mine = np.full((4, space.last + 1), inf), space.groups(devices, "nothing", size)
+        for behind in self.options(left) if mine else ():
+            keys = (self.key(size, left, behind, recompute) for recompute in space.recompute)
+            potentials = [self.potentials[each] for each in keys if each in self.potentials]
+            if potentials:
+                groups = [mine, space.groups(behind, "nothing", size)]
+                shares = [each[0].shares if len(each) == 1 else () for each in groups]
+                messages = self.prices.messages((devices, behind), shares, size, space.meeting[:2])
+                there, all_there, load_there, back, _, load_back = messages
+                for trip, end, total, free in potentials:
+                    late = trip + np.maximum(load_there + back, all_there + load_back)
+                    end = np.maximum(all_there + end + back, late)
+                    least = np.minimum(least, [there + trip + back, end, all_there + total, free])
+        return least
 
     def children(self, prefix: ProofPrefix, size: int) -> Iterator[tuple[float, ProofPrefix]]:
         """Every stage that may come next and may end below the claim, with the bound of its best continuation."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from planner.ir.schedule import Pipeline, Schedule, Traits
 from planner.schedules._registry import registered
 from planner.schedules._rows import by_position, depths, in_turn, updating
@@ -47,10 +45,6 @@ def missed_2bw(pipeline: Pipeline) -> tuple[int, ...]:
     return (int(late),) * pipeline.stages.num_stages
 
 
-def _one_before(every: int, microbatch: int, num_updates: int) -> int:
-    return max(0, microbatch // every - 1)
-
-
 @registered("pipedream-2bw", Traits(synchronous=False), staleness=missed_2bw)
 def pipedream_2bw(pipeline: Pipeline) -> Schedule:
     """PipeDream-2BW: 1F1B without a flush; an update every p micro-batches, on weights one update old; two versions.
@@ -69,7 +63,7 @@ def pipedream_2bw(pipeline: Pipeline) -> Schedule:
     downstream = depths(stages)
     every = max(downstream)
     rows = [
-        updating(in_turn(s, depth, stages.num_microbatches), every, partial(_one_before, every))
+        updating(in_turn(s, depth, stages.num_microbatches), every, lambda m, _: max(0, m // every - 1))
         for s, depth in enumerate(downstream)
     ]
     return Schedule(by_position("pipedream-2bw", pipeline, rows))

@@ -30,6 +30,7 @@ from planner.ir.box import Box, Interval, Transfer, whole
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer, value_name
 from planner.ir.layout import cut_points
+from planner.ir.lazy import once
 from planner.ir.plan import Decision, Placement, Size, TokenSlice, samples_in
 from planner.layers._kinds import kind
 from planner.layers.division import Boxes, Division, LayerDivision
@@ -96,7 +97,7 @@ class TokenAxes:
             more = {producer(fault.value) for fault in faults} & axes.free
             if not more:
                 break
-            whole_layers |= _upstream(graph, more | whole_layers)
+            whole_layers |= {layer.name for layer in graph.made_of(more | whole_layers)}
         if faults:
             raise _refused(faults)
         halves = axes._halves()
@@ -222,17 +223,15 @@ class SlicedDivision(Division):
     ) -> None:
         super().__init__(layers, len(slices), samples)
         self.axes, self._points = axes, cut_points(slices)
-        self._specs, self._boxes = axes.graph.values(), dict[str, Boxes]()
+        self._specs = axes.graph.values()
 
     def makes(self, value: str) -> bool:
         return value not in self.axes.graph.inputs
 
+    @once
     def owned(self, value: str) -> Boxes:
-        if value not in self._boxes:
-            spec = self._specs[value].at(self.samples, self.axes.graph.samples)
-            pairs = pairwise(self._points)
-            self._boxes[value] = tuple(self.axes.box(value, spec, self.samples, *pair) for pair in pairs)
-        return self._boxes[value]
+        spec = self._specs[value].at(self.samples, self.axes.graph.samples)
+        return tuple(self.axes.box(value, spec, self.samples, *pair) for pair in pairwise(self._points))
 
     def held(self, value: str) -> Boxes:
         return self.owned(value) if self.makes(value) else super().held(value)
@@ -337,15 +336,6 @@ def _is_permuted(layer: Layer, time: int) -> bool:
     kept = layer.attributes.get("kept", ())
     places = [dim for dim in kept if dim >= 0] if isinstance(kept, tuple) else []
     return time in places or places != sorted(places)
-
-
-def _upstream(graph: Graph, names: Iterable[str]) -> frozenset[str]:
-    """``names`` and all layers that they are made of."""
-    upstream, by_name = set(names), graph.by_name()
-    for layer in reversed(graph.layers):
-        if layer.name in upstream:
-            upstream.update(producer(value) for value in layer.inputs if producer(value) in by_name)
-    return frozenset(upstream)
 
 
 def _reads_later(layer: Layer, num_tokens: int) -> str:

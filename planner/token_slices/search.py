@@ -35,8 +35,8 @@ from planner.ir.layout import equal_shares
 from planner.ir.plan import HEURISTIC, Plan, Rejected, Search, TokenSlice
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, TIME_DIMS, Problem
 from planner.solvers.candidates.candidate import micro_batches, plan_of
+from planner.solvers.candidates.choose import slower, written
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import slower, written
 from planner.solvers.candidates.feasibility import cut_positions, micro_batch_sizes, uncut
 from planner.token_slices.axes import require_sliceable
 from planner.token_slices.prices import SlicePrices

@@ -21,7 +21,7 @@ import functools
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 from math import inf
 from typing import NamedTuple
 
@@ -170,15 +170,11 @@ class DivisionSearch:
         while level:
             longer = sorted(
                 (least_s, -label.blocks, place, label)
-                for place, (label, least_s) in enumerate(self._all_longer(level))
+                for place, (label, least_s) in enumerate(chain.from_iterable(map(self._longer, level)))
                 if least_s < self.above_s
             )
             yield from ((self._ways(label), least_s) for least_s, *_, label in longer[:width] if label.seat < 0)
             level = [label for *_, label in longer if label.seat >= 0][:width]
-
-    def _all_longer(self, labels: Sequence[_Label]) -> Iterator[tuple[_Label, float]]:
-        for label in labels:
-            yield from self._longer(label)
 
     def _push(self, label: _Label, least_s: float) -> None:
         if least_s >= self.above_s:
@@ -291,13 +287,9 @@ class DivisionSearch:
         if self.stages is not None:
             return self._micro_batches * -(-left // (self.stages - label.stages)) * self._least_block_s
         free = [pool.devices - used for pool, used in zip(self._pools, label.used, strict=True)]
-        return self._micro_batches * self._longest_block_s(left, free)
-
-    def _longest_block_s(self, left: int, free: Sequence[int]) -> float:
-        table = self._table
-        if table is not None:
-            return float(table[(left, *(gpus // self.ways.data for gpus in free))])
-        return longest_s(left, self.seats, free)
+        if self._table is None:
+            return self._micro_batches * longest_s(left, self.seats, free)
+        return self._micro_batches * float(self._table[(left, *(gpus // self.ways.data for gpus in free))])
 
     @functools.cached_property
     def _table(self) -> NDArray[np.float64] | None:

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
+from operator import itemgetter
 
 from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.lazy import once_by
@@ -385,14 +386,13 @@ class _DegreesSearch:
             return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [], ["more GPUs"])
         least, ways, cluster = self.least_large
         memory = fullest(self.shape, cluster, ways, ways.micro_batches(self.global_batch))
-        largest = max(
-            ("state", memory.state), ("activations", memory.activations), ("one pass", memory.working), key=_second
-        )
+        parts = ("state", memory.state), ("activations", memory.activations), ("one pass", memory.working)
+        largest, held = max(parts, key=itemgetter(1))
         return InfeasibleError(
             f"{self.shape.name} does not fit on {ways.devices} {cluster.device}",
             [
                 f"every way needs at least {least / gib:.1f} GiB, usable {cluster.usable_bytes / gib:.1f} GiB",
-                f"that is: {ways}; largest part: {largest[0]}, {largest[1] / gib:.1f} GiB",
+                f"that is: {ways}; largest part: {largest}, {held / gib:.1f} GiB",
             ],
             ["more --gpus, another --on, or a smaller --global-batch"],
         )
@@ -406,7 +406,3 @@ def _order(choice: PricedDegrees) -> tuple[float, int, int, int, str]:
 
 def _division(ways: ParallelDegrees) -> tuple[object, ...]:
     return ways.degrees, ways.pools, ways.data
-
-
-def _second(pair: tuple[str, float]) -> float:
-    return pair[1]

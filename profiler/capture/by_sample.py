@@ -9,6 +9,7 @@ more micro-batches than one.
 
 from __future__ import annotations
 
+from inspect import signature
 from math import prod
 from typing import Any, cast
 
@@ -34,9 +35,7 @@ class BagsOfRows(TorchFunctionMode):
         """Calls ``func``; of bags of rows what they mean."""
         named = dict(kwargs or {})
         if func is F.embedding_bag:
-            names = ("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse")
-            more = ("per_sample_weights", "include_last_offset", "padding_idx")
-            arguments = {**dict(zip((*names, *more), args, strict=False)), **named}
+            arguments = signature(F.embedding_bag).bind(*args, **named).arguments
             is_plain = arguments.get("offsets") is None and arguments.get("max_norm") is None
             if is_plain and arguments["input"].dim() == _MATRIX and arguments.get("mode", "mean") in ("sum", "mean"):
                 return _bags(

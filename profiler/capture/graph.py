@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -34,7 +34,7 @@ from profiler.capture.layers import (
     tensor_arguments,
 )
 from profiler.capture.marks import marked
-from profiler.capture.operators import layer_names, name_read
+from profiler.capture.operators import layer_names, name_read, tensors_in
 from profiler.capture.sample_independence import Dependence, dependence
 from profiler.capture.trace import TracedModel, trace, traces
 from profiler.capture.user_module import untouched
@@ -151,8 +151,10 @@ def _verified(model: LoadedModel) -> tuple[TracedModel, frozenset[str]]:
 
 def _of_traced(model: LoadedModel, traced: TracedModel, rules: Rules, judge: Judge, evaluation: str) -> CapturedModule:
     layer_groups = groups(traced, rules)
-    names = _names(traced, layer_groups)
+    owns = [any(traced.is_parameter(a) for a in tensor_arguments(group.main)) for group in layer_groups]
+    names = layer_names([group.main for group in layer_groups], owns, traced.inputs)
     values = _value_names(traced, layer_groups, names)
+    by_node = {node.name: value for node, value in values.items()}
     layers = dict(zip(names, judge(traced, layer_groups, model), strict=True))
     graph = _graph(traced, rules, layer_groups, names, values)
     graph = marked(graph, layers, layer_groups, names, traced, samples_neighbours=_samples_neighbours(model))
@@ -170,7 +172,7 @@ def _of_traced(model: LoadedModel, traced: TracedModel, rules: Rules, judge: Jud
         _raw(model),
         _evaluating(model.module),
         evaluation,
-        _outputs(traced, values),
+        {name: by_node.get(node, "") for name, node in traced.outputs.items()},
         traced.fixed,
         model.samples < traced.samples,
     )
@@ -185,11 +187,6 @@ def _samples_neighbours(model: LoadedModel) -> bool:
     return isinstance(model.clouds.preparation, SampledPreparation)
 
 
-def _outputs(traced: TracedModel, values: Mapping[fx.Node, str]) -> dict[str, str]:
-    by_node = {node.name: value for node, value in values.items()}
-    return {name: by_node.get(node, "") for name, node in traced.outputs.items()}
-
-
 def _evaluating(module: nn.Module) -> tuple[str, ...]:
     """Modules in evaluation mode, of those within one another the outermost, by name."""
     outermost: list[str] = []
@@ -197,11 +194,6 @@ def _evaluating(module: nn.Module) -> tuple[str, ...]:
         if not part.training and not any(name.startswith(f"{outer}.") or not outer for outer in outermost):
             outermost.append(name)
     return tuple(name or type(module).__name__ for name in outermost)
-
-
-def _names(traced: TracedModel, layer_groups: tuple[OperatorGroup, ...]) -> tuple[str, ...]:
-    owns = [any(traced.is_parameter(a) for a in tensor_arguments(group.main)) for group in layer_groups]
-    return layer_names([group.main for group in layer_groups], owns, traced.inputs)
 
 
 def _value_names(
@@ -260,7 +252,7 @@ def _layer(
     kind, details = _kind(traced, rules, group, read)
     outputs = tuple(
         specify(value, output_names(kind, value.ndim, read, details), traced)
-        for value in _tensors(group.main.meta["val"])
+        for value in tensors_in(group.main.meta["val"])
     )
     if kind == ELEMENTWISE and rules.of(group.main) is not None:
         _require_elementwise(name, str(details["op"]), read, outputs)
@@ -330,12 +322,6 @@ def _is_plain_attention(node: fx.Node) -> bool:
 def _values_read(node: fx.Node, group: OperatorGroup) -> Iterator[fx.Node]:
     """Values of other layers, and inputs of the graph, that ``node`` reads."""
     return (a for a in tensor_arguments(node) if a.op != "get_attr" and a not in group.nodes)
-
-
-def _tensors(value: Any) -> tuple[Tensor, ...]:
-    if isinstance(value, Tensor):
-        return (value,)
-    return tuple(item for item in value or () if isinstance(item, Tensor))
 
 
 def parameter_spec(value: Tensor) -> TensorSpec:

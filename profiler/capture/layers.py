@@ -115,13 +115,8 @@ def _join_helpers(
     for node in reversed(joined):  # a row a sample of another layer is divided, which a helper's inputs are not
         made = filter(makes_tensors, node.all_input_nodes)
         foreign = (each for each in made if _end(leader, each) is not _end(leader, node))
-        if INDEX not in node.meta and any(_has_samples(each, traced) for each in foreign):
+        if INDEX not in node.meta and any(traced.sample_dims(each.meta.get("val")) for each in foreign):
             leader[node] = node
-
-
-def _has_samples(node: fx.Node, traced: TracedModel) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and any(traced.symbols.depends_on_samples(size) for size in value.shape)
 
 
 def _attributes_behind(node: fx.Node) -> Iterator[fx.Node]:

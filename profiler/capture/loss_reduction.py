@@ -13,7 +13,7 @@ largest of a batch, a softmax over the samples) needs the whole batch at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from cuda_ops._torch import HigherOrderOperator, OpOverload
 from cuda_ops.calls import arguments_of, draws
 from cuda_ops.dense.state_writes import attributes_behind, written
 from cuda_ops.operator_table import SAME, operator_row
-from planner.ir.graph import MIXES_SAMPLES, is_sites
+from planner.ir.graph import MIXES_SAMPLES
 from planner.layers.elementwise import PLACES
 from profiler.capture.functional import is_write
 from profiler.capture.operators import nodes_in
@@ -48,22 +48,9 @@ def is_reduction(node: fx.Node, traced: TracedModel) -> bool:
     return (
         node.op == "call_function"
         and isinstance(value, Tensor)
-        and not grows(value, traced)
-        and any(grows(argument.meta.get("val"), traced) for argument in node.all_input_nodes)
+        and not traced.grows(value)
+        and any(traced.grows(argument.meta.get("val")) for argument in node.all_input_nodes)
     )
-
-
-def grows(value: Any, traced: TracedModel) -> bool:
-    """Whether a value has a dim that depends on the number of samples, or on that of their sites."""
-    if not isinstance(value, Tensor):
-        return False
-    return bool(site_dims(value, traced)) or any(traced.symbols.depends_on_samples(size) for size in value.shape)
-
-
-def site_dims(value: Tensor, traced: TracedModel) -> list[int]:
-    """The dims of a value that hold sites, or rows of a sampled graph's nodes or edges."""
-    names = (traced.symbols.name_of(size) for size in value.shape)
-    return [dim for dim, name in enumerate(names) if name is not None and is_sites(name)]
 
 
 def of_inputs_alone(traced: TracedModel) -> frozenset[fx.Node]:
@@ -182,13 +169,6 @@ def reaching(graph: fx.Graph) -> frozenset[fx.Node]:
     return frozenset(nodes)
 
 
-def leaves(value: Any) -> Iterator[Tensor]:
-    """The tensors of a node's result."""
-    for item in value if isinstance(value, (tuple, list)) else (value,):
-        if isinstance(item, Tensor):
-            yield item
-
-
 @dataclass(eq=False)
 class Executed:
     """One execution of the graph.
@@ -219,7 +199,7 @@ class Numbers:
     def is_one(self, node: fx.Node) -> bool:
         """Whether it is such a value: reduced from samples, or made of those that are."""
         value = node.meta.get("val")
-        if not isinstance(value, Tensor) or grows(value, self._traced):
+        if not isinstance(value, Tensor) or self._traced.grows(value):
             return False
         return is_reduction(node, self._traced) or any(argument in self._reduced for argument in node.all_input_nodes)
 
@@ -267,7 +247,7 @@ class Numbers:
         if any(argument in self._reduced for argument in node.all_input_nodes):
             return None  # of samples and of numbers together: not linear, or not known to be
         values = (argument.meta.get("val") for argument in node.all_input_nodes)
-        if any(isinstance(each, Tensor) and site_dims(each, self._traced) for each in values):
+        if any(self._traced.site_dims(each) for each in values):
             return None  # sites that two parts have in common count once on one device
         if is_over_terms(node):
             if knows_terms(node, self._of_inputs):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
-from torch import fx
+from torch import Tensor, fx
 
 from cuda_ops._torch import OpOverload
 from cuda_ops.dense.user_functions import function_of, is_user_function
@@ -53,6 +53,12 @@ def nodes_in(value: Any) -> list[fx.Node]:
 
     fx.map_arg(value, note)
     return nodes
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of a node's result, which is one, several or none."""
+    several = value if isinstance(value, (tuple, list)) else (value,)
+    return [each for each in several if isinstance(each, Tensor)]
 
 
 def place(node: fx.Node) -> str:

@@ -18,8 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from cuda_ops._torch import OpOverload
-from cuda_ops.calls import argument_names, changed_call, draws
+from cuda_ops.calls import changed_call
+from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from cuda_ops.dense.state_writes import BATCH_NORM
 from cuda_ops.dense.user_functions import LINEAR_BACKWARD, is_user_function
 from cuda_ops.operator_table import operator_row
@@ -28,12 +28,12 @@ from profiler.capture import loss_reduction
 from profiler.capture.functional import INDEX
 from profiler.capture.kinds import OPAQUE, kind_of
 from profiler.capture.layers import OperatorGroup, is_output_of
-from profiler.capture.operators import function_called, name_read
+from profiler.capture.operators import function_called, name_read, tensors_in
 from profiler.capture.trace import TracedModel
 from profiler.capture.verify_capture import module_loss
 from profiler.source.model import GraphExample, LoadedModel, example_of, fed_example, is_alike
+from runtime.captured import attribute
 
-_OFF = {"train": False, "training": False, "dropout_p": 0.0}
 _PAIR = 2
 _BY_SUM = 2
 """torch's number of ``reduction="sum"``."""
@@ -128,7 +128,7 @@ def _loss_of_clouds(traced: TracedModel, model: LoadedModel, first: int, count: 
     run = _GraphRun(traced, count, dict(zip(traced.inputs, (*inputs, *targets), strict=True)))
     for node in traced.module.graph.nodes:
         if node.op == "output":
-            (loss,) = loss_reduction.leaves(fx.map_arg(node.args[0], run.values.__getitem__))
+            (loss,) = tensors_in(fx.map_arg(node.args[0], run.values.__getitem__))
             return loss
         run.execute(node)
     raise ValueError("a graph without an output")
@@ -258,15 +258,15 @@ def _mixes_gradients(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) 
     both = gradients(0, [a + b for a, b in zip(one, other, strict=True)])
     apart = [a + b for a, b in zip(whole, gradients(0, other), strict=True)]
     node.meta[LINEAR_BACKWARD] = all(map(is_alike, both, apart))
-    metas = _leaves(node.meta["val"])
-    if not any(sample_dims(meta, traced) for meta in (*metas, *(each.meta["val"] for each in tensors))):
+    metas = tensors_in(node.meta["val"])
+    if not any(traced.sample_dims(meta) for meta in (*metas, *(each.meta["val"] for each in tensors))):
         return False  # of parameters alone: there are no samples that it could mix
     alone = []
     for sample in range(_PAIR):
         parts = [_part(seed, meta, sample, traced) for seed, meta in zip(one, metas, strict=True)]
         alone.append(gradients(1 + sample, parts))
     for argument, together, *each in zip(tensors, whole, *alone, strict=True):
-        dims = sample_dims(argument.meta["val"], traced) if argument.op != "get_attr" else []
+        dims = traced.sample_dims(argument.meta["val"]) if argument.op != "get_attr" else []
         joined = torch.cat(each, dims[0]) if dims else each[0] + each[1]
         if not is_alike(together, joined):
             return True
@@ -274,7 +274,7 @@ def _mixes_gradients(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) 
 
 
 def _part(seed: Tensor, meta: Tensor, sample: int, traced: TracedModel) -> Tensor:
-    dims = sample_dims(meta, traced)
+    dims = traced.sample_dims(meta)
     return seed.chunk(_PAIR, dims[0])[sample] if dims else seed
 
 
@@ -306,21 +306,15 @@ class _GraphRun(loss_reduction.Executed):
         if node.op == "placeholder":
             self.values[node] = self.graph_inputs[name_read(node)]
         elif node.op == "get_attr":
-            value: Any = self.traced.module
-            for part in name_read(node).split("."):
-                value = getattr(value, part)
+            value: Any = attribute(self.traced.module, name_read(node))
             is_state = isinstance(value, Tensor) and node.target not in self.traced.parameters
             self.values[node] = value.clone() if is_state else value
         else:
-            arguments = fx.node.map_arg(_calm(node), self.values.__getitem__)
-            self.values[node] = function_called(node)(
-                *arguments, **fx.node.map_arg(node.kwargs, self.values.__getitem__)
-            )
+            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.values.__getitem__)
+            self.values[node] = (evaluated(node) or function_called(node))(*args, **kwargs)
             if loss_reduction.is_over_terms(node):
-                args, kwargs = changed_call(node.target, node.args, node.kwargs, {"reduction": _BY_SUM})
-                self.summed[node] = function_called(node)(
-                    *fx.map_arg(args, self.values.get), **fx.map_arg(kwargs, self.values.get)
-                )
+                args, kwargs = changed_call(node.target, args, kwargs, {"reduction": _BY_SUM})
+                self.summed[node] = function_called(node)(*args, **kwargs)
             if operator_row(node.target).fills == "empty":  # whatever was in memory would tell the runs apart
                 self.values[node].zero_()
         for argument in node.all_input_nodes:
@@ -367,35 +361,16 @@ def _unlike(sample: Tensor, samples: Tensor) -> Tensor:
     return torch.where(sample > 0, sample - 1, sample)
 
 
-def _calm(node: fx.Node) -> tuple[Any, ...]:
-    """The node's arguments, with training switched off."""
-    off = _OFF
-    if node.target is BATCH_NORM and node.args[3] is None:
-        off = {**_OFF, "training": True}  # no running statistics to use instead
-    return changed_call(node.target, node.args, {}, off)[0] if isinstance(node.target, OpOverload) else node.args
-
-
 def _is_random(node: fx.Node) -> bool:
     if node.target is BATCH_NORM:
         return node.args[3] is None  # its values do depend on the others, by its statistics
-    return draws(node.target) and _OFF.keys().isdisjoint(argument_names(node.target))
-
-
-def _leaves(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [item for item in value or () if isinstance(item, Tensor)] if isinstance(value, (tuple, list)) else []
-
-
-def sample_dims(value: Tensor, traced: TracedModel) -> list[int]:
-    """The dims of a value that depend on the number of samples."""
-    return [dim for dim, size in enumerate(value.shape) if traced.symbols.depends_on_samples(size)]
+    return draws_in_any_mode(node)
 
 
 def is_comparable(node: fx.Node, traced: TracedModel) -> bool:
     """Whether every output has one sample dim at most, a multiple of the number of samples."""
-    for value in _leaves(node.meta["val"]):
-        dims = sample_dims(value, traced)
+    for value in tensors_in(node.meta["val"]):
+        dims = traced.sample_dims(value)
         if len(dims) > 1 or any(traced.symbols.per_sample(value.shape[dim]) is None for dim in dims):
             return False
     return True
@@ -404,8 +379,8 @@ def is_comparable(node: fx.Node, traced: TracedModel) -> bool:
 def _gives_parts(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) -> bool:
     """Each sample goes on with its part of what was drawn for the pair, where that has a row a sample."""
     parts: list[list[Tensor]] = [[], []]
-    for meta, together in zip(_leaves(node.meta["val"]), _leaves(runs[0].values.get(node)), strict=False):
-        dims = sample_dims(meta, traced)
+    for meta, together in zip(tensors_in(node.meta["val"]), tensors_in(runs[0].values.get(node)), strict=False):
+        dims = traced.sample_dims(meta)
         if dims and traced.symbols.per_sample(meta.shape[dims[0]]) != 1:
             return False
         halves = (together, together)
@@ -421,10 +396,10 @@ def _compare(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) -> str:
     """How the pair's values relate to its samples'; these then go on from the pair's, so that no error adds up."""
     answer = ""
     parts: list[list[Tensor]] = [[], []]
-    outputs = [_leaves(run.values.get(node)) for run in runs]
+    outputs = [tensors_in(run.values.get(node)) for run in runs]
     unread = _unread(node)
-    for place, (meta, together, *alone) in enumerate(zip(_leaves(node.meta["val"]), *outputs, strict=True)):
-        dims, sites = sample_dims(meta, traced), loss_reduction.site_dims(meta, traced)
+    for place, (meta, together, *alone) in enumerate(zip(tensors_in(node.meta["val"]), *outputs, strict=True)):
+        dims, sites = traced.sample_dims(meta), traced.site_dims(meta)
         if place in unread:
             mark, halves = "", [together, together]
         elif dims and sites:
@@ -448,7 +423,8 @@ def _unread(node: fx.Node) -> frozenset[int]:
     if isinstance(values, Tensor) or not all(is_output_of(user) for user in node.users):
         return frozenset()
     read = {user.args[1] for user in node.users if user.users}
-    return frozenset(range(len(_leaves(values)))) - read if all(isinstance(v, Tensor) for v in values) else frozenset()
+    tensors = tensors_in(values)
+    return frozenset(range(len(tensors))) - read if len(tensors) == len(values) else frozenset()
 
 
 def _hand_on(node: fx.Node, runs: list[_GraphRun], parts: list[list[Tensor]]) -> None:

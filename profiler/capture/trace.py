@@ -30,15 +30,16 @@ from cuda_ops._torch import (
     tree_unflatten,
     wrap_with_set_grad_enabled,
 )
-from cuda_ops.calls import arguments_of, draws, writes
+from cuda_ops.calls import arguments_of, writes
 from cuda_ops.dense.connectionist import ConnectionistLosses
 from cuda_ops.dense.data_dependent import FiniteValues, Unit, join, look_for_finite
 from cuda_ops.dense.derivatives import Derivatives, UnknownDerivativeError, differentiate
+from cuda_ops.dense.evaluation import is_random
 from cuda_ops.dense.packed import packed_as_padded
 from cuda_ops.dense.recurrent import recurrence_by_shape
 from cuda_ops.dense.running_statistics import averages_in_operators
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import LOSS_PREFIX
+from planner.ir.graph import LOSS_PREFIX, is_sites
 from profiler.capture.by_sample import BagsOfRows, pick_by_sample
 from profiler.capture.functional import (
     detach_constants,
@@ -108,6 +109,20 @@ class TracedModel:
     def is_parameter(self, node: fx.Node) -> bool:
         """Whether it reads a trained parameter."""
         return node.op == "get_attr" and node.target in self.parameters
+
+    def sample_dims(self, value: Any) -> list[int]:
+        """The dims of a value that depend on the number of samples; none of what is no tensor."""
+        shape = value.shape if isinstance(value, Tensor) else ()
+        return [dim for dim, size in enumerate(shape) if self.symbols.depends_on_samples(size)]
+
+    def site_dims(self, value: Any) -> list[int]:
+        """Those that hold sites, or rows of a sampled graph's nodes or edges."""
+        names = map(self.symbols.name_of, value.shape if isinstance(value, Tensor) else ())
+        return [dim for dim, name in enumerate(names) if name is not None and is_sites(name)]
+
+    def grows(self, value: Any) -> bool:
+        """Whether a value has a dim of either."""
+        return bool(self.site_dims(value) or self.sample_dims(value))
 
     def graph_inputs(self, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Any]:
         """What the placeholders stand for, in their order, where ``tensors`` are the inputs for ``samples`` samples."""
@@ -331,7 +346,9 @@ class _Copying:
                 self._attribute(module, node, prefix)
             elif node.op == "output":
                 return node
-            elif node.target is wrap_with_set_grad_enabled and not _writes(_inner(module, node)):
+            elif node.target is wrap_with_set_grad_enabled and not any(
+                writes(each.target) for each in _inner(module, node).graph.nodes
+            ):
                 self._in_grad_mode(module, node)
             elif _is_size(node):
                 self.copies[node] = self.sizes.node(node.meta["val"])
@@ -378,11 +395,6 @@ class _Copying:
 def _inner(module: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
     """What ``node`` of ``module`` runs in another grad mode."""
     return cast("fx.GraphModule", attribute(module, name_read(node_argument(node, 1))))
-
-
-def _writes(module: fx.GraphModule) -> bool:
-    """Whether an operator of ``module`` writes to a tensor, which it may do without gradients alone."""
-    return any(writes(node.target) for node in module.graph.nodes)
 
 
 def _is_size(node: fx.Node) -> bool:
@@ -437,8 +449,7 @@ def _is_data_dependent(node: fx.Node) -> bool:
 
 def _is_run_otherwise(node: fx.Node) -> bool:
     """Whether it draws random numbers, or computes statistics: what ranks do together."""
-    arguments = arguments_of(node)
-    return (draws(node.target) and arguments.get("train") is not False) or "running_mean" in arguments or is_write(node)
+    return is_random(node) or "running_mean" in arguments_of(node) or is_write(node)
 
 
 def user_line_of(node: fx.Node) -> str:

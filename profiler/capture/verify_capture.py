@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def require_same_loss(traced: TracedModel, model: LoadedModel) -> frozenset[str]
     expected = _own_result(model, whole, samples)
     _require_same_inputs(model, whole)
     rest = _rest(traced, model, samples)
-    later = later_call(model, whole, rest, lambda batch: _loss_of(model, [each.clone() for each in batch.values()]))
+    later = later_call(model, whole, rest, partial(_loss_of_copies, model))
     by_graph = _graph_result(traced, model, whole, samples, None if later is None else later.tensors)
     _require_alike(traced, expected.loss, by_graph.loss, {})
     _require_same_gradients(model, expected.gradients, by_graph.gradients)
@@ -180,7 +181,7 @@ def evaluation_fault(traced: TracedModel, model: LoadedModel) -> str:
 
     try:
         with evaluating(*model.owners.values()):
-            expected = _loss_alone(model, lambda: _loss_of(model, [each.clone() for each in tensors.values()]))
+            expected = _loss_alone(model, lambda: _loss_of_copies(model, tensors))
     except Exception as error:  # noqa: BLE001 - the user's module may refuse this in any way
         return f"the module itself raises in evaluation mode: {type(error).__name__}: {error}"
     of_graph = _loss_alone(model, loss)
@@ -238,10 +239,11 @@ def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = F
 
 
 def _module_result(model: LoadedModel, tensors: Mapping[str, Tensor]) -> _Result:
-    def loss() -> Tensor:
-        return _loss_of(model, [tensor.clone() for tensor in tensors.values()])
+    return _result(model, lambda: _loss_of_copies(model, tensors))
 
-    return _result(model, loss)
+
+def _loss_of_copies(model: LoadedModel, tensors: Mapping[str, Tensor]) -> Tensor:
+    return _loss_of(model, [tensor.clone() for tensor in tensors.values()])
 
 
 def _loss_of(model: LoadedModel, values: Sequence[Tensor]) -> Tensor:
@@ -411,13 +413,13 @@ def _require_no_schedule(model: LoadedModel, tensors: Mapping[str, Tensor], expe
     """
 
     def own_loss() -> Tensor:
-        return _loss_alone(model, lambda: _loss_of(model, [tensor.clone() for tensor in tensors.values()]))
+        return _loss_alone(model, lambda: _loss_of_copies(model, tensors))
 
     with kept_state(*model.stateful):
         state = UserState(model.stateful)
         try:
             torch.manual_seed(0)
-            _loss_of(model, [tensor.clone() for tensor in tensors.values()])
+            _loss_of_copies(model, tensors)
             moved = state.moved()
             state.restore()
             if not moved:

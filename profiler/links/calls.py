@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -34,7 +34,8 @@ from cuda_ops.sparse.geometry import MapSpec, geometry_of
 from cuda_ops.sparse.local import Owned, local_map
 from planner.ir.box import Interval, Transfer
 from planner.ir.cluster import GRADIENT_SUMS, NORMALISATION, PARTIAL_SUMS, PIECES, SITES, Collective
-from profiler.measure.child_process import Child, Report
+from profiler.links.messages import Points
+from profiler.measure.child_process import Report
 from runtime.optim.sharding import GradientBuckets
 from runtime.sparse.halo import shared_conv
 from runtime.spatial.collectives import summed
@@ -44,7 +45,6 @@ from runtime.stage.batch_norm import synchronised_batch_norm
 from runtime.transport import Transport
 from runtime.transport.small_allgather import PendingRows
 
-SILENCE_S = 60.0
 _CHANNELS = (16, 128, 1024)
 _WIDTHS = (16, 256, 4096)
 _EDGES = (4, 8, 16)
@@ -57,8 +57,6 @@ _ELEMENT_BYTES, _STATISTIC_BYTES = 4, 8
 
 _BURST_S = 0.0015  # about what a layer takes
 _BURST_TENSORS, _BURST_SHAPE, _BURST_KERNEL = 12, (4, 64, 16, 16), (64, 64, 3, 3)
-
-Points = tuple[tuple[int, float], ...]
 
 
 class Burst:
@@ -94,18 +92,8 @@ def exchange_calls(link: str, sites: bool = False) -> tuple[Collective, ...]:
     return tuple(Collective(operation, 1, link, points) for operation, points in _measured(sites))
 
 
-def measure_calls(link: str, core: int | Collection[int] | None, sites: bool = False) -> tuple[Collective, ...]:
-    """:func:`exchange_calls` in a process of its own, as ranks are.
-
-    Raises:
-        WorkerError: it died or took too long.
-    """
-    with Child("profiler.links.calls:_calls", link, sites, core=core) as child:
-        collectives: tuple[Collective, ...] = child.result(SILENCE_S)
-        return collectives
-
-
-def _calls(_: Report, link: str, sites: bool) -> tuple[Collective, ...]:
+def report_calls(_: Report, link: str, sites: bool) -> tuple[Collective, ...]:
+    """:func:`exchange_calls`, in a process of its own, as ranks are."""
     return exchange_calls(link, sites)
 
 

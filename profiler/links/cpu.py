@@ -56,6 +56,7 @@ SIZES = tuple(1024 * 4**power for power in range(9))  # 1 KiB ... 64 MiB
 STATISTICS_SIZES = tuple(1024 * 4**power for power in range(5))  # 1 KiB ... 256 KiB
 _ELEMENT_BYTES = 4
 _MEMORY_BYTES, _MEMORY_RUNS = 64 << 20, 3
+_EVERY_SIZE = 4  # all world sizes up to here are measured
 
 
 def gradients(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> Points:
@@ -126,7 +127,7 @@ def _agreed(transport: Transport, ranks: tuple[int, ...], value: float) -> float
     return float(word)
 
 
-_EVERY_SIZE = 4  # all world sizes up to here are measured
+MeasureGroup = Callable[[Transport, tuple[int, ...], LinkEffort], Points]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,15 +183,8 @@ def in_processes(
             stack.enter_context(Child(function, rank, len(cores), meeting, quick, *more, core=core))
             for rank, core in enumerate(cores)
         ]
-        first = children[0].reports(SILENCE_S)
-        while True:
-            try:
-                what, seconds = next(first)
-            except StopIteration as stop:
-                costs: LinkCosts = stop.value
-                return costs
-            if progress is not None:
-                progress(what, seconds)
+        costs: LinkCosts = children[0].finish(SILENCE_S, lambda told: progress(*told) if progress else None)
+        return costs
 
 
 def num_measurements(num_workers: int) -> int:
@@ -257,34 +251,30 @@ def measure_together(
         link, pairs = measure_across(transport, store, hosts, effort)
         links[host_tier(hosts)] = link
         report(("messages across hosts", link.points[0][1]))
-    sums = []
-    for ranks in groups_of(hosts):
+
+    def over(operation: str, ranks: tuple[int, ...], measure: MeasureGroup) -> Collective:
+        """What ``ranks`` find together; on all ranks."""
+        transport.barrier()
+        points = measure(transport, ranks, effort) if transport.rank in ranks else ()
+        points = _agreed_points(store, f"{operation} {ranks}", points, transport.rank == ranks[0])
         on = {hosts[rank] for rank in ranks}
+        return Collective(operation, len(ranks), host_tier(on), points, len(on))
+
+    sums, groups = [], groups_of(hosts)
+    for ranks in groups:
         for operation, measure in ((ALL_REDUCE, gradients), (STATISTICS, of_statistics)):
-            transport.barrier()
-            points = measure(transport, ranks, effort) if transport.rank in ranks else ()
-            points = _agreed_points(store, f"{operation} {ranks}", points, transport.rank == ranks[0])
-            sums.append(Collective(operation, len(ranks), host_tier(on), points, len(on)))
-            report((f"{operation} over {len(ranks)}", points[0][1]))
-    sums += _memory(transport, store, hosts, effort)
+            sums.append(over(operation, ranks, measure))
+            report((f"{operation} over {len(ranks)}", sums[-1].points[0][1]))
+    inside = [ranks for ranks in groups if len({hosts[rank] for rank in ranks}) == 1]
+    for ranks in [*(ranks[:1] for ranks in inside[:1]), *inside]:  # one rank of a host alone, then all of a group
+        sums.append(replace(over(MEMORY, ranks, passes_over_memory), num_hosts=0))
     if transport.rank == 0:
         sums += exchange_calls(next(iter(links)), sites)
     return LinkCosts(links, tuple(sums), pairs)
 
 
-def _memory(transport: Transport, store: Store, hosts: Sequence[str], effort: LinkEffort) -> list[Collective]:
-    """Passes over memory by one rank of a host, then by all of each group within it at once."""
-    groups = [ranks for ranks in groups_of(hosts) if len({hosts[rank] for rank in ranks}) == 1]
-    passes = []
-    for ranks in [groups[0][:1], *groups] if groups else []:
-        transport.barrier()
-        points: Points = ((_MEMORY_BYTES, _passes_s(transport, ranks, effort)),) if transport.rank in ranks else ()
-        points = _agreed_points(store, f"{MEMORY} {ranks}", points, transport.rank == ranks[0])
-        passes.append(Collective(MEMORY, len(ranks), host_tier({hosts[ranks[0]]}), points))
-    return passes
-
-
-def _passes_s(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> float:
+def passes_over_memory(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) -> Points:
+    """(bytes, processor seconds) of a pass over memory by all of ``ranks`` at once."""
     total, more = (torch.ones(_MEMORY_BYTES // (2 * _ELEMENT_BYTES)) for _ in range(2))
     times = []
     for _ in range(effort.rounds * _MEMORY_RUNS + 1):
@@ -293,7 +283,7 @@ def _passes_s(transport: Transport, ranks: tuple[int, ...], effort: LinkEffort) 
         start_s = time.thread_time()
         total.add_(more)
         times.append(time.thread_time() - start_s)
-    return statistics.median(times[1:])
+    return ((_MEMORY_BYTES, statistics.median(times[1:])),)
 
 
 def groups_of(hosts: Sequence[str]) -> list[tuple[int, ...]]:
@@ -303,14 +293,15 @@ def groups_of(hosts: Sequence[str]) -> list[tuple[int, ...]]:
         by_host.setdefault(host, []).append(rank)
     most = max(by_host.values(), key=len)
     firsts = [ranks[0] for ranks in by_host.values()]
-    groups = [tuple(ranks[:count]) for ranks in (most, firsts) for count in _world_sizes(len(ranks))]
+    groups = [
+        tuple(ranks[:n])
+        for ranks in (most, firsts)
+        for n in range(2, len(ranks) + 1)
+        if n <= _EVERY_SIZE or n == len(ranks) or n & (n - 1) == 0
+    ]
     if 1 < len(by_host) < len(hosts):
         groups.append(tuple(range(len(hosts))))
     return groups
-
-
-def _world_sizes(most: int) -> list[int]:
-    return [n for n in range(2, most + 1) if n <= _EVERY_SIZE or n == most or n & (n - 1) == 0]
 
 
 def _neighbours(hosts: Sequence[str]) -> tuple[int, int] | None:

@@ -20,19 +20,17 @@ import torch.distributed as dist
 from cuda_ops import cores_beside
 from cuda_ops._torch import FileStore
 from planner.ir.cluster import ALL_REDUCE, MEASURED, NCCL, STATISTICS, Collective, Link, host_tier
-from profiler.links.cpu import LinkCosts, in_processes
+from profiler.links.cpu import STATISTICS_SIZES, LinkCosts, in_processes
 from profiler.links.host_pairs import SILENCE_S
 from profiler.measure.child_process import Report
 
-MESSAGE_BYTES = tuple(1024 * 4**power for power in range(10))  # 1 KiB ... 256 MiB
-REDUCE_BYTES = tuple(1024 * 4**power for power in range(10))
-STATISTICS_BYTES = tuple(1024 * 4**power for power in range(5))  # 1 KiB ... 256 KiB
+MESSAGE_BYTES = REDUCE_BYTES = tuple(1024 * 4**power for power in range(10))  # 1 KiB ... 256 MiB
 _DUPLEX_BYTES = 1 << 24
 _DUPLEX_LIMIT = 1.5
 _NUM_ROUNDS = 3
 _ELEMENT_BYTES = 4
 
-_ALL_REDUCES = {ALL_REDUCE: REDUCE_BYTES, STATISTICS: STATISTICS_BYTES}
+_ALL_REDUCES = {ALL_REDUCE: REDUCE_BYTES, STATISTICS: STATISTICS_SIZES}
 """Sums of statistics go the same way: a GPU needs nobody to wake it."""
 
 

@@ -140,13 +140,15 @@ def measure_across(
 ) -> tuple[Link, tuple[PairLink, ...]]:
     """The class of links across hosts, and the pairs of hosts that are not as it says; on all ranks.
 
+    The class is the pair whose rate is the median.
+
     Args:
         hosts: by rank.
     """
     firsts = [hosts.index(host) for host in dict.fromkeys(hosts)]
     every = list(combinations(firsts, 2))
-    glances = {pair: _glance(transport, store, pair) for pair in every} if len(every) > 1 else {}
-    middle = _middle(glances) if glances else every[0]
+    glances = {pair: _by_two(transport, store, pair, "glance", _glance) for pair in every} if len(every) > 1 else {}
+    middle = sorted(glances, key=lambda pair: min(glances[pair][:2]))[(len(glances) - 1) // 2] if glances else every[0]
     fully = [middle, *(pair for pair in every if pair != middle and _differs(glances[pair], glances[middle]))]
     links = measure_fully(transport, store, fully, effort)
     usual = links[middle]
@@ -174,22 +176,12 @@ def differ(link: Link, usual: Link) -> bool:
     return any(max(ratio, 1 / ratio) > DIFFERS for ratio in ratios)
 
 
-def _glance(transport: Transport, store: Store, pair: Ends) -> list[float]:
+def _glance(wire: PeerLink) -> list[float] | None:
     """Bytes a second there and back, then seconds of a few messages."""
-    return list(_by_two(transport, store, pair, "glance", _glance_record))
-
-
-def _glance_record(wire: PeerLink) -> list[float] | None:
     costs = measure_pair(wire, GLANCE, _GLANCED)
     if costs is None:
         return None
     return [costs.there.bytes_per_s, costs.back.bytes_per_s, *(seconds for _, seconds in costs.there.points[1:])]
-
-
-def _middle(glances: Mapping[Ends, Sequence[float]]) -> Ends:
-    """The pair whose rate is the median."""
-    rate = statistics.median_low([min(glance[:2]) for glance in glances.values()])
-    return next(pair for pair, glance in glances.items() if min(glance[:2]) == rate)
 
 
 def _differs(glance: Sequence[float], usual: Sequence[float]) -> bool:

@@ -9,6 +9,7 @@ Modules:
     deduplicated      Layers that do the same work on the same shapes: of the twelve blocks of a GPT two are timed, the
                       first and the last
     devices           The kinds of devices that can be profiled: one record a torch backend
+    host_time         What the host adds to a step on a GPU, shared over the layers, so that layers add up to a step
     memory            What each layer keeps between forward and backward (activations), and how high memory rises while
                       it runs
     noise             How quiet the machine was: a fixed kernel, how long this process waited for its core, clocks

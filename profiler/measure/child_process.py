@@ -85,15 +85,22 @@ class Child:
 
     def result(self, deadline_s: float) -> Any:
         """What the function returns; its reports are dropped.  Raises as ``reports``."""
-        stream = self.reports(deadline_s)
         end_s = time.monotonic() + deadline_s
-        while True:
-            try:
-                next(stream)
-            except StopIteration as stop:
-                return stop.value
+
+        def look_at_the_time(_: object) -> None:
             if time.monotonic() > end_s:
                 raise DeadlineError(f"{self._name} took longer than {deadline_s:.0f} s", self._last_lines())
+
+        return self.finish(deadline_s, look_at_the_time)
+
+    def finish(self, silence_s: float, take: Callable[[Any], None]) -> Any:
+        """What the function returns; ``take`` is called with each of its reports.  Raises as ``reports``."""
+        stream = self.reports(silence_s)
+        while True:
+            try:
+                take(next(stream))
+            except StopIteration as stop:
+                return stop.value
 
     def _death(self) -> WorkerDiedError:
         code = self._process.wait()

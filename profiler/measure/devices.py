@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from cuda_ops import core_of, cores_beside, device_description
 from cuda_ops._torch import conv_backend
@@ -58,15 +58,11 @@ def _back_end(
     device: torch.device,
 ) -> str:
     weight = arguments_of(node)["weight"].meta["val"]
-    data, filters = (_stand_in(extents, dtype, device) for extents in (shape, tuple(weight.shape)))
+    # with the memory of one element
+    data, filters = (torch.empty(1, dtype=dtype, device=device).expand(each) for each in (shape, weight.shape))
     padding = attributes["output_padding"] if transposed else (0,) * len(attributes["kernel"])
     numbers = attributes["stride"], attributes["padding"], attributes["dilation"]
     return conv_backend(data, filters, *numbers, transposed, padding, attributes["groups"])
-
-
-def _stand_in(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of ``shape`` with the memory of one element."""
-    return torch.empty(1, dtype=dtype, device=device).expand(shape)
 
 
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"

@@ -5,13 +5,16 @@ allocation (:mod:`cuda_ops.memory`).  What a call allocates is exact.  What else
 in a pass all values stay alive, in training they go with their last reader, and what autograd keeps goes with the first
 layer that saved it, as that one's backward comes last.
 
-The memory that layers need while they run, from torch's profiler: where nothing counts allocations.
+Where nothing counts allocations (no compiler), storages are counted as operators make them: all but what an operator
+allocates for itself and frees before it returns.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,63 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.autograd.graph import saved_tensors_hooks
-from torch.autograd.profiler import profile, record_function
 
-from cuda_ops._torch import StorageWeakRef, storage_id, weak_storage
+from cuda_ops._torch import OpOverload, StorageWeakRef, TorchDispatchMode, storage_id, tree_leaves, weak_storage
 from cuda_ops.memory import MemoryMeter, meter_of
 from planner.ir.profile import Levels
 from profiler.measure.noise import LapClock
 from profiler.measure.timing import LayerSegment, SegmentedPass, segments
 from runtime.captured import CapturedModule
-
-_FORWARD, _BACKWARD = "forward of ", "backward of "
-
-
-def recorded_workspace(parts: Sequence[LayerSegment], run: SegmentedPass) -> dict[str, int]:
-    """``Footprint.workspace_bytes`` (:mod:`profiler.measure.memory`) of ``parts``, which are run."""
-    gradient_bytes: dict[str, int] = {}
-    with profile(use_cpu=True, profile_memory=True) as watched:
-        for part in parts:
-            with record_function(_FORWARD + part.name):
-                run.forward(part)
-        run.start_backward()
-        for part in reversed(parts):
-            gradient_bytes[part.name] = sum(gradient.nbytes for gradient in run.gradients_of(part)[1])
-            with record_function(_BACKWARD + part.name):
-                run.backward(part)
-    peaks = _peaks(watched)
-    workspace = {}
-    for part in parts:
-        peak, rest = peaks.get(_FORWARD + part.name, (0, 0))
-        forward = peak - max(0, rest)
-        peak, _ = peaks.get(_BACKWARD + part.name, (0, 0))
-        weights = sum(parameter.nbytes for parameter in part.parameters) if peak else 0
-        workspace[part.name] = max(0, forward, gradient_bytes[part.name] + peak - weights)
-    return workspace
-
-
-def _peaks(watched: profile) -> dict[str, tuple[int, int]]:
-    """For every range recorded: how far memory rose above its start, and how much more there was at its end."""
-    assert watched.kineto_results is not None  # it has been left
-    events: list[Any] = watched.kineto_results.events()  # ``nbytes`` is missing in torch's types of them
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    ranges = sorted(
-        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
-        for event in events
-        if event.name().startswith((_FORWARD, _BACKWARD))
-    )
-    by_range = {}
-    index = 0
-    for start_ns, stop_ns, name in ranges:
-        level = peak = 0
-        while index < len(changes) and changes[index][0] < start_ns:
-            index += 1
-        while index < len(changes) and changes[index][0] <= stop_ns:
-            level += changes[index][1]
-            peak = max(peak, level)
-            index += 1
-        by_range[name] = (peak, level)
-    return by_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,62 +40,117 @@ class Footprint:
             graph's inputs aside: over layers these add up to what is held.
         workspace_bytes: the peak beyond what stays: of forward, beyond its result; of backward, beyond the parameters'
             gradients (so the gradients of its inputs and outputs are in it).
-        levels: None where allocations cannot be counted.
+        levels: while it runs.
     """
 
     saved_bytes: int
     workspace_bytes: int
-    levels: Levels | None = None
+    levels: Levels
 
 
 class SavedStorages:
     """Counts the memory behind saved tensors, each storage once.
 
     Args:
-        known: tensors whose memory is accounted for elsewhere.
+        existing: tensors whose memory is accounted for elsewhere.
 
     Attributes:
-        num_bytes: of all storages found.
-        found: addresses of those found since the last look, with their bytes.
-        saved: the same of all that was saved since then, found before or not.
+        existing: their addresses.
+        first_saved: addresses of those saved for the first time since the last look, with their bytes.
+        saved: the same of all that was saved since then, for the first time or not.
     """
 
     def __init__(self, existing: Iterable[Tensor]) -> None:
         self._seen = {storage_id(tensor): tensor for tensor in existing}
-        self._existing = frozenset(self._seen)
-        self.num_bytes = 0
-        self.found: dict[int, int] = {}
+        self.existing = frozenset(self._seen)
+        self.first_saved: dict[int, int] = {}
         self.saved: dict[int, int] = {}
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Counts ``tensor`` and gives it back; it is kept alive, so that its address stays its own."""
-        num_bytes, address = tensor.untyped_storage().nbytes(), storage_id(tensor)
+        num_bytes, address = _size(tensor), storage_id(tensor)
         if num_bytes and address not in self._seen:
             self._seen[address] = tensor
-            self.num_bytes += num_bytes
-            self.found[address] = num_bytes
-        if address not in self._existing:
+            self.first_saved[address] = num_bytes
+        if address not in self.existing:
             self.saved[address] = num_bytes
         return tensor
-
-    def hooks(self) -> saved_tensors_hooks:
-        """A context in which everything autograd saves is counted."""
-        return saved_tensors_hooks(self.pack, lambda tensor: tensor)
 
 
 def footprints(captured: CapturedModule, tensors: Mapping[str, Tensor], samples: int) -> dict[str, Footprint]:
     """The bytes of every layer for ``samples`` samples; parameters are left without gradients."""
-    parts = segments(captured)
-    device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+    with metered(next((tensor.device for tensor in tensors.values()), torch.device("cpu"))) as meter:
+        return watched_passes(captured, tensors, samples, meter)[0]
+
+
+@contextmanager
+def metered(device: torch.device) -> Iterator[MemoryMeter]:
+    """A meter of what is allocated on ``device`` within."""
     meter = meter_of(device)
-    if meter is None:
-        saved = saved_bytes(captured, tensors, samples)
-        workspace = recorded_workspace(parts, SegmentedPass(captured, tensors, samples))
-        by_layer = {name: Footprint(saved[name], workspace[name]) for name in saved}
-        for parameter in captured.graph_module.parameters():
-            parameter.grad = None
-        return by_layer
-    return watched_passes(captured, tensors, samples, meter)[0]
+    if meter is not None:
+        yield meter
+        return
+    with OperatorMemory() as watch:
+        yield watch.meter
+
+
+class OperatorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not type it
+    """Counts the storages that operators make while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        self.meter = StorageMeter()
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """See :class:`TorchDispatchMode`."""
+        keywords = kwargs or {}
+        result = func(*args, **keywords)
+        if func.namespace != "prim":
+            operands = tree_leaves((args, dict(keywords)))
+            self.meter.note(operands, result)
+            self.ran(func, args, keywords, operands, result)
+        return result
+
+    def ran(
+        self, func: OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any], operands: list[Any], result: Any
+    ) -> None:
+        """An operator is done."""
+
+
+class StorageMeter:
+    """Counts storages while they live."""
+
+    def __init__(self) -> None:
+        self._alive: dict[int, int] = {}
+        self._peak = 0
+        self.current_bytes = 0
+
+    def take_peak(self) -> int:
+        """See :class:`cuda_ops.memory.MemoryMeter`."""
+        peak, self._peak = max(self._peak, self.current_bytes), self.current_bytes
+        return peak
+
+    def limit(self, num_bytes: int | None) -> None:
+        """There is none."""
+
+    def note(self, operands: list[Any], made: Any) -> None:
+        """Counts the storages of ``made`` that are none of those of ``operands``."""
+        old = {storage_id(each) for each in operands if isinstance(each, Tensor)}
+        for tensor in tree_leaves(made):
+            if not isinstance(tensor, Tensor):
+                continue
+            storage, name = tensor.untyped_storage(), storage_id(tensor)
+            if name in old or name in self._alive:
+                continue
+            self._alive[name] = storage.nbytes()
+            self.current_bytes += storage.nbytes()
+            self._peak = max(self._peak, self.current_bytes)
+            weakref.finalize(storage, self._gone, name)
+
+    def _gone(self, name: int) -> None:
+        self.current_bytes -= self._alive.pop(name)
 
 
 def watched_passes(
@@ -188,34 +196,18 @@ def watched_passes(
     return by_layer, whole.passed, split.passed
 
 
-def saved_bytes(captured: CapturedModule, tensors: Mapping[str, Tensor], samples: int) -> dict[str, int]:
-    """``Footprint.saved_bytes`` by layer."""
-    counter = SavedStorages(_existing(captured, tensors))
-    run = SegmentedPass(captured, tensors, samples)
-    by_layer = {}
-    for part in segments(captured):
-        before = counter.num_bytes
-        with counter.hooks():
-            run.forward(part)
-        by_layer[part.name] = counter.num_bytes - before
-    return by_layer
-
-
 def workspace_bytes(parts: Sequence[LayerSegment], run: SegmentedPass) -> dict[str, int]:
     """``Footprint.workspace_bytes`` of ``parts``, which are run."""
-    device = next((p.device for part in parts for p in part.parameters), torch.device("cpu"))
-    meter = meter_of(device)
-    if meter is None:
-        return recorded_workspace(parts, run)
     workspace = {}
-    for part in parts:
-        rise, more = _rise(meter, partial(run.forward, part))
-        workspace[part.name] = rise - max(0, more)
-    run.start_backward()
-    for part in reversed(parts):
-        gradient_bytes = sum(gradient.nbytes for gradient in run.gradients_of(part)[1])
-        rise = _backward_rise(meter, part, partial(run.backward, part))
-        workspace[part.name] = max(0, workspace[part.name], gradient_bytes + rise)
+    with metered(next((p.device for part in parts for p in part.parameters), torch.device("cpu"))) as meter:
+        for part in parts:
+            rise, more = _rise(meter, partial(run.forward, part))
+            workspace[part.name] = rise - max(0, more)
+        run.start_backward()
+        for part in reversed(parts):
+            gradient_bytes = sum(gradient.nbytes for gradient in run.gradients_of(part)[1])
+            rise = _backward_rise(meter, part, partial(run.backward, part))
+            workspace[part.name] = max(0, workspace[part.name], gradient_bytes + rise)
     return workspace
 
 
@@ -256,12 +248,12 @@ class _GradientsUnderWay:
 
     def maker(self, gradient: Tensor) -> int | None:
         """Of one that was under way at the last look; None: it was not, or is that of the loss."""
-        entry = self._alive.get(_address(gradient))
+        entry = self._alive.get(storage_id(gradient))
         return None if entry is None or entry[1] == len(self.made) else entry[1]
 
     def look(self, k: int, gradients: Iterable[Tensor]) -> None:
         """Those under way when the backward of layer ``k`` begins; -1: when all have run."""
-        now = {_address(gradient): gradient for gradient in gradients}
+        now = {storage_id(gradient): gradient for gradient in gradients}
         for address in [address for address in self._alive if address not in now]:
             _, maker, size = self._alive.pop(address)
             if maker < len(self.made) and size:
@@ -285,8 +277,8 @@ class _Watched:
         clock: LapClock | None = None,
     ) -> None:
         self._parts, self._meter, self._halves = segments(captured), meter, halves
-        self._existing = {_address(tensor) for tensor in _existing(captured, tensors)}
-        self._counter = SavedStorages(_existing(captured, tensors))
+        module = captured.graph_module
+        self._counter = SavedStorages((*module.parameters(), *module.buffers(), *tensors.values()))
         self.passed = SegmentedPass(captured, tensors, samples, clock, split=halves)
         self.layers = [_Layer() for _ in self._parts]
         self.gradients = _GradientsUnderWay([part.name for part in self._parts])
@@ -297,12 +289,12 @@ class _Watched:
             parameter.grad = None  # first gradients are not added to any
         made: dict[int, int] = {}  # by address of a value, the layer that made it
         for k, (layer, part) in enumerate(zip(self.layers, self._parts, strict=True)):
-            with self._counter.hooks():
+            with saved_tensors_hooks(self._counter.pack, lambda tensor: tensor):
                 layer.forward, more = _rise(self._meter, partial(self.passed.forward, part))
             layer.workspace = layer.forward - max(0, more)
-            layer.saved, self._counter.found = self._counter.found, {}
+            layer.saved, self._counter.first_saved = self._counter.first_saved, {}
             kept, self._counter.saved = self._counter.saved, {}
-            results = {_address(value): _size(value) for value in map(self.passed.value, part.results)}
+            results = {storage_id(value): _size(value) for value in map(self.passed.value, part.results)}
             layer.outputs_saved = sum(size for address, size in results.items() if address in layer.saved)
             layer.inputs_saved = sum(size for address, size in layer.saved.items() if address in made)
             layer.inputs_kept = sum(size for address, size in kept.items() if address in made)
@@ -328,10 +320,10 @@ class _Watched:
     ) -> dict[int, list[_Layer]]:
         part, layer = self._parts[k], self.layers[k]
         gradients = self.passed.gradients_of(part)[1]
-        gradient_bytes, own = _total(gradients), {_address(gradient) for gradient in gradients}
+        gradient_bytes, own = _total(gradients), {storage_id(gradient) for gradient in gradients}
         moving = list(self.passed.gradients_under_way())
         self.gradients.look(k, moving)
-        under_way, addresses = _total(moving), {_address(gradient) for gradient in moving}
+        under_way, addresses = _total(moving), {storage_id(gradient) for gradient in moving}
         now = {a: [*outputs_of.get(a, ()), *([layer] if a in own else ())] for a in addresses | own}
         del gradients, moving
         rise = _backward_rise(self._meter, part, partial(self.passed.backward_input, part))
@@ -340,11 +332,11 @@ class _Watched:
         if not self._halves:
             self.passed.backward_weight(part)
             return now
-        held = {_address(tensor): tensor for tensor in self.passed.left_of(part)}
+        held = {storage_id(tensor): tensor for tensor in self.passed.left_of(part)}
         for address, tensor in held.items():
             if (maker := made.get(address, k)) != k:
                 layer.inputs_left[maker] = layer.inputs_left.get(maker, 0) + _size(tensor)
-            if address not in left and address not in self._existing:
+            if address not in left and address not in self._counter.existing:
                 left[address] = tensor
                 self.layers[first.get(address, k)].left += _size(tensor)
                 if (whose := self.gradients.maker(tensor)) is not None:
@@ -367,7 +359,7 @@ class _Watched:
         more = [0] * (len(self._parts) + 1)
         for address, (k, size) in made.items():
             until = min(last.get(address, k), saved.get(address, len(self._parts)))
-            if until > k and address not in self._existing:
+            if until > k and address not in self._counter.existing:
                 more[k + 1] += size
                 more[until + 1] -= size
         levels, level = [], 0
@@ -378,7 +370,7 @@ class _Watched:
 
     def _place(self, node: fx.Node) -> int:
         value = self.passed.value(node)
-        return _address(value) if isinstance(value, Tensor) else 0
+        return storage_id(value) if isinstance(value, Tensor) else 0
 
 
 def _rise(meter: MemoryMeter, run: Callable[[], None]) -> tuple[int, int]:
@@ -400,18 +392,9 @@ def _named(parts: Sequence[LayerSegment], by_layer: Mapping[int, int]) -> tuple[
     return tuple((parts[k].name, size) for k, size in by_layer.items() if size)
 
 
-def _existing(captured: CapturedModule, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    module = captured.graph_module
-    return (*module.parameters(), *module.buffers(), *tensors.values())
-
-
-def _address(tensor: Tensor) -> int:
-    return storage_id(tensor)
-
-
 def _size(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes() if isinstance(tensor, Tensor) else 0
 
 
 def _total(tensors: Iterable[Tensor]) -> int:
-    return sum({_address(tensor): _size(tensor) for tensor in tensors}.values())
+    return sum({storage_id(tensor): _size(tensor) for tensor in tensors}.values())

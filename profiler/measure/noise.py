@@ -21,7 +21,6 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,19 +38,15 @@ class LapClock(Protocol):
         Args:
             of: what the lap is of, if its kernels alone count: a GPU then runs them one behind the other.
         """
-        ...
 
     def stop(self, started: Any) -> Any:
         """The lap from ``started`` to here, for ``seconds``."""
-        ...
 
     def settle(self) -> None:
         """Return once all that was timed is done."""
-        ...
 
     def seconds(self, lap: Any) -> float:
         """Seconds of a lap, once the clock has settled; asked once a lap."""
-        ...
 
 
 class ThreadClock:
@@ -69,14 +64,6 @@ class ThreadClock:
 
     def seconds(self, lap: float) -> float:
         return lap
-
-
-@dataclass(frozen=True, slots=True)
-class _Lap:
-    """Events around the work in the order of the stream."""
-
-    start: torch.cuda.Event
-    stop: torch.cuda.Event
 
 
 _CYCLES_PER_S = 2.5e9
@@ -114,20 +101,19 @@ class CudaClock:
             occupy_gpu(round((_CALL_S + _SPARE_CALLS * calls_s) * _CYCLES_PER_S))
         return self._recorded(), of, time.perf_counter()
 
-    def stop(self, started: tuple[torch.cuda.Event, Hashable, float]) -> _Lap:
+    def stop(self, started: tuple[torch.cuda.Event, Hashable, float]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         event, of, start_s = started
         if of is not None:
             calls_s = time.perf_counter() - start_s
             self._calls_s[of] = min(calls_s, self._calls_s.get(of, calls_s))
-        return _Lap(event, self._recorded())
+        return event, self._recorded()
 
     def settle(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def seconds(self, lap: _Lap) -> float:
-        device_s: float = lap.start.elapsed_time(lap.stop) / 1e3  # CUDA says milliseconds
-        self._spare += (lap.start, lap.stop)
-        return device_s
+    def seconds(self, lap: tuple[torch.cuda.Event, torch.cuda.Event]) -> float:
+        self._spare += lap
+        return float(lap[0].elapsed_time(lap[1])) / 1e3  # CUDA says milliseconds
 
     def _recorded(self) -> torch.cuda.Event:
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch does not type its constructor

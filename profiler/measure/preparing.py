@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops.sparse.geometry import BuiltGeometry, Route
-from cuda_ops.sparse.preparation import Clouds, Preparation
+from cuda_ops.sparse.preparation import Preparation
 from planner.ir.graph import Graph, graph_of_sites
 from planner.ir.profile import PreparationCost, SiteHalo
 from planner.sites.balance import halo_sites
@@ -106,7 +106,8 @@ def site_halos(graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], sam
 def _timed(graph: Graph, preparation: Preparation, raw: tuple[Tensor, ...]) -> dict[str, float]:
     """Seconds of each step; with ``collate``, the graph of so many sites, which every micro-batch is run by."""
     laps = _Laps()
-    clouds = laps.timed(_COLLATE, lambda: _collated(preparation, raw))
+    clouds = laps.timed(_COLLATE, lambda: preparation.clouds(raw))
+    laps.timed(_COLLATE, lambda: clouds.tensor("features"))
     geometry: BuiltGeometry = clouds.geometry
     for route, word in preparation.size_of.items():
         if route:
@@ -153,9 +154,3 @@ class _Laps:
         made = make()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.thread_time() - start_s
         return made
-
-
-def _collated(preparation: Preparation, raw: tuple[Tensor, ...]) -> Clouds:
-    clouds = preparation.clouds(raw)
-    clouds.tensor("features")
-    return clouds

@@ -114,13 +114,7 @@ class _Processes:
 
     def _run(self, function: str, job: MeasuringJob, name: str) -> Any:
         with Child(function, job, core=BACKENDS[self._job.device.partition(":")[0]].cores(0, 1)) as child:
-            reports = child.reports(SILENCE_S)
-            while True:
-                try:
-                    report = next(reports)
-                except StopIteration as stop:
-                    return stop.value
-                self._take(report, name)
+            return child.finish(SILENCE_S, lambda report: self._take(report, name))
 
     def _take(self, report: ProfileProgress | CapturedGraph | SizeCosts | PartCosts, name: str) -> None:
         if isinstance(report, ProfileProgress):

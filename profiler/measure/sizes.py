@@ -36,7 +36,6 @@ class InterpolatedCost(Protocol):
     @property
     def values(self) -> Sequence[float]:
         """Seconds of forward, seconds of backward, and what else is read."""
-        ...
 
 
 Read = Callable[[Sequence[Measurement], float], InterpolatedCost]
@@ -191,7 +190,8 @@ def _middles(
             return
         outside = {size: measurements for size, measurements in works.items() if size <= low or size >= high}
         error = reading_error(works[at], _by_layer(outside), limits, read)
-        jumps = error > 1 + _bend(high / low) / limits.error
+        bend = cosh(log(high / low) / 4) - 1  # the most that costs a + b n, a, b >= 0, read in log-log are off there by
+        jumps = error > 1 + bend / limits.error
         for start, stop in ((low, at), (at, high)):
             if error > 1 and (jumps or stop > TESTED_RATIO * start):
                 halve(start, stop, error)
@@ -200,11 +200,6 @@ def _middles(
         if high > TESTED_RATIO * low:
             halve(low, high, inf)
     return [size for _, size in sorted(waiting, key=lambda each: (-each[0], each[1]))]
-
-
-def _bend(ratio: float) -> float:
-    """The most that costs a + b n read in log-log in the middle of a stretch of that factor are off by, a, b >= 0."""
-    return cosh(log(ratio) / 4) - 1
 
 
 def _is_affordable(size: int, works: BySize, limits: Limits) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UnsupportedModelError, UsageError
@@ -21,7 +21,6 @@ from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
 from profiler.capture.graph import capture_for
 from profiler.capture.kinds import Rules
 from profiler.measure.beside_layers import (
-    StepSeconds,
     action_overhead_s,
     parameter_costs,
     step_seconds,
@@ -165,7 +164,9 @@ class _Measuring:
             most_sizes=_MOST_SIZES_QUICK if job.quick else _MOST_SIZES, passes=passes * job.num_processes
         )
         self._given_sizes = given_sizes(job, captured.graph.samples, captured.polymorphic)
-        self._changes = () if self._given_sizes else _changes(captured)
+        self._changes: tuple[KeyChange, ...] = ()
+        if not self._given_sizes:
+            self._changes = key_changes(partial(back_end_keys, captured), captured.graph.samples)
         has_parts = bool(job.chosen.shapes) if job.chosen is not None else job.shapes is not None
         self._counter = ProgressCounter(report, passes, num_passes(self._of_parts), has_parts)
 
@@ -179,7 +180,9 @@ class _Measuring:
             raise UnsupportedModelError("the model runs at no number of samples", [size.failure for size in sizes])
         parts = self._measure_parts(sizes)
         costs = parameter_costs(self._captured, self._job.optimizer, self._effort.min_runs, self._clock)
-        overhead_s = self._action_overhead_s(min(_running(sizes)))
+        fewest = min(_running(sizes))
+        tensors = example_of(self._captured.graph.inputs, self._model, fewest)
+        overhead_s = action_overhead_s(self._captured, tensors, fewest, self._effort.min_runs, self._clock)
         after_s = reference_kernel_s(device)
         rest = Rest(
             costs,
@@ -246,8 +249,9 @@ class _Measuring:
     def _measure_size(self, samples: int) -> SizeCosts:
         self._counter.start_size(samples)
         tensors = example_of(self._captured.graph.inputs, self._model, samples)
+        values, count, runs = tuple(tensors.values()), len(self._model.inputs), self._effort.min_runs
         try:
-            step = self._step_seconds(tensors)
+            step = step_seconds(self._model, values[:count], values[count:], self._job.optimizer, runs, self._clock)
         except (RuntimeError, ValueError) as error:  # a batch norm of one value, for one
             return SizeCosts(samples, failure=f"{samples} samples: {type(error).__name__}: {error}")
         time = time_deduplicated if self._job.quick else time_layers
@@ -286,16 +290,6 @@ class _Measuring:
             for name, layer_times in times.items()
         )
         return SizeCosts(samples, measurements, step.whole_s, calls_share=calls_share)
-
-    def _action_overhead_s(self, samples: int) -> float | None:
-        tensors = example_of(self._captured.graph.inputs, self._model, samples)
-        return action_overhead_s(self._captured, tensors, samples, self._effort.min_runs, self._clock)
-
-    def _step_seconds(self, tensors: Mapping[str, Tensor]) -> StepSeconds:
-        values = tuple(tensors.values())
-        count = len(self._model.inputs)
-        runs = self._effort.min_runs
-        return step_seconds(self._model, values[:count], values[count:], self._job.optimizer, runs, self._clock)
 
     def _measure_parts(self, sizes: list[SizeCosts]) -> list[PartCosts]:
         """Parts at the sizes at which the model runs."""
@@ -336,10 +330,6 @@ class _Measuring:
 def num_passes(effort: TimingEffort) -> int:
     """Passes over one size, if none is added."""
     return effort.num_warm_ups + effort.min_runs + effort.split_runs + 1
-
-
-def _changes(captured: CapturedModule) -> tuple[KeyChange, ...]:
-    return key_changes(lambda samples: back_end_keys(captured, samples), captured.graph.samples)
 
 
 def _running(sizes: list[SizeCosts]) -> tuple[int, ...]:

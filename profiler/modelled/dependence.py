@@ -29,8 +29,8 @@ from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
 from profiler.capture.kinds import ELEMENTWISE, OPAQUE, kind_of
 from profiler.capture.layers import OperatorGroup
-from profiler.capture.operators import operation
-from profiler.capture.sample_independence import Dependence, is_comparable, sample_dims
+from profiler.capture.operators import operation, tensors_in
+from profiler.capture.sample_independence import Dependence, is_comparable
 from profiler.capture.trace import TracedModel
 from profiler.source.model import LoadedModel
 
@@ -87,9 +87,7 @@ class _Rules:
 
     def _dim(self, node: fx.Node) -> int | None:
         """The dim of a value that its samples are along."""
-        value = node.meta.get("val")
-        dims = sample_dims(value, self.traced) if isinstance(value, Tensor) else []
-        return dims[0] if dims else None
+        return next(iter(self.traced.sample_dims(node.meta.get("val"))), None)
 
     def _pieces(self, node: fx.Node) -> int | None:
         """In how many pieces each sample lies in what ``node`` makes; None: the samples are mixed."""
@@ -219,10 +217,10 @@ class _Rules:
 
     def _agree(self, node: fx.Node, read: list[fx.Node]) -> bool:
         """Whether the samples of all inputs end in the dim of the samples of the result."""
-        outputs = [value for value in _leaves(node.meta["val"]) if sample_dims(value, self.traced)]
+        outputs = [value for value in tensors_in(node.meta["val"]) if self.traced.sample_dims(value)]
         if not outputs:
             return False
-        (wanted,) = sample_dims(outputs[0], self.traced)
+        (wanted,) = self.traced.sample_dims(outputs[0])
         rank = outputs[0].ndim
         return all(rank - each.meta["val"].ndim + cast("int", self._dim(each)) == wanted for each in read)
 
@@ -234,7 +232,3 @@ def _joins(node: fx.Node, mark: str) -> bool:
 def _extent(sizes: Any) -> int | None:
     """Of several dims together; None where they vary."""
     return prod(sizes) if all(isinstance(size, int) for size in sizes) else None
-
-
-def _leaves(value: Any) -> list[Tensor]:
-    return [each for each in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(each, Tensor)]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from planner.ir.cluster import Collective
 from planner.ir.codec import fingerprint
 from planner.ir.errors import MissingDeviceError
 from planner.ir.profile import Measurement, PartShape, Profile
 from planner.layers import over_sites
-from profiler.links import calls
 from profiler.measure.child_process import Child
 from profiler.measure.devices import BACKENDS, Backend, described
 from profiler.measure.partial_results import ChosenMeasurements, ModelCosts
@@ -76,7 +74,7 @@ def measure_missing(
         chosen=ChosenMeasurements(tuple(sorted({*sizes, *cut_from})), tuple(shapes)),
         graph=fingerprint(profile.graph),
     )
-    overall = Overall(num_processes, progress or _silent)
+    overall = Overall(num_processes, progress or (lambda at: None))
     by_process = [_measured(job, backend, overall) for _ in range(num_processes)]
     return FoundMissing(
         merged(costs.measurements for costs in by_process),
@@ -94,7 +92,9 @@ def measure_calls(profile: Profile, device_kind: str) -> tuple[Collective, ...]:
         WorkerError: the measuring process died.
     """
     link, core = next(iter(profile.cluster.links)), backend_of(device_kind).cores(0, 1)
-    return calls.measure_calls(link, core, bool(over_sites(profile.graph)))
+    with Child("profiler.links.calls:report_calls", link, bool(over_sites(profile.graph)), core=core) as child:
+        collectives: tuple[Collective, ...] = child.result(SILENCE_S)
+    return collectives
 
 
 def backend_of(device_kind: str) -> Backend:
@@ -118,18 +118,11 @@ def backend_of(device_kind: str) -> Backend:
 
 
 def _measured(job: MeasuringJob, backend: Backend, progress: Overall) -> ModelCosts:
+    def show(report: object) -> None:
+        if isinstance(report, ProfileProgress):
+            progress.show(report)
+
     with Child("profiler.measure.worker:measure_model", job, core=backend.cores(0, 1)) as child:
-        reports = child.reports(SILENCE_S)
-        while True:
-            try:
-                report: Any = next(reports)
-            except StopIteration as stop:
-                costs: ModelCosts = stop.value
-                progress.ended()
-                return costs
-            if isinstance(report, ProfileProgress):
-                progress.show(report)
-
-
-def _silent(_: ProfileProgress) -> None:
-    """Nobody listens."""
+        costs: ModelCosts = child.finish(SILENCE_S, show)
+    progress.ended()
+    return costs

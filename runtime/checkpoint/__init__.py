@@ -5,17 +5,18 @@
 
 Modules:
 
+    distcp           Checkpoints of earlier releases, which kept tensors as torch.distributed.checkpoint does
     folders          Names of checkpoint folders, and changes to them that a crash cannot leave half done
     lock             One job a folder: a lock file that says who writes the checkpoints there, and whether it still does
     manifest         What a checkpoint holds and where, read strictly; whether it is what was written (hashes)
-    reader           A complete checkpoint, read piece by piece: nothing is trusted before its hash has been compared
+    reader           A complete checkpoint, read piece by piece: nothing is given to anybody before its hash has been
+                     compared
     saving           Saving: every rank writes its folder, then rank 0 makes it a checkpoint; in the background; which
                      old ones go
     state            What one rank of a plan has to save, under keys that mean the same whatever the plan
     training_state   All that one rank has to save so that training goes on, also under another plan: by the model's own
                      names
-    writer           One rank's folder of a checkpoint, in the format of torch.distributed.checkpoint, hashed while it
-                     is written
+    writer           One rank's folder of a checkpoint: a file of safetensors, hashed and written one tensor at a time
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     FOLDER/step-100/                 complete
     FOLDER/step-120/manifest.json    complete: what is where, with hashes
                     manifest.sha256  the hash of that
-                    rank-0/          in the format of torch.distributed.checkpoint
+                    rank-0/          tensors.safetensors
                     rank-1/
     FOLDER/step-140.tmp/             being written, or left by a crash: never read
     FOLDER/step-80.damaged-1/        found damaged when step 80 was saved again: kept, never read
@@ -23,6 +23,7 @@ from planner.ir.errors import MissingFileError
 
 MANIFEST = "manifest.json"
 MANIFEST_HASH = "manifest.sha256"
+DATA_FILE = "tensors.safetensors"
 
 _COMPLETE = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 _INCOMPLETE = re.compile(r"step-(0|[1-9][0-9]{0,17})\.tmp")

@@ -49,7 +49,7 @@ from runtime.checkpoint.folders import (
 from runtime.checkpoint.manifest import from_text, manifest_hash, merged, to_text
 from runtime.checkpoint.reader import Checkpoint
 from runtime.checkpoint.state import RankState
-from runtime.checkpoint.writer import place_of, saved_tensors, write_rank
+from runtime.checkpoint.writer import saved_tensors, write_rank
 
 _log = logging.getLogger(__name__)
 
@@ -64,21 +64,13 @@ def rotate(folder: Path, step: int, keep: int) -> None:
         for other in reversed([other for other in complete_steps(folder) if other < step]):
             if kept >= keep:
                 remove(folder, other)
-            elif _opens(folder, other):
+            elif _is_sound(folder, other, every_byte=False):
                 kept += 1
         for other in incomplete_steps(folder):
             if other < step:
                 discard(folder, other)
     except (OSError, InputFileError) as error:
         _log.warning("old checkpoints in %s could not all be deleted: %s", folder, error)
-
-
-def _opens(folder: Path, step: int) -> bool:
-    try:
-        Checkpoint.open(folder, step)
-    except InputFileError:
-        return False
-    return True
 
 
 _LOOK_AGAIN_S = 0.02
@@ -153,9 +145,13 @@ class SavedPart:
         """Write this rank's folder and, last, the manifest of it."""
         if complete_path(self._folder, self._step).exists():
             return self._exists()
-        num_bytes = _written_bytes(state)
+        tensors = map(state.tensors.__getitem__, {*saved_tensors(state).values()})
+        # those that cannot be written are left to who tries
+        num_bytes = sum(tensor.nbytes for tensor in tensors if tensor.layout is torch.strided)
         try:
-            _require_room(self._folder, num_bytes)
+            disk = shutil.disk_usage(self._folder)
+            if disk.total and num_bytes + _SMALL_BYTES > disk.free:  # it is not filled to find that out
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             manifest = write_rank(self._path, self._step, state, self._rank, self._num_ranks, fingerprints)
             write_file(self._record(self._rank), to_text(manifest).encode())
         except (OSError, RuntimeError, ValueError, CheckpointError) as error:
@@ -198,15 +194,12 @@ class SavedPart:
             )
         if failure is None:
             return
-        if self._rank == 0:
-            self._take_away()
-        raise failure
-
-    def _take_away(self) -> None:
         try:
-            discard(self._folder, self._step)
+            if self._rank == 0:
+                discard(self._folder, self._step)
         except OSError as error:
             _log.warning("%s could not be deleted: %s", self._path, error)
+        raise failure
 
     def _complete(self) -> None:
         silent = [rank for rank in range(self._num_ranks) if not self._record(rank).exists()]
@@ -272,19 +265,18 @@ class SavedPart:
             older = ", ".join(map(str, complete_steps(self._folder))) or "none"
         except InputFileError as unreadable:
             older = f"unknown, {unreadable.title}"
-        remedies = []
-        if isinstance(error, FileNotFoundError):
-            remedies = [_SHARE]
-        elif isinstance(error, OSError) and error.errno in _FULL:
-            remedies = [f"free space, or another folder than {self._folder}", "--keep 2: older checkpoints are deleted"]
-        elif isinstance(error, OSError):
+        remedies = [_SHARE] if isinstance(error, FileNotFoundError) else []
+        if isinstance(error, OSError) and not remedies:
             remedies = [f"free space, or another folder than {self._folder}"]
+            remedies += ["--keep 2: older checkpoints are deleted"] * (error.errno in _FULL)
         return CheckpointError(title, [str(error), f"complete checkpoints there: steps {older}"], remedies)
 
 
-def _is_sound(folder: Path, step: int) -> bool:
+def _is_sound(folder: Path, step: int, *, every_byte: bool = True) -> bool:
     try:
-        Checkpoint.open(folder, step).verify()
+        checkpoint = Checkpoint.open(folder, step)
+        if every_byte:
+            checkpoint.verify()
     except InputFileError:
         return False
     return True
@@ -293,19 +285,6 @@ def _is_sound(folder: Path, step: int) -> bool:
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _SMALL_BYTES = 64 * 1024
 """Room for manifests and names, beside tensors."""
-
-
-def _require_room(folder: Path, num_bytes: int) -> None:
-    """Raises OSError where the disk of ``folder`` has no room for so many bytes: it is not filled to find that out."""
-    disk = shutil.disk_usage(folder)
-    if disk.total and num_bytes + _SMALL_BYTES > disk.free:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _written_bytes(state: RankState) -> int:
-    """Of the tensors that a rank writes, each once; those that cannot be written are left to who tries."""
-    tensors = [each for each in map(state.tensors.__getitem__, saved_tensors(state)) if each.layout is torch.strided]
-    return sum({place_of(tensor) or number: tensor.nbytes for number, tensor in enumerate(tensors)}.values())
 
 
 class BackgroundSaver:
@@ -390,17 +369,14 @@ class BackgroundSaver:
 
     def _copy(self, state: RankState) -> RankState:
         """A state of copies, one for each tensor however many keys it has; their memory is used again and again."""
-        keys = saved_tensors(state)
-        first: dict[object, str] = {}
-        copies: dict[str, Tensor] = {}
-        for key in keys:
-            tensor = state.tensors[key].detach()
-            name = first.setdefault(place_of(tensor) or key, key)
-            copies[key] = self._copied(key, tensor) if name == key else copies[name]
-        self._copies = {key: copies[key] for key in first.values()}
-        slices = {key: state.slices[key] for key in keys if key in state.slices}
-        boxes = {key: state.boxes[key] for key in keys if key in state.boxes}
-        writes = frozenset(keys) | (state.writes & state.numbers.keys())
+        stored = saved_tensors(state)
+        self._copies = {
+            name: self._copied(name, state.tensors[name].detach()) for name in dict.fromkeys(stored.values())
+        }
+        copies = {key: self._copies[name] for key, name in stored.items()}
+        slices = {key: state.slices[key] for key in stored if key in state.slices}
+        boxes = {key: state.boxes[key] for key in stored if key in state.boxes}
+        writes = frozenset(stored) | (state.writes & state.numbers.keys())
         return RankState(copies, slices, dict(state.numbers), writes, boxes)
 
     def _copied(self, key: str, tensor: Tensor) -> Tensor:

@@ -70,7 +70,6 @@ class PassShards(ShardedParameters):
     ) -> None:
         super().__init__(parameters, index, num_shards, reduce_scatter, all_gather)
         self._gathers, self._index = gathers, index
-        self._names_of = dict(self._names)
         self._own: dict[int, Tensor] = {}  # by bucket, this rank's elements, where they do not lie in it
         self._there = set(range(len(self._shards)))
         self._stays = False
@@ -153,16 +152,11 @@ class PassShards(ShardedParameters):
     @torch.no_grad()
     def values(self) -> dict[str, Tensor]:
         """Copies of whole parameters, by name; all ranks of the stage call this together."""
-        wholes: dict[str, Tensor] = {}
-        for number, shards in enumerate(self._shards):
-            flat = torch.empty_like(shards.flat)
-            part = self._part(shards)
-            flat[part] = self._own[number]
-            self._all_gather(flat, shards.counts)
-            sizes = [parameter.numel() for parameter in shards.bucket]
-            for parameter, value in zip(shards.bucket, torch.split(flat, sizes), strict=True):
-                wholes[self._names_of[parameter]] = value.view(parameter.shape)
-        return wholes
+
+        def put(number: int, flat: Tensor) -> None:
+            flat[self._part(self._shards[number])] = self._own[number]
+
+        return self._put_together(put)
 
     @torch.no_grad()
     def load(self, name: str, read: Callable[[ParameterSlice], Tensor]) -> None:
@@ -175,7 +169,7 @@ class PassShards(ShardedParameters):
         forward: list[_Event] = []
         backward: list[_Event] = []
         for number, shards in enumerate(self._shards):
-            used = [places[self._names_of[parameter]] for parameter in shards.bucket]
+            used = [places[self._names[parameter]] for parameter in shards.bucket]
             first, last = min(each.backward[0] for each in used), max(each.backward[1] for each in used)
             if self._gathers:
                 gather, let_go = partial(self._gather_bucket, number), partial(self._let_go, number)

@@ -152,16 +152,24 @@ class ShardedParameters:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The whole gradients, by name, put together from all ranks, which all have to call this."""
-        by_name: dict[str, torch.Tensor] = {}
-        for shards in self._shards:
-            whole = torch.zeros_like(shards.flat)
-            for part, place in shards.slices.values():
+
+        def put(number: int, flat: torch.Tensor) -> None:
+            for part, place in self._shards[number].slices.values():
                 if part.view.grad is not None:
-                    whole[place] = part.view.grad
-            self._all_gather(whole, shards.counts)
+                    flat[place] = part.view.grad
+
+        return self._put_together(put)
+
+    def _put_together(self, put: Callable[[int, torch.Tensor], None]) -> dict[str, torch.Tensor]:
+        """Whole tensors by name; ``put`` puts this rank's slices into the flat one of a bucket."""
+        by_name: dict[str, torch.Tensor] = {}
+        for number, shards in enumerate(self._shards):
+            flat = torch.zeros_like(shards.flat)
+            put(number, flat)
+            self._all_gather(flat, shards.counts)
             sizes = [parameter.numel() for parameter in shards.bucket]
-            for parameter, gradient in zip(shards.bucket, torch.split(whole, sizes), strict=True):
-                by_name[self._names[parameter]] = gradient.view(parameter.shape)
+            for parameter, whole in zip(shards.bucket, torch.split(flat, sizes), strict=True):
+                by_name[self._names[parameter]] = whole.view(parameter.shape)
         return by_name
 
     def reset(self) -> None:

@@ -155,14 +155,7 @@ class Executor:
         self._moves_inputs = self._device.type != "cpu"
         self.kept: tuple[str, ...] = ()
         row = specialization.program.rows[context.rank]
-        self._mailbox = P2PMailbox(
-            specialization.routing,
-            row,
-            context.transport,
-            lookahead=context.lookahead or specialization.program.receive_window(context.rank),
-            device=self._device,
-            joined=specialization.program.joined(),
-        )
+        self._mailbox = P2PMailbox(context, specialization.routing, specialization.program)
         # All ranks finish a step together, also those that have nothing to update.
         self._finishes_at_end = not evaluates and not any(ends_step(action) for action in row)
         self._last, self._final = last_gradients(row, specialization.program.ranks), last_updates(row)

@@ -48,12 +48,12 @@ class LossWeighting:
     def _note(self, stage: int, one: Weighed, local_stage: LocalStage, batch: Batch, counts: Tensor | None) -> None:
         """The factors of a layer, of which ``counts`` is what each micro-batch adds to the whole batch's number."""
         for share in local_stage.shares:
-            m = share.microbatch_shard.of
-            if batch.rows[m] and not share.microbatch_shard.token_slice:
+            m = share.of
+            if batch.rows[m] and not share.token_slice:
                 together = self._together(m)
                 samples = sum(batch.rows[together.start : together.stop])
                 count = None if counts is None else counts[together.start : together.stop].sum(0)
-                part = share.microbatch_shard.num_samples
+                part = share.num_samples
                 self._factors[stage, one.factor, m] = factor(one, part, samples, count)
 
     def _together(self, microbatch: int) -> range:
@@ -82,6 +82,6 @@ class LossWeighting:
         """The first sample that this rank counts, and how many; where layers are divided, one rank counts for all."""
         context = self._context
         if stage not in context.divided:
-            microbatch_shard = local_stage.shares[microbatch * context.decision.num_slices].microbatch_shard
-            return microbatch_shard.start, microbatch_shard.num_samples
+            share = local_stage.shares[microbatch * context.decision.num_slices]
+            return share.start, share.num_samples
         return 0, rows if context.position(stage) == 0 else 0

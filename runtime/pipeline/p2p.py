@@ -11,18 +11,18 @@ their receives brings them; the other sends and receives of the row find nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-import torch
 from torch import Tensor
 
-from planner.ir.program import Leg, Route, sent_by, taken_by
+from planner.ir.program import Leg, Program, Route, sent_by, taken_by
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
-from runtime.pipeline.routing import MessageSlice, Piece, Routing
-from runtime.transport import Key, Spec, Transport
+from runtime.pipeline.routing import CPU, MessageSlice, Piece, Routing
+from runtime.rank import RankContext
+from runtime.transport import Key, Spec
 
 FORWARD, BACKWARD = "F", "B"
 """Kinds of messages: activations and gradients."""
@@ -70,30 +70,19 @@ class P2PMailbox:
     """Moves the pieces of one row.
 
     Args:
-        row: of this rank.
-        lookahead: receives announced ahead.
-        device: where pieces are needed.
-        joined: which sends travel in one message, of the program.
+        program: its row of this rank, and which sends travel in one message.
     """
 
-    def __init__(
-        self,
-        routing: Routing,
-        row: Sequence[Action],
-        transport: Transport,
-        *,
-        lookahead: int,
-        device: torch.device,
-        joined: Mapping[Leg, tuple[Action, ...]] | None = None,
-    ) -> None:
-        self._joined = dict(joined or {})
+    def __init__(self, context: RankContext, routing: Routing, program: Program) -> None:
+        self._joined = dict(program.joined())
         self._behind: dict[Leg, list[Action]] = {}  # by the leg that a message is named after, what else is in it
         for (rank, send, other), before in self._joined.items():
             self._behind.setdefault((rank, before[0], other), []).append(send)
-        self._routing, self._transport = routing, transport
-        self._lookahead, self._device = lookahead, device
-        self._moves_device = device.type != "cpu"
-        self._receives = tuple(self._moved(action) for action in row if action.op in RECEIVE)
+        self._routing, self._transport = routing, context.transport
+        self._device = context.device or CPU
+        self._moves_device = self._device.type != "cpu"
+        self._lookahead = context.lookahead or program.receive_window(context.rank)
+        self._receives = tuple(self._moved(each) for each in program.rows[context.rank] if each.op in RECEIVE)
         self._turn = self._num_posted = 0
         self._arrived: dict[tuple[str, int, int], _Pieces] = {}  # by kind, stage and micro-batch
         self._outbox: dict[tuple[str, Route, int], tuple[Tensor, ...]] = {}

@@ -81,8 +81,9 @@ class Runner:
                 if trains and self._gradient_sync.is_last:
                     local_stage.forget_gradients()
         # What was bound to the sites of the batch before keeps these, and all that was made of them.
-        for key in [key for key in self._executors if not key[0].is_kept]:
-            del self._executors[key]
+        stale = [key for key in self._executors if not key[0].is_kept]
+        while stale:  # no name may keep one
+            del self._executors[stale.pop()]
         meter, start = None if self.preparing is None else self.context.meter, time.perf_counter()
         if meter is not None:
             meter.take_peak()

@@ -25,7 +25,7 @@ from runtime.pipeline.microbatches import Batch, Shapes, part_in
 from runtime.pipeline.routing import Routing
 from runtime.rank import RankContext
 from runtime.recent import Recent
-from runtime.stage.local_stage import Feed, LocalStage, Share
+from runtime.stage.local_stage import Feed, LocalStage
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.sample_weights import is_factor
 from runtime.stage.shapes import graph_at, without_data
@@ -237,16 +237,17 @@ class Specializer:
         self._require_possible(stage, {count[position] for count, rows in zip(counts, batch.rows, strict=True) if rows})
         weights = list(self._weights(batch.rows))
         names = [name for name in local_stage.program.inputs if name in self._graph.inputs]
-        shares: list[Share] = []
-        feeds: list[dict[str, Feed]] = []
+        shares, feeds = list[MicrobatchShard](), list[dict[str, Feed]]()
         for m, count in enumerate(counts):
             start = sum(count[:position])
             sizes = self._sizes_of(local_stage.program.sizes, batch.shapes(m)) if batch.rows[m] else ()
             share = (sites or {}).get(m)
             if share is not None:
                 sizes = tuple(share.sizes[word] for word in local_stage.program.sizes)
-            microbatch_shard = MicrobatchShard(m, count[position], start, batch.rows[m], sizes, sites=share)
-            shares.append(Share(microbatch_shard, count[position] * weights[m]))
+            weight = count[position] * weights[m]
+            shares.append(
+                MicrobatchShard(m, count[position], start, batch.rows[m], sizes, sites=share, loss_weight=weight)
+            )
             feeds.append(
                 {name: partial(_feed, name=name, m=m, start=start, count=count[position]) for name in names}
                 if share is None
@@ -262,15 +263,15 @@ class Specializer:
         slices = self._decision.num_slices
         weights = list(self._weights(batch.rows))
         names = [name for name in local_stage.program.inputs if name in self._graph.inputs]
-        shares: list[Share] = []
-        feeds: list[dict[str, Feed]] = []
+        shares, feeds = list[MicrobatchShard](), list[dict[str, Feed]]()
         for number in range(len(batch.rows) * slices):
             m, k = divmod(number, slices)
             rows, division = batch.rows[m], divisions.get((stage, number))
             sizes = self._sizes_of(local_stage.program.sizes, batch.shapes(m)) if rows else ()
-            microbatch_shard = MicrobatchShard(number, rows, 0, rows, sizes, division, token_slice=k, whole=m)
-            position = k if slices > 1 else self._context.position(stage)
-            shares.append(Share(microbatch_shard, rows * weights[m]))
+            position, weight = k if slices > 1 else self._context.position(stage), rows * weights[m]
+            shares.append(
+                MicrobatchShard(number, rows, 0, rows, sizes, division, token_slice=k, whole=m, loss_weight=weight)
+            )
             feeds.append(self._factors(stage, local_stage, m))
             if division is None:
                 continue

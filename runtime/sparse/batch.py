@@ -11,6 +11,7 @@ coordinates on every level, and what a rank has of a tensor is an interval of it
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -202,7 +203,30 @@ class InputPreparation:
         return frozenset(name for name, own in self.names.items() if own.startswith(HALVES))
 
 
-class PreparedBatch:
+class SizedBatch(ABC):
+    """The micro-batches of a step as the graph's inputs, whose sites, or sampled nodes, are counted first."""
+
+    def __init__(self, raw: Batch, prepared: InputPreparation) -> None:
+        self.raw, self.rows, self.prepared = raw, raw.rows, prepared
+        self._graphs: dict[int, Graph] = {}
+
+    @abstractmethod
+    def sizes(self, microbatch: int) -> dict[str, int]:
+        """Rows of each set of a micro-batch, by the name of the number."""
+
+    def graph(self, microbatch: int) -> Graph:
+        """The graph in the shapes of a micro-batch."""
+        if microbatch not in self._graphs:
+            sizes = self.sizes(microbatch)
+            self._graphs[microbatch] = graph_of_sites(self.prepared.graph, self.rows[microbatch], sizes)
+        return self._graphs[microbatch]
+
+    def shapes(self, microbatch: int) -> Shapes:
+        graph, sizes, rows = self.prepared.graph, self.sizes(microbatch), self.rows[microbatch]
+        return {name: spec_of_sites(spec, rows, graph.samples, sizes).shape for name, spec in graph.inputs.items()}
+
+
+class PreparedBatch(SizedBatch):
     """``raw`` as the graph's inputs.
 
     Args:
@@ -214,12 +238,10 @@ class PreparedBatch:
     """
 
     def __init__(self, raw: Batch, prepared: InputPreparation, price: SitePrices, speeds: Sequence[float] = ()) -> None:
-        self.rows = raw.rows
-        self.prepared = prepared
-        self._raw, self._price, self._speeds = raw, price, tuple(speeds)
+        super().__init__(raw, prepared)
+        self._price, self._speeds = price, tuple(speeds)
         self._clouds: dict[int, Clouds | ArrangedClouds] = {}
         self._made: dict[tuple[int, str], Tensor] = {}
-        self._graphs: dict[int, Graph] = {}
         self.shares: dict[tuple[int, int], Any] = {}
 
     @property
@@ -232,7 +254,7 @@ class PreparedBatch:
         cached = self._clouds.get(microbatch)
         if cached is None:
             rows = self.rows[microbatch]
-            tensors = [self._raw.part(name, microbatch, 0, rows) for name in self.prepared.raw]
+            tensors = [self.raw.part(name, microbatch, 0, rows) for name in self.prepared.raw]
             with telling(microbatch):
                 clouds = self.prepared.of_clouds.clouds(tensors)
             cached = ArrangedClouds(clouds, self.prepared.names, self._price, self._speeds) if self._speeds else clouds
@@ -242,18 +264,6 @@ class PreparedBatch:
     def sizes(self, microbatch: int) -> dict[str, int]:
         """Sites of each site set of a micro-batch, by the name of the number."""
         return self.clouds(microbatch).sizes
-
-    def graph(self, microbatch: int) -> Graph:
-        """The graph in the shapes of a micro-batch."""
-        cached = self._graphs.get(microbatch)
-        if cached is None:
-            sizes = self.sizes(microbatch)
-            cached = self._graphs[microbatch] = graph_of_sites(self.prepared.graph, self.rows[microbatch], sizes)
-        return cached
-
-    def shapes(self, microbatch: int) -> Shapes:
-        graph, sizes, rows = self.prepared.graph, self.sizes(microbatch), self.rows[microbatch]
-        return {name: spec_of_sites(spec, rows, graph.samples, sizes).shape for name, spec in graph.inputs.items()}
 
     def whole(self, name: str, microbatch: int) -> Tensor:
         """A graph input of all samples."""

@@ -26,12 +26,12 @@ from cuda_ops.sampling.graph import GraphError
 from cuda_ops.sampling.preparation import SampledPreparation, draw_of
 from cuda_ops.sampling.sampler import SampledLevels, joined
 from planner.ir.errors import StageFailedError
-from planner.ir.graph import SAMPLE, Graph, graph_of_sites, spec_of_sites
+from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision
 from planner.sites.partition import balanced_cuts
-from runtime.pipeline.microbatches import Batch, Shapes
+from runtime.pipeline.microbatches import Batch
 from runtime.sparse.ahead import Beside, Expected, PreparationClock
-from runtime.sparse.batch import InputPreparation, site_speeds
+from runtime.sparse.batch import InputPreparation, SizedBatch, site_speeds
 
 _FEATURES = "features"
 
@@ -96,11 +96,11 @@ class SampledPreparing:
         self._expected.add(raw, batch)
 
 
-class SampledBatch:
+class SampledBatch(SizedBatch):
     """``raw`` as the graph's inputs: see the module."""
 
     def __init__(self, raw: Batch, preparing: SampledPreparing) -> None:
-        self.raw, self.rows, self.prepared = raw, raw.rows, preparing.prepared
+        super().__init__(raw, preparing.prepared)
         self._preparing, self._preparation = preparing, preparing.preparation
         self._cuts: dict[tuple[int, tuple[float, ...]], tuple[int, ...]] = {}
         self._pieces: dict[tuple[int, int], Future[SampledLevels]] = {}
@@ -142,14 +142,6 @@ class SampledBatch:
                 self.levels(microbatch, 0, self.rows[microbatch])
             )
         return level_sizes
-
-    def graph(self, microbatch: int) -> Graph:
-        """The graph in the shapes of a micro-batch."""
-        return graph_of_sites(self.prepared.graph, self.rows[microbatch], self.sizes(microbatch))
-
-    def shapes(self, microbatch: int) -> Shapes:
-        graph, sizes, rows = self.prepared.graph, self.sizes(microbatch), self.rows[microbatch]
-        return {name: spec_of_sites(spec, rows, graph.samples, sizes).shape for name, spec in graph.inputs.items()}
 
     def whole(self, name: str, microbatch: int) -> Tensor:
         """A graph input of all samples."""

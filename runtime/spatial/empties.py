@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from cuda_ops.operator_table import operator_row
 from planner.ir.errors import StageFailedError
 from runtime.spatial.layer_shard import LayerShard, shape_of
 
@@ -70,10 +71,10 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 
 def _read_by(shard: LayerShard, output: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """What an output hangs on, on all ranks."""
-    name = str(shard.layer.attributes.get("op", ""))
-    if "broadcast_tensors" in name or "meshgrid" in name:
+    gradient = operator_row(shard.operator).gradient
+    if gradient == "each":
         return tensors[output : output + 1]
-    return () if "detach" in name else tensors
+    return () if gradient == "none" else tensors
 
 
 def _shape(shard: LayerShard, output: int) -> tuple[int, ...]:

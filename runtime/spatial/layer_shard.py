@@ -90,6 +90,7 @@ class LayerShard:
 
     Attributes:
         division: of the layer.
+        operator: the name that it has in ``torch.ops.aten``; empty: none is known.
         group: global ranks that combine statistics or partial sums of this rank's part of the layer.
         training: as opposed to evaluation.
         inputs_of: by argument of the operator, which inputs of the layer it is.
@@ -115,6 +116,7 @@ class LayerShard:
 
     def __post_init__(self) -> None:
         self.layer: Layer = self.division.layer
+        self.operator: str = str(self.layer.attributes.get("op", "")).partition(".")[2].partition(".")[0]
         self.position: int = self.wire.position
         self.own: Box = self.division.own[self.position]
         self.done: Box = self.division.done[self.position]

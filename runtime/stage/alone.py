@@ -12,8 +12,9 @@ generators are put back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -39,42 +40,27 @@ class LoneStage:
 
     Attributes:
         number: of the stage.
-        samples: that it is run on.
-        functions, draw: of a stage of one rank, and what its layers draw by.
+        share: what it is run on.
+        function: of a stage of one rank.
+        program: runs such a function.
         values: its inputs.
-        gradients: of its outputs, but the loss.
-        sizes: what varies beside the number of samples.
+        gradients: of its outputs, but the loss; None where the plan does not train.
     """
 
     number: int
-    samples: int
-    functions: StageFunctions
-    rng: CounterRng
-    run_config: RunConfig
-    received: frozenset[str]
-    loss: str | None
+    share: MicrobatchShard
+    function: StageFunction
+    program: Callable[[StageFunction], StageProgram]
     values: Mapping[str, Tensor]
-    gradients: Mapping[str, Tensor]
-    sizes: tuple[int, ...]
+    gradients: Mapping[str, Tensor] | None
 
     def pass_s(self) -> float:
         """Seconds of one forward and, where the plan trains, backward."""
-        device = next((tensor.device for tensor in self.functions.training.tensors.values()), CPU)
+        device = next((tensor.device for tensor in self.function.tensors.values()), CPU)
         with driver.kept_generators(device):
-            program = StageProgram(
-                _apart(self.functions.training),
-                self.received,
-                self.loss,
-                self.run_config,
-                current=self.functions.current,
-                variant=self.functions.variant,
-                rng=self.rng,
-                span_recompute=self.functions.span_recompute,
-            )
-            microbatch_shard = MicrobatchShard(0, self.samples, 0, self.samples, self.sizes)
-            start = _now(device)
-            program.forward(microbatch_shard, self.values, 1.0)
-            if self.run_config.trains:
+            program, start = self.program(_apart(self.function)), _now(device)
+            program.forward(self.share, self.values, 1.0)
+            if self.gradients is not None:
                 program.backward(0, self.gradients)
             return _now(device) - start
 
@@ -145,17 +131,25 @@ def _lone_stage(
     handed_on = [name for name in function.outputs if name != graph.loss and specs[name].is_float]
     gradients = {name: _made_up(specs[name].at(samples, graph.samples), noise) for name in handed_on}
     where = context.device or CPU
+    run_config = RunConfig(program.trains, of_stage.recompute and program.trains, autocast=model.autocast)
+    sizes = tuple(example[source].shape[dim] for source, dim in (model.sizes[name] for name in function.sizes))
+    runs = partial(
+        StageProgram,
+        received=frozenset(name for name in function.inputs if name not in graph.inputs),
+        loss=graph.loss if graph.loss in function.outputs else None,
+        run_config=run_config,
+        current=functions.current,
+        variant=functions.variant,
+        rng=rng,
+        span_recompute=functions.span_recompute,
+    )
     return LoneStage(
         stage,
-        samples,
-        functions,
-        rng,
-        RunConfig(program.trains, of_stage.recompute and program.trains, autocast=model.autocast),
-        frozenset(name for name in function.inputs if name not in graph.inputs),
-        graph.loss if graph.loss in function.outputs else None,
+        MicrobatchShard(0, samples, 0, samples, sizes),
+        function,
+        runs,
         {name: value.to(where) for name, value in values.items()},
-        {name: value.to(where) for name, value in gradients.items()},
-        tuple(example[source].shape[dim] for source, dim in (model.sizes[name] for name in function.sizes)),
+        {name: value.to(where) for name, value in gradients.items()} if program.trains else None,
     )
 
 

@@ -297,7 +297,7 @@ def without_rows(rule: Rule) -> Rule:
         shape = _shape_without_rows(node)
         if shape is None:
             return None
-        return partial(_call, target, shape, operator_row(target).takes_no_rows)
+        return partial(_call, target, shape, operator_row(target).gradient != "rows")
 
     return found
 

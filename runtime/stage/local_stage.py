@@ -295,19 +295,6 @@ def _size(divided: spatial.DividedStage | None) -> Division | None:
     return None if divided is None else divided.division
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """This rank's part of one micro-batch.
-
-    Attributes:
-        microbatch_shard: its rows.
-        loss_weight: those over all rows whose gradients make up the same update.
-    """
-
-    microbatch_shard: MicrobatchShard
-    loss_weight: float
-
-
 @dataclass(slots=True)
 class AccumulationStep:
     """Where a step stands among the ``count`` steps whose gradients make up one update.
@@ -352,7 +339,7 @@ class LocalStage:
 
     Attributes:
         ranks: that run the stage, by growing number.
-        shares: by micro-batch.
+        shares: this rank's part of each micro-batch.
         received: names of inputs that other stages make.
         handed_on: names of the differentiable outputs that other stages read.
         feeds: by micro-batch, how each graph input that the stage reads is cut from the global batch.
@@ -364,7 +351,7 @@ class LocalStage:
 
     program: StageProgram
     ranks: tuple[int, ...]
-    shares: tuple[Share, ...]
+    shares: tuple[MicrobatchShard, ...]
     received: tuple[str, ...]
     handed_on: tuple[str, ...]
     feeds: tuple[Mapping[str, Feed], ...]
@@ -392,19 +379,17 @@ class LocalStage:
     def forward(self, microbatch: int, values: Mapping[str, torch.Tensor], version: int = 0) -> dict[str, torch.Tensor]:
         """Run the stage forward on this rank's share, on ``version`` of its weights."""
         share = self.shares[microbatch]
-        return self.program.forward(
-            share.microbatch_shard, values, share.loss_weight / self.accumulation.count, version
-        )
+        return self.program.forward(share, values, share.loss_weight / self.accumulation.count, version)
 
     def evaluate(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run the stage forward in evaluation mode on this rank's share."""
-        return self.program.evaluate(self.shares[microbatch].microbatch_shard, values)
+        return self.program.evaluate(self.shares[microbatch], values)
 
     def answer(
         self, microbatch: int, values: Mapping[str, torch.Tensor], *, training: bool, frozen: frozenset[str]
     ) -> dict[str, torch.Tensor]:
         """Run the stage forward on this rank's share of a stream; see :meth:`StageProgram.answer`."""
-        return self.program.answer(self.shares[microbatch].microbatch_shard, values, training=training, frozen=frozen)
+        return self.program.answer(self.shares[microbatch], values, training=training, frozen=frozen)
 
     def expect_last(self) -> None:
         """Call before the last action of the stage that adds to its gradients.
@@ -430,7 +415,7 @@ class LocalStage:
 
     def is_finite(self, *, gradients: bool = True) -> bool:
         """Whether the losses so far, and the ``gradients`` that this rank updates by, are numbers and finite."""
-        samples = [share.microbatch_shard.num_samples for share in self.shares]
+        samples = [share.num_samples for share in self.shares]
         tensors = [loss for microbatch, loss in self.program.losses.items() if samples[microbatch]]
         if gradients and self.optimizer is not None:
             tensors += [each.grad for each in self.optimizer.tensors.values() if each.grad is not None]
@@ -471,6 +456,6 @@ class LocalStage:
 
     def loss(self) -> float:
         """The sum of the last step's losses on this rank, each times its samples; an empty share has none."""
-        samples = (share.microbatch_shard.num_samples for share in self.shares)
+        samples = (share.num_samples for share in self.shares)
         losses = self.program.losses
         return sum(losses[m].item() * count for m, count in enumerate(samples) if count and m in losses)

@@ -85,6 +85,7 @@ class MicrobatchShard:
             then all rows; None where the stage's ranks just share out samples.
         token_slice: which slice of the micro-batch, where sequences are cut.
         whole: the micro-batch that the slice is of; ``microbatch`` then numbers all slices of a step.
+        loss_weight: its rows over all rows whose gradients make up the same update.
     """
 
     microbatch: int
@@ -96,6 +97,7 @@ class MicrobatchShard:
     sites: SiteShare | SampledShare | None = None
     token_slice: int = 0
     whole: int | None = None
+    loss_weight: float = 0.0
 
     @property
     def of(self) -> int:

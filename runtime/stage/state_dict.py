@@ -45,9 +45,21 @@ class StateDict:
         self._local_stages, self._transport = local_stages, context.transport
         self.num_steps = 0
         self.named = named_state(local_stages, model, module)
-        self._parts, self._sliced = named_parts(local_stages, self.named), named_slices(local_stages, self.named)
+        parts: dict[int, ParameterPart] = {}
+        slices: dict[int, tuple[PassShards, str]] = {}
+        for local_stage in local_stages.values():
+            for name, tensor in (*local_stage.parameters.items(), *local_stage.buffers.items()):
+                part = local_stage.updates.parts.get(name)
+                if part is not None and part.is_divided:
+                    parts[id(tensor)] = part
+            if (shards := local_stage.gathered) is not None:
+                slices |= {id(local_stage.parameters[name]): (shards, name) for name in sorted(shards.names)}
+        self._parts = {name: parts[id(tensor)] for name, tensor in self.named.items() if id(tensor) in parts}
+        self._sliced = {name: slices[id(tensor)] for name, tensor in self.named.items() if id(tensor) in slices}
         self._speaks = speakers(model, context.decision)
-        self._unread = unread_state(model, module, self._speaks)
+        read = {id(attribute(model.graph_module, name)) for name in self._speaks}
+        state = module.state_dict(keep_vars=True)  # what no layer reads of it stays as it is, under any plan
+        self._unread = {n: value for n, value in state.items() if isinstance(value, Tensor) and id(value) not in read}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of this rank's stages, by the user's own names; tied ones under each name.
@@ -207,39 +219,6 @@ def _of_loss(local_stages: Mapping[int, LocalStage], model: CapturedModule) -> d
         if name.startswith(LOSS_PREFIX)
     ]
     return {name: attribute(model.graph_module, name) for name in sorted(names)}
-
-
-def unread_state(model: CapturedModule, module: nn.Module, speaks: Mapping[str, int]) -> dict[str, Tensor]:
-    """What the state dict of ``module`` has and no layer reads: it stays as it is, under any plan.
-
-    Args:
-        speaks: see :func:`speakers`.
-    """
-    read = {id(attribute(model.graph_module, name)) for name in speaks}
-    own = module.state_dict(keep_vars=True)
-    return {name: value for name, value in own.items() if isinstance(value, Tensor) and id(value) not in read}
-
-
-def named_parts(local_stages: Mapping[int, LocalStage], named: Mapping[str, Tensor]) -> dict[str, ParameterPart]:
-    """Of what :func:`named_state` gave, that which not every rank of its stage has all of."""
-    by_id: dict[int, ParameterPart] = {}
-    for local_stage in local_stages.values():
-        for name, tensor in (*local_stage.parameters.items(), *local_stage.buffers.items()):
-            part = local_stage.updates.parts.get(name)
-            if part is not None and part.is_divided:
-                by_id[id(tensor)] = part
-    return {name: by_id[id(tensor)] for name, tensor in named.items() if id(tensor) in by_id}
-
-
-def named_slices(
-    local_stages: Mapping[int, LocalStage], named: Mapping[str, Tensor]
-) -> dict[str, tuple[PassShards, str]]:
-    """Of what :func:`named_state` gave, that which ranks have in slices: what has them, and the parameter's name."""
-    by_id: dict[int, tuple[PassShards, str]] = {}
-    for local_stage in local_stages.values():
-        if (shards := local_stage.gathered) is not None:
-            by_id.update((id(local_stage.parameters[name]), (shards, name)) for name in sorted(shards.names))
-    return {name: by_id[id(tensor)] for name, tensor in named.items() if id(tensor) in by_id}
 
 
 def speakers(model: CapturedModule, decision: Decision) -> dict[str, int]:

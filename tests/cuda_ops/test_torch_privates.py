@@ -280,11 +280,6 @@ def test_an_interpreter_says_which_node_it_is_at() -> None:
         assert torch.fx.traceback.get_current_meta() is not None
 
 
-def test_the_place_of_a_stored_tensor() -> None:
-    place = _torch.storage_place("file", 3, 4)
-    assert (place.relative_path, place.offset, place.length) == ("file", 3, 4)
-
-
 def test_functions_of_users_derive_from_one_class() -> None:
     assert issubclass(torch.autograd.Function, _torch.SingleLevelFunction)
 
@@ -305,14 +300,10 @@ def test_code_of_a_graph_reads_attributes_of_any_name(name: str) -> None:
 
 
 @pytest.mark.cuda
-def test_a_gpu_is_kept_busy_for_as_many_cycles_as_asked() -> None:
-    def busy_ms(cycles: int) -> float:
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        _torch.occupy_gpu(cycles)
-        stop.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(stop)
-
-    busy_ms(10_000_000)
-    assert busy_ms(1_000_000) < busy_ms(4_000_000) < busy_ms(16_000_000)
+def test_a_gpu_that_is_kept_busy_has_not_come_to_what_follows() -> None:
+    event = torch.cuda.Event()
+    _torch.occupy_gpu(1_000_000_000)
+    event.record()
+    assert not event.query()
+    event.synchronize()
+    assert event.query()

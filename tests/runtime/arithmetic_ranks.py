@@ -28,7 +28,7 @@ from runtime.pipeline.routing import Routing
 from runtime.pipeline.specialize import Specialization
 from runtime.rank import RankContext
 from runtime.stage.cut import StageFunction
-from runtime.stage.local_stage import LocalStage, Share
+from runtime.stage.local_stage import LocalStage
 from runtime.stage.modes import MicrobatchShard, RunConfig
 from runtime.stage.stage import StageProgram
 from runtime.transport import Hub, InProcessTransport
@@ -161,7 +161,7 @@ class _Rank:
             counts = boundaries.layouts[stage].samples(rows[m])
             position = ranks.index(self.rank)
             first, count = sum(counts[:position]), counts[position]
-            shares.append(Share(MicrobatchShard(m, count, first, rows[m]), weight * count))
+            shares.append(MicrobatchShard(m, count, first, rows[m], loss_weight=weight * count))
             own = slice(first, first + count)
             feeds.append({name: partial(_fed, m=m, name=name, own=own) for name in read if name in graph.inputs})
         add = partial(self.transport.all_reduce, ranks=ranks)

@@ -25,9 +25,8 @@ from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import micro_batches
-from planner.solvers.candidates.choose import best_of
+from planner.solvers.candidates.choose import best_of, heuristic_plan
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import heuristic_plan
 from planner.solvers.candidates.feasibility import micro_batch_sizes, schedule_names, usable
 
 OPTIMAL, TIME_LIMIT, INFEASIBLE = ("optimal", "time limit", "infeasible")

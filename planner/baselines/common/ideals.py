@@ -18,12 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.intp]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,24 +182,17 @@ def contract(num_nodes: int, edges: Iterable[tuple[int, int]], together: Iterabl
 
     Blocks come in an order that is topological, else by their first node.
     """
-    root = list(range(num_nodes))
+    from scipy.sparse import csr_array  # late: few networks have nodes that stay together
+    from scipy.sparse.csgraph import connected_components
 
-    def find(node: int) -> int:
-        while root[node] != node:
-            root[node] = root[root[node]]
-            node = root[node]
-        return node
-
-    for group in together:
-        for node in group[1:]:
-            root[find(node)] = find(group[0])
-    pairs = [(find(src), find(dst)) for src, dst in edges]
-    label = _components(num_nodes, pairs)
+    listed = list(edges)
+    joined = (pair for group in together for a, b in pairwise(group) for pair in ((a, b), (b, a)))  # a cycle of two
+    src, dst = np.array([*listed, *joined], dtype=np.intp).reshape(-1, 2).T
+    links = csr_array((np.ones(len(src)), (src, dst)), shape=(num_nodes, num_nodes))
+    labels = connected_components(links, connection="strong")[1].tolist()
     first: dict[int, int] = {}
-    for node in range(num_nodes):
-        first.setdefault(label[find(node)], node)
-    keys = [first[label[find(node)]] for node in range(num_nodes)]
-    return _in_order(keys, {(keys[src], keys[dst]) for src, dst in pairs if keys[src] != keys[dst]})
+    keys = [first.setdefault(label, node) for node, label in enumerate(labels)]
+    return _in_order(keys, {(keys[a], keys[b]) for a, b in listed if keys[a] != keys[b]})
 
 
 def _in_order(keys: Sequence[int], edges: Iterable[tuple[int, int]]) -> MergedNodes:
@@ -240,35 +235,3 @@ def in_order(
             if not missing[dst]:
                 heappush(ready, rank[dst])
     return tuple(order)
-
-
-def _components(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
-    """Strongly connected components (Kosaraju): a label for each node."""
-    forward: list[list[int]] = [[] for _ in range(num_nodes)]
-    backward: list[list[int]] = [[] for _ in range(num_nodes)]
-    for src, dst in edges:
-        forward[src].append(dst)
-        backward[dst].append(src)
-    finished: list[int] = []
-    visited = [False] * num_nodes
-    for start in range(num_nodes):
-        stack = [(start, iter(forward[start]))] if not visited[start] else []
-        visited[start] = True
-        while stack:
-            node, rest = stack[-1]
-            following = next((dst for dst in rest if not visited[dst]), None)
-            if following is None:
-                finished.append(node)
-                stack.pop()
-            else:
-                visited[following] = True
-                stack.append((following, iter(forward[following])))
-    label = [-1] * num_nodes
-    for start in reversed(finished):
-        queue = [start] if label[start] < 0 else []
-        while queue:
-            node = queue.pop()
-            if label[node] < 0:
-                label[node] = start
-                queue += [src for src in backward[node] if label[src] < 0]
-    return label

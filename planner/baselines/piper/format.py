@@ -28,9 +28,8 @@ from math import inf
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.baselines.common.ideals import Bools, Ints, Lattice
+from planner.baselines.common.ideals import Bools, Floats, Ints, Lattice
 from planner.baselines.common.reading import (
     FileText,
     Item,
@@ -211,8 +210,6 @@ def _numbers(index: Mapping[int, int], wanted: Sequence[int] | set[int]) -> list
     numbers = sorted(number for number, position in index.items() if position in wanted)
     return [f"edges lead to {', '.join(map(str, numbers[:8]))}" if numbers else "no edge leads there"]
 
-
-Floats = NDArray[np.float64]
 
 _MANY = 1e9
 """More devices than there are."""

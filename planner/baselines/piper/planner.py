@@ -46,8 +46,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.baselines.common.answer import OPTIMAL, TIME_LIMIT, Json, RivalAnswer, infeasible
-from planner.baselines.common.ideals import Bools, Ideals, Lattice, bits_of, chain_of, lattice_of
-from planner.baselines.piper.format import Floats, Machine, PiperInstance, PiperOption, Room, least_work
+from planner.baselines.common.ideals import Bools, Floats, Ideals, Lattice, bits_of, chain_of, lattice_of
+from planner.baselines.piper.format import Machine, PiperInstance, PiperOption, Room, least_work
 from planner.baselines.piper.stages import (
     IdealCosts,
     IdealPairs,
@@ -304,7 +304,8 @@ def equal_stages(instance: PiperInstance, machine: Machine) -> tuple[PiperStage,
     """The best equi-partition, stages in order; None if none fits."""
     order = depth_first(instance)
     best: tuple[float, int, int, int, int] = (inf, 0, 0, 0, 0)
-    for degree, choice in product(_common_degrees(instance), (0, -1)):
+    degrees = set.intersection(*(set(node.options) for node in instance.nodes))  # that every layer has options of
+    for degree, choice in product(sorted(degrees), (0, -1)):
         options = [node.options[degree][choice] for node in instance.nodes]
         for num_stages in range(1, min(machine.devices // degree, instance.micro_batches) + 1):
             most = min(machine.devices // degree, instance.micro_batches) // num_stages
@@ -319,11 +320,6 @@ def equal_stages(instance: PiperInstance, machine: Machine) -> tuple[PiperStage,
         picked = tuple(len(instance.nodes[node].options[degree]) - 1 if choice else 0 for node in nodes)
         stages.append(PiperStage(nodes, replicas, degree, picked))
     return tuple(stages)
-
-
-def _common_degrees(instance: PiperInstance) -> list[int]:
-    """Tensor degrees that every layer has options of."""
-    return sorted(set.intersection(*(set(node.options) for node in instance.nodes)))
 
 
 def depth_first(instance: PiperInstance) -> tuple[int, ...]:

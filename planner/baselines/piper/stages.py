@@ -26,8 +26,8 @@ from math import ceil, inf
 
 import numpy as np
 
-from planner.baselines.common.ideals import Ints, Lattice, bits_of
-from planner.baselines.piper.format import Floats, Machine, PiperInstance, PiperOption, Room, devices_for
+from planner.baselines.common.ideals import Floats, Ints, Lattice, bits_of
+from planner.baselines.piper.format import Machine, PiperInstance, PiperOption, Room, devices_for
 
 _ENOUGH_BYTES = 1e-6
 

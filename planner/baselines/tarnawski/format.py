@@ -30,9 +30,8 @@ from math import inf
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.baselines.common.ideals import Bools, MergedNodes, bits_of, contract
+from planner.baselines.common.ideals import Bools, Floats, MergedNodes, bits_of, contract
 from planner.baselines.common.reading import (
     FileText,
     Item,
@@ -162,9 +161,6 @@ def _require_order(top: Item, nodes: Sequence[TarnawskiNode], edges: Sequence[tu
                 ["mark the nodes by 'isBackwardNode', or remove the edge"],
             )
     require_no_cycle(top, [f"{node.number} ({node.name})" for node in nodes], edges)
-
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

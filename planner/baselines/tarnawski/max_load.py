@@ -39,14 +39,14 @@ What it does not reach at T proves that every chain has a larger load.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.baselines.common.ideals import Bools, Ints, Lattice, bits_of, chain_of
-from planner.baselines.tarnawski.format import Blocks, Floats
+from planner.baselines.common.ideals import Bools, Floats, Ints, Lattice, bits_of, chain_of
+from planner.baselines.tarnawski.format import Blocks
 from planner.solvers.budget import Budget, check_time
 
 Singles = NDArray[np.float32]
@@ -275,7 +275,6 @@ class DeviceChain:
     stages: tuple[tuple[int, str], ...]
 
 
-@dataclass(slots=True, eq=False)
 class Walk:
     """The search for a chain whose loads are at most ``limit``.
 
@@ -284,22 +283,20 @@ class Walk:
         parents: by (CPUs, accelerators, ideal), whence and on what it was first reached.
     """
 
-    blocks: Blocks
-    loads: Loads
-    accelerators: int
-    cpus: int
-    limit: float
-    out_of_time: Callable[[], bool]
-    settled: dict[tuple[int, int], Bools] = field(init=False, default_factory=dict)
-    fresh: dict[tuple[int, int], Bools] = field(init=False, default_factory=dict)
-    parents: dict[tuple[int, int, int], tuple[int, str]] = field(init=False, default_factory=dict)
-    _left_to_cpus: tuple[float, ...] = field(init=False)
-    _below: Ints = field(init=False)
-    _above: Ints = field(init=False)
-
-    def __post_init__(self) -> None:
-        loads, lattice = self.loads, self.loads.lattice
-        self._left_to_cpus = tuple(most_left_to_cpus(self.blocks, self.limit * n) for n in range(self.cpus + 1))
+    def __init__(
+        self,
+        blocks: Blocks,
+        loads: Loads,
+        accelerators: int,
+        cpus: int,
+        limit: float,
+        out_of_time: Callable[[], bool],
+    ) -> None:
+        self.blocks, self.loads, self.accelerators, self.cpus = blocks, loads, accelerators, cpus
+        self.limit, self.out_of_time, lattice = limit, out_of_time, loads.lattice
+        self.settled, self.fresh = dict[tuple[int, int], Bools](), dict[tuple[int, int], Bools]()
+        self.parents = dict[tuple[int, int, int], tuple[int, str]]()
+        self._left_to_cpus = tuple(most_left_to_cpus(blocks, limit * n) for n in range(cpus + 1))
         gain = loads.accelerator_ms - loads.cut_ms
         better = gain[lattice.above] >= gain[lattice.below]
         self._below, self._above = lattice.below[better], lattice.above[better]

@@ -86,7 +86,7 @@ def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -
         kind, stage = cost_model.kind(each.rank), placed[each.stage]
         sums = cost_model.sums(kind, each.samples, False, trains and stage.recompute_mask)
         ops = (Op.FORWARD, Op.BACKWARD) if trains else (Op.FORWARD,)
-        priced_s = sum(sums.action_s(op, stage.runs, False) for op in ops)
+        priced_s = sum(sums.action_s(op, stage.runs) for op in ops)
         alone_s = median((*each.before_s, *each.after_s))
         now[kind] += alone_s
         then[kind] += priced_s

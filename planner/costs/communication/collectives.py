@@ -305,14 +305,9 @@ def read_delays(points: Points, num_bytes: ArrayLike) -> Array:
     return np.where(size > 0, seconds, 0.0)
 
 
-def is_beyond(points: Points, num_bytes: float) -> bool:
-    """Whether a size is larger than all that were measured."""
-    return bool(points) and num_bytes > points[-1][0]
-
-
 def table_evidence(evidence: Evidence, points: Points, num_bytes: float) -> tuple[Evidence, ...]:
     """A reading inside a measured table is as good as the table; beyond it, it is not."""
-    return (evidence, INTERPOLATED) if is_beyond(points, num_bytes) else (evidence,)
+    return (evidence, INTERPOLATED) if points and num_bytes > points[-1][0] else (evidence,)
 
 
 def _last_slope(points: Points) -> float:

@@ -19,15 +19,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.costs.communication.collectives import call_s, group_links, partial_sum_s, transfer_s
+from planner.costs.communication.collectives import Array, call_s, group_links, partial_sum_s, transfer_s
 from planner.ir.cluster import SITES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile, SiteHalo
 from planner.layers import has_halo
-
-Array = NDArray[np.float64]
 
 _LEAST_ROWS = 0.5
 """Fewer are none: ranks have whole samples, and nothing is exchanged, nor computed around it."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.communication.collectives import call_s, transfer_s
+from planner.costs.communication.collectives import Array, call_s, transfer_s
 from planner.costs.communication.links import NetworkPrices
 from planner.ir.cluster import PIECES, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
@@ -24,8 +24,6 @@ from planner.layers.backward_halo import halo_of_dy
 from planner.layers.boxes import Boxes, Counts, moved
 from planner.layers.shards import Shards
 from planner.layers.sized import SPACE
-
-Array = NDArray[np.float64]
 
 _ROUNDING = 1e-9  # ways that differ by less are equally cheap
 

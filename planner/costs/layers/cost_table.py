@@ -169,7 +169,11 @@ class CostTables:
         layers = range(len(self.profile.graph.layers))
         for alike in self._alike(kind):
             values, evidence = alike.at(samples)
-            return values, evidence, Bounds(lambda: [self._bounds_of(kind, index, samples) for index in layers])
+            return (
+                values,
+                evidence,
+                Bounds(lambda: [self._range(kind, k, samples, self._layer(kind, k, samples)) for k in layers]),
+            )
         costs = [self._layer(kind, index, samples) for index in layers]
         values = np.array([cost.values for cost in costs], dtype=np.float64).reshape(len(costs), len(QUANTITIES))
         bounds = Bounds(lambda: [self._range(kind, index, samples, cost) for index, cost in enumerate(costs)])
@@ -185,9 +189,6 @@ class CostTables:
         return families.whole(index, samples) or under_a_roof(
             self.profile, kind, index, samples, families.features, self._by_layer(kind)[index]
         )
-
-    def _bounds_of(self, kind: str, index: int, samples: float) -> Range:
-        return self._range(kind, index, samples, self._layer(kind, index, samples))
 
     def _range(self, kind: str, index: int, samples: float, cost: LayerCost) -> Range:
         """Factors between which four of five such figures turned out."""

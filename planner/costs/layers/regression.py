@@ -33,7 +33,7 @@ the profiler cuts parts from).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from planner.costs.layers.confidence import FAMILY_RANGE, Range, range_of, weakest
-from planner.costs.layers.interpolation import QUANTITIES, LayerCost
+from planner.costs.layers.interpolation import QUANTITIES, Array, LayerCost
 from planner.ir.box import Box, Interval, volume
 from planner.ir.cluster import FAMILY, Evidence
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec
@@ -94,32 +94,20 @@ class _Anchors:
     own: bool
 
 
-@dataclass(eq=False)
 class FamilyModels:
     """Models of all families on one kind of device; nothing is computed before the first question."""
 
-    profile: Profile
-    device_kind: str
-    features: Features
-    _points: Array = field(init=False, repr=False)
-    _values: Array = field(init=False, repr=False)
-    _layers: Rows = field(init=False, repr=False)
-    _evidence: list[Evidence] = field(init=False, repr=False)
-    _rows_of: dict[Name, list[int]] = field(init=False, repr=False)
-    _names: list[tuple[Name, ...]] = field(init=False, repr=False)
-    _models: list[FittedModel] = field(init=False, default_factory=list, repr=False)
-    _number: dict[Name, int] = field(init=False, default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        graph = self.profile.graph
+    def __init__(self, profile: Profile, device_kind: str, features: Features) -> None:
+        self.profile, self.features, graph = profile, features, profile.graph
+        self._models = list[FittedModel]()
         index = {layer.name: number for number, layer in enumerate(graph.layers)}
         measurements = [
             m
-            for measured in (self.profile.measurements, self.profile.parts)
-            for m in measured.get(self.device_kind, ())
+            for measured in (profile.measurements, profile.parts)
+            for m in measured.get(device_kind, ())
             if m.layer in index and m.samples > 0 and not m.before
         ]
-        by_size = {samples: self.features.whole(samples) for samples in {m.samples for m in measurements}}
+        by_size = {samples: features.whole(samples) for samples in {m.samples for m in measurements}}
         points = [self._point(m, index[m.layer], by_size[m.samples]) for m in measurements]
         self._points = np.array(points, dtype=np.float64).reshape(-1, 4)
         values = [[float(getattr(m, name)) for name in QUANTITIES] for m in measurements]
@@ -127,7 +115,7 @@ class FamilyModels:
         self._layers = np.array([index[m.layer] for m in measurements], dtype=np.int64)
         self._evidence = [m.evidence for m in measurements]
         self._names = [family_names(graph, graph.layers[index[m.layer]], m.key) for m in measurements]
-        self._rows_of = {}
+        self._rows_of = dict[Name, list[int]]()
         for row, names in enumerate(self._names):
             for name in names:
                 self._rows_of.setdefault(name, []).append(row)
@@ -197,16 +185,16 @@ class FamilyModels:
 
     def _model(self, names: tuple[Name, ...]) -> int:
         """The number of the model of the first of ``names`` with shapes enough."""
-        for name in names:
-            if name not in self._number:
-                rows = np.array(self._rows_of[name], dtype=np.int64)
-                enough = len(np.unique(self._points[rows], axis=0)) >= LEAST_SHAPES
-                self._number[name] = len(self._models) if enough else -1
-                if enough:
-                    self._models.append(_fitted(rows, self._points[rows], self._values[rows]))
-            if self._number[name] >= 0:
-                return self._number[name]
-        return -1
+        return next((number for number in map(self._number, names) if number >= 0), -1)
+
+    @once
+    def _number(self, name: Name) -> int:
+        """Of the family's model; -1 if it has too few shapes for one."""
+        rows = np.array(self._rows_of[name], dtype=np.int64)
+        if len(np.unique(self._points[rows], axis=0)) < LEAST_SHAPES:
+            return -1
+        self._models.append(_fitted(rows, self._points[rows], self._values[rows]))
+        return len(self._models) - 1
 
     @once
     def _held_back(self, model: int, own: bool) -> list[float]:
@@ -273,7 +261,6 @@ def _logs(points: Array) -> Array:
     return logs
 
 
-Array = NDArray[np.float64]
 Point = tuple[float, float, float, float]
 """(1, flops, bytes, weights)."""
 

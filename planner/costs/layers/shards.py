@@ -24,14 +24,13 @@ Every grid of equally fast ranks that :func:`planner.costs.shards.device_mesh.ca
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import exp, log, prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.costs.layers.confidence import weakest
-from planner.costs.layers.interpolation import LayerCost, layer_cost, values_of
+from planner.costs.layers.interpolation import Array, LayerCost, layer_cost, values_of
 from planner.costs.layers.regression import FamilyModels
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts
 from planner.ir.cluster import INTERPOLATED, Evidence
@@ -127,7 +126,6 @@ def _parts(sized: SizedLayer, axes: tuple[str, ...], num_ranks: int) -> Iterator
 
 
 Part = tuple[int, ...]
-Array = NDArray[np.float64]
 _Asked = tuple[int, Part]
 """(samples, extents)."""
 
@@ -144,28 +142,22 @@ class _Point:
     key: str
 
 
-@dataclass(eq=False)
 class MeasuredParts:
     """The parts that a profile has measurements of, and whole layers beside them.
 
-    Attributes:
+    Args:
         families: by kind of device: models for what was not measured; without, there is what was measured alone.
     """
 
-    profile: Profile
-    families: Callable[[str], FamilyModels] | None = None
-    _parts: dict[tuple[str, str], list[Measurement]] = field(init=False, default_factory=dict, repr=False)
-    _behind: dict[tuple[str, str], list[Measurement]] = field(init=False, default_factory=dict, repr=False)
-    _whole: dict[tuple[str, str, int], Measurement] = field(init=False, default_factory=dict, repr=False)
-    _modelled: dict[tuple[str, str, int, Part], Array] = field(init=False, default_factory=dict, repr=False)
-    _index: dict[str, int] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._index = {layer.name: number for number, layer in enumerate(self.profile.graph.layers)}
-        for kind, measured in self.profile.parts.items():
+    def __init__(self, profile: Profile, families: Callable[[str], FamilyModels] | None = None) -> None:
+        self.families, self._modelled = families, dict[tuple[str, str, int, Part], Array]()
+        self._parts, self._behind = (dict[tuple[str, str], list[Measurement]]() for _ in range(2))
+        self._whole = dict[tuple[str, str, int], Measurement]()
+        self._index = {layer.name: number for number, layer in enumerate(profile.graph.layers)}
+        for kind, measured in profile.parts.items():
             for one in sorted(measured, key=lambda each: each.samples):
                 (self._behind if one.before else self._parts).setdefault((kind, one.layer), []).append(one)
-        for kind, measured in self.profile.measurements.items():
+        for kind, measured in profile.measurements.items():
             whole = ((one.layer, one) for one in measured if (kind, one.layer) in self._parts)
             self._whole.update(((kind, layer, one.samples), one) for layer, one in whole)
 

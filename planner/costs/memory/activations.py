@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from planner.costs.memory.action_peaks import (
     ActionPeaks,
+    Array,
     DeferredWeights,
     HeldInStage,
     KeptForBackward,
@@ -27,7 +28,6 @@ from planner.costs.memory.levels import (
     LEFT,
     OUTPUTS_SAVED,
     WEIGHT,
-    Array,
     Indices,
     LayerParts,
     Run,

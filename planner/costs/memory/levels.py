@@ -14,14 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.memory.action_peaks import HeldInStage, KeptForBackward, ValueGradients
+from planner.costs.memory.action_peaks import Array, HeldInStage, KeptForBackward, ValueGradients
 from planner.ir.graph import producer
 from planner.ir.lazy import once
 from planner.ir.profile import LEVEL_NAMES, Levels, Profile
 from planner.layers.data_movement import copied_at
 from planner.layers.recomputed import running_order
 
-Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Run = tuple[int, int]
 """Layers ``[first, last)`` by index in the graph."""
@@ -239,14 +238,14 @@ class LevelTables:
         makers, lasts = np.concatenate((makers, ends[:, 0])), np.concatenate((lasts, ends[:, 1]))
         sizes, mine = np.concatenate((sizes, kept)), np.isin(makers, layers)
         changes, arriving = np.zeros((4, len(self.outputs) + 2)), np.zeros(len(self.outputs))
-        np.add.at(changes[0], lasts[~mine], sizes[~mine])
-        np.add.at(changes[0], makers[~mine], -sizes[~mine])
-        np.add.at(changes[1], lasts[mine] + 1, sizes[mine])
-        np.add.at(changes[1], makers[mine] + 1, -sizes[mine])
-        np.add.at(changes[2], lasts[mine], sizes[mine])
-        np.add.at(changes[2], makers[mine], -sizes[mine])
-        np.add.at(changes[3], ends[:, 1], kept)
-        np.add.at(changes[3], ends[:, 0], -kept)
+        for change, first, last, size in (  # there from the layer that is first to the one before the last
+            (changes[0], lasts[~mine], makers[~mine], sizes[~mine]),
+            (changes[1], lasts[mine] + 1, makers[mine] + 1, sizes[mine]),
+            (changes[2], lasts[mine], makers[mine], sizes[mine]),
+            (changes[3], ends[:, 1], ends[:, 0], kept),
+        ):
+            np.add.at(change, first, size)
+            np.subtract.at(change, last, size)
         np.add.at(arriving, lasts[mine], sizes[mine])
         outside, after, begin, shared = np.maximum(np.cumsum(changes, axis=1), 0.0)[:, layers]
         readers, makers, sizes = left_from

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise, repeat
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.costs.memory.action_peaks import Array
 from planner.costs.memory.messages import CoalescedMessage
 from planner.costs.memory.sizes import Sizes
 from planner.costs.memory.table import TABLE, Lifetime, What, lifetimes_of, moments_of
@@ -22,7 +22,6 @@ from planner.costs.stages.action_costs import StageCosts
 from planner.ir.program import receive_window
 from planner.ir.schedule import ADDS_GRADIENTS, Op
 
-Array = NDArray[np.float64]
 _Key = tuple[int, int]
 """A stage, and one of its micro-batches."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 
 from planner.costs.communication.links import shares_memory
 from planner.costs.layers.cost_table import Run, layers_of
@@ -15,6 +15,7 @@ from planner.costs.simulator.program import CompiledProgram
 from planner.costs.stages.action_costs import StageCosts, left_to_others
 from planner.costs.stages.placement import StagePlacement
 from planner.ir.cluster import SHARED_MEMORY
+from planner.ir.lazy import once
 from planner.ir.program import ALONE_BYTES
 from planner.ir.schedule import Op
 
@@ -55,8 +56,6 @@ class Sizes:
         self._activations, unsaved = self._by_activation_slot(carried, is_block)
         self._transfer_sizes = self._by_transfer_slot(carried, is_block, unsaved)
         self._batch_bytes = costs.num_steps_held * _batch_bytes(costs) + costs.found_bytes()
-        self._update_bytes = cache(self._worked_out_update_bytes)
-        self._buffer_bytes = cache(self._worked_out_buffer_bytes)
 
     @cached_property
     def answers(self) -> dict[int, int]:
@@ -168,7 +167,8 @@ class Sizes:
             "RECEIVE_BUFFERS": round(sum(_standing_bytes(costs, stage, rank) for _, stage in mine)),
         }
 
-    def _worked_out_buffer_bytes(self, stages: tuple[tuple[Run, ...], ...]) -> int:
+    @once
+    def _buffer_bytes(self, stages: tuple[tuple[Run, ...], ...]) -> int:
         graph = self.costs.cost_model.profile.graph
         return graph.buffer_bytes(index for runs in stages for index in layers_of(runs))
 
@@ -193,7 +193,8 @@ class Sizes:
             gone += 0 if costs.on_chip_bytes(rank) else bucket.num_bytes - piece
         return most
 
-    def _worked_out_update_bytes(self, number: int) -> int:
+    @once
+    def _update_bytes(self, number: int) -> int:
         """Copies that the optimiser makes on its way of a parameter, or of a rank's slice of one: of the largest."""
         cost_model, stage = self.costs.cost_model, self.costs.stages[number]
         optimizer, graph = cost_model.profile.optimizer, cost_model.profile.graph

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.costs.communication.collectives import norm_s, partial_sum_s
+from planner.costs.communication.collectives import Array, norm_s, partial_sum_s
 from planner.costs.cost_model import CostModel
 from planner.ir.cluster import GRADIENT_SUMS, STANDING_BYTES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT
@@ -26,8 +25,6 @@ from planner.layers.shards import Shards, channel_dim, summing_ranks
 LOSS = "loss"
 _STATISTIC_BYTES = 8
 _LEAST_BYTES = 4  # sums are not kept in half precision
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -76,8 +76,9 @@ def prices_of(
         sizes: bytes by transfer slot.
         wires: if they are known.
     """
-    network = costs.cost_model.network
-    action_s, transfer_s = action_prices(compiled, costs), transfer_prices(compiled, sizes, network)
+    network, devices = costs.cost_model.network, costs.cost_model.profile.cluster.devices
+    action_s = [costs.action_s(slot.rank, slot.action, slot.accumulates) for slot in compiled.actions]
+    transfer_s = transfer_prices(compiled, sizes, network)
     sending_s = sending_prices(compiled, sizes, network)
     if compiled.streams:
         action_s, transfer_s, sending_s = streamed(compiled, costs, action_s, transfer_s, sending_s)
@@ -86,15 +87,10 @@ def prices_of(
         transfer_s,
         resources(compiled, network) if wires is None else wires,
         sending_s,
-        hosts_beside(compiled, costs),
+        tuple(map(has_host_beside, devices[: len(compiled.rows)])) if compiled.num_prepared else (),
         traffic_of(compiled, costs, sizes, transfer_s),
         next_steps(compiled, costs),
     )
-
-
-def action_prices(compiled: CompiledProgram, costs: StageCosts) -> list[float]:
-    """Seconds by action slot."""
-    return [costs.action_s(slot.rank, slot.action, slot.accumulates) for slot in compiled.actions]
 
 
 def transfer_bytes(program: Program, compiled: CompiledProgram) -> list[int]:
@@ -181,12 +177,6 @@ def resources(compiled: CompiledProgram, network: NetworkPrices) -> list[int]:
         index if network.duplex(src, dst) else min(index, number.get((dst, src), index))
         for index, (src, dst) in enumerate(compiled.channels)
     ]
-
-
-def hosts_beside(compiled: CompiledProgram, costs: StageCosts) -> tuple[bool, ...]:
-    """By rank, whether its host prepares while it computes."""
-    devices = costs.cost_model.profile.cluster.devices
-    return tuple(has_host_beside(devices[rank]) for rank in range(len(compiled.rows))) if compiled.num_prepared else ()
 
 
 LEAST_RATE = 0.1

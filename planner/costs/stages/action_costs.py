@@ -22,7 +22,7 @@ on here.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from planner.costs.communication.collectives import memory_factor
 from planner.costs.cost_model import CostModel
@@ -33,11 +33,12 @@ from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement
 from planner.costs.stages.stage_sums import PASSES, PassTimes
 from planner.ir.cluster import GRADIENT_SUMS, Evidence
+from planner.ir.lazy import once
 from planner.ir.plan import Size, TokenSlice, samples_in
 from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class StageCosts:
     """Prices of the actions of one plan.
 
@@ -53,10 +54,6 @@ class StageCosts:
     micro_batches: tuple[Size, ...]
     trains: bool = True
     prepares_next_step: bool = False
-    _times: dict[tuple[int, Size], PassTimes] = field(init=False, default_factory=dict, repr=False)
-    _reductions: dict[int, float] = field(init=False, default_factory=dict, repr=False)
-    _found: dict[str, float] = field(init=False, default_factory=dict, repr=False)
-    _kinds: dict[int, str] = field(init=False, default_factory=dict, repr=False)
 
     def action_s(self, rank: int, action: Action, accumulates: bool = False) -> float:
         """Seconds that ``action`` keeps ``rank`` busy, waiting for messages or members not included.
@@ -73,12 +70,15 @@ class StageCosts:
         if action.op is Op.PREPARE and action.microbatch is not None:
             if self.is_prepared:
                 return 0.0
-            others_s = self._slowest_s() - self._found_s(rank) if self._is_first(rank, action) else 0.0
-            return self.prepare_s(rank, action) + others_s  # all begin when the slowest has found the sites
-        once = stage.once
-        if once is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
+            others_s = 0.0
+            if self._is_first(rank, action):  # all begin when the slowest has found the sites
+                others_s = max(self._found_s(self.cost_model.kind(other)) for own in self.stages for other in own.ranks)
+                others_s -= self._found_s(self.cost_model.kind(rank))
+            return self.prepare_s(rank, action) + others_s
+        whole = stage.once
+        if whole is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
             beside = memory_factor(self.cost_model.profile.cluster, stage.ranks)
-            return once.reduction_s if action.op is Op.REDUCE_GRAD else once.update_s * beside
+            return whole.reduction_s if action.op is Op.REDUCE_GRAD else whole.update_s * beside
         if action.op is Op.REDUCE_GRAD:
             return self.waited_s(action.stage)
         if action.op is Op.UPDATE:
@@ -107,13 +107,11 @@ class StageCosts:
         groups = (tie.ranks for stage in self.stages for tie in stage.ties if len(tie.ranks) > 1)
         return tuple(dict.fromkeys(groups)) if self.trains else ()
 
+    @once
     def kind(self, rank: int) -> str:
         """The kind of device that the rank's layers cost what they do on: with its parameters on chip, or not."""
-        name = self._kinds.get(rank)
-        if name is None:
-            fit = self.on_chip_bytes(rank) > 0
-            name = self._kinds[rank] = self.cost_model.kind(rank) if fit else self.cost_model.kind_off_chip(rank)
-        return name
+        fit = self.on_chip_bytes(rank) > 0
+        return self.cost_model.kind(rank) if fit else self.cost_model.kind_off_chip(rank)
 
     def on_chip_bytes(self, rank: int) -> int:
         """Parameters, gradients and optimiser state of the rank where they fit into its on-chip memory; else 0.
@@ -141,22 +139,16 @@ class StageCosts:
         stage, samples = self.stages[action.stage], samples_in(self.micro_batches[action.microbatch or 0])
         preparations, layers, kind = self.cost_model.preparations, layers_of(stage.runs), self.cost_model.kind(rank)
         if not preparations.is_beside(kind):
-            found_s = self._found_s(rank) if self._is_first(rank, action) else 0.0
+            found_s = self._found_s(kind) if self._is_first(rank, action) else 0.0
             return found_s + preparations.seconds(kind, layers, samples, shared=self._shares_sites)
         own = stage.samples[samples][stage.ranks.index(rank)] if stage.samples else samples
         return preparations.seconds(kind, layers, own)
 
-    def _found_s(self, rank: int) -> float:
-        """Seconds in which the rank finds the sites of all micro-batches."""
-        kind = self.cost_model.kind(rank)
-        seconds = self._found.get(kind)
-        if seconds is None:
-            of, shared = self.cost_model.preparations.found_s, self._shares_sites
-            seconds = self._found[kind] = sum(of(kind, samples_in(size), shared=shared) for size in self.micro_batches)
-        return seconds
-
-    def _slowest_s(self) -> float:
-        return max(self._found_s(rank) for stage in self.stages for rank in stage.ranks)
+    @once
+    def _found_s(self, kind: str) -> float:
+        """Seconds in which a rank on such a device finds the sites of all micro-batches."""
+        of, shared = self.cost_model.preparations.found_s, self._shares_sites
+        return sum(of(kind, samples_in(size), shared=shared) for size in self.micro_batches)
 
     def _is_first(self, rank: int, action: Action) -> bool:
         """Whether the rank has prepared nothing of the step before."""
@@ -186,31 +178,28 @@ class StageCosts:
         zero = self.stages[number].zero
         return 0.0 if zero > 1 else self._reduce_s(number) / (2 if zero else 1)
 
+    @once
     def _reduce_s(self, number: int) -> float:
         """Of a stage's gradients: what is left of their sums when its slowest rank ends its backward."""
         stage = self.stages[number]
         if not stage.sums_behind:
             return self.cost_model.network.all_reduce_s(stage.ranks, stage.own_bytes)
-        seconds = self._reductions.get(number)
-        if seconds is None:
-            last = samples_in(self.micro_batches[-1])
-            samples = stage.samples[last]
-            backward_s = [
-                self.cost_model.at(self.kind(rank), own, True).backward_s
-                for rank, own in zip(stage.ranks, samples, strict=True)
-            ]
-            slowest_s = max(backward_s, key=lambda sums: span(sums, stage.runs))
-            exchanges_s = self.cost_model.exchanges_s(stage.ranks, last)[1]
-            hides = self.cost_model.network.in_background(stage.ranks)
-            beside = memory_factor(self.cost_model.profile.cluster, stage.ranks)
-            seconds = self._reductions[number] = exposed_s(
-                self.cost_model.buckets(stage.runs, stage.tied),
-                lambda layer: hides * sum(span(sums, before(stage.runs, layer)) for sums in (slowest_s, exchanges_s)),
-                lambda num_bytes: self.cost_model.network.all_reduce_s(stage.ranks, num_bytes),
-                lambda num_bytes: self.cost_model.network.moving_s(stage.ranks, num_bytes),
-                lambda num_bytes: beside * self.cost_model.network.around_s(GRADIENT_SUMS, num_bytes),
-            )
-        return seconds
+        last = samples_in(self.micro_batches[-1])
+        backward_s = [
+            self.cost_model.at(self.kind(rank), own, True).backward_s
+            for rank, own in zip(stage.ranks, stage.samples[last], strict=True)
+        ]
+        slowest_s = max(backward_s, key=lambda sums: span(sums, stage.runs))
+        exchanges_s = self.cost_model.exchanges_s(stage.ranks, last)[1]
+        hides = self.cost_model.network.in_background(stage.ranks)
+        beside = memory_factor(self.cost_model.profile.cluster, stage.ranks)
+        return exposed_s(
+            self.cost_model.buckets(stage.runs, stage.tied),
+            lambda layer: hides * sum(span(sums, before(stage.runs, layer)) for sums in (slowest_s, exchanges_s)),
+            lambda num_bytes: self.cost_model.network.all_reduce_s(stage.ranks, num_bytes),
+            lambda num_bytes: self.cost_model.network.moving_s(stage.ranks, num_bytes),
+            lambda num_bytes: beside * self.cost_model.network.around_s(GRADIENT_SUMS, num_bytes),
+        )
 
     def prepared_bytes(self, stage: int, member: int, microbatch: int) -> int:
         """What the stage's rank number ``member`` holds of prepared inputs (kernel maps) of a micro-batch."""
@@ -265,22 +254,19 @@ class StageCosts:
             return 0.0
         return self.times(action.stage, self.micro_batches[action.microbatch]).exchange_s(action.op)
 
+    @once
     def times(self, number: int, size: Size) -> PassTimes:
-        """What the passes of a stage take for a micro-batch or slice of this size."""
-        placed = self.stages[number]
+        """What the passes of a stage take for a micro-batch or slice of this size.
+
+        Of a stage that is cut along samples alone: differences of sums over layers, once for like members.
+        """
+        placed, samples = self.stages[number], samples_in(size)
         if placed.laid_out:
             return placed.laid_out[size]
-        times = self._times.get((number, size))
-        if times is None:
-            times = self._times[number, size] = self._cut_alike(placed, samples_in(size))
-        return times
-
-    def _cut_alike(self, placed: StagePlacement, samples: int) -> PassTimes:
-        """Of a stage that is cut along samples alone: differences of sums over layers, once for like members."""
         members = [(self.kind(rank), own) for rank, own in zip(placed.ranks, placed.samples[samples], strict=True)]
         is_shared, runs = len(members) > 1, placed.runs
         sums = {member: self.cost_model.sums(*member, is_shared, placed.recompute_mask) for member in members}
-        passes = {member: tuple(own.action_s(op, runs, False) for op in PASSES) for member, own in sums.items()}
+        passes = {member: tuple(own.action_s(op, runs) for op in PASSES) for member, own in sums.items()}
         adds = {
             member: span(own.accumulate_s, runs) + sum(_part_of(own.accumulate_s, tie.outside) for tie in placed.ties)
             for member, own in sums.items()
@@ -324,7 +310,6 @@ def left_to_others(stage: StagePlacement, what: What) -> int:
 
 
 def _parameters_used(stage: StagePlacement, rank: int) -> int:
-    once = stage.once
-    if once is not None:
-        return round(float(once.parameter_bytes[stage.ranks.index(rank)]))
+    if stage.once is not None:
+        return round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
     return stage.parameter_bytes - sum(tie.num_bytes for tie in stage.ties if rank in tie.held_below)

@@ -12,7 +12,8 @@ Sums over tiles (a global pool's) are counted once a tile.  Ignored: what puttin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +26,7 @@ from planner.costs.stages.layouts import FORWARD, LayoutPrices
 from planner.costs.stages.stage_cost import Array, StageCost, stage_cost
 from planner.ir.box import subtract, volume
 from planner.ir.cluster import PIECES
-from planner.ir.graph import BYTES_PER_ELEMENT, output_of, producer, value_name
+from planner.ir.graph import BYTES_PER_ELEMENT, Layer, output_of, producer, value_name
 from planner.ir.plan import Block
 from planner.layers.division import BlockDivision, Division, LayerDivision
 
@@ -166,12 +167,7 @@ def _tile_peak(
 ) -> int:
     """The most while a tile runs, beside what is held whole; ``whole``: the division of all tiles."""
     inside = frozenset(names)
-    left: dict[str, int] = {}
-    for name in names:
-        for value in set(tile.layers[name].layer.inputs):
-            left[value] = left.get(value, 0) + 1
-    live: dict[str, int] = {}
-    most = 0
+    steps: list[tuple[Layer, dict[str, int], int]] = []
     for name in names:
         layer = tile.layers[name]
         sized, read = prices.sized(index[name]), [boxes[member] for boxes in layer.needed]
@@ -180,10 +176,23 @@ def _tile_peak(
             value: box_bytes(layer.held[number][member], spec.dtype)
             for number, (value, spec) in enumerate(zip(_made_by(layer), layer.layer.outputs, strict=True))
         }
-        needs = transient_bytes(sized, read, layer.done[member], there)
-        most = max(most, sum(live.values()) + sum(made.values()) + needs)
+        steps.append((layer.layer, made, transient_bytes(sized, read, layer.done[member], there)))
+    return most_live_bytes(steps, ends)
+
+
+def most_live_bytes(steps: Sequence[tuple[Layer, dict[str, int], int]], ends: Collection[str]) -> int:
+    """The most that values hold while layers run in turn, and what the layer that runs needs.
+
+    Args:
+        steps: a layer, the bytes of the values that it makes, and what it needs while it runs.
+        ends: values that stay to the end; others go when all layers that read them have run.
+    """
+    left = Counter(value for layer, _, _ in steps for value in set(layer.inputs))
+    live: dict[str, int] = {}
+    most = 0
+    for layer, made, needs in steps:
         live |= made
-        for value in set(layer.layer.inputs):
-            left[value] -= 1
-        live = {value: size for value, size in live.items() if left.get(value, 0) > 0 or value in ends}
+        most = max(most, sum(live.values()) + needs)
+        left.subtract(set(layer.inputs))
+        live = {value: size for value, size in live.items() if left[value] > 0 or value in ends}
     return most

@@ -15,7 +15,7 @@ sums may share the link, and that gradients of the halves of a backward come lat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,8 +54,13 @@ def buckets(graph: Graph, layers: Sequence[int], apart: frozenset[str] = frozens
     Args:
         apart: parameters that are summed otherwise.
     """
-    parts = [_Part(name, index) for index in layers for name in graph.layers[index].parameters if name not in apart]
-    return tuple(bucket for bucket, _ in _named_buckets(graph, parts))
+    parts = [
+        (name, index, graph.parameters[name].num_bytes)
+        for index in layers
+        for name in graph.layers[index].parameters
+        if name not in apart
+    ]
+    return tuple(bucket for bucket, _ in _named_buckets(parts))
 
 
 def buckets_of_parts(
@@ -73,7 +78,7 @@ def buckets_of_parts(
         weights: by layer, of each of its parameters what every rank has, ``[ranks, dims, 2]``.
         member: number of the rank among those of the stage.
     """
-    groups: dict[tuple[int, ...], list[_Part]] = {}
+    groups: dict[tuple[int, ...], list[tuple[str, int, int]]] = {}
     place: dict[str, int] = {}
     for index, boxes_of in zip(layers, weights, strict=True):
         for name, boxes in zip(graph.layers[index].parameters, boxes_of, strict=True):
@@ -81,35 +86,25 @@ def buckets_of_parts(
             size = int(volumes(boxes)[member]) * BYTES_PER_ELEMENT[graph.parameters[name].dtype]
             group = next(members for members in equal_ranks(boxes) if member in members)
             if size and len(group) > 1 and name not in apart:
-                groups.setdefault(group, []).append(_Part(name, index, size))
+                groups.setdefault(group, []).append((name, index, size))
     buckets = [
         (replace(bucket, num_ranks=len(group)), names)
         for group, parts in groups.items()
-        for bucket, names in _named_buckets(graph, parts)
+        for bucket, names in _named_buckets(parts)
     ]
     buckets.sort(key=lambda each: -min(place[name] for name in each[1]))
     return tuple(bucket for bucket, _ in buckets)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A use of a parameter by the layer ``index``, of which a rank has ``num_bytes``; None: all."""
-
-    name: str
-    index: int
-    num_bytes: int | None = None
-
-
-def _named_buckets(graph: Graph, parts: Sequence[_Part]) -> list[tuple[Bucket, list[str]]]:
-    """Each with its parameters."""
+def _named_buckets(parts: Iterable[tuple[str, int, int]]) -> list[tuple[Bucket, list[str]]]:
+    """Each with its parameters; of uses of these by layers: (name, layer, bytes that a rank has of it)."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     bytes_of: dict[str, int] = {}
-    for part in parts:
-        first.setdefault(part.name, part.index)
-        last[part.name] = part.index
-        whole = graph.parameters[part.name].num_bytes
-        bytes_of.setdefault(part.name, whole if part.num_bytes is None else part.num_bytes)
+    for name, index, num_bytes in parts:
+        first.setdefault(name, index)
+        last[name] = index
+        bytes_of.setdefault(name, num_bytes)
     names = list(first)
     sizes = [bytes_of[name] for name in names]
     buckets = []

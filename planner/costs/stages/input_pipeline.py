@@ -16,11 +16,13 @@ Neighbours of a graph's seeds are always made a step ahead, each rank's for its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from planner.costs.communication.halo import halo_rows
 from planner.ir.cluster import Cluster, DeviceSpec
 from planner.ir.graph import SITES, Graph, is_sites
+from planner.ir.lazy import once
 from planner.ir.profile import PreparationCost, Profile, SiteHalo
 from planner.layers import prepared_inputs
 
@@ -70,27 +72,20 @@ def is_core(device: DeviceSpec) -> bool:
     return not has_host_beside(device) and device.core_share > 0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Preparations:
     """Look-ups of one profile, each made once."""
 
     profile: Profile
-    _inputs: dict[int, frozenset[str]] = field(init=False, default_factory=dict, repr=False)
-    _seconds: dict[tuple[str, frozenset[str], float, bool], float] = field(init=False, default_factory=dict, repr=False)
-    _found: dict[tuple[str, float, bool], float] = field(init=False, default_factory=dict, repr=False)
-    _prepared: frozenset[str] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self._prepared = frozenset(prepared_inputs(self.profile.graph))
-
-    @property
+    @cached_property
     def inputs(self) -> frozenset[str]:
         """Those that a host prepares."""
-        return self._prepared
+        return frozenset(prepared_inputs(self.profile.graph))
 
     def read(self, layers: Iterable[int]) -> frozenset[str]:
         """The prepared inputs that layers, by index, read."""
-        if not self._prepared:
+        if not self.inputs:
             return frozenset()
         return frozenset().union(*(self._read(index) for index in layers))
 
@@ -102,37 +97,32 @@ class Preparations:
                 made of those that the layers read.
         """
         inputs = self.read(layers)
-        if not inputs:
-            return 0.0
-        key = (kind, inputs, samples, shared)
-        prep_s = self._seconds.get(key)
-        if prep_s is None:
-            prep_s = 0.0
-            for several in closure(self.profile.preparations.get(kind, ()), inputs).values():
-                cost = _nearest(several, samples)
-                if not self._is_found(cost):
-                    made_s = cost.shared_s if shared and self._is_map(cost) else cost.seconds
-                    prep_s += made_s * samples / cost.samples
-            self._seconds[key] = prep_s
+        return self._seconds(kind, inputs, samples, shared) if inputs else 0.0
+
+    @once
+    def _seconds(self, kind: str, inputs: frozenset[str], samples: float, shared: bool) -> float:
+        prep_s = 0.0
+        for several in closure(self.profile.preparations.get(kind, ()), inputs).values():
+            cost = _nearest(several, samples)
+            if not self._is_found(cost):
+                made_s = cost.shared_s if shared and self._is_map(cost) else cost.seconds
+                prep_s += made_s * samples / cost.samples
         return prep_s
 
+    @once
     def found_s(self, kind: str, samples: float, *, shared: bool = False) -> float:
         """Seconds in which a rank on a device of ``kind`` finds the sites of a micro-batch, before the program.
 
         Args:
             shared: as of :meth:`seconds`: then they are put in order as well.
         """
-        key = (kind, samples, shared)
-        sites_s = self._found.get(key)
-        if sites_s is None:
-            sites_s = 0.0
-            for several in closure(self.profile.preparations.get(kind, ()), self._prepared).values():
-                cost = _nearest(several, samples)
-                if self._is_found(cost):
-                    sites_s += (cost.seconds + shared * cost.shared_s) * samples / cost.samples
-                elif shared and self._is_map(cost):
-                    sites_s += cost.seconds * samples / cost.samples
-            self._found[key] = sites_s
+        sites_s = 0.0
+        for several in closure(self.profile.preparations.get(kind, ()), self.inputs).values():
+            cost = _nearest(several, samples)
+            if self._is_found(cost):
+                sites_s += (cost.seconds + shared * cost.shared_s) * samples / cost.samples
+            elif shared and self._is_map(cost):
+                sites_s += cost.seconds * samples / cost.samples
         return sites_s
 
     def is_beside(self, kind: str) -> bool:
@@ -162,13 +152,11 @@ class Preparations:
         Args:
             parts: ranks that share out the sites.
         """
-        if not self._prepared:
+        if not self.inputs:
             return 0
         graph, layers = self.profile.graph, tuple(layers)
         read = {name for index in layers for name in graph.layers[index].inputs if name in graph.inputs}
-        copied = sum(
-            input_bytes(graph, name, samples) for name in read - self._prepared if graph.inputs[name].has_sites
-        )
+        copied = sum(input_bytes(graph, name, samples) for name in read - self.inputs if graph.inputs[name].has_sites)
         twice = 2 if parts > 1 and not self.look_ahead and self._borrows(parts, samples * parts) else 1
         return copied + twice * sum(input_bytes(graph, name, samples) for name in self.read(layers))
 
@@ -180,14 +168,14 @@ class Preparations:
         Args:
             shared: whether some stage's ranks share out the sites: then also their order, and all maps.
         """
-        if not self._prepared:
+        if not self.inputs:
             return 0
         graph, counts = self.profile.graph, dict[str, int]()
         for spec in graph.inputs.values():
             counts.update((dim, extent) for dim, extent in zip(spec.dims, spec.shape, strict=True) if is_sites(dim))
         each = _KEY_BYTES + (_ORDER_BYTES if shared else 0)
         total = each * sum(counts.values()) + (_COORDINATES_BYTES + _ROW_BYTES) * counts.get(SITES, 0)
-        maps = sum(graph.inputs[name].num_bytes for name in self._prepared) if shared else 0
+        maps = sum(graph.inputs[name].num_bytes for name in self.inputs) if shared else 0
         return round((total + maps) * samples / graph.samples)
 
     def _is_found(self, cost: PreparationCost) -> bool:
@@ -207,11 +195,9 @@ class Preparations:
             halo_rows(halos, self.profile.graph, 0, parts, max(1, round(samples))) >= 1 for halos in measured.values()
         )
 
+    @once
     def _read(self, index: int) -> frozenset[str]:
-        inputs = self._inputs.get(index)
-        if inputs is None:
-            inputs = self._inputs[index] = self._prepared.intersection(self.profile.graph.layers[index].inputs)
-        return inputs
+        return self.inputs.intersection(self.profile.graph.layers[index].inputs)
 
 
 def closure(costs: Iterable[PreparationCost], inputs: frozenset[str]) -> Mapping[str, list[PreparationCost]]:

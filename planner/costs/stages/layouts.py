@@ -30,6 +30,7 @@ from planner.costs.shards.device_mesh import axes_of, candidate_layouts, factori
 from planner.costs.shards.partial_sums import Sums, reduction_rate, sums_of
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, output_of, producer
+from planner.ir.lazy import once, once_by
 from planner.ir.problem import SAMPLE_DIMS
 from planner.layers import check_samples_apart, takes_statistics
 from planner.layers.boxes import volumes
@@ -65,7 +66,7 @@ class LayerTable:
     accumulate_s: Array
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class LayoutPrices:
     """Prices of layers on ``ranks`` for micro-batches of ``samples``; everything is looked up once.
 
@@ -87,12 +88,6 @@ class LayoutPrices:
     _mixing: frozenset[str] = field(init=False, repr=False)
     _sharing: frozenset[str] = field(init=False, repr=False)
     _axes: tuple[str, ...] = field(init=False, repr=False)
-    _sized: dict[int, SizedLayer] = field(init=False, default_factory=dict, repr=False)
-    _options: dict[object, tuple[ShardingSpec, ...]] = field(init=False, default_factory=dict, repr=False)
-    _shards: dict[object, Shards] = field(init=False, default_factory=dict, repr=False)
-    _crossings: dict[object, Resharding] = field(init=False, default_factory=dict, repr=False)
-    _summed: dict[object, Sums] = field(init=False, default_factory=dict, repr=False)
-    _rates: dict[tuple[int, ...], float] = field(init=False, default_factory=dict, repr=False)
     _own: dict[str, tuple[bool, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -125,38 +120,30 @@ class LayoutPrices:
         """Ways to lay the ranks out over what may be cut, and those that hold the same."""
         return sum(1 for _ in factorisations(len(self.ranks), len(self._axes) + 1))
 
+    @once
     def sized(self, index: int) -> SizedLayer:
         """Layer number ``index`` of the graph at this number of samples."""
-        sized_layer = self._sized.get(index)
-        if sized_layer is None:
-            graph, layer = self.cost_model.profile.graph, self.layers[index]
-            mixes = layer.name in self._mixing
-            sized_layer = self._sized[index] = SizedLayer.of(graph, layer, self._values, self.samples, mixes)
-        return sized_layer
+        graph, layer = self.cost_model.profile.graph, self.layers[index]
+        return SizedLayer.of(graph, layer, self._values, self.samples, layer.name in self._mixing)
 
+    @once_by(lambda self, index: (self.sized(index).signature, self.layers[index].name in self._sharing))
     def options(self, index: int) -> tuple[ShardingSpec, ...]:
         """What a layer may choose from, of what the runtime runs (:mod:`planner.layers.stage_rules`)."""
-        sized = self.sized(index)
+        sized, ranks = self.sized(index), len(self.ranks)
         shares_weight = sized.layer.name in self._sharing
-        key = (sized.signature, shares_weight)
-        layer_options = self._options.get(key)
-        if layer_options is None:
-            layouts = (ShardingSpec.of(each) for each in candidate_layouts(sized, self.speeds(), self._axes))
-            ranks = len(self.ranks)
-            plain = tuple(
-                each for each in layouts if may_be_laid_out(sized.layer, dict(each.grid), ranks, shares_weight)
-            )
-            layer_options = self._options[key] = (*plain, *self._with_margins(sized, plain))
-        return layer_options
+        layouts = (ShardingSpec.of(each) for each in candidate_layouts(sized, self.speeds(), self._axes))
+        plain = tuple(each for each in layouts if may_be_laid_out(sized.layer, dict(each.grid), ranks, shares_weight))
+        with_margins = (
+            replace(option, margin=rows)
+            for option in plain
+            for rows in range(1, min(self.halo_depth, most_margin(sized, option.layout)) + 1)
+        )
+        return (*plain, *with_margins)
 
+    @once_by(lambda self, index, options: (self.sized(index).signature, options))
     def shards(self, index: int, options: tuple[ShardingSpec, ...]) -> Shards:
         """The boxes of a layer under ``options``."""
-        sized = self.sized(index)
-        key = (sized.signature, options)
-        layer_shards = self._shards.get(key)
-        if layer_shards is None:
-            layer_shards = self._shards[key] = shards_of(sized, options)
-        return layer_shards
+        return shards_of(self.sized(index), options)
 
     def layer(self, index: int, options: tuple[ShardingSpec, ...]) -> LayerTable:
         """What a layer costs under ``options``, messages apart.
@@ -184,15 +171,18 @@ class LayoutPrices:
         self, maker: int, reader: int, of_maker: tuple[ShardingSpec, ...], of_reader: tuple[ShardingSpec, ...]
     ) -> Resharding:
         """What moves from layer ``maker`` to layer ``reader``, by the options of both."""
-        source, destination = self.shards(maker, of_maker), self.shards(reader, of_reader)
         values = tuple(_values_read(self.layers[maker], self.layers[reader]))
-        key = (source.sized.signature, of_maker, destination.sized.signature, of_reader, values)
-        resharding = self._crossings.get(key)
-        if resharding is None:
-            resharding = self._crossings[key] = resharding_of(
-                source, destination, values, self.ranks, self.cost_model.network
-            )
-        return resharding
+        return self._resharding(self.shards(maker, of_maker), self.shards(reader, of_reader), values)
+
+    @once_by(
+        lambda self, source, destination, values: (
+            *(source.sized.signature, source.options),
+            *(destination.sized.signature, destination.options),
+            values,
+        )
+    )
+    def _resharding(self, source: Shards, destination: Shards, values: tuple[tuple[int, int], ...]) -> Resharding:
+        return resharding_of(source, destination, values, self.ranks, self.cost_model.network)
 
     def exposed_s(self, reader: int, crossing: Resharding, table: LayerTable) -> tuple[Array, Array]:
         """What of a crossing into layer ``reader`` is waited for, forward and backward; halos hide behind compute."""
@@ -226,24 +216,16 @@ class LayoutPrices:
 
     def sums(self, index: int, shards: Shards) -> Sums:
         """What a layer sums over ranks, and holds of parameters."""
-        own = self._own[self.layers[index].name]
         takes = takes_statistics(self.layers[index], not self.evaluates)
-        key = (shards.sized.signature, shards.options, own, takes)
-        layer_sums = self._summed.get(key)
-        if layer_sums is None:
-            layer_sums = sums_of(shards, own, self.ranks, self._rate, self.cost_model.profile.cluster)
-            if shards.sized.relation.REDUCTION == "statistics" and not takes:
-                nothing = np.zeros_like(layer_sums.statistics_s), np.zeros_like(layer_sums.standing_bytes)
-                layer_sums = replace(layer_sums, statistics_s=nothing[0], standing_bytes=nothing[1])
-            self._summed[key] = layer_sums
-        return layer_sums
+        return self._sums(shards, self._own[self.layers[index].name], takes)
 
-    def _with_margins(self, sized: SizedLayer, plain: tuple[ShardingSpec, ...]) -> tuple[ShardingSpec, ...]:
-        return tuple(
-            replace(option, margin=rows)
-            for option in plain
-            for rows in range(1, min(self.halo_depth, most_margin(sized, option.layout)) + 1)
-        )
+    @once_by(lambda self, shards, own, takes: (shards.sized.signature, shards.options, own, takes))
+    def _sums(self, shards: Shards, own: tuple[bool, ...], takes: bool) -> Sums:
+        layer_sums = sums_of(shards, own, self.ranks, self._rate, self.cost_model.profile.cluster)
+        if takes or shards.sized.relation.REDUCTION != "statistics":
+            return layer_sums
+        nothing = np.zeros_like(layer_sums.statistics_s), np.zeros_like(layer_sums.standing_bytes)
+        return replace(layer_sums, statistics_s=nothing[0], standing_bytes=nothing[1])
 
     def cost_of_part(self, index: int, shards: Shards) -> Array:
         """``[6, options, ranks]``: seconds and bytes of each part, as measured or from the cost of whole samples."""
@@ -262,12 +244,10 @@ class LayoutPrices:
             ]
         return costs
 
+    @once
     def _rate(self, ranks: tuple[int, ...]) -> float:
         """Seconds a byte of a sum over ``ranks``, where all parameters of the graph are summed at once."""
-        rate = self._rates.get(ranks)
-        if rate is None:
-            rate = self._rates[ranks] = reduction_rate(self.cost_model, ranks)
-        return rate
+        return reduction_rate(self.cost_model, ranks)
 
     def _parameter_costs(self, index: int, held_bytes: Array) -> tuple[Array, Array]:
         update, accumulate = np.zeros_like(held_bytes), np.zeros_like(held_bytes)

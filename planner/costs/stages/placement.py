@@ -12,6 +12,7 @@ from planner.costs.stages.blocks import stage_cost_in_blocks
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
 from planner.costs.stages.stage_sums import RecomputeMask
+from planner.ir.lazy import once_by
 from planner.ir.plan import Block, Size
 from planner.ir.problem import SAMPLE_DIMS
 
@@ -32,10 +33,6 @@ class TiedWeights:
     held_below: frozenset[int]
     inside: tuple[tuple[int, float], ...] = ()
     outside: tuple[tuple[int, float], ...] = ()
-
-
-def _size_first(item: tuple[Size, object]) -> tuple[int, ...]:
-    return item[0] if isinstance(item[0], tuple) else (item[0],)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +87,8 @@ class StagePlacement:
     @property
     def once(self) -> StageCost | None:
         """The price of a full micro-batch, which holds what is done once a step; None if cut along samples alone."""
-        return max(self.laid_out.items(), key=_size_first)[1] if self.laid_out else None
+        sizes = {size if isinstance(size, tuple) else (size,): size for size in self.laid_out}
+        return self.laid_out[sizes[max(sizes)]] if sizes else None
 
 
 def ties_between(
@@ -134,7 +132,7 @@ def ranks_of(stages: Sequence[int], ranks: Sequence[tuple[int, ...]]) -> tuple[i
     return tuple(sorted({rank for stage in stages for rank in ranks[stage]}))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class LayoutCosts:
     """Prices of layouts by group and size of the micro-batch, each looked up once.
 
@@ -149,7 +147,6 @@ class LayoutCosts:
     halo_depth: int = 0
     evaluates: bool = False
     _prices: dict[tuple[tuple[int, ...], int], LayoutPrices] = field(init=False, default_factory=dict, repr=False)
-    _costs: dict[object, StageCost] = field(init=False, default_factory=dict, repr=False)
 
     def prices(self, ranks: tuple[int, ...], samples: int) -> LayoutPrices:
         """The prices of layers on ``ranks``."""
@@ -175,13 +172,17 @@ class LayoutCosts:
         Args:
             blocks: of them, those that are run in blocks.
         """
-        by_size: dict[Size, StageCost] = {}
-        chosen = tuple(sorted(options.items()))
-        for rows in sorted(sizes):
-            key = (ranks, rows, chosen, tuple((block.layers, tuple(block.tiles.items())) for block in blocks))
-            if key not in self._costs:
-                prices = self.prices(ranks, rows)
-                of_blocks = stage_cost_in_blocks(prices, options, blocks) if blocks else None
-                self._costs[key] = of_blocks or stage_cost(prices, options)
-            by_size[rows] = self._costs[key]
-        return by_size
+        tiled = tuple((block.layers, tuple(block.tiles.items())) for block in blocks)
+        return {rows: self._cost(ranks, tuple(sorted(options.items())), rows, tiled, blocks) for rows in sorted(sizes)}
+
+    @once_by(lambda self, *key: key[:4])
+    def _cost(
+        self,
+        ranks: tuple[int, ...],
+        options: tuple[tuple[int, ShardingSpec], ...],
+        rows: int,
+        tiled: object,
+        blocks: tuple[Block, ...],
+    ) -> StageCost:
+        prices, chosen = self.prices(ranks, rows), dict(options)
+        return stage_cost_in_blocks(prices, chosen, blocks) if blocks else stage_cost(prices, chosen)

@@ -1,22 +1,224 @@
-"""What a stage costs at least on a group of devices, whatever the shares of its members are."""
+"""What a stage costs at least on a group of devices, whatever the shares of its members are, and the best shares.
+
+For stages between any two cuts, as arrays that broadcast.  Times never fall as samples are added: where measured ones
+do, the least of at least so many samples stands for them, so that all here are lower bounds.
+
+The least largest time (``GroupTimes.levels``): every kind of member may have up to k samples, while these are enough
+for the micro-batch; the kind whose members take longest is lowered by one, until they are no longer enough.  What its
+members took then is the least largest time, since in any shares that stay below all members have fewer.
+
+The mean over samples (``GroupTimes.mean``): a sample follows the member that has it.  If a member of kind c, of m_c,
+takes at least a_c + r_c k for k of b samples, the mean of that over samples is at least
+
+    min a_c + sum_i r_i k_i^2 / b   >=   min a_c + b / sum_c (m_c / r_c)
+
+for all shares k_i that add up to b (Cauchy and Schwarz).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array
-from planner.costs.memory.memory_bound import Numbers
-from planner.costs.stages.shared_times import GroupTimes
+from planner.costs.memory.memory_bound import Cuts, Numbers
 from planner.costs.stages.stage_bound import BoundedStages, StageBound
+from planner.costs.stages.stage_sums import LeastPasses, RecomputeMask
+from planner.ir.lazy import once
+
+Line = tuple[Array, Array]
+"""A base and a slope a sample, at each cut: no number of samples takes less."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """What something takes by samples: (samples - 1, cut), running sums; and lines that lie below."""
+
+    sums: Array
+    lines: tuple[Line, Line]
+
+    @classmethod
+    def of(cls, by_layer: Array, cuts: Cuts) -> Times:
+        """Of the times of each layer: (samples - 1, layer)."""
+        samples = np.arange(1, len(by_layer) + 1)[:, None]
+        least = np.minimum.accumulate(by_layer[::-1])[::-1]
+        slope = (least[-1] - least[0]) / max(1, len(least) - 1)
+        base = (least - samples * slope).min(axis=0)
+        each = (least / samples).min(axis=0)
+        lines = (cuts.sums(np.zeros_like(each)), cuts.sums(each)), (cuts.sums(base), cuts.sums(slope))
+        return cls(np.array([cuts.sums(row) for row in least]), lines)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemberTimes:
+    """Of a member that shares a stage, on one kind of device.
+
+    Attributes:
+        forward, back: an F, and a B (or I).
+        work: of all micro-batches, from the first F to the last B (or I); all_work: with the W that may come later.
+        whole_back: a B of the most samples, at each cut.
+        back_part: the most that a whole B is of the least that an F and a backward take.
+    """
+
+    forward: Times
+    back: Times
+    work: Times
+    all_work: Times
+    whole_back: Array
+    back_part: float
+
+
+def member_times(
+    cost_model: CostModel,
+    cuts: Cuts,
+    micro_batches: Sequence[int],
+    member: tuple[str, int, RecomputeMask],
+    schedules: tuple[bool, bool],
+) -> MemberTimes:
+    """Of a member with any number of samples of a full micro-batch.
+
+    Args:
+        member: kind of device; the most samples; which activations it computes again.
+        schedules: whether there are backwards, and whether these may be split.
+
+    Raises:
+        MissingMeasurementError: a layer's cost at one of these sizes is not known.
+    """
+    (kind, most, recompute), (trains, splits) = member, schedules
+    sizes = range(1, most + 1)
+    by_size = [cost_model.sums(kind, samples, True, recompute).least(trains, splits) for samples in sizes]
+    passes = LeastPasses(*(np.diff(column) for column in zip(*by_size, strict=True)))
+    wholes = trains * np.array([np.diff(cost_model.at(kind, samples, True).backward_s) for samples in sizes])
+    full, size, smaller = micro_batches.count(micro_batches[0]), micro_batches[0], None
+    if micro_batches[-1] != size:  # a member has its part of it, rounded up or down, and a sample at least
+        places = np.clip(np.array(sizes) * micro_batches[-1] // size, 1, most) - 1
+        smaller = LeastPasses(*(column[places] for column in passes))
+    work, all_work = (Times.of(work_s, cuts) for work_s in passes.works_s(full, smaller))
+    return MemberTimes(
+        forward=Times.of(passes.forward_s, cuts),
+        back=Times.of(passes.back_s, cuts),
+        work=work,
+        all_work=all_work,
+        back_part=float((wholes / np.maximum(passes.forward_s + passes.whole_s, 1e-300)).max(initial=0.0)),
+        whole_back=cuts.sums(wholes[-1]),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupTimes:
+    """Of a group with members of several sorts.
+
+    Attributes:
+        counts: members of each sort.
+        size: samples of a full micro-batch.
+        most: by sort the samples that memory lets a member have, by first and last cut; None: any number.
+    """
+
+    members: tuple[MemberTimes, ...]
+    counts: tuple[int, ...]
+    size: int
+    most: tuple[Numbers | None, ...]
+
+    def mean(self, of: Callable[[MemberTimes], Times], first: Numbers, last: Numbers) -> Array:
+        """The least, over all shares, of the mean over samples of what a sample's member takes."""
+        mean_s = np.zeros(np.broadcast(first, last).shape)
+        for number in range(2):
+            lines = [of(member).lines[number] for member in self.members]
+            base = np.minimum.reduce([sums[last] - sums[first] for sums, _ in lines])
+            slopes = [np.maximum(sums[last] - sums[first], 1e-300) for _, sums in lines]
+            speed = sum(count / slope for count, slope in zip(self.counts, slopes, strict=True))
+            np.maximum(mean_s, base + self.size / speed, out=mean_s)
+        return mean_s
+
+    def levels(self, of: Callable[[MemberTimes], Times], first: Numbers, last: Numbers) -> tuple[Array, Numbers]:
+        """The least largest time of a member, and how many samples a member of each sort may have in it at most.
+
+        Args:
+            first, last: cuts, arrays of equal shape, of one dim.
+
+        Returns:
+            Seconds, infinite where memory is too short for all samples; samples by (sort, stage).
+        """
+        sums, counts = [of(member).sums for member in self.members], np.array(self.counts)
+        tops = np.array([np.full(first.shape, len(rows)) for rows in sums])
+        for top, most in zip(tops, self.most, strict=True):
+            if most is not None:
+                np.minimum(top, most[first, last], out=top)
+
+        def seconds(level: Numbers, at: Numbers) -> Array:
+            """By sort: what a member takes at its level, infinite above the top."""
+            begin, end = first[at], last[at]
+            member_s = np.full(level.shape, np.inf)
+            for sort, own in enumerate(sums):
+                row = np.minimum(level[sort], len(own)) - 1
+                own_s = own[row, end] - own[row, begin]
+                member_s[sort] = np.where(level[sort] > tops[sort, at], np.inf, own_s)
+            return member_s
+
+        speeds = np.array([len(own) / np.maximum(own[-1, last] - own[-1, first], 1e-300) for own in sums])
+        level = np.clip(np.ceil(self.size * speeds / (counts @ speeds) - 1e-9).astype(np.int64), 1, tops)
+        at = np.flatnonzero(counts @ level < self.size)
+        while len(at):  # not enough yet: one more for who is the fastest with it
+            after = seconds(level[:, at] + 1, at)
+            sort = after.argmin(axis=0)
+            at, sort = at[np.isfinite(after.min(axis=0))], sort[np.isfinite(after.min(axis=0))]
+            level[sort, at] += 1
+            at = at[counts @ level[:, at] < self.size]
+        every = np.arange(len(first))
+        longest = seconds(level, every).max(axis=0)
+        for sort in range(len(sums)):  # who may have more in that time
+            at = every
+            while len(at):
+                more = level[:, at].copy()
+                more[sort] += 1
+                at = at[seconds(more, at)[sort] <= longest[at]]
+                level[sort, at] += 1
+        at = every[counts @ level >= self.size]
+        longest[counts @ level < self.size] = np.inf
+        while len(at):  # who takes longest gets less, while all together get enough
+            now = seconds(level[:, at], at)
+            sort, longest[at] = now.argmax(axis=0), now.max(axis=0)
+            enough = counts @ level[:, at] - counts[sort] >= self.size
+            at, sort = at[enough & (level[sort, at] > 1)], sort[enough & (level[sort, at] > 1)]
+            level[sort, at] -= 1
+        return longest, level
+
+    def by_member(self, of: Callable[[MemberTimes], Times], first: int, last: int) -> tuple[Array, Numbers]:
+        """What each member takes by samples, (member, samples - 1), and the most samples that it may have."""
+        seconds, tops = np.full((len(self.counts), self.size), np.inf), np.zeros(len(self.counts), dtype=np.int64)
+        for sort, (member, most) in enumerate(zip(self.members, self.most, strict=True)):
+            sums = of(member).sums
+            seconds[sort, : len(sums)] = sums[:, last] - sums[:, first]
+            tops[sort] = len(sums) if most is None else min(len(sums), most[first, last])
+        return np.repeat(seconds, self.counts, axis=0), np.repeat(tops, self.counts)
+
+    def shares(self, level: Sequence[int]) -> tuple[int, ...]:
+        """The samples of each member, those of a sort one after another, none above ``level`` of its sort.
+
+        Samples that are not there are missing first where members are the slowest.
+        """
+        order = sorted(range(len(level)), key=lambda sort: -float(self.members[sort].all_work.sums[0, -1]))
+        by_sort = [[top] * count for top, count in zip(level, self.counts, strict=True)]
+        spare = sum(map(sum, by_sort)) - self.size
+        places = [(sort, member) for sort in order for member in reversed(range(self.counts[sort]))]
+        while spare > 0:
+            for sort, member in places:
+                if spare > 0 and by_sort[sort][member] > 1:
+                    by_sort[sort][member] -= 1
+                    spare -= 1
+        return tuple(chain.from_iterable(by_sort))
+
 
 _MANY_STAGES = 40_000
 """Of so many the least largest time is not worked out; the mean is a bound of it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SharedBound:
     """What a stage costs at least on a group with any shares; of full micro-batches the mean over samples.
 
@@ -32,7 +234,6 @@ class SharedBound:
     num_full: int
     inside: NDArray[np.bool_]
     upper_s: float
-    _alone: list[Array] = field(default_factory=list)
 
     def stage(self, first: Numbers, last: Numbers, num_microbatches: int) -> BoundedStages:
         """As :meth:`StageBound.stage`."""
@@ -52,15 +253,17 @@ class SharedBound:
 
     def largest_work_s(self, first: Numbers, last: Numbers) -> Array:
         """The least largest time of a member for all that it does in a step."""
-        if not self._alone:
-            largest_s = np.zeros(self.inside.shape)
-            begin, end = np.nonzero(self.inside)
-            if len(begin) <= _MANY_STAGES:
-                largest_s[begin, end] = self.all_times.levels(lambda member: member.all_work, begin, end)[0]
-            else:
-                largest_s[begin, end] = self.times.mean(lambda member: member.all_work, begin, end)
-            self._alone.append(largest_s)
-        return self._alone[0][first, last]
+        return self._largest_works_s()[first, last]
+
+    @once
+    def _largest_works_s(self) -> Array:
+        largest_s = np.zeros(self.inside.shape)
+        begin, end = np.nonzero(self.inside)
+        if len(begin) <= _MANY_STAGES:
+            largest_s[begin, end] = self.all_times.levels(lambda member: member.all_work, begin, end)[0]
+        else:
+            largest_s[begin, end] = self.times.mean(lambda member: member.all_work, begin, end)
+        return largest_s
 
     def balanced(self, first: int, last: int) -> tuple[int, ...]:
         """Shares with the least largest time of a member, as far as memory allows; of a stage that may fit."""

@@ -7,9 +7,9 @@ least and a rank's own work the most.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, reduce
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, TiedParameter
 from planner.costs.memory.memory_bound import Cuts, Holders, LeastMemory, Numbers, may_bind
 from planner.costs.stages.gradient_overlap import least_bytes_on_cards, least_reduction_s
-from planner.costs.stages.shared_times import MemberTimes, member_times
 from planner.costs.stages.stage_sums import RecomputeMask
+from planner.ir.lazy import once
 
 _MANY_SAMPLES = 256
 """More are not held against memory one by one."""
@@ -38,17 +38,11 @@ class Spread:
 
     def least(self, first: Numbers, last: Numbers) -> Array:
         """The least of all members, for stages between ``first`` and ``last`` (arrays that broadcast)."""
-        seconds: Array = self.sums[0][last] - self.sums[0][first]
-        for row in self.sums[1:]:
-            seconds = np.minimum(seconds, row[last] - row[first])
-        return seconds
+        return reduce(np.minimum, (row[last] - row[first] for row in self.sums))
 
     def most(self, first: Numbers, last: Numbers) -> Array:
         """The most of all members."""
-        seconds: Array = self.sums[0][last] - self.sums[0][first]
-        for row in self.sums[1:]:
-            seconds = np.maximum(seconds, row[last] - row[first])
-        return seconds
+        return reduce(np.maximum, (row[last] - row[first] for row in self.sums))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,17 +184,11 @@ class StageBound:
 
     def _slowest(self, first: Numbers, last: Numbers) -> tuple[Array, Array]:
         """F and B (or I) of the member whose sum of the two is largest: another may have a longer F, another B."""
-        slowest: tuple[Array, Array] | None = None
-        for turn in self.turns:
-            head, back_s = (sums[last] - sums[first] for sums in turn)
-            if slowest is None:
-                slowest = head, back_s
-            else:
-                slower = head + back_s > slowest[0] + slowest[1]
-                slowest = np.where(slower, head, slowest[0]), np.where(slower, back_s, slowest[1])
-        if slowest is None:
-            raise ValueError("a stage has no member")
-        return slowest
+        (slow_head, slow_back), *others = ([sums[last] - sums[first] for sums in turn] for turn in self.turns)
+        for head, back_s in others:
+            slower = head + back_s > slow_head + slow_back
+            slow_head, slow_back = np.where(slower, head, slow_head), np.where(slower, back_s, slow_back)
+        return slow_head, slow_back
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,7 +206,7 @@ class _PartedSums:
     inside_updates: Mapping[str, Array]
 
 
-@functools.lru_cache(maxsize=2)  # one search asks with the same cuts for every size of its micro-batches
+@lru_cache(maxsize=2)  # one search asks with the same cuts for every size of its micro-batches
 def _parted_sums(cost_model: CostModel, cuts: Cuts) -> _PartedSums:
     layers, kinds = np.arange(len(cost_model.profile.graph.layers)), sorted(cost_model.profile.measurements)
     groups: dict[tuple[int, ...], list[TiedParameter]] = {}
@@ -243,7 +231,7 @@ def _parted_sums(cost_model: CostModel, cuts: Cuts) -> _PartedSums:
     return _PartedSums(num_bytes, inside_bytes, updates, inside_updates)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StageBounds:
     """Makes bounds for one way to cut the batch.
 
@@ -261,8 +249,6 @@ class StageBounds:
     splits: bool
     received: Array | None = None
     _workspaces: dict[tuple[str, float, RecomputeMask], Array] = field(init=False, default_factory=dict, repr=False)
-    _most: dict[object, Numbers | None] = field(init=False, default_factory=dict, repr=False)
-    _of_samples: dict[object, LeastMemory | None] = field(init=False, default_factory=dict, repr=False)
 
     def of(self, ranks: tuple[int, ...], members: Sequence[Member], recompute: RecomputeMask, zero: int) -> StageBound:
         """Of stages on ``ranks`` that recompute activations of ``recompute``; members that are alike once are enough.
@@ -273,39 +259,32 @@ class StageBounds:
         tables, shared = self.cost_model.tables, len(ranks) > 1
         alike = list(dict.fromkeys((kind, samples) for kind, _, samples in members))
         kinds = list(dict.fromkeys(kind for kind, _ in alike))
-        sized = {
-            (kind, n): self.cost_model.sums(kind, n, shared, recompute) for kind, samples in alike for n in samples
+        least = {
+            (kind, n): self.cost_model.sums(kind, n, shared, recompute).least(self.trains, self.splits)
+            for kind, samples in alike
+            for n in samples
         }
-        forward = {key: sums.forward_s for key, sums in sized.items()}
-        first, later, whole = (
-            {key: self.trains * sums for key, sums in way.items()}
-            for way in (
-                {key: sums.path_back_s(self.splits) for key, sums in sized.items()},
-                {key: sums.path_back_s(self.splits, accumulates=True) for key, sums in sized.items()},
-                {key: sums.whole_back_s(self.splits) for key, sums in sized.items()},
-            )
+        rest = int(self.micro_batches[-1] != self.micro_batches[0])
+        of_members = (
+            least[kind, full].works_s(len(self.micro_batches) - rest, least[kind, last] if rest else None)
+            for kind, (full, last) in alike
         )
-        adds = {kind: self.trains * self.cost_model.accumulate_s(kind, shared) for kind in kinds}
+        works, all_works = (self._spread(list(column)) for column in zip(*of_members, strict=True))
         parts = len(ranks) if zero else 1
-        updates = {kind: self.trains * tables.parameters(kind).update_s / parts for kind in kinds}
-        smallest = min(self.micro_batches)
-        there, back = self.cost_model.exchanges_s(ranks, smallest, recompute, self.trains)
-        works = self._spread([self._work_s(forward, first, later, member) for member in alike])
-        with_adds = {key: sums + adds[key[0]] for key, sums in whole.items()}
-        all_works = self._spread([self._work_s(forward, whole, with_adds, member) for member in alike])
+        there, back = self.cost_model.exchanges_s(ranks, min(self.micro_batches), recompute, self.trains)
         return StageBound(
             cost_model=self.cost_model,
             ranks=ranks,
-            heads=self._spread(list(forward.values())),
-            backs=self._spread(list(first.values())),
-            turns=tuple((self._sums(forward[key]), self._sums(first[key])) for key in sized),
-            whole_backs=self._spread([self.cost_model.at(kind, n, shared).backward_s for kind, n in sized]),
-            adds=self._spread([adds[kind] for kind in kinds]),
+            heads=self._spread([passes.forward_s for passes in least.values()]),
+            backs=self._spread([passes.back_s for passes in least.values()]),
+            turns=tuple((self._sums(passes.forward_s), self._sums(passes.back_s)) for passes in least.values()),
+            whole_backs=self._spread([self.cost_model.at(kind, n, shared).backward_s for kind, n in least]),
+            adds=self._spread([self.trains * self.cost_model.accumulate_s(kind, shared) for kind in kinds]),
             works=works,
             all_works=all_works if self.splits else works,
             exchange_forward=self._sums(there),
             exchange_backward=self._sums(self.trains * back),
-            updates=self._spread([updates[kind] for kind in kinds]),
+            updates=self._spread([self.trains * tables.parameters(kind).update_s / parts for kind in kinds]),
             overhead_s=min(tables.overhead_s(kind) for kind in kinds),
             actions=2 if self.trains else 1,
             is_even=self.micro_batches[0] == self.micro_batches[-1],
@@ -316,14 +295,7 @@ class StageBounds:
             parted=self._parted(len(ranks), kinds, parts) if self.trains and tables.graph.tied else None,
         )
 
-    def member_times(
-        self, kind: str, most: int, recompute: RecomputeMask, micro_batches: tuple[int, ...]
-    ) -> MemberTimes:
-        """Of members of groups, each on ``kind`` with up to ``most`` samples; raises as :meth:`of`."""
-        return member_times(
-            self.cost_model, self.cuts, micro_batches, (kind, most, recompute), (self.trains, self.splits)
-        )
-
+    @once
     def most_samples(
         self, member: tuple[str, int], most: int, recompute: RecomputeMask, parts: int, zero: int
     ) -> Numbers | None:
@@ -331,14 +303,6 @@ class StageBounds:
 
         One micro-batch is kept.  Where cuts or samples are many nobody looks.
         """
-        key = (member, most, recompute, parts, zero)
-        if key not in self._most:
-            self._most[key] = self._most_samples(*key)
-        return self._most[key]
-
-    def _most_samples(
-        self, member: tuple[str, int], most: int, recompute: RecomputeMask, parts: int, zero: int
-    ) -> Numbers | None:
         kind, limit = member
         count = len(self.cuts.sums(np.zeros(len(self.cost_model.profile.graph.layers))))
         if most > _MANY_SAMPLES or count > _MANY_CUTS:
@@ -357,14 +321,12 @@ class StageBounds:
                 break
         return largest
 
+    @once
     def memory_of(
         self, member: tuple[str, int], samples: int, recompute: RecomputeMask, parts: int, zero: int
     ) -> LeastMemory | None:
         """What a member (kind, memory limit) holds at least with so many samples; None: it always fits."""
-        key = (member, samples, recompute, parts, zero)
-        if key not in self._of_samples:
-            self._of_samples[key] = self._memory([(*member, (samples, samples))], recompute, parts, zero)
-        return self._of_samples[key]
+        return self._memory([(*member, (samples, samples))], recompute, parts, zero)
 
     def _parted(self, num_ranks: int, kinds: Sequence[str], parts: int) -> Parted:
         """Of stages on so many ranks of some kinds, which divide the optimiser's state in ``parts``."""
@@ -382,21 +344,6 @@ class StageBounds:
         sizes = np.unique([least, most, *inside, *np.geomspace(least, most, 64 if len(each) > 1 else 1)])
         least_s = self.cost_model.network.least_sums_s(tuple(sizes.tolist()))[num_ranks]
         return float((least_s / sizes).min())
-
-    def _work_s(
-        self,
-        forward: dict[tuple[str, float], Array],
-        first: dict[tuple[str, float], Array],
-        later: dict[tuple[str, float], Array],
-        member: tuple[str, tuple[float, float]],
-    ) -> Array:
-        """All forwards of a member, its first backward, and those that find gradients to add to."""
-        kind, (full, last) = member
-        count, rest = len(self.micro_batches), int(self.micro_batches[-1] != self.micro_batches[0])
-        if count == 1:
-            return forward[kind, full] + first[kind, full]
-        seconds = forward[kind, full] * (count - rest) + first[kind, full] + later[kind, full] * (count - rest - 1)
-        return seconds + (forward[kind, last] + later[kind, last] if rest else 0.0)
 
     def _sums(self, running: Array) -> Array:
         """At each cut."""

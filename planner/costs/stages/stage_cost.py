@@ -135,14 +135,14 @@ def stage_cost(
         saved_bytes=saved,
         transient_bytes=transient,
         workspace_bytes=np.max([np.zeros(ranks), *(table.workspace_bytes[0] for table in tables.values())], axis=0),
-        parameter_bytes=_total([table.parameter_bytes[0] for table in every.values()], (ranks,)),
+        parameter_bytes=sum((table.parameter_bytes[0] for table in every.values()), np.zeros(ranks)),
         by_layer=_by_layer(prices, tables, crossings),
-        standing_bytes=_total(
-            [
+        standing_bytes=sum(
+            (
                 *(crossing.standing_bytes[0, 0] for crossing in crossings.values()),
                 *(prices.sums(index, table.shards).standing_bytes[0] for index, table in tables.items()),
-            ],
-            (ranks,),
+            ),
+            np.zeros(ranks),
         ),
         evidence=_evidence(prices, every),
     )
@@ -259,8 +259,3 @@ def _evidence(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> Evidenc
 
 def _plain(option: ShardingSpec) -> ShardingSpec:
     return replace(option, recompute=False)
-
-
-def _total(parts: list[Array], shape: tuple[int, ...]) -> Array:
-    total: Array = np.sum(parts, axis=0) if parts else np.zeros(shape)
-    return total

@@ -6,10 +6,9 @@
     adds  what a B or a W takes longer that finds gradients to add to
     exchange   of statistics, halos and other parts of tensors inside a stage: in F, in B and in I, not in W
 
-Exactly (``PassTimes``): the layers of a stage and the action are known.  At least: whatever halves the
-schedule makes, ``StageSums.path_back_s`` is what a gradient passes through on its way to the stage before,
-``least_backward_s`` all of a backward.  What corrections add to layers that ranks share is in the sums
-(``CostModel.sums``).
+Exactly (``PassTimes``): the layers of a stage and the action are known.  At least (``LeastPasses``): whatever halves
+the schedule makes, of every stretch of layers; all bounds are made of these.  What corrections add to layers that ranks
+share is in both (``CostModel.sums``).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import add
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -77,6 +76,32 @@ class PassTimes:
         return self.exchange_backward_s if op in (Op.BACKWARD, Op.BACKWARD_INPUT) else 0.0
 
 
+class LeastPasses(NamedTuple):
+    """What passes take at least, whatever halves of backwards a schedule makes: running sums over layers, or by layer.
+
+    Attributes:
+        forward_s: F.
+        back_s, later_back_s: what a gradient passes through on its way to the stage before: layer by layer the lesser
+            of B, and of I where backwards may be split; the same where gradients are there to add to.
+        whole_s, later_whole_s: all of a backward, alike.
+    """
+
+    forward_s: Array
+    back_s: Array
+    later_back_s: Array
+    whole_s: Array
+    later_whole_s: Array
+
+    def works_s(self, count: int, smaller: LeastPasses | None = None) -> tuple[Array, Array]:
+        """Of ``count`` micro-batches, and of a ``smaller`` last one: from the first F to the last B or I; all."""
+        back_s = count * self.forward_s + self.back_s + (count - 1) * self.later_back_s
+        whole_s = count * self.forward_s + self.whole_s + (count - 1) * self.later_whole_s
+        if smaller is None:
+            return back_s, whole_s
+        last_s, whole_last_s = smaller.forward_s + smaller.later_back_s, smaller.forward_s + smaller.later_whole_s
+        return back_s + last_s, whole_s + whole_last_s
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StageSums:
     """Running sums over the layers of a graph, on one kind of device at one number of samples."""
@@ -93,20 +118,20 @@ class StageSums:
         whole, of_input = with_recompute(table.backward_s, table.backward_input_s, of_those(table.forward_s, recompute))
         return cls(table.forward_s, whole, of_input, table.backward_weight_s, accumulate_s)
 
-    def action_s(self, op: Op, runs: Iterable[Run], accumulates: bool) -> float:
-        """An action of a stage with the layers of ``runs``, on gradients that are there already or not."""
-        sums = of_op(op, self.forward_s, self.backward_s, self.backward_input_s, self.backward_weight_s)
-        return span(sums, runs) + (span(self.accumulate_s, runs) if accumulates and op in ADDS_GRADIENTS else 0.0)
+    def action_s(self, op: Op, runs: Iterable[Run]) -> float:
+        """An action of a stage with the layers of ``runs``, on gradients that are not there yet."""
+        return span(of_op(op, self.forward_s, self.backward_s, self.backward_input_s, self.backward_weight_s), runs)
 
-    def path_back_s(self, splits: bool, accumulates: bool = False) -> Array:
-        """The least B, or I where backwards may be split: layer by layer the lesser, as a running sum."""
-        whole_s = self.backward_s + self.accumulate_s if accumulates else self.backward_s
-        return _lesser(whole_s, self.backward_input_s) if splits else whole_s
-
-    def whole_back_s(self, splits: bool) -> Array:
-        """The least B, or I and W where backwards may be split; on gradients that are not there yet."""
-        whole, of_input, of_weight = map(np.diff, (self.backward_s, self.backward_input_s, self.backward_weight_s))
-        return running(least_backward_s(whole, of_input, of_weight, splits)) if splits else self.backward_s
+    def least(self, trains: bool, splits: bool) -> LeastPasses:
+        """Of a stage that has backwards, and may have them in halves; running sums."""
+        adds, back, whole = self.accumulate_s, self.backward_s, self.backward_s
+        later = back + adds
+        if splits:
+            by_layer = map(np.diff, (back, later, self.backward_input_s, self.backward_weight_s))
+            of_whole, with_adds, of_input, of_weight = by_layer
+            back, later = (running(np.minimum(each, of_input)) for each in (of_whole, with_adds))
+            whole = running(least_backward_s(of_whole, of_input, of_weight, splits))
+        return LeastPasses(self.forward_s, *(trains * sums for sums in (back, later, whole, whole + adds)))
 
 
 def of_those(sums: Array, recompute: RecomputeMask) -> Array:
@@ -122,7 +147,3 @@ def of_those(sums: Array, recompute: RecomputeMask) -> Array:
 def with_recompute(backward: Figures, backward_input: Figures, repeated: Figures) -> tuple[Figures, Figures]:
     """B and I where what takes ``repeated`` is computed once more before them."""
     return backward + repeated, backward_input + repeated
-
-
-def _lesser(one: Array, two: Array) -> Array:
-    return running(np.minimum(np.diff(one), np.diff(two)))

@@ -4,25 +4,18 @@ Read ``solver`` (the program it solves), ``search`` and ``prefixes``; what they 
 and what the problem leaves open (``priced_groups.Freedom``); the bounds: ``bound`` over suffixes, made of
 ``priced_groups`` (with the prices of ``planner.costs.stages.stage_bound``) and ``message_bound``, and ``leaf_bound``
 over complete pipelines.  ``device_bound`` needs no groups.  ``hybrids`` (of ``hybrid_shapes``), ``incumbents`` and
-``warm_start`` are what it starts from, ``infeasible`` what is said where nothing fits, ``layout_search`` with
-``layout_bound`` the search beyond samples.
+``warm_start`` are what it starts from, ``objectives`` what is asked beside the step, and said where nothing fits,
+``layout_search`` with ``layout_bound`` the search beyond samples.
 
 Besides:
 
     block_search        Forward plans in blocks: halos fused over several layers, and tiles, so that an image fits that
                         is too large
-    group_search        Groups of devices near known ones, for searches that have no proof in time
     layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
                         the least first
-    layout_order        Pipelines whose stages follow one another along the hosts, each message on its link: plans to
-                        begin with
-    local_search        Plans a few moves away from a known one, for searches that have no proof in time
-    moved_shares        Samples moved between unlike members of a plan's stages, until it fits, and while its step gets
-                        shorter
+    moves               Plans a few moves away from known ones, for searches that have no proof in time
     share_bound         What pipelines take at least, whatever shares of the samples members of their stages have
     share_search        All shares of the samples that members of a pipeline's stages may have, by branch and bound
-    sustained_rate      Streams of forward passes: the most samples a second that a plan sustains, and the plan of least
-                        latency at a rate
     virtual_bound       What pipelines of several stages a position take at least, by their cuts: shortest paths through
                         the stages
     virtual_pipelines   Pipelines of several stages a position (interleaved, ZB-V, hanayo, greedy, chimera), in the

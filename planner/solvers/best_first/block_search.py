@@ -20,7 +20,7 @@ work over all ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -33,12 +33,13 @@ from planner.costs.memory.table import What
 from planner.costs.shards.device_mesh import factorisations, layout_on
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.shards.tiles import box_bytes, transient_bytes
+from planner.costs.stages.blocks import most_live_bytes
 from planner.costs.stages.layouts import LayoutPrices
 from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.graph import BYTES_PER_ELEMENT, Graph, output_of, producer, value_name
-from planner.ir.lazy import Memo
+from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, output_of, producer, value_name
+from planner.ir.lazy import once
 from planner.ir.plan import Block, status_of
 from planner.ir.problem import SPATIAL_DIMS, Problem
 from planner.layers import kind, over_sites
@@ -132,23 +133,17 @@ class _BlockPart:
 
 @dataclass(eq=False)
 class _Parting:
-    """The best blocks on one group of ranks, for one grid of them and one size of the micro-batch.
-
-    Attributes:
-        stretches: by first and last layer.
-        part_s: seconds of a part of a layer, by index and extents: as measured, modelled, or its share of the whole.
-    """
+    """The best blocks on one group of ranks, for one grid of them and one size of the micro-batch."""
 
     evaluator: Evaluator
     ranks: tuple[int, ...]
     cuts: Grid
     size: int
-    stretches: Memo[tuple[int, int], _Stretch] = field(init=False)
-    part_s: Memo[tuple[int, tuple[int, ...]], float] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.stretches = Memo(lambda ends: _Stretch(self, *ends))
-        self.part_s = Memo(lambda key: self._part_s(*key))
+    @once
+    def stretch(self, first: int, stop: int) -> _Stretch:
+        """The layers from ``first`` up to ``stop``."""
+        return _Stretch(self, first, stop)
 
     def best(self) -> Evaluation | None:
         """The best that fits, as the simulator says; None if there is none."""
@@ -234,7 +229,7 @@ class _Parting:
             for first in ends:
                 if first >= stop or first not in least:
                     continue
-                part = self.stretches[first, stop].cheapest(free)
+                part = self.stretch(first, stop).cheapest(free)
                 if part is None:
                     continue
                 total = least[first] + part.seconds
@@ -249,7 +244,9 @@ class _Parting:
             stop = part.first
         return stretches[::-1]
 
-    def _part_s(self, index: int, extents: tuple[int, ...]) -> float:
+    @once
+    def part_s(self, index: int, extents: tuple[int, ...]) -> float:
+        """Seconds of a part of a layer: as measured, modelled, or its share of the whole."""
         cost_model, device = self.evaluator.cost_model, self.evaluator.cost_model.kind(self.ranks[len(self.ranks) // 2])
         sized, whole = self.prices.sized(index), cost_model.tables.columns(device, self.size)[:, index]
         share = whole * (prod(extents) / max(1, prod(sized.work.shape)))
@@ -259,9 +256,9 @@ class _Parting:
     def _evaluated(self, parts: list[Stretch]) -> Evaluation | None:
         problem = self.evaluator.problem
         names = [layer.name for layer in self.graph.layers]
-        chosen = [part for part in parts if self.stretches[part[:2]].is_block(part[2])]
+        chosen = [part for part in parts if self.stretch(*part[:2]).is_block(part[2])]
         if not chosen:  # what blocks hold is known layer by layer: a plan may fit as blocks that did not without
-            chosen = [part for part in parts if self.stretches[part[:2]].may_be_block]
+            chosen = [part for part in parts if self.stretch(*part[:2]).may_be_block]
         blocks = tuple(
             Block(tuple(names[first:stop]), {dim: count for dim, count in tiles.items() if count > 1})
             for first, stop, tiles in chosen
@@ -292,13 +289,12 @@ class _Stretch:
         self._is_alone = not parting.faults[""].isdisjoint(inside)
         self._uncut = {dim for dim, names in parting.faults.items() if dim and not names.isdisjoint(inside)}
         self._kept_bytes = self._kept()
-        self._costs = Memo(self._cost)
 
     def cheapest(self, free: float) -> _BlockPart | None:
         """The fewest tiles that fit, or the next finer ones, whichever takes less time."""
         if not self._is_open or (self._is_alone and len(self._names) > 1) or self._kept_bytes > free:
             return None
-        whole_s, whole_bytes = self._costs[tuple(self._untiled.items())]
+        whole_s, whole_bytes = self._cost(tuple(self._untiled.items()))
         if whole_bytes <= free:
             return _BlockPart(self._first, self._untiled, whole_s)
         levels = self._levels
@@ -306,7 +302,7 @@ class _Stretch:
             return None
 
         def fitting(level: int) -> list[tuple[float, Grid]]:
-            costs = [(*self._costs[tuple(grid.items())], grid) for grid in levels[level]]
+            costs = [(*self._cost(tuple(grid.items())), grid) for grid in levels[level]]
             return [(seconds, grid) for seconds, size, grid in costs if size <= free]
 
         low, high = 0, len(levels)  # the first level that fits: what a tile holds shrinks as there are more of them
@@ -383,6 +379,7 @@ class _Stretch:
                 lengths.append(len(each.own[self._member][spec.dims.index(dim)]))
         return max(1, min(lengths, default=1))
 
+    @once
     def _cost(self, parts: tuple[tuple[str, int], ...]) -> tuple[float, float]:
         """(seconds, bytes of values), of the rank and the tile in the middle, by parts of each dim."""
         grid = dict(parts)
@@ -399,7 +396,7 @@ class _Stretch:
         box = done.get(each.layer.name)
         if box is None:
             return 0.0
-        return self._parting.part_s[self._index[each.layer.name], tuple(map(len, box))]
+        return self._parting.part_s(self._index[each.layer.name], tuple(map(len, box)))
 
     @cached_property
     def _index(self) -> dict[str, int]:
@@ -460,28 +457,20 @@ class _Stretch:
 
     def _inside(self, done: Mapping[str, Box]) -> int:
         """The most inside a tile."""
-        left: dict[str, int] = {}
-        for each in self._reader.layers:
-            for value in set(each.layer.inputs):
-                left[value] = left.get(value, 0) + 1
-        live: dict[str, int] = {}
         boxes: dict[str, Box] = {}
-        most = 0
+        steps: list[tuple[Layer, dict[str, int], int]] = []
         for each in self._reader.layers:
-            box = done.get(each.layer.name)
+            box, made, needs = done.get(each.layer.name), dict[str, int](), 0
             if box is not None:
                 read = kind(each.layer.kind).input_boxes(each.layer, each.inputs, box)
                 for number, spec in enumerate(each.layer.outputs):
                     value = value_name(each.layer.name, number)
                     boxes[value] = made_box(box, each.work, spec)
-                    live[value] = box_bytes(boxes[value], spec.dtype)
-                sized = self._parting.prices.sized(self._index[each.layer.name])
+                    made[value] = box_bytes(boxes[value], spec.dtype)
                 there = [
                     boxes.get(value) or self._owned(value) or whole(spec.shape)
                     for value, spec in zip(each.layer.inputs, each.inputs, strict=True)
                 ]
-                most = max(most, sum(live.values()) + transient_bytes(sized, read, box, there))
-            for value in set(each.layer.inputs):
-                left[value] -= 1
-            live = {v: size for v, size in live.items() if left.get(v, 0) > 0 or v in self._reader.ends}
-        return most
+                needs = transient_bytes(self._parting.prices.sized(self._index[each.layer.name]), read, box, there)
+            steps.append((each.layer, made, needs))
+        return most_live_bytes(steps, self._reader.ends)

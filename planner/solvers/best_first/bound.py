@@ -11,7 +11,8 @@ The device time that a step takes at least, however layers are cut: what work ov
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,11 +21,11 @@ from planner.costs.layers.shards import MeasuredParts, part_of
 from planner.costs.stages.stage_bound import BoundedStages
 from planner.costs.stages.stage_sums import least_backward_s
 from planner.ir.errors import MissingMeasurementError
-from planner.ir.lazy import Memo
+from planner.ir.lazy import once, once_by
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, GroupOption
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
 from planner.solvers.best_first.message_bound import HandoverBounds
-from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
+from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup, Version
 from planner.solvers.budget import NUMBER_S, Budget
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.layouts.stage import NONE, WHOLE
@@ -78,7 +79,7 @@ def rounds_of(num_microbatches: int, window: Numbers) -> Array:
     return np.asarray(-(-num_microbatches // np.maximum(window, 1)))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Suffixes:
     """The DP's tables for one way to cut the batch; filled as they are asked for.
 
@@ -92,14 +93,44 @@ class Suffixes:
     links: HandoverBounds
     upper_s: float = float("inf")
     budget: Budget | None = None
-    _capacity: _Capacity = field(init=False, repr=False)
-    _labelled: Memo[Counts, tuple[tuple[GroupChoice, ...], Array]] = field(init=False, repr=False)
-    _timely: dict[int, Flags] = field(init=False, default_factory=dict, repr=False)
-    _continuations: dict[tuple[Counts, Counts, Counts], Labels] = field(init=False, default_factory=dict, repr=False)
 
-    def __post_init__(self) -> None:
-        self._capacity = _Capacity.of(self.prices, self.devices)
-        self._labelled = Memo(self._labels)
+    @cached_property
+    def _weight_and_speed(self) -> tuple[Array, Array]:
+        """What layers weigh before each cut: what they take on the first kind of device.  What devices do in a second.
+
+        That is at most so much, by pool.
+        """
+        kinds, least = list(self.prices.devices_by_kind()), self.prices.capacity_s()
+        usable = np.isfinite(least).all(axis=1)
+        reference = least[usable.argmax()] if usable.any() else np.zeros(least.shape[1])
+        speeds = dict.fromkeys(kinds, np.inf)
+        for kind, seconds in zip(np.array(kinds)[usable].tolist(), least[usable], strict=True):
+            ratio = np.divide(reference, seconds, out=np.zeros_like(reference), where=reference > 0)
+            speeds[kind] = float(ratio.max(initial=1e-12))
+        return self.prices.cuts.sums(reference), np.array([speeds[pool.kind] for pool in self.prices.pools])
+
+    def _starts(self, state: Counts) -> Numbers:
+        """The cuts at which a suffix on ``state`` may start."""
+        weight, _ = self._weight_and_speed
+        if not np.isfinite(self.upper_s):
+            return np.arange(len(weight) - 1)
+        used = np.array(self.devices.all_unused) - np.array(state)
+        may_start = (self._done(used) >= weight) & self._fits_after(state)
+        may_start[-1] = False
+        if not used.any():
+            may_start[1:] = False
+        return np.flatnonzero(may_start)
+
+    def _fits_after(self, state: Counts) -> Flags:
+        """By cut, whether the devices ``state`` can do all layers behind it in time."""
+        weight, _ = self._weight_and_speed
+        if not np.isfinite(self.upper_s):
+            return np.ones(len(weight), dtype=bool)
+        return np.asarray(self._done(np.array(state)) >= weight[-1] - weight)
+
+    def _done(self, counts: Numbers) -> float:
+        (weight, speed), own = self._weight_and_speed, counts > 0
+        return float((speed[own] * counts[own]).sum() * self.upper_s * (1 + 1e-9) + 1e-12 * weight[-1])
 
     @property
     def sorts(self) -> tuple[str, ...]:
@@ -114,14 +145,12 @@ class Suffixes:
             for group in self.prices.versions(option.group)
         )
 
+    @once
     def of(self, state: Counts) -> tuple[tuple[GroupChoice, ...], Array]:
         """The choices with the devices ``state``, and their labels by (sort of label, choice, first slot)."""
-        return self._labelled[state]
-
-    def _labels(self, state: Counts) -> tuple[tuple[GroupChoice, ...], Array]:
         choices = self.choices(state)
-        firsts = self._capacity.starts(state, self.upper_s)
-        labels = np.full((len(self.sorts), len(choices), self.prices.cuts.num_slots), np.inf)
+        firsts = self._starts(state)
+        labels = np.full((len(self.sorts), len(choices), 1 + int(self.prices.cuts.slots.max())), np.inf)
         for number, choice in enumerate(choices):
             if self.budget is not None:
                 self.budget.require()
@@ -154,7 +183,7 @@ class Suffixes:
         total = np.maximum(end, stage.all_work) + stage.tail
         labels = np.stack([trip, end, total, total, end + self.card_s(choice, stage)][: len(self.sorts)])
         if may_follow and not is_end.all():
-            behind = self._continuation(choice)
+            behind = self._best_after(choice)
             by_sort = [
                 self._followed(choice, stage, rounds, behind, cuts.column[sort, first, last])
                 for sort in range(len(cuts.column))
@@ -197,21 +226,18 @@ class Suffixes:
 
     def pairs(self, choice: GroupChoice, firsts: Numbers) -> tuple[Numbers, Numbers]:
         """The stages that the choice may have in time: first cuts, each of ``firsts``, in order, and last cuts."""
-        lasts = np.flatnonzero(self._capacity.fits_after(choice.option.left, self.upper_s))
+        lasts = np.flatnonzero(self._fits_after(choice.option.left))
         rows, columns = np.nonzero(self._in_time(choice.group)[np.ix_(firsts, lasts)])
         return firsts[rows], lasts[columns]
 
+    @once_by(lambda self, group: id(group.prices))
     def _in_time(self, group: PricedGroup) -> Flags:
         """By first and last cut, whether the group does the layers between in less than the upper bound."""
-        key = id(group.prices)
-        in_time = self._timely.get(key)
-        if in_time is None:
-            in_time = self.prices.cuts.inside
-            if np.isfinite(self.upper_s):
-                every = np.arange(len(in_time))
-                in_time = in_time & (group.largest_work_s(every[:, None], every[None, :]) <= self.upper_s)
-            self._timely[key] = in_time
-        return in_time
+        inside = self.prices.cuts.inside
+        if not np.isfinite(self.upper_s):
+            return inside
+        every = np.arange(len(inside))
+        return inside & (group.largest_work_s(every[:, None], every[None, :]) <= self.upper_s)
 
     def _fill(self, labels: Array, choice: GroupChoice, firsts: Numbers) -> None:
         """Writes the choice's labels: (sort of label, slot)."""
@@ -234,13 +260,7 @@ class Suffixes:
         starts = np.flatnonzero(np.concatenate(([True], slots[1:] != slots[:-1])))
         labels[:, slots[starts]] = np.minimum.reduceat(stacked, starts, axis=1)
 
-    def _continuation(self, choice: GroupChoice) -> Labels:
-        key = (choice.option.left, choice.option.renamed, choice.group.shares)
-        continuation = self._continuations.get(key)
-        if continuation is None:
-            continuation = self._continuations[key] = self._best_after(choice)
-        return continuation
-
+    @once_by(lambda self, choice: (choice.option.left, choice.option.renamed, choice.group.shares))
     def _best_after(self, choice: GroupChoice) -> Labels:
         """The best that may follow, by row of the columns.
 
@@ -249,7 +269,7 @@ class Suffixes:
         slots = self.prices.cuts.columns.slot
         others, labels = self.of(choice.option.left)
         best = np.full((len(self.sorts), len(slots)), np.inf)
-        source = self._renamed(choice)
+        source = self.renamed(choice)
         possible = np.flatnonzero(np.isfinite(labels[2]).any(axis=1))
         some = max(1, _NUMBERS_AT_ONCE // max(1, len(slots)))
         for numbers in (possible[start : start + some] for start in range(0, len(possible), some)):
@@ -266,64 +286,13 @@ class Suffixes:
             np.minimum(best, least, out=best)
         return Labels.of(best)
 
-    def _renamed(self, choice: GroupChoice) -> PricedGroup:
+    def renamed(self, choice: GroupChoice) -> PricedGroup:
         """The group with its hosts called as in what is left."""
-        versions = self.prices.versions(choice.option.renamed)
-        return next(group for group in versions if group.version == choice.group.version)
+        return self.version(choice.option.renamed, choice.group.version)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Capacity:
-    """How much work devices can do: layers weigh what they take on the first kind of device.
-
-    Attributes:
-        weight: of the layers before each cut.
-        speed: weight that a device of each pool does in a second, at most.
-        all_unused: devices by pool.
-    """
-
-    weight: Array
-    speed: Array
-    all_unused: Counts
-
-    @classmethod
-    def of(cls, prices: GroupPrices, devices: DeviceStates) -> _Capacity:
-        """Read off the prices."""
-        kinds = list(dict.fromkeys(pool.kind for pool in prices.pools))
-        least = prices.capacity_s()
-        usable = [bool(np.isfinite(seconds).all()) for seconds in least]
-        reference = least[usable.index(True)] if any(usable) else np.zeros(least.shape[1])
-        speeds = {}
-        for kind, seconds, is_usable in zip(kinds, least, usable, strict=True):
-            if not is_usable:
-                speeds[kind] = np.inf
-                continue
-            ratio = np.divide(reference, seconds, out=np.zeros_like(reference), where=reference > 0)
-            speeds[kind] = float(ratio.max(initial=1e-12))
-        speed = np.array([speeds[pool.kind] for pool in prices.pools])
-        return cls(prices.cuts.sums(reference), speed, devices.all_unused)
-
-    def starts(self, state: Counts, upper_s: float) -> Numbers:
-        """The cuts at which a suffix on ``state`` may start."""
-        if not np.isfinite(upper_s):
-            return np.arange(len(self.weight) - 1)
-        used = np.array(self.all_unused) - np.array(state)
-        before = self._done(used, upper_s) >= self.weight
-        may_start = before & self.fits_after(state, upper_s)
-        may_start[-1] = False
-        if not used.any():
-            may_start[1:] = False
-        return np.flatnonzero(may_start)
-
-    def fits_after(self, state: Counts, upper_s: float) -> Flags:
-        """By cut, whether the devices ``state`` can do all layers behind it in time."""
-        if not np.isfinite(upper_s):
-            return np.ones(len(self.weight), dtype=bool)
-        return np.asarray(self._done(np.array(state), upper_s) >= self.weight[-1] - self.weight)
-
-    def _done(self, counts: Numbers, upper_s: float) -> float:
-        speed = self.speed[counts > 0]
-        return float((speed * counts[counts > 0]).sum() * upper_s * (1 + 1e-9) + 1e-12 * self.weight[-1])
+    def version(self, counts: Counts, version: Version) -> PricedGroup:
+        """The devices ``counts`` as a stage that is run in one way."""
+        return next(group for group in self.prices.versions(counts) if group.version == version)
 
 
 def least_work_s(evaluator: Evaluator, size: int, backward: str) -> Array:

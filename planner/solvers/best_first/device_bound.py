@@ -41,6 +41,7 @@ import numpy as np
 
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.gradient_overlap import least_sums_s
+from planner.costs.stages.stage_sums import LeastPasses
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.problem import NEVER
 from planner.solvers.best_first.graph_cuts import Flags, Numbers
@@ -226,9 +227,7 @@ def _ends(prices: GroupPrices, kind: str, places: _CutPlaces, is_mixed: bool) ->
         least = _least_s(prices, kind, rows, size)
         if least is None:
             continue
-        forward, path, whole = least
-        added = trains * np.diff(cost_model.accumulate_s(kind, shared=False)) if full > 1 else np.zeros(1)
-        works = [cuts.sums(full * (forward + back) + max(0, full - 1) * added) for back in (path, whole)]
+        works = map(cuts.sums, least.works_s(full))
         work_s, all_work_s = ((sums[last] - sums[first]) for sums in works)
         ranks = -(-size // rows)
         if ranks > len(prices.problem.ranks) and not is_mixed:  # others of unlike members may have more
@@ -268,24 +267,17 @@ def _sizes(prices: GroupPrices, kind: str, least: int, most: int) -> list[int]:
     return sorted({least, most} | measured)
 
 
-def _least_s(prices: GroupPrices, kind: str, least: int, most: int) -> tuple[Array, Array, Array] | None:
-    """F, the B that a gradient passes through and all of a backward, by layer, of a number of samples between two."""
+def _least_s(prices: GroupPrices, kind: str, least: int, most: int) -> LeastPasses | None:
+    """What passes take at least, by layer, of a number of samples between two."""
     cost_model, splits, trains = prices.cost_model, prices.freedom.splits, prices.freedom.trains
     if not is_covered(prices.problem, cost_model, kind, least):
         return None
     by_size = []
     for samples in _sizes(prices, kind, least, most):
         for shared in (False, True):
-            try:
-                sums = cost_model.sums(kind, samples, shared, recompute=False)
-            except MissingMeasurementError:
-                continue
-            backs = trains * sums.path_back_s(splits), trains * sums.whole_back_s(splits)
-            by_size.append(np.diff([sums.forward_s, *backs], axis=1))
-    if not by_size:
-        return None
-    forward, path, whole = np.minimum.reduce(by_size)
-    return forward, path, whole
+            with suppress(MissingMeasurementError):
+                by_size.append(np.diff(cost_model.sums(kind, samples, shared, recompute=False).least(trains, splits)))
+    return LeastPasses(*np.minimum.reduce(by_size)) if by_size else None
 
 
 def _longest_back_s(prices: GroupPrices, most: int) -> Array:

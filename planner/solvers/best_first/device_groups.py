@@ -21,7 +21,7 @@ from functools import cached_property
 from itertools import chain, permutations, product
 from math import comb, factorial, prod
 
-from planner.ir.lazy import Memo
+from planner.ir.lazy import once
 from planner.solvers.candidates.candidate import DevicePool, like_groups
 
 Counts = tuple[int, ...]
@@ -71,7 +71,6 @@ class DeviceStates:
     most_options: int = MANY_OPTIONS
     unit: int = field(init=False, default=1)
     mixes_kinds: bool = field(init=False)
-    _options: Memo[Counts, tuple[GroupOption, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         counts = [len(pool.ranks) for pool in self.pools]
@@ -79,7 +78,6 @@ class DeviceStates:
         largest = max(counts)
         while self.unit < largest and self._estimate() > self.most_options:
             self.unit = min(largest, 2 * self.unit)
-        self._options = Memo(self._options_of)
 
     @property
     def all_unused(self) -> Counts:
@@ -111,11 +109,9 @@ class DeviceStates:
                     order[place] = number
         return tuple(counts[number] for number in order), tuple(order)
 
+    @once
     def options(self, state: Counts) -> tuple[GroupOption, ...]:
         """Every group that can be taken from ``state``, a canonical one; of groups that are alike the first."""
-        return self._options[state]
-
-    def _options_of(self, state: Counts) -> tuple[GroupOption, ...]:
         by_rest: dict[tuple[Counts, Counts], GroupOption] = {}
         for group in self.within(state):
             after = tuple(a - b for a, b in zip(state, group, strict=True))

@@ -8,8 +8,10 @@ graph's own order of layers.  Left out are ideals that part a layer from one tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,15 +110,6 @@ class GraphCuts:
         object.__setattr__(self, "sizes", self.members.sum(axis=1).astype(np.int64))
 
     @property
-    def num_slots(self) -> int:
-        """Number of (cut, sort) pairs."""
-        return int(self.slots.max()) + 1
-
-    def between(self, first: int, cut: int, last: int) -> int:
-        """The row of ``columns`` for the stage from ``first`` to ``cut`` and the one from there to ``last``."""
-        return int(self.column[self.content[cut, last], first, cut])
-
-    @property
     def last(self) -> int:
         """The number of the whole network."""
         return len(self.members) - 1
@@ -156,6 +149,19 @@ class GraphCuts:
             return np.asarray(self.members @ by_layer)
         return np.asarray(running(by_layer)[self.sizes])
 
+    def chain(self, weight: Array, most: int) -> list[int]:
+        """Cuts that follow one another, about ``most``, spread evenly by the ``weight`` before each.
+
+        All that follow one another, where there are no more cuts than that.
+        """
+        chain, wanted = [0], 1
+        for cut in range(1, self.last):
+            is_far = self.last < most or weight[cut] * most >= wanted * weight[-1]
+            if is_far and self.inside[chain[-1], cut]:
+                chain.append(cut)
+                wanted = int(weight[cut] * most / weight[-1]) + 1
+        return [*chain, self.last]
+
     def layers(self, first: int, last: int) -> tuple[int, ...]:
         """The layers between two cuts, by index."""
         return tuple(int(n) for n in np.flatnonzero(self.members[last] > self.members[first]))
@@ -184,19 +190,13 @@ def cuts_of(
     if ideals is None:
         ideals = [(1 << count) - 1 for count in range(len(graph.layers) + 1)]
     whole = [block for block in blocks + ties if block.bit_count() > 1]
-    kept = [ideal for ideal in ideals if _may_cut(ideal, whole)]
+    kept = [ideal for ideal in ideals if not any(ideal & block and block & ~ideal for block in whole)]
     return _cuts(graph, reads, kept, len(ideals) - len(kept), complete)
 
 
 def thinned(cuts: GraphCuts, graph: Graph, most: int, weights: Array) -> GraphCuts:
     """A chain of at most ``most`` cuts, spread evenly by ``weights`` of the layers, for a first quick look."""
-    weight = cuts.sums(weights)
-    chain, wanted = [0], 1
-    for cut in range(1, cuts.last):
-        if weight[cut] * most >= wanted * weight[-1] and cuts.inside[chain[-1], cut]:
-            chain.append(cut)
-            wanted = int(weight[cut] * most / weight[-1]) + 1
-    packed = [_packed(cuts.members[cut]) for cut in (*chain, cuts.last)]
+    packed = [_packed(cuts.members[cut]) for cut in cuts.chain(cuts.sums(weights), most)]
     return _cuts(graph, _reads(graph), packed, 0, False)
 
 
@@ -239,7 +239,7 @@ def _all_ideals(reads: list[int], blocks: list[int], most: int) -> list[int] | N
     """Every ideal that holds each of ``blocks`` as a whole or not at all; None if there are more than ``most``."""
     if len(blocks) > most:
         return None
-    needs = {block: _union(reads[layer] for layer in bits_of(block)) & ~block for block in blocks}
+    needs = {block: reduce(or_, (reads[layer] for layer in bits_of(block))) & ~block for block in blocks}
     ideals = {0}
     pending = [0]
     for ideal in pending:
@@ -255,14 +255,6 @@ def _all_ideals(reads: list[int], blocks: list[int], most: int) -> list[int] | N
     return pending
 
 
-def _union(sets: Iterable[int]) -> int:
-    """The union of bit sets."""
-    union = 0
-    for one in sets:
-        union |= one
-    return union
-
-
 def _blocks(count: int, stays: Mapping[int, int]) -> list[int]:
     """The layers in blocks that are not cut, as bit sets."""
     block = {layer: 1 << layer for layer in range(count)}
@@ -271,11 +263,6 @@ def _blocks(count: int, stays: Mapping[int, int]) -> list[int]:
         for member in bits_of(joined):
             block[member] = joined
     return list(dict.fromkeys(block.values()))
-
-
-def _may_cut(ideal: int, whole: list[int]) -> bool:
-    """Whether each of the sets is in the ideal as a whole or not at all."""
-    return not any(ideal & block and block & ~ideal for block in whole)
 
 
 def _read_bytes(graph: Graph) -> list[dict[str, float]]:

@@ -35,6 +35,7 @@ the clock: 0.05 to 0.2 s of a core on 8 devices, 1 s on 64, 3 s on 1,024.  These
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
@@ -42,13 +43,14 @@ from itertools import pairwise
 import numpy as np
 
 from planner.costs.candidate import Candidate
+from planner.costs.communication.stage_transfers import across_hosts
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.stages.stage_bound import BoundedStages
-from planner.ir.errors import IllegalProgramError, MissingMeasurementError
-from planner.ir.lazy import Memo
+from planner.ir.errors import MissingMeasurementError
+from planner.ir.lazy import once, once_by
 from planner.schedules import traits
-from planner.solvers.best_first.device_groups import Counts, ranks_apart
+from planner.solvers.best_first.device_groups import Counts
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.hybrid_shapes import Shape, placed, shapes
 from planner.solvers.best_first.leaf_bound import CAPS, Leaves, windows_of
@@ -83,7 +85,7 @@ class Hybrid:
     """
 
     step_s: float
-    prices: GroupPrices
+    space: HybridSpace
     groups: tuple[PricedGroup, ...]
     cuts: tuple[int, ...]
     schedule: str
@@ -91,35 +93,24 @@ class Hybrid:
 
     def candidate(self) -> Candidate:
         """With its ranks."""
-        recompute = tuple(group.recompute for group in self.groups)
-        return Candidate(
-            self.prices.cuts.stage_of(self.cuts),
-            ranks_apart(self.prices.pools, [group.counts for group in self.groups]),
-            tuple(group.shares for group in self.groups),
-            self.prices.micro_batches,
-            self.schedule,
-            self.windows,
-            recompute if any(recompute) else (),
-        )
+        return self.space.prices.pipeline(self.groups, self.cuts, self.schedule, self.windows)
 
 
-def hybrids(evaluator: Evaluator, spaces: Sequence[GroupPrices]) -> Iterator[Evaluation]:
+def hybrids(evaluator: Evaluator, spaces: Sequence[HybridSpace]) -> Iterator[Evaluation]:
     """The most promising hybrids that fit, simulated.
 
     Args:
-        spaces: the prices of every way to cut the batch.
+        spaces: one for every way to cut the batch.
     """
     actions, best_s = 0, float("inf")
     longer_s: dict[object, float] = {}  # by plan, what the simulator adds: about the same under any schedule
-    if not spaces or not spaces[0].freedom.schedules:
-        return
     for hybrid in _balanced_hybrids(spaces, evaluator.budget):
         if evaluator.budget.ends(_RANK_S * len(evaluator.problem.ranks)):
             return
         if hybrid.step_s + longer_s.get((id(hybrid.groups), hybrid.cuts), 0.0) >= best_s:
             continue
         candidate = hybrid.candidate()
-        if not hybrid.prices.freedom.allows(candidate) or evaluator.unmet(candidate):
+        if evaluator.unmet(candidate):
             continue
         count = evaluator.num_actions(candidate)
         if actions and actions + count > MOST_ACTIONS:
@@ -127,9 +118,8 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[GroupPrices]) -> Iterator[Eva
         if not evaluator.has_time_for(candidate):
             continue
         actions += count
-        try:
-            evaluation = evaluator.evaluate(candidate, best_s)
-        except (MissingMeasurementError, IllegalProgramError):
+        evaluation = evaluator.tried(candidate, best_s)
+        if evaluation is None:
             continue
         if np.isfinite(evaluation.step_s):
             longer_s[id(hybrid.groups), hybrid.cuts] = evaluation.step_s - hybrid.step_s
@@ -138,40 +128,39 @@ def hybrids(evaluator: Evaluator, spaces: Sequence[GroupPrices]) -> Iterator[Eva
             yield evaluation
 
 
-def _balanced_hybrids(spaces: Sequence[GroupPrices], budget: Budget) -> list[Hybrid]:
+def _balanced_hybrids(spaces: Sequence[HybridSpace], budget: Budget) -> list[Hybrid]:
     """The roughly best, balanced, under each schedule; the most promising first."""
     rough: list[tuple[float, int, Shape, HybridSpace]] = []
-    for prices in spaces:
-        space = HybridSpace(prices)
-        for shape in shapes(prices):
+    for space in spaces:
+        for shape in shapes(space.prices):
             rough.append((space.rough_s(shape), len(rough), shape, space))
             budget.spend(CALL_S)
     rough.sort(key=lambda one: one[:2])
-    balanced: list[tuple[Hybrid, HybridSpace]] = []
-    num_plans = 0
+    balanced, num_plans = list[Hybrid](), 0
     for rough_s, _, shape, space in rough:
         if num_plans == MOST_ROUGH or not np.isfinite(rough_s) or budget.is_over:
             break
         budget.spend(balancing_s(space, shape.num_stages))
-        of_plan = [(hybrid, space) for hybrid in space.balanced(shape)]
+        of_plan = list(space.on(placed(shape, space.prices.pools) or ()))
         num_plans += bool(of_plan)
         balanced += of_plan
     return most_promising(balanced, budget)
 
 
-def most_promising(balanced: Sequence[tuple[Hybrid, HybridSpace]], budget: Budget) -> list[Hybrid]:
+def most_promising(balanced: Sequence[Hybrid], budget: Budget) -> list[Hybrid]:
     """The same with ``leaf_bound``'s steps as far as there are turns for it; the most promising first.
 
     What it adds to the closed form is about the same under any schedule: so much is added where it was not asked.
     """
     longer_s: dict[object, float] = {}
-    waiting = [(hybrid.step_s, 0.0, number) for number, (hybrid, _) in enumerate(balanced)]
+    waiting = [(hybrid.step_s, 0.0, number) for number, hybrid in enumerate(balanced)]
     heapify(waiting)
     turns, bounded, rest = 0, list[Hybrid](), list[Hybrid]()
     while waiting:
         step_s, added_s, number = heappop(waiting)
-        hybrid, space = balanced[number]
-        plan, count = (id(hybrid.groups), hybrid.cuts), 2 * len(hybrid.groups) * len(hybrid.prices.micro_batches)
+        hybrid = balanced[number]
+        plan, stages = (id(hybrid.groups), hybrid.cuts), len(hybrid.groups)
+        count = 2 * stages * len(hybrid.space.prices.micro_batches)
         if longer_s.get(plan, 0.0) > added_s:
             added_s = longer_s[plan]
             heappush(waiting, (hybrid.step_s + added_s, added_s, number))
@@ -179,13 +168,9 @@ def most_promising(balanced: Sequence[tuple[Hybrid, HybridSpace]], budget: Budge
             rest.append(replace(hybrid, step_s=step_s))
         else:
             turns += count
-            bounded.append(space.simulated(hybrid))
+            bounded.append(hybrid.space.simulated(hybrid))
             longer_s.setdefault(plan, bounded[-1].step_s - hybrid.step_s)
-    return [*sorted(bounded, key=_step_s), *sorted(rest, key=_step_s)]
-
-
-def _step_s(hybrid: Hybrid) -> float:
-    return hybrid.step_s
+    return [hybrid for some in (bounded, rest) for hybrid in sorted(some, key=lambda hybrid: hybrid.step_s)]
 
 
 def balancing_s(space: HybridSpace, num_stages: int) -> float:
@@ -208,7 +193,7 @@ class _Boundary:
     gradients: Array
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class HybridSpace:
     """One way to cut the batch, and what was worked out for it.
 
@@ -220,28 +205,17 @@ class HybridSpace:
     links: HandoverBounds = field(init=False)
     chain: Numbers = field(init=False)
     _sample_s: float = field(init=False, default=0.0, repr=False)  # its outputs and gradients on a network card
-    _trips: Memo[tuple[str, int, bool], float] = field(init=False, repr=False)
-    _tables: dict[object, BoundedStages] = field(init=False, default_factory=dict, repr=False)
-    _boundaries: dict[object, _Boundary] = field(init=False, default_factory=dict, repr=False)
-    _hosts: Memo[PricedGroup, list[tuple[int, float, float]]] = field(init=False, repr=False)
     _host_of: list[int] = field(init=False, repr=False)  # by pool, its number
 
     def __post_init__(self) -> None:
-        self._hosts, devices = Memo(self._by_host), self.prices.cost_model.profile.cluster.devices
+        devices = self.prices.cost_model.profile.cluster.devices
         numbers = {host: number for number, host in enumerate(dict.fromkeys(device.host for device in devices))}
         self._host_of = [numbers[devices[pool.ranks[0]].host] for pool in self.prices.pools]
-        self._trips = Memo(lambda key: self._trip_s(*key))
         self.links, cuts = HandoverBounds(self.prices), self.prices.cuts
         weight = cuts.sums(self.prices.capacity_s().min(axis=0))
         if not (np.isfinite(weight).all() and weight[-1] > 0):
             weight = np.arange(len(weight), dtype=np.float64)
-        chain, wanted = [0], 1
-        for cut in range(1, cuts.last):
-            far = cuts.last < MOST_CUTS or weight[cut] * MOST_CUTS >= wanted * weight[-1]
-            if far and cuts.inside[chain[-1], cut]:
-                chain.append(cut)
-                wanted = int(weight[cut] * MOST_CUTS / weight[-1]) + 1
-        self.chain = np.array([*chain, cuts.last])
+        self.chain = np.array(cuts.chain(weight, MOST_CUTS))
         rate, columns = self.prices.cost_model.network.card_bytes_per_s[2 * self._host_of[0]], cuts.columns
         if len(self.prices.pools) > 1:
             moved = columns.forward_bytes + self.prices.freedom.trains * columns.backward_bytes
@@ -255,7 +229,7 @@ class HybridSpace:
             if sum(sizes) > size:
                 return float("inf")
             for kind, each in zip(kinds, sizes, strict=True):
-                trip_s = self._trips[kind, -(-size // sum(sizes)), sum(sizes) > 1]
+                trip_s = self._trip_s(kind, -(-size // sum(sizes)), sum(sizes) > 1)
                 speed += stages * each / sum(sizes) / trip_s if trip_s > 0 else float("inf")
         if not speed > 0:
             return float("inf")
@@ -272,13 +246,13 @@ class HybridSpace:
         parts = -(-shape.num_stages // beside)  # of the pipeline, on hosts of their own
         return min(1.0, (parts - 1) / 2) * self._sample_s * host / (beside * each)
 
+    @once
     def _trip_s(self, kind: str, samples: int, shared: bool) -> float:
-        try:
-            sums = self.prices.cost_model.sums(kind, samples, shared, recompute=False)
-        except MissingMeasurementError:
-            return float("inf")
-        back = sums.path_back_s(self.prices.freedom.splits) if self.prices.freedom.trains else np.zeros(1)
-        return float(sums.forward_s[-1] + back[-1])
+        with suppress(MissingMeasurementError):
+            sums, freedom = self.prices.cost_model.sums(kind, samples, shared, recompute=False), self.prices.freedom
+            passes = sums.least(freedom.trains, freedom.splits)
+            return float(passes.forward_s[-1] + passes.back_s[-1])
+        return float("inf")
 
     def _sum_s(self, shape: Shape) -> float:
         """The sum of gradients of a stage of the first segment, were parameters alike in all."""
@@ -287,12 +261,8 @@ class HybridSpace:
             return 0.0
         return float(self.prices.cost_model.least_sums_s(self.prices.problem.ranks[:replicas])[-1]) / shape.num_stages
 
-    def balanced(self, shape: Shape) -> Iterator[Hybrid]:
-        """The plan with its cuts, under every schedule, without and with recomputation."""
-        yield from self.on(placed(shape, self.prices.pools) or ())
-
     def on(self, stages: Sequence[Counts]) -> Iterator[Hybrid]:
-        """The same of stages with these devices by pool."""
+        """Stages with these devices by pool as a pipeline with its cuts: under every schedule, recomputing or not."""
         versions = [self.prices.versions(each) for each in stages]
         if not versions or not all(versions):
             return
@@ -327,7 +297,7 @@ class HybridSpace:
                 cuts = tuple(self.chain[places[0]].tolist())
                 if (*cuts, *windows) not in yielded:
                     yielded.add((*cuts, *windows))
-                    yield Hybrid(float(step_s), self.prices, groups, cuts, *kept[windows])
+                    yield Hybrid(float(step_s), self, groups, cuts, *kept[windows])
 
     def _windows(self, num_stages: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The schedules that are open, those without windows first."""
@@ -336,15 +306,12 @@ class HybridSpace:
             for cap in CAPS if traits(name).windowed else (0,):
                 yield name, windows_of(cap, (count,) * num_stages)
 
+    @once_by(lambda _, group: (id(group.prices), group.size > 1, id(group.allowed)))
     def _table(self, group: PricedGroup) -> BoundedStages:
         """The group's stages by first and last place."""
-        key = (id(group.prices), group.size > 1, id(group.allowed))
-        table = self._tables.get(key)
-        if table is None:
-            stage = group.stage(self.chain[:, None], self.chain[None, :])
-            possible = self.prices.cuts.inside[self.chain[:, None], self.chain[None, :]]
-            table = self._tables[key] = replace(stage, window=np.where(possible, stage.window, 0))
-        return table
+        ends = self.chain[:, None], self.chain[None, :]
+        stage = group.stage(*ends)
+        return replace(stage, window=np.where(self.prices.cuts.inside[ends], stage.window, 0))
 
     def _cut(
         self, groups: tuple[PricedGroup, ...], stages: Sequence[BoundedStages], kept: tuple[int, ...]
@@ -417,7 +384,7 @@ class HybridSpace:
 
     def _beside(self, groups: tuple[PricedGroup, ...]) -> dict[int, int]:
         """Of stages that follow one another on the same hosts, several of them: the first, by the last."""
-        hosts = [{host for host, _, _ in self._hosts[group]} for group in groups]
+        hosts = [set(self._hosts(group)) for group in groups]
         first_by_last: dict[int, int] = {}
         for s in range(1, len(groups)):
             if len(hosts[s]) > 1 and hosts[s] == hosts[s - 1]:
@@ -429,34 +396,19 @@ class HybridSpace:
         own = [group.prices.least_sums_s * self.prices.freedom.trains for group in groups]
         return [sums_s[at[:, s + 1]] - sums_s[at[:, s]] for s, sums_s in enumerate(own)]
 
+    @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))
     def _boundary(self, source: PricedGroup, destination: PricedGroup) -> _Boundary:
-        key = (source.counts, source.shares, destination.counts, destination.shares)
-        boundary = self._boundaries.get(key)
-        if boundary is None:
-            capacities = np.array(self.prices.cost_model.network.card_bytes_per_s).reshape(-1, 2)
-            moved = np.zeros(capacities.shape)  # samples that leave each host, and that reach it
-            theirs = self._hosts[destination]
-            for host, begin, end in self._hosts[source]:
-                for other, first, last in theirs:
-                    both = min(end, last) - max(begin, first)
-                    if both > 0 and host != other:
-                        moved[host, 0] += both
-                        moved[other, 1] += both
-            outputs, gradients = (moved / capacities).ravel(), (moved[:, ::-1] / capacities).ravel()
-            link = self.links.between(source, destination)
-            boundary = self._boundaries[key] = _Boundary(link, outputs, gradients)
-        return boundary
+        capacities = np.array(self.prices.cost_model.network.card_bytes_per_s).reshape(-1, 2)
+        moved, ends = np.zeros(capacities.shape), (source, destination)  # samples that leave each host, and reach it
+        samples = (group.samples[self.prices.micro_batches[0]] for group in ends)
+        for host, *both in across_hosts(*samples, *map(self._hosts, ends)):
+            moved[host] = both
+        outputs, gradients = (moved / capacities).ravel(), (moved[:, ::-1] / capacities).ravel()
+        return _Boundary(self.links.between(source, destination), outputs, gradients)
 
-    def _by_host(self, group: PricedGroup) -> list[tuple[int, float, float]]:
-        """(number of the host, first and last sample of a full micro-batch) of each run of members."""
-        runs: list[tuple[int, float, float]] = []
-        at = 0.0
-        for number, samples in zip(group.orders[0], group.samples[self.prices.micro_batches[0]], strict=True):
-            host = self._host_of[number]
-            begin = runs.pop()[1] if runs and runs[-1][0] == host else at
-            at += samples
-            runs.append((host, begin, at))
-        return runs
+    def _hosts(self, group: PricedGroup) -> tuple[int, ...]:
+        """The number of each member's host."""
+        return tuple(self._host_of[pool] for pool in group.orders[0])
 
     def simulated(self, hybrid: Hybrid) -> Hybrid:
         """The same with what ``leaf_bound`` says of it, if that is more."""
@@ -487,7 +439,7 @@ class HybridSpace:
             max_in_flight=np.array([stage.window for stage in stages]),
             num_counted=self.prices.num_counted,
         )
-        bound_s = leaves.at_least_s(hybrid.schedule, hybrid.windows, len(self.prices.micro_batches))
+        bound_s = leaves.bounds(hybrid.schedule, hybrid.windows, len(self.prices.micro_batches), np.arange(1))
         return replace(hybrid, step_s=float(bound_s[0]))
 
 

@@ -29,7 +29,7 @@ from planner.ir.schedule import Action, Op
 from planner.solvers.budget import CALL_S, Budget, check_time
 from planner.solvers.candidates.candidate import DevicePool, group_shares, micro_batches
 from planner.solvers.candidates.choose import Selection, cheapest_first, choose
-from planner.solvers.candidates.evaluate import Evaluator
+from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import as_asked, mixing_layers, schedule_names, usable
 
 MANY_RANKS = 64
@@ -81,17 +81,17 @@ PROVED_DEVICES = 8
 """Up to so many devices the search proves its plan before it would ask other planners."""
 
 
-def promising(evaluator: Evaluator) -> Iterator[Selection]:
+def promising(evaluator: Evaluator) -> Iterator[Evaluation]:
     """The few plans of DAPPLE's released planner that it thinks most of, on devices that are too many for a proof."""
     problem = evaluator.problem
     if len(problem.ranks) > PROVED_DEVICES and not mixing_layers(problem.profile.graph):
         within = evaluator.budget.part(_SHARE_OF_TIME * evaluator.budget.left_s)
         offered = dapple.promising(problem, evaluator.cost_model, Trial.as_hint(problem))
         with suppress(HalopipeError):  # a profile that it cannot read
-            yield choose(evaluator, offered, within=within)
+            yield from filter(None, [choose(evaluator, offered, within=within).best])
 
 
-def published(evaluator: Evaluator, within: Budget) -> Iterator[Selection]:
+def published(evaluator: Evaluator, within: Budget) -> Iterator[Evaluation]:
     """What published planners choose, each with an equal part of the budget that is left."""
     mixes, waiting = bool(mixing_layers(evaluator.problem.profile.graph)), list(_PUBLISHED)
     while waiting and len(evaluator.problem.ranks) > 1:
@@ -102,7 +102,7 @@ def published(evaluator: Evaluator, within: Budget) -> Iterator[Selection]:
         problem = replace(evaluator.problem, time_limit_s=own.limit_s)
         with suppress(HalopipeError):  # its own restrictions rule the problem out
             offered = pipelines(problem, evaluator.cost_model, Trial.as_hint(problem))
-            yield choose(evaluator, offered, within=own)
+            yield from filter(None, [choose(evaluator, offered, within=own).best])
 
 
 def mixed_replicas(

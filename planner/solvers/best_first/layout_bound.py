@@ -133,8 +133,9 @@ class TableMaker:
         if len(ranks) > 1:
             try:
                 prices = self.evaluator.layouts.prices(ranks, self.size)
-                most = most_options(prices, self.work_s)
-                options = simplest(self._options(prices), most) if most else ()
+                recompute = ALWAYS if self.problem.recompute == ALWAYS else NEVER
+                question = Question(tuple(range(count)), recompute=recompute)
+                options, most = open_options(self.constraints, prices, question, self.work_s)
                 is_restricted = not most or any(len(prices.options(index)) > most for index in range(count))
                 if options and all(options):
                     graph = self._graph(prices, options)
@@ -184,11 +185,6 @@ class TableMaker:
         if not self.constraints.rules:
             return np.ones((count + 1, count + 1), dtype=bool)
         return self.constraints.mask(np.arange(count + 1), ranks, None, ways)
-
-    def _options(self, prices: LayoutPrices) -> tuple[Options, ...]:
-        recompute = ALWAYS if self.problem.recompute == ALWAYS else NEVER
-        layers = tuple(range(len(prices.layers)))
-        return allowed_options(self.constraints, layers, options_of(prices, Question(layers, recompute=recompute)))
 
     def _graph(self, prices: LayoutPrices, options: tuple[Options, ...]) -> LabelledGraph:
         """A step of all layers: full micro-batches, then the rest of the batch at its own price."""
@@ -263,37 +259,41 @@ class TableMaker:
 
     def _member(self, kind: str, samples: int, rest: int, exchanged: tuple[Array, Array], shared: bool) -> Array:
         """Step, there and back, its parts, of a rank with so many samples, and so many of the last micro-batch."""
-        cost_model, (both, of_forward) = self.evaluator.cost_model, exchanged
-        whole_s, once_s, forward_s = self._passes(kind, samples, shared)
-        step_s = self.num_full * (whole_s + both) + (self._passes(kind, rest, shared)[0] + both if rest else 0.0)
-        if self.backward != NONE:
-            num_additions, updates = (
-                self.num_full - (not self.rest),
-                _between(cost_model.tables.parameters(kind).update_s),
-            )
-            step_s = step_s + num_additions * _between(cost_model.accumulate_s(kind, shared)) + updates
-        return np.stack([step_s, once_s + both, forward_s + of_forward, once_s - forward_s + both - of_forward])
-
-    def _passes(self, kind: str, samples: int, shared: bool) -> tuple[Array, Array, Array]:
-        """All of one F and B, there and back, F."""
-        sums = self.evaluator.cost_model.sums(kind, samples, shared, self.problem.recompute == ALWAYS)
-        forward_s = _between(sums.forward_s)
-        if self.backward == NONE:
-            return forward_s, forward_s, forward_s
-        whole_s, back_s = (of(self.backward == LEAST) for of in (sums.whole_back_s, sums.path_back_s))
-        return forward_s + _between(whole_s), forward_s + _between(back_s), forward_s
+        cost_model, (both, of_forward), trains = self.evaluator.cost_model, exchanged, self.backward != NONE
+        passes, smaller = (
+            cost_model.sums(kind, rows, shared, self.problem.recompute == ALWAYS).least(trains, self.backward == LEAST)
+            if rows
+            else None
+            for rows in (samples, rest)
+        )
+        assert passes is not None, "each rank has a sample"
+        _, work_s = passes.works_s(self.num_full, smaller)
+        step_s = _between(work_s + trains * cost_model.tables.parameters(kind).update_s)
+        once_s, forward_s = _between(passes.forward_s + passes.back_s), _between(passes.forward_s)
+        num = self.num_full + bool(rest)
+        return np.stack(
+            [step_s + num * both, once_s + both, forward_s + of_forward, once_s - forward_s + both - of_forward]
+        )
 
 
-def allowed_options(
-    constraints: Constraints, layers: tuple[int, ...], options: tuple[Options, ...]
-) -> tuple[Options, ...]:
-    """The options of ``layers`` that side constraints allow."""
-    if not constraints.rules:
-        return options
-    return tuple(
-        tuple(option for option in each if constraints.allows_layer(index, CutDegrees.of(dict(option.cuts))))
-        for index, each in zip(layers, options, strict=True)
-    )
+def open_options(
+    constraints: Constraints, prices: LayoutPrices, question: Question, work_s: float
+) -> tuple[tuple[Options, ...], int]:
+    """The options of each layer that side constraints allow, the simplest; and how many of a layer there is time for.
+
+    Args:
+        work_s: what pricing the options of all layers may take; where that is too little there are none.
+    """
+    most = most_options(prices, work_s)
+    if not most:
+        return (), 0
+    options = options_of(prices, question)
+    if constraints.rules:
+        options = tuple(
+            tuple(option for option in each if constraints.allows_layer(index, CutDegrees.of(dict(option.cuts))))
+            for index, each in zip(question.layers, options, strict=True)
+        )
+    return simplest(options, most), most
 
 
 def _less(graph: LabelledGraph, part: LabelledGraph) -> LabelledGraph:

@@ -4,7 +4,7 @@ What the search over samples found goes on in two ways.  The stages of its best 
 layers (``layouts.stage``, exact for a stage alone).  And pipelines of stretches of layers are built by the least that
 stages take under any layouts (``layout_bound``, ``layout_chains``), the one of least bound first, given the layouts of
 least time, and simulated; those that do not fit get layouts for the memory there is.  Where there are several pools one
-stage on all ranks, pipelines along the hosts (``layout_order``) and plans for a part of the hosts come before.
+stage on all ranks, pipelines along the hosts (``OrderedPipelines``) and plans for a part of the hosts come before.
 
 The searched space is that of samples, and beside it: stages of stretches of the graph's order, each on ranks of one
 pool, or all layers on all ranks; every option of each layer; every schedule with windows of its own.  The bound of the
@@ -31,6 +31,7 @@ from planner.costs.memory.table import What
 from planner.costs.pricing import program_of
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.ir.errors import HalopipeError, MissingMeasurementError
+from planner.ir.lazy import once_by
 from planner.ir.plan import PROVEN, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.ir.problem import ALWAYS, NEVER, SAMPLE_DIMS, SPATIAL_DIMS, Problem
 from planner.layers import over_sites
@@ -39,9 +40,8 @@ from planner.passes import in_flight
 from planner.schedules import traits
 from planner.solvers.best_first.block_search import runs_in_blocks
 from planner.solvers.best_first.bound import least_work_s
-from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, allowed_options
-from planner.solvers.best_first.layout_chains import Chains, LayoutChain, links_of
-from planner.solvers.best_first.layout_order import OrderedPipelines
+from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, open_options
+from planner.solvers.best_first.layout_chains import Chains, LayoutChain, OrderedPipelines, links_of
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget, OutOfTimeError, made_within
 from planner.solvers.candidates.candidate import DevicePool, ends_of_hosts, micro_batches, pools, with_options
@@ -64,9 +64,6 @@ from planner.solvers.layouts.stage import (
     WHOLE,
     Question,
     best_layouts,
-    most_options,
-    options_of,
-    simplest,
 )
 
 _SHARE_OF_TABLES, _MOST_OF_TABLES = 0.25, 0.6
@@ -115,7 +112,7 @@ def left_out(problem: Problem) -> tuple[Rejected, ...]:
     return tuple(rejected)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class _LayoutSearch:
     """The search's state.
 
@@ -133,8 +130,6 @@ class _LayoutSearch:
     is_cut_short: bool = field(init=False, default=False)
     is_restricted: bool = field(init=False, default=False)
     _sorts: tuple[tuple[DevicePool, ...], ...] = field(init=False)  # pools, those together that are alike
-    _tables: dict[tuple[int, int, int], GroupTable | None] = field(init=False, default_factory=dict)
-    _made: dict[int, Chains] = field(init=False, default_factory=dict)  # by size of the micro-batch
 
     def __post_init__(self) -> None:
         work_s = _SHARE_OF_TABLES * self.budget.left_s
@@ -188,7 +183,8 @@ class _LayoutSearch:
     def _look_at_fewer(self) -> None:
         """The best plan for some of the hosts is one for all of them, and found where all ask for too much."""
         problem = self.evaluator.problem
-        if num_ranks := _ranks_of_few_hosts(problem):
+        if ends := ends_of_hosts(problem):
+            num_ranks = ends[max(1, (len(ends) + 1) // 4) - 1]  # of a quarter of the hosts
             within = self.budget.part(_SHARE_OF_FEWER * self.budget.left_s)
             fewer = Evaluator(replace(problem, num_ranks=num_ranks), self.evaluator.cost_model, within=within)
             with suppress(HalopipeError):  # rules about other devices
@@ -254,12 +250,10 @@ class _LayoutSearch:
         problem = self.evaluator.problem
         within = self.budget.part(_SHARE_IN_ORDER * self.budget.left_s)
 
-        def on_single_ranks(size: int) -> float:
-            return works[size] * (1 + (len(problem.ranks) - 1) * size / problem.global_batch)
-
         pipelines: list[tuple[int, LayoutChain]] = []
         with suppress(OutOfTimeError):
-            for size in sorted(works, key=on_single_ranks):
+            more = (len(problem.ranks) - 1) / problem.global_batch
+            for size in sorted(works, key=lambda size: works[size] * (1 + more * size)):  # as stages of one rank
                 maker = self._maker(size, within)
                 tables = {
                     (sort, count): self._table(maker, sort, count)
@@ -304,37 +298,31 @@ class _LayoutSearch:
             return 0.0
         return bound_s
 
+    @once_by(lambda _, maker, sort, count: (maker.size, sort, count))
     def _table(self, maker: TableMaker, sort: int, count: int) -> GroupTable | None:
         """The table of ``count`` ranks of a sort of pool, made once.
 
         Raises:
             OutOfTimeError: time is up before it is known.
         """
-        key = maker.size, sort, count
-        if key not in self._tables:
-            maker.budget.require()
-            self._tables[key] = maker.table(self._sorts[sort][0].ranks[:count])
-        return self._tables[key]
+        maker.budget.require()
+        return maker.table(self._sorts[sort][0].ranks[:count])
 
+    @once_by(lambda _, maker: maker.size)
     def _chains(self, maker: TableMaker) -> Chains:
         """The pipelines of one size of the micro-batch, made once.
 
         Raises:
             OutOfTimeError: time is up before they are known.
         """
-        chains = self._made.get(maker.size)
-        if chains is None:
-            problem = self.evaluator.problem
-            tables = {
-                (sort, count): self._table(maker, sort, count)
-                for sort, like in enumerate(self._sorts)
-                for count in range(1, len(like[0].ranks) + 1)
-            }
-            links = links_of(problem, maker.size, self.plans.backward)
-            rules = maker.num_full, problem.max_stages, maker.budget
-            chains = self._made[maker.size] = Chains(self._sorts, tables, self._positions, links, *rules)
-        chains.budget = maker.budget
-        return chains
+        tables = {
+            (sort, count): self._table(maker, sort, count)
+            for sort, like in enumerate(self._sorts)
+            for count in range(1, len(like[0].ranks) + 1)
+        }
+        links = links_of(self.evaluator.problem, maker.size, self.plans.backward)
+        rules = maker.num_full, self.evaluator.problem.max_stages, maker.budget
+        return Chains(self._sorts, tables, self._positions, links, *rules)
 
     @property
     def _positions(self) -> tuple[int, ...]:
@@ -343,6 +331,7 @@ class _LayoutSearch:
     def _look_at(self, maker: TableMaker) -> float:
         """Simulates chains by their bounds: what those that are open or could have been better take at least."""
         chains = self._chains(maker)
+        chains.budget = maker.budget
         open_s, next_s = _FAR, chains.bound_s()
         try:
             for number, chain in enumerate(chains.best_first(self._upper_in_time)):
@@ -399,12 +388,6 @@ class _LayoutSearch:
 def _doubled(most: int) -> list[int]:
     """1, 2, 4, ... and ``most``."""
     return sorted({*(1 << power for power in range(most.bit_length())), most})
-
-
-def _ranks_of_few_hosts(problem: Problem) -> int:
-    """The ranks of a quarter of the hosts, at least one; 0: there is no other host."""
-    ends = ends_of_hosts(problem)
-    return ends[max(1, (len(ends) + 1) // 4) - 1] if ends else 0
 
 
 _FITTINGS = 4  # attempts at layouts within the memory of a pipeline
@@ -475,10 +458,9 @@ class LayoutPlans:
     def _evaluated(self, candidate: Candidate, options: Layouts, known_s: float = float("inf")) -> Evaluation | None:
         """What the simulator says (``Evaluator.evaluate``); None if it is no plan that is allowed."""
         laid_out = with_options(self.evaluator.layouts, candidate, options)
-        try:
+        with suppress(MissingMeasurementError):
             return self.evaluator.evaluate(laid_out, known_s) if self._is_allowed(laid_out) else None
-        except MissingMeasurementError:
-            return None
+        return None
 
     def _is_allowed(self, candidate: Candidate) -> bool:
         if self.evaluator.unmet(candidate):
@@ -540,10 +522,7 @@ class LayoutPlans:
             backward=self.backward,
             recomputed=frozenset(cores) if candidate.recomputes_cores(stage) else frozenset(),
         )
-        most = most_options(prices, self.options_work_s)
-        options = (
-            simplest(allowed_options(self.constraints, layers, options_of(prices, question)), most) if most else ()
-        )
+        options, _ = open_options(self.constraints, prices, question, self.options_work_s)
         if not options or not all(options):
             return {}
         try:

@@ -18,7 +18,7 @@ from math import comb
 import numpy as np
 
 from planner.costs.layers.cost_table import Array
-from planner.ir.schedule import Edge, Op, Pipeline, StageGraph, Traits
+from planner.ir.schedule import Edge, Op, Pipeline, StageGraph
 from planner.passes.events import in_order
 from planner.schedules import max_in_flight, traits
 from planner.schedules import schedule as schedule_named
@@ -134,13 +134,9 @@ class Leaves:
         for windows, numbers in self._windows(schedule, num_microbatches):
             if windows in same:
                 continue
-            bound = self._bound(schedule, windows, num_microbatches, numbers, upper_s)
+            bound = self.bounds(schedule, windows, num_microbatches, numbers, upper_s)
             for number in np.flatnonzero(bound < upper_s):
                 yield Leaf(float(bound[number]), self, int(numbers[number]), schedule, windows)
-
-    def at_least_s(self, schedule: str, windows: tuple[int, ...], num_microbatches: int) -> Array:
-        """By pipeline, what it takes at least under a schedule with these windows."""
-        return self._bound(schedule, windows, num_microbatches, np.arange(len(self)), np.inf)
 
     def _windows_of(self, schedules: Collection[str], num_microbatches: int) -> set[tuple[int, ...]]:
         """The windows of schedules that have fixed ones, where each stage reads from the one before."""
@@ -148,13 +144,20 @@ class Leaves:
         if not all((s, s + 1, True) in self.edges for s in range(num_stages - 1)):
             return set()
         chain = Pipeline(StageGraph.chain(num_stages, num_microbatches))
-        fixed = (max_in_flight(name, chain) for name in schedules if not _has_own_messages(traits(name)))
+        # where messages travel otherwise than under windowed 1F1B, the same order is another plan
+        alike = (name for name in schedules if not (traits(name).blocking or traits(name).streams))
+        fixed = (max_in_flight(name, chain) for name in alike)
         return {windows for windows in fixed if windows is not None}
 
-    def _bound(
-        self, schedule: str, windows: tuple[int, ...], num_microbatches: int, numbers: Numbers, upper_s: float
+    def bounds(
+        self,
+        schedule: str,
+        windows: tuple[int, ...],
+        num_microbatches: int,
+        numbers: Numbers,
+        upper_s: float = np.inf,
     ) -> Array:
-        """Of the pipelines ``numbers``; of those from ``upper_s`` on no more than that."""
+        """Of the pipelines ``numbers``, under a schedule with these windows; of those from ``upper_s`` on no more."""
         num_stages = len(self.heads)
         order = schedule_order(schedule, num_stages, num_microbatches, self.edges, windows)
         if order is None:
@@ -266,11 +269,6 @@ def schedule_order(
     if order is None:
         return None
     return tuple((action.op is Op.FORWARD, action.stage, action.microbatch or 0) for action in order)
-
-
-def _has_own_messages(own: Traits) -> bool:
-    """Whether messages travel otherwise than under windowed 1F1B, so that the same order is another plan."""
-    return own.blocking or bool(own.streams)
 
 
 def _arrays(

@@ -23,7 +23,7 @@ from planner.costs.communication.stage_transfers import (
 )
 from planner.costs.layers.cost_table import Array
 from planner.ir.cluster import Link
-from planner.ir.lazy import Memo
+from planner.ir.lazy import once, once_by
 from planner.solvers.best_first.graph_cuts import Handed
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
 from planner.solvers.candidates.feasibility import may_stream
@@ -58,7 +58,7 @@ class HandoverBound:
     load_both: Array
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class HandoverBounds:
     """Hand-overs between groups, each worked out once.
 
@@ -71,16 +71,10 @@ class HandoverBounds:
     hosts: tuple[int, ...] = field(init=False)
     has_cards: bool = field(init=False)
     _links: dict[str, Link] = field(init=False, repr=False)
-    _seconds: Memo[tuple[str, float, bool], Array] = field(init=False, repr=False)
-    _handed: dict[object, tuple[float, float]] = field(init=False, default_factory=dict, repr=False)
-    _alike: dict[object, HandoverBound] = field(init=False, default_factory=dict, repr=False)
-    _between_groups: dict[object, HandoverBound] = field(init=False, default_factory=dict, repr=False)
-    _crossing: dict[object, Array] = field(init=False, default_factory=dict, repr=False)
     _tiers: NDArray[np.object_] = field(init=False, repr=False)
     _card_bytes_per_s: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._seconds = Memo(lambda key: self._of(*key))
         cluster = self.prices.cost_model.profile.cluster
         streams = may_stream(self.prices.freedom.problem)
         if streams:
@@ -96,30 +90,32 @@ class HandoverBounds:
         self.has_cards = len(set(self.hosts)) > 1
         self._card_bytes_per_s = inf if streams else self.prices.cost_model.network.most_card_bytes_per_s
 
+    @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))
     def between(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
         """Messages from ``source`` to ``destination``, and gradients back."""
-        key = (source.counts, source.shares, destination.counts, destination.shares)
-        handover = self._between_groups.get(key)
-        if handover is None:
-            handover = self._between_groups[key] = self._work_out(source, destination)
-        return handover
+        handovers = [self._in_order(source, a, destination, b) for a in source.orders for b in destination.orders]
+        if len(handovers) == 1:
+            return handovers[0]
+        return HandoverBound(
+            *(np.minimum.reduce([getattr(one, name.name) for one in handovers]) for name in fields(HandoverBound))
+        )
 
+    @once_by(
+        lambda _, source, destination, handed: (
+            *(source.counts, source.shares, destination.counts, destination.shares),
+            *(handed.forward_bytes, handed.backward_bytes),
+        )
+    )
     def handed(self, source: PricedGroup, destination: PricedGroup, handed: Handed) -> tuple[float, float]:
         """As ``there`` and ``back_all`` of :class:`HandoverBound`, for given bytes and without overhead."""
-        ends = (source.counts, source.shares, destination.counts, destination.shares)
-        key = (*ends, handed.forward_bytes, handed.backward_bytes)
-        seconds = self._handed.get(key)
-        if seconds is None:
-            patterns = [
-                pattern
-                for first in source.orders
-                for second in destination.orders
-                for pattern in self._patterns(source, first, destination, second).values()
-            ]
-            there = min(self._slowest(rank, handed.forward_bytes) for p in patterns for rank in p.by_receiver)
-            back = min(self._slowest(rank, handed.backward_bytes) for p in patterns for rank in p.by_sender)
-            seconds = self._handed[key] = (there, back)
-        return seconds
+        patterns = [
+            pattern
+            for first in source.orders
+            for second in destination.orders
+            for pattern in self._patterns(source, first, destination, second).values()
+        ]
+        there = min(self._slowest(rank, handed.forward_bytes) for p in patterns for rank in p.by_receiver)
+        return there, min(self._slowest(rank, handed.backward_bytes) for p in patterns for rank in p.by_sender)
 
     def on_cards(self, source: PricedGroup, destination: PricedGroup, handed: Handed) -> tuple[Array, Array]:
         """How long outputs of a micro-batch, and their gradients, keep network cards busy: of each host out, then in.
@@ -128,19 +124,19 @@ class HandoverBounds:
         """
         if not (source.samples and destination.samples):  # any shares
             return (np.zeros(2 * len(self.hosts)),) * 2
-        key = (source.counts, source.shares, destination.counts, destination.shares)
-        passing = self._crossing.get(key)
-        if passing is None:
-            hosts = [tuple(self.hosts[number] for number in group.orders[0]) for group in (source, destination)]
-            each = []
-            for rows in set(self.prices.micro_batches):
-                of_size = np.zeros((len(self.prices.pools), 2))
-                for host, *both in across_hosts(source.samples[rows], destination.samples[rows], *hosts):
-                    of_size[host] = both
-                each.append(of_size)
-            passing = self._crossing[key] = np.minimum.reduce(each)
-        seconds = passing / self._card_bytes_per_s
+        seconds = self._passing(source, destination) / self._card_bytes_per_s
         return seconds.ravel() * handed.forward_bytes, seconds[:, ::-1].ravel() * handed.backward_bytes
+
+    @once_by(lambda _, source, destination: (source.counts, source.shares, destination.counts, destination.shares))
+    def _passing(self, source: PricedGroup, destination: PricedGroup) -> Array:
+        """Samples of a micro-batch that leave each host, and that reach it: the least of all micro-batches."""
+        hosts = [tuple(self.hosts[number] for number in group.orders[0]) for group in (source, destination)]
+        sizes = list(set(self.prices.micro_batches))
+        passing = np.zeros((len(sizes), len(self.prices.pools), 2))
+        for number, rows in enumerate(sizes):
+            for host, *both in across_hosts(source.samples[rows], destination.samples[rows], *hosts):
+                passing[number, host] = both
+        return np.asarray(passing.min(axis=0))
 
     def _slowest(self, own: PiecesOfOne, bytes_per_sample: float) -> float:
         return max(float(transfer_s(self._links[link], bytes_per_sample * samples)) for link, samples in own)
@@ -173,14 +169,6 @@ class HandoverBounds:
             self._links[joined] = least_link(fastest([self._links[name] for name in names if name in self._links]))
         return joined
 
-    def _work_out(self, source: PricedGroup, destination: PricedGroup) -> HandoverBound:
-        if len(source.orders) * len(destination.orders) == 1:
-            return self._in_order(source, source.orders[0], destination, destination.orders[0])
-        handovers = [self._in_order(source, a, destination, b) for a in source.orders for b in destination.orders]
-        return HandoverBound(
-            *(np.minimum.reduce([getattr(one, name.name) for one in handovers]) for name in fields(HandoverBound))
-        )
-
     def _in_order(
         self, source: PricedGroup, first: tuple[int, ...], destination: PricedGroup, second: tuple[int, ...]
     ) -> HandoverBound:
@@ -190,10 +178,8 @@ class HandoverBounds:
         receivers = frozenset[PiecesOfOne]().union(*(pieces_of_size.by_receiver for pieces_of_size in by_size.values()))
         senders = frozenset[PiecesOfOne]().union(*(pieces_of_size.by_sender for pieces_of_size in by_size.values()))
         full: PiecesOfOne = frozenset().union(*by_size[batches[0]].by_receiver)
-        key = ((receivers, senders, full), self._on_cards(source, first, destination, second), overhead_s)
-        if key not in self._alike:
-            self._alike[key] = self._price(*key)
-        return self._alike[key]
+        on_cards = self._on_cards(source, first, destination, second)
+        return self._price((receivers, senders, full), on_cards, overhead_s)
 
     def _on_cards(
         self, source: PricedGroup, first: tuple[int, ...], destination: PricedGroup, second: tuple[int, ...]
@@ -210,6 +196,7 @@ class HandoverBounds:
         ends = (tuple(each.tolist()) for each in passed.values() if each.any())
         return frozenset(side for there, back in ends for side in ((there, back), (back, there)))
 
+    @once
     def _price(
         self,
         pieces_of: tuple[frozenset[PiecesOfOne], frozenset[PiecesOfOne], PiecesOfOne],
@@ -246,12 +233,13 @@ class HandoverBounds:
         return np.asarray(np.minimum.reduce([self._most(own, forward) for own in ranks]))
 
     def _most(self, own: PiecesOfOne, forward: bool) -> Array:
-        return np.asarray(np.maximum.reduce([self._seconds[link, samples, forward] for link, samples in own]))
+        return np.asarray(np.maximum.reduce([self._seconds(link, samples, forward) for link, samples in own]))
 
     def _least(self, own: PiecesOfOne, forward: bool) -> Array:
-        return np.asarray(np.minimum.reduce([self._seconds[link, samples, forward] for link, samples in own]))
+        return np.asarray(np.minimum.reduce([self._seconds(link, samples, forward) for link, samples in own]))
 
-    def _of(self, link: str, samples: float, forward: bool) -> Array:
+    @once
+    def _seconds(self, link: str, samples: float, forward: bool) -> Array:
         columns = self.prices.cuts.columns
         per_sample = columns.forward_bytes if forward else columns.backward_bytes
         return transfer_s(self._links[link], per_sample * samples)

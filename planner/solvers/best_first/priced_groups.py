@@ -6,11 +6,11 @@ Which schedules, recomputation and side constraints a problem leaves open beside
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -18,18 +18,18 @@ from planner.costs.candidate import Candidate, Recomputes, recompute_mask
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
-from planner.costs.stages.shared_bound import SharedBound
-from planner.costs.stages.shared_times import GroupTimes, MemberTimes
+from planner.costs.stages.shared_bound import GroupTimes, MemberTimes, SharedBound, member_times
 from planner.costs.stages.stage_bound import BoundedStages, StageBound, StageBounds
+from planner.costs.stages.stage_sums import RecomputeMask
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.layout import parts_of, samples_of
-from planner.ir.lazy import Memo
+from planner.ir.lazy import once
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.layers import throughout_sites
 from planner.layers.recomputed import cores_by_index
 from planner.schedules import traits
-from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known
+from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known, ranks_apart
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
 from planner.solvers.candidates.candidate import DevicePool, all_shares, group_shares, site_shares
 from planner.solvers.candidates.constraints import Constraints
@@ -42,9 +42,6 @@ from planner.solvers.candidates.feasibility import (
 )
 
 _ROUNDING = 1e-9
-
-_FEW_SHARES, _SOME_CUTS = 3, 12
-"""Of too many ways to share: those that are looked at, the most frequent ones of stages between some cuts."""
 
 Version = tuple[Recomputes, bool, tuple[int, ...]]
 """A way to run a stage on given devices, see :class:`PricedGroup`."""
@@ -95,14 +92,6 @@ class Freedom:
             Constraints.of(problem),
             problem.max_stages,
         )
-
-    def allows(self, candidate: Candidate) -> bool:
-        """Whether side constraints that concern the whole pipeline allow a complete one."""
-        if not self.constraints.rules:
-            return True
-        ways = [CutDegrees(sample=len(group)) for group in candidate.groups]
-        recompute = [candidate.recomputes(stage) for stage in range(candidate.num_stages)]
-        return self.constraints.allows_stages(candidate.stage_of, candidate.groups, recompute, ways)
 
     def in_flight(self, depth: int, num_microbatches: int) -> tuple[int, int]:
         """The least and the most micro-batches that an allowed schedule keeps on a stage.
@@ -202,7 +191,7 @@ class PricedGroup:
         return np.where(possible, fullest, np.inf)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class GroupPrices:
     """The groups of one way to cut the batch, each priced once.
 
@@ -221,15 +210,11 @@ class GroupPrices:
     received: Array | None = None
     mixing: Array = field(init=False)
     throughout: Flags = field(init=False)
-    _times: dict[tuple[str, Recomputes, int], MemberTimes] = field(init=False, default_factory=dict, repr=False)
-    _capacity: Array | None = field(init=False, default=None, repr=False)
-    _versions: Memo[Counts, tuple[PricedGroup, ...]] = field(init=False, repr=False)
     _prices: dict[object, StageBound] = field(init=False, default_factory=dict, repr=False)
     _bounds: StageBounds = field(init=False, repr=False)
     _cores: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._versions = Memo(self._priced_versions)
         trains, splits = self.freedom.trains, self.freedom.splits
         counted = self.micro_batches[: self.num_counted]
         self._bounds = StageBounds(self.cost_model, self.cuts, counted, trains, splits, self.received)
@@ -240,23 +225,43 @@ class GroupPrices:
         """How many micro-batches bounds count, the first ones."""
         return len(self.micro_batches)
 
+    @once
     def versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
         """The devices ``counts`` as a stage, in every way that is allowed; none if they cannot be priced.
 
-        Without and with recompute, with every share of the samples that is looked at, and where a stage may lie along
+        Without and with recompute, with every share of the samples or the fastest, and where a stage may lie along
         sites alone also with these in other parts than whole samples.
         """
-        return self._versions[counts]
-
-    def _priced_versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
         if sum(counts) > self.micro_batches[0] and not self.throughout.any():
             return ()  # a rank would have no sample
         ranks, size = self.first_ranks(counts), self.micro_batches[0]
-        ways = [(False, shares) for shares in self._shares(ranks)]
+        shares_of = all_shares(self.problem, ranks, size)
+        if not shares_of and len(ranks) <= size:  # too many
+            shares_of = (group_shares(self.problem, self.cost_model, ranks, size),)
+        ways = [(False, shares) for shares in shares_of]
         if len(ranks) > 1 and self.throughout.any():
             ways.append((True, site_shares(self.problem, self.cost_model, ranks, size)))
-        made = (self._made(counts, (recompute, *way)) for way in ways for recompute in self.freedom.recompute)
-        return tuple(group for group in made if group is not None)
+        groups = []
+        for way in ways:
+            for recompute in self.freedom.recompute:
+                with suppress(MissingMeasurementError):
+                    groups.append(self._made(counts, (recompute, *way)))
+        return tuple(group for group in groups if group is not None)
+
+    def pipeline(
+        self, groups: Sequence[PricedGroup], cuts: tuple[int, ...], schedule: str, windows: tuple[int, ...] = ()
+    ) -> Candidate:
+        """Stages of these groups between the cuts, with ranks: the first of each pool that no stage before has."""
+        recompute = tuple(group.recompute for group in groups)
+        return Candidate(
+            self.cuts.stage_of(cuts),
+            ranks_apart(self.pools, [group.counts for group in groups]),
+            tuple(group.shares_between(*ends) for group, ends in zip(groups, pairwise(cuts), strict=True)),
+            self.micro_batches,
+            schedule,
+            windows,
+            recompute if any(recompute) else (),
+        )
 
     def first_ranks(self, counts: Counts) -> tuple[int, ...]:
         """The ranks of a group with the devices ``counts``, where none is used yet."""
@@ -271,27 +276,6 @@ class GroupPrices:
         """Whether some of these ways are in no version."""
         return self.is_open(counts) and not all_shares(self.problem, self.first_ranks(counts), self.micro_batches[0])
 
-    def _shares(self, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """The shares of samples that are looked at: all, or those with the least largest time for some stage."""
-        every = all_shares(self.problem, ranks, self.micro_batches[0])
-        if every or len(ranks) > self.micro_batches[0]:
-            return every
-        frequency = Counter[tuple[int, ...]]()
-        with suppress(MissingMeasurementError):
-            for recompute in self.freedom.recompute:
-                frequency.update(self._least_largest(self.times(ranks, recompute)))
-        return tuple(shares for shares, _ in frequency.most_common(_FEW_SHARES)) or (
-            group_shares(self.problem, self.cost_model, ranks, self.micro_batches[0]),
-        )
-
-    def _least_largest(self, times: GroupTimes) -> Iterator[tuple[int, ...]]:
-        """The shares with the least largest time, of every stage between some of the cuts."""
-        some = np.unique(np.linspace(0, self.cuts.last, _SOME_CUTS).astype(np.int64))
-        first, last = (some[places] for places in np.nonzero(self.cuts.inside[np.ix_(some, some)]))
-        seconds, level = times.levels(lambda member: member.all_work, first, last)
-        for column in level[:, np.isfinite(seconds)].T.tolist():
-            yield times.shares(column)
-
     def times(self, ranks: tuple[int, ...], recompute: Recomputes, num_microbatches: int | None = None) -> GroupTimes:
         """What members of a group take for any number of samples.
 
@@ -302,19 +286,22 @@ class GroupPrices:
             MissingMeasurementError: a layer's cost at one of these numbers is not known.
         """
         recomputed, size = recompute_mask(recompute, self._cores), self.micro_batches[0]
-        devices = self.problem.profile.cluster.devices
+        devices, zero = self.problem.profile.cluster.devices, self.problem.zero_over(len(ranks))
         limits = [self.problem.memory_limit_bytes(rank) + devices[rank].on_chip_bytes for rank in ranks]
         sorts = Counter(zip(map(self.cost_model.kind, ranks), limits, strict=True))
-        members, most = [], []
+        members, most, counted = [], [], self.micro_batches[:num_microbatches]
         for kind, limit in sorts:
             top = size if self.problem.micro_batch_sizes else min(size, self.cost_model.tables.largest_measured(kind))
-            key = (kind, recompute, num_microbatches or len(self.micro_batches))
-            if key not in self._times:
-                self._times[key] = self._bounds.member_times(kind, top, recomputed, self.micro_batches[: key[2]])
-            members.append(self._times[key])
-            zero = self.problem.zero_over(len(ranks))
+            members.append(self._member_times(kind, top, recomputed, counted))
             most.append(self._bounds.most_samples((kind, limit), top, recomputed, len(ranks) if zero else 1, zero))
         return GroupTimes(tuple(members), tuple(sorts.values()), size, tuple(most))
+
+    @once
+    def _member_times(
+        self, kind: str, most: int, recompute: RecomputeMask, micro_batches: tuple[int, ...]
+    ) -> MemberTimes:
+        schedules = self.freedom.trains, self.freedom.splits
+        return member_times(self.cost_model, self.cuts, micro_batches, (kind, most, recompute), schedules)
 
     def devices_by_kind(self) -> dict[str, int]:
         """How many devices there are of each kind, in the order of pools."""
@@ -323,29 +310,22 @@ class GroupPrices:
             counts[pool.kind] = counts.get(pool.kind, 0) + len(pool.ranks)
         return counts
 
+    @once
     def capacity_s(self) -> Array:
         """The least device time of all micro-batches, by kind of device (in the order of pools) and layer."""
-        if self._capacity is None:
-            self._capacity = self._capacity_s()
-        return self._capacity
-
-    def _capacity_s(self) -> Array:
         kinds = list(dict.fromkeys(pool.kind for pool in self.pools))
         per_sample = np.full((len(kinds), len(self.problem.profile.graph.layers)), np.inf)
         for number, kind in enumerate(kinds):
             for samples in self._share_sizes():
-                try:
-                    step_s = self._least_s(kind, samples)
-                except MissingMeasurementError:
-                    continue
-                per_sample[number] = np.minimum(per_sample[number], step_s / samples)
+                with suppress(MissingMeasurementError):
+                    per_sample[number] = np.minimum(per_sample[number], self._least_s(kind, samples) / samples)
         return per_sample * sum(self.micro_batches)
 
     def _least_s(self, kind: str, samples: float) -> Array:
         """By layer: the least F, and all of a backward, whether ranks share the layer or not."""
-        both = [self.cost_model.sums(kind, samples, shared, recompute=False) for shared in (False, True)]
-        backward_s = [self.freedom.trains * sums.whole_back_s(self.freedom.splits) for sums in both]
-        return np.asarray(np.minimum.reduce([np.diff(a.forward_s + b) for a, b in zip(both, backward_s, strict=True)]))
+        both = (self.cost_model.sums(kind, samples, shared, recompute=False) for shared in (False, True))
+        passes = [sums.least(self.freedom.trains, self.freedom.splits) for sums in both]
+        return np.asarray(np.minimum.reduce([np.diff(of.forward_s + of.whole_s) for of in passes]))
 
     def _share_sizes(self) -> list[float]:
         """Samples that a member of some group may have of a micro-batch; where it shares sites, also parts of one."""
@@ -358,15 +338,8 @@ class GroupPrices:
         return sorted({n for rows in set(self.micro_batches) for m in sizes for n in (rows // m, -(-rows // m)) if n})
 
     def _made(self, counts: Counts, version: Version) -> PricedGroup | None:
-        try:
-            return self._make(counts, version)
-        except MissingMeasurementError:
-            return None
-
-    def _make(self, counts: Counts, version: Version) -> PricedGroup | None:
-        recompute, by_parts, shares = version
-        orders = member_orders(self.pools, counts)
-        members = orders[0]
+        recompute, _, shares = version
+        members = member_orders(self.pools, counts)[0]
         ranks = first_ranks(self.pools, members)
         if not usable(self.problem, self.cost_model, ranks, shares, self.micro_batches):
             return None
@@ -380,15 +353,38 @@ class GroupPrices:
             ]
             recomputed, zero = recompute_mask(recompute, self._cores), self.problem.zero_over(len(ranks))
             self._prices[alike] = self._bounds.of(ranks, alike_members, recomputed, zero)
-        allowed = self.freedom.allowed(self.cuts, ranks, recompute)
-        if by_parts:
-            allowed = self.throughout if allowed is None else self.throughout & allowed
-        if self.problem.rate_per_s:
-            in_time = self._in_time(self._prices[alike])
-            allowed = in_time if allowed is None else in_time & allowed
-        all_orders = orders_known(self.pools, counts)
         samples = {rows: self._samples_of(shares, rows) for rows in set(self.micro_batches)}
-        return PricedGroup(counts, ranks, orders, all_orders, samples, version, self._prices[alike], self, allowed)
+        return self._group(counts, version, samples, self._prices[alike])
+
+    def _group(
+        self,
+        counts: Counts,
+        version: Version,
+        samples: Mapping[int, tuple[float, ...]],
+        prices: StageBound,
+        any_shares: SharedBound | None = None,
+    ) -> PricedGroup:
+        """As its attributes say; with the stages that are allowed."""
+        orders = member_orders(self.pools, counts)
+        ranks = first_ranks(self.pools, orders[0])
+        allowed = [self.freedom.allowed(self.cuts, ranks, version[0])]
+        if version[1]:
+            allowed.append(self.throughout)
+        if self.problem.rate_per_s:
+            allowed.append(self._in_time(any_shares or prices))
+        flags = [each for each in allowed if each is not None]
+        return PricedGroup(
+            counts,
+            ranks,
+            orders,
+            orders_known(self.pools, counts),
+            samples,
+            version,
+            prices,
+            self,
+            np.logical_and.reduce(flags) if flags else None,
+            any_shares,
+        )
 
     def _in_time(self, prices: StageBound | SharedBound) -> Flags:
         """By first and last cut, whether a stage's work leaves room for the samples a second that are asked for."""

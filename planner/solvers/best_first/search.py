@@ -5,7 +5,6 @@ A prefix or pipeline is looked at only if its bound is below the best step so fa
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,14 +17,18 @@ from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Rejected, status_of
 from planner.solvers.best_first import virtual_pipelines
 from planner.solvers.best_first.bound import Suffixes
+from planner.solvers.best_first.device_groups import DeviceStates
 from planner.solvers.best_first.graph_cuts import Numbers
 from planner.solvers.best_first.incumbents import Replicas, replica_candidate
 from planner.solvers.best_first.leaf_bound import Leaf, Leaves
-from planner.solvers.best_first.moved_shares import made_to_fit
+from planner.solvers.best_first.message_bound import HandoverBounds
+from planner.solvers.best_first.moves import made_to_fit
 from planner.solvers.best_first.prefixes import Expansion, Frontier, PipelinePrefix
+from planner.solvers.best_first.priced_groups import GroupPrices
+from planner.solvers.best_first.share_bound import AnyShares, MeanHandovers, has_open_shares
 from planner.solvers.best_first.share_search import OpenShares
 from planner.solvers.budget import CALL_S, Budget, OutOfTimeError
-from planner.solvers.candidates.choose import ROUNDING, Selection, better
+from planner.solvers.candidates.choose import ROUNDING, better
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import stages_usable
 from planner.solvers.progress import Progress, SearchProgress
@@ -76,18 +79,23 @@ class BatchSpace:
 
     Attributes:
         bound_s: none is faster.
-        suffixes: makes their DP, given an upper bound on the step and what its tables may cost.
+        begun: their DP, if some of its tables were made.
     """
 
     bound_s: float
-    suffixes: Callable[[float, Budget], Suffixes]
+    prices: GroupPrices
+    devices: DeviceStates
+    begun: Suffixes | None = None
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Opening:
-    """The same, with the DP's bound."""
-
-    frontier: Frontier
+    def suffixes(self, upper_s: float, budget: Budget) -> Suffixes:
+        """Their DP, given an upper bound on the step and what its tables may cost."""
+        if self.begun is not None:
+            self.begun.budget = budget
+            return self.begun
+        if has_open_shares(self.prices, self.devices):
+            every = AnyShares.of(self.prices, upper_s)
+            return Suffixes(every, self.devices, MeanHandovers(every), upper_s, budget)
+        return Suffixes(self.prices, self.devices, HandoverBounds(self.prices), upper_s, budget)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,10 +114,10 @@ class Simulate:
     leaf: Leaf
 
 
-Start = Selection | Evaluation | BatchSpace | Replicas | virtual_pipelines.PipelineFamilies
+Start = Evaluation | BatchSpace | Replicas | virtual_pipelines.PipelineFamilies
 """What a search starts from."""
 
-Item = BatchSpace | Opening | Siblings | Simulate | OpenShares | Replicas | virtual_pipelines.Item
+Item = BatchSpace | Frontier | Siblings | Simulate | OpenShares | Replicas | virtual_pipelines.Item
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +138,7 @@ class BestFirstSearch:
     any_fit: bool = False
     most_candidates: int = 0
     within: Budget | None = None
-    hints: Callable[[Budget], Iterable[Selection]] | None = None
+    hints: Callable[[Budget], Iterable[Evaluation]] | None = None
     improved: Callable[[Evaluation, Budget], Evaluation] | None = None
     best: Evaluation | None = field(init=False, default=None)
     root_s: float = field(init=False, default=float("inf"))
@@ -152,17 +160,15 @@ class BestFirstSearch:
         self._budget = self.within or self.evaluator.budget
         self._begun_s = self._budget.work_s
 
-    def run(self, fill: Callable[[], Iterable[Start]]) -> Outcome:
+    def run(self, start: Iterable[Start]) -> Outcome:
         """Searches until proved, out of time, or stopped by Ctrl-C with a plan at hand.
 
         Args:
-            fill: makes what to start from: plans that are known, and every way to cut the batch.
+            start: plans that are known, and every way to cut the batch.
         """
         try:
-            for item in fill():
-                if isinstance(item, Selection):
-                    self.take(item.best)
-                elif isinstance(item, Evaluation):
+            for item in start:
+                if isinstance(item, Evaluation):
                     self.take(item)
                 else:
                     self._push(item.bound_s, item)
@@ -219,7 +225,7 @@ class BestFirstSearch:
             if enough or self._budget.is_over:
                 return TIME_LIMIT
             self._report()
-            if self._hints_are_due():
+            if self.hints is not None and self._until_s(_HINTS_AFTER) < 0:
                 self.take_hints()
                 continue
             self._advance()
@@ -235,8 +241,8 @@ class BestFirstSearch:
         most_s = _HINTS_TAKE_PROVEN * (self._budget.work_s - self._begun_s) if is_proven else _HINTS_TAKE * left_s
         within = self._budget.part(min(most_s, _HINTS_TAKE * left_s), self.answer_s)
         if hints is not None and not within.is_over:
-            for choice in hints(within):
-                self.take(choice.best)
+            for plan in hints(within):
+                self.take(plan)
         if self.improved is not None and self.best is not None and not is_proven:
             left_s = self._budget.left_s - self.answer_s
             self.take(self.improved(self.best, self._budget.part(_MOVES_TAKE * left_s, self.answer_s)))
@@ -244,9 +250,6 @@ class BestFirstSearch:
     def _until_s(self, share: float) -> float:
         """Work that is left until this share of the budget is done."""
         return self._begun_s + share * (self._budget.limit_s - self.answer_s) - self._budget.work_s
-
-    def _hints_are_due(self) -> bool:
-        return self.hints is not None and self._until_s(_HINTS_AFTER) < 0
 
     def _advance(self) -> None:
         """Takes what has the least bound one step further."""
@@ -259,14 +262,14 @@ class BestFirstSearch:
             try:
                 root_s = max(bound_s, suffixes.root_s())
             except OutOfTimeError:  # the tables made so far are kept
-                self._push(bound_s, BatchSpace(bound_s, functools.partial(_resumed, suffixes)))
+                self._push(bound_s, replace(item, bound_s=bound_s, begun=suffixes))
                 return
             suffixes.budget = None  # what is still missing of the tables is little
             self.root_s = min(self.root_s, root_s)
-            self._push(root_s, Opening(Frontier(suffixes)))
-        elif isinstance(item, Opening):
-            self._open(item.frontier, item.frontier.root())
-            self._look_ahead(item.frontier)
+            self._push(root_s, Frontier(suffixes))
+        elif isinstance(item, Frontier):
+            self._open(item, item.root())
+            self._look_ahead(item)
         elif isinstance(item, Simulate):
             candidate = self._simulate(item.frontier, item.leaf, bound_s)
             is_open = any(choice.group.is_open for choice in item.leaf.prefix.choices)
@@ -277,27 +280,23 @@ class BestFirstSearch:
             for schedule in self.evaluator.schedules:
                 self._evaluate(replica_candidate(self.evaluator.problem, item, schedule), bound_s)
         elif isinstance(item, virtual_pipelines.Item | OpenShares):
-            self._advance_branches(item)
+            for after in item.advance(self.evaluator, self.upper_s):
+                if isinstance(after, Candidate):
+                    with suppress(MissingMeasurementError, IllegalProgramError):
+                        self._evaluate(after, item.bound_s)
+                elif isinstance(after, Evaluation):
+                    self.take(after)
+                else:
+                    self._push(after.bound_s, after)
         else:
             if position + 1 < len(item.expansion):
                 self._push(float(item.expansion.bound_s[position + 1]), item, position + 1)
             self._open(item.frontier, item.expansion.child(position))
 
-    def _advance_branches(self, item: virtual_pipelines.Item | OpenShares) -> None:
-        """The same with pipelines of several stages a position, and with shares."""
-        for after in item.advance(self.evaluator, self.upper_s):
-            if isinstance(after, Candidate):
-                with suppress(MissingMeasurementError, IllegalProgramError):
-                    self._evaluate(after, item.bound_s)
-            elif isinstance(after, Evaluation):
-                self.take(after)
-            else:
-                self._push(after.bound_s, after)
-
     def _simulate(self, frontier: Frontier, leaf: Leaf, bound_s: float) -> Candidate | None:
         """Looks at the pipeline, where shares are open with those best by themselves; None if it is not allowed."""
         candidate = replace(frontier.candidate(leaf.prefix, leaf.schedule), windows=leaf.windows)
-        if not frontier.suffixes.prices.freedom.allows(candidate):
+        if self.evaluator.unmet(candidate):
             return None
         if stages_usable(self.evaluator.problem, self.evaluator.cost_model, candidate):
             self._evaluate(candidate, bound_s)
@@ -413,12 +412,6 @@ class BestFirstSearch:
 def _is_unreplicated(candidate: Candidate) -> bool:
     """Whether its stages have one rank each."""
     return all(len(group) == 1 for group in candidate.groups)
-
-
-def _resumed(suffixes: Suffixes, _upper_s: float, budget: Budget) -> Suffixes:
-    """Tables that were begun, with more time."""
-    suffixes.budget = budget
-    return suffixes
 
 
 def _most_promising(children: list[tuple[Expansion, Numbers]]) -> list[tuple[Expansion, Numbers]]:

@@ -22,7 +22,8 @@ from planner.costs.communication.collectives import transfer_s
 from planner.costs.layers.cost_table import Array
 from planner.costs.stages.shared_bound import SharedBound
 from planner.ir.errors import MissingMeasurementError
-from planner.solvers.best_first.device_groups import Counts, DeviceStates, member_orders, orders_known
+from planner.ir.lazy import once
+from planner.solvers.best_first.device_groups import Counts, DeviceStates, member_orders
 from planner.solvers.best_first.graph_cuts import Handed, Numbers
 from planner.solvers.best_first.message_bound import HandoverBound, HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
@@ -57,17 +58,20 @@ class AnyShares(GroupPrices):
         """Those that are full."""
         return self.micro_batches.count(self.micro_batches[0])
 
-    def _priced_versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
+    @once
+    def versions(self, counts: Counts) -> tuple[PricedGroup, ...]:
         """Where all members are the same, that alone is the mean."""
         if not self.is_open(counts):
-            closed = super()._priced_versions(counts)
-            if not closed or len(set(self._members(closed[0]))) == 1:
+            closed = super().versions(counts)
+            members = (zip(group.ranks, group.samples[self.micro_batches[0]], strict=True) for group in closed[:1])
+            if len({(self.cost_model.kind(rank), samples) for rank, samples in chain.from_iterable(members)}) < 2:
                 return closed
-        made = [self._any(counts, recompute) for recompute in self.freedom.recompute]
-        return tuple(group for group in made if group is not None)
-
-    def _members(self, group: PricedGroup) -> list[tuple[str, float]]:
-        return list(zip(map(self.cost_model.kind, group.ranks), group.samples[self.micro_batches[0]], strict=True))
+        groups = []
+        if len(self.first_ranks(counts)) <= min(self.micro_batches):
+            for recompute in self.freedom.recompute:
+                with suppress(MissingMeasurementError):
+                    groups.append(self._any(counts, recompute))
+        return tuple(groups)
 
     def most_samples(self, group: PricedGroup, cuts: tuple[int, int], kept: int) -> Numbers:
         """The most samples of each member of a stage between two cuts that keeps so many micro-batches."""
@@ -89,35 +93,15 @@ class AnyShares(GroupPrices):
                         break
         return most
 
-    def _any(self, counts: Counts, recompute: Recomputes) -> PricedGroup | None:
+    def _any(self, counts: Counts, recompute: Recomputes) -> PricedGroup:
         ranks = self.first_ranks(counts)
-        if len(ranks) > min(self.micro_batches):
-            return None
-        try:
-            times, all_times = self.times(ranks, recompute, self.num_counted), self.times(ranks, recompute)
-            zero = self.problem.zero_over(len(ranks))
-            pools = [self.pools[number] for number in member_orders(self.pools, counts)[0]]
-            members = [(pool.kind, pool.memory_limit_bytes, (1.0, 1.0)) for pool in pools]
-            single = self._bounds.of(ranks, members, recompute_mask(recompute, self._cores), zero)
-        except MissingMeasurementError:
-            return None
+        times, all_times = self.times(ranks, recompute, self.num_counted), self.times(ranks, recompute)
+        zero = self.problem.zero_over(len(ranks))
+        pools = [self.pools[number] for number in member_orders(self.pools, counts)[0]]
+        members = [(pool.kind, pool.memory_limit_bytes, (1.0, 1.0)) for pool in pools]
+        single = self._bounds.of(ranks, members, recompute_mask(recompute, self._cores), zero)
         bound = SharedBound(single, times, all_times, self.num_counted, self.cuts.inside, self.upper_s)
-        allowed = self.freedom.allowed(self.cuts, ranks, recompute)
-        if self.problem.rate_per_s:
-            in_time = self._in_time(bound)
-            allowed = in_time if allowed is None else in_time & allowed
-        return PricedGroup(
-            counts,
-            ranks,
-            member_orders(self.pools, counts),
-            orders_known(self.pools, counts),
-            {},
-            (recompute, False, (0,) * len(ranks)),
-            single,
-            self,
-            allowed,
-            bound,
-        )
+        return self._group(counts, (recompute, False, (0,) * len(ranks)), {}, single, bound)
 
 
 class MeanHandovers(HandoverBounds):
@@ -128,25 +112,19 @@ class MeanHandovers(HandoverBounds):
         if source.size == destination.size == 1:
             return super().between(source, destination)
         overhead_s = min(source.prices.overhead_s, destination.prices.overhead_s)
-        key = (*self._pieces(source, destination), overhead_s)
-        handover = self._alike.get(key)
-        if handover is None:
-            handover = self._alike[key] = self._mean(*key)
-        return handover
+        return self._mean(*self._pieces(source, destination), overhead_s)
 
     def handed(self, source: PricedGroup, destination: PricedGroup, handed: Handed) -> tuple[float, float]:
         """As there; of the mean sample."""
         if source.size == destination.size == 1:
             return super().handed(source, destination, handed)
-        num_pieces, name = self._pieces(source, destination)
-        key = (num_pieces, name, handed.forward_bytes, handed.backward_bytes)
-        if key not in self._handed:
-            there, back = (
-                float(self._least_mean_s(name, self.prices.micro_batches[0] / num_pieces, np.array(num_bytes)))
-                for num_bytes in (handed.forward_bytes, handed.backward_bytes)
-            )
-            self._handed[key] = there, back
-        return self._handed[key]
+        return self._mean_s(*self._pieces(source, destination), handed.forward_bytes, handed.backward_bytes)
+
+    @once
+    def _mean_s(self, num_pieces: int, name: str, forward_bytes: float, backward_bytes: float) -> tuple[float, float]:
+        samples, both_bytes = self.prices.micro_batches[0] / num_pieces, np.array([forward_bytes, backward_bytes])
+        there, back = self._least_mean_s(name, samples, both_bytes).tolist()
+        return there, back
 
     def _pieces(self, source: PricedGroup, destination: PricedGroup) -> tuple[int, str]:
         """The most messages of a micro-batch, and a name for their links."""
@@ -156,6 +134,7 @@ class MeanHandovers(HandoverBounds):
         name = self._any_of(sorted(set(chain.from_iterable(self._tiers[np.ix_(*pools)].tolist()))))
         return ends[1] if whole else sum(ends) - 1, name
 
+    @once
     def _mean(self, num_pieces: int, name: str, overhead_s: float) -> HandoverBound:
         columns, samples = self.prices.cuts.columns, self.prices.micro_batches[0] / num_pieces
         times = self.prices.num_counted

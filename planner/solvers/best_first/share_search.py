@@ -75,7 +75,8 @@ class OpenShares:
         least, most = self.boxes
         single = (least == most).all(axis=0)
         if single[0]:
-            candidate = self.candidate_of(least[:, 0])
+            ends, samples = np.cumsum([0, *map(len, self.candidate.groups)]), least[:, 0].tolist()
+            candidate = replace(self.candidate, shares=tuple(tuple(samples[a:b]) for a, b in pairwise(ends)))
             if stages_usable(evaluator.problem, evaluator.cost_model, candidate):
                 yield candidate
             yield from self._only(np.arange(1, len(single)), upper_s)
@@ -83,7 +84,7 @@ class OpenShares:
         chosen = np.flatnonzero(~single)
         if len(chosen) > _MOST_BOXES:  # the smallest first, so that no more come
             chosen = chosen[np.argsort((most - least)[:, chosen].sum(axis=0), kind="stable")]
-        chosen = chosen[: self.clocks.num_boxes]
+        chosen = chosen[: max(1, min(_MANY_BOXES, _MANY_NUMBERS // max(1, self.clocks.num_numbers)))]
         kept = np.ones(len(single), dtype=bool)
         kept[chosen] = False
         halves = self.clocks.halves(least[:, chosen], most[:, chosen])
@@ -103,12 +104,6 @@ class OpenShares:
         if len(numbers):
             least, most = self.boxes
             yield replace(self, boxes=(least[:, numbers], most[:, numbers]), bounds=self.bounds[numbers])
-
-    def candidate_of(self, samples: Numbers) -> Candidate:
-        """The pipeline with these samples of its members."""
-        ends = np.cumsum([0, *map(len, self.candidate.groups)])
-        shares = tuple(tuple(samples[first:last].tolist()) for first, last in pairwise(ends))
-        return replace(self.candidate, shares=shares)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,11 +261,6 @@ class MemberClocks:
     def num_numbers(self) -> int:
         """About how many a box takes."""
         return len(self.order or ()) * sum(len(s.pools) for s in self.stages) * max(len(s.pools) for s in self.stages)
-
-    @property
-    def num_boxes(self) -> int:
-        """How many are bounded at a time."""
-        return max(1, min(_MANY_BOXES, _MANY_NUMBERS // max(1, self.num_numbers)))
 
     def all_shares(self, upper_s: float) -> Boxes:
         """One box with all shares that may take less than ``upper_s``; none if there are none."""

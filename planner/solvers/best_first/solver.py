@@ -56,9 +56,9 @@ and in forward plans over blocks of layers and tiles                            
 
 Where sequences may be cut into token slices, plans with such are tried at last    ``planner.token_slices.search``
 
-Objectives: ``throughput`` as above, of forward passes alone the rate of a stream (``sustained_rate``); ``latency`` the
+Objectives: ``throughput`` as above, of forward passes alone the rate of a stream (``objectives``); ``latency`` the
 same with forward passes alone, at a rate if one is asked for; ``memory`` the least limit under
-which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``infeasible``
+which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``objectives``
 
 Schedules for several stages a position, where they are named                 ``virtual_pipelines``, ``virtual_bound``
 
@@ -75,17 +75,15 @@ from planner.costs.sentences import binding
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
 from planner.solvers.best_first.block_search import with_blocks
-from planner.solvers.best_first.infeasible import least_memory, no_plan_fits
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
-from planner.solvers.best_first.moved_shares import with_moved_shares
+from planner.solvers.best_first.moves import with_moved_shares
+from planner.solvers.best_first.objectives import highest_rate, is_stream, least_memory, no_plan_fits
 from planner.solvers.best_first.search import BestFirstSearch, Outcome
-from planner.solvers.best_first.sustained_rate import highest_rate, is_stream
 from planner.solvers.best_first.warm_start import SearchStart
 from planner.solvers.budget import part_of_current
 from planner.solvers.candidates.candidate import plan_of
-from planner.solvers.candidates.choose import alternatives, without_ties
+from planner.solvers.candidates.choose import alternatives, out_of_time, without_ties, written
 from planner.solvers.candidates.evaluate import Evaluator
-from planner.solvers.candidates.explain import out_of_time, written
 from planner.solvers.progress import Progress
 from planner.token_slices.search import require_slices, slices_time, with_token_slices
 
@@ -122,7 +120,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     start = SearchStart(evaluator)
     within = evaluator.budget.part(until_s=budget.elapsed_s + _SEARCH_TAKES * evaluator.budget.clock_s)
     search = BestFirstSearch(evaluator, progress, within=within, hints=start.hints, improved=start.improved)
-    outcome = search.run(start.items)
+    outcome = search.run(start.items())
     if start.is_restricted and outcome.status in (PROVEN, WITHIN_GAP, SEARCHED):  # others may know what is not searched
         search.take_hints(is_proven=True)
         outcome = search.outcome(outcome.status)

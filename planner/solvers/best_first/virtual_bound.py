@@ -152,7 +152,9 @@ class Tables:
             if mean.bound_s <= best.bound_s:
                 break
             best, weights = mean, moved / moved.sum()
-        return best, self._mean(weights, returns=False), *self._trip()
+        nothing, all_ways = (0.0,) * len(self.spans), (1.0,) * len(self.spans)
+        trip = (self._tabled(Mean(nothing, all_ways, True, ())),) if self.is_linked else ()
+        return best, self._mean(weights, returns=False), *trip
 
     def _ends(self, mean: Mean) -> list[float]:
         """By position, the bound of its own, where the mean is least."""
@@ -167,11 +169,6 @@ class Tables:
         own = tuple(float(weights[r]) for r in self.where)
         ahead = tuple(float(weights[begun > stage].sum()) * self.is_linked for stage in stages)
         return self._tabled(Mean(own, ahead, returns, ()))
-
-    def _trip(self) -> tuple[Mean, ...]:
-        count = len(self.spans)
-        nothing, all_ways = (0.0,) * count, (1.0,) * count
-        return (self._tabled(Mean(nothing, all_ways, True, ())),) if self.is_linked else ()
 
     def _tabled(self, mean: Mean) -> Mean:
         """With its table, from the last stage to the first."""
@@ -331,24 +328,3 @@ def _limits(group: PricedGroup, num_microbatches: int, num_stages: int) -> Array
     memory = group.prices.memory
     rounding = (num_microbatches + 6) * num_stages  # the simulator rounds bytes slot by slot
     return np.array([holder.limit_bytes + rounding for holder in memory.holders] if memory is not None else [np.inf])
-
-
-def least_largest(costs: Sequence[Array]) -> list[int] | None:
-    """Cuts so that the largest cost of a stage is least; None if there are none.
-
-    Args:
-        costs: of each stage, by first and last cut.
-    """
-    best = np.full(len(costs[0]), np.inf)
-    best[-1] = 0.0
-    chosen = []
-    for cost in reversed(costs):
-        both = np.maximum(cost, best[None, :])
-        chosen.append(both.argmin(axis=1))
-        best = both.min(axis=1)
-    if not np.isfinite(best[0]):
-        return None
-    cuts = [0]
-    for choice in reversed(chosen):
-        cuts.append(int(choice[cuts[-1]]))
-    return cuts

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, permutations, product
 from math import prod
@@ -27,16 +26,16 @@ import numpy as np
 
 from planner.costs.candidate import Candidate
 from planner.costs.layers.cost_table import Array
-from planner.ir.errors import IllegalProgramError, MissingMeasurementError
 from planner.ir.layout import equal_shares
 from planner.ir.plan import Rejected
 from planner.ir.problem import AUTO
 from planner.schedules import positions, traits
 from planner.solvers.best_first.device_groups import Counts, DeviceStates, at_pools, first_ranks
 from planner.solvers.best_first.graph_cuts import Numbers
+from planner.solvers.best_first.hybrids import balanced_places
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.priced_groups import GroupPrices, PricedGroup
-from planner.solvers.best_first.virtual_bound import First, StagePrices, Tables, least_largest
+from planner.solvers.best_first.virtual_bound import First, StagePrices, Tables
 from planner.solvers.budget import NUMBER_S
 from planner.solvers.candidates.candidate import DevicePool
 from planner.solvers.candidates.choose import better
@@ -142,8 +141,9 @@ class PipelineFamilies:
                 yield from product(*(_halves(prices, groups) for groups in by_position))
             elif prod(map(len, by_position)) <= MANY_SHARES:
                 yield from product(*by_position)
-            else:
-                yield tuple(map(_nearest_to_even, by_position))
+            else:  # those whose members are done at nearly the same time
+                ends = np.array(0), np.array(-1)
+                yield tuple(min(own, key=lambda g: float(g.prices.all_works.most(*ends))) for own in by_position)
 
 
 def _halves(prices: GroupPrices, groups: Sequence[PricedGroup]) -> Iterator[PricedGroup]:
@@ -154,11 +154,6 @@ def _halves(prices: GroupPrices, groups: Sequence[PricedGroup]) -> Iterator[Pric
         if group.shares == halves:
             for own in orders:
                 yield replace(group, orders=tuple(dict.fromkeys((own, *orders))), orders_known=True)
-
-
-def _nearest_to_even(groups: Sequence[PricedGroup]) -> PricedGroup:
-    """Of groups of the same devices, that whose members are done at nearly the same time."""
-    return min(groups, key=lambda group: float(group.prices.all_works.most(np.array(0), np.array(-1))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,14 +201,14 @@ class Family:
         every = np.arange(self.stage_prices.prices.cuts.last + 1)
         ways = len(self.where) / len(self.groups)
         fullness = [group.fullness(every[:, None], every[None, :], 1) for group in self.groups]
-        cuts = least_largest([fullness[r] for r in self.where])
+        cuts = balanced_places([fullness[r] for r in self.where])
         if cuts is None:
             return float("inf"), None
         return ways * max(float(fullness[r][cuts[s], cuts[s + 1]]) for s, r in enumerate(self.where)), cuts
 
     def good(self, evaluator: Evaluator, upper_s: float) -> Evaluation | None:
         """The balanced pipeline, or the leanest if that does not fit; where it is fast, with its cuts moved."""
-        cuts = least_largest([self.stage_prices.spans(self.groups[r]).whole for r in self.where])
+        cuts = balanced_places([self.stage_prices.spans(self.groups[r]).whole for r in self.where])
         best = self._simulated(evaluator, cuts)
         if best is None and cuts is not None:
             cuts = self.leanest()[1]
@@ -242,10 +237,8 @@ class Family:
         candidate = self.candidate(cuts) if cuts is not None else None
         if candidate is None or evaluator.unmet(candidate) or not evaluator.has_time_for(candidate):
             return None
-        with suppress(MissingMeasurementError, IllegalProgramError):
-            simulated = evaluator.evaluate(candidate, known_s)
-            return simulated if simulated.fits else None
-        return None
+        simulated = evaluator.tried(candidate, known_s)
+        return simulated if simulated is not None and simulated.fits else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

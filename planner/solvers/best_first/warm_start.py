@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -19,16 +17,15 @@ from planner.solvers.best_first.bound import Suffixes
 from planner.solvers.best_first.device_bound import Capacity, capacity, least_step_s
 from planner.solvers.best_first.device_groups import DeviceStates
 from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, thinned
-from planner.solvers.best_first.group_search import GroupSearch
 from planner.solvers.best_first.hybrids import HybridSpace, hybrids
 from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, promising, published, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
-from planner.solvers.best_first.local_search import LocalSearch
 from planner.solvers.best_first.message_bound import HandoverBounds
+from planner.solvers.best_first.moves import GroupSearch, LocalSearch
 from planner.solvers.best_first.prefixes import Frontier
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.best_first.search import BatchSpace, BestFirstSearch, Outcome
-from planner.solvers.best_first.share_bound import AnyShares, MeanHandovers, has_open_shares
+from planner.solvers.best_first.share_bound import has_open_shares
 from planner.solvers.best_first.virtual_pipelines import FEW_LAYERS, PipelineFamilies, families, not_searched
 from planner.solvers.budget import Budget, OutOfTimeError, made_within, under
 from planner.solvers.candidates.candidate import ends_of_hosts, micro_batches, pools
@@ -52,9 +49,6 @@ _LARGE_PARTS = (64, 256)  # of the devices, for which hybrids are looked at befo
 _MUCH_LARGER = 4  # than such a part: of more devices the next part is looked at alone
 _FEW_SPACES = 3  # ways to cut the batch that are looked at quickly
 _FEW = 400  # partial plans that it looks at
-
-
-Planned = TypeVar("Planned", Selection, Evaluation)
 
 
 @dataclass(slots=True, eq=False)
@@ -86,9 +80,9 @@ class SearchStart:
     _parts_known: bool = field(init=False, default=False)
     _moves: LocalSearch | None = field(init=False, default=None)
     _groups: GroupSearch | None = field(init=False, default=None)
-    _priced: list[GroupPrices] = field(init=False, default_factory=list)
+    _hybrids: list[HybridSpace] = field(init=False, default_factory=list)
 
-    def items(self) -> Iterator[Selection | Evaluation | BatchSpace | Replicas | PipelineFamilies]:
+    def items(self) -> Iterator[Evaluation | BatchSpace | Replicas | PipelineFamilies]:
         """Hybrids and strategies first, as their steps prune what follows."""
         problem, cost_model = self.evaluator.problem, self.evaluator.cost_model
         freedom = Freedom.of(problem)
@@ -98,48 +92,48 @@ class SearchStart:
         self._note(cuts, devices)
         self.is_restricted = bool(devices.restrictions) or not cuts.complete
         spaces = self._bounded(list(self._spaces(devices, cuts)))
-        yield from self._noted(self._hybrids_on_parts(cuts))
-        self.whole_s = min((space.bound_s for space, _ in spaces), default=0.0)
-        self._priced = [prices for _, prices in spaces]
-        yield from self._noted(hybrids(self.evaluator, self._priced))
+        self.whole_s = min((space.bound_s for space in spaces), default=0.0)
+        if freedom.schedules:
+            yield from self._noted(self._hybrids_on_parts(cuts))
+            self._hybrids = [HybridSpace(space.prices) for space in spaces]
+            yield from self._noted(hybrids(self.evaluator, self._hybrids))
         if not self.is_part:
             yield from self._noted(promising(self.evaluator))
-            yield from self._noted(self._strategies(freedom))
+            yield from self._noted(self._strategies())
         if devices.restrictions and freedom.schedules and not self.is_part:
             yield from self._noted(self.on_parts(self.best))
         if freedom.virtual:
             self.rejected += not_searched(devices, freedom.virtual, problem.recompute)
-            yield from families(self._priced, devices, freedom.virtual)
+            yield from families([space.prices for space in spaces], devices, freedom.virtual)
         groups = [option.group for option in devices.options(devices.all_unused)]
-        for prices in self._priced:
-            is_closed = not freedom.virtual and has_open_shares(prices, devices)
-            if not is_closed and any(map(prices.leaves_out, groups)):
+        for space in spaces:
+            is_closed = not freedom.virtual and has_open_shares(space.prices, devices)
+            if not is_closed and any(map(space.prices.leaves_out, groups)):
                 self.least_work_s = self.capacity_s
         if not freedom.schedules:
             return
         few = DeviceStates(devices.pools, freedom.may_replicate, FEW_OPTIONS)
         yield from self._quick_look(spaces, few, self.best)
-        yield from (space for space, _ in spaces)
+        yield from spaces
         if not devices.mixes_kinds and not freedom.constraints.rules:
             sizes = micro_batch_sizes(problem, cost_model)
             yield from self._replicas(mixed_replicas(problem, cost_model, devices.pools, sizes))
 
-    def _noted(self, plans: Iterable[Planned]) -> Iterator[Planned]:
+    def _noted(self, plans: Iterable[Evaluation]) -> Iterator[Evaluation]:
         """The same; the best of them that may be an answer is remembered."""
         for plan in plans:
-            evaluation = plan.best if isinstance(plan, Selection) else plan
-            if evaluation is not None and evaluation.fits and not self.evaluator.unmet(evaluation.candidate):
-                self.best = better(self.best, evaluation)
+            if plan.fits and not self.evaluator.unmet(plan.candidate):
+                self.best = better(self.best, plan)
             yield plan
 
-    def _strategies(self, freedom: Freedom) -> Iterator[Selection]:
+    def _strategies(self) -> Iterator[Evaluation]:
         """Those that may be an answer; all are known by name, but where there is a plan and no time for them."""
         if self.best is not None and self.evaluator.budget.is_over:
             return
         for name, choice in strategies(self.evaluator):
             self.choices[name] = choice
-            if choice.best is not None and freedom.allows(choice.best.candidate):
-                yield choice
+            if choice.best is not None:
+                yield choice.best
 
     def _hybrids_on_parts(self, cuts: GraphCuts) -> Iterator[Evaluation]:
         """Hybrids on 64 or 256 devices: they are there soon, where those of all devices may take too long."""
@@ -151,7 +145,8 @@ class SearchStart:
                 )
                 with suppress(HalopipeError):  # rules about other devices
                     devices = _devices(Freedom.of(part.problem))
-                    yield from hybrids(part, [each for each in priced(part, cuts) if _has_groups(each, devices)])
+                    of_part = [HybridSpace(each) for each in priced(part, cuts) if _has_groups(each, devices)]
+                    yield from hybrids(part, of_part)
                 self.evaluator.num_simulated += part.num_simulated
 
     def _replicas(self, replicas: Iterable[Replicas]) -> Iterator[Replicas]:
@@ -181,7 +176,7 @@ class SearchStart:
             with suppress(HalopipeError):  # rules about other devices
                 search = BestFirstSearch(evaluator, None, most_candidates=_FEW)
                 search.best = best
-                outcome = search.run(SearchStart(evaluator, is_part=True, cuts=self.cuts).items)
+                outcome = search.run(SearchStart(evaluator, is_part=True, cuts=self.cuts).items())
                 self.evaluator.num_simulated += evaluator.num_simulated
                 if outcome.best is not None and outcome.best is not best:
                     best = outcome.best
@@ -189,71 +184,69 @@ class SearchStart:
                 if outcome.status == STOPPED:
                     raise KeyboardInterrupt
 
-    def hints(self, within: Budget) -> Iterator[Selection]:
+    def hints(self, within: Budget) -> Iterator[Evaluation]:
         """What is asked when a part of the time is gone: plans for parts of the cluster, and of published planners."""
         if not self._parts_known:
-            for best in self.on_parts():
-                yield Selection(best, None, None)
+            yield from self.on_parts()
         yield from published(self.evaluator, within)
 
     def improved(self, best: Evaluation, within: Budget) -> Evaluation:
         """The best plan near ``best`` that has no proof: on other groups, then by single moves."""
-        freedom = self._priced[0].freedom if self._priced else None
-        if self.cuts is None or freedom is None or not freedom.schedules or best.candidate.positions:
+        if self.cuts is None or not self._hybrids or best.candidate.positions:
             return best
         moves = self._moves = self._moves or LocalSearch(self.evaluator, self.cuts)
         plans = [best]
-        if freedom.may_replicate:
-            if self._groups is None:
-                self._groups = GroupSearch(self.evaluator, [HybridSpace(prices) for prices in self._priced])
-            starts = [self._groups.counts_of(best.candidate)]
-            plans += self._groups.promising(starts, within.part(_SHARE_OF_GROUPS * within.left_s))[:_FEW_PLANS]
+        if self._hybrids[0].prices.freedom.may_replicate:
+            groups = self._groups = self._groups or GroupSearch(self.evaluator, self._hybrids)
+            starts = [groups.counts_of(best.candidate)]
+            plans += groups.promising(starts, within.part(_SHARE_OF_GROUPS * within.left_s))[:_FEW_PLANS]
         for plan in sorted(plans, key=lambda plan: plan.step_s):
             best = better(best, moves.improved(plan, within.part(within.left_s / 2)))
         return best
 
-    def _spaces(self, devices: DeviceStates, cuts: GraphCuts) -> Iterator[tuple[BatchSpace, GroupPrices]]:
+    def _spaces(self, devices: DeviceStates, cuts: GraphCuts) -> Iterator[BatchSpace]:
         for prices in priced(self.evaluator, cuts):
             if _has_groups(prices, devices):
-                yield BatchSpace(_capacity(prices).work_s, _Maker(prices, devices)), prices
+                yield BatchSpace(_capacity(prices).work_s, prices, devices)
             else:
                 what = f"micro-batches of {prices.micro_batches[0]}"
                 self.rejected.append(Rejected(what, "not measured, or fewer samples than ranks"))
 
-    def _bounded(self, spaces: Sequence[tuple[BatchSpace, GroupPrices]]) -> list[tuple[BatchSpace, GroupPrices]]:
+    def _bounded(self, spaces: list[BatchSpace]) -> list[BatchSpace]:
         """The same with bounds of all pipelines, whatever their groups of devices."""
-        self.capacity_s = min((space.bound_s for space, _ in spaces), default=0.0)
+        self.capacity_s = min((space.bound_s for space in spaces), default=0.0)
         if self.is_part or len(self.evaluator.problem.ranks) <= _FEW_RANKS:  # the DP knows more as soon
-            return list(spaces)
+            return spaces
         bounded = []
         within = self.evaluator.budget.part(_SHARE_OF_BOUNDS * self.evaluator.budget.left_s)
-        for space, prices in spaces:
+        for space in spaces:
             bound_s = space.bound_s
             with suppress(OutOfTimeError), under(within):
-                bound_s = max(bound_s, least_step_s(prices, _capacity(prices)))
-            bounded.append((replace(space, bound_s=bound_s), prices))
+                bound_s = max(bound_s, least_step_s(space.prices, _capacity(space.prices)))
+            bounded.append(replace(space, bound_s=bound_s))
         return bounded
 
     def _quick_look(
-        self, spaces: list[tuple[BatchSpace, GroupPrices]], devices: DeviceStates, best: Evaluation | None
+        self, spaces: list[BatchSpace], devices: DeviceStates, best: Evaluation | None
     ) -> Iterator[Evaluation]:
         """Plans with few cuts that are better than ``best``, of the ways to cut the batch that promise most."""
-        graph, cost_model = self.evaluator.problem.profile.graph, self.evaluator.cost_model
-        if not spaces or spaces[0][1].cuts.last <= FEW_CUTS:
+        cost_model = self.evaluator.cost_model
+        if not spaces or (whole := spaces[0].prices).cuts.last <= FEW_CUTS:
             return
-        kind = spaces[0][1].pools[0].kind
+        kind = whole.pools[0].kind
         table = cost_model.tables.at(kind, cost_model.tables.largest_measured(kind))
-        few = thinned(spaces[0][1].cuts, graph, FEW_CUTS, np.diff(table.forward_s + table.backward_s))
+        weights = np.diff(table.forward_s + table.backward_s)
+        few = thinned(whole.cuts, self.evaluator.problem.profile.graph, FEW_CUTS, weights)
         within = self.evaluator.budget.part(_SHARE_OF_TIME * self.evaluator.problem.time_limit_s)
-        for space, prices in sorted(spaces, key=lambda pair: pair[0].bound_s)[:_FEW_SPACES]:
-            if best is not None and space.bound_s >= best.step_s:
+        for space in sorted(spaces, key=lambda space: space.bound_s)[:_FEW_SPACES]:
+            if within.is_over or (best is not None and space.bound_s >= best.step_s):
                 return
-            thin = GroupPrices(prices.problem, cost_model, prices.pools, few, prices.micro_batches, prices.freedom)
-            if within.is_over:
-                return
+            thin = GroupPrices(
+                whole.problem, cost_model, whole.pools, few, space.prices.micro_batches, space.prices.freedom
+            )
             search = BestFirstSearch(self.evaluator, None, within=within, most_candidates=_FEW)
             search.best = best
-            evaluation = search.run(functools.partial(_only, thin, devices)).best
+            evaluation = search.run([BatchSpace(0.0, thin, devices)]).best
             if evaluation is not None and evaluation is not best:
                 best = evaluation
                 yield evaluation
@@ -319,7 +312,7 @@ def first_fit(problem: Problem, within: Budget) -> tuple[Evaluator, Outcome]:
     """The search for any plan that fits, within a budget, and what evaluated it."""
     limited = replace(problem, time_limit_s=within.left_s)
     evaluator = Evaluator(limited, CostModel(problem.profile), within=within)
-    return evaluator, BestFirstSearch(evaluator, None, any_fit=True).run(SearchStart(evaluator).items)
+    return evaluator, BestFirstSearch(evaluator, None, any_fit=True).run(SearchStart(evaluator).items())
 
 
 def _devices(freedom: Freedom) -> DeviceStates:
@@ -329,24 +322,6 @@ def _devices(freedom: Freedom) -> DeviceStates:
 def _parts_free(freedom: Freedom) -> bool:
     """Whether to cut next to layers that cost nothing."""
     return bool(freedom.virtual) and len(freedom.problem.profile.graph.layers) <= FEW_LAYERS
-
-
-def _only(prices: GroupPrices, devices: DeviceStates) -> list[BatchSpace]:
-    return [BatchSpace(0.0, _Maker(prices, devices))]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Maker:
-    """Makes the DP of one way to cut the batch when it is its turn."""
-
-    prices: GroupPrices
-    devices: DeviceStates
-
-    def __call__(self, upper_s: float, budget: Budget) -> Suffixes:
-        if has_open_shares(self.prices, self.devices):
-            every = AnyShares.of(self.prices, upper_s)
-            return Suffixes(every, self.devices, MeanHandovers(every), upper_s, budget)
-        return Suffixes(self.prices, self.devices, HandoverBounds(self.prices), upper_s, budget)
 
 
 def _capacity(prices: GroupPrices) -> Capacity:

@@ -5,7 +5,7 @@
     point        stages, groups, shares, schedule -> a decision                          ``candidate.decision_of``
     its value    the simulated step, and memory against limits                           ``evaluate.Evaluator``
     the best     least step; within a tie, fewest ranks                                  ``choose.choose``
-    why          what binds, and by how much others are slower or too large              ``explain.heuristic_plan``
+    why          what binds, and by how much others are slower or too large              ``choose.heuristic_plan``
 
 All solvers share these; a search adds the order in which it looks.
 """

@@ -1,23 +1,25 @@
-"""The best of a few candidates.
+"""The best of a few candidates, and what is said of it: what binds, why other plans lose, and why nothing fits.
 
 Why not another plan: the best of each other strategy, schedule and number of stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from planner.costs.candidate import Candidate
-from planner.costs.sentences import binding
+from planner.costs.predict import Forecast, forecast
+from planner.costs.pricing import Pricing
+from planner.costs.sentences import AS_FAST, TIE, binding, needs_text, size_text, slower_text, too_slow_text
 from planner.ir.errors import InfeasibleError, MissingMeasurementError
-from planner.ir.plan import Alternative, Decision, Tie
+from planner.ir.plan import HEURISTIC, Alternative, Decision, Plan, Search, Tie
 from planner.ir.problem import THROUGHPUT, Problem
 from planner.solvers.budget import Budget, made_within
-from planner.solvers.candidates.candidate import decision_of, divided, stages_of
+from planner.solvers.candidates.candidate import decision_of, divided, plan_of, stages_of
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import infeasible, out_of_time, slower, too_large
-from planner.solvers.candidates.feasibility import as_asked, schedule_names
+from planner.solvers.candidates.feasibility import as_asked, mixing_text, schedule_names
 
 ROUNDING = 1e-9
 """Steps closer than this are equally good; the candidate seen first stays."""
@@ -224,77 +226,121 @@ def alternatives(
     strategies: Mapping[str, Selection],
     by_num_stages: Mapping[int, Evaluation],
     fastest: Evaluation | None = None,
-) -> tuple[Alternative, ...]:
+) -> Iterator[Alternative]:
     """The everyday strategies, then other schedules for the same stages, then other numbers of stages.
 
     Args:
         best: the plan that was taken.
         fastest: the one that is faster at the mean, if it was not taken; it comes first.
     """
-    listed = {choice.best.candidate for choice in strategies.values() if choice.best is not None}
+    problem, listed = evaluator.problem, set[Candidate]()
     if fastest is not None:
         listed.add(fastest.candidate)
-    return (
-        *([_slower(evaluator, FASTEST, fastest, best)] if fastest is not None else []),
-        *_strategies(evaluator, best, strategies),
-        *_schedules(evaluator, best),
-        *_numbers_of_stages(evaluator, best, by_num_stages, listed),
-    )
-
-
-def _strategies(evaluator: Evaluator, best: Evaluation, strategies: Mapping[str, Selection]) -> Iterator[Alternative]:
+        yield _slower(evaluator, FASTEST, fastest, best)
     for name, choice in strategies.items():
-        if choice.best is not None and choice.best.candidate == best.candidate:
-            continue
         if choice.best is not None:
-            yield _slower(evaluator, name, choice.best, best)
+            listed.add(choice.best.candidate)
+            if choice.best.candidate != best.candidate:
+                yield _slower(evaluator, name, choice.best, best)
         elif choice.closest is not None:
-            yield too_large(name, evaluator.problem, choice.closest)
-
-
-def _schedules(evaluator: Evaluator, best: Evaluation) -> Iterator[Alternative]:
-    for name in schedule_names(evaluator.problem):
+            yield too_large(name, problem, choice.closest)
+    for name in schedule_names(problem):
         other = replace(best.candidate, schedule=name)
         wanted = name != best.candidate.schedule and best.candidate.num_stages > 1 and not best.candidate.positions
         if wanted and evaluator.has_time_for(other) and not evaluator.unmet(other):
-            evaluation = evaluator.evaluate(other)
-            title = f"schedule {name}"
-            yield (
-                _slower(evaluator, title, evaluation, best)
-                if evaluation.fits
-                else too_large(title, evaluator.problem, evaluation)
-            )
-
-
-def _numbers_of_stages(
-    evaluator: Evaluator, best: Evaluation, by_num_stages: Mapping[int, Evaluation], listed: Collection[Candidate]
-) -> Iterator[Alternative]:
+            evaluation, title = evaluator.evaluate(other), f"schedule {name}"
+            is_slower = evaluation.fits
+            yield _slower(evaluator, title, evaluation, best) if is_slower else too_large(title, problem, evaluation)
     for number, evaluation in sorted(by_num_stages.items()):
         if number != best.candidate.num_stages and evaluation.candidate not in listed:
             yield _slower(evaluator, f"{number} stage{'s' if number > 1 else ''} (best seen)", evaluation, best)
 
 
 def _slower(evaluator: Evaluator, name: str, evaluation: Evaluation, best: Evaluation) -> Alternative:
-    why = _reason(evaluator, evaluation)
-    return slower(
-        name, evaluation.step_s, evaluation.peak_bytes, best.step_s, why, is_tie=_is_tie(evaluator, evaluation, best)
+    """With what it spends its time on beside computing, and whether the two are a tie, as time allows."""
+    problem, candidate, why, is_tie = evaluator.problem, evaluation.candidate, "", False
+    if evaluator.has_time_for(candidate):
+        limits = binding(stages_of(problem, candidate), evaluator.forecast(candidate, num_draws=0))
+        why = next((limit for limit in limits if "computes" not in limit), next(iter(limits), ""))
+    if problem.confidence and evaluation.step_s <= _FAR * best.step_s and evaluator.has_time_for(candidate):
+        one, other = (_drawn(evaluator, each.candidate) for each in (evaluation, best))
+        is_tie = evaluator.ties.is_tie(one, other, problem.confidence)
+    return slower(name, evaluation.step_s, evaluation.peak_bytes, best.step_s, why, is_tie=is_tie)
+
+
+def heuristic_plan(evaluator: Evaluator, evaluation: Evaluation, solver: str, method: str) -> Plan:
+    """The plan of a solver that knows no bound."""
+    decision, predicted = written(evaluator.problem, evaluator.pricing, evaluation.candidate)
+    search = Search(
+        method=method,
+        solver=solver,
+        status=HEURISTIC,
+        bound_s=0.0,
+        gap=0.0,
+        num_simulated=evaluator.num_simulated,
+        num_candidates=evaluator.num_simulated,
+        binding=binding(decision.stages, predicted),
     )
+    return plan_of(evaluator.problem, decision, predicted.prediction, search)
 
 
-def _is_tie(evaluator: Evaluator, evaluation: Evaluation, best: Evaluation) -> bool:
-    """Whether it cannot be told which of the two is the faster."""
-    wanted = evaluator.problem.confidence
-    if not wanted or not evaluator.has_time_for(evaluation.candidate) or evaluation.step_s > _FAR * best.step_s:
-        return False
-    one, other = (_drawn(evaluator, each.candidate) for each in (evaluation, best))
-    return evaluator.ties.is_tie(one, other, wanted)
+def written(problem: Problem, pricing: Pricing, candidate: Candidate) -> tuple[Decision, Forecast]:
+    """The candidate as a plan writes it down, with its rows validated, and what is predicted of it."""
+    whole = pricing.with_rows(candidate)
+    predicted = forecast(pricing, divided(problem, whole), problem.memory_margin, problem.memory_bytes)
+    return decision_of(problem, whole), predicted
 
 
-def _reason(evaluator: Evaluator, evaluation: Evaluation) -> str:
-    """What the other plan spends its time on, beside computing; empty if there is no time to find out."""
-    if not evaluator.has_time_for(evaluation.candidate):
-        return ""
-    limits = binding(
-        stages_of(evaluator.problem, evaluation.candidate), evaluator.forecast(evaluation.candidate, num_draws=0)
-    )
-    return next((limit for limit in limits if "computes" not in limit), next(iter(limits), ""))
+def slower(name: str, step_s: float, peak_bytes: int, best_s: float, why: str, *, is_tie: bool = False) -> Alternative:
+    """Another plan that fits; a tie if it cannot be told which is the faster."""
+    slowdown = slower_text(step_s, best_s)
+    why_not = AS_FAST if slowdown == AS_FAST else f"{slowdown}{TIE * is_tie}{f': {why}' if why else ''}"
+    return Alternative(name, step_s, peak_bytes, why_not)
+
+
+def too_large(name: str, problem: Problem, evaluation: Evaluation) -> Alternative:
+    """Another plan that does not fit, or is too slow."""
+    if evaluation.too_slow_per_s:
+        return Alternative(name, None, None, too_slow_text(evaluation.too_slow_per_s, problem.rate_per_s))
+    rank = evaluation.excess_rank or 0
+    peak_bytes = evaluation.memories[rank].peak_bytes
+    return Alternative(name, None, peak_bytes, needs_text(peak_bytes, rank, problem.memory_limit_bytes(rank)))
+
+
+def infeasible(problem: Problem, closest: Evaluation, would_fit: Sequence[str] = ()) -> InfeasibleError:
+    """The error that says why nothing fits.
+
+    Args:
+        closest: the candidate that lacks least.
+        would_fit: what helps, in words.
+    """
+    rank = closest.excess_rank or 0
+    device = problem.profile.cluster.devices[rank]
+    limit, memory = problem.memory_limit_bytes(rank), closest.memories[rank]
+    part, size = max(memory.parts().items(), key=lambda item: item[1])
+    whole = f"{size_text(device.memory_bytes)} minus {problem.memory_margin:.0%} margin"
+    if limit < int(device.memory_bytes * (1 - problem.memory_margin)):
+        whole = f"asked for; the device has {whole}"
+    details = [
+        f"rank {rank}, {device.name} ({device.kind}): the leanest plan needs {size_text(memory.peak_bytes)}",
+        f"usable {size_text(limit)} ({whole})",
+        f"largest part: {part}, {size_text(size)}, at micro-batch {max(closest.candidate.micro_batches)}",
+    ]
+    mixing = mixing_text(problem.profile.graph)
+    if mixing and len(problem.ranks) > 1:
+        details.append(f"{mixing}: a stage that has one is not divided among ranks by samples")
+    peaks = {rank: memory.peak_bytes for rank, memory in enumerate(closest.memories)}
+    over = {rank: peak for rank, peak in peaks.items() if peak > problem.memory_limit_bytes(rank)} or peaks
+    usable = 1 - problem.memory_margin
+    if all(peak <= problem.profile.cluster.devices[rank].memory_bytes * usable for rank, peak in over.items()):
+        another = f"--memory {ceil(max(over.values()) / 2**20)}MiB, which the devices have"
+    else:
+        needed = size_text(max(over.values()) / usable)
+        another = f"{needed} of memory a device, or more devices: --cluster FILE plans for other machines"
+    return InfeasibleError("no plan fits", details, [*would_fit, another])
+
+
+def out_of_time(problem: Problem, why: str) -> InfeasibleError:
+    """The error where a search ended before it had a plan."""
+    longer_s = max(60.0, 4 * problem.time_limit_s)
+    return InfeasibleError("no plan found in time", [why], [f"search longer: --time-limit {longer_s:g}"])

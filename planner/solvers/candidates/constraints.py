@@ -40,7 +40,6 @@ from planner.ir.constraints import (
     CutDegrees,
     StageFacts,
     allowed,
-    allowed_together,
     check_names,
     format_rule,
     matching,
@@ -109,34 +108,12 @@ class Constraints:
             ways: of all layers of the stage.
             number: of the stage, from 0.
         """
-        inside = self._flags(layer_indices)
-        if bool((self._wrong(ranks, recompute, ways, number) & inside).any()):
-            return False
-        by_number = self._by_number()
-        if number in by_number and not (inside | ~by_number[number]).all():
-            return False
-        held = sum(bool((flags & inside).any()) for flags in by_number.values())
-        return held <= 1 and all(
-            allowed_together(int((flags & inside).sum()), int(flags.sum()), fixed) for flags, fixed in self._sets()
-        )
+        members = np.array([np.zeros(len(self)), self._flags(layer_indices)], dtype=np.float64)
+        return bool(self._mask(_Between(members), ranks, recompute, ways, number)[0, 1])
 
     def allows_layer(self, index: int, ways: CutDegrees) -> bool:
         """Whether the layer may be cut so, whatever its stage."""
         return not self._wrong((), None, ways, None)[index]
-
-    def allows_stages(
-        self,
-        stage_of: Sequence[int],
-        groups: Sequence[Sequence[int]],
-        recompute: Sequence[bool],
-        ways: Sequence[CutDegrees],
-    ) -> bool:
-        """Whether the rules allow a complete assignment: the stage of each layer, the rest by stage."""
-        by_stage = np.asarray(stage_of)
-        return all(
-            self.allows_stage(np.flatnonzero(by_stage == number), ranks, recompute[number], ways[number], number)
-            for number, ranks in enumerate(groups)
-        )
 
     def mask(
         self,
@@ -157,12 +134,24 @@ class Constraints:
         at = np.asarray(cuts)
         members = at if at.ndim == 2 else np.arange(len(self))[None, :] < at[:, None]
         between = _Between(members.astype(np.float64))
+        allowed = self._mask(between, ranks, recompute, ways, number)
+        if number is None:
+            allowed &= self._start_first(self._by_number(), between)
+        return allowed
+
+    def _mask(
+        self,
+        between: _Between,
+        ranks: Sequence[int],
+        recompute: bool | None,
+        ways: CutDegrees | None,
+        number: int | None,
+    ) -> Flags:
+        """The same, wherever stages start."""
         allowed: Flags = between.nested
         allowed &= between.count(self._wrong(ranks, recompute, ways, number)) == 0
         by_number = self._by_number()
-        if number is None:
-            allowed &= self._start_first(by_number, between)
-        elif number in by_number:
+        if number in by_number:
             allowed &= between.count(by_number[number]) == by_number[number].sum()
         held = np.zeros(allowed.shape, dtype=np.int64)
         for flags in by_number.values():
@@ -212,7 +201,8 @@ class Constraints:
         first = between.count(self._wrong((), None, None, 0)) == 0
         own = by_number.get(0, np.zeros(len(self), dtype=bool))
         inside = between.count(own)
-        return np.asarray(np.where(between.from_nothing[:, None], first & (inside == own.sum()), inside == 0))
+        is_empty = between.members.sum(axis=1) == 0
+        return np.asarray(np.where(is_empty[:, None], first & (inside == own.sum()), inside == 0))
 
     def _by_number(self) -> dict[int, Flags]:
         """The layers fixed to each number of a stage."""
@@ -247,11 +237,6 @@ class _Between:
         size = self.members.sum(axis=1)
         shared = self.members @ self.members.T
         return np.asarray((shared == size[:, None]) & (size[:, None] < size[None, :]))
-
-    @property
-    def from_nothing(self) -> Flags:
-        """By ideal: whether it is empty."""
-        return np.asarray(self.members.sum(axis=1) == 0)
 
     def count(self, flags: Flags) -> Counts:
         """How many of ``flags`` are in the stage between two ideals."""

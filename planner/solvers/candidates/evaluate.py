@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
+from itertools import starmap
 
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
@@ -12,13 +14,13 @@ from planner.costs.memory.lifetimes import RankMemory
 from planner.costs.predict import Forecast, forecast, sustained
 from planner.costs.pricing import Pricing
 from planner.costs.simulator.events import least_s, run, step_unless_longer
-from planner.costs.simulator.prices import SlotPrices
-from planner.costs.simulator.program import CompiledProgram
 from planner.costs.simulator.symmetry import slices
 from planner.costs.stages.input_pipeline import is_core
 from planner.costs.stages.placement import LayoutCosts
 from planner.costs.ties import Ties
 from planner.costs.uncertainty import DRAWS
+from planner.ir.errors import IllegalProgramError, MissingMeasurementError
+from planner.ir.lazy import once
 from planner.ir.problem import Problem
 from planner.schedules import traits
 from planner.solvers.budget import ACTION_S, Budget, part_of_current
@@ -81,19 +83,14 @@ class Evaluator:
     num_simulated: int = 0
     within: InitVar[Budget | None] = None
     budget: Budget = field(init=False)
-    _slices: dict[object, int] = field(init=False, default_factory=dict, repr=False)
     pricing: Pricing = field(init=False, repr=False)
     layouts: LayoutCosts = field(init=False, repr=False)
 
     def __post_init__(self, within: Budget | None) -> None:
         self.budget = within or part_of_current(self.problem.time_limit_s)
-        self.layouts = LayoutCosts(self.cost_model, self.problem.allow, self.problem.halo_depth, self._evaluates)
+        evaluates = not any(traits(name).trains for name in self.schedules)
+        self.layouts = LayoutCosts(self.cost_model, self.problem.allow, self.problem.halo_depth, evaluates)
         self.pricing = Pricing(self.cost_model, self.layouts)
-
-    @property
-    def _evaluates(self) -> bool:
-        """Whether only forward passes are asked for."""
-        return not any(traits(name).trains for name in self.schedules)
 
     @property
     def schedules(self) -> tuple[str, ...]:
@@ -124,12 +121,17 @@ class Evaluator:
 
     def num_actions(self, candidate: Candidate) -> int:
         """About how many actions are simulated of it: those of ranks that nobody stands for."""
-        key = (candidate.groups, candidate.shares, frozenset(candidate.micro_batches))
-        if key not in self._slices:
-            samples = [[self.pricing.samples(own, rows) for rows in key[2]] for own in candidate.shares]
-            symmetry = slices(self.problem.profile.cluster, candidate.groups, samples)
-            self._slices[key] = 1 if symmetry is None else len(symmetry.stands_for) // len(symmetry.kept)
-        return num_actions(candidate) // (1 if any(candidate.options) else self._slices[key])
+        alike = (candidate.groups, candidate.shares, frozenset(candidate.micro_batches))
+        return num_actions(candidate) // (1 if any(candidate.options) else self._num_slices(*alike))
+
+    @once
+    def _num_slices(
+        self, groups: tuple[tuple[int, ...], ...], shares: tuple[tuple[int, ...], ...], sizes: frozenset[int]
+    ) -> int:
+        """Ranks for which one of them stands."""
+        samples = [[self.pricing.samples(own, rows) for rows in sizes] for own in shares]
+        symmetry = slices(self.problem.profile.cluster, groups, samples)
+        return 1 if symmetry is None else len(symmetry.stands_for) // len(symmetry.kept)
 
     @property
     def writing_s(self) -> float:
@@ -162,7 +164,10 @@ class Evaluator:
             candidate = replace(candidate, prepares_next_step=always)
         priced = self.pricing.priced(divided(self.problem, candidate))
         compiled, prices = priced.compiled, priced.prices()
-        may_prepare = candidate.trains and not always and candidate.prepares_ahead and self._may_prepare(compiled)
+        may_prepare = candidate.trains and not always and candidate.prepares_ahead and compiled.num_prepared > 0
+        if may_prepare:  # on the cores that ranks compute on
+            devices = self.problem.profile.cluster.devices
+            may_prepare = all(is_core(devices[rank]) for rank, row in enumerate(compiled.grid) if row)
         step_s = least_s(compiled, prices) if prices.traffic is not None and known_s < float("inf") else 0.0
         is_cheap = prices.traffic is None and not may_prepare  # to simulate: cheaper than to ask what ranks hold
         if is_cheap:
@@ -182,10 +187,10 @@ class Evaluator:
             if step_s > most_s:
                 return Evaluation(candidate, step_s, (), None)
         if may_prepare:
-            ahead = priced.preparing_next_step()
+            ahead = replace(priced, costs=replace(priced.costs, prepares_next_step=True))
             held = ahead.memories()
             if self._excess_rank(held) is None:
-                sooner_s = self._step_s(compiled, ahead.prices(), known_s)
+                sooner_s = run(compiled, ahead.prices()).step_s
                 if sooner_s < step_s * (1 - _WORTH):
                     candidate = replace(candidate, prepares_next_step=True)
                     step_s, memories = sooner_s, held
@@ -195,6 +200,12 @@ class Evaluator:
                 return Evaluation(candidate, float("inf"), memories, None, rate_per_s)
         return Evaluation(candidate, step_s, memories, excess)
 
+    def tried(self, candidate: Candidate, known_s: float = float("inf")) -> Evaluation | None:
+        """As :meth:`evaluate`; None where that raises an error."""
+        with suppress(MissingMeasurementError, IllegalProgramError):
+            return self.evaluate(candidate, known_s)
+        return None
+
     def forecast(self, candidate: Candidate, num_draws: int = DRAWS) -> Forecast:
         """What is predicted of the candidate; rows that it has are validated."""
         problem = self.problem
@@ -202,37 +213,21 @@ class Evaluator:
             self.pricing, divided(problem, candidate), problem.memory_margin, problem.memory_bytes, num_draws
         )
 
-    def _may_prepare(self, compiled: CompiledProgram) -> bool:
-        """Whether ranks prepare inputs on the cores that they compute on."""
-        if not compiled.num_prepared:
-            return False
-        devices = self.problem.profile.cluster.devices
-        return all(is_core(devices[rank]) for rank, row in enumerate(compiled.grid) if row)
-
     def sustained_per_s(self, candidate: Candidate) -> float:
         """Samples a second of a stream of forward passes, as ``predict`` would find them."""
         period_s = sustained(self.pricing, candidate).period_s
         return sum(candidate.micro_batches) / period_s if period_s > 0 else float("inf")
 
-    def _step_s(self, compiled: CompiledProgram, prices: SlotPrices, known_s: float) -> float:
-        if prices.traffic is not None and known_s < float("inf"):
-            bound_s = least_s(compiled, prices)
-            if bound_s > known_s * (1 + _ROUNDING):
-                return bound_s
-        return run(compiled, prices).step_s
-
     def excess(self, evaluation: Evaluation) -> float:
         """How many times its limit the fullest rank holds."""
-        return max(self._fullness(evaluation.memories))
+        return max(starmap(self._fullness, enumerate(evaluation.memories)))
 
-    def _fullness(self, memories: Sequence[RankMemory]) -> list[float]:
-        limits = [self.problem.memory_limit_bytes(rank) for rank in range(len(memories))]
-        return [memory.peak_bytes / max(1, limit) for memory, limit in zip(memories, limits, strict=True)]
+    def _fullness(self, rank: int, memory: RankMemory) -> float:
+        return memory.peak_bytes / max(1, self.problem.memory_limit_bytes(rank))
 
     def _excess_rank(self, memories: Sequence[RankMemory]) -> int | None:
         """The rank that is furthest over its limit, by ratio; None if all fit."""
-        fullness = self._fullness(memories)
-        worst = max(range(len(fullness)), key=fullness.__getitem__)
+        worst = max(range(len(memories)), key=lambda rank: self._fullness(rank, memories[rank]))
         return worst if memories[worst].peak_bytes > self.problem.memory_limit_bytes(worst) else None
 
 

@@ -25,10 +25,9 @@ from planner.solvers.best_first.device_groups import DeviceStates, ranks_apart
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.candidates.candidate import FEW_SHARES, micro_batches, plan_of, pools
-from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose
+from planner.solvers.candidates.choose import ROUNDING, better, cheapest_first, choose, infeasible, out_of_time, written
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import infeasible, out_of_time, written
 from planner.solvers.candidates.feasibility import (
     as_asked,
     may_part_ties,
@@ -235,7 +234,7 @@ class Enumeration:
                 continue
             groups = tuple(group for group, *_ in versions)
             if any(prices.leaves_out(group.counts) for group in groups):
-                why = f"more than {FEW_SHARES} ways; those whose largest time over some stages is least are taken"
+                why = f"more than {FEW_SHARES} ways; those with which the whole network takes least are taken"
                 self.rejected["other shares of unlike devices"] = why
             spans, handovers = span_tables(prices, versions)
             twins, rules = twin_pools(devices.pools, groups), self.constraints.stage_rules()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cuda_ops.dense.conv_kernels import NATIVE, kernel_for
+from cuda_ops.dense.deferred_gradients import as_autocast
 from planner.ir.box import Box, Interval
 from planner.layers import kind
 from planner.layers.backward_halo import backward_halo
@@ -161,7 +162,7 @@ def convolve(
     device = x.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        x, weight, bias = _cast(x, dtype), _cast(weight, dtype), _cast(bias, dtype)
+        x, weight, bias = as_autocast(x, dtype), as_autocast(weight, dtype), as_autocast(bias, dtype)
         with torch.autocast(device, enabled=False):
             return _convolved(shard, ready, x, weight, bias)
     return _convolved(shard, ready, x, weight, bias)
@@ -273,9 +274,3 @@ def _put(shard: LayerShard, weight: Tensor, bias: Tensor | None) -> Put | None:
         return None
     is_own = weight.is_leaf and (bias is None or bias.is_leaf)
     return shard.later.put_gradients if is_own else None
-
-
-def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Any:
-    """As autocast does it: floats, but not of 64 bits."""
-    is_cast = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.to(dtype) if is_cast and tensor is not None else tensor

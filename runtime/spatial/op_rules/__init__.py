@@ -35,15 +35,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
-from runtime.spatial.layer_shard import LayerShard
+from runtime.spatial.op_rules.generic import OpRule
 
 __all__ = ["OpRule", "form"]
-
-OpRule = Callable[[LayerShard, Callable[..., Any], dict[str, Any]], Any]
-"""What runs a layer's operator on this rank's part."""
 
 _ANY_KIND = "generic.run_on_reads"
 _RULES = {

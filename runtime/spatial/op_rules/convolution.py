@@ -20,9 +20,9 @@ from planner.ir.box import Interval
 from runtime.pipeline.routing import slices
 from runtime.spatial.collectives import sum_dtype, summed
 from runtime.spatial.convolution.layer import convolve
-from runtime.spatial.empties import connected, empty_like_done
+from runtime.spatial.empties import connected
 from runtime.spatial.layer_shard import LayerShard, gathered, global_places, shape_of
-from runtime.spatial.op_rules.generic import operator_of
+from runtime.spatial.op_rules.generic import on_operands
 
 _AVERAGE_POOLS = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
 _MAX_POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
@@ -40,7 +40,8 @@ def run_transposed_conv(shard: LayerShard, op: Callable[..., Any], arguments: di
     return convolve(shard, op, arguments, transposed=True)
 
 
-def run_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+@on_operands
+def run_pool(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """The windows of this rank's part: padding lies at the tensor's own edges only, averages divide as one device does.
 
         kernel 3, stride 2, padding 1:      . 0 1 2 3 4 5 6 7 .
@@ -50,13 +51,10 @@ def run_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any
     What reaches outside is padding.  Where the operator can pad by itself, it does so on both sides, and results beyond
     the part are cut off; else padding is put in front.
     """
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     way = shard.memo.get("way")
     if way is None:
-        way = shard.memo["way"] = _PoolCall.of(shard, arguments)
-    return way.averages(op, operands) if "avg" in operator_of(shard) else way.maxima(op, operands)
+        way = shard.memo["way"] = _PoolCall.of(shard, operands)
+    return way.averages(op, operands) if "avg" in shard.operator else way.maxima(op, operands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ class _PoolCall:
 
     @classmethod
     def of(cls, shard: LayerShard, arguments: dict[str, Any]) -> _PoolCall:
-        windows, is_average = _windows(shard), "avg" in operator_of(shard)
+        windows, is_average = _windows(shard), "avg" in shard.operator
         rounds_up = bool(arguments["ceil_mode"]) or any(window.right and not window.left for window in windows)
         rounds_up = rounds_up and not is_average
         settings: dict[str, Any] = {
@@ -211,20 +209,18 @@ def _lowest(x: Tensor) -> float:
     return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
 
 
-def run_adaptive_pool(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+@on_operands
+def run_adaptive_pool(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """The bins of this rank's part: they are those of the whole tensor, whichever rank makes them.
 
     Output o of n pools inputs floor(o i / n) ... ceil((o + 1) i / n) - 1.  Where n divides i, bins are windows that
     follow one another.  Else dims are pooled one after the other: an average as a product with a matrix, a maximum as
     that of rows picked (of equal numbers the first, as torch does, whose gradient goes there).
     """
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     bins, x = _bins(shard), operands["self"]
     if all(each.is_whole for each in bins):
         return op(**operands)
-    if "avg" in operator_of(shard):
+    if "avg" in shard.operator:
         return _bin_averages(x, bins)
     values, places = _bin_maxima(x, bins)
     return (values, places) if len(shard.layer.outputs) > 1 else values
@@ -317,7 +313,7 @@ def _bin_widths(bins: Sequence[_Bins]) -> list[int] | None:
 
 def _bins(shard: LayerShard) -> tuple[_Bins, ...]:
     if "bins" not in shard.memo:
-        name = operator_of(shard)
+        name = shard.operator
         space = int(name[name.index("pool") + 4])
         inputs, outputs = shard.division.inputs[0].shape, shard.layer.outputs[0].shape
         numbers = zip(

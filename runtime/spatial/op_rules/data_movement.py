@@ -19,7 +19,7 @@ from planner.ir.graph import SAMPLE
 from planner.layers.data_movement import regrouped
 from runtime.spatial.empties import connected, connected_to_all, empty_like_done
 from runtime.spatial.layer_shard import LayerShard, gathered, picked, shape_of, within
-from runtime.spatial.op_rules.generic import operator_of, run_whole_samples, whole_samples
+from runtime.spatial.op_rules.generic import on_operands, run_whole_samples, whole_samples
 
 _CUBIC_A = -0.75
 """Of Keys' cubic kernel (1981, "Cubic convolution interpolation for digital image processing")."""
@@ -37,7 +37,7 @@ def run_reshape(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, 
     operands = gathered(shard, arguments)
     if shard.is_empty:
         return empty_like_done(shard, operands)
-    elements = operator_row(operator_of(shard)).elements
+    elements = operator_row(shard.operator).elements
     made = _view_of_reads(shard)
     if elements == PERMUTED:  # which takes no sizes
         return within(op(**operands), made, shard.done)
@@ -67,7 +67,7 @@ def run_slice(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, An
     """
     operands = gathered(shard, arguments)
     covered = shard.exchange(0).wanted
-    gives_list = operator_row(operator_of(shard)).elements == PARTS  # even of one part
+    gives_list = operator_row(shard.operator).elements == PARTS  # even of one part
     if not all(len(interval) for interval in covered):
         nothing = empty_like_done(shard, operands)
         return [nothing] if isinstance(nothing, Tensor) and gives_list else nothing
@@ -105,14 +105,12 @@ class _SliceOutput:
         return x if self.stride == 1 else x[(slice(None),) * self.dim + (slice(None, None, self.stride),)]
 
 
-def run_concat(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+@on_operands
+def run_concat(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """Concatenation and stacking: the parts of the inputs that lie in this rank's part, one behind the other.
 
     Inputs that lie beside it are asked for nothing, and hang on the result all the same.
     """
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     attributes: Any = shard.layer.attributes
     pieces = [each for each in operands["tensors"] if each.numel()]
     beside = [each for each in operands["tensors"] if not each.numel()]
@@ -124,14 +122,12 @@ def run_concat(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, A
     return connected(result.to(getattr(torch, output.dtype)), *beside)
 
 
-def run_pad(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+@on_operands
+def run_pad(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """Padding and cropping of any dims, one by one: outputs read what they stand for in the whole tensor.
 
     Rows inside the tensor are taken as they are; only a part at an edge makes others.
     """
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     attributes: Any = shard.layer.attributes
     x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
     mode, before = str(attributes.get("mode", "constant")), attributes["before"]
@@ -174,7 +170,8 @@ def _source_place(place: int, extent: int, mode: str) -> int:
     return -place if place < 0 else 2 * (extent - 1) - place
 
 
-def run_upsample(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+@on_operands
+def run_upsample(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """Interpolation: every output of the part lies where it lies in the whole tensor, whichever rank makes it.
 
     Along dims that are whole, or grow by a whole factor, torch's own operator does it: groups of as many outputs lie
@@ -185,9 +182,6 @@ def run_upsample(shard: LayerShard, op: Callable[..., Any], arguments: dict[str,
 
     Else rows are picked and weighted, dim by dim.
     """
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     x = next(value for name, value in operands.items() if shard.input_of(name) == 0)
     key = "taps", x.dtype, x.device
     if key not in shard.memo:
@@ -370,7 +364,7 @@ def _read_alike(here: Tensor, there: Tensor, side: _ResampledDim) -> bool:
 
 
 def _resize_operator(shard: LayerShard) -> Any:
-    return getattr(torch.ops.aten, operator_of(shard)).default
+    return getattr(torch.ops.aten, shard.operator).default
 
 
 def _resized_natively(shard: LayerShard, sides: tuple[_ResampledDim, ...], x: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ from planner.ir.graph import SAMPLE
 from planner.layers import kind
 from planner.layers.elementwise import ELEMENTS, PLACES, has_classes_apart
 from runtime.spatial.collectives import rows_among, start_sum, summed
-from runtime.spatial.empties import connected, connected_to_all, empty_like_done, tensors_in
+from runtime.spatial.empties import connected, connected_to_all, tensors_in
 from runtime.spatial.layer_shard import LayerShard, along, broadcast_part, gathered, within
-from runtime.spatial.op_rules.generic import operator_of
+from runtime.spatial.op_rules.generic import on_operands
 from runtime.stage.sample_weights import weight_of_targets
 from runtime.transport.small_allgather import Tell
 
@@ -29,14 +29,12 @@ _BROADCAST_ARGUMENTS = ("weight", "pos_weight")
 """Arguments that a loss of elements broadcasts to the prediction."""
 
 
-def run_pointwise(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+@on_operands
+def run_pointwise(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """The operator on the part's elements: the same part of everything, constants included.
 
     Some do not pass on gradients, to one of their inputs or to any; autograd's graph has them all (see ``empties``).
     """
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     if not shard.memo.get("plain"):
         constants = [
             name for name, each in operands.items() if isinstance(each, Tensor) and shard.input_of(name) is None
@@ -44,14 +42,14 @@ def run_pointwise(shard: LayerShard, op: Callable[..., Any], arguments: dict[str
         shard.memo["plain"] = not constants
         operands |= {name: _part_of_constant(shard, operands[name]) for name in constants}
     result = op(**operands)
-    if isinstance(result, Tensor) and result.requires_grad and not operator_row(operator_of(shard)).model:
+    if isinstance(result, Tensor) and result.requires_grad and not operator_row(shard.operator).model:
         return result
     return connected_to_all(shard, result, operands)
 
 
 def _part_of_constant(shard: LayerShard, constant: Tensor) -> Tensor:
     shape = shard.layer.outputs[0].shape
-    if "prelu" not in operator_of(shard):
+    if "prelu" not in shard.operator:
         return broadcast_part(constant, shape, shard.done)
     return constant if constant.numel() == 1 else along(constant, 0, shape[_CHANNEL], shard.done[_CHANNEL])
 
@@ -76,7 +74,7 @@ def _share_of_loss(shard: LayerShard, op: Callable[..., Any], operands: dict[str
     for name, index in shard.inputs_of.items():
         if isinstance(index, int):
             operands[name] = _own_part(shard, index, operands[name])
-    is_mean = operands.get("reduction", _MEAN) == _MEAN and operator_of(shard) != "sum"
+    is_mean = operands.get("reduction", _MEAN) == _MEAN and shard.operator != "sum"
     if "ignore_index" in operands:
         return _of_places(shard, op, operands, is_mean)
     if not _counts(shard):
@@ -92,7 +90,7 @@ def _of_elements(shard: LayerShard, op: Callable[..., Any], operands: dict[str, 
     for name in _BROADCAST_ARGUMENTS:
         if isinstance(operands.get(name), Tensor) and shard.input_of(name) is None:
             operands[name] = broadcast_part(operands[name], shard.division.work.shape, shard.own)
-    if operator_of(shard) in ("mean", "sum"):
+    if shard.operator in ("mean", "sum"):
         total: Tensor = operands["self"].sum(dtype=operands.get("dtype"))
     else:
         total = op(**{**operands, "reduction": _SUM})

@@ -6,6 +6,7 @@ Other families fall back on them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from torch import Tensor
@@ -15,23 +16,33 @@ from planner.ir.graph import SAMPLE, TensorSpec
 from runtime.spatial.empties import connected_to_all, empty_like_done
 from runtime.spatial.layer_shard import LayerShard, gathered, within
 
+OpRule = Callable[[LayerShard, Callable[..., Any], dict[str, Any]], Any]
+"""What runs a layer's operator on this rank's part."""
 
-def run_on_reads(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+
+def on_operands(rule: OpRule) -> OpRule:
+    """``rule``, given what this rank's part reads; an empty part makes an empty result, which hangs on all of that."""
+
+    @wraps(rule)
+    def run(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        operands = gathered(shard, arguments)
+        return empty_like_done(shard, operands) if shard.is_empty else rule(shard, op, operands)
+
+    return run
+
+
+@on_operands
+def run_on_reads(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """The operator on what the part reads of every input."""
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     return op(**operands)
 
 
-def run_whole_samples(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+@on_operands
+def run_whole_samples(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """The operator on whole samples, of which nothing else is known to be apart: every output is then cut to the part.
 
     Ranks that share samples do the same work; each keeps its part, and hence its share of the gradients.
     """
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     result, outputs = connected_to_all(shard, op(**operands), operands), shard.layer.outputs
     if isinstance(result, Tensor):
         return within(result, whole_samples(outputs[0], shard.done), shard.done)
@@ -50,9 +61,3 @@ def whole_samples(spec: TensorSpec, done: Box) -> Box:
 
 def _cut_from_samples(x: Tensor, spec: TensorSpec, box: Box) -> Tensor:
     return within(x, whole_samples(spec, box), box)
-
-
-def operator_of(shard: LayerShard) -> str:
-    """The operator's name, without namespace and overload; empty if it is not known."""
-    name = str(shard.layer.attributes.get("op", ""))
-    return name.split(".")[1] if "." in name else name

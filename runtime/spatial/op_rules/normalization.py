@@ -10,8 +10,9 @@ from torch import Tensor
 
 from runtime.pipeline.routing import slices
 from runtime.spatial.collectives import rows_of
-from runtime.spatial.empties import connected, empty_like_done
+from runtime.spatial.empties import connected
 from runtime.spatial.layer_shard import LayerShard, along, gathered, shape_of, within
+from runtime.spatial.op_rules.generic import on_operands
 from runtime.stage.batch_norm import Counted, synchronised_batch_norm
 
 _CHANNEL = 1
@@ -62,15 +63,13 @@ def _num_values(shard: LayerShard) -> int:
     return prod(shape) // shape[_CHANNEL]
 
 
-def run_layer_norm(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+@on_operands
+def run_layer_norm(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """Inside a sample: whole along the normalised dims (of channels their groups), of which the part is kept.
 
     Weight and bias are those of the channels or places that are normalised; of a parameter for each channel a rank may
     have those of its own part only, so that it is applied to that.
     """
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     covered, shape = shard.exchange(0).wanted, shard.layer.outputs[0].shape
     if "num_groups" in operands:
         operands["num_groups"] = operands["num_groups"] * len(covered[_CHANNEL]) // shape[_CHANNEL]
@@ -93,9 +92,7 @@ def _scaled_by_channel(x: Tensor, shard: LayerShard, affine: dict[str, Tensor]) 
     return x + along(affine["bias"], 0, extent, channels).view(shape) if "bias" in affine else x
 
 
-def run_softmax(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+@on_operands
+def run_softmax(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """The operator whole along its dim, of which the part is kept."""
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     return within(op(**operands), shard.exchange(0).wanted, shard.done)

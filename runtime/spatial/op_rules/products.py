@@ -13,7 +13,7 @@ from planner.ir.box import Box, Interval
 from runtime.spatial.contraction import contract
 from runtime.spatial.empties import empty_like_done
 from runtime.spatial.layer_shard import LayerShard, along, broadcast_part, gathered, picked
-from runtime.spatial.op_rules.generic import run_on_reads
+from runtime.spatial.op_rules.generic import on_operands, run_on_reads
 
 _HEAD_DIM = -3
 
@@ -69,16 +69,14 @@ def _looked_up(
     return looked_up
 
 
-def run_attention(shard: LayerShard, op: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+@on_operands
+def run_attention(shard: LayerShard, op: Callable[..., Any], operands: dict[str, Any]) -> Any:
     """Scaled dot-product attention for this rank's queries: samples, heads, queries and features of values are apart.
 
     All keys are read.  A causal mask lets query t see keys up to t, whichever part t lies in.  Keys behind the last
     query of a part are worth nothing to it and are left out, unless weights are dropped at random, which are numbered
     by all keys.
     """
-    operands = gathered(shard, arguments)
-    if shard.is_empty:
-        return empty_like_done(shard, operands)
     done, shape = shard.done, shard.layer.outputs[0].shape
     if operands.get("enable_gqa") and len(done[_HEAD_DIM]) != shape[_HEAD_DIM]:
         operands |= {name: _heads_for(shard, operands[name], name) for name in ("key", "value")}

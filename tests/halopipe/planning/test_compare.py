@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.chains import chain_profile
 from halopipe.planning.compare import Comparison, differences, proof_text, tie_text
+from halopipe.planning.solve import Baselines
 from planner.ir.plan import Measured, Search, Tie
 from tests.planner.factories import chain_decision, plan_of
 
@@ -90,9 +91,8 @@ def test_the_table_says_which_is_best_and_what_does_not_fit() -> None:
     slow = plan_of(PROFILE, chain_decision(PROFILE, cuts=(5,)), step_s=3e-3)
     fast = plan_of(PROFILE, REFERENCE, step_s=2e-3)
     took_s, limits_s = {"one-device": 0.012, "dapple": 8.0}, {"one-device": 60.0, "dapple": 8.0}
-    comparison = Comparison(
-        {"slow.json": slow, "fast.json": fast}, {"one-device": "needs 9 GiB"}, None, took_s, limits_s
-    )
+    solved = Baselines({}, {"one-device": "needs 9 GiB"}, took_s, limits_s)
+    comparison = Comparison({"slow.json": slow, "fast.json": fast}, None, solved)
     lines = comparison.render().splitlines()
     assert lines[1].split()[:6] == ["slow.json", "3.00", "ms", "1,333", "+50", "%"]
     assert " best " in lines[2]

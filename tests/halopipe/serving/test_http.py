@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from starlette.applications import Starlette
 from torch import nn
 
 from halopipe.serving import http
@@ -42,7 +43,7 @@ def npy(array: np.ndarray, **options: bool) -> bytes:
 
 
 async def asked(
-    application: http.Application,
+    application: Starlette,
     path: str = "/infer",
     method: str = "POST",
     headers: dict[str, str] | None = None,
@@ -69,7 +70,7 @@ async def asked(
 
 
 def one(serving: StandIn, *, most_bytes: int = 10_000, body_s: float = 20.0, **request: Any) -> tuple[int, Any, bytes]:
-    application = http.Application(serving, most_bytes, Draining(), body_s)  # type: ignore[arg-type]
+    application = http.application(serving, most_bytes, Draining(), body_s)  # type: ignore[arg-type]
     return asyncio.run(asked(application, **request))
 
 
@@ -118,7 +119,7 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
 
 def test_what_finds_no_room_is_told_when_to_come_again() -> None:
     serving = StandIn(network(), room=2, held=True)
-    application = http.Application(serving, 10_000, Draining())  # type: ignore[arg-type]
+    application = http.application(serving, 10_000, Draining())  # type: ignore[arg-type]
 
     async def crowd() -> list[tuple[int, dict[str, str], bytes]]:
         tasks = [asyncio.create_task(asked(application)) for _ in range(6)]
@@ -200,7 +201,7 @@ def test_an_address_that_nobody_has_is_refused(text: str) -> None:
 
 
 def test_large_bodies_together_have_a_limit() -> None:
-    application = http.Application(StandIn(network()), 100, Draining(), 20.0)  # type: ignore[arg-type]
+    application = http.application(StandIn(network()), 100, Draining(), 20.0)  # type: ignore[arg-type]
 
     async def crowd() -> list[int]:
         stalled = [asyncio.create_task(asked(application, body=(b" " * 100,), stalls=True)) for _ in range(4)]

@@ -101,6 +101,26 @@ def test_arrays_behind_one_another_are_answered_by_arrays() -> None:
         np.testing.assert_array_equal(np.load(answers), expected)
 
 
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.pt", "wide.pt"])
+def test_a_file_takes_no_more_than_a_request_may(tmp_path: Path, name: str) -> None:
+    serving, given = StandIn(network()), tmp_path / "given"
+    given.mkdir()
+    if name == "x.npy":
+        np.save(given / name, rows(0, 50))
+    elif name == "x.npz":
+        np.savez_compressed(given / name, inputs=np.zeros((50, 3)))  # a small file of large tensors
+    else:
+        torch.save(torch.zeros(1, 3).expand(50, 3) if name == "wide.pt" else torch.zeros(50, 3), given / name)
+    draining = request_sources.Draining()
+    few, many = (
+        request_sources.of_folder(serving, given, tmp_path / "answers", "", draining, most_bytes, follow=False)  # type: ignore[arg-type]
+        for most_bytes in (1199, 4000)
+    )
+    with pytest.raises(FormatError, match=f"{name}: .*too large"):
+        next(few)
+    assert next(many)[0][0].shape == (50, 3)
+
+
 def test_pickles_are_refused(tmp_path: Path) -> None:
     serving = StandIn(network())
     given = io.BytesIO()
@@ -108,7 +128,7 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="array 0"):
         pumped(serving, request_sources.of_arrays(serving, io.BytesIO(given.getvalue()), io.BytesIO(), 10_000))  # type: ignore[arg-type]
     with pytest.raises(FormatError, match="inputs is object"):
-        request_sources.array_of(serving, io.BytesIO(given.getvalue()), 10_000)  # type: ignore[arg-type]
+        request_sources.array_of(serving, given.getvalue(), 10_000)  # type: ignore[arg-type]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.pt").write_bytes(pickle.dumps(Path("x")))
     with pytest.raises(CorruptFileError, match=r"a\.pt"):
@@ -280,7 +300,7 @@ def test_an_archive_that_grows_beyond_its_limit_is_not_unpacked(tmp_path: Path) 
     (tmp_path / "in").mkdir()
     np.savez_compressed(tmp_path / "in" / "x.npz", inputs=np.zeros((1000, 1000)))
     requests = request_sources.of_folder(
-        StandIn(network()), tmp_path / "in", tmp_path / "out", "", request_sources.Draining(), 99, follow=False
+        StandIn(network()), tmp_path / "in", tmp_path / "out", "", request_sources.Draining(), 10_000, follow=False
     )
     with pytest.raises(FormatError, match="inputs is too large"):
         next(requests)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import halopipe as hp
-from halopipe.serving.rank_loop import decoded, described, encoded, inputs_of
+from halopipe.serving.rank_loop import RankDescription, decoded, encoded
 from halopipe.serving.serving import RequestAnswer, Serving, _PendingRequest
 from planner.ir.codec import dump
 from planner.ir.errors import BusyError, UsageError, WorkerError
@@ -57,7 +57,9 @@ def test_what_a_model_takes_is_told_whole() -> None:
     spec = TensorSpec(("sample", "time"), (4, 6), "float64")
     ranges = {"x": (IndexRange("words", 50, cut=((1, 0, 3),)), IndexRange("loss", 7, -100))}
     inputs = InputSpecs({"x": spec}, 4, frozenset({("x", 1)}), ranges)
-    assert inputs_of(json.loads(json.dumps(described(inputs)))) == inputs
+    values = (("y", ("sample",), "float64"),)
+    told = RankDescription(1, True, frozenset({"x"}), inputs, (2, 2), 0, values)
+    assert RankDescription.read(told.text) == told
 
 
 def test_requests_are_answered_in_order_by_ranks_that_keep_state(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from typer.testing import CliRunner, Result
 
@@ -21,7 +22,7 @@ from planner.ir.codec import dump
 from planner.ir.errors import CorruptFileError, UsageError
 from planner.ir.plan import Plan
 from profiler.source.parts import model_of
-from runtime.checkpoint import Checkpoint, complete_steps
+from runtime.checkpoint import Checkpoint, complete_steps, whole_state_dict
 from tests.halopipe import learners
 from tests.halopipe.ranks import run_job
 from tests.runtime.checkpoint.cases import forge
@@ -57,7 +58,7 @@ def folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def break_a_byte(folder: Path, step: int) -> None:
     """Change one byte that only its hash shows."""
-    path = folder / f"step-{step}" / "rank-1" / "__0_0.distcp"
+    path = folder / f"step-{step}" / "rank-1" / "tensors.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -89,7 +90,7 @@ def test_every_byte_is_verified_and_damage_is_an_exit_code(folder: Path) -> None
     assert bad.exit_code == 3
     assert bad.stdout.count("sound") == 2
     assert "error[H302] 2 checkpoints of 4 in saved are damaged" in bad.stderr
-    assert "saved/step-2: rank-1/__0_0.distcp: " in bad.stderr
+    assert "saved/step-2: rank-1/tensors.safetensors: " in bad.stderr
     assert "try: the newest sound one: saved/step-3" in bad.stderr
     assert call("checkpoint verify saved --step 3").exit_code == 0
     assert call("checkpoint verify saved --step 4").exit_code == 3
@@ -122,6 +123,17 @@ def test_weights_go_out_and_come_in_and_training_begins_from_them(folder: Path) 
     assert found.losses[0] != run_job(plan(), folder, **RECIPE).losses[0]  # which begins with the model's own
     again = call("checkpoint import begun --from weights.pt --plan plan.json")
     assert (again.exit_code, "begun has checkpoints already" in again.stderr) == (2, True)
+
+
+def test_weights_go_out_in_the_format_of_torch(folder: Path) -> None:
+    assert call("checkpoint saved --step 3 --to made/weights.dcp").exit_code == 0
+    expected = whole_state_dict(Checkpoint.open(folder, 3))
+    state = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    with pytest.warns(UserWarning, match=r"torch\.distributed is disabled"):
+        dcp.load(state, checkpoint_id="made/weights.dcp", no_dist=True)
+    assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+    again = call("checkpoint saved --to made/weights.dcp")
+    assert (again.exit_code, "cannot write made/weights.dcp" in again.stderr) == (3, True)
 
 
 def test_weights_of_another_model_are_refused_by_name(folder: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_script_goes_on_from_the_newest_sound_checkpoint_if_there_is_any(tmp_p
         return steps(2, 4)(execution)
 
     losses = loss_of(together(learners.plan(), begun))
-    (tmp_path / "step-4" / "rank-1" / "__0_0.distcp").unlink()
+    (tmp_path / "step-4" / "rank-1" / "tensors.safetensors").unlink()
     assert loss_of(together(learners.plan(), rest)) == losses[2:]
     (tmp_path / "step-2" / "manifest.sha256").write_text("0" * 64)
     with pytest.raises(CorruptFileError, match="sound"):

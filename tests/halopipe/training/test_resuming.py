@@ -44,7 +44,7 @@ def begin(folder: Path, plan: Plan = PLAN, **options: object) -> ResumePoint:
 
 def damage(path: Path) -> None:
     """Flip a bit in the middle of the data of rank 1."""
-    data = path / "rank-1" / "__0_0.distcp"
+    data = path / "rank-1" / "tensors.safetensors"
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
@@ -68,7 +68,7 @@ def test_damaged_checkpoints_are_passed_over_with_a_word_each(folder: Path) -> N
     start = begin(folder)
     assert (start.options.resume_step, start.step) == (2, 2)
     newest, older = start.skipped
-    assert newest.startswith(f"checkpoint {folder}/step-6 is damaged and passed over: rank-1/__0_0.distcp")
+    assert newest.startswith(f"checkpoint {folder}/step-6 is damaged and passed over: rank-1/tensors.safetensors")
     assert older.startswith(f"checkpoint {folder}/step-4 is damaged and passed over: rank-0")
     damage(folder / "step-2")
     with pytest.raises(CorruptFileError) as caught:
@@ -78,7 +78,7 @@ def test_damaged_checkpoints_are_passed_over_with_a_word_each(folder: Path) -> N
 
 
 def test_a_checkpoint_of_a_newer_release_is_not_passed_over(folder: Path) -> None:
-    forge(folder / "step-6", lambda text: text.replace('"version": 1', '"version": 99'))
+    forge(folder / "step-6", lambda text: text.replace('"version": 3', '"version": 99'))
     with pytest.raises(NewerFileError):
         begin(folder)
 

@@ -58,12 +58,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[LinkCosts, list[Any
     with ExitStack() as stack:
         name = "tests.profiler.links.test_cpu:one_rank"
         children = [stack.enter_context(Child(name, rank, meeting, core=None)) for rank in range(len(HOSTS))]
-        reports = children[0].reports(300.0)
-        while True:
-            try:
-                seen.append(next(reports))
-            except StopIteration as stop:
-                return stop.value, seen
+        return children[0].finish(300.0, seen.append), seen
 
 
 def test_ranks_measure_the_links_within_and_across_hosts(found: tuple[LinkCosts, list[Any]]) -> None:

@@ -49,13 +49,7 @@ def run(name: str, *arguments: Any) -> Any:
 def test_a_result_comes_back_from_the_pinned_process() -> None:
     reports = []
     with Child(f"{HERE}:add", 2, 3, core=core_of(0)) as child:
-        stream = child.reports(deadline_s=60)
-        while True:
-            try:
-                reports.append(next(stream))
-            except StopIteration as stop:
-                result = stop.value
-                break
+        result = child.finish(60, reports.append)
     assert reports == ["adding"]
     assert result == (5, [core_of(0)])
 

@@ -94,39 +94,10 @@ def test_a_device_has_the_clock_of_its_type(gpu: FakeGpu) -> None:
 
 
 @pytest.mark.cuda
-def test_laps_of_a_gpu_are_about_as_long_as_its_work() -> None:
+@pytest.mark.parametrize("of", [None, "product"])
+def test_a_lap_of_a_gpu_has_seconds_once_the_clock_has_settled(of: str | None) -> None:
     device = torch.device("cuda:0")
-    clock = clock_for(device)
-    matrix = torch.randn(2048, 2048, device=device)
-
-    def times_of(count: int) -> float:
-        return min(timed(clock, lambda: [matrix @ matrix for _ in range(count)]) for _ in range(5))
-
-    times_of(2)
-    one_s, ten_s = times_of(1), times_of(10)
-    assert 0 < one_s < ten_s
-
-
-@pytest.mark.cuda
-def test_a_lap_of_kernels_whose_calls_take_long_is_what_they_take_in_a_captured_graph() -> None:
-    device = torch.device("cuda:0")
-    clock, x = CudaClock(device), torch.zeros(1 << 23, device=device)
-
-    def work(pause_s: float = 0.0) -> None:
-        for _ in range(20):
-            x.add_(1.0)
-            time.sleep(pause_s)
-
-    def least_s(of: str, calls: Callable[[], object]) -> float:
-        seconds = []
-        for _ in range(10):
-            lap = lap_of(clock, calls, of)
-            clock.settle()
-            seconds.append(clock.seconds(lap))
-        return min(seconds)
-
-    work()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    assert least_s("calls", lambda: work(1e-4)) == pytest.approx(least_s("graph", graph.replay), rel=0.5)
+    clock, matrix = CudaClock(device), torch.randn(256, 256, device=device)
+    laps = [lap_of(clock, lambda: matrix @ matrix, of) for _ in range(3)]
+    clock.settle()
+    assert min(map(clock.seconds, laps)) > 0

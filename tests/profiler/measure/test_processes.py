@@ -21,6 +21,7 @@ from benchmarks.chains import chain_graph
 from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError
 from planner.ir.profile import Measurement, ModelSource, Optimizer
+from profiler.measure.child_process import Child
 from profiler.measure.partial_results import (
     CapturedGraph,
     FinishedMeasurements,
@@ -68,6 +69,8 @@ class Machine:
 
     def __exit__(self, *error: object) -> None:
         """Nothing to end."""
+
+    finish = Child.finish
 
     def reports(self, deadline_s: float) -> Iterator[Any]:
         job = self.jobs[-1]

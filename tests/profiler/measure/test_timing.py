@@ -17,7 +17,7 @@ from planner.ir.profile import Optimizer
 from profiler.measure import beside_layers
 from profiler.measure.beside_layers import action_overhead_s, parameter_costs, step_seconds, still_optimizer
 from profiler.measure.devices import back_end_keys
-from profiler.measure.memory import footprints, saved_bytes
+from profiler.measure.memory import footprints
 from profiler.measure.noise import CudaClock, ThreadClock
 from profiler.measure.timing import QUICK, SegmentedPass, segments, spread, time_layers, trimmed_mean
 from tests.profiler.capture.test_graph import captured, each_network, loaded
@@ -117,7 +117,7 @@ def test_saved_bytes_add_up_to_what_autograd_holds(factory: Callable[..., Any]) 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = graph.graph_module(3, *tensors.values())
     expected = sum(t.untyped_storage().nbytes() for address, t in held.items() if address not in known)
-    found = saved_bytes(graph, tensors, 3)
+    found = {name: each.saved_bytes for name, each in footprints(graph, tensors, 3).items()}
     assert loss.requires_grad
     assert list(found) == [layer.name for layer in graph.graph.layers]
     assert min(found.values()) >= 0
@@ -126,7 +126,7 @@ def test_saved_bytes_add_up_to_what_autograd_holds(factory: Callable[..., Any]) 
 
 def test_a_convolution_keeps_its_input_unless_an_earlier_layer_does() -> None:
     graph, _ = captured(RESNET)
-    found = saved_bytes(graph, tensors_of(RESNET, 2), 2)
+    found = {name: each.saved_bytes for name, each in footprints(graph, tensors_of(RESNET, 2), 2).items()}
     specs = graph.graph.values()
     assert found["conv1"] == 0  # its input is the batch itself
     assert found["bn1"] >= specs["conv1"].num_bytes

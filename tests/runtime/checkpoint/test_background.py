@@ -74,6 +74,17 @@ def test_it_takes_the_memory_of_one_copy(tmp_path: Path) -> None:
     assert (found.number("k"), found.manifest.step) == (1, 2)
 
 
+def test_a_tensor_and_its_conjugate_are_two(tmp_path: Path) -> None:
+    wave = torch.tensor([1 + 2j, 3 - 1j])
+    state = alone({"model/a": wave, "model/b": wave.conj(), "model/c": wave})
+    for step, write in enumerate((lambda saver: saver.save(0, state, {}), lambda _: save_all(tmp_path, 1, [state]))):
+        saver = BackgroundSaver(tmp_path, 0, 1, lambda: None)
+        write(saver)
+        saver.wait()
+        checkpoint = Checkpoint.open(tmp_path, step)
+        assert all(torch.equal(checkpoint.read(key), tensor) for key, tensor in state.tensors.items())
+
+
 def test_what_went_wrong_is_raised_at_the_next_call_on_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

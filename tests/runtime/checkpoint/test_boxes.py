@@ -16,7 +16,7 @@ from planner.ir.errors import CheckpointError, CorruptFileError, StaleFileError
 from runtime.checkpoint import BackgroundSaver, Checkpoint, RankState, joined
 from runtime.checkpoint.manifest import from_text, to_text
 from runtime.pipeline.routing import slices
-from tests.runtime.checkpoint.cases import FINGERPRINTS, alone, forge, of_two_ranks, on_ranks, save_all, try_save
+from tests.runtime.checkpoint.cases import FINGERPRINTS, alone, forge, on_ranks, save_all, try_save
 
 KEY = "model/w"
 SHAPE = (6, 5, 2)
@@ -71,7 +71,7 @@ def test_what_was_saved_whole_or_in_slices_is_read_in_boxes(tmp_path: Path, part
 
 def test_only_the_boxes_that_are_asked_for_are_read(tmp_path: Path) -> None:
     path = save_all(tmp_path, 1, states(QUARTERS))
-    data = path / "rank-3" / "__0_0.distcp"
+    data = path / "rank-3" / "tensors.safetensors"
     data.write_bytes(bytes(data.stat().st_size))
     checkpoint = Checkpoint.open(tmp_path)
     assert torch.equal(checkpoint.read_box(KEY, box((0, 6), (0, 4), (0, 2))), W[:, :4])
@@ -120,10 +120,10 @@ def test_a_box_that_the_tensor_has_not_is_refused(tmp_path: Path, part: Box) -> 
         (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, 0], [2, 4, 3]", "is no box of"),
         (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, 0], [2, 5, 2]", "saved twice"),
         (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0], [2, 4]", "is no box of"),
-        (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, 0], [2, 4]", "not a list of 3"),
+        (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, 0], [2, 4]", "is no box of"),
         (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, 2], [2, 4, 0]", "is no box"),
         (r"\[0, 0, 0\], \[2, 4, 2\]", "[], []", "is no box"),
-        (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, -1], [2, 4, 2]", "is not a whole number"),
+        (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, -1], [2, 4, 2]", "greater than or equal to 0"),
         (r"\[0, 0, 0\], \[2, 4, 2\]", "[0, 0, 0], [2, 4, 99999999999999999999]", "is no box"),
         ("rank-3", "rank-2", "a rank has saved two boxes of it|has folders of|key given twice"),
     ],
@@ -136,14 +136,10 @@ def test_boxes_with_bad_intent_are_refused(tmp_path: Path, old: str, new: str, m
     assert re.search(message, f"{caught.value.title} {caught.value.details}")
 
 
-def test_boxes_come_back_from_text_and_others_are_written_as_before(tmp_path: Path) -> None:
+def test_boxes_come_back_from_text(tmp_path: Path) -> None:
     save_all(tmp_path, 1, states(QUARTERS))
     manifest = Checkpoint.open(tmp_path).manifest
-    text = to_text(manifest)
-    assert '"version": 2' in text
-    assert from_text(text, "here") == manifest
-    save_all(tmp_path, 2, of_two_ranks())
-    assert '"version": 1' in to_text(Checkpoint.open(tmp_path).manifest)
+    assert from_text(to_text(manifest), "here") == manifest
 
 
 def test_they_are_saved_in_the_background_too(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def post(end: End, whole_program: Program, peer: int) -> P2PMailbox:
     wire = MessageSlice(peer, ("x",), (BOX,), ((slice(None), slice(None)),), ((SHAPE, torch.float32),))
     wires = dict.fromkeys(whole_program.messages, (wire,))
     routing = SimpleNamespace(forward_out=wires, forward_in=wires, backward_out={}, backward_in={})
-    row, window = whole_program.rows[end.rank], whole_program.receive_window(end.rank)
-    return P2PMailbox(routing, row, end, lookahead=window, device=torch.device("cpu"))
+    context = SimpleNamespace(transport=end, rank=end.rank, lookahead=0, device=None)
+    return P2PMailbox(context, routing, whole_program)
 
 
 def test_a_rank_has_the_buffers_of_its_window_and_of_the_message_it_works_on(monkeypatch):

@@ -30,7 +30,7 @@ def passes(asked: Decision, slower: Callable[[int], float], profile: Profile = P
         for rank in stage.ranks:
             samples = round(stage.samples[max(asked.micro_batches)][stage.ranks.index(rank)])
             sums = cost_model.sums(KIND, samples, False, False)
-            price_s = sum(sums.action_s(op, stage.runs, False) for op in (Op.FORWARD, Op.BACKWARD))
+            price_s = sum(sums.action_s(op, stage.runs) for op in (Op.FORWARD, Op.BACKWARD))
             found.append(LonePasses(rank, number, samples, *((price_s * slower(at),) * 3 for at in (0, 1))))
     return found
 

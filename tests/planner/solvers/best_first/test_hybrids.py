@@ -18,7 +18,7 @@ from planner.ir.profile import Profile
 from planner.solvers import solver
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.hybrid_shapes import Shape, placed
-from planner.solvers.best_first.hybrids import balanced_places, hybrids
+from planner.solvers.best_first.hybrids import HybridSpace, balanced_places, hybrids
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices
 from planner.solvers.budget import Budget, under
 from planner.solvers.candidates.candidate import DevicePool, micro_batches, pools
@@ -89,7 +89,7 @@ def hybrids_of(problem: Problem) -> list[Evaluation]:
         GroupPrices(problem, cost_model, pools(problem), cuts_of(cost_model), micro_batches(problem, size), freedom)
         for size in micro_batch_sizes(problem, cost_model)
     ]
-    return list(hybrids(evaluator, spaces))
+    return list(hybrids(evaluator, [HybridSpace(prices) for prices in spaces]))
 
 
 def test_fifty_layers_on_sixty_four_devices_start_from_no_worse_a_plan_than_anybody_would_write_down() -> None:

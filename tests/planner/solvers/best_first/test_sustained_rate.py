@@ -14,7 +14,7 @@ from planner.ir.errors import InfeasibleError, UsageError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import solver
-from planner.solvers.best_first.sustained_rate import is_stream
+from planner.solvers.best_first.objectives import is_stream
 from planner.solvers.candidates.candidate import decision_of
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.oracles.plans import check

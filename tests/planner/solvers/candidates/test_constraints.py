@@ -76,7 +76,9 @@ def test_the_mask_allows_what_the_meaning_of_the_rules_allows(seed: int) -> None
             wanted = not broken(fixes, forbids, replace(decision, stages=stages), PROFILE.cluster)
             spans = list(pairwise(bounds))
             stage_of = [stage for stage, (a, b) in enumerate(spans) for _ in range(a, b)]
-            assert constraints.allows_stages(stage_of, groups, recompute, ways) == wanted
+            stages = enumerate(zip(groups, recompute, ways, strict=True))
+            layers_of = [[layer for layer, of in enumerate(stage_of) if of == number] for number in range(len(groups))]
+            assert all(constraints.allows_stage(layers_of[n], *stage, n) for n, stage in stages) == wanted
             assert all(mask[span] for mask, span in zip(masks, spans, strict=True)) == wanted
             assert all(mask[span] for mask, span in zip(unnumbered, spans, strict=True)) >= wanted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, starmap
 
 import numpy as np
 import pytest
@@ -223,7 +223,7 @@ def some_plans(way: BatchSplit, schedule: str, draw: random.Random) -> Iterator[
             behind = np.flatnonzero(cuts.inside[chain[-1]]).tolist()
             chain.append(draw.choice(behind) if groups and draw.random() < 0.6 else cuts.last)
         triples = zip(chain, chain[1:], chain[2:], strict=False)
-        if any(cuts.between(*triple) < 0 for triple in triples):
+        if any(cuts.column[cuts.content[cut, last], first, cut] < 0 for first, cut, last in triples):
             continue
         recompute = [draw.choice(prices.freedom.recompute) for _ in chosen]
         candidate = Candidate(
@@ -269,7 +269,9 @@ def test_the_plan_is_the_best_of_all_plans_that_the_rules_allow(first: int) -> N
         for candidate in plans(problem):
             shape = [CutDegrees(sample=len(group)) for group in candidate.groups]
             again = [candidate.recomputes(s) for s in range(candidate.num_stages)]
-            if constraints.allows_stages(candidate.stage_of, candidate.groups, again, shape):
+            layers_of = [[k for k, of in enumerate(candidate.stage_of) if of == n] for n in range(candidate.num_stages)]
+            stages = zip(layers_of, candidate.groups, again, shape, range(candidate.num_stages), strict=True)
+            if all(starmap(constraints.allows_stage, stages)):
                 steps.append(evaluator.evaluate(candidate).step_s)
         best_s = min(steps, default=float("inf"))
         if best_s == float("inf"):

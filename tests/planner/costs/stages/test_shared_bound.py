@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from planner.costs.layers.cost_table import Array
-from planner.costs.stages.shared_times import GroupTimes, MemberTimes, Times
+from planner.costs.stages.shared_bound import GroupTimes, MemberTimes, Times
 
 LAYERS = 3
 

@@ -1,6 +1,18 @@
-"""When nothing fits: the plan that lacks least memory, and what would help.
+"""What is asked beside the shortest step, by bisection; and when nothing fits, what lacks least and what would help.
 
-The objective memory: the least limit on every device under which some plan fits, by bisection.
+The objective memory: the least limit on every device under which some plan fits.
+
+Streams of forward passes: the most samples a second that a plan sustains, and the plan of least latency at a rate.
+
+Given       forward passes alone, as in :mod:`planner.solvers.best_first.solver`; a batch enters every T seconds
+Choose      the pipeline                                                                            as there
+Minimise    the latency of a batch that meets no other: the step                                    ``LATENCY``
+Subject to  sum of the forwards of a stage <= T on each of its ranks           ``priced_groups.GroupPrices._in_time``
+            the period of the simulated stream <= T             ``candidates.evaluate.Evaluator.sustained_per_s``
+
+The first constraint is what prunes prefixes; the second, which counts messages and waiting as well, decides.  The
+highest rate is found by bisection on T, as the least memory is: a rate is refused once a search has
+proved that no plan keeps it.
 """
 
 from __future__ import annotations
@@ -8,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -18,10 +30,10 @@ from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.sentences import size_text
-from planner.ir.errors import HalopipeError, IllegalProgramError, InfeasibleError, MissingMeasurementError
-from planner.ir.lazy import Memo
+from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
+from planner.ir.lazy import once
 from planner.ir.plan import TIME_LIMIT
-from planner.ir.problem import ALWAYS, AUTO, MICRO, NEVER, SELECTIVE, THROUGHPUT, Problem
+from planner.ir.problem import ALWAYS, AUTO, LATENCY, MICRO, NEVER, SELECTIVE, THROUGHPUT, Problem
 from planner.layers.stage_rules import why_gradients_stay_whole
 from planner.schedules import positions, traits
 from planner.solvers.best_first.bound import GroupChoice
@@ -33,9 +45,9 @@ from planner.solvers.best_first.search import Outcome
 from planner.solvers.best_first.virtual_pipelines import Family
 from planner.solvers.best_first.warm_start import all_families, first_fit, spaces
 from planner.solvers.budget import NUMBER_S, Budget, part_of_current
+from planner.solvers.candidates.choose import infeasible, out_of_time
 from planner.solvers.candidates.constraints import Applied, Constraints
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
-from planner.solvers.candidates.explain import infeasible, out_of_time
 from planner.solvers.candidates.feasibility import mixing_text, sees_whole_batch
 
 _QUICKLY_S = 5.0
@@ -50,7 +62,10 @@ def no_plan_fits(evaluator: Evaluator) -> HalopipeError:
     if closest is None and not evaluator.schedules and (why := why_no_families(evaluator)):
         return InfeasibleError("no pipeline of several stages a device", why, _SIMPLER)
     if closest is None:
-        roomy, within = _with_any_memory(evaluator.problem), evaluator.budget.part(_QUICKLY_S)
+        cluster, within = evaluator.problem.profile.cluster, evaluator.budget.part(_QUICKLY_S)
+        devices = tuple(replace(device, memory_bytes=_MORE_THAN_ENOUGH) for device in cluster.devices)
+        profile = replace(evaluator.problem.profile, cluster=replace(cluster, devices=devices))
+        roomy = replace(evaluator.problem, profile=profile, memory_bytes=0, rate_per_s=0.0)
         outcome = _any_plan(roomy, within)
         if outcome.best is not None:
             closest = evaluator.evaluate(_bisected(roomy, outcome.best, within)[0].candidate)
@@ -92,10 +107,9 @@ def leanest(evaluator: Evaluator) -> Evaluation | None:
     for candidate in leanest_virtual(evaluator):
         if best is not None and not evaluator.has_time_for(candidate):
             break
-        with contextlib.suppress(MissingMeasurementError, IllegalProgramError):
-            evaluation = evaluator.evaluate(candidate)
-            if best is None or evaluator.excess(evaluation) < evaluator.excess(best):
-                best = evaluation
+        tried = evaluator.tried(candidate)
+        if tried is not None and (best is None or evaluator.excess(tried) < evaluator.excess(best)):
+            best = tried
     return best
 
 
@@ -141,27 +155,23 @@ def why_no_families(evaluator: Evaluator) -> list[str]:
     return list(reasons)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Leanest:
     """The suffix DP with the fullest rank's share of its limit in place of time, under one schedule."""
 
     frontier: Frontier
     schedule: str
-    _suffixes: Memo[tuple[Counts, int], tuple[Array, Numbers, Numbers]] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._suffixes = Memo(lambda key: self._solve(*key))
 
     def prefix(self) -> PipelinePrefix | None:
         """The complete pipeline whose fullest rank is least full."""
         suffixes = self.frontier.suffixes
         state = suffixes.devices.all_unused
         most = min(sum(state), suffixes.prices.freedom.max_stages or sum(state), suffixes.prices.cuts.last)
-        count = min(range(1, most + 1), key=lambda count: self._suffixes[state, count][0][0])
+        count = min(range(1, most + 1), key=lambda count: self._suffix(state, count)[0][0])
         choices: list[GroupChoice] = []
         cuts = [0]
         for downstream in range(count, 0, -1):
-            fullness, number, last = self._suffixes[state, downstream]
+            fullness, number, last = self._suffix(state, downstream)
             if not np.isfinite(fullness[cuts[-1]]):
                 return None
             choice = suffixes.choices(state)[number[cuts[-1]]]
@@ -170,7 +180,8 @@ class Leanest:
             cuts.append(int(last[cuts[-1]]))
         return PipelinePrefix(tuple(choices), (), tuple(cuts), state, 0.0, 0.0, 0, 0.0)
 
-    def _solve(self, state: Counts, downstream: int) -> tuple[Array, Numbers, Numbers]:
+    @once
+    def _suffix(self, state: Counts, downstream: int) -> tuple[Array, Numbers, Numbers]:
         """By first cut: the fullest rank's share of its limit, number of the first choice, where its stage ends."""
         prices = self.frontier.suffixes.prices
         count = len(prices.cuts.members)
@@ -182,21 +193,13 @@ class Leanest:
         for number, option in enumerate(self.frontier.suffixes.choices(state)):
             fullness = option.group.fullness(first, last, kept)
             if downstream > 1:
-                fullness = np.maximum(fullness, self._suffixes[option.option.left, downstream - 1][0][None, :])
+                fullness = np.maximum(fullness, self._suffix(option.option.left, downstream - 1)[0][None, :])
             else:
                 fullness = np.where(last == prices.cuts.last, fullness, np.inf)
             ends, values = fullness.argmin(axis=1), fullness.min(axis=1)
             choice, cut = np.where(values < best, number, choice), np.where(values < best, ends, cut)
             best = np.minimum(best, values)
         return best, choice, cut
-
-
-def _with_any_memory(problem: Problem) -> Problem:
-    """The problem on devices with more memory than any plan needs."""
-    cluster = problem.profile.cluster
-    devices = tuple(replace(device, memory_bytes=_MORE_THAN_ENOUGH) for device in cluster.devices)
-    profile = replace(problem.profile, cluster=replace(cluster, devices=devices))
-    return replace(problem, profile=profile, memory_bytes=0, rate_per_s=0.0)
 
 
 def _any_plan(problem: Problem, within: Budget) -> Outcome:
@@ -298,7 +301,7 @@ def _shown(evaluation: Evaluation) -> str:
 
 
 _PRECISION = 1e-3
-_SHARE_OF_WORK = 0.5  # the rest is for the fastest plan under the limit
+_SHARE_OF_WORK = 0.5  # the rest is for the fastest plan under the limit, or that of least latency at the rate
 
 
 def least_memory(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
@@ -340,3 +343,78 @@ def _fitting(problem: Problem, memory_bytes: int, within: Budget) -> tuple[Evalu
     """A plan under the limit, the leanest that comes soon; and whether there is certainly none."""
     _, outcome = first_fit(replace(problem, memory_bytes=memory_bytes), within)
     return outcome.best, outcome.refutes
+
+
+_FASTER = 1.5  # what is tried next, as long as no rate was refused
+
+
+def is_stream(problem: Problem) -> bool:
+    """Whether throughput is asked for of forward passes alone: that of a stream without an end."""
+    forward = problem.schedules and not any(traits(name).trains for name in problem.schedules)
+    return problem.objective == THROUGHPUT and bool(forward)
+
+
+def highest_rate(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
+    """The problem of the plan of least latency at the highest rate that was found, and in words how sure that is.
+
+    Returns the problem without a rate, and no words, if no plan was found: the search that follows says why.
+
+    Raises:
+        InfeasibleError: the rate that was asked for is above it.
+    """
+    asked = replace(problem, objective=LATENCY, rate_per_s=0.0)
+    budget = part_of_current(problem.time_limit_s)
+    within = budget.part(_SHARE_OF_WORK * budget.limit_s)
+    best_per_s, refused_per_s = 0.0, float("inf")
+    reached_per_s, _ = _sustaining(asked, 0.0, budget)
+    if reached_per_s is None:
+        return asked, ()
+    best_per_s = reached_per_s
+    while refused_per_s > best_per_s * (1 + _PRECISION) and not within.is_over:
+        wanted = best_per_s * _FASTER if refused_per_s == float("inf") else (best_per_s + refused_per_s) / 2
+        reached_per_s, is_certain = _sustaining(asked, wanted, within)
+        if reached_per_s is not None:
+            best_per_s = reached_per_s
+        elif is_certain:
+            refused_per_s = wanted
+        else:
+            break
+    sure = (
+        f"no plan sustains more than {refused_per_s:.5g} samples/s"
+        if refused_per_s < float("inf")
+        else "no bound was found in time"
+    )
+    if problem.rate_per_s > best_per_s:
+        raise too_fast(problem, best_per_s, sure)
+    left = replace(
+        asked, rate_per_s=best_per_s * (1 - _PRECISION**2), time_limit_s=problem.time_limit_s * (1 - _SHARE_OF_WORK)
+    )
+    return left, (f"rate: {sure}",)
+
+
+def too_fast(problem: Problem, best_per_s: float, sure: str = "") -> InfeasibleError:
+    """The error for a rate that no plan keeps.
+
+    Args:
+        best_per_s: what can be sustained.
+        sure: how sure that is.
+    """
+    devices = len(problem.ranks)
+    return InfeasibleError(
+        f"no plan sustains {problem.rate_per_s:g} samples/s",
+        [
+            f"{best_per_s:.6g} samples/s can be sustained on {devices} device{'s' * (devices > 1)}",
+            *([sure] if sure else []),
+        ],
+        [
+            f"--rate {best_per_s * 0.99:.3g}",
+            "more devices, or larger requests, where they cost less a sample",
+        ],
+    )
+
+
+def _sustaining(problem: Problem, rate_per_s: float, within: Budget) -> tuple[float | None, bool]:
+    """What a plan sustains that keeps the rate, the first that comes; and whether there is certainly none."""
+    evaluator, outcome = first_fit(replace(problem, rate_per_s=rate_per_s), within)
+    best = outcome.best
+    return None if best is None else evaluator.sustained_per_s(best.candidate), outcome.refutes

@@ -8,9 +8,8 @@ from planner.baselines import everyday
 from planner.costs.cost_model import CostModel
 from planner.ir.problem import Problem
 from planner.solvers.best_first.graph_cuts import cuts_of
-from planner.solvers.best_first.group_search import GroupSearch, neighbours
 from planner.solvers.best_first.hybrids import HybridSpace
-from planner.solvers.best_first.local_search import LocalSearch
+from planner.solvers.best_first.moves import GroupSearch, LocalSearch, neighbours
 from planner.solvers.best_first.warm_start import priced
 from planner.solvers.budget import Budget
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
