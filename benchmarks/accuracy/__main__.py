@@ -70,7 +70,7 @@ from benchmarks.accuracy.profiles import (
 )
 from benchmarks.accuracy.report import outcomes_of, rows
 from benchmarks.accuracy.runs import Ran, Rehearsed, Runner, run_here
-from benchmarks.devices.ranks import Step, awake, by_action
+from benchmarks.devices.ranks import Step, awake, by_action, hide_gpus
 from benchmarks.devices.testbed import unavailable
 from benchmarks.report import Row, run
 from planner.ir.codec import dumps, fingerprint
@@ -405,4 +405,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    hide_gpus()
     sys.exit(main())

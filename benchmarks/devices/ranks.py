@@ -102,6 +102,15 @@ def _no_session_groups() -> Iterator[bool]:
             _GROUPS.write_text(before, encoding="ascii")
 
 
+def hide_gpus() -> None:
+    """For programs whose ranks are processors: called before anything is computed.
+
+    Capturing a model runs a backward pass.  Where torch sees a GPU, its autograd starts a thread for it, and refuses to
+    run in processes that are forked later.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 T = TypeVar("T")
 _LIMIT_S = 600.0
 
@@ -184,7 +193,7 @@ def _outcome(channel: Connection, limit_s: float) -> tuple[str, Any]:
 
 
 class CapturedNetwork:
-    """A model of which steps are run; captured once, in this process, which never computes anything of it."""
+    """A model of which steps are run; captured once, in this process."""
 
     def __init__(self, source: ModelSource) -> None:
         from profiler import load_model  # here, since processes that keep cores awake need no capture

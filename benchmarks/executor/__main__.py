@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.devices.ranks import on_ranks
+from benchmarks.devices.ranks import hide_gpus, on_ranks
 from benchmarks.executor import upkeep
 from benchmarks.executor.sides import NUM_RANKS, Bare, Case, Ours, Theirs
 from benchmarks.report import Row, at_least, at_most, run
@@ -248,4 +248,5 @@ def require_equal(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.T
 
 
 if __name__ == "__main__":
+    hide_gpus()
     raise SystemExit(run("The executor beside torch.distributed.pipelining, 2 ranks", measure))

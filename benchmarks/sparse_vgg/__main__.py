@@ -34,7 +34,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.devices.ranks import Step, awake
+from benchmarks.devices.ranks import Step, awake, hide_gpus
 from benchmarks.devices.virtual_device import with_devices
 from benchmarks.report import Row, at_least, run
 from benchmarks.sparse_vgg.plans import ONE, OURS, SHARED, SPARSEPIPE, UNRESTRICTED, Case, batches, cases
@@ -177,4 +177,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    hide_gpus()
     sys.exit(main())

@@ -28,7 +28,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.devices.ranks import on_ranks
+from benchmarks.devices.ranks import hide_gpus, on_ranks
 from benchmarks.report import Row, at_least, at_most, run
 from benchmarks.spatial.interior import INTERIOR
 from benchmarks.spatial.sides import (
@@ -179,4 +179,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    hide_gpus()
     raise SystemExit(main())

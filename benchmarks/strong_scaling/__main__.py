@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from benchmarks.devices.ranks import hide_gpus
 from benchmarks.report import Row, run
 from benchmarks.strong_scaling.layouts import ALL, Way, Ways, shapes_of
 from benchmarks.strong_scaling.points import (
@@ -199,4 +200,5 @@ def _layer_points(ways: Ways, way: Way, ran: Measured) -> Iterator[LayerPoint]:
 
 
 if __name__ == "__main__":
+    hide_gpus()
     raise SystemExit(run("Strong scaling of layouts, predicted and measured", measure))

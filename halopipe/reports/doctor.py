@@ -269,7 +269,8 @@ def _compiler() -> Iterator[Finding]:
             "C++ compiler",
             ODD,
             f"{error}".splitlines()[0],
-            "apt install g++: without it sparse kernels run in plain torch, several times slower",
+            "apt install g++: without it sparse kernels run in plain torch, several times slower, and a profile does"
+            " not see what convolutions allocate for themselves",
         )
     else:
         yield Finding("C++ compiler", OK, f"{toolchain.compiler}, {toolchain.version.splitlines()[0]}")

@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ from cuda_ops._torch import FileStore
 from planner.ir.cluster import ALL_REDUCE, MEMORY, STATISTICS, Collective, Link, PairLink, host_tier
 from profiler.links.calls import Burst, exchange_calls
 from profiler.links.host_pairs import SILENCE_S, measure_across, measure_fully, rounded
-from profiler.links.messages import FULL, LEAST_LAST_BYTES, QUICK, LinkEffort, Points
+from profiler.links.messages import FULL, LEAST_LAST_BYTES, QUICK, LinkEffort, Points, medians
 from profiler.measure.child_process import Child, Report
 from runtime.transport import Transport, open_named
 from runtime.transport.small_allgather import RowGather, Tell
@@ -89,16 +90,13 @@ def of_statistics(transport: Transport, ranks: tuple[int, ...], effort: LinkEffo
 def _median_s(transport: Transport, ranks: tuple[int, ...], num_bytes: int, effort: LinkEffort) -> float:
     tensor = torch.zeros(num_bytes // _ELEMENT_BYTES)
 
-    def once_s() -> float:
+    def once_s() -> tuple[float]:
         _agreed(transport, ranks, 0.0)  # all are here
         start_s = time.perf_counter()
         transport.start_sum(tensor, ranks).wait()
-        return time.perf_counter() - start_s
+        return (time.perf_counter() - start_s,)
 
-    first_s = [once_s() for _ in range(2)][1]
-    repeats = round(_agreed(transport, ranks, max(1.0, min(effort.most, effort.each_s / max(first_s, 1e-6)))))
-    times_s = [once_s() for _ in range(repeats)]
-    return statistics.median(times_s if repeats > 2 else [first_s, *times_s])
+    return medians(once_s, partial(_agreed, transport, ranks), effort)[0]
 
 
 def _amid_computation_s(

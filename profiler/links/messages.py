@@ -271,7 +271,7 @@ def _table(wire: PeerLink, effort: LinkEffort, sizes: tuple[int, ...]) -> dict[i
     times: dict[int, tuple[float, float]] = {}
 
     def measured(size: int) -> float:
-        there_s, call_s = _median(wire, lambda: there_and_back_s(wire, size, size), effort)
+        there_s, call_s = medians(lambda: there_and_back_s(wire, size, size), wire.agree, effort)
         before = times.get(size, (math.inf, math.inf))
         times[size] = (min(before[0], there_s / 2), min(before[1], call_s))
         return times[size][0]
@@ -369,17 +369,19 @@ def _receive_stream(wire: PeerLink, num_bytes: int, number: int) -> float:
     return statistics.median((b - a) / apart for a, b in zip(later, later[apart:], strict=False))
 
 
-def _median(wire: PeerLink, action: Callable[[], tuple[float, float]], effort: LinkEffort) -> tuple[float, float]:
-    """Medians of as many runs as the time allows, the first two aside."""
-    action()
-    first = action()
-    allowed = effort.each_s / max(first[0], 1e-6)
-    repeats = round(wire.agree(max(1.0, min(effort.most, allowed))))
+def medians(
+    action: Callable[[], tuple[float, ...]], agree: Callable[[float], float], effort: LinkEffort
+) -> list[float]:
+    """Of what ``action`` gives, over as many runs as the time allows, the first two aside.
+
+    Args:
+        action: gives seconds first, by which the time is shared out.
+        agree: gives one rank's value to all that run it together.
+    """
+    first = [action() for _ in range(2)][1]
+    repeats = round(agree(max(1.0, min(effort.most, effort.each_s / max(first[0], 1e-6)))))
     runs = [action() for _ in range(repeats)]
-    if repeats < 3:
-        runs.append(first)
-    seconds, call_s = (statistics.median(column) for column in zip(*runs, strict=True))
-    return seconds, call_s
+    return [statistics.median(column) for column in zip(*(runs if repeats > 2 else [*runs, first]), strict=True)]
 
 
 def _agreed_values(wire: PeerLink, *values: float, who: bool | None = None) -> tuple[float, ...]:
