@@ -120,7 +120,10 @@ def contracted_dims(layer: Layer, inputs: Specs, parameters: Specs) -> Contracte
     of_weight = (0, 1) if layer.kind == "conv" else (1, 0)
     dims = ContractedDims(filters, channels, *of_weight)
     extents = (output[filters], data[channels])
-    whole_weight = (*(extents if layer.kind == "conv" else extents[::-1]), *kernel)  # a weight may be computed, not kept
+    whole_weight = (
+        *(extents if layer.kind == "conv" else extents[::-1]),
+        *kernel,
+    )  # one may be computed
     return dims if weight == whole_weight and layer.attributes.get("groups", 1) == 1 else None
 
 
