@@ -142,8 +142,8 @@ def test_the_checker_finds_levels_that_nobody_asked_for_or_that_are_none() -> No
         assert not [fault for fault in check(planned(zero, zero), PROFILE) if "zero" in fault or "shard" in fault]
     assert any("divides at level 3, asked for zero 2" in fault for fault in check(planned(3, 2), PROFILE))
     for words, changed in {
-        "levels of ZeRO are 1 to 3": {"zero": 4},
-        "and is not sharded": {"zero": 2, "sharded": False},
+        "is no level of ZeRO": {"zero": 4},
+        "of a stage that is not sharded": {"zero": 2, "sharded": False},
     }.items():
         plan = planned(2, 2)
         stage = replace(plan.decision.stages[0], **changed)

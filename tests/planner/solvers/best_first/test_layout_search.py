@@ -35,7 +35,7 @@ FAMILIES = (("sample",), ("sample", "spatial"), EVERYTHING)
 
 def searched(problem: Problem) -> tuple[Evaluator, Outcome]:
     evaluator = Evaluator(problem, CostModel(problem.profile))
-    found = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items)
+    found = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items())
     return evaluator, with_layouts(evaluator, found, Budget(60.0))
 
 
@@ -61,7 +61,7 @@ def small_problem(seed: int) -> Problem:
 def test_without_time_nobody_says_that_nothing_fits() -> None:
     problem = with_memory(small_problem(1), 1_000)
     evaluator = Evaluator(problem, CostModel(problem.profile))
-    samples = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items)
+    samples = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items())
     assert samples.refutes
     assert with_layouts(evaluator, samples, Budget(60.0)).refutes
     late = with_layouts(evaluator, samples, Budget(0.0))
@@ -149,7 +149,7 @@ def test_more_freedom_is_never_worse_and_every_plan_passes_the_checker(made: tup
 def test_samples_alone_leave_the_outcome_as_it_is() -> None:
     problem = Problem(priced(*plain(), speeds=(1.0, 1.0)), 4)
     evaluator = Evaluator(problem, CostModel(problem.profile))
-    found = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items)
+    found = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items())
     assert not beyond_samples(problem)
     assert with_layouts(evaluator, found, Budget(60.0)) is found
 
@@ -191,7 +191,7 @@ def test_work_over_capacity_bounds_what_time_cuts_short(objective: str) -> None:
     profile = priced(*residual(), speeds=(1.0,) * 3, latency_s=1e-6)
     problem = Problem(profile, 8, allow=EVERYTHING, objective=objective)
     evaluator = Evaluator(problem, CostModel(profile))
-    outcome = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items)
+    outcome = BestFirstSearch(evaluator, None).run(SearchStart(evaluator).items())
     late = with_layouts(evaluator, outcome, Budget(0.0))
     assert late.status == "time limit"
     assert late.best == outcome.best
