@@ -137,6 +137,24 @@ def _settle() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[object]:
+    """Draws the cases before items are made of them: making those of all tables, most of which do not run, took longer.
+
+    Where a call names cases (``-k``, ``-m``, ``file::test[case]``) they are drawn from what it names, see below.
+    """
+    found = yield
+    options = metafunc.config.option
+    names_cases = options.keyword or options.markexpr or any("[" in name for name in options.file_or_dir)
+    if not (options.all_cases or names_cases):
+        function, calls = metafunc.definition, metafunc._calls  # no public hook lies between parameters and items
+        quick = [call for call in calls if all(mark.name != "exhaustive" for mark in call.marks)]
+        number = _number_of(function, quick)
+        drawn = sampling.drawn(quick, number, options.seed, lambda call: f"{function.nodeid}[{call.id}]")
+        calls[:] = drawn or calls[:1]  # a function of exhaustive cases alone is left out with its first one
+    return found
+
+
 @pytest.hookimpl(trylast=True)  # behind -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--all-cases"):
@@ -164,12 +182,13 @@ def few_cases(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
     return [
         item
         for of_function in cases.values()
-        for item in sampling.drawn(of_function, _number_of(of_function), seed, lambda item: item.nodeid)
+        for item in sampling.drawn(of_function, _number_of(of_function[0], of_function), seed, lambda item: item.nodeid)
     ]
 
 
-def _number_of(cases: Sequence[pytest.Item]) -> int:
-    if cases[0].get_closest_marker("every_case"):
+def _number_of(function: pytest.Item, cases: Sequence[object]) -> int:
+    """How many of ``cases`` run, as the marks of ``function`` (or of its first case) say."""
+    if function.get_closest_marker("every_case"):
         return len(cases)
-    mark = cases[0].get_closest_marker("cases")
+    mark = function.get_closest_marker("cases")
     return int(mark.args[0]) if mark else sampling.NUM_CASES

@@ -73,6 +73,8 @@ def test_workers_choose_alike_and_the_seed_is_printed(tmp_path: Path) -> None:
     assert "6 passed" in first
     passed = [sorted(re.findall(r"PASSED .+", output)) for output in (first, second)]
     assert passed[0] == passed[1]
+    left_out = next(case for case in range(50) if f"[{case}]" not in first)
+    assert "1 passed" in run([*command, f"{tmp_path}/test_table.py::test_it[{left_out}]"]).stdout
 
 
 def test_files_that_take_long_are_written_the_longest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from benchmarks.published import sailor, sailor_clusters
 from benchmarks.published.runs import BERT_VOCABULARY, Run, clusters, earlier, published, read, t4
@@ -109,6 +108,8 @@ def _summary(group: str, runs: Sequence[Run]) -> Iterator[Row]:
 
 
 def _of_t4(ran: Sequence[Run], failed: Sequence[Run]) -> Iterator[Row]:
+    from scipy.stats import spearmanr  # late: it takes longer to load than the rest
+
     steps = [run.prediction.step.seconds for run in ran]
     measured = [run.measured_s or 0.0 for run in ran]
     yield at_least(f"{T4}: rank correlation", float(spearmanr(steps, measured).statistic), "", RANKS)

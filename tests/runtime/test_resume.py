@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from planner.ir.errors import UsageError
 from planner.ir.plan import Decision
+from runtime.captured import CapturedModule
 from runtime.checkpoint import Checkpoint, save
 from runtime.engine import Engine
 from runtime.optim.ties import groups_of
@@ -20,16 +23,27 @@ from tests.captures import capture
 from tests.runtime.plans import batch_of, decide, engine_of, model_of
 
 MODEL = model_of("gpt:gpt", (4, 6), vocabulary=17, width=8, layers=2, heads=2)
-CAPTURED = capture(MODEL)
-_REPLICAS = decide(CAPTURED.graph, [0.6], (2, 2), [(0, 1), (2,)], [(2, 1), (1,)])
-PLANS = {
-    "pipeline": decide(CAPTURED.graph, [0.4], (2, 2)),
-    "replicas": _REPLICAS,
-    "sharded": replace(_REPLICAS, stages=(replace(_REPLICAS.stages[0], sharded=True), _REPLICAS.stages[1])),
-    "gradients": replace(_REPLICAS, stages=(replace(_REPLICAS.stages[0], sharded=True, zero=2), _REPLICAS.stages[1])),
-    "parameters": replace(_REPLICAS, stages=(replace(_REPLICAS.stages[0], sharded=True, zero=3), _REPLICAS.stages[1])),
-    "one": decide(CAPTURED.graph, [], (2, 2)),
+SHARDED: dict[str, dict[str, Any]] = {
+    "replicas": {},
+    "sharded": {"sharded": True},
+    "gradients": {"sharded": True, "zero": 2},
+    "parameters": {"sharded": True, "zero": 3},
 }
+PLANS = ("pipeline", *SHARDED, "one")
+
+
+@functools.cache
+def captured() -> CapturedModule:
+    return capture(MODEL)
+
+
+def plan_of(name: str) -> Decision:
+    graph = captured().graph
+    if name not in SHARDED:
+        return decide(graph, [0.4] if name == "pipeline" else [], (2, 2))
+    decision = decide(graph, [0.6], (2, 2), [(0, 1), (2,)], [(2, 1), (1,)])
+    first, last = decision.stages
+    return replace(decision, stages=(replace(first, **SHARDED[name]), last))
 
 
 def adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -49,8 +63,8 @@ def train(
     **options: int,
 ) -> list[float]:
     """The losses of ``steps``; a checkpoint is written after step ``save_at``."""
-    hub = Hub(decision.num_ranks, groups_of(decision, CAPTURED.graph), rendezvous=True)
-    copies = [copy.deepcopy((MODEL, CAPTURED)) for _ in range(decision.num_ranks)]
+    hub = Hub(decision.num_ranks, groups_of(decision, captured().graph), rendezvous=True)
+    copies = [copy.deepcopy((MODEL, captured())) for _ in range(decision.num_ranks)]
     losses: dict[int, float] = {}
     errors: list[BaseException] = []
 
@@ -90,14 +104,14 @@ def train(
 @pytest.mark.parametrize("later", PLANS)
 @pytest.mark.parametrize("earlier", PLANS)
 def test_what_was_saved_under_one_plan_goes_on_under_another(earlier: str, later: str, tmp_path: Path) -> None:
-    before = train(PLANS[earlier], range(3), tmp_path, save_at=2)
-    after = train(PLANS[later], range(3, 6), tmp_path, resume=True)
-    whole = train(PLANS["one"], range(6))
+    before = train(plan_of(earlier), range(3), tmp_path, save_at=2)
+    after = train(plan_of(later), range(3, 6), tmp_path, resume=True)
+    whole = train(plan_of("one"), range(6))
     assert before + after == pytest.approx(whole, rel=1e-11)
     if earlier == later:
-        assert before + after == train(PLANS[earlier], range(6))
+        assert before + after == train(plan_of(earlier), range(6))
 
 
 def test_between_updates_nothing_can_be_saved(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="gradients wait for the update"):
-        train(PLANS["one"], range(1), tmp_path, save_at=0, accumulate=2)
+        train(plan_of("one"), range(1), tmp_path, save_at=0, accumulate=2)

@@ -12,7 +12,6 @@ import networkx
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
 
 from cuda_ops.sampling.draws import CompiledDraws, PlainDraws, base_of, fastest
 from cuda_ops.sampling.generated import power_law
@@ -82,6 +81,8 @@ def test_the_compiled_version_gives_the_bits_of_the_plain_one(seed: int) -> None
 @pytest.mark.parametrize(("degree", "fanout"), [(7, 1), (7, 3), (12, 11)])
 def test_every_subset_and_every_neighbour_is_as_likely_as_another(degree: int, fanout: int) -> None:
     """Over fixed draws; a chi-square test that a fair sampler passes with a probability of 99.9 %."""
+    from scipy.stats import chisquare  # late: it takes longer to load than the rest
+
     star = NodeGraph.of_edges(
         np.arange(1, degree + 1), np.zeros(degree, int), np.zeros((degree + 1, 1)), np.zeros(degree + 1)
     )

@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from halopipe.data.batch_sources import Agreement
 from halopipe.data.sources import Position, digest, open_data, read
 from planner.ir.errors import DifferentDataError, UsageError
+from planner.ir.plan import Plan
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.transport import Hub, InProcessTransport
@@ -228,8 +229,9 @@ def test_a_dataset_that_goes_on_drawing_is_read_once_through_alone(tmp_path: Pat
         run_job(learners.plan(), tmp_path, steps=2, resume=True, **saved)
 
 
-@pytest.mark.parametrize("plan", [learners.plan(), learners.replicas()], ids=["pipeline", "replicas"])
-def test_every_way_to_read_random_data_trains_alike(tmp_path: Path, plan: object) -> None:
+@pytest.mark.parametrize("plan_of", [learners.plan, learners.replicas], ids=["pipeline", "replicas"])
+def test_every_way_to_read_random_data_trains_alike(tmp_path: Path, plan_of: Callable[[], Plan]) -> None:
+    plan = plan_of()
     losses = {
         way: run_job(plan, tmp_path, data=f"{HERE}:augmented", data_from=way).losses
         for way in ("each", "first", "share")

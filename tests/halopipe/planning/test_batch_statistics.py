@@ -12,7 +12,6 @@ from torch import nn
 
 import halopipe as hp
 from halopipe.api import running
-from halopipe.reports import report
 from planner.ir.errors import InfeasibleError
 from planner.ir.profile import ModelSource, Profile
 from planner.layers import batch_dependent_layers, statistics_text
@@ -133,6 +132,7 @@ def test_a_batch_that_has_no_variance_in_any_way_is_refused_and_the_remedies_wor
 
 def test_the_page_of_a_report_says_of_what_statistics_are(profile: Profile) -> None:
     """Where the profile is there, whose graph knows the layers."""
+    from halopipe.reports import report  # late: it loads matplotlib
 
     def page(**asked: Any) -> str:
         return report.page(report.ReportSources("plan.json", hp.plan(profile, solver="one-device", **asked), profile))

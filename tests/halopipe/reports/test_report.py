@@ -15,7 +15,6 @@ import pytest
 from benchmarks.chains import chain_profile
 from halopipe.planning import solve
 from halopipe.reports import report
-from halopipe.reports.charts import Point, front_of
 from planner.ir.codec import dump
 from planner.ir.errors import StaleFileError, UsageError
 from planner.ir.plan import Alternative, Decision, Plan, Search
@@ -121,6 +120,8 @@ def test_a_plan_alone_says_what_is_not_shown() -> None:
 
 
 def test_the_front_is_what_no_other_beats() -> None:
+    from halopipe.reports.charts import Point, front_of  # late: it loads bokeh
+
     draws = random.Random(3)
     points = [Point(str(n), "rival", draws.randrange(9) + 1.0, draws.randrange(9)) for n in range(40)]
     found = [(points[n].step_s, points[n].peak_bytes) for n in front_of(points)]

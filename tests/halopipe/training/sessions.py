@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -32,7 +33,11 @@ from tests.halopipe.plans import plan_of
 from tests.runtime.plans import folded
 from tests.runtime.ranks import on_ranks
 
-PLAN = learners.plan([])
+
+@functools.cache
+def lone() -> Plan:
+    """A plan of one rank."""
+    return learners.plan([])
 
 
 Make = Callable[[nn.Module], tuple[torch.optim.Optimizer, LRScheduler | None]]

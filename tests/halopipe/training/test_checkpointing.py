@@ -13,11 +13,11 @@ from planner.ir.errors import CorruptFileError, StaleFileError, UnknownNameError
 from runtime.checkpoint.lock import LOCK, held
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
-from tests.halopipe.training.sessions import CALM_PLANS, PLAN, adamw, batch, loss_of, one_device, steps, together
+from tests.halopipe.training.sessions import CALM_PLANS, adamw, batch, lone, loss_of, one_device, steps, together
 
 
 def test_what_is_saved_is_loaded_under_another_plan(tmp_path: Path) -> None:
-    whole = loss_of(together(PLAN, steps(0, 5), clip_norm=0.7))
+    whole = loss_of(together(lone(), steps(0, 5), clip_norm=0.7))
 
     def first(execution: Execution) -> None:
         steps(0, 3)(execution)
@@ -30,7 +30,7 @@ def test_what_is_saved_is_loaded_under_another_plan(tmp_path: Path) -> None:
     together(learners.replicas(), first, clip_norm=0.7)
     assert loss_of(together(learners.plan(), rest, clip_norm=0.7)) == pytest.approx(whole[3:], rel=1e-10)
     with pytest.raises(UsageError, match="was drawn from another seed") as caught:
-        together(PLAN, rest, seed=3)
+        together(lone(), rest, seed=3)
     assert caught.value.remedies == ("execute(..., seed=0)",)
     with pytest.raises(StaleFileError, match="belongs to another model"):
         together(learners.plan_of_taggers(), rest)
@@ -56,7 +56,7 @@ def test_a_script_goes_on_from_the_newest_sound_checkpoint_if_there_is_any(tmp_p
     with pytest.raises(CorruptFileError, match="sound"):
         together(learners.plan(), rest)
     with pytest.raises(UnknownNameError, match="no checkpoint 'newest'"):
-        together(PLAN, lambda execution: execution.load(tmp_path, step="newest"))
+        together(lone(), lambda execution: execution.load(tmp_path, step="newest"))
 
 
 def test_a_script_saves_into_no_folder_that_another_job_writes_to_and_goes_on(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_checkpoint_of_a_step_is_never_overwritten(tmp_path: Path) -> None:
         execution.save(tmp_path)
 
     with pytest.raises(UsageError, match="there is a checkpoint of step 0"):
-        together(PLAN, twice)
+        together(lone(), twice)
 
 
 def test_nothing_is_saved_or_loaded_between_updates(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_nothing_is_saved_or_loaded_between_updates(tmp_path: Path) -> None:
 
     for deed in (save_between, load_between):
         with pytest.raises(UsageError) as caught:
-            together(PLAN, deed, accumulate=2)
+            together(lone(), deed, accumulate=2)
         assert "gradients wait for the update" in str(caught.value)
 
 

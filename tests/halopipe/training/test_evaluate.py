@@ -15,7 +15,7 @@ from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
-from tests.halopipe.training.sessions import PLAN, batch, loss_of, steps, together
+from tests.halopipe.training.sessions import batch, lone, loss_of, steps, together
 from tests.runtime.plans import folded
 
 
@@ -31,7 +31,7 @@ def test_evaluation_is_the_same_on_all_ranks_and_changes_nothing() -> None:
     assert (score.step, score.num_samples) == (1, 11)
     assert score.accuracy == pytest.approx(round(score.accuracy * 11) / 11)
     losses = loss_of([losses for _, losses in found])
-    assert losses == pytest.approx(loss_of(together(PLAN, steps(0, 3))), rel=1e-10)
+    assert losses == pytest.approx(loss_of(together(lone(), steps(0, 3))), rel=1e-10)
 
 
 def confusions() -> dict[str, object]:
@@ -129,4 +129,4 @@ def test_outputs_of_sequences_are_named_as_they_leave_the_module() -> None:
 
 def test_what_is_no_metric_is_refused() -> None:
     with pytest.raises(FactoryError, match="makes no metric"):
-        together(PLAN, lambda execution: execution.evaluate(batch(6, 0), metric=broken))
+        together(lone(), lambda execution: execution.evaluate(batch(6, 0), metric=broken))

@@ -20,10 +20,10 @@ from runtime.optim.followed import Followed
 from tests.halopipe import learners
 from tests.halopipe.training.sessions import (
     CALM_PLANS,
-    PLAN,
     Make,
     adamw,
     batch,
+    lone,
     loss_of,
     no_number,
     one_device,
@@ -142,7 +142,7 @@ def test_what_a_script_does_to_its_optimiser_holds_and_what_cannot_is_refused() 
 
     assert together(CALM_PLANS["two stages"](), run, make=sgd, scheduler=None) == [(0.5, 0.25, 0.125)] * 2
     with pytest.raises(UsageError, match="has 1 parameters that are not the model's"):
-        together(PLAN, run, make=lambda module: (torch.optim.SGD([nn.Parameter(torch.zeros(1))]), None))
+        together(lone(), run, make=lambda module: (torch.optim.SGD([nn.Parameter(torch.zeros(1))]), None))
     hooked = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
     hooked.register_step_pre_hook(lambda *_: None)
     with pytest.raises(UsageError, match="has hooks around its steps"):

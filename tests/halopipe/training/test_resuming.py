@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import threading
 from dataclasses import replace
@@ -20,14 +21,17 @@ from tests.halopipe.plans import mined
 from tests.halopipe.ranks import run_job
 from tests.runtime.checkpoint.cases import forge
 
-PLAN = mined()
+
+@functools.cache
+def whole_plan() -> Plan:
+    return mined()
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of a run of six steps: 2, 4 and 6."""
     folder = tmp_path_factory.mktemp("saved")
-    run_job(PLAN, folder, checkpoint=str(folder), checkpoint_every=2)
+    run_job(whole_plan(), folder, checkpoint=str(folder), checkpoint_every=2)
     assert complete_steps(folder) == (2, 4, 6)
     return folder
 
@@ -38,7 +42,8 @@ def folder(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "saved"))
 
 
-def begin(folder: Path, plan: Plan = PLAN, **options: object) -> ResumePoint:
+def begin(folder: Path, plan: Plan | None = None, **options: object) -> ResumePoint:
+    plan = plan or whole_plan()
     return resume_point(plan, RunOptions(**{"steps": 8, "checkpoint": str(folder), "resume": "auto", **options}))
 
 
@@ -89,15 +94,15 @@ def test_a_run_all_of_whose_steps_are_done_is_at_its_end_if_they_were_those_of_i
     assert begin(folder, steps=5).is_end
     assert begin(folder).lines == (f"going on from {folder}/step-6",)
     assert start.lines == ()
-    other = replace(PLAN, inputs=replace(PLAN.inputs, model_fingerprint="sha256:other"))
+    other = replace(whole_plan(), inputs=replace(whole_plan().inputs, model_fingerprint="sha256:other"))
     with pytest.raises(StaleFileError, match="belongs to another model"):
         begin(folder, other, steps=6)
 
 
 def test_it_goes_on_as_if_it_had_not_stopped_also_after_a_damaged_one(folder: Path, tmp_path: Path) -> None:
     damage(folder / "step-6")
-    whole = run_job(PLAN, tmp_path, steps=8).losses
-    rest = run_job(PLAN, tmp_path, **_options(begin(folder)))
+    whole = run_job(whole_plan(), tmp_path, steps=8).losses
+    rest = run_job(whole_plan(), tmp_path, **_options(begin(folder)))
     assert (rest.first_step, rest.losses) == (4, whole[4:])
 
 
@@ -121,7 +126,7 @@ def test_rank_0_looks_for_all_and_what_it_raises_all_raise(folder: Path) -> None
     store, found = dist.HashStore(), dict[int, ResumePoint]()
 
     def look(rank: int) -> None:
-        found[rank] = resume_point_by_rank_0(PLAN, options, store, rank)
+        found[rank] = resume_point_by_rank_0(whole_plan(), options, store, rank)
 
     other = threading.Thread(target=look, args=(1,))
     other.start()
@@ -135,5 +140,5 @@ def test_rank_0_looks_for_all_and_what_it_raises_all_raise(folder: Path) -> None
     store = dist.HashStore()
     for rank in range(2):
         with pytest.raises(CorruptFileError, match="is sound"):
-            resume_point_by_rank_0(PLAN, options, store, rank)
+            resume_point_by_rank_0(whole_plan(), options, store, rank)
     assert said_by_rank_0(dist.HashStore(), "key", 0, lambda: "word") == "word"

@@ -14,9 +14,9 @@ from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
 from tests.halopipe.training.sessions import (
     CALM_PLANS,
-    PLAN,
     adamw,
     batch,
+    lone,
     loss_of,
     no_number,
     require_close,
@@ -38,9 +38,9 @@ def test_a_step_takes_micro_batches_one_by_one_and_tells_what_it_knows() -> None
 
 def test_a_batch_that_does_not_fit_is_refused() -> None:
     with pytest.raises(UsageError, match="a batch has 7 samples, the plan's global batch is 6"):
-        together(PLAN, lambda execution: execution.step(batch(7, 0)))
+        together(lone(), lambda execution: execution.step(batch(7, 0)))
     with pytest.raises(UsageError, match="there is no data to evaluate on"):
-        together(PLAN, lambda execution: execution.evaluate())
+        together(lone(), lambda execution: execution.evaluate())
 
 
 @pytest.mark.parametrize("what", ["inputs", "targets"])
