@@ -56,16 +56,19 @@ class FirstStep:
     strict: bool = False
     _losses: list[float] = field(default_factory=list)
     _num_done: int = 0
+    _left_out: int = 0
 
     def after(self, result: StepResult) -> tuple[Reference, tuple[Difference, ...]] | None:
         """Call after each step; as :meth:`compare` after the one that ends with the first update, else None."""
         self._losses += [] if result.loss is None else [result.loss]
         self._num_done += 1
+        if result.left_out and not self._left_out:
+            self._left_out = self._num_done
         if self._num_done != self.rank.context.accumulate:
             return None
         self.rank.engine.settle()
-        if result.left_out:
-            return Reference(skipped=f"the update of step {self._num_done} was left out"), ()
+        if self._left_out:  # whichever of its steps was the bad one
+            return Reference(skipped=f"the update of step {self._left_out} was left out"), ()
         return self.compare(self._losses)
 
     def compare(self, losses: Sequence[float]) -> tuple[Reference, tuple[Difference, ...]]:
