@@ -37,6 +37,7 @@ from planner.ir.errors import (
 from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
+from runtime.monitor.failure import set_text, text_at
 from runtime.optim.gradient_sync import GradientSync
 from tests.captures import capture
 from tests.halopipe import learners
@@ -486,8 +487,8 @@ def test_a_reference_travels_whole() -> None:
     model = load_model(job.source)
     found = reference_of(rank_of(job, 0), model, [(model.inputs, model.targets)], torch.device("cpu"))
     store = dist.HashStore()
-    first_step._publish(store, "reference", found.to_bytes())
-    there = Reference.from_bytes(first_step._published(store, "reference"))
+    set_text(store, "reference", found.to_bytes().hex())
+    there = Reference.from_bytes(bytes.fromhex(text_at(store, "reference")))
     assert (there.losses, there.rounding, there.witness) == (found.losses, found.rounding, found.witness)
     assert all(there.gradient[name].distance(found.gradient[name]) == 0.0 for name in found.gradient)
     assert json.dumps(there.rounding)
