@@ -193,7 +193,10 @@ def opened(address: str) -> socket.socket:
     try:
         socket.getaddrinfo(host, port)
         # it listens at once: who reads so may connect, and no other service takes the port
-        return socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        if ":" not in host:
+            return socket.create_server((host, int(port)))
+        both = socket.has_dualstack_ipv6()  # then [::] is all interfaces of both kinds
+        return socket.create_server((host, int(port)), family=socket.AF_INET6, dualstack_ipv6=both)
     except (OSError, ValueError, TypeError) as error:  # the last two: a name that none can have
         why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         raise UsageError(

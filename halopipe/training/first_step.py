@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from halopipe.run_spec.job import failed_path
 from halopipe.training.rank import Rank
@@ -21,20 +20,15 @@ from halopipe.training.reference import Reference, compare_losses, compare_tenso
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
 from runtime.engine import StepResult
-from runtime.monitor.failure import also, read_error, write_error
+from runtime.monitor.failure import also, read_error, set_text, text_at, write_error
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import report
 from runtime.numerics.difference import Difference
-
-if TYPE_CHECKING:
-    from cuda_ops._torch import Store
 
 PATIENCE_S = SETUP_S / 2
 """Longest wait for one device."""
 
 _POLL_S = 0.02
-_PART = 2 << 20
-"""Bytes of one value of the store, which takes 8 MiB; they are spelled as text."""
 
 Explain = Callable[[Sequence[Difference]], list[str]]
 """Where values part, as lines, of what is wrong on all ranks."""
@@ -56,16 +50,19 @@ class FirstStep:
     strict: bool = False
     _losses: list[float] = field(default_factory=list)
     _num_done: int = 0
+    _left_out: int = 0
 
     def after(self, result: StepResult) -> tuple[Reference, tuple[Difference, ...]] | None:
         """Call after each step; as :meth:`compare` after the one that ends with the first update, else None."""
         self._losses += [] if result.loss is None else [result.loss]
         self._num_done += 1
+        if result.left_out and not self._left_out:
+            self._left_out = self._num_done
         if self._num_done != self.rank.context.accumulate:
             return None
         self.rank.engine.settle()
-        if result.left_out:
-            return Reference(skipped=f"the update of step {self._num_done} was left out"), ()
+        if self._left_out:  # whichever of its steps was the bad one
+            return Reference(skipped=f"the update of step {self._left_out} was left out"), ()
         return self.compare(self._losses)
 
     def compare(self, losses: Sequence[float]) -> tuple[Reference, tuple[Difference, ...]]:
@@ -81,9 +78,9 @@ class FirstStep:
         context.activity.begin("waiting for the run on one device")
         context.activity.deadline_s = SETUP_S
         if context.rank == 0:
-            _publish(store, "reference", self.read().to_bytes())
+            set_text(store, "reference", self.read().to_bytes().hex())
         context.meet()
-        reference = Reference.from_bytes(_published(store, "reference"))
+        reference = Reference.from_bytes(bytes.fromhex(text_at(store, "reference")))
         if reference.error:
             raise read_error(reference.error)
         if reference.skipped:
@@ -144,15 +141,3 @@ def read_when_written(path: Path) -> Reference:
             return Reference(skipped=f"one device did not come to an end in {PATIENCE_S:g} s")
         time.sleep(_POLL_S)
     return Reference.from_bytes(path.read_bytes())
-
-
-def _publish(store: Store, key: str, data: bytes) -> None:
-    parts = [data[first : first + _PART] for first in range(0, len(data), _PART)]
-    for number, part in enumerate(parts):
-        store.set(f"{key}/{number}", part.hex())
-    store.set(key, str(len(parts)))
-
-
-def _published(store: Store, key: str) -> bytes:
-    count = int(store.get(key).decode())
-    return b"".join(bytes.fromhex(store.get(f"{key}/{number}").decode()) for number in range(count))

@@ -233,7 +233,6 @@ def mixes(captured: CapturedModule) -> bool:
 
 def losses_of(model: LoadedModel, captured: CapturedModule, context: RankContext) -> LossOf:
     """The loss of a micro-batch by the user's own module, which is given the sites that the plan is given."""
-    captured = captured
     if captured.preparation is None or not Answers(captured, CounterRng(context.seed)):
         return model.loss
     from runtime.sparse.preparing import preparing  # late: other networks do without

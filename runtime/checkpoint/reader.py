@@ -32,6 +32,9 @@ from runtime.checkpoint.state import MODEL, Number
 from runtime.checkpoint.writer import NAMES, bytes_of
 from runtime.pipeline.routing import Piece, assemble, slices
 
+_MOST_HEAD_BYTES = 100_000_000
+"""As the library has it."""
+
 
 class SafetensorsFolder:
     """The tensors of a rank's folder, each read when it is asked for.
@@ -49,6 +52,8 @@ class SafetensorsFolder:
     def __init__(self, path: Path, name: str, files: RankFiles) -> None:
         self._path, self._name = path, f"{name}/{DATA_FILE}"
         length = int.from_bytes(read_file(path, self._name, 0, 8), "little")
+        if length > _MOST_HEAD_BYTES:  # and of a large file not all is read to find that out
+            raise damaged(path, f"{self._name}: its head would have {length} bytes")
         compare(path, f"{self._name}: its head", read_file(path, self._name, 0, 8 + length), files.sha256)
         try:
             # a file that is mapped would end the process where another job cuts it off

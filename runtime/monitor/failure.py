@@ -1,6 +1,6 @@
 """What becomes of ranks: the result or the error that each leaves on the store of its job, whoever started it.
 
-result/RANK     what it found
+result/RANK     what it found, in parts
 error/RANK      what it failed by, as :func:`write_error` spells it
 failed          there as soon as one has
 """
@@ -55,9 +55,26 @@ class EndedWorker:
     output: str = ""
 
 
+_PART_CHARACTERS = 1 << 20
+"""Of one value of a store, which takes 8 MiB: who sets a longer one loses the store."""
+
+
+def set_text(store: Store | StatusStore, key: str, text: str) -> None:
+    """Sets a text of any length, for :func:`text_at`; ``key`` is there once all of it is."""
+    starts = range(0, len(text), _PART_CHARACTERS)
+    for number, start in enumerate(starts):
+        store.set(f"{key}/{number}", text[start : start + _PART_CHARACTERS])
+    store.set(key, str(len(starts)))
+
+
+def text_at(store: Store, key: str) -> str:
+    """What :func:`set_text` has set, which may still have to come."""
+    return "".join(store.get(f"{key}/{number}").decode() for number in range(int(store.get(key))))
+
+
 def leave_result(store: Store | StatusStore, rank: int, text: str) -> None:
     """Says what ``rank`` found; some text."""
-    store.set(f"result/{rank}", text)
+    set_text(store, f"result/{rank}", text)
 
 
 def leave_error(store: Store | StatusStore, rank: int, text: str) -> None:
@@ -69,7 +86,7 @@ def leave_error(store: Store | StatusStore, rank: int, text: str) -> None:
 def left_by(store: Store, rank: int) -> HalopipeError | str:
     """What a rank has left: its result, its error, or nothing so far."""
     if store.check([f"result/{rank}"]):
-        return store.get(f"result/{rank}").decode()
+        return text_at(store, f"result/{rank}")
     return read_error(store.get(f"error/{rank}").decode()) if store.check([f"error/{rank}"]) else ""
 
 

@@ -21,7 +21,7 @@ from halopipe.run_spec.options import RunOptions
 from planner.ir.codec import dump
 from planner.ir.errors import StageFailedError, TransportError, UsageError
 from runtime.monitor.activity import StatusStore
-from runtime.monitor.failure import read_error, write_error
+from runtime.monitor.failure import leave_result, read_error, write_error
 from runtime.transport import mpi, open_mpi
 from tests.forks import forked, places_in_mpi
 from tests.halopipe.plans import mined
@@ -160,7 +160,7 @@ def test_a_rank_whose_result_will_not_come_is_an_error_at_once() -> None:
     store.set("error/1", write_error(StageFailedError("the bomb")))
     with pytest.raises(StageFailedError, match="the bomb"):
         torchrun._result(store, 1, 10.0)
-    store.set("result/1", "{}")
+    leave_result(store, 1, "{}")
     assert torchrun._result(store, 1, 10.0) == "{}"
     with pytest.raises(TransportError, match="rank 2 left no result"):
         torchrun._result(store, 2, 0.0)

@@ -37,6 +37,7 @@ from planner.ir.errors import (
 from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
+from runtime.monitor.failure import set_text, text_at
 from runtime.optim.gradient_sync import GradientSync
 from tests.captures import capture
 from tests.halopipe import learners
@@ -144,6 +145,14 @@ def unseeded(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iter
         yield UNSEEDED[-1], torch.zeros(global_batch, dtype=torch.int64)
 
 
+def bad_first(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Iterator[Any]:
+    """NaN in the first batch, and good ones behind it."""
+    first = torch.full((global_batch, WIDTH), float("nan"))
+    while True:
+        yield first, torch.zeros(global_batch, dtype=torch.int64)
+        first = torch.ones(global_batch, WIDTH)
+
+
 @pytest.mark.parametrize(
     ("name", "witness"),
     [("plain_net", WHOLE), ("dropping", WHOLE), ("normalised", IN_PARTS), ("ignoring", IN_PARTS), ("own_dtype", "")],
@@ -243,6 +252,13 @@ def test_updates_are_compared_where_gradients_are_gathered_over_steps(tmp_path: 
     numerics = checked(plan(), tmp_path, steps=4, accumulate=2, clip_norm=0.1).numerics
     assert numerics is not None
     assert (numerics.num_steps, numerics.worst["parameter"].error < 1e-10) == (2, True)
+
+
+def test_an_update_that_an_earlier_of_its_steps_spoils_is_not_compared(tmp_path: Path) -> None:
+    outcome = checked(plan(), tmp_path, steps=4, accumulate=2, on_nan="skip", data=f"{__name__}:bad_first")
+    assert [each.step for each in outcome.left_out] == [1]
+    assert outcome.numerics is not None
+    assert outcome.numerics.skipped == "the update of step 1 was left out"
 
 
 def test_forward_passes_alone_are_compared_by_their_loss(tmp_path: Path) -> None:
@@ -471,8 +487,8 @@ def test_a_reference_travels_whole() -> None:
     model = load_model(job.source)
     found = reference_of(rank_of(job, 0), model, [(model.inputs, model.targets)], torch.device("cpu"))
     store = dist.HashStore()
-    first_step._publish(store, "reference", found.to_bytes())
-    there = Reference.from_bytes(first_step._published(store, "reference"))
+    set_text(store, "reference", found.to_bytes().hex())
+    there = Reference.from_bytes(bytes.fromhex(text_at(store, "reference")))
     assert (there.losses, there.rounding, there.witness) == (found.losses, found.rounding, found.witness)
     assert all(there.gradient[name].distance(found.gradient[name]) == 0.0 for name in found.gradient)
     assert json.dumps(there.rounding)

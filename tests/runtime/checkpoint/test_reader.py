@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from planner.ir.errors import CorruptFileError, MissingFileError, NewerFileError, StaleFileError
-from runtime.checkpoint import Checkpoint, complete_steps
+from runtime.checkpoint import Checkpoint, complete_steps, reader
 from runtime.checkpoint.folders import DATA_FILE
 from tests.runtime.checkpoint.cases import alone, forge, of_two_ranks, save_all, whole
 
@@ -141,13 +141,23 @@ def test_a_head_with_bad_intent_is_refused(tmp_path: Path, head: object) -> None
         read_all(tmp_path)
 
 
-@pytest.mark.parametrize("length", [0, 1 << 40, (1 << 64) - 1])
-def test_a_head_of_any_length_takes_no_more_memory_than_the_file(tmp_path: Path, length: int) -> None:
-    path = save_all(tmp_path, 1, of_two_ranks())
+@pytest.mark.parametrize("length", [0, 100_000_001, 1 << 40, (1 << 64) - 1])
+def test_of_a_file_with_a_head_of_any_length_no_more_is_read_than_a_head_may_have(
+    tmp_path: Path, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, whole_read = save_all(tmp_path, 1, of_two_ranks()), reader.read_file
     content = (path / "rank-0" / DATA_FILE).read_bytes()
     (path / "rank-0" / DATA_FILE).write_bytes(length.to_bytes(8, "little") + content[8:])
+    asked_bytes: list[int] = []
+
+    def read_file(path: Path, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        asked_bytes.append(0 if length is None else length)
+        return whole_read(path, name, offset, length)
+
+    monkeypatch.setattr(reader, "read_file", read_file)
     with pytest.raises(CorruptFileError):
         read_all(tmp_path)
+    assert max(asked_bytes) == 8
 
 
 def test_a_link_to_outside_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from planner.ir.errors import (
     WorkerDiedError,
     WorkerError,
 )
-from runtime.monitor.failure import also, cause, died, read_error, write_error
+from runtime.monitor.failure import also, cause, died, leave_result, left_by, read_error, write_error
+from runtime.monitor.watch import LOOPBACK, host_store, join_store
 
 
 @pytest.mark.parametrize("cls", [StageFailedError, NumericsError, HalopipeError])
@@ -61,3 +62,12 @@ def test_more_details_leave_the_error_as_it_was() -> None:
     error = DeadlineError("d", ["a"], ["r"])
     more = also(error, ["b"])
     assert (type(more), more.details, error.details) == (DeadlineError, ("a", "b"), ("a",))
+
+
+@pytest.mark.parametrize("length", [1, 9 << 20])
+def test_a_result_of_any_length_is_left(length: int) -> None:
+    """One value of the store takes 8 MiB: those of hundreds of thousands of steps are longer."""
+    store, port = host_store()
+    assert left_by(store, 0) == ""
+    leave_result(join_store(LOOPBACK, port), 0, "1" * length)
+    assert left_by(store, 0) == "1" * length
