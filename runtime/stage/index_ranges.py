@@ -107,7 +107,9 @@ def _source(index: Any) -> tuple[fx.Node, tuple[tuple[int, int, int], ...]] | No
     ways: list[fx.Node] = []
     while isinstance(index, fx.Node) and index.op == "call_function":
         row = operator_row(index.target)
-        if not row.moves and row.name != "slice":
+        if (not row.moves and row.name != "slice") or index.meta[
+            "val"
+        ].dtype is torch.bool:  # which is 1 for any number
             return None
         ways.append(index)
         index = index.args[0]
