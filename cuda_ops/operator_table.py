@@ -34,6 +34,7 @@ from cuda_ops.dense.backward_halves import (
 
 SAME, REGROUPED, EXPANDED, PERMUTED, PART, PARTS = "same", "regrouped", "expanded", "permuted", "part", "parts"
 RESHAPED = frozenset({REGROUPED, EXPANDED, PERMUTED})
+_NAMESPACES = ("aten", "halopipe")
 CLASSES, ROWS = ("target", "self", 1), ("indices", "weight", 0)
 
 
@@ -100,9 +101,10 @@ def name_of(target: object) -> str:
 
 
 def operator_row(target: object) -> OperatorRow:
-    """What is known of an operator, or of that of a name."""
+    """What is known of an operator, or of torch's of a name; nothing of other libraries', whatever their names."""
     name = target.strip("_") if isinstance(target, str) else name_of(target)
-    return OPERATORS.get(name) or OperatorRow(name)
+    is_ours = getattr(target, "namespace", _NAMESPACES[0]) in _NAMESPACES
+    return (OPERATORS.get(name) if is_ours else None) or OperatorRow(name)
 
 
 def functional_row(target: object) -> OperatorRow:

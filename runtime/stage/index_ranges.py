@@ -107,7 +107,8 @@ def _source(index: Any) -> tuple[fx.Node, tuple[tuple[int, int, int], ...]] | No
     ways: list[fx.Node] = []
     while isinstance(index, fx.Node) and index.op == "call_function":
         row = operator_row(index.target)
-        if not row.moves and row.name != "slice":
+        is_told = index.meta["val"].dtype is torch.bool  # from nothing, whatever number it is
+        if is_told or (not row.moves and row.name != "slice"):
             return None
         ways.append(index)
         index = index.args[0]

@@ -85,3 +85,13 @@ def test_what_torch_calls_elementwise_is_no_other_kind() -> None:
 def test_names_are_those_of_schemas() -> None:
     assert name_of(ATEN._unsafe_view.default) == "unsafe_view"
     assert name_of(len) == "len"
+
+
+def test_nothing_is_known_of_another_library_whose_operators_have_names_of_torchs() -> None:
+    for name in ("linear", "embedding", "batch_norm"):
+        own = torch.library.custom_op(
+            f"halopipe_tests::{name}", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor"
+        )
+        target = torch.ops.halopipe_tests.__getattr__(name).default
+        assert own is not None
+        assert operator_row(target) == functional_row(target) == OperatorRow(name)

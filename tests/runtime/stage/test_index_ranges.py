@@ -62,6 +62,23 @@ def test_ranges_are_found_through_views_and_slices_but_not_through_arithmetic() 
     assert index_ranges(captured(of_one_less)[0]) == {"inputs": (table,)}
 
 
+class Marked(Words):
+    """Whether there is a word, from a table of two rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks = nn.Embedding(2, 6)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.table(words) + self.marks(words.bool().long())).flatten(0, 1)
+
+
+def test_what_is_told_from_nothing_may_be_any_number() -> None:
+    words, kinds = torch.randint(WORDS, (ROWS, 5)), torch.randint(1, CLASSES, (ROWS, 5))
+    model = capture(LoadedModel(Marked(), (words,), (kinds,), TrainedLoss(of_each_word, unpacked=True)))
+    assert index_ranges(model)["inputs"] == (IndexRange("table", WORDS),)
+
+
 def test_a_number_beyond_them_names_the_sample_the_layer_and_the_range() -> None:
     targets = torch.tensor([[0, 1], [2, -100], [-100, 3]])
     pattern = r"targets holds 3, and layer loss has 3 classes: 0 \.\.\. 2[\s\S]*sample 2, at 1[\s\S]*-100 is ignored"
