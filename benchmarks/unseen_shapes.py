@@ -232,18 +232,11 @@ def measure(quick: bool) -> list[Row]:
 
 def _profiled(fresh: Fresh) -> Profile:
     from halopipe.planning import measure as measuring
+    from halopipe.planning.options import ProfileOptions
 
     source = measuring.source_of(fresh.factory, fresh.shape, fresh.arguments, "float32")
-    return measuring.measure(
-        source,
-        num_workers=1,
-        optimizer="SGD",
-        sizes=fresh.sizes,
-        allow=fresh.allow,
-        num_ranks=4,
-        quick=True,
-        quiet=True,
-    )
+    asked = ProfileOptions(workers=1, optimizer="SGD", sizes=fresh.sizes, allow=fresh.allow, num_ranks=4, quick=True)
+    return measuring.measure(source, asked, quiet=True)
 
 
 def _unnamed(profile: Profile, held: Held, fold: Sequence[Measurement]) -> dict[str, tuple[Measurement, ...]]:

@@ -44,7 +44,7 @@ def floor(ours: str = "", third_party: str = "") -> Floor:
 PLANNER = "planner.ir planner.layers planner.schedules planner.passes"
 # What a search needs beside costs.
 SEARCH = "planner.solvers.budget planner.solvers.candidates planner.solvers.progress"
-WITH_TORCH = "planner.ir planner.layers planner.sites planner.token_slices.axes cuda_ops"
+WITH_TORCH = "planner.ir planner.layers planner.sites cuda_ops"
 DEPENDENCIES = (
     "bokeh cloudpickle jinja2 laspy lazrs matplotlib nbformat numpy pandas pydantic rich sklearn starlette torch typer"
     " uvicorn"
@@ -54,15 +54,11 @@ FLOORS = {
     "planner.ir": floor(),
     "planner.ir.codec": floor("planner.ir", "pydantic"),
     "cuda_ops": floor("", "numpy spconv torch torchsparse triton"),
-    # Token slices: an axis with an order, and plans along it; others ask for its parts, their prices and its search.
-    "planner.token_slices.axes": floor("planner.ir planner.layers"),
-    "planner.token_slices.prices": floor(f"{PLANNER} planner.token_slices.axes planner.costs", "numpy"),
-    "planner.token_slices": floor(f"{PLANNER} planner.token_slices planner.costs {SEARCH}", "numpy"),
-    "planner.layers": floor("planner.ir planner.token_slices.axes", "numpy"),
+    "planner.layers": floor("planner.ir", "numpy"),
     "planner.sites": floor("planner.ir", "numpy"),
     "planner.schedules": floor("planner.ir planner.passes"),
     "planner.passes": floor("planner.ir planner.layers"),
-    "planner.costs": floor(f"{PLANNER} planner.token_slices.axes planner.token_slices.prices", "numpy scipy"),
+    "planner.costs": floor(PLANNER, "numpy scipy"),
     "planner.solvers.progress": floor(),
     "planner.solvers.budget": floor(),
     "planner.solvers.integer_program": floor("", "highspy numpy scipy"),
@@ -74,16 +70,14 @@ FLOORS = {
         f"{PLANNER} planner.costs planner.solvers.layouts planner.solvers.integer_program {SEARCH}",
         "networkx numpy scipy",
     ),
-    "planner.solvers": floor(
-        f"{PLANNER} planner.costs planner.baselines planner.token_slices", "highspy networkx numpy scipy"
-    ),
+    "planner.solvers": floor(f"{PLANNER} planner.costs planner.baselines", "highspy networkx numpy scipy"),
     "planner.catalogue": floor("planner.ir", "pydantic yaml"),
     "planner.kernels": floor("planner.ir planner.catalogue", "numpy scipy"),
     "planner.transformers": floor(
         f"{PLANNER} planner.catalogue planner.kernels planner.costs.memory.table planner.costs.simulator", "numpy"
     ),
     # The checker asks the cost model what a decision costs; tests hold the cost model to the oracles of tests/oracles.
-    "planner.check": floor(f"{PLANNER} planner.costs planner.token_slices.axes"),
+    "planner.check": floor(f"{PLANNER} planner.costs"),
     # Proofs: what a plan costs is derived anew, and nothing of the search, its costs or the checker is asked.
     "planner.proof": floor("planner.ir planner.layers planner.schedules", "numpy"),
     "planner.export": floor(

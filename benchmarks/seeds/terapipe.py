@@ -34,7 +34,7 @@ from planner.ir.program import Message, Part
 from planner.ir.schedule import COMPUTE, Edge, Op, Pipeline, StageGraph
 from planner.passes import lower
 from planner.schedules import schedule
-from planner.token_slices.search import SliceTimes, best_slices
+from planner.solvers.token_slices import SliceTimes, best_slices
 from planner.transformers.cluster import named_cluster
 from planner.transformers.layers import layers_of
 from planner.transformers.shape import ParallelDegrees, Transformer

@@ -21,8 +21,6 @@ from halopipe.run_spec.job import REFERENCE, REFERENCE_RANK, EventLog, Job, even
 
 if TYPE_CHECKING:
     from halopipe.training.loop import AfterStep
-    from runtime.engine import StepResult
-    from runtime.monitor.activity import Activity
 
 
 def main(path: str, part: str, port: str) -> int:
@@ -80,11 +78,7 @@ def _reference(job: Job) -> str:
     return "{}"
 
 
-def _ignore(step: int, result: StepResult, activity: Activity) -> None:
-    """Nobody is told of steps."""
-
-
-def work_as(job: Job, rank: int, port: int, after_step: AfterStep = _ignore) -> str:
+def work_as(job: Job, rank: int, port: int, after_step: AfterStep = lambda step, result, activity: None) -> str:
     """The work of one rank in a process of its own on this host; its result as text.
 
     Args:

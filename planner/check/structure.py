@@ -105,7 +105,7 @@ def recomputed_faults(decision: Decision, graph: Graph) -> Iterator[str]:
 def token_faults(decision: Decision, graph: Graph | None = None) -> Iterator[str]:
     """Why a plan cannot be run in its token slices: ranks of its stages, layers and sequences of the graph."""
     if decision.token_slices:
-        from planner.token_slices.axes import require_one_rank, require_sliceable  # late: few plans cut sequences
+        from planner.layers.token_slices import require_one_rank, require_sliceable  # late: few plans cut sequences
 
         try:
             require_one_rank(decision.token_slices, [stage.ranks for stage in decision.stages])
@@ -253,7 +253,7 @@ def require_possible(decision: Decision, graph: Graph) -> None:
     require_micro_batches(decision, graph)
     require_stages(decision, graph)
     if decision.token_slices:
-        from planner.token_slices.axes import require_sliceable  # late, as above
+        from planner.layers.token_slices import require_sliceable  # late, as above
 
         require_sliceable(graph, decision.token_slices)
     faults = [fault for stage in range(len(decision.stages)) for fault in _block_form_faults(decision, stage)]

@@ -30,6 +30,7 @@ from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import LayoutCosts, StagePlacement, bytes_elsewhere, ties_between
+from planner.costs.token_slices import SlicePrices
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.lazy import once
@@ -43,7 +44,6 @@ from planner.layers.recomputed import cores_by_index
 from planner.passes import validate
 from planner.passes.lowering import with_rows
 from planner.schedules import schedule as schedule_named
-from planner.token_slices.prices import SlicePrices
 
 
 class Load(NamedTuple):

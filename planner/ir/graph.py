@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from heapq import heapify, heappop, heappush
 from math import prod
 
 SAMPLE = "sample"
@@ -282,3 +283,29 @@ def spec_of_sites(spec: TensorSpec, rows: int, captured: int, sizes: Mapping[str
     resized = spec.at(rows, captured)
     shape = tuple(sizes.get(dim, extent) for dim, extent in zip(resized.dims, resized.shape, strict=True))
     return resized if shape == resized.shape else replace(resized, shape=shape)
+
+
+def topological_order(
+    num_nodes: int, edges: Iterable[tuple[int, int]], key: Callable[[int], float] | None = None
+) -> tuple[int, ...]:
+    """The nodes in topological order, of those that are ready the least first; without those on or behind a cycle.
+
+    Args:
+        key: what comes before the number of a node in comparing it.
+    """
+    successors: list[list[int]] = [[] for _ in range(num_nodes)]
+    missing = [0] * num_nodes
+    for src, dst in edges:
+        successors[src].append(dst)
+        missing[dst] += 1
+    rank = [(key(node) if key is not None else 0, node) for node in range(num_nodes)]
+    ready = [rank[node] for node, count in enumerate(missing) if not count]
+    heapify(ready)
+    order: list[int] = []
+    while ready:
+        order.append(heappop(ready)[1])
+        for dst in successors[order[-1]]:
+            missing[dst] -= 1
+            if not missing[dst]:
+                heappush(ready, rank[dst])
+    return tuple(order)

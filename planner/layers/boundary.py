@@ -22,7 +22,7 @@ from planner.layers.boxes import as_tuples, boxes_of, transfers
 from planner.layers.division import Division, layer_division, read_by
 
 if TYPE_CHECKING:
-    from planner.token_slices.axes import TokenAxes
+    from planner.layers.token_slices import TokenAxes
 
 _DETACH, _ADD, _BROADCAST = "aten.detach.default", "aten.add.Tensor", "aten.broadcast_tensors.default"
 
@@ -157,7 +157,7 @@ class Boundaries:
         """
         if not token_slices:
             return self
-        from planner.token_slices.axes import require_one_rank, require_sliceable  # late: few plans cut sequences
+        from planner.layers.token_slices import require_one_rank, require_sliceable  # late: few plans cut sequences
 
         require_one_rank(token_slices, self.ranks)
         return replace(self, slices=len(token_slices), axes=require_sliceable(self.graph, token_slices))

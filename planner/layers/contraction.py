@@ -120,8 +120,11 @@ def contracted_dims(layer: Layer, inputs: Specs, parameters: Specs) -> Contracte
     of_weight = (0, 1) if layer.kind == "conv" else (1, 0)
     dims = ContractedDims(filters, channels, *of_weight)
     extents = (output[filters], data[channels])
-    is_whole = tuple(weight[dim] for dim in of_weight) == extents and weight[2:] == kernel
-    return dims if is_whole and layer.attributes.get("groups", 1) == 1 else None
+    whole_weight = (
+        *(extents if layer.kind == "conv" else extents[::-1]),
+        *kernel,
+    )  # one may be computed
+    return dims if weight == whole_weight and layer.attributes.get("groups", 1) == 1 else None
 
 
 def num_channels(dims: ContractedDims, inputs: Specs, parameters: Specs) -> int:

@@ -14,12 +14,11 @@ after.  So no layer outside may both read it and be read by it.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from planner.ir.errors import operator_of
-from planner.ir.graph import Graph, Layer, producer
+from planner.ir.graph import Graph, Layer, producer, topological_order
 from planner.ir.plan import Decision
 
 Spans = tuple[tuple[str, ...], ...]
@@ -44,34 +43,19 @@ def running_order(items: Sequence[Item], reads: Mapping[Item, Iterable[Item]], s
     Raises:
         ValueError: an item outside a span both reads it and is read by it.
     """
-    unit: dict[Item, object] = {item: number for number, span in enumerate(spans) for item in span}
+    span_of: dict[Item, object] = {item: number for number, span in enumerate(spans) for item in span}
     members: dict[object, list[Item]] = {}
     for item in items:
-        members.setdefault(unit.get(item, (item,)), []).append(item)
-    place = {item: at for at, item in enumerate(items)}
-    last = {key: place[own[-1]] for key, own in members.items()}
-    waits: dict[object, set[object]] = {key: set() for key in members}
-    for item in items:
-        key = unit.get(item, (item,))
-        waits[key] |= {unit.get(other, (other,)) for other in reads.get(item, ()) if other in place} - {key}
-    readers: dict[object, list[object]] = {}
-    for key, others in waits.items():
-        for other in others:
-            readers.setdefault(other, []).append(key)
-    at = {place_of: key for key, place_of in last.items()}
-    ready = [last[key] for key, others in waits.items() if not others]
-    heapq.heapify(ready)
-    order: list[tuple[Item, ...]] = []
-    while ready:
-        key = at[heapq.heappop(ready)]
-        order.append(tuple(members[key]))
-        for reader in readers.get(key, ()):
-            waits[reader].discard(key)
-            if not waits[reader]:
-                heapq.heappush(ready, last[reader])
-    if len(order) < len(members):
+        members.setdefault(span_of.get(item, (item,)), []).append(item)
+    units, place = list(members.values()), {item: at for at, item in enumerate(items)}
+    unit = {item: number for number, own in enumerate(units) for item in own}
+    reading = ((unit[other], unit[item]) for item in items for other in reads.get(item, ()) if other in unit)
+    order = topological_order(
+        len(units), {(a, b) for a, b in reading if a != b}, lambda number: place[units[number][-1]]
+    )
+    if len(order) < len(units):
         raise ValueError("an item outside a span reads it and is read by it")
-    return order
+    return [tuple(units[number]) for number in order]
 
 
 def layers_in_order(graph: Graph, names: Collection[str], spans: Spans) -> list[tuple[Layer, ...]]:

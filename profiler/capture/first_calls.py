@@ -121,8 +121,7 @@ class _Memory:
 
     def forgotten(self, tensors: Mapping[str, Tensor]) -> _Outcome:
         """A call by a module of which only what the first call wrote in place remembers that."""
-        self.after.forget_all()
-        self.after.values()
+        self.as_called()
         self.before.forget_all()
         self._write_buffers()
         return self.call(tensors)

@@ -67,17 +67,13 @@ class Views:
             nodes.append(self._whole[nodes[-1]])
         return tuple(nodes)
 
-    def under(self, root: fx.Node) -> tuple[fx.Node, ...]:
-        """All views of ``root``, and of these, which come later."""
-        chains = [self.chain(node) for node in self._whole]
-        return tuple(chain[0] for chain in sorted(chains, key=len) if chain[-1] is root)
-
     def read_later(self, chain: Collection[fx.Node], node: fx.Node) -> list[fx.Node]:
         """Other views of what ``chain`` ends with that are read after ``node``, each behind what it is a view of.
 
         Those that nobody reads any more are left: a loop that writes place by place has made two for each place.
         """
-        others = [view for view in self.under(tuple(chain)[-1]) if view not in chain]
+        root, chains = tuple(chain)[-1], sorted(map(self.chain, self._whole), key=len)
+        others = [views[0] for views in chains if views[-1] is root and views[0] not in chain]
         late = [view for view in others if any(node < user for user in view.users)]
         wanted = {part for view in late for part in self.chain(view)}
         return [view for view in others if view in wanted]

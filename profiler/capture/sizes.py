@@ -274,7 +274,8 @@ def conditions(names: Mapping[Any, str], same: Mapping[Any, Any], inputs: Mappin
     required: dict[Any, None] = {}
     for guard in environments[0].guards:
         condition = environments[0].replace(guard.expr).xreplace(same)
-        if condition.free_symbols & names.keys() and (_is_by_user(guard) or _is_limit(condition)):
+        is_limit = isinstance(condition, (sympy.Le, sympy.Lt)) and condition.lhs.is_Symbol and condition.rhs.is_Integer
+        if condition.free_symbols & names.keys() and (_is_by_user(guard) or is_limit):  # of an extent
             required[condition] = None
     return tuple(required)
 
@@ -292,8 +293,3 @@ def _is_by_user(guard: Any) -> bool:
         return True
     first = file.relative_to(_TORCH).parts[0]
     return not first.startswith("_") and first not in _INSIDE
-
-
-def _is_limit(condition: Any) -> bool:
-    """Whether it is a largest extent."""
-    return isinstance(condition, (sympy.Le, sympy.Lt)) and condition.lhs.is_Symbol and condition.rhs.is_Integer

@@ -14,7 +14,7 @@ import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -264,20 +264,14 @@ def _varying(model: LoadedModel) -> tuple[dict[int, Any], ...]:
     return tuple(dims.values())
 
 
-@contextmanager
-def _entered(modes: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for mode in modes:
-            stack.enter_context(mode)
-        yield
-
-
 def _export(
     model: LoadedModel, wrapper: nn.Module, tensors: tuple[Tensor, ...], shapes: Any, *, strict: bool = False
 ) -> ExportedProgram:
     watchers = FiniteValues(), Derivatives(), StateChanges(), BagsOfRows(), ConnectionistLosses(), packed_as_padded()
     substitutes = recurrence_by_shape(), averages_in_operators(), kept_functions(), model.precision()
-    with warnings.catch_warnings(), _entered((*substitutes, *watchers)):
+    with warnings.catch_warnings(), ExitStack() as modes:
+        for mode in (*substitutes, *watchers):
+            modes.enter_context(mode)
         # nn.LSTM assigns its own flat list of weights in forward; the tensors in it are the parameters
         warnings.filterwarnings("ignore", message="The tensor attributes? ")
         return torch.export.export(wrapper, tensors, strict=strict, dynamic_shapes=shapes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -232,8 +231,8 @@ def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = F
         calm: batch norms by their running statistics, and nothing dropped.
     """
     values = tuple(tensors)
-    calmed = _calm(model) if calm else nullcontext()
-    with kept_state(*model.stateful), calmed:
+    quiet = [each for each in model.module.modules() if isinstance(each, (BatchNormBase, DropoutBase))] if calm else []
+    with kept_state(*model.stateful), evaluating(*quiet):
         torch.manual_seed(0)
         return model.loss_of_prepared(values[: len(model.inputs)], values[len(model.inputs) :])
 
@@ -481,20 +480,6 @@ def _require_alike(traced: TracedModel, expected: Tensor, captured: Tensor, grap
         ["random or data-dependent behaviour in forward is not supported"]
         + ["code that does something else for such a size is not supported"] * bool(sizes),
     )
-
-
-@contextmanager
-def _calm(model: LoadedModel) -> Iterator[None]:
-    """Modules that join samples, or draw, in training alone are in evaluation mode."""
-    quiet = (BatchNormBase, DropoutBase)
-    changed = [module for module in model.module.modules() if isinstance(module, quiet) and module.training]
-    for module in changed:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in changed:
-            module.training = True
 
 
 def _fewer(traced: TracedModel, model: LoadedModel, samples: int, divisor: int) -> dict[str, Tensor]:

@@ -19,7 +19,6 @@ from planner.ir.errors import StaleFileError, UnsupportedModelError, UsageError
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
 from profiler.capture.graph import capture_for
-from profiler.capture.kinds import Rules
 from profiler.measure.beside_layers import (
     action_overhead_s,
     parameter_costs,
@@ -141,7 +140,7 @@ def _captured(report: Report, job: MeasuringJob) -> tuple[LoadedModel, CapturedM
     still_optimizer(job.optimizer, trained_parameters(model.owners))  # a wrong name is said before anything is measured
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    model, captured = capture_for(model, device, Rules(model.elementwise))
+    model, captured = capture_for(model, device)
     graph_now = fingerprint(captured.graph)
     if job.graph and job.graph != graph_now:
         raise StaleFileError(

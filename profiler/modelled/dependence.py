@@ -80,8 +80,9 @@ class _Rules:
             if node in answers:
                 answers[node] = answer
         in_loss = loss_reduction.reaching(self.traced.module.graph)
+        joining = {node for node in answers if MIXES_SAMPLES in (answers[node], *kind_of(node)[1])}
         return tuple(
-            Dependence(mark, numbers.reductions.get(node, ""), _joins(node, mark) and node in in_loss)
+            Dependence(mark, numbers.reductions.get(node, ""), node in joining and node in in_loss)
             for node, mark in answers.items()
         )
 
@@ -223,10 +224,6 @@ class _Rules:
         (wanted,) = self.traced.sample_dims(outputs[0])
         rank = outputs[0].ndim
         return all(rank - each.meta["val"].ndim + cast("int", self._dim(each)) == wanted for each in read)
-
-
-def _joins(node: fx.Node, mark: str) -> bool:
-    return mark == MIXES_SAMPLES or (node.op == "call_function" and MIXES_SAMPLES in kind_of(node)[1])
 
 
 def _extent(sizes: Any) -> int | None:

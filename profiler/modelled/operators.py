@@ -86,15 +86,11 @@ def _touched(tensor: Tensor) -> int:
     return int(min(tensor.nbytes, tensor.untyped_storage().nbytes()))
 
 
-def _mm(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
-    """[m, k] by [k, n]; also ``addmm``, whose sum the kernel does."""
-    one, other = (arguments[name] for name in (("mat1", "mat2") if "mat1" in arguments else ("self", "mat2")))
-    return kernels.gemm(one.shape[0], other.shape[1], one.shape[1])
-
-
-def _bmm(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
-    one, other = (arguments[name] for name in (("batch1", "batch2") if "batch1" in arguments else ("self", "mat2")))
-    return kernels.gemm(one.shape[1], other.shape[2], one.shape[2], one.shape[0])
+def _product(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
+    """[m, k] by [k, n], or several of them; also ``addmm`` and ``baddbmm``, whose sum the kernel does."""
+    names = (("mat1", "mat2"), ("batch1", "batch2"), ("self", "mat2"))
+    one, other = next((arguments[a], arguments[b]) for a, b in names if a in arguments)
+    return kernels.gemm(one.shape[-2], other.shape[-1], one.shape[-1], *one.shape[:-2])
 
 
 def _linear(kernels: Kernels, arguments: Arguments, made: list[Tensor]) -> Estimate:
@@ -200,8 +196,7 @@ def _recurrent_backward(kernels: Kernels, arguments: Arguments, made: list[Tenso
 
 
 _RULES: Mapping[str, Callable[[Kernels, Arguments, list[Tensor]], Estimate]] = {
-    "mm": _mm,
-    "bmm": _bmm,
+    "product": _product,
     "linear": _linear,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,

@@ -50,7 +50,8 @@ class PartReads:
     Attributes:
         layer: for the samples of the whole pass.
         box: of the work.
-        reads, uses: of each input and parameter.
+        cut: dims of the work along which it is less than all.
+        reads, uses: of each input and parameter; reads may reach outside.
     """
 
     value_of: ValueOf
@@ -61,7 +62,6 @@ class PartReads:
     uses: dict[str, Box]
     turn: Iterator[int]
     cut: frozenset[int]
-    input_shapes: tuple[tuple[int, ...], ...]
     operands: dict[tuple[fx.Node, Box], Operand] = field(default_factory=dict)
 
     @classmethod
@@ -73,14 +73,32 @@ class PartReads:
         uses = dict(zip(layer.parameters, relation.weight_boxes(layer, parameters, box), strict=True))
         reads = relation.input_boxes(layer, inputs, box)
         cut = frozenset(k for k, extent in enumerate(work.shape) if work.dims[k] != SAMPLE and len(box[k]) < extent)
-        shapes = tuple(spec.shape for spec in inputs)
-        return cls(value_of, layer, work, box, reads, uses, iter(range(len(reads))), cut, shapes)
+        part = cls(value_of, layer, work, box, reads, uses, iter(range(len(reads))), cut)
+        if layer.kind in _WINDOWS and inputs:  # all rows of the first input along dims that are not cut, padding apart
+            whole_dims = enumerate(zip(reads[0], whole(inputs[0].shape), strict=True))
+            first = tuple(each if k < part.first_of_space or k in cut else rows for k, (each, rows) in whole_dims)
+            part.reads = (first, *reads[1:])
+        return part
 
-    def local(self, arguments: dict[str, Any]) -> LocalWork:
-        """For choosing arguments; afterwards the first input is read as these want it."""
-        work = LocalWork(self.layer, self.box, self.cut, self.input_shapes[0], self.reads[0], arguments)
-        self.reads = (local_reads(work), *self.reads[1:])
-        return work
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """An attribute with a number a dim of space."""
+        attribute = self.layer.attributes.get(name, ())
+        return attribute if isinstance(attribute, tuple) else ()
+
+    @property
+    def extents(self) -> list[int]:
+        """Of the part."""
+        return [len(interval) for interval in self.box]
+
+    @property
+    def first_of_space(self) -> int:
+        """The first dim of space."""
+        return len(self.box) - len(self.numbers("kernel"))
+
+    @property
+    def padding(self) -> list[int]:
+        """By dim of space; none along those that are cut."""
+        return [0 if self.first_of_space + k in self.cut else each for k, each in enumerate(self.numbers("padding"))]
 
     def operand(self, node: fx.Node) -> Any:
         """The piece of what ``node`` is; numbers as they are.  To be asked in the order of the layer's inputs."""
@@ -140,80 +158,29 @@ def _piece(value: Tensor, box: Box) -> Tensor:
 Arguments = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class LocalWork:
-    """A part of a layer, for choosing arguments.
-
-    Attributes:
-        layer: with its outputs for the number of samples of the example it is cut from.
-        box: the part of the work.
-        cut: dims of the work along which it is less than all.
-        shape: of the first input.
-        reads: of the first input; may reach outside.
-        arguments: of the operator for the whole layer, by name.
-    """
-
-    layer: Layer
-    box: Box
-    cut: frozenset[int]
-    shape: tuple[int, ...]
-    reads: Box
-    arguments: Mapping[str, Any]
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        """An attribute with a number a dim of space."""
-        attribute = self.layer.attributes.get(name, ())
-        return attribute if isinstance(attribute, tuple) else ()
-
-    @property
-    def extents(self) -> list[int]:
-        """Of the part."""
-        return [len(interval) for interval in self.box]
-
-    @property
-    def first_of_space(self) -> int:
-        """The first dim of space."""
-        return len(self.box) - len(self.numbers("kernel"))
-
-    def in_space(self, values: tuple[int, ...], instead: int) -> list[int]:
-        """``values``, one a dim of space, with another number along those that are cut."""
-        return [instead if self.first_of_space + k in self.cut else value for k, value in enumerate(values)]
-
-
-def local_arguments(work: LocalWork) -> Arguments | None:
+def local_arguments(work: PartReads, arguments: Arguments) -> Arguments | None:
     """Arguments that differ from the whole layer's, by name; None where the operator cannot do the part alone."""
     rule = _RULES.get(work.layer.kind)
-    return rule(work) if rule is not None else {}
+    return {} if rule is None else rule(work, arguments)
 
 
-def local_reads(work: LocalWork) -> Box:
-    """What is put together of the first input: all of it along dims of space that are not cut, padding apart."""
-    if work.layer.kind not in _WINDOWS:
-        return work.reads
-    first = work.first_of_space
-    return tuple(
-        interval if dim < first or dim in work.cut else Interval(0, extent)
-        for dim, (interval, extent) in enumerate(zip(work.reads, work.shape, strict=True))
-    )
-
-
-def _conv(work: LocalWork) -> Arguments | None:
+def _conv(work: PartReads, arguments: Arguments) -> Arguments | None:
     groups = _groups(work)
-    return None if groups is None else {"padding": work.in_space(work.numbers("padding"), 0), "groups": groups}
+    return None if groups is None else {"padding": work.padding, "groups": groups}
 
 
-def _pool(work: LocalWork) -> Arguments | None:
-    return {"padding": work.in_space(work.numbers("padding"), 0)}
+def _pool(work: PartReads, arguments: Arguments) -> Arguments | None:
+    return {"padding": work.padding}
 
 
-def _transposed_conv(work: LocalWork) -> Arguments | None:
+def _transposed_conv(work: PartReads, arguments: Arguments) -> Arguments | None:
     groups = _groups(work)
     names = ("kernel", "stride", "padding", "dilation", "output_padding")
     paddings, more = [], []
     for k, (kernel, stride, padding, dilation, extra) in enumerate(zip(*map(work.numbers, names), strict=True)):
         dim = work.first_of_space + k
         if dim in work.cut:
-            reached = (len(work.reads[dim]) - 1) * stride + dilation * (kernel - 1) + 1
+            reached = (len(work.reads[0][dim]) - 1) * stride + dilation * (kernel - 1) + 1
             cropped = reached - len(work.box[dim])
             padding, extra = -(-cropped // 2), cropped % 2
             if cropped < 0 or extra >= max(stride, dilation):
@@ -226,24 +193,24 @@ def _transposed_conv(work: LocalWork) -> Arguments | None:
     return {"padding": paddings, "output_padding": more, "groups": groups}
 
 
-def _adaptive_pool(work: LocalWork) -> Arguments | None:
+def _adaptive_pool(work: PartReads, arguments: Arguments) -> Arguments | None:
     space = len(work.numbers("output_size"))
     return {"output_size": work.extents[len(work.box) - space :]} if space else None
 
 
-def _upsample(work: LocalWork) -> Arguments | None:
+def _upsample(work: PartReads, arguments: Arguments) -> Arguments | None:
     space = _number(work.layer.attributes.get("space", 0))
-    if "output_size" not in work.arguments:
+    if "output_size" not in arguments:
         return None
-    factors = {"scale_factors": None} if "scale_factors" in work.arguments else {}
+    factors = {"scale_factors": None} if "scale_factors" in arguments else {}
     return {"output_size": work.extents[len(work.box) - space :], **factors}
 
 
-def _reshape(work: LocalWork) -> Arguments | None:
-    return {name: work.extents for name in ("size", "shape") if name in work.arguments}
+def _reshape(work: PartReads, arguments: Arguments) -> Arguments | None:
+    return {name: work.extents for name in ("size", "shape") if name in arguments}
 
 
-def _groups(work: LocalWork) -> int | None:
+def _groups(work: PartReads) -> int | None:
     """The groups that the part's filters make up; None where it ends inside of one."""
     groups, channel = work.layer.attributes.get("groups", 1), work.first_of_space - 1
     filters = work.layer.outputs[0].shape[channel] // _number(groups)
@@ -256,7 +223,7 @@ def _number(value: Attribute) -> int:
     return int(value) if isinstance(value, (int, float)) else 1
 
 
-_RULES: Mapping[str, Callable[[LocalWork], Arguments | None]] = {
+_RULES: Mapping[str, Callable[[PartReads, Arguments], Arguments | None]] = {
     "conv": _conv,
     "transposed_conv": _transposed_conv,
     "pool": _pool,

@@ -88,8 +88,8 @@ def _main(segment: LayerSegment) -> fx.Node | None:
 
 def _made(captured: CapturedModule, segment: LayerSegment, main: fx.Node, pieces: PartReads) -> LocalPart | None:
     arguments = arguments_of(main)
-    changed = local_arguments(pieces.local(arguments))
-    if changed is None or not pieces.reads:
+    changed = local_arguments(pieces, arguments) if pieces.reads else None
+    if changed is None:
         return None
     attributes = {**pieces.layer.attributes, **{name: _plain(changed[name]) for name in _ATTRIBUTES & changed.keys()}}
     args, keywords = fx.node.map_arg((main.args, dict(main.kwargs)), pieces.operand)

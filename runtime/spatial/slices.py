@@ -21,7 +21,7 @@ from torch import Tensor
 
 from planner.ir.box import Box, Transfer, whole
 from planner.ir.errors import UnsupportedModelError
-from planner.token_slices.axes import TokenAxes
+from planner.layers.token_slices import TokenAxes
 from runtime.pipeline.routing import Piece, cuts_of, narrowed
 from runtime.spatial.exchange import NO_MESSAGES, Arriving, Exchange, PeerGroup, Pieces
 from runtime.transport import Pending

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.costs.token_slices import SliceTable
 from planner.ir.graph import Layer
-from planner.token_slices.prices import SliceTable
 from tests.oracles.parts import Reading, inputs_saved, levels_of_part
 from tests.oracles.prices import QUANTITIES, LayerPrices
 

@@ -15,12 +15,12 @@ from planner.check.structure import has_layouts, samples_of
 from planner.costs.communication.links import shares_memory
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import runs_of
+from planner.costs.token_slices import SlicePrices
 from planner.ir.graph import Layer
 from planner.ir.plan import Decision, Size, TokenSlice, samples_in
 from planner.ir.program import Program
 from planner.layers import throughout_sites
 from planner.layers.recomputed import layers_in_order
-from planner.token_slices.prices import SlicePrices
 from tests.oracles.prices import LaidOut, LayerPrices
 from tests.oracles.slices import Sliced
 from tests.oracles.stage_memory import Holding

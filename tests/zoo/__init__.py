@@ -1,7 +1,8 @@
 """Small networks with the habits of real ones, and what is right for each: equal to one device, or refused.
 
 ``entries`` says what an entry is, ``judging`` runs one under all plans beside the user's own module, ``drawing`` hands
-that module the random numbers of a plan.  All others are networks, a module a habit; importing this package loads them.
+that module the random numbers of a plan, ``operators`` has networks of one operator each, for the rows of the operator
+table.  All others are networks, a module a habit; importing this package loads them.
 """
 
 from __future__ import annotations

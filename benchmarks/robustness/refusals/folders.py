@@ -21,6 +21,8 @@ from planner import predict
 from planner.ir.codec import dump, plan_fingerprint
 from planner.ir.plan import Plan
 from planner.ir.timeline import TimelineFile
+from runtime.checkpoint.folders import MANIFEST, MANIFEST_HASH
+from runtime.checkpoint.manifest import manifest_hash
 from tests.halopipe.commands import PROFILE
 from tests.planner.factories import chain_decision, plan_of
 
@@ -279,6 +281,15 @@ def unreadable(folder: Path) -> None:
     """Checkpoints, beside metrics that are none."""
     saved(folder)
     (folder / "bad.jsonl").write_bytes(b"\xff\xfe")
+
+
+def beside_a_plan(folder: Path) -> None:
+    """Checkpoints, beside a folder that looks like one and holds a plan."""
+    saved(folder)
+    step, content = folder / "wrong" / "step-4", (folder / "plan.json").read_bytes()
+    step.mkdir(parents=True)
+    (step / MANIFEST).write_bytes(content)
+    (step / MANIFEST_HASH).write_bytes(manifest_hash(content))
 
 
 def disordered(folder: Path) -> None:

@@ -38,11 +38,7 @@ def rows() -> Iterator[Refusal]:
         ("--fix loss=stage:30", {}, {}),
         ("--rate 10 --objective memory", {}, {}),
         ("--rate 10 --solver one-device", {}, {}),
-        (
-            "--rate 1e9",
-            {},
-            {},
-        ),
+        ("--rate 1e9", {}, {}),
         ("--objective latency --schedule 1f1b", {}, {}),
         ("--shard always --zero 2 --schedule zb-h1", {}, {}),
         ("--ways tensor=2 --schedule 1f1b", {}, {}),
@@ -52,7 +48,7 @@ def rows() -> Iterator[Refusal]:
         ("--token-slices 4+4", {}, {}),
         ("--allow time", {}, {}),
         ("--measure-missing", {}, {}),
-        ("--fly", {"--fix": "--fix *=stage:0"}, {}),
+        ("--fly", {}, {}),
         ("-o profile.json", {"another name": "other.json"}, {}),
     )
     for text, fill, elsewhere in asked:

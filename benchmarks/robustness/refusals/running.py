@@ -37,6 +37,11 @@ def rows() -> Iterator[Refusal]:
             folders.saved,
             {"name the folder of 'halopipe run --checkpoint FOLDER'": "--checkpoint saved"},
         ),
+        (
+            "--resume --checkpoint wrong",
+            folders.beside_a_plan,
+            {"name the folder of 'halopipe run --checkpoint FOLDER'": "--checkpoint saved"},
+        ),
         ("--resume --checkpoint saved --steps 4", folders.saved, {}),
         ("--transport mpi", folders.trains, {}),
         ("--optimizer SGD:lr=1e10 --steps 5", folders.trains, {}),

@@ -15,13 +15,14 @@ topological order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
+from planner.ir.graph import topological_order
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.intp]
@@ -200,7 +201,7 @@ def _in_order(keys: Sequence[int], edges: Iterable[tuple[int, int]]) -> MergedNo
     named = sorted(set(keys))
     place = {key: index for index, key in enumerate(named)}
     pairs = [(place[src], place[dst]) for src, dst in edges]
-    number = {named[index]: position for position, index in enumerate(in_order(len(named), pairs))}
+    number = {named[index]: position for position, index in enumerate(topological_order(len(named), pairs))}
     block_of = tuple(number[key] for key in keys)
     blocks: list[list[int]] = [[] for _ in number]
     for node, block in enumerate(block_of):
@@ -209,29 +210,3 @@ def _in_order(keys: Sequence[int], edges: Iterable[tuple[int, int]]) -> MergedNo
     for src, dst in pairs:
         successors[number[named[src]]].append(number[named[dst]])
     return MergedNodes(block_of, tuple(map(tuple, blocks)), tuple(tuple(sorted(after)) for after in successors))
-
-
-def in_order(
-    num_nodes: int, edges: Iterable[tuple[int, int]], key: Callable[[int], float] | None = None
-) -> tuple[int, ...]:
-    """The nodes in topological order, of those that are ready the least first; without those on or behind a cycle.
-
-    Args:
-        key: what comes before the number of a node in comparing it.
-    """
-    successors: list[list[int]] = [[] for _ in range(num_nodes)]
-    missing = [0] * num_nodes
-    for src, dst in edges:
-        successors[src].append(dst)
-        missing[dst] += 1
-    rank = [(key(node) if key is not None else 0, node) for node in range(num_nodes)]
-    ready = [rank[node] for node, count in enumerate(missing) if not count]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        order.append(heappop(ready)[1])
-        for dst in successors[order[-1]]:
-            missing[dst] -= 1
-            if not missing[dst]:
-                heappush(ready, rank[dst])
-    return tuple(order)

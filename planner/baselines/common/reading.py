@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from planner.baselines.common.ideals import in_order
 from planner.ir.errors import FormatError, MissingFileError
 from planner.ir.files import read_bytes
+from planner.ir.graph import topological_order
 
 Read = TypeVar("Read")
 
@@ -201,7 +201,7 @@ def require_no_cycle(at: Item, names: Sequence[str], edges: Sequence[tuple[int, 
 
 def on_or_behind_cycles(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
     """The nodes that no order can hold; none where there is no cycle."""
-    return sorted(set(range(num_nodes)).difference(in_order(num_nodes, edges)))
+    return sorted(set(range(num_nodes)).difference(topological_order(num_nodes, edges)))
 
 
 def shown(value: object) -> str:

@@ -39,9 +39,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.baselines.common.ideals import bits_of, in_order, members
+from planner.baselines.common.ideals import bits_of, members
 from planner.baselines.common.reading import FileText, on_or_behind_cycles, read_text
 from planner.ir.errors import FormatError, UsageError
+from planner.ir.graph import topological_order
 from planner.solvers.budget import check_time
 
 _SEPARATOR = " -- "
@@ -107,7 +108,9 @@ class LayerGraph:
             raise FormatError(f"{self.source}: no layers besides inputs", [f"{len(self.nodes)} inputs"])
         place = {index: number for number, index in enumerate(kept)}
         edges = [(place[src], place[dst]) for src, dst in self.edges if src in place and dst in place]
-        return tuple(kept[k] for k in in_order(len(kept), edges, lambda k: _last_number(self.nodes[kept[k]].name)))
+        return tuple(
+            kept[k] for k in topological_order(len(kept), edges, lambda k: _last_number(self.nodes[kept[k]].name))
+        )
 
 
 def read(path: str | Path) -> LayerGraph:

@@ -5,7 +5,6 @@
     a part of it        measured at its shape, else its family's model, else a share   ``shards.MeasuredParts``
     a family            t = c0 + c1 flops + c2 bytes + c3 weights, c >= 0              ``regression.fitted``
     another device      t measured x roof there / roof here                            ``roofline.under_a_roof``
-    a slice of tokens   t(l) + a0 + a1 l + a2 c + a3 l c behind c tokens               ``planner.token_slices``
     a stretch a ... b   S(b) - S(a) of running sums                                    ``cost_table.span``
     how well known      the least certain of several; held-back errors                 ``confidence.weakest``
 

@@ -43,7 +43,7 @@ from planner.layers import check_samples_apart
 from planner.layers.boxes import boxes_of
 from planner.layers.shards import Shards
 from planner.layers.sized import SizedLayer
-from planner.token_slices.axes import TokenAxes
+from planner.layers.token_slices import TokenAxes
 
 
 def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_ranks: int) -> tuple[PartShape, ...]:

@@ -124,7 +124,7 @@ def _uses(
                     (cost_model.kind(rank), layers[index].name, int(number), ()) for index in layers_of(stage.runs)
                 )
     for rows in stage.laid_out:
-        if isinstance(rows, TokenSlice):  # read between what was measured of a few (``planner.token_slices.prices``)
+        if isinstance(rows, TokenSlice):  # read between what was measured of a few (``planner.costs.token_slices``)
             continue
         prices = LayoutPrices(cost_model, stage.ranks, rows)
         for index in layers_of(stage.runs):

@@ -54,7 +54,7 @@ Of plans that the model cannot tell apart one on the fewest ranks is taken, if t
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
 and in forward plans over blocks of layers and tiles                                         ``block_search``
 
-Where sequences may be cut into token slices, plans with such are tried at last    ``planner.token_slices.search``
+Where sequences may be cut into token slices, plans with such are tried at last    ``planner.solvers.token_slices``
 
 Objectives: ``throughput`` as above, of forward passes alone the rate of a stream (``objectives``); ``latency`` the
 same with forward passes alone, at a rate if one is asked for; ``memory`` the least limit under
@@ -85,7 +85,7 @@ from planner.solvers.candidates.candidate import plan_of
 from planner.solvers.candidates.choose import alternatives, out_of_time, without_ties, written
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.progress import Progress
-from planner.token_slices.search import require_slices, slices_time, with_token_slices
+from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
 
 _SEARCH_TAKES = 0.85  # of the time limit at most; then comes what is near the best plan
 

@@ -58,7 +58,7 @@ def test_the_timeline_file_holds_all_steps() -> None:
 def test_a_job_comes_through_its_file_whole(tmp_path: Path) -> None:
     profile = chain_profile(3)
     plan = plan_of(profile, chain_decision(profile, (2,)))
-    job = Job(plan, RunOptions(steps=7, dtype="float64", deadline_s=1.5), tmp_path, 123)
+    job = Job(plan, RunOptions(steps=7, dtype="float64", deadline_s=1.5), tmp_path)
     job.write(tmp_path / "job.json")
     assert Job.read(tmp_path / "job.json") == job
     assert job.source.dtype == "float64"

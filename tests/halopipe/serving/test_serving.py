@@ -122,7 +122,7 @@ def test_a_thread_that_ends_before_the_stream_says_so_to_all(monkeypatch: pytest
     serving = object.__new__(Serving)
     future: Future[RequestAnswer] = Future()
     serving._waiting, serving._lock = {0: _PendingRequest(future, 1, 0.0, False, {0})}, threading.Lock()
-    serving._slots, serving._is_over, serving._failure = threading.BoundedSemaphore(1), False, None
+    serving._slots, serving._is_over, serving.failure = threading.BoundedSemaphore(1), False, None
     assert serving._slots.acquire()
     monkeypatch.setattr(Serving, "_answer_all", lambda self: sys.exit("gone"))
     serving._listen()

@@ -33,7 +33,7 @@ from planner.ir.schedule import Action, Op
 from planner.ir.timeline import Span
 from runtime.checkpoint import Checkpoint, complete_steps, saving
 from runtime.monitor.slow import StepLog
-from runtime.pipeline.executor import STOP
+from runtime.rank import STOP
 from tests.halopipe import learners
 from tests.halopipe.bombs import DOZE_S, TIRING_STEP
 from tests.halopipe.plans import mined, plan_of

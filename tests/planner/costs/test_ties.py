@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.chains import chain_profile
+from planner.costs.candidate import Candidate
 from planner.costs.pricing import Pricing
 from planner.costs.ties import DRAWS, OWN, Judged, Ties
 from planner.costs.uncertainty import MODEL
@@ -92,18 +93,30 @@ def judged(sample_s: float, num_ranks: int, num_exchanges: int, sureness: float 
     return Judged(steps, sample_s, num_ranks, num_exchanges)
 
 
+class Figures(Ties):
+    """Plans that are judged by the figures given for them."""
+
+    def __init__(self, figures: dict[str, Judged]) -> None:
+        self._figures = figures
+
+    def judged(self, decision: Decision, candidate: Candidate | None = None) -> Judged:
+        return self._figures[fingerprint(decision)]
+
+
 def taken(plans: dict[str, Judged], best: str, confidence: float = 0.8) -> str:
     """By the rule, of plans that are told by their figures alone."""
     profile = chain_profile(2, 1)
     made = {name: alone(profile, 0, (number,)) for number, name in enumerate(plans, 1)}
-    ties = Ties(Pricing.of(profile))
-    for name, plan in made.items():
-        found = replace(plans[name], steps=plans[name].steps * plan.global_batch)
-        ties._judged[fingerprint(plan)] = found
+    ties = Figures(
+        {
+            fingerprint(plan): replace(plans[name], steps=plans[name].steps * plan.global_batch)
+            for name, plan in made.items()
+        }
+    )
     rest = [plan for name, plan in made.items() if name != best]
-    found = ties.taken(made[best], rest, confidence)
-    assert ties.taken(made[best], rest[::-1], confidence) == found, "whatever the order that they were found in"
-    return next(name for name, plan in made.items() if plan == found)
+    chosen = ties.taken(made[best], rest, confidence)
+    assert ties.taken(made[best], rest[::-1], confidence) == chosen, "whatever the order that they were found in"
+    return next(name for name, plan in made.items() if plan == chosen)
 
 
 FAST = judged(1.0, 2, 40)

@@ -12,7 +12,7 @@ from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.layout import Layout
 from planner.ir.plan import Placement
 from planner.layers.boxes import as_tuples
-from planner.layers.contraction import Contraction
+from planner.layers.contraction import Contraction, contracted_dims
 from planner.layers.division import LayerDivision, layer_division
 from planner.layers.shards import shards_of
 from planner.layers.sized import SizedLayer
@@ -121,6 +121,13 @@ def test_weights_are_the_blocks_filters_and_the_own_channels_and_biases_the_own_
     assert (weights[2], biases[2]) == ((Interval(6, 12), Interval(0, 5), *kernel), (Interval(6, 9),))
     weights, biases = contraction(GRAPHS["transposed"], QUARTERS, 2)[0].weights
     assert (weights[1], biases[1]) == ((Interval(5, 10), Interval(0, 6), *kernel), (Interval(3, 6),))
+
+
+def test_a_convolution_whose_weight_is_computed_contracts_nothing_by_its_bias() -> None:
+    given = spec(SAMPLES, 10, 6, 8, dims=IMAGE)
+    output = spec(SAMPLES, 12, 6, 8, dims=IMAGE)
+    layer = Layer("conv", "conv", ("x", "standardised"), (output,), ("b",), {**SQUARE, "groups": 1})
+    assert contracted_dims(layer, (given, spec(12, 10, 3, 3)), (spec(12),)) is None
 
 
 def test_weights_do_not_depend_on_the_number_of_samples() -> None:

@@ -169,6 +169,26 @@ def test_keyed_exchanges_come_again_and_again_and_never_meet_others(run, size):
     assert run(2, program) == [0, 0]
 
 
+def test_exchanges_of_one_key_may_be_under_way_together_step_after_step(run):
+    def program(transport):
+        peer, values = 1 - transport.rank, []
+        for step in range(4):
+            received = [torch.zeros(3) for _ in range(2)]
+            numbers = (10.0 * step, 10.0 * step + 1)
+            pending = [
+                transport.start_exchange({peer: torch.full((3,), number)}, {peer: came}, 2)
+                for number, came in zip(numbers, received, strict=True)
+            ]
+            for one in pending if step % 2 else pending[::-1]:
+                one.wait()
+            values += [came.unique().item() for came in received]
+        transport.flush()
+        return values
+
+    expected = [10.0 * step + number for step in range(4) for number in range(2)]
+    assert run(2, program) == [expected, expected]
+
+
 def test_what_was_received_is_not_overwritten_by_what_comes_next(run):
     def program(transport):
         peer, kept = 1 - transport.rank, []

@@ -33,7 +33,7 @@ from planner.ir.lazy import once
 from planner.ir.plan import Size, TokenSlice
 from planner.layers import check_samples_apart
 from planner.layers.sized import SizedLayer
-from planner.token_slices.axes import SlicedDivision, TokenAxes
+from planner.layers.token_slices import SlicedDivision, TokenAxes
 
 SAVED, WORKSPACE = 4, 5
 """Places in the costs of a layer, behind the seconds of F, B, I and W."""

@@ -1,6 +1,6 @@
 """Plans with token slices: stages, micro-batches and lengths of slices, after the best plan without slices.
 
-Given      t_i the time of slice i on the slowest stage, forward and backward      ``prices``
+Given      t_i the time of slice i on the slowest stage, forward and backward      ``planner.costs.token_slices``
            p stages, M micro-batches of K slices each
 Choose     lengths of slices, by a DP over a grid of tokens                        :func:`best_slices`
            cuts of the chain of layers that make the slowest stage shortest        :func:`balanced`
@@ -29,17 +29,17 @@ from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, running
 from planner.costs.sentences import binding
+from planner.costs.token_slices import SlicePrices
 from planner.ir.errors import HalopipeError, InfeasibleError
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import equal_shares
 from planner.ir.plan import HEURISTIC, Plan, Rejected, Search, TokenSlice
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, TIME_DIMS, Problem
+from planner.layers.token_slices import require_sliceable
 from planner.solvers.candidates.candidate import micro_batches, plan_of
 from planner.solvers.candidates.choose import slower, written
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import cut_positions, micro_batch_sizes, uncut
-from planner.token_slices.axes import require_sliceable
-from planner.token_slices.prices import SlicePrices
 
 METHOD = "token slices by TeraPipe's DP over measured times, the best by its formula simulated"
 _GRID = 32

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from planner.costs.cost_model import CostModel
+from planner.costs.token_slices import SAVED, SlicePrices
 from planner.ir.plan import TokenSlice
-from planner.token_slices.prices import SAVED, SlicePrices
 from tests.planner.causal import TOKENS, WIDTH, attention_s, profile
 
 

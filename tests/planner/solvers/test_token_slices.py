@@ -15,7 +15,7 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Plan
 from planner.ir.problem import SAMPLE_DIMS, TIME_DIMS, Problem
 from planner.solvers import solver
-from planner.token_slices.search import SliceTimes, balanced, best_slices
+from planner.solvers.token_slices import SliceTimes, balanced, best_slices
 from tests.planner.causal import TOKENS, attention_s, graph, profile
 
 
