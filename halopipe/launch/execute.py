@@ -32,7 +32,7 @@ from halopipe.training.optimizer_spec import (
     parse_scheduler,
     require_meant,
 )
-from halopipe.training.rank import Load, Rank
+from halopipe.training.rank import Rank
 from halopipe.training.rank_device import DEVICES
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution, Tensors, users_module
@@ -157,14 +157,14 @@ def joined(
     rank: Rank,
     store: Store,
     board: Store | StatusStore,
-    load: Load,
+    load: Callable[[], LoadedModel],
     *,
     check: bool,
     local_rank: int | None = None,
 ) -> Execution:
     """One rank of a plan, once all are there; see :meth:`halopipe.training.rank.Rank.opened`."""
     with rank.opened(store, board, is_metered=False, local_rank=local_rank):
-        rank.prepare(load)
+        rank.prepare(lambda: (load(), None))
         if isinstance(rank.context.optimizer, Followed):
             rank.context.optimizer.recognise(parameters_of(rank.model, rank.context.model))
         kept = KeptModel.of(rank, check=check) if rank.context.rank == 0 else None  # before parameters are moved

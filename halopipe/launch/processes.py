@@ -6,7 +6,8 @@ Each worker leaves its result or its error on the store of its job; one that lea
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -52,6 +53,7 @@ class Processes:
         loads: modules that they need, loaded once for all.
         afresh: whether each has an interpreter of its own.
         is_own: whether nobody else needs the folder: it goes even if this process is killed.
+        server: that they are forked from, if that is alive; None: one that has loaded modules alone.
     """
 
     def __init__(
@@ -63,10 +65,11 @@ class Processes:
         loads: Sequence[str] = (),
         afresh: bool = False,
         is_own: bool = False,
+        server: fork_server.Server | None = None,
     ) -> None:
         self._members, self._folder, self._environment = tuple(members), folder, dict(environment)
         self._loads, self._afresh, self._leaves = tuple(loads), afresh, str(folder) if is_own else ""
-        self._processes: dict[int, fork_server.Process] = {}
+        self._server, self._processes = server, dict[int, fork_server.Process]()
         self._ended: dict[int, EndedWorker] = {}
 
     def start(self) -> None:
@@ -85,6 +88,7 @@ class Processes:
                     loads=self._loads,
                     afresh=self._afresh,
                     leaves=self._leaves,
+                    server=self._server,
                 )
 
     @property
@@ -126,7 +130,13 @@ class Processes:
 
 
 def workers_of(
-    folder: Path, port: int, names: Mapping[int, str], *, afresh: bool = False, call: str = WORKER
+    folder: Path,
+    port: int,
+    names: Mapping[int, str],
+    *,
+    afresh: bool = False,
+    call: str = WORKER,
+    server: fork_server.Server | None = None,
 ) -> Processes:
     """Workers of the job in ``folder``: by rank, what :mod:`halopipe.launch.worker` calls their part.
 
@@ -134,9 +144,37 @@ def workers_of(
         port: of the store of this host that they meet on.
         call: what each calls with the job's file, its part and the port.
         afresh: as where they drive GPUs: CUDA shall not have been touched before a process is forked.
+        server: as of :class:`Processes`.
     """
     members = [Member(rank, call, (str(folder / JOB), name, str(port))) for rank, name in names.items()]
-    return Processes(members, folder, _environment_here(), loads=LOADS, afresh=afresh, is_own=True)
+    return Processes(members, folder, _environment_here(), loads=LOADS, afresh=afresh, is_own=True, server=server)
+
+
+@contextmanager
+def captured_once(folder: Path, num_workers: int) -> Iterator[fork_server.Server | None]:
+    """A server that has captured the model of the job in ``folder``, for so many workers; ends, and they with it.
+
+    None where each worker had better capture it itself, as :func:`cuda_ops.device.fork_server.ahead` says: what is
+    wrong with the model a worker then says.
+    """
+    from runtime.monitor.watch import SETUP_S  # late: loads torch, which the server loads meanwhile
+
+    with (folder / "output-capture.txt").open("wb") as output:
+        server = fork_server.ahead(
+            "halopipe.training.shared_capture:capture_ahead",
+            [str(folder / JOB)],
+            environment=_environment_here(),
+            output=output.fileno(),
+            loads=LOADS,
+            num_processes=num_workers,
+            deadline_s=SETUP_S,
+            leaves=str(folder),
+        )
+    try:
+        yield server
+    finally:
+        if server is not None:
+            server.end()
 
 
 def warm_workers() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halopipe.launch.combine import combine
-from halopipe.launch.processes import Processes, workers_of
+from halopipe.launch.processes import Processes, captured_once, workers_of
 from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
@@ -26,6 +26,7 @@ from runtime.monitor.watch import host_store, run_workers
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
+    from cuda_ops.device.fork_server import Server
 
 _POLL_S = 0.02
 
@@ -44,27 +45,32 @@ def spawn(plan: Plan, options: RunOptions, progress: Progress | None, folder: Pa
     store, port = host_store()
     job = Job(plan, options, folder)
     job.write(folder / JOB)
-    workers = workers_of(
-        folder, port, {assignment.rank: str(assignment.rank) for assignment in assignments}, afresh=on_gpus(assignments)
-    )
-    with one_device(job):
-        results = _watched(job, workers, store, progress)
+    names = {assignment.rank: str(assignment.rank) for assignment in assignments}
+    num_workers = len(names) + job.is_compared
+    is_afresh = on_gpus(assignments)
+    with nullcontext() if is_afresh or num_workers == 1 else captured_once(folder, num_workers) as server:
+        workers = workers_of(folder, port, names, afresh=is_afresh, server=server)
+        with one_device(job, server):
+            results = _watched(job, workers, store, progress)
     return combine(plan, options, results, progress)
 
 
 @contextmanager
-def one_device(job: Job) -> Iterator[None]:
+def one_device(job: Job, server: Server | None = None) -> Iterator[None]:
     """Where the job is compared with one device, its first steps are run there, in a process of their own.
 
     Where the user asked for it, before the ranks start: its memory is gone by then, and what it raises ends the job.
     Else beside them, and why it failed is left for rank 0.
+
+    Args:
+        server: that the process is forked from, as of :func:`halopipe.launch.processes.captured_once`.
     """
     if not job.is_compared:
         yield
         return
     assignments = device_assignments_of(job.plan.decision, job.options.device)
     store, port = host_store()
-    workers = workers_of(job.folder, port, {REFERENCE_RANK: REFERENCE}, afresh=on_gpus(assignments))
+    workers = workers_of(job.folder, port, {REFERENCE_RANK: REFERENCE}, afresh=on_gpus(assignments), server=server)
     if job.options.check_numerics:
         run_workers(workers, {REFERENCE_RANK: "the run on one device"}, store)
         yield

@@ -28,6 +28,8 @@ Modules:
     script_values        Python values that a module and its loss read: a captured graph has them as they were, whatever
                          a script does later
     session              One rank of a running plan, in a script of one's own: steps, evaluations, checkpoints
+    shared_capture       One capture of a job's model for all its processes of this host: they are forked from the
+                         process that made it
     single_device        The first steps of a job on one device: those of the user's own module, called as the user
                          would call it
     torch_traces         Steps as ``torch.profiler`` sees them: a Chrome trace a rank, with the plan's actions around

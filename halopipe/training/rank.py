@@ -63,7 +63,8 @@ if TYPE_CHECKING:
 OpenTransport = Callable[[tuple[tuple[int, ...], ...], Callable[[], Program]], Transport]
 """Joins the ranks, with these groups, for this program."""
 
-Load = Callable[[], LoadedModel]
+Load = Callable[[], tuple[LoadedModel, CapturedModule | None]]
+"""Gives a model, and its capture on the processor if there is one already."""
 
 _HEX = 16
 _MOST_NAMED = 5
@@ -172,7 +173,7 @@ class Rank:
         is_as_measured = not self.context.compiler and self.spelled.get("dtype", planned) == planned
         return SlowWatch(plan.decision, plan.prediction if is_as_measured else replace(plan.prediction, ranks=()))
 
-    def prepare(self, load: Callable[[], LoadedModel], load_to_run: Callable[[], LoadedModel] | None = None) -> None:
+    def prepare(self, load: Load, load_to_run: Load | None = None) -> None:
         """Captures its model, which is the planned one.
 
         Args:
@@ -186,19 +187,21 @@ class Rank:
         """
         plan, context = self.plan, self.context
         context.activity.begin("loading the model")
-        model = load()
+        model, captured_ahead = load()
         context.activity.begin("capturing the model")
-        model, captured = self._captured(model)
+        model, captured = self._captured(model, captured_ahead)
+        del captured_ahead
         _require_planned(plan, captured.graph)
         if load_to_run is not None:
-            model, captured = self._captured(load_to_run())
+            model, captured = self._captured(*load_to_run())
         self.model, context.model, context.module = model, captured, model.module
         require_possible(plan.decision, context.graph)
         validate(context.program)
 
-    def _captured(self, model: LoadedModel) -> tuple[LoadedModel, CapturedModule]:
+    def _captured(self, model: LoadedModel, captured: CapturedModule | None) -> tuple[LoadedModel, CapturedModule]:
         """What is captured on a small example is for the sizes that the plan is made for."""
-        model, captured = capture_for(model, self.context.device or CPU, whole=False)
+        if captured is None:
+            model, captured = capture_for(model, self.context.device or CPU, whole=False)
         sizes = self.plan.inputs.model.sizes
         if not sizes:
             return model, captured

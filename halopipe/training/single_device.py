@@ -36,13 +36,13 @@ from halopipe.run_spec.job import NUM_COMPARED, REFERENCE_RANK, Job
 from halopipe.terminal.units import count, size
 from halopipe.training.rank import Rank, rank_of
 from halopipe.training.reference import Reference
+from halopipe.training.shared_capture import load
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Plan
 from planner.passes.versions import updates_within
 from profiler.capture.graph import capture_for, placed
 from profiler.source.model import LoadedModel, named_buffers, named_parameters
 from profiler.source.parts import cast_module
-from profiler.source.source import load_model
 from runtime.captured import CapturedModule
 from runtime.monitor.failure import write_error
 from runtime.numerics.compare import TOLERANCES, relative_error, sketches, tensor_differences
@@ -73,12 +73,14 @@ def make_reference(job: Job, device: torch.device | None = None) -> None:
     if reason:
         write_reference(job.reference_path, Reference(skipped=reason))
         return
-    model = replace(load_model(job.source, options.seed), sizes=job.plan.inputs.model.sizes)  # as the ranks are fed
+    model, captured = load(job.source, options.seed)
+    if job.plan.inputs.model.sizes:
+        model, captured = replace(model, sizes=job.plan.inputs.model.sizes), None  # as the ranks are fed
     stream = batches(options.data, model, job.plan.decision.global_batch, options.seed)
     wanted = max(NUM_COMPARED, options.accumulate) if options.check_numerics else options.accumulate
     items = [take(stream, step) for step in range(min(wanted, options.steps))]
     try:
-        reference = reference_of(rank, model, items, where)
+        reference = reference_of(rank, model, items, where, captured)
     except UnsupportedModelError as error:
         if options.check_numerics:
             raise
@@ -127,8 +129,17 @@ def _job_bytes(plan: Plan) -> int:
     return sum(rank.peak_bytes for rank in plan.prediction.ranks)
 
 
-def reference_of(rank: Rank, model: LoadedModel, items: Sequence[Item], device: torch.device) -> Reference:
+def reference_of(
+    rank: Rank,
+    model: LoadedModel,
+    items: Sequence[Item],
+    device: torch.device,
+    captured: CapturedModule | None = None,
+) -> Reference:
     """Runs ``items``, a step each; ``model`` is trained by it.
+
+    Args:
+        captured: of ``model``, for ``device``; None: it is captured here.
 
     Raises:
         UnsupportedModelError: the model draws other random numbers than its captured graph.
@@ -136,7 +147,8 @@ def reference_of(rank: Rank, model: LoadedModel, items: Sequence[Item], device: 
     dtype = next(iter(_float_dtypes(model)), torch.get_default_dtype())
     is_exact = dtype == EXACT and model.autocast is None
     twin, reason = (None, "") if is_exact else _twin(model)
-    model, captured = capture_for(model, device)
+    if captured is None:
+        model, captured = capture_for(model, device)
     lowered = _lowered(captured) if is_exact else {}
     lowest = max(lowered, key=lambda each: torch.finfo(each).eps, default=None)
     if is_exact:

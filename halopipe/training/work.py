@@ -21,6 +21,7 @@ from halopipe.training.loop import AfterStep, Loop
 from halopipe.training.rank import OpenTransport, Rank, rank_of
 from halopipe.training.rank_device import kind_of
 from halopipe.training.reference import compare_losses
+from halopipe.training.shared_capture import load
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.captured import CapturedModule
@@ -79,8 +80,8 @@ def _worked(
 ) -> RankResult:
     options, context, planned = job.options, rank.context, job.plan.inputs.model
     rank.prepare(
-        lambda: load_model(planned, options.seed),
-        None if job.source == planned else lambda: load_model(job.source, options.seed),
+        lambda: load(planned, options.seed),
+        None if job.source == planned else lambda: load(job.source, options.seed),
     )
     captured, model = context.model, rank.model
     if captured.evaluation and (options.eval_data or not job.plan.decision.trains):
