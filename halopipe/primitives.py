@@ -208,6 +208,7 @@ class Ranks:
 
         Args:
             ranks: those of the group; empty: all.
+            timeout_s: the longest wait for another rank, of all that waits by this transport from now on.
         """
         ranks_over, transport.deadline_s = cls.__new__(cls), timeout_s
         ranks_over._set(PeerGroup(transport, tuple(ranks) or tuple(range(transport.world_size))))

@@ -65,7 +65,7 @@ class SafetensorsFolder:
         """What ``key`` calls ``stored``, its hash compared."""
         try:
             tensor: Tensor = self._file.get_tensor(stored)  # type: ignore[no-untyped-call]  # of the library
-        except (OSError, SafetensorError) as error:
+        except (OSError, RuntimeError, SafetensorError) as error:
             raise damaged(self._path, f"{self._name}: {key}: {error}") from None
         compare(self._path, f"{self._name}: {key}", bytes_of(tensor), sha256)
         return tensor
@@ -117,7 +117,10 @@ class Checkpoint:
             data, *others = (f"{name}/{file}" for file in _FOLDERS[manifest.kept_as].files)
             for file in (data, *others):
                 check_place(path, file)
-            stored_bytes = (path / data).stat().st_size
+            try:
+                stored_bytes = (path / data).stat().st_size
+            except OSError as error:  # another job has removed it just now
+                raise damaged(path, f"{data} cannot be read: {error}") from None
             if stored_bytes != files.data_bytes:
                 raise damaged(path, f"{data} has {stored_bytes} bytes, the manifest says {files.data_bytes}")
         return cls(path, manifest)

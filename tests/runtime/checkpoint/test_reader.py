@@ -97,6 +97,19 @@ def test_every_missing_or_shortened_file_is_found(tmp_path: Path) -> None:
             file.write_bytes(content)
 
 
+def test_one_that_is_removed_while_it_is_opened_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, looked_at = save_all(tmp_path, 1, of_two_ranks()), reader.check_place
+
+    def check_place(path: Path, name: str) -> None:
+        looked_at(path, name)
+        shutil.rmtree(path)
+
+    monkeypatch.setattr(reader, "check_place", check_place)
+    with pytest.raises(CorruptFileError, match="step-1 is damaged"):
+        Checkpoint.open(tmp_path)
+    assert not path.exists()
+
+
 def test_bytes_that_belong_to_nothing_are_found(tmp_path: Path) -> None:
     path = save_all(tmp_path, 1, of_two_ranks())
     data = path / "rank-0" / DATA_FILE
@@ -124,6 +137,7 @@ def test_a_tensor_that_belongs_to_no_key_is_found(tmp_path: Path) -> None:
         {"model/a": {"dtype": "F32", "shape": [1 << 60], "data_offsets": [0, 48]}},
         {"model/a": {"dtype": "F32", "shape": [12], "data_offsets": [-8, 40]}},
         {"model/a": {"dtype": "OBJECT", "shape": [12], "data_offsets": [0, 48]}},
+        {"model/a": {"dtype": "F4", "shape": [96], "data_offsets": [0, 48]}},
         {"model/b": {"dtype": "F32", "shape": [12], "data_offsets": [0, 48]}},
         {"model/a": {"dtype": "F64", "shape": [6], "data_offsets": [0, 48]}},
         {},
