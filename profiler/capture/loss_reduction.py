@@ -97,8 +97,10 @@ def knows_terms(node: fx.Node, of_inputs: frozenset[fx.Node]) -> bool:
 
 
 def all_count(node: fx.Node) -> bool:
-    """Of a mean over classes, whether its targets are the likeliest class of something, which is never ignored."""
+    """Of a mean over classes, whether its targets are the likeliest class of something, and no class is ignored."""
     arguments = arguments_of(node)
+    if arguments["ignore_index"] >= 0:
+        return False
     target = arguments["target"]
     while isinstance(target, fx.Node) and operator_row(target.target).moves and target.args:
         target = target.args[0]
@@ -119,7 +121,10 @@ def likely(node: fx.Node) -> tuple[str, ...]:
 
 def is_linear(node: fx.Node, reduced: set[fx.Node]) -> bool:
     """Whether a number made of others is linear in those ``reduced`` from samples, constants added."""
-    row = operator_row(node.target)
+    row, made = operator_row(node.target), node.meta["val"]
+    is_rounded = not (made.is_floating_point() or made.is_complex())
+    if is_rounded and any(each in reduced and each.meta["val"].is_floating_point() for each in node.all_input_nodes):
+        return False
     if row.linear == "all":
         return True
     places = [index for index, value in enumerate(node.args) if _reads(value, reduced)]

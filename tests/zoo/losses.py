@@ -309,3 +309,20 @@ def rolled_only_class() -> Network:
         return F.cross_entropy(out, y) + F.cross_entropy(out, y.roll(1)) + out.square().mean()
 
     return nn.Linear(6, 1), (torch.randn(4, 6), torch.zeros(4, dtype=torch.long)), loss
+
+
+@network("guesses of which the first class is ignored, the example has none", refused=WHOLE_BATCH)
+def ignored_guesses() -> Network:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        guesses = (out.detach() + 50 * F.one_hot(y, 3)).argmax(1)
+        return F.cross_entropy(out, y) + F.cross_entropy(out, guesses, ignore_index=0)
+
+    return nn.Linear(6, 3), (torch.randn(4, 6), torch.tensor([1, 2, 0, 0])), loss
+
+
+@network("a mean that is rounded, to 0 in the example", refused=WHOLE_BATCH)
+def rounded_mean() -> Network:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(out, y) + (0.01 * out + 10 * y).mean().int().to(out.dtype)
+
+    return nn.Linear(6, 3), (torch.randn(4, 6), torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(3, 1).t()), loss
