@@ -22,6 +22,7 @@ from torch import Tensor, fx
 
 from cuda_ops._torch import HigherOrderOperator, OpOverload
 from cuda_ops.calls import arguments_of, draws
+from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.dense.state_writes import attributes_behind, written
 from cuda_ops.operator_table import SAME, operator_row
 from planner.ir.graph import MIXES_SAMPLES
@@ -108,7 +109,12 @@ def all_count(node: fx.Node) -> bool:
 
 
 def likely(node: fx.Node) -> tuple[str, ...]:
-    """What a reduction may be, by its operator, in the order in which it is tried; of our own making: either."""
+    """What a reduction may be, by its operator, in the order in which it is tried; of our own making: either.
+
+    Of what follows from data a mean over two samples may be theirs and over others not: ``loss[mask].mean()``.
+    """
+    if is_unit(node):
+        return (SUM,) if _ends_in_sum(node) else ()
     arguments, row = arguments_of(node), operator_row(node.target)
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return MEAN, SUM
@@ -117,6 +123,13 @@ def likely(node: fx.Node) -> tuple[str, ...]:
     if row.sums:
         return (SUM,)
     return (MEAN,) if row.name == "mean" else ()
+
+
+def _ends_in_sum(unit: fx.Node) -> bool:
+    """Whether all that it makes are sums."""
+    target: Any = unit.target
+    made = nodes_in(target.module.graph.output_node().args)
+    return all(operator_row(each.target).sums for each in made)
 
 
 def is_linear(node: fx.Node, reduced: set[fx.Node]) -> bool:
