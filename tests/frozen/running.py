@@ -60,7 +60,13 @@ def _file_name(text: str) -> str:
 LATER = frozenset(
     {
         *(f"losses:{what}_of_selected" for what in ("loss", "mean", "means", "sum")),
-        *("libraries:library", "libraries:library_table", "losses:ignored_guesses", "losses:rounded_mean"),
+        *(
+            "libraries:library",
+            "libraries:library_table",
+            "losses:ignored_guesses",
+            "losses:rounded_mean",
+            "losses:mean_by_class",
+        ),
     }
 )
 """Networks of the zoo that are judged there alone: they came after the others were paired with changes of a plan."""

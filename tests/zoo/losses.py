@@ -356,3 +356,12 @@ def means_of_selected() -> Network:
 @network("the sum of what a boolean mask selects over how many it does")
 def sum_of_selected() -> Network:
     return selecting(lambda out, y, chosen: F.cross_entropy(out, y, reduction="none")[chosen].sum() / chosen.sum())
+
+
+@network("a mean by class, over numbers of classes that are counted", refused=WHOLE_BATCH)
+def mean_by_class() -> Network:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        sums = out.new_zeros(3).index_add(0, y, F.cross_entropy(out, y, reduction="none"))
+        return (sums / torch.bincount(y, minlength=3).clamp(min=1)).mean()
+
+    return mlp(), (torch.randn(4, 6), torch.tensor([1, 2, 0, 0])), loss
