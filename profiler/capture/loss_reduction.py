@@ -22,6 +22,7 @@ from torch import Tensor, fx
 
 from cuda_ops._torch import HigherOrderOperator, OpOverload
 from cuda_ops.calls import arguments_of, draws
+from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.dense.state_writes import attributes_behind, written
 from cuda_ops.operator_table import SAME, operator_row
 from planner.ir.graph import MIXES_SAMPLES
@@ -97,8 +98,10 @@ def knows_terms(node: fx.Node, of_inputs: frozenset[fx.Node]) -> bool:
 
 
 def all_count(node: fx.Node) -> bool:
-    """Of a mean over classes, whether its targets are the likeliest class of something, which is never ignored."""
+    """Of a mean over classes, whether its targets are the likeliest class of something, and no class is ignored."""
     arguments = arguments_of(node)
+    if arguments["ignore_index"] >= 0:
+        return False
     target = arguments["target"]
     while isinstance(target, fx.Node) and operator_row(target.target).moves and target.args:
         target = target.args[0]
@@ -106,7 +109,12 @@ def all_count(node: fx.Node) -> bool:
 
 
 def likely(node: fx.Node) -> tuple[str, ...]:
-    """What a reduction may be, by its operator, in the order in which it is tried; of our own making: either."""
+    """What a reduction may be, by its operator, in the order in which it is tried; of our own making: either.
+
+    Of what follows from data a mean over two samples may be theirs and over others not: ``loss[mask].mean()``.
+    """
+    if is_unit(node):
+        return (SUM,) if _ends_in_sum(node) else ()
     arguments, row = arguments_of(node), operator_row(node.target)
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return MEAN, SUM
@@ -117,9 +125,19 @@ def likely(node: fx.Node) -> tuple[str, ...]:
     return (MEAN,) if row.name == "mean" else ()
 
 
+def _ends_in_sum(unit: fx.Node) -> bool:
+    """Whether all that it makes are sums."""
+    target: Any = unit.target
+    made = nodes_in(target.module.graph.output_node().args)
+    return all(operator_row(each.target).sums for each in made)
+
+
 def is_linear(node: fx.Node, reduced: set[fx.Node]) -> bool:
     """Whether a number made of others is linear in those ``reduced`` from samples, constants added."""
-    row = operator_row(node.target)
+    row, made = operator_row(node.target), node.meta["val"]
+    is_rounded = not (made.is_floating_point() or made.is_complex())
+    if is_rounded and any(each in reduced and each.meta["val"].is_floating_point() for each in node.all_input_nodes):
+        return False
     if row.linear == "all":
         return True
     places = [index for index, value in enumerate(node.args) if _reads(value, reduced)]

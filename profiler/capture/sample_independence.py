@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from cuda_ops.calls import changed_call
+from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from cuda_ops.dense.state_writes import BATCH_NORM
 from cuda_ops.dense.user_functions import LINEAR_BACKWARD, is_user_function
@@ -406,6 +407,8 @@ def _compare(node: fx.Node, runs: list[_GraphRun], traced: TracedModel) -> str:
             mark, halves = MIXES_SAMPLES, [together, together]
         elif sites:
             mark, halves = _with_rows(node, together, alone, sites)
+        elif not dims and is_unit(node):  # of a selection, which other samples may have more or fewer of
+            mark, halves = MIXES_SAMPLES, [together, together]
         elif not dims:
             mark, halves = _without_samples(together, alone)
         else:

@@ -203,6 +203,8 @@ class SizeNodes:
         tracer = fx.proxy.GraphAppendingTracer(self._graph)
         proxies = {symbol: fx.Proxy(self._made[symbol], tracer) for symbol in expression.free_symbols}
         samples = self._symbols.samples
+        if isinstance(expression, sympy.Integer):  # a size that torch found to be a number after all
+            return self._graph.call_function(operator.index, (int(expression),))
         if samples is not None and isinstance(expression, sympy.Expr):
             factor = expression.coeff(samples)
             if factor.is_Integer and (expression - factor * samples).expand() == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -309,3 +310,58 @@ def rolled_only_class() -> Network:
         return F.cross_entropy(out, y) + F.cross_entropy(out, y.roll(1)) + out.square().mean()
 
     return nn.Linear(6, 1), (torch.randn(4, 6), torch.zeros(4, dtype=torch.long)), loss
+
+
+@network("guesses of which the first class is ignored, the example has none", refused=WHOLE_BATCH)
+def ignored_guesses() -> Network:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        guesses = (out.detach() + 50 * F.one_hot(y, 3)).argmax(1)
+        return F.cross_entropy(out, y) + F.cross_entropy(out, guesses, ignore_index=0)
+
+    return nn.Linear(6, 3), (torch.randn(4, 6), torch.tensor([1, 2, 0, 0])), loss
+
+
+@network("a mean that is rounded, to 0 in the example", refused=WHOLE_BATCH)
+def rounded_mean() -> Network:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(out, y) + (0.01 * out + 10 * y).mean().int().to(out.dtype)
+
+    return nn.Linear(6, 3), (torch.randn(4, 6), torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(3, 1).t()), loss
+
+
+def selecting(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Network:
+    """A loss of (out, classes, which of them are chosen); of the example's first two samples all are."""
+    return mlp(), (torch.randn(4, 6), torch.tensor([1, 2, 0, 0])), lambda out, y: loss(out, y, y > 0)
+
+
+@network("the mean of what a boolean mask selects, which is all in the first two samples", refused=WHOLE_BATCH)
+def mean_of_selected() -> Network:
+    return selecting(lambda out, y, chosen: F.cross_entropy(out, y, reduction="none")[chosen].mean())
+
+
+@network("a loss of selected rows, and a mean beside it", refused=WHOLE_BATCH)
+def loss_of_selected() -> Network:
+    return selecting(lambda out, y, chosen: F.cross_entropy(out[chosen], y[chosen]) + out.square().mean())
+
+
+@network("two means of rows that one call selects", refused=WHOLE_BATCH)
+def means_of_selected() -> Network:
+    def loss(out: Tensor, y: Tensor, chosen: Tensor) -> Tensor:
+        rows = chosen.nonzero().squeeze(1)
+        return F.cross_entropy(out[rows], y[rows]) + 5 * out[rows].square().mean()
+
+    return selecting(loss)
+
+
+@network("the sum of what a boolean mask selects over how many it does")
+def sum_of_selected() -> Network:
+    return selecting(lambda out, y, chosen: F.cross_entropy(out, y, reduction="none")[chosen].sum() / chosen.sum())
+
+
+@network("a mean by class, over numbers of classes that are counted", refused=WHOLE_BATCH)
+def mean_by_class() -> Network:
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        sums = out.new_zeros(3).index_add(0, y, F.cross_entropy(out, y, reduction="none"))
+        return (sums / torch.bincount(y, minlength=3).clamp(min=1)).mean()
+
+    return mlp(), (torch.randn(4, 6), torch.tensor([1, 2, 0, 0])), loss
