@@ -11,17 +11,15 @@ on two cores waited 12 s for it.  Here one process loads them for all that are s
 
 The server only imports: it has no thread, and has initialised neither autograd nor CUDA, where it forks.  It ends when
 this process does, and its processes with it.  What several processes would do alike, one of its processes can do before
-them (:func:`ahead`), which then is their server: memory that none of them writes to is there once.  Where the operating
-system has no file for a process (``pidfd_open``, Linux 5.3), and where the caller wants a process without a past, the
-interpreter is started anew.
+them, and then serve them (:mod:`halopipe.launch.ahead`): memory that none of them writes to is there once.  Where the
+operating system has no file for a process (``pidfd_open``, Linux 5.3), and where the caller wants a process without a
+past, the interpreter is started anew.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
-import gc
 import importlib
 import json
 import os
@@ -34,10 +32,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from cuda_ops.device import compiling
@@ -59,8 +56,6 @@ _NUMBER = struct.Struct("=i")  # of a process, or its exit code
 _MOST_FILES = 8
 _KILLED = -int(signal.SIGKILL)
 _SERVE = "import sys; sys.path[:] = {path!r}; from cuda_ops.device.fork_server import serve; serve({handle}, {loads})"
-_READY = b"+"
-_MOMENT_S = 0.2
 _CALL = "import sys; sys.path[:] = {path!r}; from cuda_ops.device.fork_server import answer; answer({handle}, {parent})"
 
 
@@ -110,7 +105,7 @@ def start(
         loads: modules that the function will need, which the server loads once for all.
         afresh: a new interpreter, not a fork of the server.
         leaves: a folder of this job alone, which the server removes if this process is killed and cannot do so.
-        server: of :func:`ahead`, that it is forked from if that is alive; None: one that has loaded modules alone.
+        server: that it is forked from if that is alive; None: one that has loaded modules alone.
     """
     paths = _paths(environment)
     request = {
@@ -127,67 +122,15 @@ def start(
         written.flush()
         if afresh or not hasattr(os, "pidfd_open"):
             return _anew(written.fileno(), environment, output, files, paths)
-        if server is not None:
-            with contextlib.suppress(EOFError):  # it was killed
-                return server.start([written.fileno(), output, *files])
-        try:
-            return _server_for(environment, paths).start([written.fileno(), output, *files])
-        except EOFError:  # it was killed; once more, by another
-            return _server_for(environment, paths).start([written.fileno(), output, *files])
+        with contextlib.suppress(EOFError):  # it was killed; once more, by another
+            return (server or _server_for(environment, paths)).start([written.fileno(), output, *files])
+        return _server_for(environment, paths).start([written.fileno(), output, *files])
 
 
 def warm(environment: Mapping[str, str], loads: Sequence[str] = CAPTURE) -> None:
     """Let the server of such processes begin to load, while this process does something else."""
     if hasattr(os, "pidfd_open"):
         _server_for(environment, _paths(environment), loads)
-
-
-def ahead(
-    call: str,
-    arguments: Sequence[Any],
-    *,
-    environment: Mapping[str, str],
-    output: int,
-    loads: Sequence[str],
-    num_processes: int,
-    deadline_s: float,
-    leaves: str = "",
-) -> Server | None:
-    """A server that has called ``module:function(*arguments)``, and whose processes begin with what that has left.
-
-    None, so that each does it itself, where the function raises or takes longer than ``deadline_s``, and where what it
-    has left cannot be parted by a fork: threads, open files (whose place in them would be shared), another folder.
-
-    Args:
-        call: gives a function that forgets what is left, which the server calls once ``num_processes`` were started.
-        environment, output, loads, leaves: as of :func:`start`; the folder is that of all its processes.
-    """
-    if not hasattr(os, "pidfd_open"):
-        return None
-    near, far = socket.socketpair()
-    with far:
-        process = start(
-            "cuda_ops.device.fork_server:serve_ahead",
-            [call, num_processes, *arguments],
-            environment=environment,
-            output=output,
-            files=[far.fileno()],
-            loads=[*loads, *_ours(call)],
-            leaves=leaves,
-        )
-    server = Server(near, process)
-    try:
-        near.settimeout(deadline_s)
-        with contextlib.suppress(OSError):  # it is late
-            if near.recv(1) == _READY:
-                near.settimeout(None)
-                return server
-        process.kill()
-    except BaseException:
-        process.kill()
-        raise
-    server.end()
-    return None
 
 
 def _paths(environment: Mapping[str, str]) -> list[str]:
@@ -356,63 +299,11 @@ def end_servers() -> None:
 atexit.register(end_servers)
 
 
-def serve_ahead(call: str, num_processes: int, *rest: Any) -> int:
-    """A process of a server that becomes one itself, once it has called what its processes are to begin with."""
-    *arguments, handle = rest
-    os.set_inheritable(handle, False)
-    folder, paths, variables, open_files = os.getcwd(), list(sys.path), dict(os.environ), _open_files()
-    module, _, name = call.partition(":")
-    forget = getattr(importlib.import_module(module), name)(*arguments)
-    if _open_files() != open_files or os.getcwd() != folder or not _is_single_threaded():
-        return 1
-    _left.paths += [each for each in sys.path if each not in paths]
-    changed = set(variables.items()) ^ set(os.environ.items())
-    _left.variables |= {name: os.environ.get(name) for name, _ in changed}
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.write(handle, _READY)
-    serve(handle, (), num_processes, forget)
-    return 0
-
-
-@dataclass(slots=True)
-class _Left:
-    """What a call has changed for the processes that begin with it: import path, and variables (None: it is gone)."""
-
-    paths: list[str] = field(default_factory=list)
-    variables: dict[str, str | None] = field(default_factory=dict)
-
-
-_left = _Left()
-
-
-def _is_single_threaded() -> bool:
-    """Whether no other thread is left; one that was joined needs a moment to go."""
-    end_s = time.monotonic() + _MOMENT_S
-    while len(os.listdir("/proc/self/task")) > 1:
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(1e-3)
-    return True
-
-
-def _open_files() -> set[tuple[int, int, int]]:
-    """By number, and which file it is: one that was closed may have given its number to another."""
-    files = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the folder itself
-            status = os.fstat(int(name))
-            files.add((int(name), status.st_dev, status.st_ino))
-    return files
-
-
-def serve(
-    handle: int, loads: Sequence[str], num_processes: int = 0, forget: Callable[[], object] = lambda: None
-) -> None:
+def serve(handle: int, loads: Sequence[str], then: Callable[[], object] = os.getpid) -> None:
     """The server: forks a process for each request, and tells of its end, until the other side closes.
 
     Args:
-        num_processes: after which it calls ``forget``, and gives back the memory that this frees; 0: never.
+        then: is called after each process that was started.
     """
     keep_pages()
     link = socket.socket(fileno=handle)
@@ -420,7 +311,6 @@ def serve(
     _load(loads)
     ends: dict[int, tuple[int, int]] = {}
     left: set[str] = set()
-    num_started = 0
     with selectors.DefaultSelector() as selector:
         selector.register(link, selectors.EVENT_READ)
         while True:
@@ -441,12 +331,7 @@ def serve(
                         socket.send_fds(link, [_NUMBER.pack(pid)], [watched])
                     except OSError:  # it ended meanwhile
                         _end(ends, left)
-                    num_started += 1
-                    if num_started == num_processes:
-                        forget()
-                        gc.collect()
-                        with contextlib.suppress(OSError, AttributeError):
-                            ctypes.CDLL(None).malloc_trim(0)
+                    then()
                 else:
                     watched = key.fd
                     tells, pid = ends.pop(watched)
@@ -491,11 +376,9 @@ def _fork(handles: Sequence[int], left: set[str], private: Sequence[int]) -> tup
         os.close(output)
         os.environ.clear()
         os.environ.update(wanted["environment"])
-        for variable, value in _left.variables.items():
-            os.environ.pop(variable, None)
-            os.environ.update({} if value is None else {variable: value})
         os.chdir(wanted["folder"])
         tempfile.tempdir = None  # found again in this environment
+        sys.path[:] = wanted["path"]
         importlib.invalidate_caches()
         _call(wanted, files)
     except BaseException:  # noqa: BLE001  # nothing of the server's may go on in this process
@@ -505,14 +388,10 @@ def _fork(handles: Sequence[int], left: set[str], private: Sequence[int]) -> tup
 
 def _import(wanted: Mapping[str, Any]) -> None:
     """Load what a call needs for this process and all later ones; why that fails, the process says itself."""
-    sys.path[:] = dict.fromkeys([*wanted["path"], *_left.paths])
-    _load([*_ours(wanted["call"]), *wanted["loads"]])
-
-
-def _ours(call: str) -> list[str]:
-    """The module of a call, if it is of ours."""
-    module = call.partition(":")[0]
-    return [module] if module.partition(".")[0] in OURS else []
+    called = wanted["call"].partition(":")[0]
+    ours = [called] if called.partition(".")[0] in OURS else []
+    sys.path[:] = wanted["path"]
+    _load([*ours, *wanted["loads"]])
 
 
 def _load(modules: Sequence[str]) -> None:

@@ -6,6 +6,8 @@ own.  What a rank does is in ``halopipe.training``.
 
 Besides:
 
+    ahead           What several processes would do alike, done once before them: they are forked from the process that
+                    did it
     parallelize     A module trained on the devices of this host from a plain script or a notebook cell
     profile_hosts   A profile of several hosts: every process that torchrun starts measures, and rank 0 makes one
                     profile of it all

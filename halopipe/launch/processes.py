@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from cuda_ops.device import fork_server
 from cuda_ops.device.host import MPI_JOB
+from halopipe.launch import ahead
 from halopipe.launch.job_environment import GLOO
 from halopipe.run_spec.job import JOB
 from planner.ir.errors import MissingFileError
@@ -80,9 +81,12 @@ class Processes:
         """
         for member in self._members:
             with self._opened(member.rank) as output:
+                call, arguments = member.call, [*member.arguments]
+                if self._server is not None:
+                    call, arguments = ahead.continued(call, arguments)
                 self._processes[member.rank] = fork_server.start(
-                    member.call,
-                    [*member.arguments],
+                    call,
+                    arguments,
                     environment=self._environment,
                     output=output.fileno(),
                     loads=self._loads,
@@ -154,13 +158,13 @@ def workers_of(
 def captured_once(folder: Path, num_workers: int) -> Iterator[fork_server.Server | None]:
     """A server that has captured the model of the job in ``folder``, for so many workers; ends, and they with it.
 
-    None where each worker had better capture it itself, as :func:`cuda_ops.device.fork_server.ahead` says: what is
+    None where each worker had better capture it itself, as :func:`halopipe.launch.ahead.begun` says: what is
     wrong with the model a worker then says.
     """
     from runtime.monitor.watch import SETUP_S  # late: loads torch, which the server loads meanwhile
 
     with (folder / "output-capture.txt").open("wb") as output:
-        server = fork_server.ahead(
+        server = ahead.begun(
             "halopipe.training.shared_capture:capture_ahead",
             [str(folder / JOB)],
             environment=_environment_here(),
