@@ -70,4 +70,5 @@ def test_a_result_of_any_length_is_left(length: int) -> None:
     store, port = host_store()
     assert left_by(store, 0) == ""
     leave_result(join_store(LOOPBACK, port), 0, "1" * length)
+    store.wait(["result/0"])  # what another connection sets is there some time after its call has returned
     assert left_by(store, 0) == "1" * length
