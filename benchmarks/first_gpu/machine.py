@@ -51,10 +51,10 @@ def of_versions(bench: Bench) -> Iterator[Row]:
 
 
 def of_doctor() -> Iterator[Row]:
-    """A row a line of ``halopipe doctor``; what is needed must be there."""
+    """A row a line of ``halopipe doctor``, the user's folder as ``~``; what is needed must be there."""
     for each in examine():
-        goal = "ok" if each.needed else ""
-        yield Row(f"doctor, {each.what}: {each.text}", float(each.status == OK), "ok", goal, not each.fails)
+        goal, text = "ok" if each.needed else "", each.text.replace(str(Path.home()), "~")
+        yield Row(f"doctor, {each.what}: {text}", float(each.status == OK), "ok", goal, not each.fails)
 
 
 def tests(bench: Bench) -> Parts:

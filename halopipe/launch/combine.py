@@ -22,14 +22,14 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
     losses = next((result.losses for result in results if result.losses), ())
     timelines = {step: _timeline(results, step, seconds[step]) for step in results[0].spans}
     timed = [step for step in timelines if step >= options.warmup] or list(timelines)
-    median = sorted(timed, key=seconds.__getitem__)[len(timed) // 2]
+    typical = sorted(timed, key=seconds.__getitem__)[len(timed) // 2]
     num_stages = len(plan.decision.stages)
     shown = [timelines[step] for step in timed]
     result = RunResult(
         losses,
         seconds,
         options.warmup,
-        timelines[median],
+        timelines[typical],
         stage_medians(shown, num_stages, (Op.FORWARD,)),
         stage_medians(shown, num_stages, (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)),
         tuple(result.peak_bytes for result in results),

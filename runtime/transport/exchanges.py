@@ -183,7 +183,7 @@ class Exchanges(OverWorks):
             if buffer is not tensor:
                 pending.copies.append((tensor, buffer))
             if stands:
-                pending.again.append((place, buffer))
+                pending.reposted.append((place, buffer))
         for position, tensor in sent.items():
             if not tensor.numel():
                 continue
@@ -228,7 +228,7 @@ class _PendingExchange:
         works: receives and sends, each with its peer.
         copies: where what came belongs, and where it came.
         is_read: whether somebody reads what came where it is, and then has the receives posted again.
-        again: places and buffers of receives that are to stand ready again.
+        reposted: places and buffers of receives that are to stand ready again.
         kept: sends that are not waited for here.
     """
 
@@ -238,7 +238,7 @@ class _PendingExchange:
     is_read: bool = False
     works: list[tuple[dist.Work, Words]] = field(default_factory=list)
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    again: list[tuple[_Place, torch.Tensor]] = field(default_factory=list)
+    reposted: list[tuple[_Place, torch.Tensor]] = field(default_factory=list)
     kept: list[_Sent] = field(default_factory=list)
 
     @without_gradients
@@ -256,7 +256,7 @@ class _PendingExchange:
 
     def post_again(self) -> None:
         """Let the next receives stand ready in the buffers, which have been read."""
-        for place, buffer in self.again:
+        for place, buffer in self.reposted:
             if self.standing.has_room(buffer.nbytes):
                 with suppress(TransportError):  # who has left by now: the next one, if there is any, will say so
                     self.standing.add(place, self.exchanges.post(self.subgroup, place, buffer))

@@ -224,8 +224,11 @@ class LayoutPrices:
         layer_sums = sums_of(shards, own, self.ranks, self._rate, self.cost_model.profile.cluster)
         if takes or shards.sized.relation.REDUCTION != "statistics":
             return layer_sums
-        nothing = np.zeros_like(layer_sums.statistics_s), np.zeros_like(layer_sums.standing_bytes)
-        return replace(layer_sums, statistics_s=nothing[0], standing_bytes=nothing[1])
+        return replace(
+            layer_sums,
+            statistics_s=np.zeros_like(layer_sums.statistics_s),
+            standing_bytes=np.zeros_like(layer_sums.standing_bytes),
+        )
 
     def cost_of_part(self, index: int, shards: Shards) -> Array:
         """``[6, options, ranks]``: seconds and bytes of each part, as measured or from the cost of whole samples."""

@@ -167,8 +167,10 @@ def test_nobody_else_is_listened_to_unless_it_is_asked_for() -> None:
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6, or that apart from IPv4")
 def test_all_interfaces_are_those_of_both_kinds() -> None:
     with http.opened("[::]:0") as door:
+        port = door.getsockname()[1]
         for address in ("::1", "127.0.0.1"):
-            socket.create_connection((address, door.getsockname()[1]), timeout=20).close()
+            with socket.create_connection((address, port), timeout=20) as client:
+                assert client.getpeername()[:2] == (address, port)
 
 
 @pytest.mark.every_case

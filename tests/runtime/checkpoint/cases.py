@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
-from runtime.checkpoint import RankState, save
+from planner.ir.errors import CorruptFileError
+from runtime.checkpoint import Checkpoint, RankState, save
 from runtime.checkpoint.folders import MANIFEST, MANIFEST_HASH
 from runtime.checkpoint.manifest import manifest_hash
 
@@ -87,3 +90,18 @@ def forge(path: Path, change: Callable[[str], str]) -> None:
     content = change((path / MANIFEST).read_text("utf-8")).encode()
     (path / MANIFEST).write_bytes(content)
     (path / MANIFEST_HASH).write_bytes(manifest_hash(content))
+
+
+def assert_flips_are_found(path: Path, folder: Path, num_flips: int) -> None:
+    """Any bit that is flipped in a file of ``path`` makes the checkpoint in ``folder`` a corrupt one."""
+    files = {file: file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+    everywhere = [(file, position) for file, content in files.items() for position in range(len(content))]
+    dice = random.Random(0)
+    for file, position in dice.sample(everywhere, num_flips):
+        content = bytearray(files[file])
+        content[position] ^= 1 << dice.randrange(8)
+        file.write_bytes(content)
+        with pytest.raises(CorruptFileError):
+            Checkpoint.open(folder).verify()
+        file.write_bytes(files[file])
+    Checkpoint.open(folder).verify()

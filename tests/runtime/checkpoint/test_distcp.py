@@ -7,7 +7,6 @@ import io
 import json
 import math
 import pickle
-import random
 import shutil
 import tracemalloc
 import zipfile
@@ -27,6 +26,7 @@ from runtime.checkpoint import Checkpoint
 from runtime.checkpoint.distcp import DATA_FILE, METADATA_FILE, places_of
 from runtime.checkpoint.folders import MANIFEST, MANIFEST_HASH
 from runtime.checkpoint.manifest import manifest_hash
+from tests.runtime.checkpoint.cases import assert_flips_are_found
 
 KEPT = Path(__file__).parents[2] / "data" / "checkpoints" / "torch"
 """Of two ranks, written by the last release that wrote such."""
@@ -106,17 +106,7 @@ def test_what_they_hold_is_read_whole_in_boxes_and_in_slices() -> None:
 
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
     path = Path(shutil.copytree(KEPT, tmp_path / "kept"))
-    files = {file: file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
-    everywhere = [(file, position) for file, content in files.items() for position in range(len(content))]
-    dice = random.Random(0)
-    for file, position in dice.sample(everywhere, 200):
-        content = bytearray(files[file])
-        content[position] ^= 1 << dice.randrange(8)
-        file.write_bytes(content)
-        with pytest.raises(CorruptFileError):
-            Checkpoint.open(path).verify()
-        file.write_bytes(files[file])
-    Checkpoint.open(path).verify()
+    assert_flips_are_found(path, path, num_flips=200)
 
 
 def test_bytes_that_belong_to_nothing_are_found(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import re
 import shutil
 from pathlib import Path
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 from planner.ir.errors import CorruptFileError, MissingFileError, NewerFileError, StaleFileError
 from runtime.checkpoint import Checkpoint, complete_steps, reader
 from runtime.checkpoint.folders import DATA_FILE
-from tests.runtime.checkpoint.cases import alone, forge, of_two_ranks, save_all, whole
+from tests.runtime.checkpoint.cases import alone, assert_flips_are_found, forge, of_two_ranks, save_all, whole
 
 
 def read_all(folder: Path) -> None:
@@ -73,17 +72,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_offered(tmp_path: Path)
 
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
     path = save_all(tmp_path, 1, of_two_ranks())
-    files = {file: file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
-    everywhere = [(file, position) for file, content in files.items() for position in range(len(content))]
-    dice = random.Random(0)
-    for file, position in dice.sample(everywhere, 1000):
-        content = bytearray(files[file])
-        content[position] ^= 1 << dice.randrange(8)
-        file.write_bytes(content)
-        with pytest.raises(CorruptFileError):
-            Checkpoint.open(tmp_path).verify()
-        file.write_bytes(files[file])
-    Checkpoint.open(tmp_path).verify()
+    assert_flips_are_found(path, tmp_path, num_flips=1000)
 
 
 def test_every_missing_or_shortened_file_is_found(tmp_path: Path) -> None:
