@@ -26,11 +26,11 @@ from math import inf
 from pathlib import Path
 
 from benchmarks.report import Row, at_least, at_most
-from planner.baselines.common.as_profile import as_profile, hosts
-from planner.baselines.hpgo import HpgoMachines, HpgoPipeline, search
-from planner.baselines.pipedream.format import LayerGraph, read, states_of
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
+from planner.extras.baselines.common.as_profile import as_profile, hosts
+from planner.extras.baselines.hpgo import HpgoMachines, HpgoPipeline, search
+from planner.extras.baselines.pipedream.format import LayerGraph, read, states_of
 from planner.ir.cluster import ACROSS_HOSTS, ALL_REDUCE, Cluster, Collective
 from planner.ir.errors import HalopipeError
 from planner.ir.layout import equal_shares

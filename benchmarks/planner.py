@@ -41,10 +41,10 @@ import planner
 from benchmarks import dapple
 from benchmarks.known_answers.known_rows import known
 from benchmarks.report import Row, at_most, run
-from planner.baselines.common import as_profile as clusters
-from planner.baselines.common.as_profile import as_profile
-from planner.baselines.pipedream import format as pipedream
-from planner.baselines.pipedream.format import LayerGraph, LayerNode
+from planner.extras.baselines.common import as_profile as clusters
+from planner.extras.baselines.common.as_profile import as_profile
+from planner.extras.baselines.pipedream import format as pipedream
+from planner.extras.baselines.pipedream.format import LayerGraph, LayerNode
 from planner.ir.cluster import Cluster
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
@@ -214,7 +214,7 @@ def summary(results: Sequence[Result]) -> Iterator[Row]:
 
 
 def peers() -> Iterator[Row]:
-    """The published planners' own instances, solved by ``planner.baselines``."""
+    """The published planners' own instances, solved by ``planner.extras.baselines``."""
     seconds = {}
     for question in known():
         start = time.process_time()

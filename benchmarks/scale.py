@@ -158,7 +158,7 @@ def scale_profile(layers: int, devices: int, kinds: int = 1, seed: int = 1) -> P
 
 def resnet(devices: int) -> Profile:
     """ResNet-50 on A100s that are not here."""
-    from planner.kernels import cluster_of
+    from planner.extras.kernels import cluster_of
     from profiler.modelled.session import profile_on
 
     source = ModelSource("profiler.models.resnet:resnet50", {}, (RESNET_SAMPLES, 3, 224, 224))

@@ -12,16 +12,11 @@ planner's own: the modules below are for whoever works on it.
 
 Modules:
 
-    baselines      The planners of other papers, and the strategies of everyday use
-    catalogue      Devices and links one does not have at hand: one YAML file a device, every figure with its source and
-                   date
     check          The checker: whether a plan is legal, as it was asked for, and what the cost model forecasts of its
                    decision
     costs          What a plan costs: layers, links, memory, and the simulation of a whole step
-    export         Plans, profiles and timelines in the forms of other tools: tables (pandas), Chrome traces (Perfetto),
-                   launchers
+    extras         What papers, peers and particular machines brought: a folder each, which the planner does without
     ir             The nouns that flow between profiler, planner and runtime: plain frozen dataclasses and two rules
-    kernels        Kernels and links of GPUs that are not here, from tables that others measured
     layers         Layer kinds: one class a kind, which states the kind's access relation, in a module for each family
     passes         Passes over action lists: list in, list out
     proof          Proofs of plans: what a search claims, in a form that little code verifies
@@ -29,8 +24,6 @@ Modules:
     sites          Who owns which sites of a micro-batch of point clouds: blocks, their one order, intervals of it, and
                    their balance
     solvers        Solvers by name: each is a function ``solve(problem, progress) -> Plan``
-    transformers   A transformer's training step on a cluster of GPUs: what it takes, what it holds, and which way is
-                   the best
 """
 
 from __future__ import annotations

@@ -77,15 +77,17 @@ TABLE = Path(__file__).parents[1] / "results" / "house.csv"
 def figures(sources: Mapping[str, str]) -> dict[str, int]:
     """What :data:`TABLE` has a column for, of the text of modules by name.
 
-    Statements are counted with those inside others, parameters with ``self``; of names those that more than one class
+    Statements are counted with those inside others, of a package's core without its folder ``extras``, parameters with ``self``; of names those that more than one class
     has, and functions that bind a name of :data:`VAGUE`.
     """
-    statements, classes = dict.fromkeys(PACKAGES, 0), Counter[str]()
+    statements, extras, classes = dict.fromkeys(PACKAGES, 0), Counter[str](), Counter[str]()
     vague = wide = 0
     for module, text in sources.items():
         package = module.partition(".")[0]
+        in_extras = module.startswith(f"{package}.extras.")
         for node in ast.walk(ast.parse(text)) if package in PACKAGES else ():
             statements[package] += isinstance(node, ast.stmt)
+            extras[package] += in_extras and isinstance(node, ast.stmt)
             if isinstance(node, ast.ClassDef):
                 classes[node.name] += 1
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -93,6 +95,7 @@ def figures(sources: Mapping[str, str]) -> dict[str, int]:
                 wide += len(_parameters(node)) > MOST_PARAMETERS
     return {
         **{f"{package} statements": count for package, count in statements.items()},
+        **{f"{package} core": count - extras[package] for package, count in statements.items()},
         "homonyms": sum(count > 1 for count in classes.values()),
         "vague names": vague,
         "wide functions": wide,

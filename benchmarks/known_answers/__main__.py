@@ -24,14 +24,14 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from planner.baselines import sparsepipe
-from planner.baselines.common.answer import RivalAnswer
-from planner.baselines.pipedream import format as graph_format
-from planner.baselines.pipedream import planner as pipedream
-from planner.baselines.piper import format as piper_format
-from planner.baselines.piper import planner as piper
-from planner.baselines.tarnawski import format as dnn_format
-from planner.baselines.tarnawski import planner as tarnawski
+from planner.extras.baselines import sparsepipe
+from planner.extras.baselines.common.answer import RivalAnswer
+from planner.extras.baselines.pipedream import format as graph_format
+from planner.extras.baselines.pipedream import planner as pipedream
+from planner.extras.baselines.piper import format as piper_format
+from planner.extras.baselines.piper import planner as piper
+from planner.extras.baselines.tarnawski import format as dnn_format
+from planner.extras.baselines.tarnawski import planner as tarnawski
 from planner.ir.errors import HalopipeError, InfeasibleError, UsageError
 
 DEFAULT_MACHINES = 4

@@ -16,13 +16,13 @@ from math import inf
 from pathlib import Path
 
 from benchmarks.report import Row, run
-from planner.baselines import sparsepipe
-from planner.baselines.pipedream import format as pipedream
-from planner.baselines.pipedream import planner as pipedream_peer
-from planner.baselines.piper import format as piper
-from planner.baselines.piper import planner as piper_peer
-from planner.baselines.tarnawski import format as dnn_partitioning
-from planner.baselines.tarnawski import planner as tarnawski
+from planner.extras.baselines import sparsepipe
+from planner.extras.baselines.pipedream import format as pipedream
+from planner.extras.baselines.pipedream import planner as pipedream_peer
+from planner.extras.baselines.piper import format as piper
+from planner.extras.baselines.piper import planner as piper_peer
+from planner.extras.baselines.tarnawski import format as dnn_partitioning
+from planner.extras.baselines.tarnawski import planner as tarnawski
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
 PROFILES = DATA / "profiles"

@@ -2,7 +2,7 @@
 
     python -m benchmarks.published [--json] [--quick] [--data FOLDER] [--public]
 
-What predicts a group is from other sources: kernels and links (planner/kernels), or a profile of its layers.
+What predicts a group is from other sources: kernels and links (planner/extras/kernels), or a profile of its layers.
 
     Megatron on A100            kernels of vLLM's and Sailor's tables, NVLink of vidur's
     Megatron and Alpa on V100   kernels and NVLink of Sailor's tables, TCP of eight GPUs a host by NCCL's issue 209
@@ -37,7 +37,7 @@ import numpy as np
 from benchmarks.published import sailor, sailor_clusters
 from benchmarks.published.runs import BERT_VOCABULARY, Run, clusters, earlier, published, read, t4
 from benchmarks.report import Row, at_least, at_most, table
-from planner.transformers import DegreesSpace, ParallelDegrees, named_cluster, named_transformer, search
+from planner.extras.transformers import DegreesSpace, ParallelDegrees, named_cluster, named_transformer, search
 
 DATA = Path(__file__).parent / "data"
 A100, T4, SLOW = "Megatron on A100", "16 T4", "GPT-3 XL, slow networks"

@@ -13,9 +13,9 @@ from itertools import pairwise
 from math import inf
 from pathlib import Path
 
-from planner.kernels import AlphaBeta, Estimate
-from planner.kernels.estimates import DATASHEET
-from planner.transformers import (
+from planner.extras.kernels import AlphaBeta, Estimate
+from planner.extras.kernels.estimates import DATASHEET
+from planner.extras.transformers import (
     Cost,
     Fusion,
     GpuCluster,
@@ -31,8 +31,8 @@ from planner.transformers import (
     named_transformer,
     predict,
 )  # fmt: skip
-from planner.transformers.cluster import GBIT
-from planner.transformers.layers import layers_for
+from planner.extras.transformers.cluster import GBIT
+from planner.extras.transformers.layers import layers_for
 
 GIB = 2**30
 NO_LAYER = Pass(Cost(), Cost())

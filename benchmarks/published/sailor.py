@@ -28,13 +28,13 @@ from math import log2
 from pathlib import Path
 
 from benchmarks.published.runs import Run, read
-from planner.baselines.sailor import SailorRow, parse
-from planner.kernels import Estimate, links
-from planner.kernels.estimates import TABLE
-from planner.transformers import Fusion, ParallelDegrees, Sends, StepPrediction, memory_of, named_transformer
-from planner.transformers.memory import SINGLE, stage_parameters
-from planner.transformers.pipeline import chunked
-from planner.transformers.step import MODEL_ERROR
+from planner.extras.baselines.sailor import SailorRow, parse
+from planner.extras.kernels import Estimate, links
+from planner.extras.kernels.estimates import TABLE
+from planner.extras.transformers import Fusion, ParallelDegrees, Sends, StepPrediction, memory_of, named_transformer
+from planner.extras.transformers.memory import SINGLE, stage_parameters
+from planner.extras.transformers.pipeline import chunked
+from planner.extras.transformers.step import MODEL_ERROR
 
 DATA = Path(__file__).parent / "data"
 SHAPE = named_transformer("opt-350m")

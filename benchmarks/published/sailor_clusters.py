@@ -20,10 +20,19 @@ from itertools import accumulate, pairwise, permutations
 
 from benchmarks.published.sailor import FIRST_BLOCK, HOSTS, LAST, SHAPE, Profiles, Stage, predicted
 from benchmarks.report import Row, at_least, at_most
-from planner.baselines.sailor import NETWORKS, layer_times
-from planner.kernels import AlphaBeta
-from planner.kernels.links import ALPHA_ACROSS_S
-from planner.transformers import DegreesSpace, GpuCluster, GpuPool, ParallelDegrees, Pools, Recompute, search, timed
+from planner.extras.baselines.sailor import NETWORKS, layer_times
+from planner.extras.kernels import AlphaBeta
+from planner.extras.kernels.links import ALPHA_ACROSS_S
+from planner.extras.transformers import (
+    DegreesSpace,
+    GpuCluster,
+    GpuPool,
+    ParallelDegrees,
+    Pools,
+    Recompute,
+    search,
+    timed,
+)
 
 BATCH, PER_HOST = 1024, 4
 A100, V100 = "A100-40", "V100-16"

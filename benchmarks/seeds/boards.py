@@ -24,11 +24,11 @@ from benchmarks.seeds.branches import profile_of as profile_of_layers
 from benchmarks.seeds.by_hand import best_of_these
 from benchmarks.seeds.jobs import largest_error
 from benchmarks.seeds.schedules import MODEL
-from planner.baselines import bapipe
-from planner.baselines.common.problem import ChainCosts
-from planner.catalogue import device
 from planner.costs.candidate import Candidate
 from planner.costs.layers.roofline import on_cluster
+from planner.extras.baselines import bapipe
+from planner.extras.baselines.common.problem import ChainCosts
+from planner.extras.catalogue import device
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.constraints import parse_rule
 from planner.ir.graph import Graph, Layer, TensorSpec

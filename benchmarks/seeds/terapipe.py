@@ -1,12 +1,13 @@
 """Token slices (TeraPipe, Li et al., ICML 2021): its own models under the simulator, jobs beside one device, a clock.
 
 *Predicted*, on p3.16xlarge (8 V100 a host, 25 Gbit/s), the machine of the paper, sequences of 2,048 tokens: blocks are
-priced by :mod:`planner.transformers` from tables of V100 kernels, a slice of l tokens behind c others with scores of
-l x (c + l); messages leave by the host's card; embedding and head count for nothing.  The baseline is GPipe with one
-sample a micro-batch, as in the paper.  Slices are by the planner's DP on a grid of 64 tokens.  The paper's gain is
-printed where a source that we have says it: 5.0x for the 175B model (its abstract).  Pipeline stages, GPUs of a stage
-and samples of a batch are those of the authors' scripts (github.com/zhuohan123/terapipe, auto_latency_benchmark.sh and
-auto_mpirun_dp_slices_evaluation.sh); layers and widths are Brown et al.'s (2020), those of the 44B model derived.
+priced by :mod:`planner.extras.transformers` from tables of V100 kernels, a slice of l tokens behind c others with
+scores of l x (c + l); messages leave by the host's card; embedding and head count for nothing.  The baseline is GPipe
+with one sample a micro-batch, as in the paper.  Slices are by the planner's DP on a grid of 64 tokens.  The paper's
+gain is printed where a source that we have says it: 5.0x for the 175B model (its abstract).  Pipeline stages, GPUs of a
+stage and samples of a batch are those of the authors' scripts (github.com/zhuohan123/terapipe,
+auto_latency_benchmark.sh and auto_mpirun_dp_slices_evaluation.sh); layers and widths are Brown et al.'s (2020), those
+of the 44B model derived.
 
 *Measured*: two ranks of this host, one sequence a step, the best plan with slices beside the best without.
 """
@@ -28,6 +29,9 @@ from benchmarks.seeds.jobs import halopipe, largest_error
 from planner.costs.simulator.events import execute
 from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import compile_program
+from planner.extras.transformers.cluster import named_cluster
+from planner.extras.transformers.layers import layers_of
+from planner.extras.transformers.shape import ParallelDegrees, Transformer
 from planner.ir.box import Interval
 from planner.ir.plan import sizes_of
 from planner.ir.program import Message, Part
@@ -35,9 +39,6 @@ from planner.ir.schedule import COMPUTE, Edge, Op, Pipeline, StageGraph
 from planner.passes import lower
 from planner.schedules import schedule
 from planner.solvers.token_slices import SliceTimes, best_slices
-from planner.transformers.cluster import named_cluster
-from planner.transformers.layers import layers_of
-from planner.transformers.shape import ParallelDegrees, Transformer
 
 TOKENS, GRID = 2048, 32
 _PART = (Part("x", (Interval(0, 1),), 4),)

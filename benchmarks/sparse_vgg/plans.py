@@ -14,13 +14,13 @@ from torch import Tensor
 
 import planner
 from cuda_ops.sparse.preparation import padded
-from planner.baselines import sparsepipe
-from planner.baselines.common.answer import Trial, bandwidth_bytes_per_s, candidates, names_in, stages_in
-from planner.baselines.common.problem import block_ends, blocks_at, network
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.costs.predict import Forecast, forecast
 from planner.costs.pricing import Pricing
+from planner.extras.baselines import sparsepipe
+from planner.extras.baselines.common.answer import Trial, bandwidth_bytes_per_s, candidates, names_in, stages_in
+from planner.extras.baselines.common.problem import block_ends, blocks_at, network
 from planner.ir.plan import Decision
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile

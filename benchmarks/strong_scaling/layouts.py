@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from halopipe.planning.edits import with_devices
-from planner.baselines.dryden import distributions
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.shards import part_shapes
@@ -22,6 +21,7 @@ from planner.costs.shards.device_mesh import factorisations
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import BACKWARD, FORWARD, LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost
+from planner.extras.baselines.dryden import distributions
 from planner.ir.cluster import MEASURED
 from planner.ir.errors import InfeasibleError
 from planner.ir.graph import Graph

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.report import Row, at_most
-from planner.catalogue.clusters import machines_of
 from planner.costs.layers.roofline import on_cluster
+from planner.extras.catalogue.clusters import machines_of
 from planner.ir.cluster import DATASHEET
 from planner.ir.graph import Graph, TensorSpec
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance

@@ -35,7 +35,7 @@ def cluster(
 ) -> None:
     """Show the devices and links of this host or of a cluster file; check the file."""
     from halopipe.planning import clusters, plan_files
-    from planner.catalogue import read_machines
+    from planner.extras.catalogue import read_machines
     from planner.ir.codec import dump, plain
 
     with claimed([output], [file, profile]):

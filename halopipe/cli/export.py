@@ -89,7 +89,7 @@ def export(
 
 def _write_trace(plan: Plan, name: Path, profile: Profile | None, timeline: Path | None, output: Path) -> None:
     from halopipe.planning import plan_files, solve
-    from planner.export.chrome_trace import chrome_trace
+    from planner.extras.export.chrome_trace import chrome_trace
     from planner.ir.codec import load
 
     if timeline is not None:
@@ -110,7 +110,7 @@ def _write_trace(plan: Plan, name: Path, profile: Profile | None, timeline: Path
 
 def _write_options(ways: Path, to: str, output: Path) -> None:
     from halopipe.planning.ways import read
-    from planner.export.launchers import LAUNCHERS
+    from planner.extras.export.launchers import LAUNCHERS
 
     options = LAUNCHERS[to](*read(ways))
     write_text(output, options.text)
@@ -120,7 +120,7 @@ def _write_options(ways: Path, to: str, output: Path) -> None:
 
 
 def _write_torch(plan: Plan, profile: Profile | None, output: Path) -> None:
-    from planner.export.torch_pipelining import torch_pipelining
+    from planner.extras.export.torch_pipelining import torch_pipelining
 
     if profile is None:
         raise UsageError(

@@ -24,8 +24,8 @@ def fit(
     json: Json = False,
 ) -> None:
     """Fit kernel models to tables of measured kernels, and say how far off they are on networks held back."""
-    from planner.kernels.fit import as_json, fit_rows, known_rows
-    from planner.kernels.tables import read_table, shipped
+    from planner.extras.kernels.fit import as_json, fit_rows, known_rows
+    from planner.extras.kernels.tables import read_table, shipped
 
     if output is not None:
         from halopipe.reports import figures

@@ -39,7 +39,7 @@ def import_(
         typer.Option(
             metavar="NAME",
             help="What the file was measured on; of the catalogue, which knows its memory.",
-            autocompletion=completion.offered("planner.catalogue:devices"),
+            autocompletion=completion.offered("planner.extras.catalogue:devices"),
         ),
     ] = "V100-16GB",
     model: Annotated[str, typer.Option(metavar="NAME", help="Of sailor: whose times, such as OPT-350.")] = "",
@@ -51,10 +51,10 @@ def import_(
 ) -> None:
     """Read a published profile -> profile.json; of pipedream on one device, to be planned on others with --cluster."""
     from halopipe.planning import measure
-    from planner import catalogue
-    from planner.baselines import sailor
-    from planner.baselines.common.as_profile import as_profile
-    from planner.baselines.pipedream import format as pipedream
+    from planner.extras import catalogue
+    from planner.extras.baselines import sailor
+    from planner.extras.baselines.common.as_profile import as_profile
+    from planner.extras.baselines.pipedream import format as pipedream
     from planner.ir.codec import dump
 
     with claimed([output], [file]):

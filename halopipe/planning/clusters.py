@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halopipe.terminal import tables, units
-from planner.catalogue import DeviceEntry, devices
+from planner.extras.catalogue import DeviceEntry, devices
 from planner.ir.cluster import HOST, MEASURED, Cluster, DeviceSpec
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
-    from planner.catalogue import Figure
+    from planner.extras.catalogue import Figure
 
 
 _UNKNOWN = "–"
@@ -41,7 +41,7 @@ def on_cluster(profile: Profile, cluster: str | Path | Cluster) -> Profile:
 
     if isinstance(cluster, Cluster):
         return on_other_machines(roofline.on_cluster(profile, cluster), profile)
-    from planner.catalogue import read_machines
+    from planner.extras.catalogue import read_machines
 
     machines = read_machines(cluster, profile.cluster)
     return on_other_machines(roofline.on_cluster(profile, machines.cluster, machines.measured_on), profile)
@@ -49,7 +49,7 @@ def on_cluster(profile: Profile, cluster: str | Path | Cluster) -> Profile:
 
 def catalogue_table() -> str:
     """Devices and links of the catalogue."""
-    from planner.catalogue import devices, links
+    from planner.extras.catalogue import devices, links
 
     dtypes = ("float32", "tfloat32", "float16", "bfloat16", "float64", "int8")
     rows = [
@@ -84,7 +84,7 @@ def catalogue_table() -> str:
 
 def catalogue_data() -> dict[str, Any]:
     """The catalogue as plain data: every figure with its source and date."""
-    from planner.catalogue import devices, links
+    from planner.extras.catalogue import devices, links
     from planner.ir.codec import plain
 
     return {

@@ -11,7 +11,7 @@ from halopipe.planning.solve import Baselines, ties_of
 from halopipe.terminal import tables as text
 from halopipe.terminal import units
 from planner.check.structure import model_faults
-from planner.export.rows import PlanRow, in_flight, layout_text, plan_rows
+from planner.extras.export.rows import PlanRow, in_flight, layout_text, plan_rows
 from planner.ir.plan import Decision, Plan, Search, Stage, Tie
 from planner.ir.problem import DEFAULT_CONFIDENCE, DIVIDED
 from planner.ir.profile import Profile
@@ -50,7 +50,7 @@ class Comparison:
 
     def frame(self) -> pd.DataFrame:
         """A pandas frame, a row a plan; columns are the JSON keys."""
-        from planner.export import tables
+        from planner.extras.export import tables
 
         return tables.plans(self.plans)
 

@@ -32,7 +32,7 @@ from halopipe.planning import problem as problems
 from halopipe.planning.options import DEFAULT_SOLVER, FAMILIES
 from halopipe.planning.solve import known_solver
 from halopipe.terminal.units import names_in, parse_pair, parse_sum, require_known, whole
-from planner.catalogue.reading import BYTES, BYTES_PER_S, SECONDS, parse_quantity
+from planner.extras.catalogue.reading import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.cluster import DATASHEET, Cluster, Collective, DeviceSpec, Link
 from planner.ir.errors import RankCountError, UnknownNameError, UsageError
 from planner.ir.problem import ALWAYS, NEVER, OBJECTIVES, RECOMPUTE, SHARD, TIME_DIMS, ZERO, Problem, Rule

@@ -221,8 +221,8 @@ def modelled(
     """The profile of ``source`` on devices that are not here, by models of their kernels.
 
     Args:
-        asked: ``on`` is a system of :data:`planner.kernels.SYSTEMS`, or a cluster file; ``workers`` are devices of a
-            system, 0: those of one host.
+        asked: ``on`` is a system of :data:`planner.extras.kernels.SYSTEMS`, or a cluster file; ``workers`` are devices
+            of a system, 0: those of one host.
         refused: options that are of no use here, and were given.
 
     Raises:
@@ -230,8 +230,8 @@ def modelled(
         UnknownNameError, InputFileError: of ``on`` and ``tables``.
         FactoryError, UnsupportedModelError: the model needs values, or cannot be captured.
     """
-    from planner.catalogue import read_machines
-    from planner.kernels import SYSTEMS, cluster_of
+    from planner.extras.catalogue import read_machines
+    from planner.extras.kernels import SYSTEMS, cluster_of
 
     on, workers = asked.on, asked.workers
     if not on:

@@ -323,7 +323,7 @@ class ProfileOptions:
         "h100-dgx, a100-dgx or a cluster file: no device runs, kernel models tell the times.",
         "NAME",
         ELSEWHERE,
-        offers="planner.kernels:SYSTEMS",
+        offers="planner.extras.kernels:SYSTEMS",
     )
     tables: Sequence[str] = option(
         (), "Kernels that you measured, for --on; see halopipe fit. Repeatable.", "CSV", ELSEWHERE

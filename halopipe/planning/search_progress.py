@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def solve(problem: Problem, solver: str) -> Plan:
     """The plan that ``solver`` finds; Ctrl-C gives the best so far, marked stopped.  Says what a strategy took."""
     from planner import solvers
-    from planner.baselines.common.budgets import budget_s
+    from planner.extras.baselines.common.budgets import budget_s
 
     start_s = time.monotonic()
     try:

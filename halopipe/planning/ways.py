@@ -13,11 +13,7 @@ from halopipe.planning.options import WaysOptions
 from halopipe.terminal import tables, units
 from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.ir.errors import CorruptFileError, UsageError
-from planner.ir.files import read_text, write_text
-from planner.ir.plan import Plan
-from planner.ir.profile import Profile
-from planner.transformers import (
+from planner.extras.transformers import (
     BestDegrees,
     DegreesSpace,
     Fusion,
@@ -34,9 +30,13 @@ from planner.transformers import (
     search,
     timed,
 )
-from planner.transformers.layers import EXCHANGE
-from planner.transformers.search import TIE
-from planner.transformers.step import BUBBLE, GRADIENTS, SENDS
+from planner.extras.transformers.layers import EXCHANGE
+from planner.extras.transformers.search import TIE
+from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS
+from planner.ir.errors import CorruptFileError, UsageError
+from planner.ir.files import read_text, write_text
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
     from planner.costs.candidate import Candidate
@@ -206,9 +206,9 @@ def plan_by(
         InfeasibleError: it does not fit.
     """
     from halopipe.planning.problem import make_problem
+    from planner.extras.transformers.placement import schedule_of
     from planner.solvers.candidates.choose import heuristic_plan, infeasible
     from planner.solvers.candidates.evaluate import Evaluator
-    from planner.transformers.placement import schedule_of
 
     if "=" in source or not source.endswith(".json"):
         ways, batch = ways_of(source), global_batch or profile.graph.samples
@@ -257,7 +257,7 @@ def _require_room(profile: Profile, ways: ParallelDegrees, micro_batch: Sequence
 def _candidate(profile: Profile, ways: ParallelDegrees, count: int) -> Candidate:
     """What the way makes of the network, in ``count`` micro-batches."""
     from planner.costs.candidate import Candidate, Recomputes
-    from planner.transformers.placement import degree_of, groups_of, placements, schedule_of
+    from planner.extras.transformers.placement import degree_of, groups_of, placements, schedule_of
 
     size, placed = ways.micro_batch * ways.data, placements(profile.graph, ways)
     groups = groups_of(ways, pools_of("the profile", profile.cluster) if ways.pools else None)
@@ -355,8 +355,8 @@ def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> GpuCl
         if layers is not None:
             raise UsageError(f"--layers is of devices of a cluster file, and --on is {on}", [], ["--on cluster.yaml"])
         return named_cluster(on)
-    from planner.baselines import sailor
-    from planner.catalogue import read_machines
+    from planner.extras.baselines import sailor
+    from planner.extras.catalogue import read_machines
 
     machines = read_machines(on).cluster
     if layers is None:

@@ -22,12 +22,12 @@ from matplotlib.patches import Patch, Rectangle
 
 from halopipe.reports import graph_layout
 from halopipe.terminal import units
+from planner.extras.kernels.fit import Fit
 from planner.ir.errors import UsageError
 from planner.ir.files import write_bytes, write_text
 from planner.ir.plan import Plan
 from planner.ir.schedule import MESSAGE, PER_STEP, Action, Op
 from planner.ir.timeline import Timeline
-from planner.kernels.fit import Fit
 
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"

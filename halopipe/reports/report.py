@@ -22,7 +22,7 @@ from halopipe.reports.figures import OPERATIONS, WORDS, stage_colour
 from halopipe.reports.predicted_vs_measured import apart_text, timeline_cells
 from halopipe.terminal import units
 from halopipe.terminal.console import command
-from planner.export.rows import stage_rows
+from planner.extras.export.rows import stage_rows
 from planner.ir.codec import load_any
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan, Prediction

@@ -26,7 +26,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create
 from halopipe.run_spec.options import ASKED, TENSORBOARD, RunFiles, RunOptions, flag_of, option_of
 from halopipe.run_spec.schema import DURATION, FACTORY, INTERVAL, METRICS, PATH, SIZE, WORD, WRITTEN
 from halopipe.terminal import units
-from planner.catalogue.reading import parse_yaml, suggestion, yaml_words
+from planner.extras.catalogue.reading import parse_yaml, suggestion, yaml_words
 from planner.ir.errors import CorruptFileError, UsageError
 from planner.ir.files import read_text, write_text
 

@@ -208,7 +208,7 @@ def kind_of(device: torch.device | None, planned: str) -> str:
     import torch
 
     from halopipe.planning.clusters import entry_of  # late: only GPUs are called otherwise than in the catalogue
-    from planner.catalogue import devices
+    from planner.extras.catalogue import devices
 
     own = str(torch.cuda.get_device_name(device))
     entry = entry_of(own, torch.cuda.get_device_properties(device).total_memory, devices().values())

@@ -10,6 +10,7 @@ Modules:
     codec         Files: strict to read, byte-deterministic to write
     constraints   Side constraints as text, and what they mean: which stages a rule allows
     errors        Everything halopipe can tell a user that went wrong
+    extras        What the folders of ``PACKAGE/extras`` add to the core of a package
     files         Files as bytes: what is read ends soon whatever the path is, what is written replaces nothing but
                   regular files
     graph         The network as the planner sees it: layers in topological order, and what flows between them

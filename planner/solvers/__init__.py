@@ -1,7 +1,7 @@
 """Solvers by name: each is a function ``solve(problem, progress) -> Plan``.
 
 ``best-first`` and ``span-ilp`` are ours (:mod:`planner.solvers.best_first`, :mod:`planner.solvers.ilp`); the others are
-the strategies of papers and of everyday use (:mod:`planner.baselines`).
+the strategies of papers and of everyday use (:mod:`planner.extras.baselines`).
 
 Modules:
 
@@ -40,19 +40,19 @@ __all__ = ["Progress", "SearchProgress", "Solver", "baselines", "current_name", 
 
 _SOLVERS = {
     "best-first": "planner.solvers.best_first.solver:solve",
-    "bapipe": "planner.baselines.bapipe:solve",
-    "dapple": "planner.baselines.dapple:solve",
-    "data-parallel": "planner.baselines.everyday:solve_data_parallel",
-    "dryden": "planner.baselines.dryden:solve",
-    "even-split": "planner.baselines.everyday:solve_even_split",
-    "one-device": "planner.baselines.everyday:solve_one_device",
-    "pipedream": "planner.baselines.pipedream.solver:solve",
-    "pipedream-hierarchical": "planner.baselines.pipedream.solver:solve_hierarchical",
-    "piper": "planner.baselines.piper.solver:solve",
-    "piper-equal": "planner.baselines.piper.solver:solve_equal",
-    "sparsepipe": "planner.baselines.sparsepipe:solve",
+    "bapipe": "planner.extras.baselines.bapipe:solve",
+    "dapple": "planner.extras.baselines.dapple:solve",
+    "data-parallel": "planner.extras.baselines.everyday:solve_data_parallel",
+    "dryden": "planner.extras.baselines.dryden:solve",
+    "even-split": "planner.extras.baselines.everyday:solve_even_split",
+    "one-device": "planner.extras.baselines.everyday:solve_one_device",
+    "pipedream": "planner.extras.baselines.pipedream.solver:solve",
+    "pipedream-hierarchical": "planner.extras.baselines.pipedream.solver:solve_hierarchical",
+    "piper": "planner.extras.baselines.piper.solver:solve",
+    "piper-equal": "planner.extras.baselines.piper.solver:solve_equal",
+    "sparsepipe": "planner.extras.baselines.sparsepipe:solve",
     "span-ilp": "planner.solvers.ilp.solver:solve",
-    "tarnawski": "planner.baselines.tarnawski.solver:solve",
+    "tarnawski": "planner.extras.baselines.tarnawski.solver:solve",
 }
 _ALIASES = {"suffix-dp": "best-first"}  # names of older releases, in people's scripts
 
@@ -69,7 +69,7 @@ def names() -> tuple[str, ...]:
 
 def baselines() -> tuple[str, ...]:
     """Names of the solvers that are published or everyday strategies, sorted."""
-    return tuple(name for name in names() if _SOLVERS[name].startswith("planner.baselines."))
+    return tuple(name for name in names() if _SOLVERS[name].startswith("planner.extras.baselines."))
 
 
 def current_name(name: str) -> str:

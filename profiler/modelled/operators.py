@@ -28,8 +28,8 @@ from torch import Tensor
 
 from cuda_ops._torch import OpOverload, schema_of, tree_leaves
 from cuda_ops.operator_table import operator_row
+from planner.extras.kernels import NOTHING, AttentionShape, Estimate, Kernels
 from planner.ir.errors import MissingMeasurementError
-from planner.kernels import NOTHING, AttentionShape, Estimate, Kernels
 
 _BACKWARD = "_backward"
 

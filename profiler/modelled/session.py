@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from planner.extras.kernels import NOTHING, Device, Estimate, Kernels, kernels_of
+from planner.extras.kernels.fit import Fit, fit_rows
+from planner.extras.kernels.tables import read_table
 from planner.ir.cluster import DATASHEET, KERNELS, Cluster, DeviceSpec
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
-from planner.kernels import NOTHING, Device, Estimate, Kernels, kernels_of
-from planner.kernels.fit import Fit, fit_rows
-from planner.kernels.tables import read_table
 from profiler.measure.beside_layers import still_optimizer
 from profiler.measure.memory import Footprint, watched_passes
 from profiler.measure.timing import LayerSegment, SegmentedPass, segments
@@ -42,7 +42,7 @@ def profile_on(
 
     Args:
         sizes: numbers of samples; empty: the example's, and halves of it down to 1, the six largest steps of these.
-        tables: of the user's own kernels (:mod:`planner.kernels.tables`), which come before those that ship.
+        tables: of the user's own kernels (:mod:`planner.extras.kernels.tables`), which come before those that ship.
         progress: called with how many sizes are done, of how many.
 
     Raises:

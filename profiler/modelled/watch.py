@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from cuda_ops._torch import OpOverload
-from planner.kernels import NOTHING, Estimate
+from planner.extras.kernels import NOTHING, Estimate
 from profiler.measure.memory import OperatorMemory
 
 Price = Callable[[OpOverload, tuple[Any, ...], Mapping[str, Any], Any], Estimate]

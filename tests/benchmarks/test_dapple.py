@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import dapple
 from benchmarks.planner import main
-from planner.baselines.hpgo import HpgoMachines, HpgoPipeline, search
-from planner.baselines.pipedream.format import read
+from planner.extras.baselines.hpgo import HpgoMachines, HpgoPipeline, search
+from planner.extras.baselines.pipedream.format import read
 
 VGG = Path(__file__).parents[1] / "data" / "profiles" / "pipedream" / "vgg16.graph.txt"
 COLUMNS = ("instance", "devices", "memory_limit", "objective", "value", "solver", "seconds", "provenance")

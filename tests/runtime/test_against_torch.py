@@ -31,7 +31,7 @@ from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from benchmarks.chains import chain_profile
-from planner.export.torch_pipelining import TorchPipeline, is_loss, split_points, torch_pipelining
+from planner.extras.export.torch_pipelining import TorchPipeline, is_loss, split_points, torch_pipelining
 from planner.ir.plan import Decision
 from planner.ir.schedule import Pipeline, Schedule
 from planner.schedules import positions, schedule

@@ -2,7 +2,7 @@
 
 Everybody who says how much memory something takes reads this: a rank's row action by action (``lifetimes``), the bounds
 of searches (``memory_bound``, which counts fewer lines of it), and a transformer's stages
-(:mod:`planner.transformers.memory`).  How many bytes a line has is in ``sizes``.
+(:mod:`planner.extras.transformers.memory`).  How many bytes a line has is in ``sizes``.
 
 Of a device with two memories parameters, state and gradients lie in the one on chip, if they fit there, and are left
 out here (``RankMemory.on_chip_bytes``).  A stage that recomputes keeps received inputs alone, and has its activations

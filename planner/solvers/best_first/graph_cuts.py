@@ -16,10 +16,10 @@ from operator import or_
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.baselines.common.ideals import bits_of
 from planner.costs.communication.stage_transfers import bytes_read
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, running
+from planner.extras.baselines.common.ideals import bits_of
 from planner.ir.graph import Graph, producer
 from planner.layers.boundary import without_gradient
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.baselines import bapipe, dapple, everyday, sparsepipe
-from planner.baselines.common.answer import Trial
-from planner.baselines.pipedream import solver as pipedream
-from planner.baselines.piper import solver as piper
-from planner.baselines.tarnawski import solver as tarnawski
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
+from planner.extras.baselines import bapipe, dapple, everyday, sparsepipe
+from planner.extras.baselines.common.answer import Trial
+from planner.extras.baselines.pipedream import solver as pipedream
+from planner.extras.baselines.piper import solver as piper
+from planner.extras.baselines.tarnawski import solver as tarnawski
 from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
 from planner.ir.layout import samples_of
 from planner.ir.problem import Problem

@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
-from planner.baselines import everyday
 from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import CostModel
 from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.sentences import binding
+from planner.extras.baselines import everyday
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Plan, Rejected, Search, status_of

@@ -23,7 +23,7 @@ OTHERS = re.compile(
 )
 """Programs of others, whose options these are."""
 
-LAUNCHERS = HOME / "planner/export/launchers.py"
+LAUNCHERS = HOME / "planner/extras/export/launchers.py"
 """Which writes the options of other launchers."""
 
 VERB_OF = {
@@ -38,7 +38,7 @@ VERB_OF = {
     "planner/solvers": "plan",
     "planner/layers": "plan",
     "planner/costs": "plan",
-    "planner/transformers/search": "ways",
+    "planner/extras/transformers/search": "ways",
 }
 """Whose user reads the messages of these files, where they name no verb."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halopipe.planning.clusters import _with_figures, entry_of
-from planner.catalogue import devices
+from planner.extras.catalogue import devices
 from planner.ir.cluster import DeviceSpec
 
 

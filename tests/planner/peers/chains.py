@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from planner.baselines.common.problem import ChainCosts
+from planner.extras.baselines.common.problem import ChainCosts
 
 
 def random_chain(seed: int, largest: int = 5) -> ChainCosts:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 from math import ceil, inf
 
-from planner.baselines.pipedream.format import LayerGraph, LayerNode
-from planner.baselines.pipedream.planner import PipeDreamOptions
+from planner.extras.baselines.pipedream.format import LayerGraph, LayerNode
+from planner.extras.baselines.pipedream.planner import PipeDreamOptions
 
 Layers = frozenset[int]
 

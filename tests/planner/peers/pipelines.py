@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, product
 from math import ceil, inf
 
-from planner.baselines.piper.format import Machine, PiperInstance, PiperNode, PiperOption
-from planner.baselines.piper.stages import PiperStage, choose_options, value_of
+from planner.extras.baselines.piper.format import Machine, PiperInstance, PiperNode, PiperOption
+from planner.extras.baselines.piper.stages import PiperStage, choose_options, value_of
 
 
 def random_instance(seed: int, largest: int = 5, degrees: tuple[int, ...] = (1,), alike: bool = True) -> PiperInstance:

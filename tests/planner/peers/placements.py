@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 
-from planner.baselines.tarnawski.format import TarnawskiInstance, TarnawskiNode
+from planner.extras.baselines.tarnawski.format import TarnawskiInstance, TarnawskiNode
 
 Edges = Sequence[tuple[int, int]]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.baselines import bapipe, dapple, hpgo, sparsepipe
-from planner.baselines.common import as_profile as clusters
-from planner.baselines.common.as_profile import as_profile
-from planner.baselines.common.problem import block_ends, network, searchable
-from planner.baselines.pipedream import solver as pipedream
-from planner.baselines.pipedream.format import read, states_of
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
+from planner.extras.baselines import bapipe, dapple, hpgo, sparsepipe
+from planner.extras.baselines.common import as_profile as clusters
+from planner.extras.baselines.common.as_profile import as_profile
+from planner.extras.baselines.common.problem import block_ends, network, searchable
+from planner.extras.baselines.pipedream import solver as pipedream
+from planner.extras.baselines.pipedream.format import read, states_of
 from planner.ir.cluster import Cluster
 from planner.ir.errors import InfeasibleError
 from planner.ir.graph import TensorSpec

@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from planner import solvers
-from planner.baselines import sparsepipe
 from planner.costs.predict import predict
+from planner.extras.baselines import sparsepipe
 from planner.ir.errors import InfeasibleError
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.baselines.common import as_profile as clusters
-from planner.baselines.common.as_profile import as_profile
-from planner.baselines.common.problem import held, network
-from planner.baselines.pipedream.format import read
-from planner.baselines.piper import solver as piper
-from planner.baselines.tarnawski import planner as tarnawski_peer
-from planner.baselines.tarnawski import solver as tarnawski
 from planner.costs.cost_model import CostModel
+from planner.extras.baselines.common import as_profile as clusters
+from planner.extras.baselines.common.as_profile import as_profile
+from planner.extras.baselines.common.problem import held, network
+from planner.extras.baselines.pipedream.format import read
+from planner.extras.baselines.piper import solver as piper
+from planner.extras.baselines.tarnawski import planner as tarnawski_peer
+from planner.extras.baselines.tarnawski import solver as tarnawski
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import ALWAYS, AUTO, Problem

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from planner.extras.kernels import cluster_of, kernels
+from planner.extras.kernels.estimates import Estimate
 from planner.ir.errors import FactoryError, MissingMeasurementError, UnsupportedModelError
 from planner.ir.graph import MIXES_SAMPLES, NEEDS_WHOLE_BATCH
 from planner.ir.profile import ModelSource, Optimizer
-from planner.kernels import cluster_of, kernels
-from planner.kernels.estimates import Estimate
 from profiler.capture.graph import capture
 from profiler.measure.memory import footprints, watched_passes
 from profiler.modelled.networks import FakeNetwork, fake_network

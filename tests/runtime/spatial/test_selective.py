@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from planner.check.structure import require_possible
+from planner.extras.transformers import ParallelDegrees
 from planner.ir.errors import CorruptFileError, UnsupportedModelError
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from planner.layers.recomputed import cores_among
-from planner.transformers import ParallelDegrees
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.rank import check_layers

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from planner.check.structure import require_possible
+from planner.extras.transformers import ParallelDegrees, Recompute
+from planner.extras.transformers.placement import groups_of, placements, schedule_of
 from planner.ir.box import volume
 from planner.ir.errors import UnsupportedModelError, UsageError
 from planner.ir.graph import Graph
@@ -22,8 +24,6 @@ from planner.layers.boundary import Boundaries
 from planner.layers.division import Division
 from planner.passes import lower, validate
 from planner.schedules import schedule
-from planner.transformers import ParallelDegrees, Recompute
-from planner.transformers.placement import groups_of, placements, schedule_of
 from profiler.capture.graph import capture
 from profiler.models.example import Example
 from profiler.source.source import load_model

@@ -9,9 +9,9 @@ import pytest
 from planner.costs.memory import table
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.memory.table import What, divided, held_in_turn, moments_of
+from planner.extras.transformers import ParallelDegrees
+from planner.extras.transformers.memory import chain_in_flight, in_flight
 from planner.ir.schedule import Op
-from planner.transformers import ParallelDegrees
-from planner.transformers.memory import chain_in_flight, in_flight
 
 MEMOS = kept_by, held_in_turn, chain_in_flight
 

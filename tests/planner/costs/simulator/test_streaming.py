@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.baselines.bapipe import AS, FBP, SNO, SO, BapipePipeline, DeviceRow, kept, minibatch_s
-from planner.baselines.common.problem import ChainCosts
 from planner.costs.cost_model import CostModel
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.predict import predict
+from planner.extras.baselines.bapipe import AS, FBP, SNO, SO, BapipePipeline, DeviceRow, kept, minibatch_s
+from planner.extras.baselines.common.problem import ChainCosts
 from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.layers.boundary import Boundaries

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.baselines import everyday
 from planner.costs.cost_model import CostModel
+from planner.extras.baselines import everyday
 from planner.ir.problem import Problem
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.hybrids import HybridSpace

@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.baselines.dryden import by_shortest_paths
 from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import stage_cost
+from planner.extras.baselines.dryden import by_shortest_paths
 from planner.ir.profile import Profile
 from planner.solvers.layouts.solve import INFEASIBLE, PROVEN
 from planner.solvers.layouts.stage import Question, best_layouts, labelled_graph, options_of

@@ -1,0 +1,17 @@
+"""What papers, peers and particular machines brought: a folder each, which the planner does without.
+
+An extra imports the core; the core never imports an extra.  What an extra adds to the core it states in ``HOOKS`` of
+its own ``__init__``, by the point that the core asks at (:mod:`planner.ir.extras`): no file of the core names it, and
+without its folder the core plans as before.
+
+Modules:
+
+    baselines      The planners of other papers, and the strategies of everyday use
+    catalogue      Devices and links one does not have at hand: one YAML file a device, every figure with its source and
+                   date
+    export         Plans, profiles and timelines in the forms of other tools: tables (pandas), Chrome traces (Perfetto),
+                   launchers
+    kernels        Kernels and links of GPUs that are not here, from tables that others measured
+    transformers   A transformer's training step on a cluster of GPUs: what it takes, what it holds, and which way is
+                   the best
+"""

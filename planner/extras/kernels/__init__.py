@@ -1,0 +1,32 @@
+"""Kernels and links of GPUs that are not here, from tables that others measured.
+
+    kernels("A100-80GB", "bfloat16").gemm(2048, 12288, 12288)      seconds, a range, and the evidence
+    links("a100_dgx").collective("all_reduce", 50 << 20, 8, 8)
+
+Read: ``estimates`` (a time and its range), ``tables`` (what is read), ``curves`` (the formulas), ``fit`` (constants and
+held-back errors), ``models`` (kernels of a device), ``links``, ``clusters`` (systems by name).
+"""
+
+from __future__ import annotations
+
+from planner.extras.kernels.clusters import SYSTEMS, cluster_of
+from planner.extras.kernels.curves import Device
+from planner.extras.kernels.estimates import NOTHING, Estimate
+from planner.extras.kernels.links import AlphaBeta, SystemLinks, links, systems
+from planner.extras.kernels.models import AttentionShape, Kernels, kernels, kernels_of
+
+__all__ = [
+    "NOTHING",
+    "SYSTEMS",
+    "AlphaBeta",
+    "AttentionShape",
+    "Device",
+    "Estimate",
+    "Kernels",
+    "SystemLinks",
+    "cluster_of",
+    "kernels",
+    "kernels_of",
+    "links",
+    "systems",
+]

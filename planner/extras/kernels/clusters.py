@@ -1,0 +1,110 @@
+"""Clusters by name, with the links that tables measured: ``a100-dgx``, ``h100-dgx``; any number of hosts.
+
+Within a host messages and sums take what the tables say.  Across hosts each GPU has a network card: of its data sheet's
+rate a message reaches as much as between DGX H100 (:data:`planner.extras.kernels.links.EFFICIENCY`).  A plan's
+simulator gives a host one card, shared by what its ranks send at once: too slow where all eight send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.extras.catalogue import device, link
+from planner.extras.kernels.links import ALPHA_ACROSS_S, EFFICIENCY, SEND, Points, links
+from planner.ir.cluster import (
+    ACROSS_HOSTS,
+    ALL_REDUCE,
+    KERNELS,
+    NCCL,
+    WITHIN_HOST,
+    Cluster,
+    Collective,
+    DeviceSpec,
+    Link,
+)
+from planner.ir.errors import UnknownNameError, UsageError
+from planner.ir.validation import MOST_DEVICES
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Hosts of one make.
+
+    Attributes:
+        device: of the catalogue; ``per_host`` of them are on a host.
+        tables: the system of :func:`planner.extras.kernels.links.links` that was measured.
+        network: a link of the catalogue, one a device.
+    """
+
+    device: str
+    per_host: int
+    tables: str
+    network: str
+
+
+SYSTEMS: Mapping[str, System] = {
+    "a100-dgx": System("A100-80GB", 8, "a100_dgx", "InfiniBand-HDR"),
+    "h100-dgx": System("H100-SXM", 8, "h100_dgx", "InfiniBand-NDR"),
+}
+
+
+def cluster_of(name: str, num_devices: int = 0) -> Cluster:
+    """Hosts of a system, with ``num_devices`` devices in all; 0: one host.
+
+    Raises:
+        UnknownNameError: there is no such system.
+        UsageError: the devices fill no whole number of hosts, nor are they a part of one.
+    """
+    if name not in SYSTEMS:
+        raise UnknownNameError(
+            f"no system {name!r} is known",
+            [f"known: {', '.join(SYSTEMS)}"],
+            ["a cluster file of your own: docs/catalogue.md"],
+        )
+    system = SYSTEMS[name]
+    count = num_devices or system.per_host
+    if (count > system.per_host and count % system.per_host) or not 0 < count <= MOST_DEVICES:
+        raise UsageError(
+            f"{count} devices are no whole number of hosts of {name}",
+            [f"a host has {system.per_host}"],
+            [f"--workers {max(1, count // system.per_host) * system.per_host}"],
+        )
+    entry = device(system.device)
+    peaks = {dtype: figure.value for dtype, figure in entry.peak_flop_per_s.items()}
+    memory, rate = entry.memory_bytes, entry.memory_bytes_per_s
+    devices = tuple(
+        DeviceSpec(
+            f"n{rank // system.per_host}/{entry.family}{rank % system.per_host}",
+            entry.name,
+            f"n{rank // system.per_host}",
+            int(memory.value) if memory is not None else 0,
+            peaks,
+            rate.value if rate is not None else None,
+            core_share=0.0,
+        )
+        for rank in range(count)
+    )
+    tables = links(system.tables).tables
+    within = tables[SEND, 2, 2]
+    tier_links = {WITHIN_HOST: Link(within[0][1], _rate(within), _points(within), evidence=KERNELS, transport=NCCL)}
+    if count > system.per_host:
+        tier_links[ACROSS_HOSTS] = Link(
+            ALPHA_ACROSS_S, EFFICIENCY * link(system.network).bandwidth_bytes_per_s.value, transport=NCCL
+        )
+    sums = tuple(
+        Collective(ALL_REDUCE, members, WITHIN_HOST, _points(points))
+        for (what, members, per_host), points in sorted(tables.items())
+        if what == ALL_REDUCE and members == per_host <= count
+    )
+    return Cluster(devices, tier_links, sums)
+
+
+def _points(points: Points) -> tuple[tuple[int, float], ...]:
+    return tuple((int(size), seconds) for size, seconds in points)
+
+
+def _rate(points: Points) -> float:
+    """Bytes a second of a long stream, by the last two sizes."""
+    (size, seconds), (larger, longer) = points[-2:]
+    return (larger - size) / (longer - seconds)

@@ -1,0 +1,197 @@
+"""The kernels of a device: products, attention, and operators that memory bounds, each as an :class:`Estimate`.
+
+Of each kind of kernel the first of these that there is counts:
+
+    the device's own table                  or, of what memory bounds, its table in another dtype
+    the table of a device of the same chip  (A100-40GB for A100-80GB), with the figures of the device asked for
+    the data sheet                          with the mean constants of all devices that have tables; its range is the
+                                            error that this has on each of them, left out
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.extras.kernels.curves import Device
+from planner.extras.kernels.estimates import DATASHEET, NOTHING, TABLE, Estimate
+from planner.extras.kernels.fit import ANY_DEVICE, BATCHED, WIDTHS, Fit, fit_rows, general_dtype, stored_fits
+from planner.extras.kernels.tables import ATTENTION, ATTENTION_BACKWARD, GEMM, MEMORY_BOUND, dtype_of, read_table
+from planner.ir.errors import UnknownNameError
+
+_CHIPS = (
+    ("A100-80GB", "A100-40GB"),
+    ("V100-16GB", "V100-32GB", "Titan-V"),
+    ("H100-SXM", "GH200-96GB", "H200", "H100-PCIe"),
+)
+_STAND_INS = {"softmax": "elementwise", "softmax_backward": "elementwise", "dropout_backward": "dropout"}
+"""For a kind of which no table says anything at all: one that streams as plainly."""
+
+_NEAR, _INSIDE = 0.02, 0.7
+"""Sums of logarithms: the same shape; how far shapes of a network that was held back usually are from the others."""
+
+_FUSED = {"forward": {64: 0.52, 128: 0.62}, "backward": {64: 0.44, 128: 0.52}}
+_HOPPER = 0.6
+_FUSED_LOW, _FUSED_HIGH = 0.75, 1.5
+"""Shares of the peak that FlashAttention-2 reaches on A100, by head size (Dao 2023, arXiv 2307.08691, figures 4 to 7),
+and of that what it reaches on H100, whose new instructions it does not use."""
+
+
+class AttentionShape(NamedTuple):
+    """Extents of an attention's core; groups of the ``heads`` of queries share one of the ``kv_heads``."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_size: int
+    causal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What kernels of a device take in a dtype.
+
+    Attributes:
+        fits: by kind of kernel, with the words for where they are from.
+    """
+
+    device: Device
+    dtype: str
+    width: int
+    fits: Mapping[str, tuple[Fit, str]]
+    _known: dict[tuple[str, tuple[int, ...]], Estimate] = field(default_factory=dict, repr=False, compare=False)
+
+    def gemm(self, m: int, n: int, k: int, batch: int = 1) -> Estimate:
+        """C[m, n] = A[m, k] B[k, n], ``batch`` times in one kernel.
+
+        A layer's backward is two products of their own: its input's gradient (m, k, n), its weight's (k, n, m).
+        """
+        if min(m, n, k, batch) <= 0:
+            return NOTHING
+        return self._estimate(BATCHED if batch > 1 else GEMM, (m, n, k, batch))
+
+    def attention(self, shape: AttentionShape, fused: bool) -> Estimate:
+        """Scores, softmax and context; dropout of the scores, where there is any, is extra if not ``fused``."""
+        return self._attention(ATTENTION, shape, fused)
+
+    def attention_backward(self, shape: AttentionShape, fused: bool) -> Estimate:
+        """The gradients of queries, keys and values; fused kernels compute the scores again."""
+        return self._attention(ATTENTION_BACKWARD, shape, fused)
+
+    def memory_bound(self, num_bytes: float, launches: int = 1, kind: str = "elementwise") -> Estimate:
+        """Reading and writing ``num_bytes`` in all, in ``launches`` kernels.
+
+        Args:
+            kind: one of :data:`planner.extras.kernels.tables.MEMORY_BOUND`.
+
+        Raises:
+            UnknownNameError: there is no such kind.
+        """
+        if kind not in MEMORY_BOUND:
+            raise UnknownNameError(f"no kind of operator {kind!r}", [f"known: {', '.join(MEMORY_BOUND)}"])
+        if num_bytes <= 0:
+            return NOTHING
+        return launches * self._estimate(kind, (max(1, round(num_bytes / launches)), 1))
+
+    def _estimate(self, kind: str, extents: tuple[int, ...]) -> Estimate:
+        estimate = self._known.get((kind, extents))
+        if estimate is None:
+            fit, source = self.fits[kind]
+            seconds, far = fit.seconds(extents, self.device, self.width)
+            widened = 1 + max(0.0, far - _INSIDE) if np.isfinite(far) else 1.0
+            low, high = fit.held_back.low**widened, fit.held_back.high**widened
+            if fit.device == ANY_DEVICE:
+                evidence = f"{DATASHEET}, {fit.held_back.text}"
+            elif fit.uses_neighbours and far <= _NEAR:
+                evidence = f"{TABLE}{source}"
+            else:
+                evidence = f"fitted{source}, {fit.held_back.text}"
+            estimate = self._known[kind, extents] = Estimate(seconds, seconds * low, seconds * high, evidence)
+        return estimate
+
+    def _attention(self, kind: str, shape: AttentionShape, fused: bool) -> Estimate:
+        batch, heads, _, queries, keys, size, causal = shape
+        extents = (*shape[:-1], int(causal))
+        if min(extents[:-1]) <= 0:
+            return NOTHING
+        backward = kind == ATTENTION_BACKWARD
+        if fused:
+            return self._fused(extents, backward)
+        products, scores = batch * heads, self.width * batch * heads * queries * keys
+        if not backward:
+            softmax = self.memory_bound(2 * scores, kind="softmax")
+            return self.gemm(queries, keys, size, products) + softmax + self.gemm(queries, size, keys, products)
+        of_scores = self.memory_bound(3 * scores, kind="softmax_backward")
+        values, through = self.gemm(keys, size, queries, products), self.gemm(queries, keys, size, products)
+        return values + through + of_scores + self.gemm(queries, size, keys, products) + values
+
+    def _fused(self, extents: tuple[int, ...], backward: bool) -> Estimate:
+        batch, heads, kv_heads, queries, keys, size, causal = extents
+        kind = ATTENTION_BACKWARD if backward else ATTENTION
+        if kind in self.fits:
+            return self._estimate(kind, extents)
+        shares = _FUSED["backward" if backward else "forward"]
+        share = float(np.interp(size, list(shares), list(shares.values()))) * (
+            _HOPPER if self.device.name in _CHIPS[2] else 1.0
+        )
+        flops = (10 if backward else 4) * batch * heads * queries * keys * size * (0.5 if causal else 1.0)
+        passes = 2 if backward else 1
+        num_bytes = passes * self.width * batch * size * (2 * heads * queries + 2 * kv_heads * keys)
+        compute_s = flops / (self.device.peak_flop_per_s * share)
+        memory = self.memory_bound(num_bytes, passes)
+        seconds = max(compute_s, memory.seconds) + self.memory_bound(1).seconds
+        return Estimate(
+            seconds, seconds * _FUSED_LOW, seconds * _FUSED_HIGH, f"{DATASHEET}, shares of FlashAttention-2"
+        )
+
+
+def kernels(device: str, dtype: str = "bfloat16", tables: str | Path | None = None) -> Kernels:
+    """The kernels of a device of the catalogue.
+
+    Args:
+        dtype: of the operands, as torch names it; ``tfloat32`` is float32 in tensor cores.
+        tables: a table of one's own (:mod:`planner.extras.kernels.tables`), which comes before those that ship.
+
+    Raises:
+        UnknownNameError: the catalogue has no such device.
+        MissingMeasurementError: no source says how fast it is in that dtype.
+        MissingFileError, CorruptFileError: of ``tables``.
+    """
+    return _kernels(device, dtype, str(tables) if tables is not None else "")
+
+
+@functools.cache
+def _kernels(device: str, dtype: str, tables: str) -> Kernels:
+    figures = Device.named(device, dtype)
+    return kernels_of(figures, dtype, tuple(fit_rows(read_table(tables))) if tables else ())
+
+
+def kernels_of(figures: Device, dtype: str, own: Sequence[Fit] = ()) -> Kernels:
+    """As :func:`kernels`, of a device by its figures; fits of ``own`` tables come first."""
+    every = (*own, *stored_fits())
+    kinds = (GEMM, BATCHED, ATTENTION, ATTENTION_BACKWARD, *MEMORY_BOUND)
+    fits_by_kind = {kind: _fit_of(every, figures.name, dtype_of(dtype), kind) for kind in kinds}
+    fits = {kind: fit for kind, fit in fits_by_kind.items() if fit is not None}
+    for kind in MEMORY_BOUND:
+        fits.setdefault(kind, fits[_STAND_INS.get(kind, "elementwise")])
+    return Kernels(figures, dtype, WIDTHS[dtype], fits)
+
+
+def _fit_of(every: Sequence[Fit], name: str, dtype: str, kind: str) -> tuple[Fit, str] | None:
+    of_kind = [fit for fit in every if fit.kind == kind]
+    chip = next((chip for chip in _CHIPS if name in chip), (name,))
+    for device in (name, *(other for other in chip if other != name)):
+        own = [fit for fit in of_kind if fit.device == device]
+        exact = next((fit for fit in own if fit.dtype == dtype), None)
+        best = exact or (own[0] if own and kind in MEMORY_BOUND else None)
+        if best is not None:
+            return best, "" if device == name else f" on {device}"
+    general = [fit for fit in of_kind if fit.device == ANY_DEVICE and fit.dtype == general_dtype(kind, dtype)]
+    return (general[0], "") if general else None

@@ -1,0 +1,183 @@
+"""What a rank of a transformer's training holds, by stage.
+
+Korthikanti, Casper, Lym, McAfee, Andersch, Shoeybi, Catanzaro, "Reducing activation recomputation in large transformer
+models" (arXiv 2205.05198), section 4: of a block, s b h (10 + 24 / t + 5 a s / (h t)) bytes without recomputation,
+of which sequence parallelism divides the 10 too; without the 5 a s / (h t) with selective, 2 s b h with full
+recomputation.  Written here for any width of the feed-forward part, shared keys and fused attention, to which the above
+is equal (a test says so); numbers have two bytes there, and ``width`` here.  A stage holds the micro-batches in flight:
+p - r on stage r of 1F1B, all of GPipe, and p (1 + (p - 1) / (p v)) on the first of interleaved 1F1B.  State: 2 bytes of
+weights, 2 or 4 of gradients, 12 of the optimiser (float32 weights and two moments); in float32 throughout 4, 4 and 8.
+From when to when a micro-batch is held, and which level of ZeRO divides what, is read from the table that plans are
+priced by (:mod:`planner.costs.memory.table`).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+from planner.costs.memory.table import What, divided, held_in_turn
+from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer
+from planner.ir.errors import UsageError
+from planner.ir.schedule import Pipeline, StageGraph
+from planner.schedules import max_in_flight
+from planner.schedules.one_f_one_b import chunks_in_flight
+
+WEIGHT_BYTES, MASTER_BYTES = 2, 12
+HALF, SINGLE = 2, 4
+"""Bytes of a number: of weights and activations in half precision, with float32 weights in the optimiser; in float32
+throughout."""
+_LOGIT_BYTES = {HALF: 2 + 4 + 4 + 4, SINGLE: 4 + 4 + 4}
+"""Of a logit: as the product makes it, in float32 if it is not, its exponential, and the gradient of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one rank.
+
+    Attributes:
+        state: weights, gradients, optimiser.
+        activations: kept for backward, of the micro-batches in flight.
+        working: what one pass holds beside them: logits, a block that is computed again, gathered weights.
+        stage: the rank's.
+    """
+
+    state: float
+    activations: float
+    working: float
+    stage: int = 0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.state + self.activations + self.working
+
+
+def block_bytes(shape: Transformer, ways: ParallelDegrees, width: int = HALF) -> float:
+    """Kept for backward of one block and micro-batch.
+
+    Args:
+        width: bytes of a number, :data:`HALF` or :data:`SINGLE`.
+    """
+    s, t = shape, ways.tensor
+    tokens = ways.micro_batch * s.seq
+    own = 1 / t if ways.sequence_parallel else 1.0
+    if ways.recompute is Recompute.FULL:
+        return float(width) * tokens * s.hidden  # its input, whole on each rank
+    mask = 2 if s.dropout else 0  # after attention and after the feed-forward part, a byte each
+    alike = tokens * s.hidden * own * (4 * width + mask)  # inputs of both norms and of both column-parallel products
+    mixed = s.head_size * (2 * s.heads + 2 * s.kv_heads)  # queries, keys, values, and what attention gives
+    cut = tokens * width * (mixed + (3 if s.gated else 1 if s.relu else 2) * s.ffn) / t
+    scores = 0.0
+    if not s.fused_attention and ways.recompute is Recompute.NONE:
+        scores = _score_bytes(s, width) * ways.micro_batch * s.heads * s.seq**2 / t
+    return alike + cut + scores
+
+
+def _score_bytes(shape: Transformer, width: int) -> int:
+    """Of a probability of attention: itself; its mask, and what is left of it where some are dropped."""
+    return 2 * width + 1 if shape.drops_scores else width
+
+
+def in_flight(ways: ParallelDegrees, stage: int, micro_batches: int) -> float:
+    """Of a stage's chunks of one micro-batch, how many are held at once at most, in micro-batches."""
+    if ways.interleave == 1:
+        return chain_in_flight(ways.schedule, ways.pipeline, micro_batches)[stage]
+    chunks = chunks_in_flight(ways.pipeline, ways.interleave, stage)
+    return held_in_turn(chunks, ways.interleave * micro_batches) / ways.interleave
+
+
+@functools.lru_cache(maxsize=1024)
+def chain_in_flight(schedule: str, num_stages: int, micro_batches: int) -> tuple[int, ...]:
+    """The most micro-batches that are held under a schedule with a stage a position, by stage.
+
+    Raises:
+        UsageError: the schedule does not state how many forwards run ahead.
+    """
+    stated = max_in_flight(schedule, Pipeline(StageGraph.chain(num_stages, micro_batches)))
+    if stated is None:
+        raise UsageError(f"schedule {schedule} does not state its micro-batches in flight")
+    return tuple(held_in_turn(window, micro_batches) for window in stated)
+
+
+def stage_parameters(shape: Transformer, ways: ParallelDegrees, stage: int) -> float:
+    """Weights of a rank of that stage, before ZeRO divides any."""
+    blocks = sum(ways.chunks(shape.layers)[stage :: ways.pipeline])
+    return parameters_of(shape, ways.at(stage).tensor, blocks, *ends_of(ways, stage))
+
+
+def ends_of(ways: ParallelDegrees, stage: int) -> tuple[bool, bool]:
+    """Whether a stage is the first, and whether it is the last."""
+    return stage == 0, stage == ways.pipeline - 1
+
+
+def parameters_of(shape: Transformer, tensor: int, blocks: int, first: bool, last: bool) -> float:
+    """Weights of a rank of so many blocks, with the embedding on the first stage and the head on the last."""
+    table = shape.vocab * shape.hidden / tensor
+    embedding = shape.embedding_parameters - shape.vocab * shape.hidden + table if first else 0.0
+    head = table if last and not (first and shape.parameters_tied) else 0.0
+    norms = 6 * shape.hidden  # of a block; not cut
+    return blocks * ((shape.block_parameters - norms) / tensor + norms) + embedding + head
+
+
+def unlike_stages(shape: Transformer, ways: ParallelDegrees) -> list[int]:
+    """The first stage, the last, and of those with as many blocks the earliest, which has the most in flight.
+
+    All of them, where they have degrees or pools of their own.
+    """
+    p, blocks = ways.pipeline, ways.chunks(shape.layers)
+    if ways.tensors or ways.pools:
+        return list(range(p))
+    earliest = {sum(blocks[stage::p]): stage for stage in reversed(range(1, p))}
+    return sorted({0, p - 1, *earliest.values()})
+
+
+def stage_memory(
+    shape: Transformer, ways: ParallelDegrees, stage: int, micro_batches: int, width: int = HALF
+) -> Memory:
+    """Of a rank of that stage; ``width`` as of :func:`block_bytes`."""
+    blocks = sum(ways.chunks(shape.layers)[stage :: ways.pipeline])
+    held = in_flight(ways, stage, micro_batches)
+    memory = memory_with(shape, ways.at(stage), blocks, held, ends_of(ways, stage), width)
+    return replace(memory, stage=stage)
+
+
+def memory_with(
+    shape: Transformer, ways: ParallelDegrees, blocks: int, held: float, ends: tuple[bool, bool], width: int = HALF
+) -> Memory:
+    """Of a rank of a stage of so many blocks; as a function of them it is linear.
+
+    Args:
+        ways: ``tensor``, ``data``, ``zero``, ``micro_batch`` and the like count, not what stages have.
+        held: micro-batches in flight (:func:`in_flight`).
+        ends: whether it is the first stage, and whether it is the last.
+    """
+    first, last = ends
+    parameters = parameters_of(shape, ways.tensor, blocks, first, last)
+    gradient_bytes = 4 if ways.fp32_gradients else width
+    optimiser_bytes = MASTER_BYTES if width == HALF else 8  # two moments; the weights are float32 themselves
+    each = (What.PARAMETERS, width), (What.GRADIENTS, gradient_bytes), (What.OPTIMISER_STATE, optimiser_bytes)
+    state = parameters * sum(num_bytes / divided(what, ways.zero, ways.data) for what, num_bytes in each)
+    tokens = ways.micro_batch * shape.seq
+    own = tokens * shape.hidden / (ways.tensor if ways.sequence_parallel else 1)
+    kept = held * blocks * block_bytes(shape, ways, width)
+    working = 0.0
+    if first and shape.dropout:
+        kept += held * own
+    if last:
+        working += tokens * (-(-shape.vocab // ways.tensor)) * _LOGIT_BYTES[width] + 2 * width * own
+    if ways.recompute is Recompute.FULL:
+        whole = ParallelDegrees(ways.tensor, micro_batch=ways.micro_batch, sequence_parallel=ways.sequence_parallel)
+        working = max(working, block_bytes(shape, whole, width))
+    elif ways.recompute is Recompute.SELECTIVE and not shape.fused_attention:
+        scores = ways.micro_batch * shape.heads * shape.seq**2 / ways.tensor
+        working = max(working, _score_bytes(shape, width) * scores)
+    if ways.zero >= 3:
+        working += 2 * width * shape.block_parameters / ways.tensor
+    return Memory(state, kept, working)
+
+
+def memory_of(shape: Transformer, ways: ParallelDegrees, micro_batches: int, width: int = HALF) -> Memory:
+    """Of the rank that holds most; ``width`` as of :func:`block_bytes`."""
+    memories = (stage_memory(shape, ways, stage, micro_batches, width) for stage in unlike_stages(shape, ways))
+    return max(memories, key=lambda memory: memory.total)

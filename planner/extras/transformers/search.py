@@ -1,0 +1,408 @@
+"""The best way to divide a transformer's step over a cluster, with a proof.
+
+    space       tensor x sequence x pipeline x data on the devices or some of them; any number of blocks on each stage;
+                interleaving, of chunks alike; micro-batch; recomputation; ZeRO: all that divide the network and the
+                batch (:class:`DegreesSpace`).  Of unlike GPUs each pool alone, and pipelines of 1F1B through several,
+                of which each stage has a pool and a tensor degree of its own
+    order       divisions by the work of their longest stage, then ways by what they can take at least
+                (:mod:`planner.extras.transformers.step`), stages by :mod:`planner.extras.transformers.division`; the
+                smallest first, each simulated in turn
+    proof       until the least of the next is not below the best step / (1 + gap): nothing behind it is better by more
+
+What does not fit in memory is left out.  With ``gap`` 0 and no limit of time the answer is that of exhaustive
+enumeration (tests say so), and the more devices, the shorter the step.  Where a pipeline takes longer than its least,
+what its division had dropped for it is met as well, up to ``_MOST_AGAIN`` labels; what is left then stays in the gap.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import inf
+from operator import itemgetter
+
+from planner.extras.transformers.cluster import GpuCluster
+from planner.extras.transformers.division import DivisionSearch, StageSeat, longest_s, seats_of, uniform_s
+from planner.extras.transformers.memory import ends_of, in_flight, memory_of, memory_with
+from planner.extras.transformers.pipeline import even_s
+from planner.extras.transformers.pools import Pools
+from planner.extras.transformers.shape import ParallelDegrees, Transformer
+from planner.extras.transformers.space import DegreesSpace
+from planner.extras.transformers.step import StepPrediction, fullest, least_s, predict
+from planner.ir.errors import InfeasibleError, UsageError
+from planner.ir.lazy import once_by
+
+TIE = 0.03
+"""Two steps that are closer are a tie: runs of one source are as far from their predictions (benchmarks.published)."""
+RIVALS = 8
+_MOST_LABELS, _MOST_AGAIN = 60_000, 20_000
+"""Of pipelines through several pools in all, about 20 s of a core: the answer is that of the work, not of the hour.
+And of a division that is met again with what it dropped."""
+_WIDTH, _MOST_LOOKS = 32, 8
+"""Labels of each number of stages of a first look at pipelines through several pools; contexts that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class PricedDegrees:
+    """A way and its prediction."""
+
+    ways: ParallelDegrees
+    prediction: StepPrediction
+
+
+@dataclass(frozen=True, slots=True)
+class BestDegrees:
+    """The best, and what is known of the rest.
+
+    Attributes:
+        rivals: the best of other divisions into tensor, pipeline and data ranks that were simulated, by their steps.
+        bound_s: no way of the space has a shorter step.
+        num_ways: divisions, with all their details, that were looked at; of those ``num_large`` do not fit in memory.
+        num_simulated: ways that were simulated.
+        usable_bytes: of the device that is fullest.
+    """
+
+    best: PricedDegrees
+    rivals: tuple[PricedDegrees, ...]
+    bound_s: float
+    num_ways: int
+    num_large: int
+    num_simulated: int
+    usable_bytes: float
+
+    @property
+    def gap(self) -> float:
+        """Best / bound - 1; 0 is a proof."""
+        return self.best.prediction.step.seconds / self.bound_s - 1
+
+    @property
+    def ties(self) -> tuple[PricedDegrees, ...]:
+        """Rivals that the model cannot tell from the best."""
+        limit = (1 + TIE) * self.best.prediction.step.seconds
+        return tuple(rival for rival in self.rivals if rival.prediction.step.seconds <= limit)
+
+
+def search(
+    shape: Transformer,
+    cluster: GpuCluster | Pools,
+    devices: int,
+    global_batch: int,
+    space: DegreesSpace | None = None,
+    *,
+    gap: float = 0.0,
+    time_limit_s: float = 60.0,
+    rivals: int = RIVALS,
+) -> BestDegrees:
+    """The way with the shortest step that fits.
+
+    Args:
+        devices: as many or fewer; of pools all that there are.
+        gap: stop once the best is proved to be so close (0.01 = 1 %).
+        time_limit_s: then the best so far is given, with its gap.
+        rivals: divisions to show beside it; they are simulated too.
+
+    Raises:
+        UsageError: nothing of the space divides network, devices and batch.
+        InfeasibleError: nothing fits in memory.
+    """
+    start_s = time.monotonic()
+    solver = _DegreesSearch(shape, cluster, global_batch, space or DegreesSpace(), gap, start_s + time_limit_s)
+    if isinstance(cluster, GpuCluster):
+        grounds = [(cluster, devices)]
+    else:
+        grounds = [(pool.cluster, pool.devices) for pool in cluster.pools]
+        grounds += [(cluster.whole, devices)] if cluster.whole is not None else []
+    for ground, number in grounds:
+        solver.divide(ground, number)
+    if isinstance(cluster, Pools):
+        solver.take_all(start_s + time_limit_s / 2)  # each pool alone: with others it is never worse
+        solver.divide_pools(cluster)
+    if not solver.num_ways:
+        raise UsageError(
+            f"no way divides {shape.name} and a global batch of {global_batch} over {devices} devices",
+            [f"{shape.layers} blocks, {shape.heads} heads; hosts of {', '.join(str(c.per_host) for c, _ in grounds)}"],
+            ["another --global-batch or --gpus; leave --tensor, --pipeline and --micro-batch open"],
+        )
+    return solver.run(rivals)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A division whose details are not looked at yet; ``cluster`` is where it is."""
+
+    cluster: GpuCluster
+    ways: ParallelDegrees
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way of a division; ``is_ready`` once it fits, and is only to be simulated: chunks that are interleaved."""
+
+    cluster: GpuCluster
+    ways: ParallelDegrees
+    is_ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Through:
+    """Pipelines through several pools that are not looked at yet."""
+
+    pools: Pools
+    ways: ParallelDegrees
+    seats: tuple[StageSeat, ...]
+
+
+@dataclass
+class _DegreesSearch:
+    shape: Transformer
+    cluster: GpuCluster | Pools
+    global_batch: int
+    space: DegreesSpace
+    gap: float
+    stop_s: float
+    num_ways: int = 0
+    num_large: int = 0
+    num_labels: int = 0
+    least_large: tuple[float, ParallelDegrees, GpuCluster] | None = None
+    simulated: dict[ParallelDegrees, PricedDegrees] = field(default_factory=dict)
+    loose: list[tuple[float, DivisionSearch]] = field(default_factory=list)
+    best_s: float = inf
+    _heap: list[tuple[float, int, _Group | _Way | _Through | DivisionSearch]] = field(default_factory=list)
+    _order: Iterator[int] = field(default_factory=count)
+
+    def divide(self, cluster: GpuCluster, devices: int) -> None:
+        """All divisions over alike devices, by the work of their longest stage."""
+        for ways in self.space.divisions(self.shape, cluster, devices, self.global_batch):
+            block_s = min(self._block_s(cluster, replace(ways, sequence_parallel=on)) for on in (False, True))
+            self._push(self._even_s(ways, block_s, max(self.space.interleave)), _Group(cluster, ways))
+
+    @once_by(lambda _, at, ways: (at.name, ways.tensor, ways.micro_batch, ways.sequence_parallel, ways.recompute))
+    def _block_s(self, cluster: GpuCluster, ways: ParallelDegrees) -> float:
+        """Both passes of a block, without what ZeRO adds."""
+        alone = replace(ways, pipeline=1, data=1, zero=0, interleave=1)
+        return min((seat.block_s for seat in seats_of(self.shape, [cluster], alone, [ways.tensor])), default=inf)
+
+    def _even_s(self, ways: ParallelDegrees, block_s: float, interleave: int) -> float:
+        """No division of the blocks is shorter."""
+        micro_batches, p = ways.micro_batches(self.global_batch), ways.pipeline
+        longest_s = micro_batches * block_s * self.shape.layers / p
+        if interleave == 1:
+            longest_s = micro_batches * block_s * -(-self.shape.layers // p)
+        if ways.schedule != "1f1b":
+            return longest_s
+        return max(longest_s, even_s(p, micro_batches, self.shape.layers * block_s, interleave))
+
+    def divide_pools(self, pools: Pools) -> None:
+        """Pipelines through several pools."""
+        throughs: list[tuple[float, int, _Through]] = []
+        for ways in self.space.through_pools(self.shape, pools, self.global_batch):
+            degrees = self.space.degrees(self.shape, max(pool.cluster.per_host for pool in pools.pools))
+            seats = [
+                seat
+                for seat in seats_of(self.shape, [pool.cluster for pool in pools.pools], ways, degrees)
+                if seat.cluster.per_host % seat.ways.tensor == 0
+                and not (ways.sequence_parallel and self.shape.seq * ways.micro_batch % seat.ways.tensor)
+            ]
+            if seats and not (ways.sequence_parallel and all(seat.ways.tensor == 1 for seat in seats)):
+                through = _Through(pools, ways, tuple(seats))
+                about_s = uniform_s(self.shape, pools, ways, self.global_batch, seats)
+                throughs.append((about_s, len(throughs), through))
+                longest = longest_s(self.shape.layers, seats, [pool.devices for pool in pools.pools])
+                self._push(ways.micro_batches(self.global_batch) * longest, through)
+        self._dive([through for *_, through in sorted(throughs)[:_MOST_LOOKS]])
+
+    def _push(self, bound_s: float, item: _Group | _Way | _Through | DivisionSearch) -> None:
+        if bound_s < inf:
+            if isinstance(item, _Group | _Through):
+                self.num_ways += 1
+            heapq.heappush(self._heap, (bound_s, next(self._order), item))
+
+    def take_all(self, stop_s: float) -> None:
+        """Until nothing that is left can be better."""
+        while self._heap and self._heap[0][0] * (1 + self.gap) < self.best_s and not self._is_late(stop_s):
+            self._take()
+
+    def run(self, rivals: int) -> BestDegrees:
+        """Until the best is proved."""
+        self.take_all(self.stop_s)
+        left_s = self._heap[0][0] if self._heap else inf
+        loose_s = min((self._tightened(bound_s, division) for bound_s, division in self.loose), default=inf)
+        if not self.simulated:
+            raise self._infeasible()
+        bound_s = min(left_s, loose_s, self.best_s)
+        best = min(self.simulated.values(), key=_order)
+        num_simulated = len(self.simulated)
+        shown = self._rivals(rivals)
+        memory = best.prediction.memory
+        usable = self.cluster.alone(best.ways).at(best.ways, memory.stage).usable_bytes
+        return BestDegrees(best, shown, bound_s, self.num_ways, self.num_large, num_simulated, usable)
+
+    def _is_late(self, stop_s: float = inf) -> bool:
+        is_over = self.num_labels > _MOST_LABELS or time.monotonic() > min(stop_s, self.stop_s)
+        return bool(self.simulated) and is_over
+
+    def _take(self) -> PricedDegrees | None:
+        """The item with the least bound: looked into, or simulated."""
+        item = heapq.heappop(self._heap)[2]
+        if isinstance(item, DivisionSearch):
+            return self._advance(item)
+        if isinstance(item, _Through):
+            division = self._division(item)
+            self._push(division.bound_s, division)
+        elif isinstance(item, _Group):
+            details = self.space.details(self.shape, item.cluster, item.ways, self.global_batch)
+            self.num_ways += len(details) - 1
+            for ways in details:
+                block_s = self._block_s(item.cluster, ways)
+                self._push(self._even_s(ways, block_s, ways.interleave), _Way(item.cluster, ways))
+        elif item.is_ready:
+            return self._simulate(item.ways)
+        else:
+            self._open(item.cluster, item.ways)
+        return None
+
+    def _division(self, through: _Through) -> DivisionSearch:
+        stages = self.space.pipeline[0] if self.space.pipeline else None
+        return DivisionSearch(
+            self.shape, through.pools, through.ways, self.global_batch, through.seats, stages, above_s=self.best_s
+        )
+
+    def _dive(self, throughs: Sequence[_Through]) -> None:
+        """A first look at pipelines through several pools, of which the best are simulated."""
+        for through in throughs:
+            if self._is_late():
+                return
+            division = self._division(through)
+            for ways, bound_s in division.dive(_WIDTH):
+                if bound_s < self.best_s:
+                    self._simulate(ways)
+                    division.above_s = self.best_s
+
+    def _open(self, cluster: GpuCluster, ways: ParallelDegrees) -> None:
+        """A way whose turn it is: left out, if it is too large, or bounded stage by stage."""
+        least_bytes = self._least_bytes(cluster, ways)
+        if least_bytes > cluster.usable_bytes:
+            self._leave_out(cluster, ways, least_bytes)
+            return
+        if isinstance(self.cluster, Pools) and cluster is not self.cluster.whole:
+            ways = replace(ways, pools=(cluster.name,) * ways.pipeline)
+        if ways.interleave > 1:
+            bound_s = least_s(self.shape, cluster, ways, self.global_batch)
+            self._push(bound_s, _Way(cluster, ways, is_ready=True))
+        else:
+            seats = seats_of(self.shape, [cluster], ways, [ways.tensor])
+            division = DivisionSearch(self.shape, cluster, ways, self.global_batch, seats, ways.pipeline)
+            self._push(division.bound_s, division)
+
+    def _advance(self, division: DivisionSearch) -> PricedDegrees | None:
+        if isinstance(division.cluster, Pools):
+            division.above_s = self.best_s
+            self.num_labels += 1
+        made = division.advance()
+        self._push(division.bound_s, division)
+        if made is None:
+            if division.bound_s == inf and not division.num_given and isinstance(division.cluster, GpuCluster):
+                # Whole blocks do not fit, where fractions of them would.
+                self._leave_out(division.cluster, division.ways, self._least_bytes(division.cluster, division.ways))
+            return None
+        ways, bound_s = made
+        choice = self._simulate(ways)
+        if choice.prediction.step.seconds > bound_s * (1 + 1e-9) and not division.keep_all:
+            self.loose.append((bound_s, division))
+        return choice
+
+    def _leave_out(self, cluster: GpuCluster, ways: ParallelDegrees, least_bytes: float) -> None:
+        """What is too large."""
+        self.num_large += 1
+        if self.least_large is None or least_bytes < self.least_large[0]:
+            self.least_large = least_bytes, ways, cluster
+
+    def _simulate(self, ways: ParallelDegrees) -> PricedDegrees:
+        if ways not in self.simulated:
+            self.simulated[ways] = PricedDegrees(ways, predict(self.shape, self.cluster, ways, self.global_batch))
+            self.best_s = min(self.best_s, self.simulated[ways].prediction.step.seconds)
+        return self.simulated[ways]
+
+    def _tightened(self, bound_s: float, division: DivisionSearch) -> float:
+        """What a division can still take at least, with all that it dropped for a pipeline that took longer."""
+        if bound_s * (1 + self.gap) >= self.best_s:
+            return bound_s
+        complete = replace(division, keep_all=True, above_s=self.best_s, labels_met=0, _heap=[], _known={})
+        while complete.bound_s * (1 + self.gap) < self.best_s:
+            if complete.labels_met > _MOST_AGAIN or self._is_late():
+                return max(bound_s, complete.bound_s)
+            made = complete.advance()
+            if made is not None:
+                self._simulate(made[0])
+        return complete.bound_s
+
+    def _rivals(self, number: int) -> tuple[PricedDegrees, ...]:
+        """Of each further division the way that can be the shortest, simulated."""
+        shown: dict[tuple[object, ...], PricedDegrees] = {}
+        for choice in sorted(self.simulated.values(), key=_order):
+            shown.setdefault(_division(choice.ways), choice)
+        while self._heap and len(shown) <= number and not self._is_late():
+            item = self._heap[0][2]
+            is_open = isinstance(item, _Through) or (isinstance(item, DivisionSearch) and item.stages is None)
+            if not is_open and _division(item.ways) in shown:
+                heapq.heappop(self._heap)
+            elif (made := self._take()) is not None:
+                shown.setdefault(_division(made.ways), made)
+        return tuple(sorted(shown.values(), key=_order)[1 : number + 1])
+
+    def _least_bytes(self, cluster: GpuCluster, ways: ParallelDegrees) -> float:
+        """What the fullest rank holds at least, however the blocks are divided.
+
+        Of stages with a + n b bytes for n blocks: L blocks in all need a capacity C with sum (C - a) / b >= L.
+        """
+        micro_batches = ways.micro_batches(self.global_batch)
+        if ways.interleave > 1:
+            return memory_of(self.shape, ways, micro_batches, cluster.width).total
+        linear = functools.partial(self._linear_bytes, cluster, ways)
+        (none, one), (_, two) = linear(1.0, (False, False)), linear(2.0, (False, False))
+        p, rates, blocks, least = ways.pipeline, 0.0, float(self.shape.layers), 0.0
+        for stage in range(p):
+            held, ends = in_flight(ways, stage, micro_batches), ends_of(ways, stage)
+            empty, each = linear(held, ends) if any(ends) else (none, one + (held - 1) * (two - one))
+            rates += 1 / each
+            blocks += empty / each
+            least = max(least, empty + each)
+        return max(least, blocks / rates)
+
+    def _linear_bytes(
+        self, cluster: GpuCluster, ways: ParallelDegrees, held: float, ends: tuple[bool, bool]
+    ) -> tuple[float, float]:
+        """Of a rank of a stage without blocks, and by the block."""
+        none, one = (memory_with(self.shape, ways, number, held, ends, cluster.width).total for number in (0, 1))
+        return none, one - none
+
+    def _infeasible(self) -> Exception:
+        gib = 2**30
+        if self.least_large is None:
+            return InfeasibleError(f"{self.shape.name} does not fit on {self.cluster.name}", [], ["more GPUs"])
+        least, ways, cluster = self.least_large
+        memory = fullest(self.shape, cluster, ways, ways.micro_batches(self.global_batch))
+        parts = ("state", memory.state), ("activations", memory.activations), ("one pass", memory.working)
+        largest, held = max(parts, key=itemgetter(1))
+        return InfeasibleError(
+            f"{self.shape.name} does not fit on {ways.devices} {cluster.device}",
+            [
+                f"every way needs at least {least / gib:.1f} GiB, usable {cluster.usable_bytes / gib:.1f} GiB",
+                f"that is: {ways}; largest part: {largest}, {held / gib:.1f} GiB",
+            ],
+            ["more --gpus, another --on, or a smaller --global-batch"],
+        )
+
+
+def _order(choice: PricedDegrees) -> tuple[float, int, int, int, str]:
+    """By the step; of equal ones the simpler."""
+    ways = choice.ways
+    return choice.prediction.step.seconds, ways.interleave, ways.zero, int(ways.sequence_parallel), str(ways)
+
+
+def _division(ways: ParallelDegrees) -> tuple[object, ...]:
+    return ways.degrees, ways.pools, ways.data

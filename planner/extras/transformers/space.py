@@ -1,0 +1,107 @@
+"""The ways that a search may choose from: all that divide the network, the batch and the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+from planner.extras.transformers.cluster import GpuCluster
+from planner.extras.transformers.pools import Pools
+from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class DegreesSpace:
+    """What may be chosen; an empty tuple leaves it open.
+
+    Attributes:
+        tensor: degrees; open: powers of two up to a host.
+        interleave: chunks a stage, where the blocks divide by the chunks, and the micro-batches by the stages.
+        micro_batch: samples; open: powers of two.
+        zero: levels; 2 and 3 without a pipeline alone.
+        base: what is the same in all.
+    """
+
+    tensor: tuple[int, ...] = ()
+    pipeline: tuple[int, ...] = ()
+    micro_batch: tuple[int, ...] = ()
+    interleave: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
+    sequence_parallel: tuple[bool, ...] = (False, True)
+    recompute: tuple[Recompute, ...] = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    base: ParallelDegrees = field(default_factory=ParallelDegrees)
+
+    def divisions(
+        self, shape: Transformer, cluster: GpuCluster, devices: int, global_batch: int
+    ) -> Iterator[ParallelDegrees]:
+        """All into tensor, pipeline and data ranks and micro-batches, on at most so many devices."""
+        for tensor in self.degrees(shape, min(cluster.per_host, devices)):
+            if tensor > devices:
+                continue
+            for pipeline in self.pipeline or range(1, min(shape.layers, devices // tensor) + 1):
+                if pipeline > shape.layers:
+                    continue
+                for data in _divisors(global_batch, devices // (tensor * pipeline)):
+                    for micro_batch in self.micro_batches(global_batch, data):
+                        yield replace(self.base, tensor=tensor, pipeline=pipeline, data=data, micro_batch=micro_batch)
+
+    def degrees(self, shape: Transformer, most: int) -> list[int]:
+        """Tensor degrees that divide the network: those that are wanted, or powers of two."""
+        return [
+            tensor
+            for tensor in self.tensor or _powers(most)
+            if not (shape.heads % tensor or shape.kv_heads % tensor or shape.ffn % tensor)
+        ]
+
+    def micro_batches(self, global_batch: int, data: int) -> list[int]:
+        """Samples of a micro-batch that divide those of a replica."""
+        share = global_batch // data
+        return [size for size in self.micro_batch or _powers(share) if share % size == 0]
+
+    def details(
+        self, shape: Transformer, cluster: GpuCluster | Pools, ways: ParallelDegrees, global_batch: int
+    ) -> list[ParallelDegrees]:
+        """All else of a division."""
+        micro_batches = ways.micro_batches(global_batch)
+        interleaves = [
+            chunks
+            for chunks in self.interleave
+            if chunks == 1
+            or not (ways.pipeline == 1 or shape.layers % (ways.pipeline * chunks) or micro_batches % ways.pipeline)
+        ]
+        fitting = [
+            sequence
+            for sequence in self.sequence_parallel
+            if not sequence or (ways.tensor > 1 and shape.seq * ways.micro_batch % ways.tensor == 0)
+        ]
+        fused = shape.fused_attention  # whose scores are never kept: of several choices this is none
+        recomputes = [how for how in self.recompute if not (fused and how is Recompute.SELECTIVE)] or self.recompute
+        zeros = [level for level in self.zero if level == 0 or (ways.data > 1 and (level < 2 or ways.pipeline == 1))]
+        choices = [
+            replace(ways, interleave=interleave, sequence_parallel=sequence, recompute=recompute, zero=zero)
+            for interleave, sequence, recompute, zero in product(interleaves, fitting, recomputes, zeros)
+        ]
+        timed = cluster.timed if isinstance(cluster, GpuCluster) else None
+        return choices if timed is None else [each for each in choices if timed.of(each) is not None]
+
+    def through_pools(self, shape: Transformer, pools: Pools, global_batch: int) -> Iterator[ParallelDegrees]:
+        """Replicas, micro-batches and details of pipelines through several pools."""
+        if 1 not in self.interleave:
+            return
+        most = pools.devices // 2
+        for data in _divisors(global_batch, most):
+            for micro_batch in self.micro_batches(global_batch, data):
+                divided = replace(self.base, tensor=1, pipeline=2, data=data, micro_batch=micro_batch)
+                only = replace(self, interleave=(1,), sequence_parallel=(False,))
+                for ways in only.details(shape, pools, divided, global_batch):
+                    for sequence in self.sequence_parallel:
+                        yield replace(ways, sequence_parallel=sequence)
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << power for power in range(most.bit_length()) if 1 << power <= most]
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [size for size in range(1, min(number, most) + 1) if number % size == 0]

@@ -1,0 +1,57 @@
+"""What the folders of ``PACKAGE/extras`` add to the core of a package.
+
+An extra states in ``HOOKS`` of its ``__init__`` what it adds, by the point at which the core asks and by a name of its
+own, as ``"module:attribute"``::
+
+    HOOKS = {"solvers": {"piper": "planner.extras.baselines.piper.solver:solve"}}
+
+The core asks with :func:`hooks` and imports an addition when it is first needed.  A folder that is deleted is not
+asked, so that the core neither names its extras nor needs them.
+"""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+
+class Additions(Mapping[str, Any]):
+    """What extras add at one point, by name in alphabetical order; each is imported when it is first asked for."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = dict(sorted(places.items()))
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            module, _, attribute = self._places[name].partition(":")
+            self._loaded[name] = getattr(import_module(module), attribute)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+@functools.cache
+def hooks(package: str, point: str) -> Additions:
+    """What the extras of ``package`` (``"planner"``) add at ``point``; nothing where it has no extras."""
+    places: dict[str, str] = {}
+    for extra in _extras(package):
+        places |= getattr(extra, "HOOKS", {}).get(point, {})
+    return Additions(places)
+
+
+@functools.cache
+def _extras(package: str) -> tuple[Any, ...]:
+    """The packages in the folder ``extras`` of a package, which import nothing heavy."""
+    if find_spec(f"{package}.extras") is None:
+        return ()
+    folder = import_module(f"{package}.extras")
+    return tuple(import_module(f"{folder.__name__}.{module.name}") for module in pkgutil.iter_modules(folder.__path__))

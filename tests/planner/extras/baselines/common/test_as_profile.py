@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from math import isclose
+from pathlib import Path
+
+import pytest
+
+from planner.extras.baselines.common import as_profile as clusters
+from planner.extras.baselines.common.as_profile import as_profile
+from planner.extras.baselines.everyday import solve_one_device
+from planner.extras.baselines.pipedream.format import LayerGraph, LayerNode, parse, read
+from planner.ir import codec
+from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST
+from planner.ir.errors import FormatError, UsageError
+from planner.ir.graph import producer
+from planner.ir.problem import Problem
+from planner.ir.profile import Profile
+from tests.oracles.plans import check
+
+PROFILES = Path(__file__).parents[4] / "data" / "profiles"
+NETWORKS = (("pipedream/vgg16", 128), ("pipedream/resnet50", 128), ("pipedream/gnmt", 64), ("sparsepipe/b64_tv", 64))
+FOUR = clusters.flat(4, 1.25e9, memory_bytes=2**40)
+
+
+def node(name: str, seconds: float = 1.0, activation: float = 4.0, parameters: float = 0.0) -> LayerNode:
+    return LayerNode(name, "layer", seconds, 2 * seconds, activation, parameters)
+
+
+def network(name: str) -> LayerGraph:
+    return read(PROFILES / f"{name}.graph.txt")
+
+
+@pytest.mark.parametrize(("name", "samples"), NETWORKS)
+def test_one_device_takes_what_the_file_says(name: str, samples: int) -> None:
+    graph = network(name)
+    profile = as_profile(graph, FOUR, samples)
+    plan = solve_one_device(Problem(profile, 2 * samples, micro_batch_sizes=(samples,)))
+    seconds = sum(graph.nodes[k].forward_s + graph.nodes[k].backward_s for k in graph.kept())
+    assert isclose(plan.prediction.step_s, 2 * seconds, rel_tol=1e-9)
+    assert check(plan, profile) == ()
+
+
+@pytest.mark.parametrize(("name", "samples"), NETWORKS)
+def test_the_profile_is_a_file_like_any_other(name: str, samples: int) -> None:
+    profile = as_profile(network(name), FOUR, samples)
+    assert codec.loads(codec.dumps(profile), Profile) == profile
+    assert {m.evidence for found in profile.measurements.values() for m in found} == {"datasheet"}
+
+
+@pytest.mark.parametrize(("name", "samples"), NETWORKS)
+def test_layers_stand_behind_what_they_read(name: str, samples: int) -> None:
+    graph = as_profile(network(name), FOUR, samples).graph
+    known = set(graph.inputs)
+    for layer in graph.layers:
+        assert {producer(value) for value in layer.inputs} <= known
+        known.add(layer.name)
+
+
+def test_layers_stand_in_the_order_of_their_numbers_where_edges_allow() -> None:
+    graph = LayerGraph("x", tuple(node(f"node{k}") for k in (10, 9, 2, 1)), ((3, 2), (2, 1), (2, 0), (1, 0)))
+    assert [layer.name for layer in as_profile(graph, FOUR, 1).graph.layers] == [
+        "node1",
+        "node2",
+        "node9",
+        "node10",
+        "loss",
+    ]
+
+
+def test_several_sinks_are_joined_at_no_cost() -> None:
+    graph = LayerGraph("x", (node("a"), node("b"), node("c")), ((0, 1), (0, 2)))
+    profile = as_profile(graph, FOUR, 2)
+    join, loss = profile.graph.layers[-2:]
+    assert (join.inputs, loss.inputs) == (("b", "c"), ("join", "target"))
+    free = [m for m in profile.measurements["gpu"] if m.layer in ("join", "loss")]
+    assert free
+    assert all(m.forward_s == m.backward_s == m.saved_bytes == 0 for m in free)
+
+
+def test_several_sources_read_inputs() -> None:
+    costs = "forward_compute_time=1, backward_compute_time=1, activation_size=8, parameter_size=0"
+    text = "\n".join(f"{name} -- {words} -- {costs}" for name, words in (("x", "Input0"), ("a", "A"), ("b", "B")))
+    graph = as_profile(parse(text + "\n\tx -- a\n\ta -- b\n"), FOUR, 2).graph
+    assert set(graph.inputs) == {"x", "target"}
+    graph = as_profile(parse(text + "\n\tx -- a\n"), FOUR, 2).graph
+    assert set(graph.inputs) == {"x", "input", "target"}
+    assert [layer.inputs for layer in graph.layers[:2]] == [("x",), ("input",)]
+
+
+def test_names_that_are_ours_are_changed() -> None:
+    graph = LayerGraph("x", (node("loss"), node("a:1"), node("join"), node("a_1")), ((0, 1), (1, 2), (1, 3)))
+    names = [layer.name for layer in as_profile(graph, FOUR, 1).graph.layers]
+    assert names == ["loss_2", "a_1", "join_2", "a_1_2", "join", "loss"]
+
+
+def test_measurements_are_linear_in_samples_and_scaled_by_speed() -> None:
+    graph = LayerGraph("x", (node("a", 8.0, 32.0, 4.0), node("b", 1.0)), ((0, 1),))
+    cluster = clusters.mixed({"slow": 1, "fast": 2}, 1e9)
+    profile = as_profile(graph, cluster, 8, {"fast": 2.0})
+    slow = {(m.layer, m.samples): m for m in profile.measurements["slow"]}
+    fast = {(m.layer, m.samples): m for m in profile.measurements["fast"]}
+    assert slow["a", 8].forward_s == 2 * slow["a", 4].forward_s == 2 * fast["a", 8].forward_s == 8.0
+    assert (slow["a", 8].backward_input_s, slow["a", 8].backward_weight_s) == (8.0, 8.0)
+    assert (slow["b", 8].backward_input_s, slow["b", 8].backward_weight_s) == (2.0, 0.0)
+    assert (slow["a", 8].saved_bytes, slow["a", 2].saved_bytes) == (32, 8)
+    assert sorted({m.samples for m in profile.measurements["slow"]}) == [1, 2, 4, 8]
+
+
+def test_each_kind_may_have_its_own_file() -> None:
+    files = {kind: network(f"sparsepipe/b64_{kind}") for kind in ("txp", "tv")}
+    profile = as_profile(files, clusters.mixed({"txp": 3, "tv": 4}, 1e9), 64)
+    for kind, graph in files.items():
+        seconds = sum(m.forward_s for m in profile.measurements[kind] if m.samples == 64)
+        assert seconds == pytest.approx(sum(graph.nodes[k].forward_s for k in graph.kept()))
+
+
+def test_files_of_different_networks_are_refused() -> None:
+    files = {"txp": network("sparsepipe/b64_txp"), "tv": network("pipedream/vgg16")}
+    with pytest.raises(FormatError, match="not a profile of the same network"):
+        as_profile(files, clusters.mixed({"txp": 1, "tv": 1}, 1e9), 64)
+
+
+def test_a_kind_without_a_file_and_a_batch_without_samples_are_refused() -> None:
+    graph = network("pipedream/vgg16")
+    with pytest.raises(UsageError, match="a file for every kind"):
+        as_profile({"tv": graph}, FOUR, 64)
+    with pytest.raises(UsageError, match="needs samples"):
+        as_profile(graph, FOUR, 0)
+    with pytest.raises(FormatError, match="no layers besides inputs"):
+        as_profile(LayerGraph("x", (LayerNode("a", "Input", 1.0, 1.0, 1.0, 1.0),), ()), FOUR, 1)
+
+
+def test_hosts_have_two_classes_of_links() -> None:
+    cluster = clusters.hosts(2, 4, 1e10, 1e9)
+    assert len(cluster.devices) == 8
+    assert len({device.name for device in cluster.devices}) == 8
+    assert (cluster.link_class(0, 3), cluster.link_class(3, 4)) == (WITHIN_HOST, ACROSS_HOSTS)
+    assert (cluster.link(0, 3).bandwidth_bytes_per_s, cluster.link(3, 4).bandwidth_bytes_per_s) == (1e10, 1e9)

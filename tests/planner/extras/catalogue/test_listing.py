@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from planner.extras import catalogue
+from planner.extras.catalogue.listing import FAMILIES, read_device, read_links
+from planner.ir.errors import CorruptFileError, UnknownNameError
+from planner.ir.graph import BYTES_PER_ELEMENT
+
+ENTRIES = [*catalogue.devices().values(), *catalogue.links().values()]
+DTYPES = {*BYTES_PER_ELEMENT, "tfloat32"}
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_every_figure_has_a_source_and_a_date(entry: catalogue.DeviceEntry | catalogue.LinkEntry) -> None:
+    figures = dict(entry.figures())
+    assert figures or entry.unknown
+    for name, figure in figures.items():
+        assert figure.value > 0, name
+        assert len(figure.source) > 20, name
+        assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])", figure.date), name
+
+
+@pytest.mark.parametrize("entry", catalogue.devices().values(), ids=lambda entry: entry.name)
+def test_figures_are_of_a_plausible_size(entry: catalogue.DeviceEntry) -> None:
+    assert entry.family in FAMILIES
+    assert set(entry.peak_flop_per_s) <= DTYPES
+    assert all(1e10 < figure.value < 1e16 for figure in entry.peak_flop_per_s.values())
+    assert entry.memory_bytes is None or 2**28 < entry.memory_bytes.value < 2**39
+    assert entry.memory_bytes_per_s is None or 1e10 < entry.memory_bytes_per_s.value < 1e14
+    wide, narrow = (entry.peak_flop_per_s.get(dtype) for dtype in ("float32", "float16"))
+    assert wide is None or narrow is None or narrow.value > wide.value
+
+
+def test_the_machines_people_ask_for_are_there() -> None:
+    wanted = {"V100-16GB", "V100-32GB", "A100-40GB", "A100-80GB", "H100-SXM", "H100-PCIe", "H200", "L4", "L40S", "T4"}
+    wanted |= {"RTX-4090", "RTX-3090", "Titan-V", "Titan-Xp", "MI250X", "MI300X", "EPYC-7763", "Alveo-U280"}
+    assert wanted | {"IPU-GC200"} <= set(catalogue.devices())
+    assert {"PCIe-4-x16", "NVLink-4", "InfiniBand-NDR", "Ethernet-25G"} <= set(catalogue.links())
+    assert catalogue.link("Ethernet-10G").bandwidth_bytes_per_s.value == 1.25e9
+
+
+def test_other_names_and_case_do_not_matter() -> None:
+    assert catalogue.device("v100").name == "V100-16GB"
+    assert catalogue.link("HDR").name == "InfiniBand-HDR"
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"no device 'A100-80' in the catalogue; did you mean A100-80GB\?"):
+        catalogue.device("A100-80")
+    with pytest.raises(UnknownNameError, match=r"no link 'nvlnk-2' in the catalogue; did you mean NVLink-2\?"):
+        catalogue.link("nvlnk-2")
+
+
+GOOD = """
+device: X
+family: gpu
+vendor: Y
+figures:
+  memory: {value: 16GiB, source: a data sheet, date: "2020-01"}
+"""
+
+
+def test_all_faults_of_a_file_are_named_at_once() -> None:
+    text = GOOD.replace("family: gpu", "family: gnu").replace(', date: "2020-01"', "").replace("16GiB", "16 giga")
+    with pytest.raises(CorruptFileError) as caught:
+        read_device(text + "colour: red\n", "x.yaml")
+    assert caught.value.title == "x.yaml is not a valid catalogue file: 4 faults"
+    assert caught.value.details == (
+        "colour: unknown key",
+        "family: 'gnu' is none of cpu, fpga, gpu, ipu, snn, tpu",
+        "figures.memory.date: missing",
+        "figures.memory.value: '16 giga' is no number of bytes; write 16GiB or 512MB",
+    )
+
+
+def test_a_key_that_comes_twice_is_refused() -> None:
+    with pytest.raises(CorruptFileError, match=r"x.yaml is not YAML") as caught:
+        read_device(f"{GOOD}device: Z\n", "x.yaml")
+    assert "device is given twice" in " ".join(caught.value.details)
+
+
+def test_a_link_needs_a_bandwidth() -> None:
+    with pytest.raises(CorruptFileError) as caught:
+        read_links("links: [{link: X}]", "links.yaml")
+    assert "links[0].bandwidth: missing" in caught.value.details

@@ -1,0 +1,163 @@
+"""Kernel models against the tables that they were fitted to, what was held back, and what must hold of any device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planner.extras.kernels import AttentionShape, kernels
+from planner.extras.kernels.estimates import NOTHING, Estimate, weakest
+from planner.extras.kernels.fit import BATCHED, as_json, fit_rows, stored_fits
+from planner.extras.kernels.tables import GEMM, MEMORY_BOUND, KernelRow, read_table, shipped
+from planner.ir.errors import CorruptFileError, MissingMeasurementError, UnknownNameError
+
+SLICE = Path(__file__).parents[3] / "data" / "kernels" / "a40.csv"
+WITH_TABLES = ("A100-80GB", "H100-SXM", "A40")
+
+
+@pytest.mark.parametrize("device", WITH_TABLES)
+def test_products_of_networks_that_were_held_back_are_within_ten_percent(device: str) -> None:
+    (fit,) = (fit for fit in stored_fits() if (fit.device, fit.dtype, fit.kind) == (device, "float16", GEMM))
+    assert fit.held_back.median < 0.1
+    assert fit.held_back.num_rows > 1900
+    assert fit.held_back.median <= fit.curve_error  # neighbours are kept only where they help
+
+
+def test_what_is_stored_is_what_the_tables_give() -> None:
+    rows = [row for row in shipped() if (row.device, row.dtype, row.kind) == ("V100-16GB", "float16", GEMM)]
+    for fresh, node in zip(fit_rows(rows), as_json(fit_rows(rows)), strict=True):
+        (stored,) = (f for f in stored_fits() if (f.device, f.dtype, f.kind) == (fresh.device, fresh.dtype, fresh.kind))
+        assert as_json([stored]) == [node]
+
+
+def test_a_shape_of_a_network_that_no_fit_has_seen_is_predicted() -> None:
+    """Fitted to one network's kernels alone, the other network's are within the range of eight in ten, and 10 %."""
+    rows = [row for row in read_table(SLICE) if row.kind == GEMM]
+    groups = sorted({row.group for row in rows})
+    assert len(groups) == 2
+    (fit,) = fit_rows(rows)
+    assert fit.held_back.num_rows == len(rows)
+    seconds, logs = fit.checked.T
+    assert sorted(seconds) == sorted(row.seconds for row in rows)
+    assert np.median(np.abs(logs)) == pytest.approx(fit.held_back.median, abs=1e-4)
+    assert fit.held_back.median < 0.1
+    within = (np.exp(-logs) >= fit.held_back.low) & (np.exp(-logs) <= fit.held_back.high)
+    assert 0.75 < within.mean() < 0.9
+
+
+def test_a_measured_shape_is_read_off_its_table() -> None:
+    row = next(row for row in shipped() if row.device == "A100-80GB" and row.kind == GEMM and row.extents[0] == 4096)
+    m, n, k, _ = row.extents
+    found = kernels("A100-80GB", "bfloat16").gemm(m, n, k)
+    assert found.evidence == "measured table"
+    assert found.low <= row.seconds <= found.high
+    other = kernels("A100-80GB", "bfloat16").gemm(m + 333, n + 777, k + 555)
+    assert other.evidence == "fitted, held-back error 3 %"
+
+
+def test_the_gradients_of_a_layer_are_products_of_their_own_shapes() -> None:
+    known = kernels("A100-80GB", "float16")
+    thin = [known.gemm(*shape).seconds for shape in ((64, 8192, 8192), (64, 8192, 8192), (8192, 8192, 64))]
+    assert thin[2] != pytest.approx(thin[0], rel=0.05)
+    flops = 2 * 2048 * 8192 * 8192
+    for shape in ((2048, 8192, 8192), (8192, 8192, 2048)):
+        assert 0.4 < flops / known.gemm(*shape).seconds / 312e12 < 0.9
+
+
+@pytest.mark.parametrize("device", [*WITH_TABLES, "V100-32GB", "T4", "MI300X", "H200"])
+def test_nothing_is_faster_than_its_data_sheet_and_more_takes_longer(device: str) -> None:
+    known = kernels(device, "float16")
+    for m, n, k in ((16, 4096, 4096), (4096, 4096, 4096), (8192, 28672, 8192)):
+        one = known.gemm(m, n, k)
+        assert one.seconds >= 2 * m * n * k / known.device.peak_flop_per_s
+        assert one.low <= one.seconds <= one.high
+        assert known.gemm(4 * m, n, k).seconds > (3 if m > 64 else 0.9) * one.seconds
+        assert known.gemm(m, n, k, 8).seconds > one.seconds
+    for kind in MEMORY_BOUND:
+        assert known.memory_bound(2**30, kind=kind).seconds > 3 * known.memory_bound(2**27, kind=kind).seconds
+    assert known.gemm(0, 5, 5) == known.memory_bound(0) == NOTHING
+
+
+def test_a_device_without_tables_says_so_and_has_the_wider_range() -> None:
+    near, far = (kernels(name, "float16").gemm(4096, 4096, 4096) for name in ("A40", "T4"))
+    assert far.evidence.startswith("datasheet")
+    assert far.high / far.low > 1.5 * near.high / near.low
+    chip = kernels("V100-32GB", "float16").gemm(4096, 4096, 4096)
+    assert "on V100-16GB" in chip.evidence
+
+
+def test_attention_that_is_not_fused_is_its_products_and_softmax() -> None:
+    known = kernels("A100-80GB", "float16")
+    shape = AttentionShape(2, 16, 16, 1024, 1024, 64, True)
+    scores = 2 * 2 * 16 * 1024 * 1024
+    parts = (
+        known.gemm(1024, 1024, 64, 32) + known.memory_bound(2 * scores, kind="softmax") + known.gemm(1024, 64, 1024, 32)
+    )
+    assert known.attention(shape, fused=False) == parts
+    assert known.attention(shape, fused=True).seconds < parts.seconds
+    for fused in (True, False):
+        forward, backward = known.attention(shape, fused=fused), known.attention_backward(shape, fused=fused)
+        assert forward.seconds < backward.seconds < 4 * forward.seconds
+
+
+def test_a_table_of_ones_own_comes_first(tmp_path: Path) -> None:
+    shapes = [(batch, length) for batch in (1, 2, 4, 8) for length in (512, 1024, 2048, 4096)]
+    lines = [
+        f"A40,bf16,attention,{b},16,16,{s},{s},64,1,{1e3 * (1e-5 + 2 * b * 16 * s * s * 64 / 5e13)}" for b, s in shapes
+    ]
+    path = tmp_path / "own.csv"
+    path.write_text(
+        "device,dtype,op,batch,heads,kv_heads,queries,keys,head_size,causal,median_ms\n" + "\n".join(lines) + "\n"
+    )
+    shape = AttentionShape(3, 16, 16, 1536, 1536, 64, True)
+    found = kernels("A40", "bfloat16", path).attention(shape, fused=True)
+    assert found.seconds == pytest.approx(1e-5 + 2 * 3 * 16 * 1536**2 * 64 / 5e13, rel=0.05)
+    assert found.evidence.startswith("fitted, held-back error")
+    assert "FlashAttention" in kernels("A40", "bfloat16").attention(shape, fused=True).evidence
+
+
+def test_estimates_add_up_with_the_weakest_evidence() -> None:
+    table, fit = Estimate(1.0, 0.9, 1.1, "measured table"), Estimate(2.0, 1.5, 3.0, "fitted, held-back error 3 %")
+    assert table + fit == Estimate(3.0, 2.4, 4.1, "fitted, held-back error 3 %")
+    assert 2 * table == Estimate(2.0, 1.8, 2.2, "measured table")
+    texts = ["measured table", "fitted on A40, held-back error 12 %", "fitted, held-back error 3 %"]
+    assert weakest(texts) == texts[1]
+    assert weakest([*texts, "datasheet, held-back error 2 %"]).startswith("datasheet")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("device,dtype,op,m,n,k,median_ms\nA40,bf16,gemm,1,x,3,1\n", "line 2"),
+        ("device,dtype,op,m,n,k,median_ms\nA40,bf16,gemm,1,-4,3,1\n", "n is -4"),
+        ("device,dtype,op,m,n,k,median_ms\nA40,bf16,gemn,1,4,3,1\n", "'gemn' is none of gemm"),
+        ("device,dtype,op,m,n,k,median_ms\n", "it has no rows"),
+        ("a,b\n1,2\n", "its columns: a, b"),
+    ],
+)
+def test_a_table_that_is_wrong_is_refused_by_its_line(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.csv"
+    path.write_text(text)
+    with pytest.raises(CorruptFileError) as caught:
+        read_table(path)
+    assert said in str(caught.value)
+
+
+def test_a_device_or_a_figure_that_is_not_known_is_named() -> None:
+    with pytest.raises(UnknownNameError, match="no device 'A10000'"):
+        kernels("A10000")
+    with pytest.raises(MissingMeasurementError, match="V100-32GB computes in tfloat32"):
+        kernels("V100-32GB", "tfloat32")
+    with pytest.raises(UnknownNameError, match="no kind of operator 'norms'"):
+        kernels("T4", "float16").memory_bound(1, kind="norms")
+
+
+def test_products_in_one_kernel_are_fitted_apart() -> None:
+    rows = [KernelRow("A40", "float16", GEMM, (64, 64, 64 * (1 + i), 1 + i % 2), 1e-5, "one") for i in range(32)]
+    assert {fit.kind for fit in fit_rows(replace(row, seconds=row.seconds * row.extents[2] / 64) for row in rows)} == {
+        GEMM,
+        BATCHED,
+    }

@@ -1,0 +1,190 @@
+"""Pipelines through pools of unlike GPUs: stages with a pool and a tensor degree of their own."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+
+from planner.extras.kernels import AlphaBeta, Estimate
+from planner.extras.kernels.estimates import TABLE
+from planner.extras.transformers import (
+    Cost,
+    DegreesSpace,
+    GpuCluster,
+    GpuPool,
+    Layers,
+    ParallelDegrees,
+    Pass,
+    Pools,
+    Recompute,
+    Timed,
+    Transformer,
+    predict,
+    search,
+)
+from planner.extras.transformers.memory import stage_memory
+from planner.extras.transformers.step import hops_of
+from planner.ir.errors import InfeasibleError
+from tests.planner.extras.transformers.test_search import compositions
+
+SHAPE = Transformer("tiny", 512, 2048, 8, 4, 8000, 512)
+NVLINK, CARD = AlphaBeta(10e-6, 50e9), AlphaBeta(20e-6, 4e9)
+
+
+def timed(block_s: float, shrinks: float = 0.6, sizes: tuple[int, ...] = (1, 2)) -> Timed:
+    """Passes of so many seconds a sample on one GPU; twice the tensor degree takes ``shrinks`` of it."""
+
+    def passes(seconds: float) -> Pass:
+        ahead, back = (Estimate(part * seconds, part * seconds, part * seconds, TABLE) for part in (1 / 3, 2 / 3))
+        return Pass(Cost.of("forward", ahead), Cost.of("backward", back))
+
+    layers = {}
+    for power, size in itertools.product(range(3), sizes):
+        seconds = block_s * shrinks**power * size**0.9
+        layers[2**power, size] = Layers(passes(0.1 * seconds), passes(seconds), passes(0.8 * seconds))
+    return Timed(layers)
+
+
+def pool(name: str, devices: int, block_s: float, per_host: int = 2, gib: float = 16, **more: float) -> GpuPool:
+    cluster = GpuCluster(
+        name,
+        "V100-16GB",
+        per_host,
+        NVLINK,
+        CARD,
+        of_network=1.0,
+        memory_bytes=gib * 2**30,
+        timed=timed(block_s, **more),
+    )
+    return GpuPool(cluster, devices)
+
+
+def pools(*of: GpuPool, wire: AlphaBeta = CARD, between: Mapping[tuple[str, str], AlphaBeta] | None = None) -> Pools:
+    names = [each.cluster.name for each in of]
+    links = dict.fromkeys(itertools.permutations(names, 2), wire) | dict(between or {})
+    return Pools("unlike", of, links)
+
+
+def step_s(of: Pools, batch: int = 8, shape: Transformer = SHAPE, space: DegreesSpace | None = None) -> float:
+    found = search(shape, of, of.devices, batch, space, rivals=0)
+    assert found.gap <= 1e-9
+    return found.best.prediction.step.seconds
+
+
+def enumerated(shape: Transformer, of: Pools, batch: int, space: DegreesSpace) -> Iterator[ParallelDegrees]:
+    """Every pipeline through the pools that has room and fits."""
+    names = {each.cluster.name: each.devices for each in of.pools}
+    seats = [(each.cluster.name, tensor) for each in of.pools for tensor in (1, 2) if tensor <= each.cluster.per_host]
+    for base in replace(space, sequence_parallel=(False,)).through_pools(shape, of, batch):
+        for stages in range(1, shape.layers + 1):
+            for chain in itertools.product(seats, repeat=stages):
+                for blocks in compositions(shape.layers, stages):
+                    ways = replace(
+                        base, pipeline=stages, blocks=blocks, tensor=max(tensor for _, tensor in chain),
+                        tensors=tuple(tensor for _, tensor in chain), pools=tuple(name for name, _ in chain),
+                    )  # fmt: skip
+                    has_room = all(place.stop <= names[place.cluster.name] for place in of.places(ways))
+                    count = ways.micro_batches(batch)
+                    if has_room and all(
+                        stage_memory(shape, ways, stage, count).total <= of.at(ways, stage).usable_bytes
+                        for stage in range(stages)
+                    ):
+                        yield ways
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_pipeline_through_two_kinds_is_better_than_what_is_proven(seed: int) -> None:
+    """Blocks, GPUs, speeds, memory, links and the batch are drawn; every pipeline is enumerated."""
+    draw = random.Random(seed)
+    shape = replace(SHAPE, layers=draw.choice((4, 5, 6)), parameters_tied=draw.random() < 0.5)
+    of = pools(
+        pool("fast", draw.choice((2, 3)), 2e-3, gib=draw.choice((1.68, 1.72, 16))),
+        pool("slow", draw.choice((2, 3, 4)), draw.choice((3e-3, 5e-3)), gib=draw.choice((1.68, 1.72, 16))),
+        wire=draw.choice((CARD, AlphaBeta(50e-6, 5e8))),
+    )
+    how = draw.choice(((Recompute.NONE,), (Recompute.FULL,)))
+    space = DegreesSpace((1, 2), micro_batch=(draw.choice((1, 2)),), zero=(draw.choice((0, 1)),), recompute=how)
+    batch = draw.choice((4, 8, 24))
+    every = [predict(shape, of, ways, batch).step.seconds for ways in enumerated(shape, of, batch, space)]
+    if not every:
+        with pytest.raises(InfeasibleError):
+            search(shape, of, of.devices, batch, space)
+        return
+    found = search(shape, of, of.devices, batch, space, rivals=0)
+    assert found.gap <= 1e-9
+    best = found.best
+    assert best.prediction.step.seconds <= min(every) * (1 + 1e-9)
+    if len(set(best.ways.pools)) > 1 or best.ways.tensors:
+        assert best.prediction.step.seconds == pytest.approx(min(every), rel=1e-9)
+        fits = [
+            stage_memory(shape, best.ways, stage, best.ways.micro_batches(batch)).total
+            <= of.at(best.ways, stage).usable_bytes
+            for stage in range(best.ways.pipeline)
+        ]
+        assert all(fits)
+    assert predict(shape, of, best.ways, batch) == best.prediction
+
+
+def test_both_kinds_work_where_both_are_of_use_and_a_kind_that_is_none_is_idle() -> None:
+    shape = replace(SHAPE, layers=12)
+    both = search(shape, pools(pool("fast", 2, 2e-3), pool("slow", 2, 4e-3)), 4, 32, rivals=0).best.ways
+    assert set(both.pools) == {"fast", "slow"}
+    counts = {name: sum(n for of, n in zip(both.pools, both.blocks, strict=True) if of == name) for name in both.pools}
+    assert counts["fast"] > counts["slow"]
+    alone = search(shape, pools(pool("fast", 2, 2e-3), pool("slow", 2, 400e-3)), 4, 8, rivals=0).best.ways
+    assert set(alone.pools) == {"fast"}
+
+
+@pytest.mark.parametrize("batch", [6, 8])
+def test_more_gpus_of_any_kind_are_never_worse(batch: int) -> None:
+    steps = {
+        (fast, slow): step_s(pools(pool("fast", fast, 2e-3), pool("slow", slow, 4e-3)), batch)
+        for fast, slow in itertools.product((1, 2, 3, 4), repeat=2)
+    }
+    for (fast, slow), seconds in steps.items():
+        for more in ((fast + 1, slow), (fast, slow + 1)):
+            assert steps.get(more, 0.0) <= seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kind_under_two_names_is_one_kind(seed: int) -> None:
+    draw = random.Random(seed)
+    slow, devices = pool("slow", draw.choice((2, 4)), 5e-3), draw.choice((4, 6))
+    one = pools(pool("fast", devices, 2e-3), slow).joined()
+    two = pools(pool("fast", 2, 2e-3), slow, pool("quick", devices - 2, 2e-3)).joined()
+    assert [(each.cluster.name, each.devices) for each in two.pools] == [("fast", devices), ("slow", slow.devices)]
+    assert search(SHAPE, one, one.devices, 8, rivals=0) == search(SHAPE, two, two.devices, 8, rivals=0)
+    apart = pools(pool("fast", 2, 2e-3), pool("quick", 2, 2e-3), wire=AlphaBeta(50e-6, 1e8)).joined()
+    assert len(apart.pools) == 2  # alike, and far from each other
+
+
+def test_messages_between_zones_take_the_link_that_joins_them() -> None:
+    far = AlphaBeta(1e-3, 1e8)
+    of = pools(pool("a", 2, 2e-3), pool("b", 2, 2e-3), pool("c", 2, 2e-3), between={("a", "b"): far, ("b", "a"): far})
+    ways = ParallelDegrees(pipeline=3, micro_batch=2, tensors=(1, 1, 2), pools=("b", "a", "c"), blocks=(1, 1, 2))
+    num_bytes = 2.0 * 2 * SHAPE.seq * SHAPE.hidden
+    to_a, to_c = hops_of(SHAPE, of, ways)
+    assert to_a.seconds == pytest.approx(1e-3 + num_bytes / 1e8)
+    gathered = of.pools[2].cluster.exchange("all_gather", num_bytes, 2).seconds
+    assert to_c.seconds == pytest.approx(CARD.alpha_s + num_bytes / CARD.bytes_per_s + gathered)
+    near = search(SHAPE, of, of.devices, 8, DegreesSpace(pipeline=(2,), tensor=(1,)), rivals=0).best.ways
+    assert set(near.pools) != {"a", "b"}
+    slow = search(
+        SHAPE, pools(pool("a", 1, 2e-3), pool("b", 1, 2e-3), wire=AlphaBeta(1.0, 1e8)), 2, 8, rivals=0
+    ).best.ways
+    assert len(set(slow.pools)) == 1
+
+
+def test_stages_of_a_pool_share_a_host_where_they_fit() -> None:
+    of = pools(pool("a", 8, 2e-3, per_host=4))
+    ways = ParallelDegrees(pipeline=4, data=2, tensors=(2, 1, 1, 1), pools=("a",) * 4, blocks=(1, 1, 1, 1))
+    assert [(place.start, place.stop) for place in of.places(ways)] == [(8, 12), (4, 6), (2, 4), (0, 2)]
+    num_bytes = 2.0 * SHAPE.seq * SHAPE.hidden
+    first, second, third = hops_of(SHAPE, of, ways)
+    assert third.seconds == pytest.approx(NVLINK.alpha_s + num_bytes / NVLINK.bytes_per_s)
+    assert second.seconds == pytest.approx(CARD.alpha_s + 2 * num_bytes / CARD.bytes_per_s)
+    assert first.seconds > second.seconds  # and two ranks gather it
