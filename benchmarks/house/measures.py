@@ -77,8 +77,9 @@ TABLE = Path(__file__).parents[1] / "results" / "house.csv"
 def figures(sources: Mapping[str, str]) -> dict[str, int]:
     """What :data:`TABLE` has a column for, of the text of modules by name.
 
-    Statements are counted with those inside others, of a package's core without its folder ``extras``, parameters with ``self``; of names those that more than one class
-    has, and functions that bind a name of :data:`VAGUE`.
+    Statements are counted with those inside others, those of a package's core without its folder ``extras``;
+    parameters with ``self``; of names those that more than one class has, and functions that bind a name of
+    :data:`VAGUE`.
     """
     statements, extras, classes = dict.fromkeys(PACKAGES, 0), Counter[str](), Counter[str]()
     vague = wide = 0
