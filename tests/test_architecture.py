@@ -108,7 +108,7 @@ FLOORS = {
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
     "benchmarks": floor(
-        " ".join(CODE), f"{DEPENDENCIES} highspy networkx scipy spconv timm torchvision transformers triton"
+        " ".join(CODE), f"{DEPENDENCIES} cosmic_ray highspy networkx scipy spconv timm torchvision transformers triton"
     ),
     "benchmarks.house": floor("benchmarks", "tests"),  # reads this table
     "benchmarks.robustness": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are those of tests/zoo
