@@ -12,6 +12,7 @@ Modules:
     export         Plans, profiles and timelines in the forms of other tools: tables (pandas), Chrome traces (Perfetto),
                    launchers
     kernels        Kernels and links of GPUs that are not here, from tables that others measured
+    tiles          Fused tiles: blocks of layers that each rank of a forward plan runs through without exchanges
     transformers   A transformer's training step on a cluster of GPUs: what it takes, what it holds, and which way is
                    the best
 """
