@@ -49,8 +49,6 @@ Modules:
     sparse            Layers over the sites of sparse tensors: convolutions, pools, and from sites to samples and back
     stage_rules       What layers ask of the stages that hold them: one table, which searches keep to and the runtime
                       refuses by
-    tiling            Which layers may be run in tiles, and in blocks at all (:class:`planner.ir.plan.Block`); what is
-                      refused, and why
     token_slices      Token slices: a micro-batch's sequences cut along time into parts that go through a stage one
                       after the other
 """

@@ -9,8 +9,7 @@ step, and said where nothing fits, ``layout_search`` with ``layout_bound`` the s
 
 Besides:
 
-    block_search        Forward plans in blocks: halos fused over several layers, and tiles, so that an image fits that
-                        is too large
+    continued           Searches that go on where this one ended, among plans that are not in its space; extras add them
     layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
                         the least first
     moves               Plans a few moves away from known ones, for searches that have no proof in time
