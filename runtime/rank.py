@@ -53,7 +53,9 @@ from runtime.transport import Transport
 if TYPE_CHECKING:
     from cuda_ops.sampling.preparation import SampledPreparation
     from cuda_ops.sparse.preparation import Preparation
-    from runtime.spatial import Compiler
+
+Compiler = str | Callable[..., Any]
+"""A backend of torch.compile, by name or as a function."""
 
 GRID_WIDTH = 4
 """Actions shown on each side of the one that failed."""

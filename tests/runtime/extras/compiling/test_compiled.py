@@ -20,9 +20,9 @@ from planner.ir.plan import Placement
 from planner.layers.division import Division
 from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
+from runtime.extras.compiling.collective import CollectivePeerGroup, open_collectives
+from runtime.extras.compiling.compiled import compiled, refuse_draws
 from runtime.pipeline.routing import slices
-from runtime.spatial.compiling.collective import CollectivePeerGroup, open_collectives
-from runtime.spatial.compiling.compiled import compiled, refuse_draws
 from runtime.spatial.decompose import DividedStage
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup

@@ -1,4 +1,4 @@
-"""Divided stages under torch.compile: collectives that the compiler sees.
+"""Stages under torch.compile, divided ones included: their collectives are such as the compiler sees (decision 0013).
 
 Modules:
 
@@ -7,5 +7,7 @@ Modules:
 """
 
 from __future__ import annotations
+
+HOOKS = {"stage_compilers": {"torch.compile": "runtime.extras.compiling.compiled:CompiledStages"}}
 
 __all__: list[str] = []

@@ -4,7 +4,7 @@ A stage's function is a graph already, cut from the captured one; what remains P
 depends on sizes alone.  So torch.compile is not asked to read that Python: it is run once for each size with the
 compiler watching, which records every operator in one graph, collectives included.  Three things follow:
 
-- what is compiled must move its data by :mod:`runtime.spatial.compiling.collective`: operators are all that is
+- what is compiled must move its data by :mod:`runtime.extras.compiling.collective`: operators are all that is
   seen;
 - a graph belongs to one size, named by ``key``;
 - numbers that are new in every step must come as tensors: random draws, whose seed is Python's, would be frozen.
@@ -24,13 +24,48 @@ from torch import Tensor
 from cuda_ops.dense.data_dependent import is_unit
 from cuda_ops.dense.user_functions import is_user_function
 from planner.ir.errors import UnsupportedModelError
+from runtime import spatial
 from runtime.captured import CapturedModule
+from runtime.extras.compiling.collective import CollectiveOrder, CollectivePeerGroup, Collectives, open_collectives
+from runtime.optim.ties import groups_of
+from runtime.rank import Compiler, RankContext
 from runtime.recent import Recent
-from runtime.spatial.compiling.collective import CollectiveOrder, Collectives
+from runtime.sparse.rules import SharedSites
 from runtime.stage.cut import Run, StageFunction
+from runtime.stage.functions import StageCut
+from runtime.stage.random.streams import RandomNodes
 
-Compiler = str | Callable[..., Any]
-"""A backend of torch.compile, by name or as a function."""
+
+class CompiledStages:
+    """See :class:`runtime.stage.local_stage.StageCompiler`.
+
+    Raises:
+        UnsupportedModelError: a stage has token slices or computes spans again.
+    """
+
+    def __init__(self, context: RankContext, compiler: Compiler) -> None:
+        _refuse(context)
+        decision, graph = context.decision, context.graph
+        self._decision, self._compiler, self._drawing = decision, compiler, RandomNodes(context.model).layers
+        together = {number: stage.ranks for number, stage in enumerate(decision.stages) if len(stage.ranks) > 1}
+        groups = (*groups_of(decision, graph), *spatial.groups_in(decision, graph))
+        self._collectives = open_collectives(together, groups, context.deadline_s)
+
+    def peers(self, stage: int) -> CollectivePeerGroup:
+        return CollectivePeerGroup(self._collectives[stage], self._decision.stages[stage].ranks)
+
+    def compiled(
+        self, stage: int, cut: StageCut, training: StageFunction, shared: spatial.DividedStage | SharedSites | None
+    ) -> StageFunction:
+        if isinstance(shared, SharedSites):
+            raise UnsupportedModelError(
+                f"stage {stage} shares out sites, which is not compiled", [], ["run without --compile"]
+            )
+        refuse_draws(stage, cut.layers, self._drawing)
+        refuse_user_code(stage, cut.model, cut.layers)
+        return compiled(
+            training, lambda: None if shared is None else shared.division, self._compiler, self._collectives.get(stage)
+        )
 
 
 def compiled(
@@ -123,3 +158,17 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of ``function``: torch.compile counts, and limits, recompilations by code, and sizes are no mistakes."""
     code: CodeType = function.__code__
     return FunctionType(code.replace(), function.__globals__, function.__name__, None, function.__closure__)
+
+
+def _refuse(context: RankContext) -> None:
+    """Raises :class:`UnsupportedModelError` where a stage that is to be compiled has slices or computes spans again."""
+    if context.decision.token_slices:
+        remedies = ["run without --compile", "plan without --allow time and --token-slices"]
+        raise UnsupportedModelError("stages with token slices are not compiled", [], remedies)
+    for number, stage in enumerate(context.decision.stages):
+        if stage.recomputed:
+            raise UnsupportedModelError(
+                f"stage {number} computes {len(stage.recomputed)} spans of layers again, and is not compiled then",
+                [f"the first has {len(stage.recomputed[0])} layers, from {stage.recomputed[0][0]}"],
+                ["run without --compile", "plan with --recompute always, or never"],
+            )

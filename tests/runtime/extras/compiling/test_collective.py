@@ -11,8 +11,8 @@ import torch
 from planner.ir.box import Interval, volume, whole
 from planner.ir.errors import TransportError
 from planner.layers.division import moves_between
+from runtime.extras.compiling.collective import CollectivePeerGroup, open_collectives
 from runtime.pipeline.routing import slices
-from runtime.spatial.compiling.collective import CollectivePeerGroup, open_collectives
 from runtime.spatial.exchange import Exchange, PeerGroup, redistribute
 from tests.runtime.spatial.test_exchange import random_case
 from tests.runtime.transport.conftest import run_in_processes

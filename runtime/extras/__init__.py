@@ -1,0 +1,10 @@
+"""What few runs need: a folder each, which the runtime does without (:mod:`planner.ir.extras`).
+
+Modules:
+
+    compiling   Divided stages under torch.compile: collectives that the compiler sees
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []
