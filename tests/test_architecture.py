@@ -53,7 +53,7 @@ DEPENDENCIES = (
 FLOORS = {
     "planner.ir": floor(),
     "planner.ir.codec": floor("planner.ir", "pydantic"),
-    "cuda_ops": floor("", "numpy spconv torch torchsparse triton"),
+    "cuda_ops": floor("planner.ir.extras", "numpy spconv torch torchsparse triton"),
     "planner.layers": floor("planner.ir", "numpy"),
     "planner.sites": floor("planner.ir", "numpy"),
     "planner.schedules": floor("planner.ir planner.passes"),
@@ -89,7 +89,7 @@ FLOORS = {
     # What it captures is a model as the runtime takes it.
     "profiler": floor(f"{WITH_TORCH} runtime.captured", "cloudpickle pandas sympy torch"),
     "profiler.modelled": floor(f"{WITH_TORCH} profiler planner.extras.kernels runtime.captured", "torch"),
-    "profiler.models": floor("cuda_ops", "torch"),
+    "profiler.models": floor("cuda_ops planner.ir.extras", "torch"),
     # Links are measured by what a run exchanges by: a copy of it would measure something else before long.
     "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),
     # The same of what ranks make of the sites that they share.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -46,6 +46,34 @@ def hooks(package: str, point: str) -> Additions:
     for extra in _extras(package):
         places |= getattr(extra, "HOOKS", {}).get(point, {})
     return Additions(places)
+
+
+def hook_of(package: str, point: str, value: object) -> Any:
+    """The addition whose name is the class of ``value``, or one that it derives from (``"module.Class"``); None: none.
+
+    Nothing is imported for a class that no extra names.
+    """
+    additions = hooks(package, point)
+    names = (f"{each.__module__}.{each.__qualname__}" for each in type(value).__mro__)
+    return next((additions[name] for name in names if name in additions), None)
+
+
+def public(module: str, own: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module whose public names extras have, each at the point that has the module's name.
+
+    Args:
+        own: the ``__getattr__`` for the other names; None: there are none.
+    """
+
+    def get(name: str) -> Any:
+        additions = hooks(module.partition(".")[0], module)
+        if name in additions:
+            return additions[name]
+        if own is not None:
+            return own(name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return get
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
 Modules:
 
-    compiling   Divided stages under torch.compile: collectives that the compiler sees
+    compiling        Divided stages under torch.compile: collectives that the compiler sees
+    sampled_graphs   Graph networks on sampled neighbours: each rank samples those of its own seeds
 """
 
 from __future__ import annotations

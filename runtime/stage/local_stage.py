@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops.device.placing import on_device
+from cuda_ops.preparation import SeparatePreparation
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.extras import hooks
 from planner.ir.graph import producer
@@ -219,13 +220,11 @@ class StageBuilder:
     def _sites(self, stage: int) -> SharedSites | None:
         """How a stage of several ranks shares out the sites of a sparse network."""
         context, ranks = self._context, self._context.decision.stages[stage].ranks
-        if self._model.preparation is None or len(ranks) == 1:
+        preparation = self._model.preparation
+        if preparation is None or len(ranks) == 1 or isinstance(preparation, SeparatePreparation):
             return None
-        from cuda_ops.sampling.preparation import SampledPreparation
-        from runtime.sparse.rules import SharedSites, require_shareable
+        from runtime.sparse.rules import SharedSites, require_shareable  # late: other networks do without
 
-        if isinstance(self._model.preparation, SampledPreparation):
-            return None  # each rank samples for its own: there is nothing to exchange
         require_shareable(context.graph, frozenset(context.decision.layers_of(stage)), stage)
         if stage in context.divided:
             raise UnsupportedModelError(

@@ -15,29 +15,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from cuda_ops.sampling.graph import GraphError
-from cuda_ops.sampling.sampler import Block, NeighbourSampler, SampledLevels, joined
+from cuda_ops.extras.sampling.graph import GraphError
+from cuda_ops.extras.sampling.sampler import Block, NeighbourSampler, SampledLevels, joined
+from cuda_ops.preparation import SeparatePreparation
 from cuda_ops.sparse.recipe import PreparedNetwork
 
 SITES = "sites"
 
 
 @dataclass(frozen=True, slots=True)
-class SampledPreparation:
+class SampledPreparation(SeparatePreparation):
     """How a graph network's inputs are made of seeds.
 
     Attributes:
-        num_targets: tensors behind the inputs.
+        per_site: of each target, that it is one a seed.
         casts: what features are cast to, by the dtype that the graph has them in; others stay as they are.
     """
 
+    raw_names: ClassVar = ("seeds", "draws")
+    without_samples: ClassVar = ("features", "edges_", "targets_")
+    indices: ClassVar = ("edges_", "targets_", "seed_rows")
+
     sampler: NeighbourSampler
-    num_targets: int = 0
+    per_site: tuple[bool, ...] = ()
     casts: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
 
     @property
@@ -46,20 +51,9 @@ class SampledPreparation:
         return len(self.sampler.fanouts)
 
     @property
-    def per_site(self) -> tuple[bool, ...]:
-        """Of each target, whether it is one a row rather than one a seed; none is."""
-        return (False,) * self.num_targets
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the prepared tensors, in order; targets are ``target_0``, ..."""
+    def input_names(self) -> tuple[str, ...]:
         blocks = [f"{what}_{layer}" for layer in range(1, self.num_layers + 1) for what in ("edges", "targets")]
-        return ("seed_rows", "features", *blocks[:-1], *(f"target_{index}" for index in range(self.num_targets)))
-
-    @property
-    def num_inputs(self) -> int:
-        """How many of them are inputs; the others are targets."""
-        return 1 + 2 * self.num_layers
+        return ("seed_rows", "features", *blocks[:-1])
 
     def words(self) -> dict[str, int | tuple[int, int]]:
         """By the name of a size, the level whose rows it counts; of edges (layer,) as (layer, 0)."""
@@ -70,7 +64,6 @@ class SampledPreparation:
 
     @property
     def varying(self) -> dict[str, list[tuple[str, int]]]:
-        """By the name of a size, the (tensor, dim) pairs that have it."""
         by_size = {SITES: [("features", 0)]}
         by_size |= {f"{SITES}_{level}": [(f"targets_{level}", 0)] for level in range(1, self.num_layers)}
         return by_size | {f"{SITES}_edges_{layer}": [(f"edges_{layer}", 1)] for layer in range(1, self.num_layers + 1)}
@@ -93,24 +86,27 @@ class SampledPreparation:
         return torch.from_numpy(levels.blocks[int(number) - 1][0 if what == "edges" else 1])
 
     def prepared(self, raw: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """All of them, for the samples of ``raw``: seeds, draws and targets."""
-        levels = self.sampler.levels(raw[0].numpy(), draw_of(raw[1]))
-        inputs = [self.tensor(levels, name) for name in self.names[: self.num_inputs]]
-        return (*inputs, *raw[2:])
+        return (*self._inputs(self._levels(raw)), *raw[2:])
 
-    def side_by_side(self, parts: Sequence[Tensor], draws: Tensor) -> list[tuple[Tensor, ...]]:
-        """The inputs of several parts of a batch's seeds side by side, then of each alone.
+    def side_by_side(self, parts: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
+        """The rows of one part are none of another's, though they be the same nodes."""
+        alone = [self._levels(part) for part in parts]
+        return [self._inputs(levels) for levels in (joined(alone), *alone)]
 
-        The rows of one part are none of another's, though they be the same nodes.
-        """
-        alone = [self.sampler.levels(seeds.numpy(), draw_of(draws)) for seeds in parts]
-        names = self.names[: self.num_inputs]
-        return [tuple(self.tensor(levels, name) for name in names) for levels in (joined(alone), *alone)]
-
-    def of_fewer(self, divisor: int) -> SampledPreparation:
+    def of_fewer(self, raw: tuple[Tensor, ...], divisor: int) -> tuple[SampledPreparation, tuple[Tensor, ...]]:
         """With a part of the neighbours, at least one of each node."""
         fewer = [-1 if fanout < 0 else -(-fanout // divisor) for fanout in self.sampler.fanouts]
-        return replace(self, sampler=self.sampler.with_fanouts(fewer))
+        return replace(self, sampler=self.sampler.with_fanouts(fewer)), raw
+
+    def cast(self, casts: Mapping[torch.dtype, torch.dtype]) -> SampledPreparation:
+        """With features of those dtypes cast."""
+        return replace(self, casts=casts)
+
+    def _levels(self, raw: Sequence[Tensor]) -> SampledLevels:
+        return self.sampler.levels(raw[0].numpy(), draw_of(raw[1]))
+
+    def _inputs(self, levels: SampledLevels) -> tuple[Tensor, ...]:
+        return tuple(self.tensor(levels, name) for name in self.input_names)
 
 
 def draw_of(draws: Tensor) -> int:

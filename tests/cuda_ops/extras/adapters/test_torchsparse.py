@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cuda_ops.sparse import nn as spnn
-from cuda_ops.sparse.adapters.torchsparse import (
+from cuda_ops.extras.adapters.torchsparse import (
     from_torchsparse,
     load_torchsparse_state_dict,
     to_torchsparse,
     to_torchsparse_state_dict,
 )
+from cuda_ops.sparse import nn as spnn
 from cuda_ops.sparse.nn import SparseInputError
 from tests.cuda_ops.sparse.nn.clouds import cloud
 

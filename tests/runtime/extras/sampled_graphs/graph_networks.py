@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cuda_ops.sampling.generated import power_law
-from cuda_ops.sampling.graph import NodeGraph
-from cuda_ops.sampling.sampler import Block, NeighbourSampler
-from profiler.models.graphs import GATConv, SAGEConv
+from cuda_ops.extras.sampling.generated import power_law
+from cuda_ops.extras.sampling.graph import NodeGraph
+from cuda_ops.extras.sampling.sampler import Block, NeighbourSampler
+from profiler.extras.sampled_graphs.networks import GATConv, SAGEConv
 
 CHANNELS, CLASSES = 6, 3
 GRAPH: NodeGraph = power_law(300, seed=1, degree=6.0, channels=CHANNELS, classes=CLASSES)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from halopipe.data import laser_scans
-from halopipe.data.laser_scans import ABOVE, GROUND, ScanTiles, height_above_ground
+from halopipe.extras.point_clouds import laser_scans
+from halopipe.extras.point_clouds.laser_scans import ABOVE, GROUND, ScanTiles, height_above_ground
 from planner.ir.errors import CorruptFileError, MissingFileError, UsageError
 
 laspy = pytest.importorskip("laspy")

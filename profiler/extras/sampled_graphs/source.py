@@ -1,12 +1,13 @@
-"""Graph networks: a factory's SampledGraph as a model on tensors, whose blocks are inputs.
+"""Graph networks: a factory's SampledGraph as a model on tensors, whose blocks are inputs; what sampling them costs.
 
-The network takes ``(x, blocks)`` (:class:`cuda_ops.sampling.sampler.SampledGraph`); seeds are its samples.  Blocks are
-sampled ahead of the features' use, and numbers of nodes and edges are sizes that vary, as those of sparse networks are
-(decision 0014).
+The network takes ``(x, blocks)`` (:class:`cuda_ops.extras.sampling.sampler.SampledGraph`); seeds are its
+samples.  Blocks are sampled ahead of the features' use, and numbers of nodes and edges are sizes that vary, as those of
+sparse networks are (decision 0014).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,21 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cuda_ops.sampling.preparation import PreparedGraphNetwork, SampledPreparation
-from cuda_ops.sampling.sampler import SampledGraph
+from cuda_ops.extras.sampling.preparation import PreparedGraphNetwork, SampledPreparation
+from cuda_ops.extras.sampling.sampler import SampledGraph
 from planner.ir.errors import FactoryError
+from planner.ir.graph import Graph
+from planner.ir.profile import PreparationCost
+from profiler.measure.timing import trimmed_mean
 from profiler.source.losses import TrainedLoss
-from profiler.source.model import GraphExample, LoadedModel
+from profiler.source.model import LoadedModel, PreparedExample
 from profiler.source.structure import BatchStructure, Nest
 
 _LEAST = 2  # one is special to the capture
 _NUM_INPUTS = 2
-
-
-def is_sampled(inputs: Any) -> bool:
-    """Whether a factory's inputs are a sampled graph."""
-    values = inputs if isinstance(inputs, tuple) else (inputs,)
-    return any(isinstance(each, SampledGraph) for each in values)
+_NUM_RUNS = 5
 
 
 def load_sampled(
@@ -62,8 +61,8 @@ def load_sampled(
     raw: tuple[Tensor, ...] = raw_of(example)
     if len(example) < _LEAST:
         raw, targets = tuple(torch.cat([each] * _LEAST) for each in raw), tuple(torch.cat([t] * 2) for t in targets)
-    preparation = SampledPreparation(example.sampler, len(targets))
-    graph_example = GraphExample(preparation, raw, targets)
+    preparation = SampledPreparation(example.sampler, (False,) * len(targets))
+    graph_example = PreparedExample(preparation, raw, targets)
     prepared, compared = graph_example.prepared(raw, targets)
     structure = replace(BatchStructure.plain(_NUM_INPUTS, 0), targets=nest)
     model = LoadedModel(
@@ -77,3 +76,14 @@ def load_sampled(
 def raw_of(example: SampledGraph) -> tuple[Tensor, Tensor]:
     """Seeds and draws, as data sources give them."""
     return example.seeds, torch.full_like(example.seeds, example.draw)
+
+
+def sampling_cost(graph: Graph, example: PreparedExample, raw: tuple[Tensor, ...], samples: int) -> PreparationCost:
+    """Thread CPU seconds of sampling the neighbours of ``samples`` seeds, and of copying their features."""
+    made = tuple(graph.inputs)[: example.preparation.num_inputs]
+    seconds = []
+    for draw in range(_NUM_RUNS + 1):
+        start_s = time.thread_time()
+        example.preparation.prepared((raw[0], torch.full_like(raw[1], draw), *raw[2:]))
+        seconds.append(time.thread_time() - start_s)
+    return PreparationCost("sample", made, (), trimmed_mean(seconds[1:]), samples, is_beside=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from halopipe.data.graphs import seed_batches
+from halopipe.extras.sampled_graphs.seeds import seed_batches
 from halopipe.run_spec.result import RunResult
 from halopipe.training.session import Execution
 from planner.ir.plan import Plan
@@ -18,11 +18,11 @@ from profiler.source.source import load_model
 from tests.halopipe.plans import plan_of
 from tests.halopipe.ranks import run_job
 from tests.halopipe.training.sessions import together
-from tests.runtime.sparse import graph_networks
+from tests.runtime.extras.sampled_graphs import graph_networks
 from tests.test_readme import HOME, blocks, file_of
 
 torch.set_num_threads(1)
-DATA = "tests.halopipe.test_graph_runs:seeds"
+DATA = "tests.halopipe.extras.sampled_graphs.test_graph_runs:seeds"
 SHARED = {"cuts": [], "ranks": [(0, 1)], "shares": [(2, 1)]}
 
 
@@ -36,7 +36,7 @@ def once(global_batch: int, input_shape: tuple[int, ...], seed: int) -> list[Any
 
 
 def plan(name: str = "sage", **options: object) -> Plan:
-    source = ModelSource(f"tests.runtime.sparse.graph_networks:{name}", {}, (), "float64")
+    source = ModelSource(f"tests.runtime.extras.sampled_graphs.graph_networks:{name}", {}, (), "float64")
     return plan_of(source, **{"cuts": [], "micro_batches": (5, 3), **options})
 
 
@@ -104,10 +104,10 @@ def test_the_documents_example_trains_on_two_ranks(tmp_path: Path, monkeypatch: 
 
 def test_features_keep_a_dtype_of_their_own(tmp_path: Path) -> None:
     """Time stamps in float64, which a network in float32 makes small first."""
-    made = plan_of(ModelSource("tests.runtime.sparse.graph_networks:stamped"), [], (5, 3))
+    made = plan_of(ModelSource("tests.runtime.extras.sampled_graphs.graph_networks:stamped"), [], (5, 3))
     result = run_job(made, tmp_path, data=DATA, steps=2, check_numerics=True)
     module, _, loss = graph_networks.stamped()
-    model = load_model(ModelSource("tests.runtime.sparse.graph_networks:stamped"))
+    model = load_model(ModelSource("tests.runtime.extras.sampled_graphs.graph_networks:stamped"))
     module.load_state_dict(model.module.user_module.state_dict())
     (nodes, draws), labels = next(iter(seeds(8, (), 0)))
     sampler = graph_networks.stamped()[1][0].sampler

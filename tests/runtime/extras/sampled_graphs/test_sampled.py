@@ -5,6 +5,7 @@ One device is the user's module on the whole micro-batch's neighbourhood, sample
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from planner.ir.errors import StageFailedError, UnsupportedModelError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
+from planner.layers.stage_rules import REPLICAS, rules_of_state
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.engine import Engine
@@ -33,7 +35,7 @@ LAYOUTS = {
 
 @cache
 def network(name: str) -> Network:
-    model = load_model(ModelSource(f"tests.runtime.sparse.graph_networks:{name}", {}, (), "float64"))
+    model = load_model(ModelSource(f"tests.runtime.extras.sampled_graphs.graph_networks:{name}", {}, (), "float64"))
     return model, capture(model)
 
 
@@ -161,3 +163,11 @@ def test_seeds_that_cannot_be_used_end_the_step(seeds: list[int], draws: list[in
     with pytest.raises(StageFailedError) as caught:
         engines(lambda engine: engine.step(*batch), layout)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "pattern"), [("dropping", "between"), ("normalised", r"^\*$")])
+def test_what_ranks_that_share_seeds_would_run_otherwise_has_a_rank_of_its_own(name: str, pattern: str) -> None:
+    """Of numbers for nodes the layer that draws them; of nodes of several seeds that are mixed every stage."""
+    rules = rules_of_state(network(name)[1].graph)
+    assert {rule.what for rule in rules} == {REPLICAS}
+    assert any(re.search(pattern, rule.pattern) for rule in rules)

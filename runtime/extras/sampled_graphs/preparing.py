@@ -4,7 +4,7 @@ The seeds of a micro-batch are cut where some stage's ranks share them, by the e
 What lies between two cuts is a *piece*: it is sampled by itself, and the rows of pieces lie side by side on every
 level.  So what a rank has of any level is an interval of its rows, as of sparse tensors (decision 0014), and no rank
 reads rows of another; nodes that two pieces have in common are computed in both.  Neighbours follow from (seed, draw,
-layer, node) alone (:mod:`cuda_ops.sampling.draws`), so that pieces and the whole batch give every seed the same.
+layer, node) alone (:mod:`cuda_ops.extras.sampling.draws`), so that pieces and the whole batch give every seed the same.
 
 The thread samples and copies features while the rank's own thread computes, a whole step ahead where the next batch is
 known (:meth:`SampledPreparing.expect`).
@@ -17,21 +17,21 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from cuda_ops.sampling.graph import GraphError
-from cuda_ops.sampling.preparation import SampledPreparation, draw_of
-from cuda_ops.sampling.sampler import SampledLevels, joined
+from cuda_ops.extras.sampling.graph import GraphError
+from cuda_ops.extras.sampling.preparation import SampledPreparation, draw_of
+from cuda_ops.extras.sampling.sampler import SampledLevels, joined
 from planner.ir.errors import StageFailedError
 from planner.ir.graph import SAMPLE
 from planner.ir.plan import Decision
 from planner.sites.partition import balanced_cuts
 from runtime.pipeline.microbatches import Batch
 from runtime.sparse.ahead import Beside, Expected, PreparationClock
-from runtime.sparse.batch import InputPreparation, SizedBatch, site_speeds
+from runtime.sparse.batch import PreparedInputs, SeparateBatch, site_speeds
 
 _FEATURES = "features"
 
@@ -54,7 +54,7 @@ class SampledPreparing:
         aside: the thread that samples.
     """
 
-    prepared: InputPreparation
+    prepared: PreparedInputs
     preparation: SampledPreparation
     decision: Decision
     speeds: dict[int, tuple[float, ...]]
@@ -62,17 +62,12 @@ class SampledPreparing:
     _expected: Expected[SampledBatch] = field(default_factory=Expected)
 
     @classmethod
-    def of(
-        cls,
-        decision: Decision,
-        prepared: InputPreparation,
-        preparation: SampledPreparation,
-        aside: Beside | None = None,
-    ) -> SampledPreparing:
+    def of(cls, decision: Decision, prepared: PreparedInputs, aside: Beside | None = None) -> SampledPreparing:
         """For a plan (that its ranks can share seeds, :mod:`planner.layers.stage_rules` has seen to)."""
         speeds = {
             stage: of_stage for stage in range(len(decision.stages)) if (of_stage := site_speeds(decision, stage))
         }
+        preparation = cast("SampledPreparation", prepared.preparation)
         return cls(prepared, preparation, decision, speeds, aside or Beside())
 
     @property
@@ -96,7 +91,7 @@ class SampledPreparing:
         self._expected.add(raw, batch)
 
 
-class SampledBatch(SizedBatch):
+class SampledBatch(SeparateBatch):
     """``raw`` as the graph's inputs: see the module."""
 
     def __init__(self, raw: Batch, preparing: SampledPreparing) -> None:
@@ -135,7 +130,6 @@ class SampledBatch(SizedBatch):
         return seed_cuts
 
     def sizes(self, microbatch: int) -> dict[str, int]:
-        """Rows of each level and edges of each layer of a micro-batch, by the name of the number."""
         level_sizes = self._sizes.get(microbatch)
         if level_sizes is None:
             level_sizes = self._sizes[microbatch] = self._preparation.sizes(
@@ -144,8 +138,10 @@ class SampledBatch(SizedBatch):
         return level_sizes
 
     def whole(self, name: str, microbatch: int) -> Tensor:
-        """A graph input of all samples."""
         return self.interval(name, microbatch, 0, self.rows[microbatch])
+
+    def share(self, microbatch: int, speeds: tuple[float, ...], position: int) -> SampledShare:
+        return SampledShare(self, microbatch, self.cuts(microbatch, speeds), position)
 
     def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
         if self._target(name) is not None:

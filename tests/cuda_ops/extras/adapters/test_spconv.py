@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from cuda_ops.extras.adapters.spconv import from_spconv, load_spconv_state_dict, to_spconv, to_spconv_state_dict
 from cuda_ops.sparse import nn as spnn
-from cuda_ops.sparse.adapters.spconv import from_spconv, load_spconv_state_dict, to_spconv, to_spconv_state_dict
 from cuda_ops.sparse.nn import SparseInputError, SparseTensor
 from tests.cuda_ops.sparse.nn.clouds import SIDE, cloud
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import default_collate
 
 from halopipe.data import demo_data as digits
-from halopipe.data.point_clouds import SOLIDS, SPREAD, Shapes
+from halopipe.extras.point_clouds.solids import SOLIDS, SPREAD, Shapes
 from planner.ir.errors import UsageError
 
 torch.set_num_threads(1)

@@ -2,7 +2,8 @@
 
     seeds int64 (samples,)   draws int64 (samples,)   labels int64 (samples,)
 
-Neighbours are not among them: each rank samples those of its own seeds (:mod:`runtime.sparse.sampled`).
+Neighbours are not among them: each rank samples those of its own seeds
+(:mod:`runtime.extras.sampled_graphs.preparing`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from cuda_ops.sampling.graph import NodeGraph
+    from cuda_ops.extras.sampling.graph import NodeGraph
 
 Batch = tuple[tuple[Tensor, Tensor], Tensor]
 
@@ -56,6 +57,6 @@ def small_graph_seeds(global_batch: int, input_shape: tuple[int, ...], seed: int
 
 
 def _of_generated(nodes: int, global_batch: int, seed: int) -> Iterator[Batch]:
-    from cuda_ops.sampling.generated import generated
+    from cuda_ops.extras.sampling.generated import generated
 
     return seed_batches(generated(nodes), global_batch, seed)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_ops.sampling.draws import CompiledDraws, PlainDraws, base_of, fastest
-from cuda_ops.sampling.generated import power_law
-from cuda_ops.sampling.graph import GraphError, NodeGraph
-from cuda_ops.sampling.sampler import NeighbourSampler, SampledLevels, joined
+from cuda_ops.extras.sampling.draws import CompiledDraws, PlainDraws, base_of, fastest
+from cuda_ops.extras.sampling.generated import power_law
+from cuda_ops.extras.sampling.graph import GraphError, NodeGraph
+from cuda_ops.extras.sampling.sampler import NeighbourSampler, SampledLevels, joined
 
 GRAPH = power_law(400, seed=3, degree=8.0, channels=3, classes=2)
 NX = networkx.DiGraph()

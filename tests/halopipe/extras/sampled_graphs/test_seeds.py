@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import halopipe.data
-from cuda_ops.sampling.generated import power_law
-from halopipe.data.graphs import seed_batches
+from cuda_ops.extras.sampling.generated import power_law
+from halopipe.extras.sampled_graphs.seeds import seed_batches
 
 GRAPH = power_law(50, degree=4.0)
 

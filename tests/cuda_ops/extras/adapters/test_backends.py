@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from cuda_ops.extras.adapters import backends
 from cuda_ops.sparse import reference
-from cuda_ops.sparse.adapters import backends
 from cuda_ops.sparse.geometry import MapSpec, RouteStep
 from tests.cuda_ops.sparse.nn.clouds import cloud
 
@@ -75,7 +75,7 @@ def test_what_is_not_installed_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_adapters_import_none_of_the_libraries() -> None:
     code = (
-        "import sys; import cuda_ops.sparse.adapters, cuda_ops.sparse.adapters.backends; "
+        "import sys; import cuda_ops.extras.adapters, cuda_ops.extras.adapters.backends; "
         "assert not {'spconv', 'torchsparse', 'MinkowskiEngine'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=sys.path[0] or None, timeout=120)

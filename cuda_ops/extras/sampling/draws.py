@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_ops.device.compiling import CannotCompileError, LibrarySources, compiled
-from cuda_ops.sampling.graph import GraphError, NodeGraph
+from cuda_ops.extras.sampling.graph import GraphError, NodeGraph
 
 _LOGGER = logging.getLogger(__name__)
 Ints = NDArray[np.int64]

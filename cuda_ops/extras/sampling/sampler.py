@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cuda_ops.sampling.draws import Ints, NeighbourDraws, base_of, fastest
-from cuda_ops.sampling.graph import GraphError, NodeGraph
+from cuda_ops.extras.sampling.draws import Ints, NeighbourDraws, base_of, fastest
+from cuda_ops.extras.sampling.graph import GraphError, NodeGraph
 
 _WORK_UNIT = 16  # parts of an edge, in which work is counted
 

@@ -8,7 +8,7 @@ import os
 import numpy as np
 
 from cuda_ops.device.compiling import cache_folder
-from cuda_ops.sampling.graph import NodeGraph
+from cuda_ops.extras.sampling.graph import NodeGraph
 
 _VERSION = 1  # of what is generated
 

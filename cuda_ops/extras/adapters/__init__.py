@@ -1,0 +1,34 @@
+"""Tensors, weights and kernels of torchsparse and spconv, imported only when they are used.
+
+Users import the module of the library: ``from cuda_ops.sparse.adapters.spconv import from_spconv``.
+
+Modules:
+
+    backends      The kernels of spconv as an implementation of our operators: functions of their names
+    spconv        Tensors and weights of spconv 2
+    torchsparse   Tensors and weights of torchsparse 2.1
+    weights       State dicts of other libraries: which of their entries is which of ours, and in what order its numbers
+                  lie
+"""
+
+from __future__ import annotations
+
+_HERE = "cuda_ops.extras.adapters"
+_NAMES = {
+    "spconv": ("from_spconv", "load_spconv_state_dict", "to_spconv", "to_spconv_state_dict"),
+    "torchsparse": (
+        "from_torchsparse",
+        "load_torchsparse_state_dict",
+        "to_torchsparse",
+        "to_torchsparse_state_dict",
+    ),
+}
+HOOKS = {
+    "sparse_kernels": {"spconv": f"{_HERE}.backends:load"},
+    **{
+        f"cuda_ops.sparse.adapters.{module}": {name: f"{_HERE}.{module}:{name}" for name in names}
+        for module, names in _NAMES.items()
+    },
+}
+
+__all__: list[str] = []
