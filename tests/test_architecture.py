@@ -43,7 +43,7 @@ def floor(ours: str = "", third_party: str = "") -> Floor:
 
 PLANNER = "planner.ir planner.layers planner.schedules planner.passes"
 # What a search needs beside costs.
-SEARCH = "planner.solvers.budget planner.solvers.candidates planner.solvers.progress"
+SEARCH = "planner.solvers.budget planner.solvers.candidates planner.solvers.everyday planner.solvers.progress"
 WITH_TORCH = "planner.ir planner.layers planner.sites cuda_ops"
 DEPENDENCIES = (
     "bokeh cloudpickle jinja2 laspy lazrs matplotlib nbformat numpy pandas pydantic rich sklearn starlette torch typer"
@@ -60,9 +60,10 @@ FLOORS = {
     "planner.passes": floor("planner.ir planner.layers"),
     "planner.costs": floor(PLANNER, "numpy scipy"),
     "planner.solvers.progress": floor(),
-    "planner.solvers.budget": floor(),
+    "planner.solvers.budget": floor("planner.ir"),
     "planner.solvers.integer_program": floor("", "highspy numpy scipy"),
     "planner.solvers.candidates": floor(f"{PLANNER} planner.costs planner.solvers.budget", "numpy"),
+    "planner.solvers.everyday": floor(f"{PLANNER} planner.costs planner.solvers.candidates planner.solvers.progress"),
     "planner.solvers.layouts": floor(
         f"{PLANNER} planner.costs planner.solvers.integer_program {SEARCH}", "numpy scipy"
     ),
@@ -71,7 +72,7 @@ FLOORS = {
         f"{PLANNER} planner.costs planner.solvers.layouts planner.solvers.integer_program {SEARCH}",
         "networkx numpy scipy",
     ),
-    "planner.solvers": floor(f"{PLANNER} planner.costs planner.extras.baselines", "highspy networkx numpy scipy"),
+    "planner.solvers": floor(f"{PLANNER} planner.costs", "highspy numpy scipy"),
     "planner.extras.catalogue": floor("planner.ir", "pydantic yaml"),
     "planner.extras.kernels": floor("planner.ir planner.extras.catalogue", "numpy scipy"),
     "planner.extras.transformers": floor(
@@ -320,8 +321,6 @@ STILL_KNOWING = frozenset(
         "halopipe.planning.compare",
         "halopipe.planning.edits",
         "halopipe.planning.measure",
-        "halopipe.planning.search_progress",
-        "halopipe.planning.solve",
         "halopipe.planning.ways",
         "halopipe.reports.explain",
         "halopipe.reports.figures",
@@ -333,9 +332,6 @@ STILL_KNOWING = frozenset(
         "halopipe.run_spec.job_file",
         "halopipe.terminal.units",
         "halopipe.training.rank_device",
-        "planner.solvers.best_first.graph_cuts",
-        "planner.solvers.best_first.incumbents",
-        "planner.solvers.ilp.solver",
         "profiler.modelled.operators",
         "profiler.modelled.session",
         "profiler.modelled.watch",

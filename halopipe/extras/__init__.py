@@ -1,4 +1,9 @@
-"""What few users need: a folder each, which the face does without (:mod:`planner.ir.extras`).
+"""What papers, peers and particular machines brought to the face: a folder each, which the verbs do without.
+
+An extra states in ``HOOKS`` of its ``__init__`` what it adds, by the point that the core asks at
+(:mod:`planner.ir.extras`).  At ``verbs`` it adds to the command line, by place in the help and name::
+
+    HOOKS = {"verbs": {"17 ways": "halopipe.extras.transformers.ways:ways"}}
 
 Modules:
 

@@ -6,7 +6,7 @@ without its folder the core plans as before.
 
 Modules:
 
-    baselines      The planners of other papers, and the strategies of everyday use
+    baselines      The planners of other papers
     catalogue      Devices and links one does not have at hand: one YAML file a device, every figure with its source and
                    date
     export         Plans, profiles and timelines in the forms of other tools: tables (pandas), Chrome traces (Perfetto),

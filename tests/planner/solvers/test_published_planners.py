@@ -13,6 +13,7 @@ from planner.extras.baselines import bapipe, dapple, hpgo, sparsepipe
 from planner.extras.baselines.common import as_profile as clusters
 from planner.extras.baselines.common.as_profile import as_profile
 from planner.extras.baselines.common.problem import block_ends, network, searchable
+from planner.extras.baselines.incumbents import promising
 from planner.extras.baselines.pipedream import solver as pipedream
 from planner.extras.baselines.pipedream.format import read, states_of
 from planner.ir.cluster import Cluster
@@ -21,7 +22,6 @@ from planner.ir.graph import TensorSpec
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import baselines, solver
-from planner.solvers.best_first.incumbents import promising
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.oracles.plans import check
 from tests.planner.solvers.instances import branching_problem, random_problem
