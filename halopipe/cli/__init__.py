@@ -29,7 +29,6 @@ Modules:
     report       ``halopipe report``: a plan as one offline page
     run          ``halopipe run``: executes a plan
     schema       ``halopipe schema``: the JSON Schema of a file format
-    serve        ``halopipe serve``: a plan answers requests without an end, from files, standard input or a port
     ways         ``halopipe ways``: how to divide a transformer's training step over a cluster of GPUs
 """
 

@@ -67,7 +67,6 @@ _VERBS = {
     "25 compare": "halopipe.cli.compare:compare",
     "30 check": "halopipe.cli.check:check",
     "35 run": "halopipe.cli.run:run",
-    "37 serve": "halopipe.cli.serve:serve",
     "40 report": "halopipe.cli.report:report",
     "42 draw": "halopipe.cli.draw:draw",
     "44 notebook": "halopipe.cli.notebook:notebook",

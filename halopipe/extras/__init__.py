@@ -9,6 +9,7 @@ Modules:
 
     point_clouds     Clouds to train on, for sparse networks
     sampled_graphs   Graph networks on sampled neighbours: data, and the names of ``halopipe.graphs``
+    serving          A plan that answers a stream of requests: ``halopipe serve`` and ``hp.serve``
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from planner.ir.errors import CorruptFileError, MissingFileError, UsageError
 laspy = pytest.importorskip("laspy")
 torch.set_num_threads(1)
 
-SCAN = Path(__file__).resolve().parents[2] / "data" / "scans" / "lone-star.laz"
+SCAN = Path(__file__).resolve().parents[3] / "data" / "scans" / "lone-star.laz"
 
 
 @pytest.fixture

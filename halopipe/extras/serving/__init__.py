@@ -9,8 +9,15 @@ Besides:
     arrays    Numbers that came from elsewhere: JSON and numpy's arrays, read into no more memory than they and their
               tensors take
     options   What ``halopipe serve`` may be asked: one list of options, as of a run
+    verb      ``halopipe serve``: a plan answers requests without an end, from files, standard input or a port
 """
 
 from __future__ import annotations
+
+HOOKS = {
+    "verbs": {"37 serve": "halopipe.extras.serving.verb:serve"},
+    "calls of a script": {"stream": "halopipe.extras.serving.rank_loop:serve_stream"},
+    "streams": {"requests": "halopipe.extras.serving.serving:open_serving"},
+}
 
 __all__: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from halopipe.cli.options import Json, PlanPath, with_options
-from halopipe.serving.options import ServeOptions
+from halopipe.extras.serving.options import ServeOptions
 from halopipe.terminal import console
 
 
@@ -16,6 +16,6 @@ def serve(plan: PlanPath, options: ServeOptions, json: Json = False) -> None:
     """
     if options.stdin:
         console.require_streams()  # before torch is loaded
-    from halopipe.serving import command
+    from halopipe.extras.serving import command
 
     command.serve(plan, options, json=json)

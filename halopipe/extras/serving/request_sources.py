@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halopipe.run_spec.options import STDIN_FORMATS
-from halopipe.serving import arrays
-from halopipe.serving.serving import RequestAnswer, Serving
+from halopipe.extras.serving import arrays
+from halopipe.extras.serving.options import STDIN_FORMATS
+from halopipe.extras.serving.serving import RequestAnswer, Serving
 from planner.ir.errors import CorruptFileError, FactoryError, FormatError, HalopipeError, MissingFileError, UsageError
 from planner.ir.files import replaced
 from profiler.source.source import find_factory

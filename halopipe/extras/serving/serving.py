@@ -7,7 +7,7 @@
 
 Ranks are processes of this host (:mod:`halopipe.launch.parallelize`).  Each has a connection of its own: it is sent
 what its stages read of a request, and sends back what they make of the module's output
-(:mod:`halopipe.serving.rank_loop`). A request has up to the plan's global batch of samples, which fill its
+(:mod:`halopipe.extras.serving.rank_loop`). A request has up to the plan's global batch of samples, which fill its
 micro-batches in order.
 """
 
@@ -29,12 +29,9 @@ import torch
 from torch import Tensor, nn
 
 from cuda_ops._torch import BatchNormBase, DropoutBase
-from halopipe.launch.job_environment import job_rank
-from halopipe.launch.parallelize import Parallel
-from halopipe.planning.measure import no_model
-from halopipe.run_spec.options import SERVING_MODES, ScriptOptions
-from halopipe.serving import examples
-from halopipe.serving.rank_loop import (
+from halopipe.extras.serving import examples
+from halopipe.extras.serving.options import SERVING_MODES
+from halopipe.extras.serving.rank_loop import (
     END,
     HERE,
     READY,
@@ -47,6 +44,10 @@ from halopipe.serving.rank_loop import (
     pieces_of,
     short_name,
 )
+from halopipe.launch.job_environment import job_rank
+from halopipe.launch.parallelize import Parallel
+from halopipe.planning.measure import no_model
+from halopipe.run_spec.options import ScriptOptions
 from halopipe.terminal.units import require_known
 from halopipe.training.evaluate import joined
 from planner.ir.errors import BusyError, HalopipeError, MissingFileError, UsageError, WorkerError
@@ -302,7 +303,7 @@ class Serving:
         return len(self._waiting)
 
     def request(self, tensors: Mapping[str, Tensor]) -> tuple[Any, Any]:
-        """Inputs and targets of tensors by name; see :func:`halopipe.serving.examples.request`."""
+        """Inputs and targets of tensors by name; see :func:`halopipe.extras.serving.examples.request`."""
         return examples.request(self._structure, tensors)
 
     @property

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halopipe.serving import request_sources
-from halopipe.serving.command import require_fitting
-from halopipe.serving.options import ServeOptions
+from halopipe.extras.serving import request_sources
+from halopipe.extras.serving.command import require_fitting
+from halopipe.extras.serving.options import ServeOptions
 from planner.ir.errors import (
     CorruptFileError,
     FormatError,
@@ -27,7 +27,7 @@ from planner.ir.errors import (
     UsageError,
     WorkerDiedError,
 )
-from tests.halopipe.serving.stand_in import StandIn
+from tests.halopipe.extras.serving.stand_in import StandIn
 
 
 def network() -> nn.Module:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from halopipe.serving import examples
-from halopipe.serving.serving import Counts, RequestAnswer
+from halopipe.extras.serving import examples
+from halopipe.extras.serving.serving import Counts, RequestAnswer
 from planner.ir.errors import BusyError, HalopipeError, UsageError
 from profiler.source.structure import BatchStructure
 
 
 class StandIn:
-    """As :class:`halopipe.serving.serving.Serving`, for what feeds and the port ask of it.
+    """As :class:`halopipe.extras.serving.serving.Serving`, for what feeds and the port ask of it.
 
     Args:
         held: whether answers wait until :attr:`go` is set.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from halopipe.serving import arrays
+from halopipe.extras.serving import arrays
 from planner.ir.errors import FormatError
 
 MOST = 2**24

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from halopipe.extras.serving import request_sources
+from halopipe.extras.serving.options import ServeOptions
+from halopipe.extras.serving.request_sources import Draining
+from halopipe.extras.serving.serving import Serving, open_serving
 from halopipe.planning import plan_files
-from halopipe.serving import request_sources
-from halopipe.serving.options import ServeOptions
-from halopipe.serving.request_sources import Draining
-from halopipe.serving.serving import Serving, open_serving
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
@@ -123,7 +123,7 @@ def _requests(
 
 def _http() -> Any:
     try:
-        from halopipe.serving import http
+        from halopipe.extras.serving import http
     except ModuleNotFoundError as error:
         raise UsageError(
             "a port needs a server, which is not installed", [str(error)], ["pip install 'halopipe[serve]'"]

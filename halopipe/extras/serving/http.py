@@ -33,9 +33,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from halopipe.serving import request_sources
-from halopipe.serving.request_sources import Draining
-from halopipe.serving.serving import Serving
+from halopipe.extras.serving import request_sources
+from halopipe.extras.serving.request_sources import Draining
+from halopipe.extras.serving.serving import Serving
 from planner.ir.errors import BusyError, HalopipeError, UsageError
 
 LOOPBACK = "127.0.0.1"

@@ -20,10 +20,10 @@ import torch
 from starlette.applications import Starlette
 from torch import nn
 
-from halopipe.serving import http
-from halopipe.serving.request_sources import Draining
+from halopipe.extras.serving import http
+from halopipe.extras.serving.request_sources import Draining
 from planner.ir.errors import FormatError, UsageError, WorkerDiedError
-from tests.halopipe.serving.stand_in import StandIn
+from tests.halopipe.extras.serving.stand_in import StandIn
 
 JSON = {"content-type": "application/json"}
 ARRAY = {"content-type": "application/x-npy"}

@@ -4,8 +4,8 @@
     an array of numpy.save           its header first: what it says is looked at before room is made for its numbers
 
 Whoever calls names the dtype that the model takes.  What cannot be kept in it is refused, with the input's name and
-both dtypes (:func:`halopipe.serving.examples.cast`).  No list of Python objects is made of a whole body: ``[],[],...``
-or ``1,1,...`` would take twenty times its bytes.
+both dtypes (:func:`halopipe.extras.serving.examples.cast`).  No list of Python objects is made of a whole body:
+``[],[],...`` or ``1,1,...`` would take twenty times its bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halopipe.serving.examples import cast
+from halopipe.extras.serving.examples import cast
 from planner.ir.errors import FormatError, UsageError
 
 _PIECE_BYTES = 2**16

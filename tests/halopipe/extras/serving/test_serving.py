@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 import halopipe as hp
-from halopipe.serving.rank_loop import RankDescription, decoded, encoded
-from halopipe.serving.serving import RequestAnswer, Serving, _PendingRequest
+from halopipe.extras.serving.rank_loop import RankDescription, decoded, encoded
+from halopipe.extras.serving.serving import RequestAnswer, Serving, _PendingRequest
 from planner.ir.codec import dump
 from planner.ir.errors import BusyError, UsageError, WorkerError
 from planner.ir.graph import TensorSpec
@@ -32,7 +32,7 @@ from runtime.stage.index_ranges import IndexRange
 from tests.halopipe.plans import plan_of
 from tests.runtime import test_local_losses
 
-HOME = Path(__file__).resolve().parents[3]
+HOME = Path(__file__).resolve().parents[4]
 OF_STREAM = "tests.runtime.pipeline.test_stream"
 RECURRENT = ModelSource(f"{OF_STREAM}:recurrent", {}, (4, 5), "float64")
 LOCAL = ModelSource("tests.runtime.test_local_losses:local", {}, (4, 6), "float64")

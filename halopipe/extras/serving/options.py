@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from halopipe.run_spec.options import OPTIMIZERS, SERVING_MODES, STDIN_FORMATS
+from halopipe.run_spec.options import OPTIMIZERS
 from halopipe.run_spec.schema import option
+
+SERVING_MODES = ("module", "eval")
+"""The mode that a served plan's stages run in: the module's, part by part, or evaluation mode throughout."""
+
+STDIN_FORMATS = ("json", "npy")
+"""What ``halopipe serve --stdin`` reads."""
 
 FROM, WEIGHTS, STREAM = "Where requests come from (one of them)", "Weights", "The stream"
 """Headings in the help, below the common options."""
