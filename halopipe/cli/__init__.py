@@ -15,18 +15,15 @@ Modules:
     demo         ``halopipe demo``: the whole journey on this machine
     devices      ``halopipe devices``: the catalogue
     doctor       ``halopipe doctor``: what is missing or odd on this machine
-    draw         ``halopipe draw``: a figure of a plan
     explain      ``halopipe explain``: why this plan
     export       ``halopipe export``: a plan in another tool's format
     fit          ``halopipe fit``: how well kernel models fit a table of kernels
     importing    ``halopipe import``: a published profile as one of ours
     merge        ``halopipe merge``: profiles of one model from several hosts, as one
-    notebook     ``halopipe notebook``: strategies compared for one's own profile, as a notebook
     options      Options that several verbs have, spelled once
     plan         ``halopipe plan``: searches for the best plan
     profile      ``halopipe profile``: measures a model on this machine, or on all hosts of a job of torchrun; ``--on``:
                  models it
-    report       ``halopipe report``: a plan as one offline page
     run          ``halopipe run``: executes a plan
     schema       ``halopipe schema``: the JSON Schema of a file format
     ways         ``halopipe ways``: how to divide a transformer's training step over a cluster of GPUs

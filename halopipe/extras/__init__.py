@@ -7,6 +7,7 @@ An extra states in ``HOOKS`` of its ``__init__`` what it adds, by the point that
 
 Modules:
 
+    figures          Plans and runs as figures, as one offline page, and in notebooks
     point_clouds     Clouds to train on, for sparse networks
     sampled_graphs   Graph networks on sampled neighbours: data, and the names of ``halopipe.graphs``
     serving          A plan that answers a stream of requests: ``halopipe serve`` and ``hp.serve``

@@ -29,7 +29,7 @@ class Additions(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
             module, _, attribute = self._places[name].partition(":")
-            self._loaded[name] = getattr(import_module(module), attribute)
+            self._loaded[name] = getattr(import_module(module), attribute) if attribute else import_module(module)
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -59,7 +59,9 @@ def hook_of(package: str, point: str, value: object) -> Any:
 
 
 def public(module: str, own: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a module whose public names extras have, each at the point that has the module's name.
+    """The ``__getattr__`` of a module whose names extras have, at the point of the module's own name.
+
+    They add names there, or ``*``: a module, all of whose names are meant (``"*": "halopipe.extras.figures.figures"``).
 
     Args:
         own: the ``__getattr__`` for the other names; None: there are none.
@@ -69,6 +71,8 @@ def public(module: str, own: Callable[[str], Any] | None = None) -> Callable[[st
         additions = hooks(module.partition(".")[0], module)
         if name in additions:
             return additions[name]
+        if "*" in additions:
+            return getattr(additions["*"], name)
         if own is not None:
             return own(name)
         raise AttributeError(f"module {module!r} has no attribute {name!r}")

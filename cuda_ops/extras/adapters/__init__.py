@@ -14,21 +14,10 @@ Modules:
 from __future__ import annotations
 
 _HERE = "cuda_ops.extras.adapters"
-_NAMES = {
-    "spconv": ("from_spconv", "load_spconv_state_dict", "to_spconv", "to_spconv_state_dict"),
-    "torchsparse": (
-        "from_torchsparse",
-        "load_torchsparse_state_dict",
-        "to_torchsparse",
-        "to_torchsparse_state_dict",
-    ),
-}
 HOOKS = {
     "sparse_kernels": {"spconv": f"{_HERE}.backends:load"},
-    **{
-        f"cuda_ops.sparse.adapters.{module}": {name: f"{_HERE}.{module}:{name}" for name in names}
-        for module, names in _NAMES.items()
-    },
+    "cuda_ops.sparse.adapters.spconv": {"*": f"{_HERE}.spconv"},
+    "cuda_ops.sparse.adapters.torchsparse": {"*": f"{_HERE}.torchsparse"},
 }
 
 __all__: list[str] = []

@@ -9,12 +9,10 @@ Modules:
 from __future__ import annotations
 
 _HERE = "halopipe.extras.point_clouds"
-_SCANS = ("ABOVE", "GROUND", "IGNORED", "ScanTiles", "Tile", "height_above_ground", "read_scan")
-_SOLIDS = ("SOLIDS", "SPREAD", "VOXELS", "Shapes")
 HOOKS = {
     "halopipe.data": {name: f"{_HERE}.solids:{name}" for name in ("held_out_shapes", "shapes")},
-    "halopipe.data.laser_scans": {name: f"{_HERE}.laser_scans:{name}" for name in _SCANS},
-    "halopipe.data.point_clouds": {name: f"{_HERE}.solids:{name}" for name in _SOLIDS},
+    "halopipe.data.laser_scans": {"*": f"{_HERE}.laser_scans"},
+    "halopipe.data.point_clouds": {"*": f"{_HERE}.solids"},
 }
 
 __all__: list[str] = []

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 _HERE = "profiler.extras.sampled_graphs"
 _SAMPLING = "cuda_ops.extras.sampling"
-_NETWORKS = ("GATConv", "SAGEConv", "SampledNetwork", "gat", "sage")
 HOOKS = {
     "inputs": {f"{_SAMPLING}.sampler.SampledGraph": f"{_HERE}.source:load_sampled"},
     "raw_inputs": {f"{_SAMPLING}.sampler.SampledGraph": f"{_HERE}.source:raw_of"},
     "preparation_costs": {f"{_SAMPLING}.preparation.SampledPreparation": f"{_HERE}.source:sampling_cost"},
-    "profiler.models.graphs": {name: f"{_HERE}.networks:{name}" for name in _NETWORKS},
+    "profiler.models.graphs": {"*": f"{_HERE}.networks"},
 }
 
 __all__: list[str] = []

@@ -43,7 +43,7 @@ def test_users_import_from_beside_the_operators(library: str) -> None:
     own = import_module(f"cuda_ops.extras.adapters.{library}")
     for name in (f"from_{library}", f"to_{library}", f"load_{library}_state_dict", f"to_{library}_state_dict"):
         assert getattr(public, name) is getattr(own, name)
-    with pytest.raises(AttributeError, match=f"module 'cuda_ops.sparse.adapters.{library}' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match=f"adapters.{library}' has no attribute 'nothing'"):
         _ = public.nothing
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from halopipe.data import demo_data as digits
-from halopipe.extras.point_clouds.solids import SOLIDS, SPREAD, Shapes
+from halopipe import data
+from halopipe.extras.point_clouds.solids import NUM_HELD_OUT, NUM_SHAPES, SOLIDS, SPREAD, Shapes
 from planner.ir.errors import UsageError
 
 torch.set_num_threads(1)
@@ -60,8 +60,8 @@ def test_a_spheres_voxels_are_a_shell() -> None:
 
 
 def test_factories_give_disjoint_samples_in_the_shape_asked_for() -> None:
-    train, rest = digits.shapes(4, (4, 100, 2), 0), digits.held_out_shapes(4, (4, 100, 2), 0)
-    assert (len(train), len(rest)) == (digits.NUM_SHAPES, digits.NUM_HELD_OUT)
+    train, rest = data.shapes(4, (4, 100, 2), 0), data.held_out_shapes(4, (4, 100, 2), 0)
+    assert (len(train), len(rest)) == (NUM_SHAPES, NUM_HELD_OUT)
     (coordinates, features, counts), targets = default_collate([train[n] for n in range(3)])
     assert (coordinates.shape, features.shape, counts.shape) == ((3, 100, 3), (3, 100, 2), (3,))
     assert targets.tolist() == [0, 1, 2]
@@ -71,8 +71,8 @@ def test_factories_give_disjoint_samples_in_the_shape_asked_for() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: digits.shapes(4, (4, 5), 0), "has 2 dims"),
-        (lambda: digits.shapes(4, (4, 50, 7), 0), "1 to 4 features"),
+        (lambda: data.shapes(4, (4, 5), 0), "has 2 dims"),
+        (lambda: data.shapes(4, (4, 50, 7), 0), "1 to 4 features"),
         (lambda: Shapes(4, points=100, voxels=100), "do not fit 100 points"),
         (lambda: Shapes(4, num_classes=40), "40 kinds of shapes"),
     ],

@@ -46,8 +46,9 @@ def register(shell: Any) -> None:
 def plan_html(plan: Plan) -> str:
     """Headline, the step if the plan's profile is remembered, else memory by rank; and its stages."""
     from halopipe.api.files import profile_of
+    from halopipe.extras.figures import figures
     from halopipe.planning import plan_files, solve
-    from halopipe.reports import explain, figures
+    from halopipe.reports import explain
     from planner.extras.export.rows import stage_rows
 
     profile = profile_of(plan)
@@ -68,7 +69,7 @@ def _plan_text(plan: Plan, printer: Any, _cycle: bool) -> None:
 
 def timeline_html(timeline: Timeline) -> str:
     """The step, and memory over time where it is known."""
-    from halopipe.reports import figures
+    from halopipe.extras.figures import figures
 
     shown = figures.svg(figures.gantt(timeline))
     return shown + (figures.svg(figures.memory_over_time([timeline])) if timeline.memory else "")
@@ -76,7 +77,7 @@ def timeline_html(timeline: Timeline) -> str:
 
 def timeline_file_html(file: TimelineFile) -> str:
     """The step predicted and measured."""
-    from halopipe.reports import figures
+    from halopipe.extras.figures import figures
     from halopipe.terminal import units
 
     timelines = [timeline for timeline in (file.predicted, file.measured) if timeline.spans]

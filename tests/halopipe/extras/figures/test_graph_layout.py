@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halopipe.reports.graph_layout import BOX_HEIGHT, BOX_WIDTH, LANES_PER_COLUMN, NetworkDrawing, draw, edges_of
+from halopipe.extras.figures.graph_layout import BOX_HEIGHT, BOX_WIDTH, LANES_PER_COLUMN, NetworkDrawing, draw, edges_of
 
 
 @st.composite

@@ -106,7 +106,7 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
 def test_the_verb_runs_what_it_writes_and_keeps_what_came_before_a_cell_that_failed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from halopipe.reports import notebook
+    from halopipe.extras.figures import notebook
 
     monkeypatch.delenv("MPLBACKEND")  # a kernel's own shows pictures
     result = call(folder / "profile.json", folder / "plan.json")

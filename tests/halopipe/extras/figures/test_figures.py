@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chains import chain_profile
-from halopipe.reports import figures
+from halopipe.extras.figures import figures
 from planner.ir.errors import UsageError
 from planner.ir.timeline import Span, Timeline
 from tests.planner.factories import chain_decision, plan_of

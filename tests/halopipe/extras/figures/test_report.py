@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chains import chain_profile
+from halopipe.extras.figures import report
 from halopipe.planning import solve
-from halopipe.reports import report
 from planner.ir.codec import dump
 from planner.ir.errors import StaleFileError, UsageError
 from planner.ir.plan import Alternative, Decision, Plan, Search
@@ -120,7 +120,7 @@ def test_a_plan_alone_says_what_is_not_shown() -> None:
 
 
 def test_the_front_is_what_no_other_beats() -> None:
-    from halopipe.reports.charts import Point, front_of  # late: it loads bokeh
+    from halopipe.extras.figures.charts import Point, front_of  # late: it loads bokeh
 
     draws = random.Random(3)
     points = [Point(str(n), "rival", draws.randrange(9) + 1.0, draws.randrange(9)) for n in range(40)]
@@ -131,8 +131,8 @@ def test_the_front_is_what_no_other_beats() -> None:
 
 
 def test_without_the_library_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "halopipe.reports.charts")
-    monkeypatch.delattr("halopipe.reports.charts")
+    monkeypatch.delitem(sys.modules, "halopipe.extras.figures.charts")
+    monkeypatch.delattr("halopipe.extras.figures.charts")
     monkeypatch.setitem(sys.modules, "bokeh.document", None)
     with pytest.raises(UsageError, match="a report needs bokeh and jinja2") as caught:
         report.page(report.ReportSources("plan.json", PLAN))

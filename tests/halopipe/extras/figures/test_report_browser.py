@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.chains import chain_profile
-from halopipe.reports import report
+from halopipe.extras.figures import report
 from planner.ir.timeline import MemorySample, Span, Timeline, TimelineFile
 from tests.planner.factories import chain_decision, plan_of
 

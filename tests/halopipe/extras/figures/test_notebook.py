@@ -6,9 +6,9 @@ from IPython.core.formatters import DisplayFormatter
 
 from benchmarks.chains import chain_profile
 from halopipe import api
+from halopipe.extras.figures.notebook import register
 from halopipe.planning.problem import make_problem
 from halopipe.planning.solve import predict_again, solve
-from halopipe.reports.notebook import register
 from planner.ir.timeline import TimelineFile
 
 PROFILE = chain_profile(4, latency_s=3e-4)

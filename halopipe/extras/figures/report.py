@@ -15,16 +15,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from halopipe.extras.figures import figures, graph_layout
+from halopipe.extras.figures.figures import OPERATIONS, WORDS, stage_colour
 from halopipe.planning import plan_files, solve
 from halopipe.planning.compare import Comparison, proof_text, tie_text
-from halopipe.reports import explain, figures, graph_layout
-from halopipe.reports.figures import OPERATIONS, WORDS, stage_colour
+from halopipe.reports import explain
 from halopipe.reports.predicted_vs_measured import apart_text, timeline_cells
 from halopipe.terminal import units
 from halopipe.terminal.console import command
 from planner.extras.export.rows import stage_rows
 from planner.ir.codec import load_any
 from planner.ir.errors import UsageError
+from planner.ir.files import write_text
 from planner.ir.plan import Plan, Prediction
 from planner.ir.profile import Profile
 from planner.ir.schedule import Action
@@ -34,8 +36,8 @@ from planner.layers import statistics_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from halopipe.extras.figures.charts import Point
     from halopipe.planning.pareto import Front
-    from halopipe.reports.charts import Point
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -154,6 +156,14 @@ def require_page(path: str | Path) -> None:
 _PAGES = (".html", ".htm")
 
 
+def write(
+    things: Sequence[str | Path | Plan | Profile | TimelineFile], path: str | Path, profile: Profile | None
+) -> None:
+    """Writes the page about the first plan of ``things``; see :func:`read`, whose ``remembered`` is ``profile``."""
+    require_page(path)
+    write_text(path, page(read(things, remembered=profile)))
+
+
 def page(sources: ReportSources, front: Front | None = None) -> str:
     """The report as HTML.
 
@@ -166,7 +176,7 @@ def page(sources: ReportSources, front: Front | None = None) -> str:
     try:
         import jinja2
 
-        from halopipe.reports import charts
+        from halopipe.extras.figures import charts
     except ImportError as error:
         raise UsageError(
             f"a report needs bokeh and jinja2: {error}",
@@ -182,7 +192,7 @@ def page(sources: ReportSources, front: Front | None = None) -> str:
     known_limits = sorted(set(limits))
     rows = stage_rows(plan, profile, timelines[0] if timelines else None)
     comparison = Comparison({sources.name: plan, **sources.rivals}, profile=sources.profile)
-    folder = files("halopipe.reports") / "page"
+    folder = files("halopipe.extras.figures") / "page"
     script = (folder / "report.js").read_text("utf-8")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -373,7 +383,7 @@ def _bounds(plan: Plan, prediction: Prediction) -> list[tuple[str, str, str]]:
 
 def _points(sources: ReportSources, prediction: Prediction, front: Front | None) -> Iterator[Point]:
     """What is known of step and memory, the plan first."""
-    from halopipe.reports.charts import Point
+    from halopipe.extras.figures.charts import Point
 
     yield Point(sources.name, "chosen", prediction.step_s, prediction.peak_bytes)
     for other in sources.plan.alternatives:
