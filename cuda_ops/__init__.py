@@ -13,8 +13,8 @@ Modules:
                     use
     extras          What few networks need: a folder each, which the operators do without
     memory          Counts the memory of torch's tensors on the CPU, exactly, and holds it below a limit
-    operator_table  What is known of torch's operators: one row an operator, read by the profiler's capture, modelled
-                    profiles and runs
+    operator_table  What is known of torch's operators, one row an operator: whether it is elementwise, random, mixes
+                    samples, ...; read by the profiler's capture, modelled profiles and runs
     preparation     A batch that is prepared before the network sees it: clouds become sites and maps, seeds become
                     sampled neighbours
     sparse          Sparse 3-D networks on packed, sorted coordinates: operators in plain torch, C++ and Triton behind

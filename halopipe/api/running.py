@@ -13,7 +13,7 @@ from halopipe.api.files import PlanOrPath, ProfileOrPath, plan_in, profile_in, p
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.terminal import console, units
 from planner.ir.errors import InfeasibleError
-from planner.ir.extras import hooks
+from planner.ir.extras import addition
 from planner.ir.plan import Plan
 from planner.ir.problem import WHOLE
 from planner.ir.profile import Profile
@@ -146,7 +146,7 @@ def serve(
         UnsupportedModelError: the module's output cannot be had of the captured graph.
         NumericsError: the first answer is not one device's.
     """
-    return hooks("halopipe", "streams")["requests"](
+    return addition("halopipe", "streams", "requests")(
         plan_in(plan),
         module,
         optimizer=optimizer,

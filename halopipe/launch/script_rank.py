@@ -24,7 +24,7 @@ from halopipe.run_spec.options import ScriptOptions
 from halopipe.training.checkpoint_folders import load_weights
 from halopipe.training.session import Execution
 from planner.ir.errors import InputFileError, UsageError
-from planner.ir.extras import hooks
+from planner.ir.extras import addition
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Plan
 from planner.layers import statistics_text
@@ -133,7 +133,7 @@ def _done(execution: Execution, what: str, arguments: Mapping[str, Any], state: 
             execution.load(arguments["folder"], step=arguments["step"])
             _write_settings(execution, state)
         case _:
-            hooks("halopipe", "calls of a script")[what](execution, arguments)
+            addition("halopipe", "calls", what)(execution, arguments)
     return {"num_steps": execution.num_steps}
 
 

@@ -1,9 +1,12 @@
-"""What few runs need: a folder each, which the runtime does without (:mod:`planner.ir.extras`).
+"""What papers, peers and particular machines brought: a folder each, which the runtime does without.
+
+As in :mod:`planner.extras`: an extra states in ``HOOKS`` what it adds, and the core never imports it.
 
 Modules:
 
     compiling        Divided stages under torch.compile: collectives that the compiler sees
     sampled_graphs   Graph networks on sampled neighbours: each rank samples those of its own seeds
+    tiles            Layers of a divided stage in blocks, tile by tile
 """
 
 from __future__ import annotations

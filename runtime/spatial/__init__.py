@@ -4,8 +4,6 @@ Names are imported when they are first used: a rank whose plan divides no layer 
 
 Modules:
 
-    blocks        Runs layers of a divided stage in blocks: each rank through a whole block, tile by tile, without
-                  exchanges inside
     collectives   Sums over the ranks of a step's group, of small tensors: every rank sends its own to every other
     contraction   Input channels shared by several ranks: partial sums are made, sent to who keeps them, and added
     convolution   A convolution over cut space: which terms it is a sum of, and three ways to compute it
@@ -31,7 +29,6 @@ from typing import TYPE_CHECKING
 from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
-    from runtime.spatial.blocks import in_blocks
     from runtime.spatial.decompose import DividedStage, DrawnPlaces
     from runtime.spatial.deferred import DeferredGradients
     from runtime.spatial.empties import connected
@@ -51,7 +48,6 @@ __all__ = [
     "connected",
     "groups_in",
     "groups_of_parameters",
-    "in_blocks",
     "of_micro_batches",
     "parts_of",
     "sliced",
@@ -68,7 +64,6 @@ _HOMES = {
     "connected": "empties",
     "groups_in": "layer_shard",
     "groups_of_parameters": "parameters",
-    "in_blocks": "blocks",
     "of_micro_batches": "slices",
     "parts_of": "parameters",
     "sliced": "parameters",

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from cuda_ops.device.placing import on_device
 from cuda_ops.preparation import SeparatePreparation
 from planner.ir.errors import UnsupportedModelError
-from planner.ir.extras import hooks
+from planner.ir.extras import addition
 from planner.ir.graph import producer
 from planner.layers import require_micro_batches
 from planner.layers.boundary import loss_terms, without_gradient
@@ -70,10 +70,7 @@ class StageBuilder:
         self._node_places = {node.name: place for place, node in enumerate(self._model.graph_module.graph.nodes)}
         self._compiler: StageCompiler | None = None
         if context.compiler is not None:
-            compilers = hooks("runtime", "stage_compilers")
-            if not compilers:
-                raise UnsupportedModelError("nothing here compiles stages", [], ["run without --compile"])
-            self._compiler = compilers["torch.compile"](context, context.compiler)
+            self._compiler = addition("runtime", "stage_compilers", "torch.compile")(context, context.compiler)
 
     @property
     def layers_by_micro_batch(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 HOOKS = {
     "verbs": {"37 serve": "halopipe.extras.serving.verb:serve"},
-    "calls of a script": {"stream": "halopipe.extras.serving.rank_loop:serve_stream"},
+    "calls": {"stream": "halopipe.extras.serving.rank_loop:serve_stream"},
     "streams": {"requests": "halopipe.extras.serving.serving:open_serving"},
 }
 
