@@ -19,7 +19,7 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.terminal import tables, units
 from halopipe.terminal.console import command, emit
 from halopipe.terminal.output_files import claimed
-from planner.extras.export.chrome_trace import chrome_trace
+from planner.ir.chrome_trace import chrome_trace
 from planner.ir.codec import dump
 from planner.ir.errors import MissingFileError
 from planner.ir.files import write_text

@@ -53,6 +53,7 @@ DEPENDENCIES = (
 FLOORS = {
     "planner.ir": floor(),
     "planner.ir.codec": floor("planner.ir", "pydantic"),
+    "planner.ir.strict_yaml": floor("planner.ir", "yaml"),
     "cuda_ops": floor("", "numpy spconv torch torchsparse triton"),
     "planner.layers": floor("planner.ir", "numpy"),
     "planner.sites": floor("planner.ir", "numpy"),
@@ -73,7 +74,7 @@ FLOORS = {
         "networkx numpy scipy",
     ),
     "planner.solvers": floor(f"{PLANNER} planner.costs", "highspy numpy scipy"),
-    "planner.extras.catalogue": floor("planner.ir", "pydantic yaml"),
+    "planner.extras.catalogue": floor("planner.ir", "pydantic"),
     "planner.extras.kernels": floor("planner.ir planner.extras.catalogue", "numpy scipy"),
     "planner.extras.transformers": floor(
         f"{PLANNER} planner.extras.catalogue planner.extras.kernels planner.costs.memory.table planner.costs.simulator",
@@ -89,7 +90,7 @@ FLOORS = {
     "planner": floor("planner"),
     # What it captures is a model as the runtime takes it.
     "profiler": floor(f"{WITH_TORCH} runtime.captured", "cloudpickle pandas sympy torch"),
-    "profiler.modelled": floor(f"{WITH_TORCH} profiler planner.extras.kernels runtime.captured", "torch"),
+    "profiler.extras.modelled": floor(f"{WITH_TORCH} profiler planner.extras.kernels runtime.captured", "torch"),
     "profiler.models": floor("cuda_ops", "torch"),
     # Links are measured by what a run exchanges by: a copy of it would measure something else before long.
     "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),
@@ -309,34 +310,7 @@ def exceeded(now: Mapping[str, int], history: Sequence[Mapping[str, str]]) -> li
 EXTRAS = re.compile(rf"(?:{'|'.join(CODE[1:])})\.extras\b")
 
 
-STILL_KNOWING = frozenset(
-    [
-        "halopipe.cli.cluster",
-        "halopipe.cli.export",
-        "halopipe.cli.fit",
-        "halopipe.cli.importing",
-        "halopipe.cli.run",
-        "halopipe.demo",
-        "halopipe.planning.clusters",
-        "halopipe.planning.compare",
-        "halopipe.planning.edits",
-        "halopipe.planning.measure",
-        "halopipe.planning.ways",
-        "halopipe.reports.explain",
-        "halopipe.reports.figures",
-        "halopipe.reports.graph_layout",
-        "halopipe.reports.layer",
-        "halopipe.reports.notebook",
-        "halopipe.reports.predicted_vs_measured",
-        "halopipe.reports.report",
-        "halopipe.run_spec.job_file",
-        "halopipe.terminal.units",
-        "halopipe.training.rank_device",
-        "profiler.modelled.operators",
-        "profiler.modelled.session",
-        "profiler.modelled.watch",
-    ]
-)
+STILL_KNOWING: frozenset[str] = frozenset()
 """Modules of the core that still name an extra; none is added."""
 
 

@@ -9,8 +9,7 @@ Modules:
     baselines      The planners of other papers
     catalogue      Devices and links one does not have at hand: one YAML file a device, every figure with its source and
                    date
-    export         Plans, profiles and timelines in the forms of other tools: tables (pandas), Chrome traces (Perfetto),
-                   launchers
+    export         Plans, profiles and timelines in the forms of other tools: tables (pandas), launchers
     kernels        Kernels and links of GPUs that are not here, from tables that others measured
     transformers   A transformer's training step on a cluster of GPUs: what it takes, what it holds, and which way is
                    the best
