@@ -20,7 +20,7 @@ from halopipe.run_spec.result import RunResult
 from halopipe.terminal import tables, units
 from halopipe.terminal.console import command, emit
 from halopipe.terminal.output_files import claimed
-from planner.extras.export.chrome_trace import chrome_trace
+from planner.ir.chrome_trace import chrome_trace
 from planner.ir.codec import dump
 from planner.ir.errors import MissingFileError
 from planner.ir.extras import hooks

@@ -53,6 +53,7 @@ DEPENDENCIES = (
 FLOORS = {
     "planner.ir": floor(),
     "planner.ir.codec": floor("planner.ir", "pydantic"),
+    "planner.ir.strict_yaml": floor("planner.ir", "yaml"),
     "cuda_ops": floor("planner.ir.extras", "numpy spconv torch torchsparse triton"),
     "planner.layers": floor("planner.ir", "numpy"),
     "planner.sites": floor("planner.ir", "numpy"),
@@ -77,7 +78,7 @@ FLOORS = {
         f"{PLANNER} planner.check.structure planner.costs planner.solvers.layouts planner.solvers.best_first {SEARCH}",
         "numpy",
     ),
-    "planner.extras.catalogue": floor("planner.ir", "pydantic yaml"),
+    "planner.extras.catalogue": floor("planner.ir", "pydantic"),
     "planner.extras.kernels": floor("planner.ir planner.extras.catalogue", "numpy scipy"),
     "planner.extras.on_chip_memory": floor("planner.ir planner.costs"),
     "planner.extras.transformers": floor(
@@ -94,7 +95,7 @@ FLOORS = {
     "planner": floor("planner"),
     # What it captures is a model as the runtime takes it.
     "profiler": floor(f"{WITH_TORCH} runtime.captured", "cloudpickle pandas sympy torch"),
-    "profiler.modelled": floor(f"{WITH_TORCH} profiler planner.extras.kernels runtime.captured", "torch"),
+    "profiler.extras.modelled": floor(f"{WITH_TORCH} profiler planner.extras.kernels runtime.captured", "torch"),
     "profiler.models": floor("cuda_ops planner.ir.extras", "torch"),
     # Links are measured by what a run exchanges by: a copy of it would measure something else before long.
     "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),
@@ -316,30 +317,7 @@ def exceeded(now: Mapping[str, int], history: Sequence[Mapping[str, str]]) -> li
 EXTRAS = re.compile(rf"(?:{'|'.join(CODE[1:])})\.extras\b")
 
 
-STILL_KNOWING = frozenset(
-    [
-        "halopipe.cli.cluster",
-        "halopipe.cli.export",
-        "halopipe.cli.fit",
-        "halopipe.cli.importing",
-        "halopipe.cli.run",
-        "halopipe.demo",
-        "halopipe.planning.clusters",
-        "halopipe.planning.compare",
-        "halopipe.planning.edits",
-        "halopipe.planning.measure",
-        "halopipe.planning.ways",
-        "halopipe.reports.explain",
-        "halopipe.reports.layer",
-        "halopipe.reports.predicted_vs_measured",
-        "halopipe.run_spec.job_file",
-        "halopipe.terminal.units",
-        "halopipe.training.rank_device",
-        "profiler.modelled.operators",
-        "profiler.modelled.session",
-        "profiler.modelled.watch",
-    ]
-)
+STILL_KNOWING: frozenset[str] = frozenset()
 """Modules of the core that still name an extra; none is added."""
 
 

@@ -9,16 +9,11 @@ Modules:
     check        ``halopipe check``: the checker on a plan, and the verifier on its proof
     checkpoint   ``halopipe checkpoint``: what a folder of checkpoints holds, checked; weights out of it for torch, and
                  into it
-    cluster      ``halopipe cluster``: this host, or the machines of a cluster file
     compare      ``halopipe compare``: plans beside one another
     completion   What the shell offers for a value that is no file (``halopipe --install-completion``)
     demo         ``halopipe demo``: the whole journey on this machine
-    devices      ``halopipe devices``: the catalogue
     doctor       ``halopipe doctor``: what is missing or odd on this machine
     explain      ``halopipe explain``: why this plan
-    export       ``halopipe export``: a plan in another tool's format
-    fit          ``halopipe fit``: how well kernel models fit a table of kernels
-    importing    ``halopipe import``: a published profile as one of ours
     merge        ``halopipe merge``: profiles of one model from several hosts, as one
     options      Options that several verbs have, spelled once
     plan         ``halopipe plan``: searches for the best plan
@@ -26,7 +21,6 @@ Modules:
                  models it
     run          ``halopipe run``: executes a plan
     schema       ``halopipe schema``: the JSON Schema of a file format
-    ways         ``halopipe ways``: how to divide a transformer's training step over a cluster of GPUs
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from math import exp
 from pathlib import Path
 
 import matplotlib as mpl
@@ -22,7 +21,6 @@ from matplotlib.patches import Patch, Rectangle
 
 from halopipe.extras.figures import graph_layout
 from halopipe.terminal import units
-from planner.extras.kernels.fit import Fit
 from planner.ir.errors import UsageError
 from planner.ir.files import write_bytes, write_text
 from planner.ir.plan import Plan
@@ -212,27 +210,6 @@ def svg(figure: Figure) -> str:
     with mpl.rc_context({"svg.hashsalt": "halopipe", "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()
-
-
-def fits(fitted: Sequence[Fit]) -> Figure:
-    """One panel a device: predicted over measured of each shape that was held back, by the time that it took."""
-    devices = list(dict.fromkeys((fit.device, fit.dtype) for fit in fitted))
-    kinds = list(dict.fromkeys(fit.kind for fit in fitted))
-    figure = Figure(figsize=(9.0, 0.8 + 2.6 * len(devices)), layout="constrained")
-    panels = figure.subplots(len(devices), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, device in zip(panels, devices, strict=True):
-        for fit in (fit for fit in fitted if (fit.device, fit.dtype) == device):
-            colour = COLOURS[kinds.index(fit.kind) % len(COLOURS)]
-            marker = "ox^s"[kinds.index(fit.kind) // len(COLOURS) % 4]
-            label = f"{fit.kind}, {fit.held_back.text}"
-            measured_s, logs = fit.checked.T
-            ratios = [exp(log) for log in logs]
-            axes.scatter(measured_s, ratios, 6, colour, marker=marker, alpha=0.5, linewidths=0, label=label)
-        axes.axhline(1.0, color=GREY, linewidth=0.8)
-        axes.set(xscale="log", yscale="log", ylabel="predicted / measured", title=", ".join(device))
-        axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    panels[-1].set_xlabel("measured seconds of a kernel that was held back")
-    return figure
 
 
 def draw_step(folder: Path, timelines: Sequence[Timeline], devices: Sequence[str]) -> None:

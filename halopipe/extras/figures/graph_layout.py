@@ -18,7 +18,7 @@ from typing import Any
 
 from halopipe.terminal import units
 from planner.costs.cost_model import CostModel
-from planner.extras.export.rows import layout_text
+from planner.costs.rows import layout_text
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.graph import SAMPLE, producer
 from planner.ir.plan import Plan

@@ -49,7 +49,7 @@ def plan_html(plan: Plan) -> str:
     from halopipe.extras.figures import figures
     from halopipe.planning import plan_files, solve
     from halopipe.reports import explain
-    from planner.extras.export.rows import stage_rows
+    from planner.costs.rows import stage_rows
 
     profile = profile_of(plan)
     timeline = solve.predict_again(plan, profile)[1] if profile is not None else None

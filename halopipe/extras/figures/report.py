@@ -23,7 +23,7 @@ from halopipe.reports import explain
 from halopipe.reports.predicted_vs_measured import apart_text, timeline_cells
 from halopipe.terminal import units
 from halopipe.terminal.console import command
-from planner.extras.export.rows import stage_rows
+from planner.costs.rows import stage_rows
 from planner.ir.codec import load_any
 from planner.ir.errors import UsageError
 from planner.ir.files import write_text
@@ -86,7 +86,7 @@ def read(
         StaleFileError: the plan was made from another profile.
         InputFileError: a file cannot be used.
     """
-    from halopipe.planning.clusters import on_cluster
+    from halopipe.planning.plan_files import on_cluster
 
     by_name: dict[str, Any] = {}
     for thing in [*things, *([profile] if profile is not None else [])]:
