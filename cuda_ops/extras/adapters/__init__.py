@@ -19,5 +19,3 @@ HOOKS = {
     "cuda_ops.sparse.adapters.spconv": {"*": f"{_HERE}.spconv"},
     "cuda_ops.sparse.adapters.torchsparse": {"*": f"{_HERE}.torchsparse"},
 }
-
-__all__: list[str] = []

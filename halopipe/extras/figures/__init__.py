@@ -23,5 +23,3 @@ HOOKS = {
     "pictures of a run": {"step.svg": f"{_HERE}.figures:draw_step"},
     "halopipe.reports.figures": {"*": f"{_HERE}.figures"},
 }
-
-__all__: list[str] = []

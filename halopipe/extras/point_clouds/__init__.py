@@ -14,5 +14,3 @@ HOOKS = {
     "halopipe.data.laser_scans": {"*": f"{_HERE}.laser_scans"},
     "halopipe.data.point_clouds": {"*": f"{_HERE}.solids"},
 }
-
-__all__: list[str] = []

@@ -20,5 +20,3 @@ HOOKS = {
         **{name: f"{_SAMPLING}.{module}:{name}" for module, names in _MODULES.items() for name in names},
     },
 }
-
-__all__: list[str] = []

@@ -19,5 +19,3 @@ HOOKS = {
     "calls": {"stream": "halopipe.extras.serving.rank_loop:serve_stream"},
     "streams": {"requests": "halopipe.extras.serving.serving:open_serving"},
 }
-
-__all__: list[str] = []

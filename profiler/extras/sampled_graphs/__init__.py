@@ -16,5 +16,3 @@ HOOKS = {
     "preparation_costs": {f"{_SAMPLING}.preparation.SampledPreparation": f"{_HERE}.source:sampling_cost"},
     "profiler.models.graphs": {"*": f"{_HERE}.networks"},
 }
-
-__all__: list[str] = []

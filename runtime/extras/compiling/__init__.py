@@ -9,5 +9,3 @@ Modules:
 from __future__ import annotations
 
 HOOKS = {"stage_compilers": {"torch.compile": "runtime.extras.compiling.compiled:CompiledStages"}}
-
-__all__: list[str] = []

@@ -10,5 +10,3 @@ from __future__ import annotations
 
 _OF = "cuda_ops.extras.sampling.preparation.SampledPreparation"
 HOOKS = {"preparing": {_OF: "runtime.extras.sampled_graphs.preparing:SampledPreparing"}}
-
-__all__: list[str] = []

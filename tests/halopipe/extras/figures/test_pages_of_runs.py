@@ -28,16 +28,17 @@ FIXTURES = (folder, profile)
 def test_a_page_says_how_the_machine_has_changed_since_the_profile(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert call("plan", "profile.json", "--global-batch", "8", "-o", "plan.json").exit_code == 0
     slow = PROFILE.corrected_by((Correction(CostClass("machine", PROFILE.cluster.devices[0].kind), 1.3, 1),))
-    timeline = replace(predict(slow, load("by_hand.json", Plan).decision)[1], source="measured")
+    timeline = replace(predict(slow, load("plan.json", Plan).decision)[1], source="measured")
 
     def run_plan(plan: Plan, options: run.RunOptions, progress: object, replanner: object) -> run.RunResult:
         isolated = tuple(passes(plan.decision, lambda _: 1.3, PROFILE))
         return run.RunResult((2.3,) * 9, (timeline.step_s,) * 9, 1, timeline, (), (), (), isolated_passes=isolated)
 
     monkeypatch.setattr(run, "run_plan", run_plan)
-    assert call("run", "by_hand.json", "--calibrate", "on").exit_code == 0
-    assert call("report", "by_hand.json", "timeline.json", "profile.json").exit_code == 0
+    assert call("run", "plan.json", "--calibrate", "on").exit_code == 0
+    assert call("report", "plan.json", "timeline.json", "profile.json").exit_code == 0
     assert "machine since the profile" in Path("report.html").read_text("utf-8")
 
 
