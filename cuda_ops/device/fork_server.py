@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from cuda_ops.device import compiling
-from cuda_ops.device.host import die_with_parent, keep_pages
+from cuda_ops.device.host import OF_RANK, die_with_parent, keep_pages
 
 OURS = ("cuda_ops", "halopipe", "planner", "profiler", "runtime")
 """Packages whose modules the server imports itself; others are left to the process that asks for them."""
@@ -49,7 +49,7 @@ CAPTURE = ("torch.export._trace",)
 SETTINGS = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
 """Variables of such processes: one thread an operator, and a quiet profiler."""
 
-_LATE = ("PYTHONPATH", "PYTEST_CURRENT_TEST", "OLDPWD", "PWD", "TMPDIR", "GLOO_SOCKET_IFNAME")
+_LATE = ("PYTHONPATH", "PYTEST_CURRENT_TEST", "OLDPWD", "PWD", "TMPDIR", "GLOO_SOCKET_IFNAME", *OF_RANK)
 """Variables that are read when they are used: processes of one server may have different ones."""
 
 _NUMBER = struct.Struct("=i")  # of a process, or its exit code

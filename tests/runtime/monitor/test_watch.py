@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from halopipe.launch.processes import Member, Processes, worker_environment
+from halopipe.launch.processes import Processes, worker_environment
 from planner.ir.errors import DeadlineError, StageFailedError, TransportError, WorkerDiedError
 from planner.ir.schedule import Action
 from runtime.monitor import watch
 from runtime.monitor.activity import Beat
 from runtime.monitor.waits import Waits
-from runtime.monitor.watch import host_store, host_store_at, join_store, meet, run_workers
+from runtime.monitor.watch import Supervisor, host_store, host_store_at, join_store, meet
 from tests.forks import forked
 from tests.processes import writing_into
 
@@ -38,14 +38,13 @@ def error(kind: str) -> str:
 
 def run(folder: Path, *scripts: str, store: tuple[dist.Store, int] | None = None, **options: object) -> dict[int, str]:
     hosted, port = host_store() if store is None else store
-    members = []
-    for rank, script in enumerate(scripts):
-        text = script.replace("RANK", str(rank)).replace("PORT", str(port))
-        members.append(Member(rank, "tests.processes:execute", (text,)))
+    texts = [text.replace("RANK", str(rank)).replace("PORT", str(port)) for rank, text in enumerate(scripts)]
+    variables = {rank: {"RANK": str(rank)} for rank in range(len(scripts))}
     titles = {rank: f"rank {rank} (n0/cpu{rank}, stage {rank})" for rank in range(len(scripts))}
     try:
-        workers = Processes(members, folder, os.environ, loads=["runtime.monitor.watch"])
-        return run_workers(workers, titles, hosted, **options)
+        call, loads = "tests.processes:execute", ["runtime.monitor.watch"]
+        workers = Processes(call, texts, variables, folder, os.environ, loads=loads)
+        return Supervisor(titles, hosted, **options).run(workers)
     finally:
         assert writing_into(folder) == []
 
