@@ -180,9 +180,12 @@ def cut_out(nodes: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node],
 
 def _joined(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
     inner, copies, inputs, results = cut_out(nodes)
-    own = set(nodes)
+    own, last = set(nodes), nodes[-1]
+    behind = _reached(own, lambda node: list(node.users))
+    for node in [each for each in reversed(graph.nodes) if each < last and each in behind and each not in own]:
+        last.append(node)  # it reads a part of what is there only once all of the unit has run
     inner.output(copies[results[0]] if len(results) == 1 else tuple(copies[node] for node in results))
-    with graph.inserting_after(nodes[-1]):
+    with graph.inserting_after(last):
         made = graph.call_function(Unit(inner), tuple(inputs))
     made.meta = dict((results or nodes)[-1].meta)  # results: none of a unit that only writes
     made.meta["nodes"] = tuple(str(node.target) for node in nodes)
