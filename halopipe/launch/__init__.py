@@ -5,7 +5,8 @@ Read ``run``; then how a rank of this host
     starts   ``processes``: forked, with the environment of a rank of torchrun (``job_environment``, ``job_stores``)
     works    ``worker``, and ``halopipe.training.work``, as under torchrun
     ends     ``spawn``: its result is taken from the store, and is one of those that ``combine`` makes a run of
-    fails    ``runtime.monitor.watch``: all are watched, and its error is raised; ``restart`` starts them again
+    fails    ``runtime.monitor.watch``: all are watched, and its error is raised; ``restart`` (a rank is lost: what is
+             tried again, and what is not) starts them anew
 
 ``torchrun`` is a rank that has no launcher: together they do what one does.  ``execute`` is a rank inside a script.
 
