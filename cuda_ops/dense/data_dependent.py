@@ -123,11 +123,8 @@ def join(graph: fx.Graph, is_inside: Callable[[fx.Node], bool]) -> tuple[fx.Node
 
     Nodes that lie between two of a unit belong to it.  Returns the units' nodes, in order.
     """
-    inside = {node for node in graph.nodes if node.op == "call_function" and is_inside(node)}
-    groups: list[set[fx.Node]] = []
-    for node in graph.nodes:
-        if node in inside:
-            groups.append({node, *(user for user in node.users if user.op != "output")})
+    inside = [node for node in graph.nodes if node.op == "call_function" and is_inside(node)]
+    groups = [{node, *(user for user in node.users if user.op != "output")} for node in inside]
     order = {node: index for index, node in enumerate(graph.nodes)}
     merged = _merged([_convex(group, order) for group in groups], order)
     return tuple(_joined(graph, sorted(group, key=order.__getitem__)) for group in merged)

@@ -34,15 +34,6 @@ _GIVES_WAY = 19
 MPI_JOB = "HALOPIPE_MPI_JOB"
 """Set in the environment of a process that mpiexec started as a rank."""
 
-ATTEMPT = "HALOPIPE_ATTEMPT"
-"""Set where a launcher hosts the store of this start of a job: the prefix of its keys, on which ranks agree else."""
-
-OF_RANK = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT", ATTEMPT),
-)
-"""Variables by which a process knows which rank of a job it is, and where the store of that job is."""
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceDescription:

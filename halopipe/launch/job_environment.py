@@ -29,6 +29,9 @@ from planner.ir.validation import MOST_DEVICES
 
 LOOPBACK = "127.0.0.1"
 GLOO = "GLOO_SOCKET_IFNAME"
+ATTEMPT = "HALOPIPE_ATTEMPT"
+"""The prefix of this attempt's keys, where a launcher hosts its store; else its ranks agree on one."""
+
 PORT = 29500
 """Where ranks meet, in the commands that we show."""
 

@@ -11,11 +11,10 @@ import socket
 from typing import TYPE_CHECKING
 
 from cuda_ops._torch import PrefixStore
-from cuda_ops.device.host import ATTEMPT
-from halopipe.launch.job_environment import GLOO, address_of, choose_gloo_interface, is_loopback
+from halopipe.launch.job_environment import ATTEMPT, GLOO, address_of, choose_gloo_interface, is_loopback
 from planner.ir.errors import TransportError, UsageError
 from runtime.monitor.activity import StatusStore
-from runtime.monitor.watch import SETUP_S, host_store_at, join_store, meet
+from runtime.monitor.watch import SETUP_S, host_store, join_store, meet
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -41,7 +40,7 @@ def job_stores(rank: int, num_ranks: int) -> tuple[Store, StatusStore]:
     if not is_hosted and (rank == 0 or _is_this_host(address)):
         address = _own(address)
     hosts_it = rank == 0 and not is_hosted
-    store = host_store_at(address, int(port)) if hosts_it else join_store(address, int(port), SETUP_S)
+    store = host_store(address, int(port)) if hosts_it else join_store(address, int(port), SETUP_S)
     board = join_store(address, int(port))
     attempt = attempt or meet(store, rank, num_ranks)
     return PrefixStore(attempt, store), StatusStore(PrefixStore(attempt, board))

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from cuda_ops.device import fork_server
-from cuda_ops.device.host import ATTEMPT, MPI_JOB, OF_RANK
+from cuda_ops.device.host import MPI_JOB
 from halopipe.launch import ahead
-from halopipe.launch.job_environment import GLOO, LOOPBACK, JobRank
+from halopipe.launch.job_environment import ATTEMPT, GLOO, LOOPBACK, JobRank
 from halopipe.run_spec.job import JOB
 from planner.ir.errors import MissingFileError
 from runtime.monitor.failure import EndedWorker
@@ -31,6 +31,7 @@ OUTPUT_BYTES = 64 * 1024
 
 _ANOTHER = ("TMPDIR=FOLDER, of which nothing is cleaned up while jobs run",)
 
+_OF_RANK = (*JobRank(0, 1).variables(LOOPBACK, 0), ATTEMPT)
 _ONLY = "job"
 """What an attempt of a job is called that has a store of its own."""
 
@@ -81,7 +82,8 @@ class Processes:
                 self._processes[rank] = fork_server.start(
                     self._call,
                     self._arguments,
-                    environment={**self._environment, **variables},
+                    environment=self._environment,
+                    variables=variables,
                     output=output.fileno(),
                     loads=self._loads,
                     afresh=self._afresh,
@@ -145,9 +147,9 @@ def workers_of(
     from cuda_ops._torch import PrefixStore  # late: loads torch
     from runtime.monitor.watch import host_store
 
-    store, port = host_store()
+    store = host_store()
     ranks = [JobRank(rank, num_ranks, rank, num_ranks) for rank in range(num_ranks)]
-    variables = {each.rank: each.variables(LOOPBACK, port) | {ATTEMPT: _ONLY} for each in ranks}
+    variables = {each.rank: each.variables(LOOPBACK, store.port) | {ATTEMPT: _ONLY} for each in ranks}
     workers = Processes(
         call,
         [str(folder / JOB)],
@@ -208,7 +210,7 @@ def worker_environment(paths: Sequence[str], interface: str) -> dict[str, str]:
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name not in OF_RANK and not name.startswith(("TORCHELASTIC_", "SLURM_", "PMI", "OMPI_", MPI_JOB))
+        if name not in _OF_RANK and not name.startswith(("TORCHELASTIC_", "SLURM_", "PMI", "OMPI_", MPI_JOB))
     }
     search_paths = [*paths, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     chosen = os.pathsep.join(dict.fromkeys(filter(None, search_paths)))

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol, TypeGuard, TypeVar
+from typing import Protocol, TypeGuard
 
 from cuda_ops._torch import Store, TCPStore
 from cuda_ops.device.host import cpu_s_of_all, process_state
@@ -53,41 +53,22 @@ _BOARD_S = 0.2
 _GRACE_S = 1.2
 """Beyond its deadline a wait should have ended by itself; later the launcher ends it."""
 
-T = TypeVar("T")
-
 
 class Workers(Protocol):
     """The processes of the ranks of a job."""
 
     def start(self) -> None:
         """Start all of them."""
-        ...
 
     @property
     def numbers(self) -> Mapping[int, int]:
         """Those of their processes, by rank."""
-        ...
 
     def ended(self) -> Mapping[int, EndedWorker]:
         """Those that have ended by now."""
-        ...
 
     def end(self) -> None:
         """End those that still run; none is alive afterwards."""
-        ...
-
-
-def host_store() -> tuple[TCPStore, int]:
-    """A store on a free port of this host, for it alone, and its port; by itself torch listens on every interface.
-
-    Raises:
-        OSError: it needs more files than may be opened.
-    """
-    listener = socket.create_server((LOOPBACK, 0), family=_family(LOOPBACK))
-    _require_files(listener.fileno())
-    port = listener.getsockname()[1]
-    store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    return store, port
 
 
 _OF_STORE = 12
@@ -105,26 +86,32 @@ def _require_files(one: int) -> None:
             os.close(file)
 
 
-def host_store_at(host: str, port: int) -> TCPStore:
-    """The store at one address and port of this host, for those that were told where it is.
+def host_store(host: str = LOOPBACK, port: int = 0) -> TCPStore:
+    """A store at one address of this host, by default for it alone; by itself torch listens on every interface.
+
+    Args:
+        port: that others were told of; 0: a free one.
 
     Raises:
         TransportError: the port is not to be had, or ``host`` is not this one.
+        OSError: it needs more files than may be opened.
     """
     try:
         listener = socket.create_server((host, port), family=_family(host))
+        _require_files(listener.fileno())
     except (OSError, UnicodeError) as error:  # UnicodeError: a..b
-        if (
-            isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        ):  # a training script has made torch's store there itself
+        number = error.errno if isinstance(error, OSError) else 0
+        if number == errno.EADDRINUSE:  # a training script has made torch's store there itself
             return join_store(host, port)
+        if number in (errno.EMFILE, errno.ENFILE):
+            raise
         raise TransportError(
             f"rank 0 cannot listen at {host}, port {port}",
             [str(error)],
             ["set MASTER_ADDR to an address of the host of rank 0, and MASTER_PORT to a free port"],
         ) from error
-    fd = listener.detach()
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+    port = listener.getsockname()[1]
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def join_store(host: str, port: int, timeout_s: float = CONNECT_S) -> TCPStore:
@@ -262,10 +249,10 @@ class Supervisor:
     def _look(self) -> bool:
         """Whether anybody still runs, or failed; results and failures are noted, of workers once they have ended."""
         ended = dict.fromkeys(self.titles) if self.workers is None else self.workers.ended()
-        new = [rank for rank in ended if rank not in self._failures and rank not in self._results]
-        outcomes = _asked(self.store, lambda store: [left_by(store, rank) for rank in new])
-        for rank, left in zip(new, outcomes, strict=True):
-            process = ended[rank]
+        for rank, process in ended.items():
+            if rank in self._failures or rank in self._results:
+                continue
+            left = left_by(self.store, rank)
             if isinstance(left, HalopipeError):
                 self._failures[rank] = left
             elif left:
@@ -392,10 +379,6 @@ class _Rest:
 
 _TICKS_S = 0.03
 """Within which the kernel counts the seconds of a process."""
-
-
-def _asked(store: Store | StatusStore, question: Callable[[Store], T]) -> T:
-    return store.ask(question) if isinstance(store, StatusStore) else question(store)
 
 
 def _is_starting(beat: Beat | None) -> bool:
