@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from planner.ir.errors import DeadlineError, TransportError, UsageError
+from planner.ir.extras import addition
+from planner.ir.problem import TIME_DIMS
 from planner.ir.timeline import Span
 from planner.layers import require_several_values
 from planner.passes.versions import partial_batch_refused
@@ -201,11 +203,9 @@ class Engine(StateDict):
         ran, step_s = self._runner.run(executor, batch, self.num_steps)
         loss, seconds = self._loss(specialization), ahead_s + step_s
         outputs: dict[int, Mapping[str, Piece]] = dict(executor.outputs)
-        axes = self.context.boundaries.axes
-        if axes is not None:
-            from runtime.spatial.slices import of_micro_batches  # late: few plans cut sequences
-
-            outputs = of_micro_batches(axes, outputs, batch.rows, self.context.decision.num_slices)
+        axis, num_parts = self.context.boundaries.axis, self.context.decision.num_parts
+        if axis is not None:
+            outputs = addition("runtime", "joined_parts", TIME_DIMS)(axis, outputs, batch.rows, num_parts)
         return EvaluationResult(loss, sum(batch.rows), outputs, batch, seconds, ran.spans, ran.peak_bytes)
 
     def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
@@ -220,7 +220,7 @@ class Engine(StateDict):
         """
         if self._streaming is None:
             raise UsageError("this engine gives no answers", ["it was made to train"], ["RankContext(answers=True)"])
-        if self.context.decision.num_slices > 1:
+        if self.context.decision.num_parts > 1:
             remedies = ["plan without --allow time and --token-slices"]
             raise UsageError("a stream is not cut into token slices", ["the plan is"], remedies)
         from runtime.pipeline.stream import RequestStream, require_local  # late: most ranks serve no stream

@@ -76,6 +76,9 @@ FLOORS = {
         f"{PLANNER} planner.check.structure planner.costs planner.solvers.layouts planner.solvers.best_first {SEARCH}",
         "numpy",
     ),
+    "planner.extras.token_slices": floor(
+        f"{PLANNER} planner.costs planner.solvers.best_first.continued planner.solvers.requests {SEARCH}", "numpy"
+    ),
     "planner.extras.catalogue": floor("planner.ir", "pydantic yaml"),
     "planner.extras.kernels": floor("planner.ir planner.extras.catalogue", "numpy scipy"),
     "planner.extras.transformers": floor(
@@ -110,6 +113,7 @@ FLOORS = {
     "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
     "runtime.extras": floor(),
     "runtime.extras.tiles": floor("planner.ir planner.layers planner.extras.tiles.division runtime", "torch"),
+    "runtime.extras.token_slices": floor("planner.ir planner.extras.token_slices.axes runtime", "torch"),
     "runtime.checkpoint": floor(f"{WITH_TORCH} runtime", "pydantic safetensors torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),

@@ -13,6 +13,7 @@ Modules:
                    launchers
     kernels        Kernels and links of GPUs that are not here, from tables that others measured
     tiles          Fused tiles: blocks of layers that each rank of a forward plan runs through without exchanges
+    token_slices   Token slices: sequences cut along time into parts that go through a stage one after the other
     transformers   A transformer's training step on a cluster of GPUs: what it takes, what it holds, and which way is
                    the best
 """

@@ -4,5 +4,6 @@ As in :mod:`planner.extras`: an extra states in ``HOOKS`` what it adds, and the 
 
 Modules:
 
-    tiles    Layers of a divided stage in blocks, tile by tile
+    tiles           Layers of a divided stage in blocks, tile by tile
+    token_slices    Token slices of one stage on one rank, which read those before them
 """

@@ -19,8 +19,6 @@ Modules:
     op_rules      Op rules: how a layer kind's operator runs on this rank's part, one function a kind, in a module for
                   each family
     parameters    A rank's part of each parameter and buffer of a divided stage, and the ranks that share its gradient
-    slices        Token slices of one stage on one rank: what a slice reads of those before it is kept here until their
-                  backward
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from runtime.spatial.exchange import PeerGroup
     from runtime.spatial.layer_shard import groups_in
     from runtime.spatial.parameters import ParameterPart, Parts, groups_of_parameters, parts_of, sliced
-    from runtime.spatial.slices import SlicePeers, of_micro_batches
 
 __all__ = [
     "CollectivePeerGroup",
@@ -50,12 +47,10 @@ __all__ = [
     "ParameterPart",
     "Parts",
     "PeerGroup",
-    "SlicePeers",
     "compiled",
     "connected",
     "groups_in",
     "groups_of_parameters",
-    "of_micro_batches",
     "open_collectives",
     "parts_of",
     "refuse_draws",
@@ -73,12 +68,10 @@ _HOMES = {
     "ParameterPart": "parameters",
     "Parts": "parameters",
     "PeerGroup": "exchange",
-    "SlicePeers": "slices",
     "compiled": "compiling.compiled",
     "connected": "empties",
     "groups_in": "layer_shard",
     "groups_of_parameters": "parameters",
-    "of_micro_batches": "slices",
     "open_collectives": "compiling.collective",
     "parts_of": "parameters",
     "refuse_draws": "compiling.compiled",

@@ -34,7 +34,7 @@ from planner.costs.stages.placement import StagePlacement
 from planner.costs.stages.stage_sums import PASSES, PassTimes
 from planner.ir.cluster import GRADIENT_SUMS, Evidence
 from planner.ir.lazy import once
-from planner.ir.plan import Size, TokenSlice, samples_in
+from planner.ir.plan import AxisPart, Size, samples_in
 from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
 
 
@@ -43,7 +43,7 @@ class StageCosts:
     """Prices of the actions of one plan.
 
     Attributes:
-        micro_batches: samples of each of the program's, or which token slice it is.
+        micro_batches: samples of each of the program's, or which part of how many it is.
         trains: whether there are gradients and an optimiser's state beside the parameters.
         prepares_next_step: whether the plan has the step's inputs prepared during the one before; of graphs they always
             are (:attr:`is_prepared`).
@@ -220,7 +220,7 @@ class StageCosts:
     @property
     def num_samples(self) -> int:
         """Of a step."""
-        firsts = (size for size in self.micro_batches if not isinstance(size, TokenSlice) or not size.start)
+        firsts = (size for size in self.micro_batches if not isinstance(size, AxisPart) or not size.start)
         return sum(map(samples_in, firsts))
 
     def parameter_bytes(self, rank: int) -> int:
@@ -256,7 +256,7 @@ class StageCosts:
 
     @once
     def times(self, number: int, size: Size) -> PassTimes:
-        """What the passes of a stage take for a micro-batch or slice of this size.
+        """What the passes of a stage take for a micro-batch, or part, of this size.
 
         Of a stage that is cut along samples alone: differences of sums over layers, once for like members.
         """

@@ -16,7 +16,7 @@ from planner.costs.stages.input_pipeline import has_host_beside
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.placement import StagePlacement
 from planner.ir.cluster import AROUND, GRADIENT_SUMS, MEASURED, NORMALISATION, PARTIAL_SUMS, PIECES, SITES
-from planner.ir.plan import Decision, TokenSlice
+from planner.ir.plan import AxisPart, Decision
 from planner.ir.profile import PartShape
 from planner.ir.schedule import Op
 from planner.layers import has_halo, takes_statistics
@@ -124,7 +124,7 @@ def _uses(
                     (cost_model.kind(rank), layers[index].name, int(number), ()) for index in layers_of(stage.runs)
                 )
     for rows in stage.laid_out:
-        if isinstance(rows, TokenSlice):  # read between what was measured of a few (``planner.costs.token_slices``)
+        if isinstance(rows, AxisPart):  # read between what was measured of a few
             continue
         prices = LayoutPrices(cost_model, stage.ranks, rows)
         for index in layers_of(stage.runs):
