@@ -81,6 +81,7 @@ FLOORS = {
     ),
     "planner.extras.catalogue": floor("planner.ir", "pydantic yaml"),
     "planner.extras.kernels": floor("planner.ir planner.extras.catalogue", "numpy scipy"),
+    "planner.extras.on_chip_memory": floor("planner.ir planner.costs"),
     "planner.extras.transformers": floor(
         f"{PLANNER} planner.extras.catalogue planner.extras.kernels planner.costs.memory.table planner.costs.simulator",
         "numpy",
@@ -118,7 +119,7 @@ FLOORS = {
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
     "benchmarks": floor(
-        " ".join(CODE), f"{DEPENDENCIES} highspy networkx scipy spconv timm torchvision transformers triton"
+        " ".join(CODE), f"{DEPENDENCIES} cosmic_ray highspy networkx scipy spconv timm torchvision transformers triton"
     ),
     "benchmarks.house": floor("benchmarks", "tests"),  # reads this table
     "benchmarks.robustness": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are those of tests/zoo

@@ -72,15 +72,12 @@ class OrderedAxis(Protocol):
 
     def box_of(self, value: str, spec: TensorSpec, size: Size) -> Box:
         """What of a value, of ``spec`` for so many samples, belongs to a part; all of it for whole samples."""
-        ...
 
     def division(self, decision: Decision, stage: int, samples: int) -> Division:
         """How parts divide the layers of a stage of one rank, as if they were ranks."""
-        ...
 
     def placement(self, layer: str, lengths: tuple[int, ...]) -> Placement:
         """How a layer's work is cut, likewise."""
-        ...
 
 
 def ordered_axis(graph: Graph, lengths: tuple[int, ...], ranks: Sequence[tuple[int, ...]]) -> OrderedAxis:

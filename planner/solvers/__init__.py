@@ -15,7 +15,7 @@ Modules:
                        planners
     layouts            The best option (layout, recompute) of every layer of a stage, exactly
     progress           What a search reports while it runs
-    requests           What no request may ask for: numbers that nothing can mean, and things that rule one another out
+    requests           What no request may ask for: numbers that nothing can mean, and options that cannot be combined
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class DividedStage:
         division = microbatch_shard.division
         if division is None:
             raise ValueError("a divided stage is run with a division")
-        self.wire.enter(microbatch_shard)
+        self.wire.at(microbatch_shard.microbatch)
         self._position = self.wire.position
         self.enter(division)
 
@@ -161,7 +161,7 @@ class DividedStage:
 
     def begin(self, microbatch: int) -> None:
         """The backward of a micro-batch, or of a part."""
-        self.wire.begin(microbatch)
+        self.wire.at(microbatch)
 
     def finish(self) -> None:
         """A backward is over."""

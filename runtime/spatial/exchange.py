@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from torch.autograd.function import once_differentiable
 from planner.ir.box import Box, Transfer, intersect, volume
 from runtime.pipeline.routing import Cuts, cuts_of, narrowed
 from runtime.transport import Exchanging, Pending
-
-if TYPE_CHECKING:
-    from runtime.stage.modes import MicrobatchShard
 
 _MOST_KEPT = 64
 _KEPT_BYTES = 64 << 10
@@ -55,11 +52,8 @@ class PeerGroup:
         """This rank's among those of the stage."""
         return self.ranks.index(self.transport.rank)
 
-    def enter(self, microbatch_shard: MicrobatchShard) -> None:
-        """What is run forward next; nothing where no part of a micro-batch reads another one."""
-
-    def begin(self, microbatch: int) -> None:
-        """The backward of a micro-batch, or of a part."""
+    def at(self, microbatch: int) -> None:
+        """Which micro-batch, or part of one, is run next, forward or backward: of note where parts read one another."""
 
     def finish(self) -> None:
         """A backward is over."""

@@ -341,7 +341,7 @@ class LaidOut:
 
     @cached_property
     def _kinds(self) -> list[str]:
-        return [self._cost_model.kind_off_chip(rank) for rank in self.ranks]
+        return [self._cost_model.main_kind(rank) for rank in self.ranks]
 
     @cached_property
     def _shards(self) -> dict[str, Shards]:

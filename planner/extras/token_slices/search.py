@@ -56,11 +56,6 @@ _RECOMPUTES = {
 """Whether stages compute activations again, by what may be."""
 
 
-def slices_time(problem: Problem) -> bool:
-    """Whether sequences may be cut: for training steps alone."""
-    return TIME_DIMS in problem.allow and problem.objective == THROUGHPUT
-
-
 def require_slices(problem: Problem, cost_model: CostModel) -> None:
     """Raises :class:`UnsupportedModelError` where the network cannot be run in token slices, or not in those asked."""
     axes = cost_model.beside(SlicePrices).axes
@@ -122,7 +117,12 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
     return plan_of(problem, decision, predicted.prediction, search, (whole,))
 
 
-SEARCH = ContinuedSearch(slices_time, plan=with_token_slices, require=require_slices, takes_half=True)
+SEARCH = ContinuedSearch(
+    lambda problem: TIME_DIMS in problem.allow and problem.objective == THROUGHPUT,  # training steps alone
+    plan=with_token_slices,
+    require=require_slices,
+    takes_half=True,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

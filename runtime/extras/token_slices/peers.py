@@ -24,7 +24,6 @@ from planner.ir.box import Box, Transfer, whole
 from planner.ir.errors import UnsupportedModelError
 from runtime.pipeline.routing import Piece, cuts_of, narrowed
 from runtime.spatial.exchange import NO_MESSAGES, Arriving, Exchange, PeerGroup, Pieces
-from runtime.stage.modes import MicrobatchShard
 from runtime.transport import Pending
 
 Name = tuple[int, int]
@@ -58,23 +57,18 @@ class SlicePeers(PeerGroup):
         slices: of each micro-batch.
     """
 
-    __slots__ = ("_evaluated", "_here", "_shards", "gradients", "microbatch", "values")
+    __slots__ = ("_evaluated", "_here", "gradients", "microbatch", "values")
 
     def __init__(self, slices: int) -> None:
         self._here = _Slice()
         super().__init__(self._here, tuple(range(slices)))
         self.microbatch = 0
         self._evaluated = -1
-        self._shards: dict[int, MicrobatchShard] = {}
         self.values: dict[Name, dict[int, Tensor]] = {}
         self.gradients: dict[Name, dict[int, Tensor]] = {}
 
-    def enter(self, microbatch_shard: MicrobatchShard) -> None:
-        self._shards[microbatch_shard.microbatch] = microbatch_shard
-        self.microbatch, self._here.rank = microbatch_shard.of, microbatch_shard.axis_part
-
-    def begin(self, microbatch: int) -> None:
-        self.enter(self._shards[microbatch])
+    def at(self, microbatch: int) -> None:
+        self.microbatch, self._here.rank = divmod(microbatch, len(self.ranks))
 
     def finish(self) -> None:
         if not self.position:
@@ -122,7 +116,6 @@ class SlicePeers(PeerGroup):
                 del kept[name]
 
     def reset(self) -> None:
-        self._shards.clear()
         self.values.clear()
         self.gradients.clear()
         self._evaluated = -1
