@@ -78,12 +78,12 @@ def _reference(job: Job) -> str:
     return "{}"
 
 
-def work_as(job: Job, rank: int, port: int, after_step: AfterStep = lambda step, result, activity: None) -> str:
+def work_as(job: Job, rank: int, port: int, after_step: AfterStep | None = None) -> str:
     """The work of one rank in a process of its own on this host; its result as text.
 
     Args:
         port: of the job's store.
-        after_step: told of each step.
+        after_step: told of each step; None: nobody is.
     """
     from cuda_ops._torch import PrefixStore
     from halopipe.training.work import work

@@ -46,6 +46,7 @@ from halopipe.serving.rank_loop import (
     encoded,
     pieces_of,
     short_name,
+    stream,
 )
 from halopipe.terminal.units import require_known
 from halopipe.training.evaluate import joined
@@ -191,7 +192,7 @@ class Serving:
                 what = f"{path}: {error.strerror or error}"
                 raise MissingFileError("no socket can be made in the job's folder", [what], ["TMPDIR=/tmp"]) from None
             door.listen(run.plan.decision.num_ranks)
-            run.ranks.begin("stream", path=str(path), learns=learn, training=mode == MODULE)
+            run.ranks.begin(stream, str(path), learns=learn, training=mode == MODULE)
             self._links, self._ranks = self._opened(door)
         self._stream_spec = self._ranks[0]
         Path(path).unlink()
