@@ -80,9 +80,12 @@ class Execution:
         activity: what this rank does.
         model: the user's module; parameters of this rank's stages are trained, the others stay as they were until
             :attr:`module` is asked for.
+        numerics: how far this rank's part of the first update was from one device's; None before it, and where that was
+            not asked for.
         values: that a script may change and the captured graph has as they were; None: nobody can.
     """
 
+    numerics: NumericsReport | None = None
     profile: Profile | None = None
     values: ScriptValues | None = None
 
@@ -120,16 +123,6 @@ class Execution:
     def is_updated(self) -> bool:
         """Whether the last step ended with an update; with ``accumulate``, not all do."""
         return self._engine.is_updated
-
-    @property
-    def numerics(self) -> NumericsReport | None:
-        """How far this rank's part of the first update was from one device's; None before it, and if nobody looked."""
-        if self._steps.comparison is None:
-            return None
-        reference, compared = self._steps.comparison
-        if reference.skipped:
-            return NumericsReport(reference.dtype, 0, 0, {}, skipped=reference.skipped)
-        return report(compared, reference.dtype, witness=reference.witness, strict=False)
 
     @property
     def looks_ahead(self) -> bool:
@@ -192,7 +185,7 @@ class Execution:
 
     def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
         """This rank's part of an endless stream; see :meth:`runtime.engine.Engine.stream`."""
-        self._steps.first = None  # what was kept of the first step is not what goes on
+        self._forget_first()
         return self._engine.stream(learns=learns, training=training)
 
     @property
@@ -254,7 +247,7 @@ class Execution:
         self._is_ahead = True
         if self.rank == 0 and (word := saved.other_micro_batches(self._engine, self.plan.decision)):
             _log.warning("%s", word)
-        self._steps.first = None  # what was kept of the first step is not what goes on
+        self._forget_first()
         return self._engine.num_steps
 
     def _claim(self, folder: Path) -> None:
@@ -331,7 +324,7 @@ class Execution:
         if missing:
             raise UsageError("this is not the state of the model and its loss", [f"missing: {', '.join(missing)}"])
         self._engine.load_state_dict(state)
-        self._steps.first = None  # what was kept of the first step is not what goes on
+        self._forget_first()
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """What the optimisers of all ranks keep, by names of parameters: copies, on every rank; all call this together.
@@ -363,7 +356,7 @@ class Execution:
         self._require_updated()
         self._engine.load_optimizer_state(state)
         self._is_ahead = True
-        self._steps.first = None  # what was kept of the first step is not what goes on
+        self._forget_first()
 
     @property
     def module(self) -> nn.Module:
@@ -427,13 +420,25 @@ class Execution:
 
     def _note(self, _number: int, _batch: object, result: StepResult, _s: float) -> None:
         if result.left_out:
-            self._steps.first = None  # there is no first update to compare
+            self._forget_first()  # there is no first update to compare
             if self.rank == 0:
                 _log.warning("no update was made: %s", result.left_out)
 
     def _follow(self, _: int) -> None:
+        if self._steps.comparison is not None:
+            (reference, compared), self._steps.comparison = self._steps.comparison, None
+            self._forget_first()
+            self.numerics = (
+                NumericsReport(reference.dtype, 0, 0, {}, skipped=reference.skipped)
+                if reference.skipped
+                else report(compared, reference.dtype, witness=reference.witness, strict=False)
+            )
         if self.followed is not None and self._engine.has_updated:
             self.followed.updated()
+
+    def _forget_first(self) -> None:
+        """What was kept of the first step is not what goes on."""
+        self._steps.first = self._kept = None
 
     @property
     def _batch_settings(self) -> tuple[InputSpecs, tuple[int, ...]]:
