@@ -12,12 +12,11 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halopipe.data.factories import Item
 from halopipe.data.sources import batches, take
-from halopipe.run_spec.job import Job, failed_path
+from halopipe.run_spec.job import REFERENCE, Job
 from halopipe.training.rank import Rank
 from halopipe.training.reference import Reference, compare_losses, compare_tensors
 from planner.ir.codec import plain
@@ -31,6 +30,7 @@ from runtime.numerics.compare import report
 from runtime.numerics.difference import Difference
 
 if TYPE_CHECKING:
+    from cuda_ops._torch import Store
     from profiler.source.model import LoadedModel
 
 PATIENCE_S = SETUP_S / 2
@@ -48,13 +48,13 @@ class FirstStep:
     """What a rank does after each step up to the first update, and after that.
 
     Attributes:
-        read: gives what one device computed; called on rank 0.
+        read: gives what one device computed; called on rank 0.  None: the launcher leaves that on the store of the job.
         first_batch: the model as it was before that, and what it read first; None: it is not known.  Called on rank 0.
         strict: whether it is an error, too, where rounding hides what is compared.
     """
 
     rank: Rank
-    read: Callable[[], Reference]
+    read: Callable[[], Reference] | None
     first_batch: Callable[[], tuple[LoadedModel, Item] | None]
     strict: bool = False
     _losses: list[float] = field(default_factory=list)
@@ -87,9 +87,9 @@ class FirstStep:
         context.activity.begin("waiting for the run on one device")
         context.activity.deadline_s = SETUP_S
         if context.rank == 0:
-            set_text(store, "reference", self.read().to_bytes().hex())
+            self._provide(store)
         context.meet()
-        reference = Reference.from_bytes(bytes.fromhex(text_at(store, "reference")))
+        reference = Reference.from_text(text_at(store, REFERENCE))
         if reference.error:
             raise read_error(reference.error)
         if reference.skipped:
@@ -105,6 +105,16 @@ class FirstStep:
         if verdict:
             raise read_error(verdict)
         return reference, mine
+
+    def _provide(self, store: Store) -> None:
+        """Has the reference on the store."""
+        end_s, reference = time.monotonic() + PATIENCE_S, None if self.read is None else self.read()
+        while reference is None and not store.check([REFERENCE]):
+            if time.monotonic() > end_s:
+                reference = Reference(skipped=f"one device did not come to an end in {PATIENCE_S:g} s")
+            time.sleep(_POLL_S)
+        if reference is not None:
+            set_text(store, REFERENCE, reference.to_text())
 
     def _mine(self, reference: Reference, losses: Sequence[float]) -> tuple[tuple[Difference, ...], str]:
         try:
@@ -143,20 +153,6 @@ class FirstStep:
             return first_divergence(self.rank.context, model, capture(model), item, wrong)
         except Exception as error:  # noqa: BLE001 - the verdict is more than its explanation
             return [f"where values part could not be found: {type(error).__name__}: {error}"]
-
-
-def read_when_written(path: Path) -> Reference:
-    """What another process writes to ``path``; where it failed, or takes too long, there is no reference."""
-    end_s, failed = time.monotonic() + PATIENCE_S, failed_path(path)
-    while not path.exists():
-        if failed.exists():
-            return Reference(skipped=failed.read_text(encoding="utf-8") or f"there was no room in {path.parent}")
-        if not path.parent.exists():
-            return Reference(skipped=f"the job's folder {path.parent} was removed")
-        if time.monotonic() > end_s:
-            return Reference(skipped=f"one device did not come to an end in {PATIENCE_S:g} s")
-        time.sleep(_POLL_S)
-    return Reference.from_bytes(path.read_bytes())
 
 
 def first_batch_of(job: Job) -> tuple[LoadedModel, Item]:

@@ -15,7 +15,7 @@ from halopipe.data.sources import Position, ended
 from halopipe.run_spec.job import EventLog, Job, RankResult
 from halopipe.run_spec.result import Saves, Score
 from halopipe.terminal import units
-from halopipe.training.first_step import FirstStep, first_batch_of, read_when_written
+from halopipe.training.first_step import FirstStep, first_batch_of
 from halopipe.training.isolated_timing import IsolatedTimer
 from halopipe.training.rank import Rank
 from halopipe.training.reference import Reference, compare_losses
@@ -89,8 +89,7 @@ class Loop:
 
             self._checkpoints = Checkpoints(options, rank.engine, (0, 0.0) if saved is None else saved.history, end)
         if job.is_compared:
-            read, first_batch = partial(read_when_written, job.reference_path), partial(first_batch_of, job)
-            first = FirstStep(rank, read, first_batch, strict=options.check_numerics)
+            first = FirstStep(rank, None, partial(first_batch_of, job), strict=options.check_numerics)
         self._steps = RankSteps(rank.engine, self._take, self._run, source.agreement, False, self._note, first)
         self._steps.behind, self._steps.around = self._go_on, self._traced
 
