@@ -47,7 +47,6 @@ class DemoNetwork:
     arguments: Mapping[str, Any]
     optimizer: str
     global_batch: int = 32
-    quick: bool = False
 
 
 VGG16 = DemoNetwork(
@@ -56,7 +55,6 @@ VGG16 = DemoNetwork(
     {"num_classes": 10, "width": 32, "hidden": 2048},
     "AdamW:lr=0.0001",
     global_batch=16,
-    quick=True,  # two minutes in all; the full profile measures for longer alone
 )
 """Half as wide as the paper's.
 
@@ -68,7 +66,6 @@ SMALL = DemoNetwork(
     (8, 3, 32, 32),
     {"num_classes": 10, "width": 16},
     "AdamW:lr=0.001",
-    quick=True,
 )
 
 
@@ -83,14 +80,20 @@ def travel(folder: Path, network: DemoNetwork) -> None:
     with claimed(folder / name for name in ("profile.json", "plan.json", "timeline.json", "trace.json")):
         profile = _profile(folder, network)
         plan = _plan(folder, profile, network)
-        _explain(plan, profile)
+        _heading("3. Explain", "Why this plan?", "halopipe explain plan.json")
+        emit(explain.explain(plan, profile))
         rivals = _compare(plan, profile)
         _check(plan)
         result = _run(folder, plan, profile)
         if result is not None:
             _run_rival(plan, profile, result, rivals)
     _heading("Done", f"in {units.seconds(time.monotonic() - start_s)}; the files are in {folder}")
-    emit(_next_steps(folder))
+    emit(
+        f"  {folder}/step.svg shows the predicted and the measured step; for every message, open\n"
+        f"  {folder}/trace.json at https://ui.perfetto.dev\n"
+        f"  {command('explain', folder / 'plan.json', '--why-not', 'schedule=gpipe')}\n"
+        "  halopipe profile path/to/your_model.py:factory --input 8,3,64,64"
+    )
 
 
 def _profile(folder: Path, network: DemoNetwork) -> Profile:
@@ -101,9 +104,11 @@ def _profile(folder: Path, network: DemoNetwork) -> Profile:
         "Forward, backward and memory are measured, and so is the link between the cores.",
         f"halopipe profile {source.factory} --input {','.join(map(str, source.input_shape))} "
         f"{' '.join(f'--arg {key}={value}' for key, value in source.arguments.items())} "
-        f"--optimizer {network.optimizer}{' --quick' if network.quick else ''}",
+        f"--optimizer {network.optimizer} --quick",
     )
-    asked = ProfileOptions(workers=_NUM_WORKERS, device="cpu", optimizer=network.optimizer, quick=network.quick)
+    asked = ProfileOptions(
+        workers=_NUM_WORKERS, device="cpu", optimizer=network.optimizer, quick=True
+    )  # the full profile measures for longer than all the rest
     profile = measure.measure(source, asked)
     dump(profile, folder / "profile.json")
     emit(measure.summary(profile))
@@ -121,11 +126,6 @@ def _plan(folder: Path, profile: Profile, network: DemoNetwork) -> Plan:
     dump(plan, folder / "plan.json")
     emit(explain.headline(plan))
     return plan
-
-
-def _explain(plan: Plan, profile: Profile) -> None:
-    _heading("3. Explain", "Why this plan?", "halopipe explain plan.json")
-    emit(explain.explain(plan, profile))
 
 
 def _compare(plan: Plan, profile: Profile) -> Mapping[str, Plan]:
@@ -233,17 +233,6 @@ def _heading(title: str, text: str, command: str = "") -> None:
     width = min(96, shutil.get_terminal_size((96, 24)).columns)
     lines = ["", f"== {title} ".ljust(width, "="), *textwrap.wrap(text, width)]
     emit("\n".join([*lines, *([f"$ {command}"] if command else []), ""]))
-
-
-def _next_steps(folder: Path) -> str:
-    return "\n".join(
-        [
-            f"  {folder}/step.svg shows the predicted and the measured step; for every message, open",
-            f"  {folder}/trace.json at https://ui.perfetto.dev",
-            f"  {command('explain', folder / 'plan.json', '--why-not', 'schedule=gpipe')}",
-            "  halopipe profile path/to/your_model.py:factory --input 8,3,64,64",
-        ]
-    )
 
 
 def _make(folder: Path) -> None:

@@ -72,6 +72,10 @@ FLOORS = {
         "networkx numpy scipy",
     ),
     "planner.solvers": floor(f"{PLANNER} planner.costs planner.extras.baselines", "highspy networkx numpy scipy"),
+    "planner.extras.tiles": floor(
+        f"{PLANNER} planner.check.structure planner.costs planner.solvers.layouts planner.solvers.best_first {SEARCH}",
+        "numpy",
+    ),
     "planner.extras.catalogue": floor("planner.ir", "pydantic yaml"),
     "planner.extras.kernels": floor("planner.ir planner.extras.catalogue", "numpy scipy"),
     "planner.extras.on_chip_memory": floor("planner.ir planner.costs"),
@@ -106,11 +110,13 @@ FLOORS = {
         "torch",
     ),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
+    "runtime.extras": floor(),
+    "runtime.extras.tiles": floor("planner.ir planner.layers planner.extras.tiles.division runtime", "torch"),
     "runtime.checkpoint": floor(f"{WITH_TORCH} runtime", "pydantic safetensors torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
     "benchmarks": floor(
-        " ".join(CODE), f"{DEPENDENCIES} highspy networkx scipy spconv timm torchvision transformers triton"
+        " ".join(CODE), f"{DEPENDENCIES} cosmic_ray highspy networkx scipy spconv timm torchvision transformers triton"
     ),
     "benchmarks.house": floor("benchmarks", "tests"),  # reads this table
     "benchmarks.robustness": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are those of tests/zoo

@@ -5,7 +5,8 @@ own, as ``"module:attribute"``::
 
     HOOKS = {"solvers": {"piper": "planner.extras.baselines.piper.solver:solve"}}
 
-The core asks with :func:`hooks` and imports an addition when it is first needed.  A folder that is deleted is not
+The core asks with :func:`hooks`, or for the one that it needs with :func:`addition`, and imports an addition when it is
+first needed.  A folder that is deleted is not
 asked, so that the core neither names its extras nor needs them.
 """
 
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
+
+from planner.ir.errors import UnsupportedModelError
 
 
 class Additions(Mapping[str, Any]):
@@ -46,6 +49,23 @@ def hooks(package: str, point: str) -> Additions:
     for extra in _extras(package):
         places |= getattr(extra, "HOOKS", {}).get(point, {})
     return Additions(places)
+
+
+def addition(package: str, point: str, name: str) -> Any:
+    """What an extra adds under ``name``, where a plan or a request cannot do without.
+
+    Raises:
+        UnsupportedModelError: no extra does.
+    """
+    additions = hooks(package, point)
+    if name not in additions:
+        names = ", ".join(additions) or "nothing"
+        raise UnsupportedModelError(
+            f"nothing here knows the {point} of {name}",
+            [f"the folders of {package}/extras know: {names}"],
+            ["install halopipe with its extras"],
+        )
+    return additions[name]
 
 
 @functools.cache

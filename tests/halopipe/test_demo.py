@@ -19,7 +19,6 @@ TINY = demo.DemoNetwork(
     {"num_classes": 10, "width": 16, "depths": [1]},
     "AdamW:lr=0.01",
     global_batch=16,
-    quick=True,
 )
 SMALL = pytest.param(demo.SMALL, marks=pytest.mark.exhaustive("eight processes that capture all of a ResNet-18"))
 
