@@ -21,10 +21,10 @@ from halopipe.launch.execute import joined, rank_of_script
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.script_module import Settings, require_planned
 from halopipe.run_spec.options import ScriptOptions
-from halopipe.serving.rank_loop import serve_stream
 from halopipe.training.checkpoint_folders import load_weights
 from halopipe.training.session import Execution
 from planner.ir.errors import InputFileError, UsageError
+from planner.ir.extras import addition
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Plan
 from planner.layers import statistics_text
@@ -126,13 +126,13 @@ def _done(execution: Execution, what: str, arguments: Mapping[str, Any], state: 
         case "load_optimizer_state_dict":
             execution.load_optimizer_state_dict(arguments["state"])
             _write_settings(execution, state)
-        case "stream":
-            serve_stream(execution, arguments)
         case "save":
             execution.save(arguments["folder"], keep=arguments["keep"])
         case _ if what == LOAD:
             execution.load(arguments["folder"], step=arguments["step"])
             _write_settings(execution, state)
+        case _:
+            addition("halopipe", "calls", what)(execution, arguments)
     return {"num_steps": execution.num_steps}
 
 
