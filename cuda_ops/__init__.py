@@ -12,8 +12,8 @@ Modules:
     device          A process as one device: its cores, allocator and seeds, its GPUs, and libraries compiled at first
                     use
     memory          Counts the memory of torch's tensors on the CPU, exactly, and holds it below a limit
-    operator_table  What is known of torch's operators: one row an operator, read by the profiler's capture, modelled
-                    profiles and runs
+    operator_table  What is known of torch's operators, one row an operator: whether it is elementwise, random, mixes
+                    samples, ...; read by the profiler's capture, modelled profiles and runs
     sampling        Sampled neighbourhoods of a large graph, for graph neural networks: SALIENT's input pipeline (Kaler
                     et al. 2022)
     sparse          Sparse 3-D networks on packed, sorted coordinates: operators in plain torch, C++ and Triton behind

@@ -75,7 +75,12 @@ FLOORS = {
     ),
     "planner.solvers": floor(f"{PLANNER} planner.costs", "highspy numpy scipy"),
     "planner.extras.catalogue": floor("planner.ir", "pydantic"),
+    "planner.extras.tiles": floor(
+        f"{PLANNER} planner.check.structure planner.costs planner.solvers.layouts planner.solvers.best_first {SEARCH}",
+        "numpy",
+    ),
     "planner.extras.kernels": floor("planner.ir planner.extras.catalogue", "numpy scipy"),
+    "planner.extras.on_chip_memory": floor("planner.ir planner.costs"),
     "planner.extras.transformers": floor(
         f"{PLANNER} planner.extras.catalogue planner.extras.kernels planner.costs.memory.table planner.costs.simulator",
         "numpy",
@@ -106,11 +111,13 @@ FLOORS = {
         "torch",
     ),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
+    "runtime.extras": floor(),
+    "runtime.extras.tiles": floor("planner.ir planner.layers planner.extras.tiles.division runtime", "torch"),
     "runtime.checkpoint": floor(f"{WITH_TORCH} runtime", "pydantic safetensors torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
     "benchmarks": floor(
-        " ".join(CODE), f"{DEPENDENCIES} highspy networkx scipy spconv timm torchvision transformers triton"
+        " ".join(CODE), f"{DEPENDENCIES} cosmic_ray highspy networkx scipy spconv timm torchvision transformers triton"
     ),
     "benchmarks.house": floor("benchmarks", "tests"),  # reads this table
     "benchmarks.robustness": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are those of tests/zoo

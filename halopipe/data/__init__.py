@@ -1,8 +1,8 @@
 """What a run trains on.
 
-Read first :mod:`halopipe.data.factories` and ``sources`` (what a factory may give), then ``batch_sources``, ``ahead``
-and ``rank_slices`` (how a rank comes by its part).  Factories for demonstrations are called by their names here:
-``halopipe.data:digits``.
+Read first :mod:`halopipe.data.factories` and ``sources`` (what a factory may give), then ``batch_sources`` (who reads;
+digests by which ranks compare what they read), ``ahead`` and ``rank_slices`` (how a rank comes by its part). Factories
+for demonstrations are called by their names here: ``halopipe.data:digits``.
 
 Besides:
 

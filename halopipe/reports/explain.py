@@ -21,7 +21,7 @@ from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.profile import ModelSource, Profile
 from planner.ir.program import Program
 from planner.ir.schedule import StageGraph
-from planner.layers.tiling import overlap
+from planner.layers.division import overlap
 from planner.passes import staleness
 from planner.schedules import names, traits
 

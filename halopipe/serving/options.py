@@ -33,7 +33,7 @@ class ServeOptions:
     )
     http: str = option(
         "",
-        "POST /infer, JSON or npy; 127.0.0.1 unless a host is named. pip install 'halopipe[serve]'.",
+        "POST /infer, JSON or npy; 127.0.0.1 unless a host is named. Needs halopipe's extra 'serve'.",
         "[HOST:]PORT",
         FROM,
     )

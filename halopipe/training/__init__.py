@@ -23,8 +23,8 @@ Modules:
     reference            What one device computed in a job's first steps, and a rank's own differences from it
     resuming             Where a run goes on: the checkpoint that it begins with, chosen once for all ranks, and whether
                          it is this model's
-    save_times           When a run saves: every so many steps, after so much time, as often as is best, and when it is
-                         asked to end
+    save_times           When a run saves a checkpoint: every so many steps, after so much time, at the interval that
+                         costs least (Daly), and when it is asked to end
     script_values        Python values that a module and its loss read: a captured graph has them as they were, whatever
                          a script does later
     session              One rank of a running plan, in a script of one's own: steps, evaluations, checkpoints

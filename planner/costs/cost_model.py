@@ -17,7 +17,7 @@ from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets, least_sums_s
 from planner.costs.stages.input_pipeline import Preparations
 from planner.costs.stages.stage_sums import RecomputeMask, StageSums, of_those
-from planner.ir.cluster import off_chip
+from planner.ir.extras import hooks
 from planner.ir.lazy import once, once_by
 from planner.ir.profile import BACKWARD, FORWARD, Profile
 from planner.layers import over_sites, takes_statistics
@@ -56,13 +56,14 @@ class CostModel:
         self.has_sites = bool(over_sites(self.profile.graph))
 
     def kind(self, rank: int) -> str:
-        """The kind of the rank's device; of one with two memories, as with its parameters on chip."""
+        """The kind of the rank's device; of costs for several memories (:meth:`main_kind`) the least."""
         return self.profile.cluster.devices[rank].kind
 
-    def kind_off_chip(self, rank: int) -> str:
-        """As :meth:`kind`, with the parameters in the larger of two memories; the same where there is but one."""
-        whole_kind = off_chip(self.kind(rank))
-        return whole_kind if whole_kind in self.profile.measurements else self.kind(rank)
+    @once
+    def main_kind(self, rank: int) -> str:
+        """As :meth:`kind`, with parameters in the device's main memory, where a profile has other costs for that."""
+        kinds = (name_of(self.kind(rank)) for name_of in hooks("planner", "main-memory kind").values())
+        return next((kind for kind in kinds if kind in self.profile.measurements), self.kind(rank))
 
     @once
     def beside(self, prices: Callable[[CostModel], Prices]) -> Prices:

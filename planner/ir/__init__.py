@@ -17,7 +17,8 @@ Modules:
     graph         The network as the planner sees it: layers in topological order, and what flows between them
     layout        How a tensor is divided over the ranks of a stage: cut points per dim
     lazy          What is made when it is first asked for: names of a package, and values by key
-    plan          The plan: what is decided, what it is predicted to cost, and how it was found
+    plan          The plan: what is decided, what it is predicted to cost, how it was found, and when it counts as
+                  proven
     problem       What a solver is asked: a profile, and the request (batch, schedules, objective, memory margin)
     profile       What every layer, device and link costs: the file between ``profile`` and ``plan``
     program       A program: a schedule with every message, reduction and update explicit; which gradients share a

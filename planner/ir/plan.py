@@ -46,7 +46,7 @@ class Block:
 
     What the block hands on is divided over the ranks as its layers' cuts say, and over the tiles of a rank.  What is
     inside follows from the access relations: a tile computes what its part of the ends reads, its overlap with other
-    tiles and ranks included, from what was fetched before the block (:class:`planner.layers.division.BlockDivision`).
+    tiles and ranks included, from what was fetched before the block.
 
     Attributes:
         layers: by name, one after another in the stage's order.

@@ -18,7 +18,7 @@ Modules:
                        planners
     layouts            The best option (layout, recompute) of every layer of a stage, exactly
     progress           What a search reports while it runs
-    requests           What no request may ask for: numbers that nothing can mean, and things that rule one another out
+    requests           What no request may ask for: numbers that nothing can mean, and options that cannot be combined
     token_slices       Plans with token slices: stages, micro-batches and lengths of slices, after the best plan without
                        slices
 """

@@ -92,7 +92,7 @@ def one_device(problem: Problem, cost_model: CostModel) -> Iterator[Candidate]:
     rules = (*problem.fix, *problem.forbid)
     alike: dict[object, DevicePool] = {}
     for pool in pools(problem):
-        alike.setdefault((pool.kind, pool.memory_limit_bytes, pool.on_chip_bytes, rules and pool.ranks), pool)
+        alike.setdefault((pool.sort, rules and pool.ranks), pool)
     for size in micro_batch_sizes(problem, cost_model):
         batches = micro_batches(problem, size)
         for pool in alike.values():

@@ -20,7 +20,7 @@ from cuda_ops.sparse.geometry import BuiltGeometry, Route
 from cuda_ops.sparse.preparation import Preparation
 from planner.ir.graph import Graph, graph_of_sites
 from planner.ir.profile import PreparationCost, SiteHalo
-from planner.sites.balance import halo_sites
+from planner.sites.arrangement import halo_sites
 from planner.sites.prices import prices
 from profiler.measure.timing import trimmed_mean
 from profiler.source.model import CloudExample, GraphExample

@@ -11,8 +11,8 @@ Modules:
     model          A model with its example and its loss, as a factory describes it; sizes that vary
     module_kinds   Modules that nothing can train, or not as they are: refused by what they are, before they are run
     parts          What a factory returned, or a person gave, as a model that is ready to train
-    saved          A module object as a file, so that other processes train that very module: its weights, its code, its
-                   example
+    saved          A module object as a file (cloudpickle, SHA-256), so that other processes train that very module: its
+                   weights, its code, its example
     source         From a MODEL string to a module with example inputs and a loss
     structure      A batch as its user has it, and the tuple of tensors that a step is fed: the one place that makes one
                    of the other

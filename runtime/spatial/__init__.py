@@ -4,8 +4,6 @@ Names are imported when they are first used: a rank whose plan divides no layer 
 
 Modules:
 
-    blocks        Runs layers of a divided stage in blocks: each rank through a whole block, tile by tile, without
-                  exchanges inside
     collectives   Sums over the ranks of a step's group, of small tensors: every rank sends its own to every other
     compiling     Divided stages under torch.compile: collectives that the compiler sees
     contraction   Input channels shared by several ranks: partial sums are made, sent to who keeps them, and added
@@ -32,7 +30,6 @@ from typing import TYPE_CHECKING
 from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
-    from runtime.spatial.blocks import in_blocks
     from runtime.spatial.compiling.collective import CollectivePeerGroup, Collectives, open_collectives
     from runtime.spatial.compiling.compiled import Compiler, compiled, refuse_draws, refuse_user_code
     from runtime.spatial.decompose import DividedStage, DrawnPlaces
@@ -58,7 +55,6 @@ __all__ = [
     "connected",
     "groups_in",
     "groups_of_parameters",
-    "in_blocks",
     "of_micro_batches",
     "open_collectives",
     "parts_of",
@@ -82,7 +78,6 @@ _HOMES = {
     "connected": "empties",
     "groups_in": "layer_shard",
     "groups_of_parameters": "parameters",
-    "in_blocks": "blocks",
     "of_micro_batches": "slices",
     "open_collectives": "compiling.collective",
     "parts_of": "parameters",

@@ -92,7 +92,7 @@ class Stages:
 
     def kind(self, rank: int) -> str:
         """Of the device of ``rank``, as prices name it: another one where parameters do not fit on chip."""
-        return self.cost_model.kind(rank) if self.on_chip_bytes(rank) else self.cost_model.kind_off_chip(rank)
+        return self.cost_model.kind(rank) if self.on_chip_bytes(rank) else self.cost_model.main_kind(rank)
 
     def is_sharded(self, stage: int) -> bool:
         """Whether the stage's ranks divide the optimiser's state among them."""

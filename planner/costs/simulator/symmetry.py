@@ -156,7 +156,7 @@ def _on_hosts(cluster: Cluster, blocks: Sequence[tuple[tuple[int, ...], ...]]) -
 def _traits(cluster: Cluster, ranks: Sequence[int]) -> object:
     """What a slice's devices are, and which of them are in the same groups."""
     own = [cluster.devices[rank] for rank in ranks]
-    devices = tuple((each.kind, each.memory_bytes, each.on_chip_bytes, each.core_share, each.streams) for each in own)
+    devices = tuple((each.kind, each.memories, each.core_share, each.streams) for each in own)
     paths = [(cluster.devices[rank].host, *cluster.groups_of(rank)) for rank in ranks]
     apart = []
     for level in zip(*paths, strict=True):

@@ -33,6 +33,7 @@ from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement
 from planner.costs.stages.stage_sums import PASSES, PassTimes
 from planner.ir.cluster import GRADIENT_SUMS, Evidence
+from planner.ir.extras import hooks
 from planner.ir.lazy import once
 from planner.ir.plan import Size, TokenSlice, samples_in
 from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
@@ -109,29 +110,21 @@ class StageCosts:
 
     @once
     def kind(self, rank: int) -> str:
-        """The kind of device that the rank's layers cost what they do on: with its parameters on chip, or not."""
-        fit = self.on_chip_bytes(rank) > 0
-        return self.cost_model.kind(rank) if fit else self.cost_model.kind_off_chip(rank)
+        """The kind of device that the rank's layers cost what they do on: by the memory that its parameters lie in."""
+        is_beside = self.bytes_beside(rank) > 0
+        return self.cost_model.kind(rank) if is_beside else self.cost_model.main_kind(rank)
 
-    def on_chip_bytes(self, rank: int) -> int:
-        """Parameters, gradients and optimiser state of the rank where they fit into its on-chip memory; else 0.
-
-        Layers with layouts of their own have theirs in the larger memory.
-        """
-        room = self.cost_model.profile.cluster.devices[rank].on_chip_bytes
-        mine = [stage for stage in self.stages if rank in stage.ranks] if room else []
-        if not mine or any(stage.laid_out for stage in mine):
-            return 0
-        parameters, state = sum(_parameters_used(stage, rank) for stage in mine), self.state_bytes(rank)
-        num_bytes = parameters * (2 if self.trains else 1) + state
-        return num_bytes if num_bytes <= room else 0
+    @once
+    def bytes_beside(self, rank: int) -> int:
+        """Parameters, gradients and optimiser state of the rank, where they lie beside its main memory; else 0."""
+        return sum(beside(self, rank) for beside in hooks("planner", "bytes beside").values())
 
     def state_bytes(self, rank: int) -> int:
         """What the rank holds of the optimiser's state."""
         if not self.trains:
             return 0
         mine = [stage for stage in self.stages if rank in stage.ranks]
-        kept = sum(_parameters_used(stage, rank) - left_to_others(stage, What.OPTIMISER_STATE) for stage in mine)
+        kept = sum(parameters_used(stage, rank) - left_to_others(stage, What.OPTIMISER_STATE) for stage in mine)
         return round(kept * self.cost_model.profile.optimizer.state_bytes_per_parameter_byte)
 
     def prepare_s(self, rank: int, action: Action) -> float:
@@ -226,7 +219,7 @@ class StageCosts:
     def parameter_bytes(self, rank: int) -> int:
         """What the rank holds of parameters, between passes."""
         return sum(
-            _parameters_used(stage, rank) - (left_to_others(stage, What.PARAMETERS) if self.trains else 0)
+            parameters_used(stage, rank) - (left_to_others(stage, What.PARAMETERS) if self.trains else 0)
             for stage in self.stages
             if rank in stage.ranks
         )
@@ -309,7 +302,8 @@ def left_to_others(stage: StagePlacement, what: What) -> int:
     return stage.own_bytes - -(-stage.own_bytes // parts) if parts > 1 else 0
 
 
-def _parameters_used(stage: StagePlacement, rank: int) -> int:
+def parameters_used(stage: StagePlacement, rank: int) -> int:
+    """Bytes of parameters of the stage that the rank uses, of those that its stages share once."""
     if stage.once is not None:
         return round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
     return stage.parameter_bytes - sum(tie.num_bytes for tie in stage.ties if rank in tie.held_below)

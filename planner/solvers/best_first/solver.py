@@ -52,7 +52,7 @@ Of unlike devices the DP is over any shares (``share_bound``), and complete pipe
 Of plans that the model cannot tell apart one on the fewest ranks is taken, if that is asked   ``choose.without_ties``
 
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
-and in forward plans over blocks of layers and tiles                                         ``block_search``
+Searches of extras go on from what it found, among plans that are not in this space             ``continued``
 
 Where sequences may be cut into token slices, plans with such are tried at last    ``planner.solvers.token_slices``
 
@@ -74,7 +74,7 @@ from planner.costs.cost_model import CostModel
 from planner.costs.sentences import binding
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
 from planner.ir.problem import MEMORY, THROUGHPUT, Problem
-from planner.solvers.best_first.block_search import with_blocks
+from planner.solvers.best_first.continued import continued_searches
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
 from planner.solvers.best_first.moves import with_moved_shares
 from planner.solvers.best_first.objectives import highest_rate, is_stream, least_memory, no_plan_fits
@@ -130,7 +130,8 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         outcome = replace(outcome, best=with_moved_shares(evaluator, outcome.best))
     first, evaluator.budget = outcome, budget
     outcome = with_layouts(evaluator, outcome, budget)
-    outcome = with_blocks(evaluator, outcome, budget)
+    for continued in continued_searches(limited):
+        outcome = continued.outcome(evaluator, outcome, budget)
     if outcome.best is None:
         raise _nothing_found(evaluator, outcome)
     plans = [*(choice.best for choice in start.choices.values()), first.best, first.unreplicated]

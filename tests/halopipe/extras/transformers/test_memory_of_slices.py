@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from cuda_ops.memory import available
+from halopipe.extras.kernels.modelled import modelled
 from halopipe.extras.transformers.ways import plan_by
 from halopipe.launch.run import run_plan
-from halopipe.extras.kernels.modelled import modelled
 from halopipe.planning.options import ProfileOptions
 from halopipe.run_spec.options import RunOptions
 from planner.ir.profile import ModelSource, Profile

@@ -5,9 +5,9 @@
         rank 0   | tile 0 | tile 1 |H            tile 1 reads its rows, two or three of tile 0's, and the halo
         rank 1                   H| tile 0 | tile 1 |
 
-Every tile is run by the block's own function on the division of that tile (:class:`planner.layers.division`), in which
-each rank holds all that its tile reads, so that op rules find nothing to exchange.  What is handed on is put together;
-what is a sum (a loss, a global pool) is added up.
+Every tile is run by the block's own function on the division of that tile (:mod:`planner.extras.tiles.division`), in
+which each rank holds all that its tile reads, so that op rules find nothing to exchange.  What is handed on is put
+together; what is a sum (a loss, a global pool) is added up.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from planner.extras.tiles.division import BlockDivision, BlockedDivision, ends_of
 from planner.ir.box import Box, intersect, volume
 from planner.ir.graph import Graph, producer
 from planner.ir.plan import Block
-from planner.layers.division import BlockDivision, Division, ends_of
+from planner.layers.division import Division
 from runtime.pipeline.routing import cuts_of, narrowed, slices
 from runtime.recent import Recent
 from runtime.spatial.decompose import DividedStage
@@ -110,8 +111,8 @@ class _BlockedRun:
         by_name = dict(zip(names, arguments, strict=True))
         del arguments
         division = self._divided.division
-        if division is None:
-            raise ValueError("a divided stage was not told what is run")
+        if not isinstance(division, BlockedDivision):
+            raise TypeError("a stage with blocks was not told what is run")
         for segment in self._segments:
             if segment.block is None:
                 made = _called(segment.function, num_samples, by_name)
@@ -124,7 +125,7 @@ class _BlockedRun:
         return tuple(_tensor(by_name[value]) for value in self._outputs)
 
     def _in_tiles(
-        self, segment: _Segment, num_samples: int, by_name: dict[str, object], division: Division
+        self, segment: _Segment, num_samples: int, by_name: dict[str, object], division: BlockedDivision
     ) -> dict[str, Tensor]:
         block, position = division.blocks[segment.block or 0], self._divided.wire.position
         values = [name for name in segment.function.inputs if name in block.wanted]

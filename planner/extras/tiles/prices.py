@@ -5,7 +5,7 @@
     others     layer by layer, the slowest rank counts, as in ``stage_cost``
     memory     by rank, the most at any layer of any tile: values that are held whole (of the rank's part: what earlier
                blocks handed on and somebody still reads, what this one fetched and hands on), values of the tile that
-               are still read, and what the layer needs while it runs (``costs.shards.tiles``)
+               are still read, and what the layer needs while it runs (``workspace``)
 
 Sums over tiles (a global pool's) are counted once a tile.  Ignored: what putting tiles together takes.
 """
@@ -21,14 +21,15 @@ import numpy as np
 from planner.costs.communication.collectives import call_s
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.costs.shards.tiles import box_bytes, transient_bytes
 from planner.costs.stages.layouts import FORWARD, LayoutPrices
 from planner.costs.stages.stage_cost import Array, StageCost, stage_cost
+from planner.extras.tiles.division import BlockDivision, BlockedDivision, in_blocks
+from planner.extras.tiles.workspace import box_bytes, transient_bytes
 from planner.ir.box import subtract, volume
 from planner.ir.cluster import PIECES
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, output_of, producer, value_name
 from planner.ir.plan import Block
-from planner.layers.division import BlockDivision, Division, LayerDivision
+from planner.layers.division import Division, LayerDivision
 
 
 def stage_cost_in_blocks(
@@ -41,16 +42,17 @@ def stage_cost_in_blocks(
     """
     graph = prices.cost_model.profile.graph
     placed = {prices.layers[index].name: chosen[index].placement(0) for index in sorted(chosen)}
-    division = Division.placed(graph, placed, len(prices.ranks), prices.samples, blocks)
+    plain = Division.placed(graph, placed, len(prices.ranks), prices.samples)
+    division = in_blocks(graph, plain, blocks)
     inside = {name for block in blocks for name in block.layers}
     alone = frozenset(index for index in chosen if prices.layers[index].name not in inside)
-    plain = stage_cost(prices, chosen, alone)
+    unblocked = stage_cost(prices, chosen, alone)
     costs = [_block_cost(prices, division, block) for block in division.blocks]
-    (forward_s,), *others = plain.compute_s
+    (forward_s,), *others = unblocked.compute_s
     return replace(
-        plain,
+        unblocked,
         compute_s=((forward_s + sum(cost.slowest_s for cost in costs),), *others),
-        exchange_forward_s=plain.exchange_forward_s + sum(cost.exchange_s for cost in costs),
+        exchange_forward_s=unblocked.exchange_forward_s + sum(cost.exchange_s for cost in costs),
         unrecorded_bytes=_peaks(prices, division),
     )
 
@@ -93,7 +95,7 @@ def _dtype(division: Division, value: str) -> str:
     return division.layers[name].layer.outputs[output].dtype
 
 
-def _peaks(prices: LayoutPrices, division: Division) -> Array:
+def _peaks(prices: LayoutPrices, division: BlockedDivision) -> Array:
     """``[ranks]``: the most that a forward pass holds beside the batch, parameters and buffers."""
     index = {layer.name: number for number, layer in enumerate(prices.layers)}
     last_read = _last_readers(prices, division)

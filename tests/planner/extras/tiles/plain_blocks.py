@@ -1,6 +1,6 @@
 """A second, plain account of the blocks of a stage: one loop over tiles, in each one over layers.
 
-Follows the same model as ``planner.costs.stages.blocks`` (its docstring says what that is) but none of its code; what
+Follows the same model as ``planner.extras.tiles.prices`` (its docstring says what that is) but none of its code; what
 one layer costs in a tile, and needs beside what it reads and makes, is a price, and given.
 """
 
@@ -15,11 +15,12 @@ from planner.costs.communication.collectives import call_s
 from planner.costs.communication.resharding import exchange_s
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array
-from planner.costs.shards.tiles import box_bytes, transient_bytes
+from planner.extras.tiles.division import BlockDivision, BlockedDivision
+from planner.extras.tiles.workspace import box_bytes, transient_bytes
 from planner.ir.box import Box, Interval, volume
 from planner.ir.cluster import PIECES
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, output_of, producer
-from planner.layers.division import BlockDivision, Division
+from planner.layers.division import Division
 from planner.layers.sized import SizedLayer
 
 
@@ -33,7 +34,7 @@ class BlockAccount:
     """
 
     cost_model: CostModel
-    division: Division
+    division: BlockedDivision
     sized: Mapping[str, SizedLayer]
     ranks: tuple[int, ...]
 

@@ -10,7 +10,7 @@ import torch
 from cuda_ops._torch import conv_backend
 from cuda_ops.dense.conv_kernels import NATIVE, kernel_for
 from cuda_ops.memory import MemoryCounter, available, install
-from planner.costs.shards.tiles import spreads_windows, transient_bytes
+from planner.extras.tiles.workspace import spreads_windows, transient_bytes
 from planner.ir.box import whole
 from planner.ir.graph import Attribute
 from planner.layers.sized import SizedLayer

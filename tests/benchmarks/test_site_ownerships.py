@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.sites.balance import equal_counts, equal_slabs, random_blocks
+from benchmarks.site_balance import equal_counts, equal_slabs, random_blocks
 from planner.sites.keys import samples_of
 from tests.planner.sites.clouds import blocks
 

@@ -21,8 +21,9 @@ from planner.solvers import solver
 from planner.solvers.best_first.solver import solve
 from tests.oracles.evaluation import evaluate
 from tests.oracles.plans import check
+from tests.planner.extras.on_chip_memory.boards import board_problem
 from tests.planner.factories import chain_decision
-from tests.planner.solvers.instances import board_problem
+from tests.planner.solvers.best_first import test_solver as search
 
 BYTES = 8192
 MOMENTUM = Optimizer("SGD", {"lr": 0.1, "momentum": 0.9}, 1.0)
@@ -61,7 +62,7 @@ def test_a_stage_is_charged_for_what_is_in_the_larger_memory_alone() -> None:
     decision = chain_decision(boards(0), (2,), (1, 1))
     (_, near), (_, far) = (found(boards(size), decision) for size in (HELD, 0))
     for one, other in zip(near, far, strict=True):
-        assert one.on_chip_bytes == HELD
+        assert one.bytes_beside == HELD
         moved = one.peak_bytes - (other.peak_bytes - HELD)  # without gradients another action may be the fullest
         assert 0 <= moved <= other.held[What.ACTIVATIONS] + one.held[What.ACTIVATIONS]
         assert not any(one.held[what] for what in (What.PARAMETERS, What.GRADIENTS, What.OPTIMISER_STATE))
@@ -96,6 +97,11 @@ def test_memory_that_is_too_small_for_all_is_enough_with_some_on_chip() -> None:
     assert step_s(HELD) > 0
     with pytest.raises(InfeasibleError):
         step_s(HELD - 1)
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_the_plan_for_boards_is_the_best_of_all_plans(first: int) -> None:
+    search.test_the_plan_is_the_best_of_all_plans(first, board_problem)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.site_balance import SiteMap, halo, imbalance, random_blocks, rank_work
 from planner.ir.errors import UsageError
 from planner.sites.arrangement import arrange, cut
-from planner.sites.balance import SiteMap, halo, halo_sites, imbalance, random_blocks, rank_work
 from planner.sites.partition import SiteLevel, SiteLoad, block_work
 from tests.planner.sites.clouds import blocks
 
@@ -32,23 +32,6 @@ def test_work_of_ranks_is_all_work() -> None:
     owned = random_blocks(work.keys, 3, seed=1)
     assert rank_work(owned, work).sum() == 15.0
     assert rank_work(random_blocks(work.keys, 1), work).tolist() == [15.0]
-
-
-def test_the_halo_of_a_row_is_one_site_each_way() -> None:
-    owners = np.repeat(np.arange(4), 2).astype(np.int32)
-    expected = np.diag([1] * 3, 1) + np.diag([1] * 3, -1)
-    np.testing.assert_array_equal(halo_sites(owners, owners, ROW, 4), expected)
-
-
-def test_halo_against_sets() -> None:
-    random = np.random.default_rng(0)
-    source, target = random.integers(5, size=40).astype(np.int32), random.integers(5, size=30).astype(np.int32)
-    neighbours = random.integers(-1, 40, size=(9, 30)).astype(np.int32)
-    found = halo_sites(source, target, neighbours, 5)
-    for src in range(5):
-        for dst in range(5):
-            read = {int(row) for row in neighbours[:, target == dst].ravel() if row >= 0 and source[row] == src}
-            assert found[src, dst] == (len(read) if src != dst else 0)
 
 
 def test_bytes_are_those_of_all_maps() -> None:

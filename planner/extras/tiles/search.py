@@ -32,9 +32,11 @@ from planner.costs.layers.shards import part_of
 from planner.costs.memory.table import What
 from planner.costs.shards.device_mesh import factorisations, layout_on
 from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.costs.shards.tiles import box_bytes, transient_bytes
-from planner.costs.stages.blocks import most_live_bytes
 from planner.costs.stages.layouts import LayoutPrices
+from planner.extras.tiles.division import BlockReader, made_box
+from planner.extras.tiles.prices import most_live_bytes
+from planner.extras.tiles.refusals import block_faults
+from planner.extras.tiles.workspace import box_bytes, transient_bytes
 from planner.ir.box import Box, intersect, volume, whole
 from planner.ir.constraints import CutDegrees
 from planner.ir.errors import MissingMeasurementError
@@ -43,11 +45,11 @@ from planner.ir.lazy import once
 from planner.ir.plan import Block, status_of
 from planner.ir.problem import SPATIAL_DIMS, Problem
 from planner.layers import kind, over_sites
-from planner.layers.division import BlockReader, Division, LayerDivision, made_box
+from planner.layers.division import Division, LayerDivision
 from planner.layers.sized import REPLICA, SPACE
-from planner.layers.tiling import block_faults
 from planner.schedules import traits
 from planner.solvers.best_first.bound import least_work_s
+from planner.solvers.best_first.continued import HALO_ROWS, ContinuedSearch
 from planner.solvers.best_first.search import Outcome
 from planner.solvers.budget import Budget
 from planner.solvers.candidates.candidate import group_shares, micro_batches, pools
@@ -81,10 +83,8 @@ def runs_in_blocks(problem: Problem) -> bool:
 
 
 def with_blocks(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outcome:
-    """``outcome`` of the search without blocks, continued; as it is where there can be none."""
+    """``outcome`` of the search without blocks, continued."""
     problem = evaluator.problem
-    if not runs_in_blocks(problem):
-        return outcome
     best, num = outcome.best, 0
     bounds = [outcome.bound_s]
     for size in micro_batch_sizes(problem, evaluator.cost_model):
@@ -104,6 +104,9 @@ def with_blocks(evaluator: Evaluator, outcome: Outcome, within: Budget) -> Outco
         return outcome
     num_candidates, by_num_stages = outcome.num_candidates + num, {**outcome.by_num_stages, 1: best}
     return replace(outcome, best=best, num_candidates=num_candidates, by_num_stages=by_num_stages)
+
+
+SEARCH = ContinuedSearch(runs_in_blocks, outcome=with_blocks, covers=(HALO_ROWS,))
 
 
 def _groups(problem: Problem) -> list[tuple[int, ...]]:

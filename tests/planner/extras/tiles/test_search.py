@@ -16,7 +16,7 @@ from planner.ir.layout import Layout
 from planner.ir.plan import Block, Plan
 from planner.ir.problem import LATENCY, Problem
 from planner.ir.profile import Profile
-from planner.layers.tiling import overlap
+from planner.layers.division import overlap
 from planner.solvers.best_first.solver import solve
 from planner.solvers.candidates.evaluate import Evaluator
 from tests.oracles.plans import check

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from planner.extras.tiles.division import BlockedDivision
+from planner.extras.tiles.refusals import block_faults
 from planner.ir.box import whole
 from planner.ir.graph import Graph
 from planner.ir.plan import Block, Decision
 from planner.layers.division import Division
-from planner.layers.tiling import block_faults
 from runtime.engine import EvaluationResult
 from runtime.pipeline.routing import assemble
 from tests.runtime.divided import at_random, divided
@@ -129,14 +130,15 @@ def messages(decision: Decision) -> int:
     """Exchanges inside the stage, from the division alone."""
     graph = network("unet2d")[1].graph
     division = Division.of(graph, decision, 0, 2)
-    inside = {name for block in division.blocks for name in block.layers}
+    blocks = division.blocks if isinstance(division, BlockedDivision) else ()
+    inside = {name for block in blocks for name in block.layers}
     found = sum(
         len(division.moves(layer.name, index))
         for layer in graph.layers
         if layer.name not in inside
         for index in range(len(layer.inputs))
     )
-    return found + sum(len(division.moves_to(v, boxes)) for b in division.blocks for v, boxes in b.wanted.items())
+    return found + sum(len(division.moves_to(v, boxes)) for b in blocks for v, boxes in b.wanted.items())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from planner.extras.tiles.refusals import block_faults, is_global_along
 from planner.ir.graph import Attribute, Graph, Layer, TensorSpec
-from planner.layers.tiling import block_faults, is_global_along
 
 DIMS = ("sample", "channel", "height", "width")
 IMAGE = TensorSpec(DIMS, (1, 4, 8, 8), "float32")

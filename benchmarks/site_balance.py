@@ -1,4 +1,4 @@
-"""What an ownership costs: the work of each rank, and the sites that it reads of others.
+"""What an ownership of sites costs (the work of each rank, the sites that it reads of others), and other ownerships.
 
     halo[map][src, dst] = sites of the map's input level owned by src that an output site of dst reads, each once
 
@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner.ir.errors import UsageError
-from planner.sites.arrangement import Ownership, Ranks, ownership_of
-from planner.sites.keys import AnyInts, Floats, Ints, samples_of, unpack
+from planner.sites.arrangement import Ownership, halo_sites, ownership_of
+from planner.sites.keys import AXIS_BITS, HALF, AnyInts, Floats, Ints, samples_of, unpack
 from planner.sites.partition import BlockWork, SiteLevel
 
 
@@ -96,18 +95,6 @@ def halo(ownership: Ownership, levels: Sequence[SiteLevel], maps: Sequence[SiteM
     return RankHalo(tuple(sites), received, inputs)
 
 
-def halo_sites(source: Ranks, target: Ranks, neighbours: AnyInts, num_ranks: int) -> Ints:
-    """Input rows [n, n] that go from rank to rank, given the owners of input [N] and of output rows [M]."""
-    needed: NDArray[np.bool_] = np.zeros((len(source) + 1) * num_ranks, np.bool_)
-    for rows in neighbours:  # row -1 (absent) falls on the last, which is not counted
-        needed[np.asarray(rows, dtype=np.int64) * num_ranks + target] = True
-    pairs = np.flatnonzero(needed[: len(source) * num_ranks])
-    src, dst = source[pairs // num_ranks].astype(np.int64), pairs % num_ranks
-    counts = np.bincount(src * num_ranks + dst, minlength=num_ranks**2).reshape(num_ranks, num_ranks)
-    np.fill_diagonal(counts, 0)
-    return counts
-
-
 def equal_counts(keys: Ints, num_samples: int, num_ranks: int) -> Ownership:
     """SparsePipe's split inside a batch: as many whole samples on each rank, in the order of their numbers."""
     return ownership_of(num_ranks, keys, samples_of(keys) * num_ranks // max(num_samples, 1))
@@ -128,3 +115,14 @@ def equal_slabs(keys: Ints, num_ranks: int) -> Ownership:
 def random_blocks(keys: Ints, num_ranks: int, seed: int = 0) -> Ownership:
     """Every block to a rank by lot: the worst halo there is."""
     return ownership_of(num_ranks, keys, np.random.default_rng(seed).integers(num_ranks, size=len(keys)))
+
+
+def morton(keys: Ints, work: Ints, goals: Ints | None = None) -> Ints:
+    """The permutation [B] that puts blocks in Morton's order (their coordinates' bits in turn), samples ascending."""
+    del work, goals
+    samples, blocks = unpack(keys)
+    spread = np.zeros(len(keys), np.int64)
+    for bit in range(AXIS_BITS):
+        for axis in range(3):
+            spread |= (blocks[:, axis] + HALF >> bit & 1) << 3 * bit + 2 - axis
+    return np.lexsort((spread, samples))

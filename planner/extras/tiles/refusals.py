@@ -16,16 +16,55 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from math import prod
 
-from planner.ir.box import Box, Interval, volume, whole
+from planner.check.structure import cut_dims
+from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import operator_of
-from planner.ir.graph import Graph, Layer, TensorSpec, producer
+from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision
-from planner.layers._kinds import has_halo, kind
+from planner.layers import has_halo, kind
 from planner.layers._samples import takes_statistics
-from planner.layers.division import Division
 from planner.layers.elementwise import ELEMENTS, PLACES
+from planner.layers.sized import SPACE
 
 _LEAVE_OUT = "end the block before it and begin another one behind, so that it runs on what all tiles made"
+
+
+def form_faults(decision: Decision, graph: Graph | None = None) -> Iterator[str]:
+    """Of blocks what can be seen without the layers (:func:`layer_faults`)."""
+    return (fault for number in range(len(decision.stages)) for fault in _form_faults(decision, number))
+
+
+def _form_faults(decision: Decision, number: int) -> Iterator[str]:
+    names, blocks = list(decision.layers_of(number)), decision.stages[number].blocks
+    path = f"decision.stages[{number}].blocks"
+    if not blocks:
+        return
+    from planner import schedules  # late: a rank seldom asks
+
+    if decision.schedule in schedules.names() and schedules.traits(decision.schedule).trains:
+        yield f"{path}: stage {number} has blocks, which are for forward passes alone, and the plan trains"
+    last = 0
+    for block in blocks:
+        first = names.index(block.layers[0]) if block.layers and block.layers[0] in names else -1
+        if first < last or tuple(names[first : first + len(block.layers)]) != block.layers:
+            yield f"{path}: a block of {len(block.layers)} layers is no stretch of the stage's layers from {last} on"
+            return
+        last = first + len(block.layers)
+        for dim, parts in block.tiles.items():
+            if dim not in SPACE or parts < 1:
+                yield f"{path}: {parts} tiles along {dim}; tiles are 1 or more, along {', '.join(SPACE)}"
+        for name in block.layers:
+            placed = decision.layers[name]
+            others = [dim for dim in cut_dims(placed) if dim not in (SAMPLE, *SPACE)]
+            if others or placed.ways != 1 or placed.margin:
+                what = f"cut along {others[0]}" if others else "given ways or a margin"
+                yield f"{path}: layer {name} of a block is {what}; it can be cut along samples and space alone"
+
+
+def layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, str]]:
+    """(layer, what is wrong and what helps) of all blocks; nothing where they are exact."""
+    blocks = (block for stage in decision.stages for block in stage.blocks)
+    return (fault for block in blocks for fault in block_faults(graph, block.layers, block.tiles))
 
 
 def block_faults(graph: Graph, names: Collection[str], tiles: Mapping[str, int]) -> Iterator[tuple[str, str]]:
@@ -41,25 +80,6 @@ def block_faults(graph: Graph, names: Collection[str], tiles: Mapping[str, int])
                 why = f"is read in its own block, and is a sum that is known when all tiles are done; {_LEAVE_OUT}"
             if why:
                 yield layer.name, f"layer {layer.name} ({operator_of(layer)}) {why}"
-
-
-def overlap(graph: Graph, decision: Decision, stage: int) -> float:
-    """What the ranks of a stage compute more than once, as a share of its work (floating-point operations) done once.
-
-    Rows beyond a part (``Placement.margin``), and what tiles and ranks compute each for themselves in blocks.
-    """
-    division = Division.of(graph, decision, stage, max(decision.micro_batches))
-    tiled = {name: block.tiles for block in division.blocks for name in block.layers}
-    once = done = 0.0
-    for name, layer in division.layers.items():
-        flops = float(kind(layer.layer.kind).forward_flops(layer.layer, layer.inputs))
-        own = sum(volume(box) for box, first in zip(layer.own, layer.is_first, strict=True) if first)
-        parts = [tile.layers[name] for tile in tiled[name]] if name in tiled else [layer]
-        made = sum(
-            volume(box) for part in parts for box, counts in zip(part.done, layer.is_first, strict=True) if counts
-        )
-        once, done = once + flops, done + flops * made / max(1, own)
-    return done / once - 1 if once else 0.0
 
 
 def is_global_along(layer: Layer, inputs: tuple[TensorSpec, ...], dim: str) -> bool:
