@@ -26,7 +26,3 @@ Modules:
     schema       ``halopipe schema``: the JSON Schema of a file format
     serve        ``halopipe serve``: a plan answers requests without an end, from files, standard input or a port
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

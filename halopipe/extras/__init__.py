@@ -13,7 +13,3 @@ Modules:
     kernels        Times from models of kernels, in place of measurements
     transformers   Parallel degrees of a transformer's training step, and plans of them
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -10,7 +10,3 @@ Besides:
               tensors take
     options   What ``halopipe serve`` may be asked: one list of options, as of a run
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -29,7 +29,3 @@ Besides:
                     the cost model's own (``CostModel.beside``)
     timeline     When everything in a simulated step happened
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

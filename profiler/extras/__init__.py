@@ -4,7 +4,3 @@ Modules:
 
     modelled   Profiles of networks and devices that are not here: shapes of fake tensors, times of kernel models
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []
