@@ -39,7 +39,3 @@ Modules:
     work                 One rank's work: load and capture the model, meet the others, train, measure, compare with one
                          device
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -9,7 +9,3 @@
 
 Bounds read ``stage_transfers``, and ``least_collective_s`` of ``collectives``.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

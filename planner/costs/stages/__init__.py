@@ -11,7 +11,3 @@
 
 Around them ``placement`` (where stages lie) and ``coverage`` (what was not measured).
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []
