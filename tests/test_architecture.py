@@ -116,6 +116,7 @@ FLOORS = {
     ),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
     "runtime.extras": floor(),
+    "runtime.extras.distcp": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.compiling": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.sampled_graphs": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.tiles": floor("planner.ir planner.layers planner.extras.tiles.division runtime", "torch"),

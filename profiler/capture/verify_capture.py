@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from cuda_ops._torch import BatchNormBase, DropoutBase, at_node
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.first_calls import CALLED_ONCE, FIRST, LATER, Memory, is_equal
+from profiler.capture.first_calls import CALLED_ONCE, FIRST, LATER, FirstCall, is_equal
 from profiler.capture.trace import TracedModel
 from profiler.capture.user_module import (
     drawn_so_far,
@@ -67,11 +67,11 @@ def require_same_loss(traced: TracedModel, model: LoadedModel) -> Verified:
     """
     samples, whole = _example(traced, model)
     with kept_state(*model.stateful), fresh_gradients(*model.owners.values()):
-        memory, given = Memory(model, partial(_loss_of_copies, model)), _copies(whole)
+        memory, copies = FirstCall(model, partial(_loss_of_copies, model)), _copies(whole)
         with kept_state(*model.stateful):
-            expected = _own_result(model, given, samples)
+            expected = _own_result(model, copies, samples)
             memory.note()
-        if not _are_equal(given, whole):
+        if not _are_equal(copies, whole):
             _require_same_inputs(model, whole)
         by_graph = _graph_result(traced, model, whole, samples)
         _require_alike(traced, expected.loss, by_graph.loss, {})
