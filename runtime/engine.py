@@ -67,26 +67,20 @@ class StepResult:
     before_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationResult:
-    """What forward passes in evaluation mode gave on one rank.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResult(StepResult):
+    """What forward passes in evaluation mode gave on one rank; nothing is known of gradients and updates.
 
     Attributes:
-        loss: of the whole batch; None on ranks that do not make it.
         num_samples: of the whole batch.
         outputs: what the loss is computed from, or was to be kept, this rank's part, by micro-batch and name of the
             value: where it lies in the micro-batch, and the tensor.
         batch: what was evaluated on, as the graph's inputs.
-        step_s, spans, peak_bytes: as of a :class:`StepResult`.
     """
 
-    loss: float | None
     num_samples: int
     outputs: Mapping[int, Mapping[str, Piece]]
     batch: Batch
-    step_s: float = 0.0
-    spans: tuple[Span, ...] = ()
-    peak_bytes: tuple[int, ...] = ()
 
 
 class Engine(StateDict):
@@ -207,7 +201,15 @@ class Engine(StateDict):
         axis, num_parts = self.context.boundaries.axis, self.context.decision.num_parts
         if axis is not None:
             outputs = addition("runtime", "joined_parts", TIME_DIMS)(axis, outputs, batch.rows, num_parts)
-        return EvaluationResult(loss, sum(batch.rows), outputs, batch, seconds, ran.spans, ran.peak_bytes)
+        return EvaluationResult(
+            loss,
+            seconds,
+            ran.spans,
+            peak_bytes=ran.peak_bytes,
+            num_samples=sum(batch.rows),
+            outputs=outputs,
+            batch=batch,
+        )
 
     def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
         """An endless stream of batches, of which several may be on their way through the stages.

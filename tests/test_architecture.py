@@ -84,6 +84,7 @@ FLOORS = {
     "planner.extras.catalogue": floor("planner.ir", "pydantic"),
     "planner.extras.kernels": floor("planner.ir planner.extras.catalogue", "numpy scipy"),
     "planner.extras.on_chip_memory": floor("planner.ir planner.costs"),
+    "planner.extras.sites": floor("planner.ir planner.layers planner.costs", "numpy"),
     "planner.extras.transformers": floor(
         f"{PLANNER} planner.extras.catalogue planner.extras.kernels planner.costs.memory.table planner.costs.simulator",
         "numpy",
@@ -115,6 +116,7 @@ FLOORS = {
     ),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
     "runtime.extras": floor(),
+    "runtime.extras.distcp": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.compiling": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.sampled_graphs": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.tiles": floor("planner.ir planner.layers planner.extras.tiles.division runtime", "torch"),

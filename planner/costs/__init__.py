@@ -27,7 +27,3 @@ Besides:
                  taken
     timeline     When everything in a simulated step happened
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []
