@@ -27,7 +27,7 @@ from benchmarks.accuracy.cases import DATA_PARALLEL, MIX, NETWORKS, ONE, SPACE, 
 from benchmarks.accuracy.plans import Case, case, case_of, pipeline
 from benchmarks.devices.metered import steps_within
 from benchmarks.report import Row, at_least, at_most, run
-from halopipe.planning.ways import plan_by
+from halopipe.extras.transformers.ways import plan_by
 from halopipe.run_spec.options import GLOO, SHARED
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypedDict
 
 from halopipe.run_spec.options import DTYPES, GLOO, OPTIMIZERS, SHARED
 from halopipe.run_spec.schema import INTEGERS, NAMES, SIZE, SUM, flag, option
+from planner.ir.extras import hooks
 from planner.ir.problem import (
     CHANNEL_DIMS,
     DEFAULT_CONFIDENCE,
@@ -36,6 +36,11 @@ SPACE, SEARCH = "What plans may use", "Search"
 
 FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS)
 DEFAULT_SOLVER = "best-first"
+
+
+def systems() -> list[str]:
+    """Machines that extras know by name, for ``profile --on``."""
+    return [name for names in hooks("planner", "systems").values() for name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +348,7 @@ class ProfileOptions:
         "Profile for h100-dgx, a100-dgx or a cluster file: kernel models give the times, no device runs.",
         "NAME",
         ELSEWHERE,
-        offers="planner.extras.kernels:SYSTEMS",
+        offers="halopipe.planning.options:systems",
     )
     tables: Sequence[str] = option(
         (), "Kernels that you measured, for --on; see halopipe fit. Repeatable.", "CSV", ELSEWHERE
@@ -357,23 +362,3 @@ class ProfileOptions:
 
 MEASURING = ("device", "allow", "num_ranks", "quick", "num_processes", "transport")
 """Those of :class:`ProfileOptions` that say how to measure: of no use where nothing is measured."""
-
-
-FIXED = "What is given"
-"""A heading in the help of ``halopipe ways``."""
-
-
-@dataclass(frozen=True, slots=True)
-class WaysOptions:
-    """How a transformer may be divided, and how long that is searched for.  The help of each field says what it is."""
-
-    tensor: int = option(0, "Ranks that share a block; 0: open.", panel=FIXED, least=0)
-    pipeline: int = option(0, "Stages; 0: open.", panel=FIXED, least=0)
-    interleave: int = option(0, "Chunks of a stage; 0: open.", panel=FIXED, least=0)
-    micro_batch: int = option(0, "Samples a micro-batch; 0: open.", panel=FIXED, least=0)
-    recompute: str = option("", "none, selective or full; empty: open.", "HOW", FIXED)
-    zero: int = option(-1, "What replicas divide, 0 to 3; -1: open.", panel=FIXED, least=-1, most=3)
-    gap: float = option(0.0, "Stop once the best is proved so close (0.01 = 1 %).", least=0.0)
-    time_limit_s: float = option(60.0, "Seconds to search at most.", flag="--time-limit", least=0.0)
-    price_per_hour: float = option(0.0, "Dollars an hour of one device; 0: not told.", least=0.0)
-    layers: Path | None = option(None, "Sailor's times of layers, in place of kernels, with a cluster file.", "FILE")

@@ -12,7 +12,7 @@ from halopipe.planning.compare import tie_text
 from halopipe.planning.problem import standing_text
 from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.terminal import tables, units
-from planner.extras.export.rows import StageRow, stage_rows, tiles_text
+from planner.costs.rows import StageRow, stage_rows, tiles_text
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS
 from planner.ir.codec import plain
 from planner.ir.graph import SAMPLE

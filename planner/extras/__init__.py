@@ -6,11 +6,10 @@ without its folder the core plans as before.
 
 Modules:
 
-    baselines       The planners of other papers, and the strategies of everyday use
+    baselines       The planners of other papers
     catalogue       Devices and links one does not have at hand: one YAML file a device, every figure with its source
                     and date
-    export          Plans, profiles and timelines in the forms of other tools: tables (pandas), Chrome traces
-                    (Perfetto), launchers
+    export          Plans, profiles and timelines in the forms of other tools: tables (pandas), launchers
     kernels         Kernels and links of GPUs that are not here, from tables that others measured
     on_chip_memory  Devices with a second memory, beside the multipliers (block RAM of an FPGA)
     sites           Sites of point clouds, which the ranks of a stage share out as each batch has them: what that costs

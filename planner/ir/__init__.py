@@ -6,6 +6,7 @@ come first).  Import from the module that defines a name: ``from planner.ir.box 
 Modules:
 
     box           Boxes, and the data that must move between them
+    chrome_trace  Timelines as a Chrome trace: a process a source (predicted, measured), a thread a rank
     cluster       Devices, the groups they are in, and the links between them
     codec         Files: strict to read, byte-deterministic to write
     constraints   Side constraints as text, and what they mean: which stages a rule allows
@@ -23,9 +24,9 @@ Modules:
     program       A program: a schedule with every message, reduction and update explicit; which gradients share a
                   bucket
     proof         What a proof of a plan says: its claim, the space it is about, and what shows it (``planner.proof``)
-    quantities    What a quantity may be, judged by its name, which ends in its unit: not negative, and not beyond any
-                  machine
+    quantities    Quantities as data sheets write them, and what they may be: not negative, and not beyond any machine
     schedule      Pipeline schedules as data: what each rank does, in order, and the one rule of what must precede what
+    strict_yaml   YAML as strictly as JSON: no key twice, no alias inside of what it names
     timeline      When every action ran: predicted by the simulator or measured by the runtime, in one type
     validation    Whether a file of the right types makes sense: one list of faults, each with its path inside the file
 """
