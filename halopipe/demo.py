@@ -14,7 +14,7 @@ from halopipe.planning import measure, plan_files, search_progress, solve
 from halopipe.planning import problem as problems
 from halopipe.planning.compare import Comparison, tie_text
 from halopipe.planning.options import DEFAULT_SOLVER, ProfileOptions
-from halopipe.reports import explain, figures, run
+from halopipe.reports import explain, run
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.terminal import tables, units
@@ -23,6 +23,7 @@ from halopipe.terminal.output_files import claimed
 from planner.ir.chrome_trace import chrome_trace
 from planner.ir.codec import dump
 from planner.ir.errors import MissingFileError
+from planner.ir.extras import hooks
 from planner.ir.files import write_text
 from planner.ir.plan import Plan, Prediction
 from planner.ir.profile import Profile
@@ -169,9 +170,8 @@ def _run(folder: Path, plan: Plan, profile: Profile) -> RunResult | None:
     dump(file, folder / "timeline.json")
     dump(replace(plan, measured=result.measured(plan.prediction)), folder / "plan.json")
     write_text(folder / "trace.json", chrome_trace((file.predicted, file.measured), plan_files.device_names(plan)))
-    figures.save(
-        figures.gantt(file.predicted, file.measured, devices=plan_files.device_names(plan)), folder / "step.svg"
-    )
+    for draw in hooks("halopipe", "pictures of a run").values():
+        draw(folder, (file.predicted, file.measured), plan_files.device_names(plan))
     emit(run.RunReport(plan, result, predicted).render())
     return result
 

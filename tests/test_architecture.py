@@ -54,7 +54,7 @@ FLOORS = {
     "planner.ir": floor(),
     "planner.ir.codec": floor("planner.ir", "pydantic"),
     "planner.ir.strict_yaml": floor("planner.ir", "yaml"),
-    "cuda_ops": floor("", "numpy spconv torch torchsparse triton"),
+    "cuda_ops": floor("planner.ir.extras", "numpy spconv torch torchsparse triton"),
     "planner.layers": floor("planner.ir", "numpy"),
     "planner.sites": floor("planner.ir", "numpy"),
     "planner.schedules": floor("planner.ir planner.passes"),
@@ -74,11 +74,11 @@ FLOORS = {
         "networkx numpy scipy",
     ),
     "planner.solvers": floor(f"{PLANNER} planner.costs", "highspy numpy scipy"),
-    "planner.extras.catalogue": floor("planner.ir", "pydantic"),
     "planner.extras.tiles": floor(
         f"{PLANNER} planner.check.structure planner.costs planner.solvers.layouts planner.solvers.best_first {SEARCH}",
         "numpy",
     ),
+    "planner.extras.catalogue": floor("planner.ir", "pydantic"),
     "planner.extras.kernels": floor("planner.ir planner.extras.catalogue", "numpy scipy"),
     "planner.extras.on_chip_memory": floor("planner.ir planner.costs"),
     "planner.extras.transformers": floor(
@@ -96,7 +96,7 @@ FLOORS = {
     # What it captures is a model as the runtime takes it.
     "profiler": floor(f"{WITH_TORCH} runtime.captured", "cloudpickle pandas sympy torch"),
     "profiler.extras.modelled": floor(f"{WITH_TORCH} profiler planner.extras.kernels runtime.captured", "torch"),
-    "profiler.models": floor("cuda_ops", "torch"),
+    "profiler.models": floor("cuda_ops planner.ir.extras", "torch"),
     # Links are measured by what a run exchanges by: a copy of it would measure something else before long.
     "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),
     # The same of what ranks make of the sites that they share.
@@ -112,6 +112,8 @@ FLOORS = {
     ),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
     "runtime.extras": floor(),
+    "runtime.extras.compiling": floor(f"{WITH_TORCH} runtime", "torch"),
+    "runtime.extras.sampled_graphs": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.tiles": floor("planner.ir planner.layers planner.extras.tiles.division runtime", "torch"),
     "runtime.checkpoint": floor(f"{WITH_TORCH} runtime", "pydantic safetensors torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),

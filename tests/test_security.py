@@ -65,13 +65,15 @@ HELD = {
         "halopipe/launch/test_torchrun.py::test_rank_0_hosts_the_store_where_the_job_says_and_nowhere_else"
     ),
     "It listens on 127.0.0.1": (
-        "halopipe/serving/test_http.py::test_nobody_else_is_listened_to_unless_it_is_asked_for"
+        "halopipe/extras/serving/test_http.py::test_nobody_else_is_listened_to_unless_it_is_asked_for"
     ),
-    "Bodies have a largest size": "halopipe/serving/test_http.py::test_what_is_no_request_is_refused",
-    "half a minute to come": "halopipe/serving/test_http.py::test_a_body_that_does_not_come_is_not_waited_for",
-    "requests that find no room": "halopipe/serving/test_http.py::test_what_finds_no_room_is_told_when_to_come_again",
-    "nothing is unpickled": "halopipe/serving/test_request_sources.py::test_pickles_are_refused",
-    "The type of the content must be said": "halopipe/serving/test_http.py::test_what_is_no_request_is_refused",
+    "Bodies have a largest size": "halopipe/extras/serving/test_http.py::test_what_is_no_request_is_refused",
+    "half a minute to come": "halopipe/extras/serving/test_http.py::test_a_body_that_does_not_come_is_not_waited_for",
+    "requests that find no room": (
+        "halopipe/extras/serving/test_http.py::test_what_finds_no_room_is_told_when_to_come_again"
+    ),
+    "nothing is unpickled": "halopipe/extras/serving/test_request_sources.py::test_pickles_are_refused",
+    "The type of the content must be said": "halopipe/extras/serving/test_http.py::test_what_is_no_request_is_refused",
     "Ranks and the server talk over a socket": "test_security.py::test_the_folder_of_a_job_is_its_users_alone",
 }
 """Of a claim how it begins, or what tells it from others of its sentence, and the test that holds it."""

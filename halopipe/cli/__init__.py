@@ -13,16 +13,12 @@ Modules:
     completion   What the shell offers for a value that is no file (``halopipe --install-completion``)
     demo         ``halopipe demo``: the whole journey on this machine
     doctor       ``halopipe doctor``: what is missing or odd on this machine
-    draw         ``halopipe draw``: a figure of a plan
     explain      ``halopipe explain``: why this plan
     merge        ``halopipe merge``: profiles of one model from several hosts, as one
-    notebook     ``halopipe notebook``: strategies compared for one's own profile, as a notebook
     options      Options that several verbs have, spelled once
     plan         ``halopipe plan``: searches for the best plan
     profile      ``halopipe profile``: measures a model on this machine, or on all hosts of a job of torchrun; ``--on``:
                  models it
-    report       ``halopipe report``: a plan as one offline page
     run          ``halopipe run``: executes a plan
     schema       ``halopipe schema``: the JSON Schema of a file format
-    serve        ``halopipe serve``: a plan answers requests without an end, from files, standard input or a port
 """

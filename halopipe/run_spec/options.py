@@ -32,12 +32,6 @@ EACH, FIRST, SHARE = DATA_FROM = ("each", "first", "share")
 LONG_RUNS, ALWAYS, NEVER = LONE_PASSES = ("auto", "on", "off")
 """When a run times its stages alone."""
 
-SERVING_MODES = ("module", "eval")
-"""The mode that a served plan's stages run in: the module's, part by part, or evaluation mode throughout."""
-
-STDIN_FORMATS = ("json", "npy")
-"""What ``halopipe serve --stdin`` reads."""
-
 AUTO, SHARED, GLOO, MPI = TRANSPORTS = ("", "shared", "gloo", "mpi")
 """What ranks on processors exchange by; shared: memory within a host, gloo between hosts."""
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import runtime.pipeline.microbatches
-from cuda_ops.sampling.sampler import SampledGraph
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.data.ahead import Announced, Upcoming
@@ -31,10 +30,10 @@ from halopipe.training.resuming import newest_sound, open_saved
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.watched_steps import WatchedSteps
 from planner.ir.errors import CorruptFileError, HalopipeError, UsageError
+from planner.ir.extras import hook_of
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.profile import Profile
 from profiler.source.clouds import samples_first
-from profiler.source.graphs import raw_of
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
 from runtime.numerics.compare import NumericsReport
@@ -425,14 +424,14 @@ class Execution:
         return [self._pair(each) for each in batch] if self._form.is_several(batch) else self._pair(batch)
 
     def _pair(self, batch: Any) -> Pair:
-        if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], SparseTensor):
+        if not isinstance(batch, (tuple, list)) or not batch:
+            return self._form.pair(batch)
+        if isinstance(batch[0], SparseTensor):
             inputs, targets = batch
             tensors = samples_first(inputs, _tuple(targets), self._context.per_site)
             return tensors[:_NUM_OF_CLOUDS], tensors[_NUM_OF_CLOUDS:]
-        if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], SampledGraph):
-            inputs, targets = batch
-            return raw_of(inputs), _tuple(targets)
-        return self._form.pair(batch)
+        raw_of = hook_of("profiler", "raw_inputs", batch[0])
+        return self._form.pair(batch) if raw_of is None else (raw_of(batch[0]), _tuple(batch[1]))
 
 
 _NUM_OF_CLOUDS = 3

@@ -484,7 +484,7 @@ def _require_alike(traced: TracedModel, expected: Tensor, captured: Tensor, grap
 
 def _fewer(traced: TracedModel, model: LoadedModel, samples: int, divisor: int) -> dict[str, Tensor]:
     """Of clouds: maps of fewer points, since a part of a map is none."""
-    clouds = model.clouds and model.clouds.of_fewer_points(divisor)
+    clouds = model.clouds and model.clouds.of_fewer_rows(divisor)
     return example_of(traced.inputs, replace(model, clouds=clouds), samples)
 
 

@@ -4,5 +4,11 @@ As in :mod:`planner.extras`: an extra states in ``HOOKS`` what it adds, and the 
 
 Modules:
 
-    tiles    Layers of a divided stage in blocks, tile by tile
+    compiling        Divided stages under torch.compile: collectives that the compiler sees
+    sampled_graphs   Graph networks on sampled neighbours: each rank samples those of its own seeds
+    tiles            Layers of a divided stage in blocks, tile by tile
 """
+
+from __future__ import annotations
+
+__all__: list[str] = []

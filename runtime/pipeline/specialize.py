@@ -31,7 +31,8 @@ from runtime.stage.sample_weights import is_factor
 from runtime.stage.shapes import graph_at, without_data
 
 if TYPE_CHECKING:
-    from runtime.sparse.share import AnyBatch, AnyShare
+    from runtime.sparse.batch import Share
+    from runtime.sparse.share import AnyBatch
 
 
 GraphAt = Callable[[Shapes], Graph]
@@ -161,7 +162,7 @@ class Specializer:
             is_kept=False,
         )
 
-    def _site_share(self, stage: int, batch: AnyBatch, m: int) -> AnyShare:
+    def _site_share(self, stage: int, batch: AnyBatch, m: int) -> Share:
         """This rank's, or of a stage that it has no part in the first rank's, whose cut points are asked for."""
         from runtime.sparse.share import share_of
 
@@ -228,7 +229,7 @@ class Specializer:
         )
 
     def _shared(
-        self, stage: int, local_stage: LocalStage, batch: Batch, sites: Mapping[int, AnyShare] | None = None
+        self, stage: int, local_stage: LocalStage, batch: Batch, sites: Mapping[int, Share] | None = None
     ) -> LocalStage:
         layout, position = self._decision.layout_of(stage), self._context.position(stage)
         counts = [
@@ -341,7 +342,7 @@ def last_updates(row: Sequence[Action]) -> frozenset[Action]:
     return frozenset({action.stage: action for action in row if action.op is Op.UPDATE}.values())
 
 
-def _feed_of_sites(batch: Batch, name: str, share: AnyShare) -> Tensor:
+def _feed_of_sites(batch: Batch, name: str, share: Share) -> Tensor:
     return share.tensor(name)
 
 

@@ -5,7 +5,6 @@ Names are imported when they are first used: a rank whose plan divides no layer 
 Modules:
 
     collectives   Sums over the ranks of a step's group, of small tensors: every rank sends its own to every other
-    compiling     Divided stages under torch.compile: collectives that the compiler sees
     contraction   Input channels shared by several ranks: partial sums are made, sent to who keeps them, and added
     convolution   A convolution over cut space: which terms it is a sum of, and three ways to compute it
     decompose     Runs the layers of a stage divided: puts a local form in place of the operator of each layer; who
@@ -30,8 +29,6 @@ from typing import TYPE_CHECKING
 from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
-    from runtime.spatial.compiling.collective import CollectivePeerGroup, Collectives, open_collectives
-    from runtime.spatial.compiling.compiled import Compiler, compiled, refuse_draws, refuse_user_code
     from runtime.spatial.decompose import DividedStage, DrawnPlaces
     from runtime.spatial.deferred import DeferredGradients
     from runtime.spatial.empties import connected
@@ -41,9 +38,6 @@ if TYPE_CHECKING:
     from runtime.spatial.slices import SlicePeers, of_micro_batches
 
 __all__ = [
-    "CollectivePeerGroup",
-    "Collectives",
-    "Compiler",
     "DeferredGradients",
     "DividedStage",
     "DrawnPlaces",
@@ -51,22 +45,15 @@ __all__ = [
     "Parts",
     "PeerGroup",
     "SlicePeers",
-    "compiled",
     "connected",
     "groups_in",
     "groups_of_parameters",
     "of_micro_batches",
-    "open_collectives",
     "parts_of",
-    "refuse_draws",
-    "refuse_user_code",
     "sliced",
 ]
 
 _HOMES = {
-    "CollectivePeerGroup": "compiling.collective",
-    "Collectives": "compiling.collective",
-    "Compiler": "compiling.compiled",
     "DeferredGradients": "deferred",
     "DividedStage": "decompose",
     "DrawnPlaces": "decompose",
@@ -74,15 +61,11 @@ _HOMES = {
     "Parts": "parameters",
     "PeerGroup": "exchange",
     "SlicePeers": "slices",
-    "compiled": "compiling.compiled",
     "connected": "empties",
     "groups_in": "layer_shard",
     "groups_of_parameters": "parameters",
     "of_micro_batches": "slices",
-    "open_collectives": "compiling.collective",
     "parts_of": "parameters",
-    "refuse_draws": "compiling.compiled",
-    "refuse_user_code": "compiling.compiled",
     "sliced": "parameters",
 }
 

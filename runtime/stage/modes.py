@@ -19,8 +19,7 @@ from planner.ir.schedule import Action, Op
 from planner.layers.division import Division
 
 if TYPE_CHECKING:
-    from runtime.sparse.sampled import SampledShare
-    from runtime.sparse.share import SiteShare
+    from runtime.sparse.batch import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class MicrobatchShard:
     total: int
     sizes: tuple[int, ...] = ()
     division: Division | None = None
-    sites: SiteShare | SampledShare | None = None
+    sites: Share | None = None
     token_slice: int = 0
     whole: int | None = None
     loss_weight: float = 0.0

@@ -35,7 +35,7 @@ def fit(
     from planner.extras.kernels.tables import read_table, shipped
 
     if output is not None:
-        from halopipe.reports import figures
+        from halopipe.extras.figures import figures
 
         figures.require_format(output)
     require_once(tables or [], "table")
