@@ -20,9 +20,9 @@ from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.rank import check_layers
 from runtime.stage import recomputed as rooms
+from tests.planner.extras.transformers.test_transformer_ways import BATCH, decision_of
 from tests.runtime.engines import Network, trained
 from tests.runtime.plans import assert_equal, decide, split_backward, train_serially
-from tests.runtime.spatial.test_transformer_ways import BATCH, decision_of
 
 GPT = {"vocabulary": 33, "width": 16, "layers": 4, "heads": 4, "context": 8}
 NETWORKS: Mapping[str, tuple[str, tuple[int, ...], Mapping[str, object]]] = {
