@@ -113,6 +113,7 @@ class Engine(StateDict):
                 [f"gradients of {context.accumulate} steps cannot be gathered for one update"],
                 ["a larger global batch", "halopipe plan --schedule 1f1b"],
             )
+        context.transport.deadline_s = context.deadline_s
         builder = StageBuilder(context)
         super().__init__(context, builder.local_stages())
         context.device = self.device if context.device is None else context.device

@@ -141,7 +141,7 @@ class RankContext:
 
     def __post_init__(self) -> None:
         if self.transport is not None:
-            self.rank, self.transport.deadline_s = self.transport.rank, self.deadline_s
+            self.rank = self.transport.rank
 
     @cached_property
     def graph(self) -> Graph:

@@ -112,6 +112,8 @@ FLOORS = {
     ),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
     "runtime.extras": floor(),
+    "runtime.extras.compiling": floor(f"{WITH_TORCH} runtime", "torch"),
+    "runtime.extras.sampled_graphs": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.tiles": floor("planner.ir planner.layers planner.extras.tiles.division runtime", "torch"),
     "runtime.checkpoint": floor(f"{WITH_TORCH} runtime", "pydantic safetensors torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),

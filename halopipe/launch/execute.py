@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from halopipe.launch.job_environment import JobRank, job_rank
-from halopipe.launch.torchrun import job_stores
+from halopipe.launch.job_stores import job_stores
 from halopipe.planning.measure import no_model
 from halopipe.run_spec.options import FIELDS, ON_NAN, TRANSPORTS, ScriptOptions
 from halopipe.terminal.units import require_known

@@ -40,11 +40,11 @@ from torch.utils.hooks import RemovableHandle
 from halopipe.data.ahead import Upcoming
 from halopipe.launch.execute import joined, loaded_of_script, rank_of_script, require_optimizer
 from halopipe.launch.job_environment import JobRank
+from halopipe.launch.job_stores import job_stores
 from halopipe.launch.processes import warm_workers, workers_of
 from halopipe.launch.script_module import ScriptModule, require_no_autocast
 from halopipe.launch.script_rank import CLOSE, LOAD, SCRIPT, STATE, Script, until, write
-from halopipe.launch.spawn import titles_of
-from halopipe.launch.torchrun import job_stores
+from halopipe.launch.spawn import supervisor_of
 from halopipe.planning.measure import no_model
 from halopipe.run_spec.job import job_folder
 from halopipe.run_spec.options import ScriptOptions
@@ -60,8 +60,7 @@ from planner.ir.profile import Profile
 from profiler import load_model
 from profiler.source.model import load_state, named_parameters, owners, state_of
 from runtime.monitor.failure import read_error, write_error
-from runtime.monitor.waits import Waits
-from runtime.monitor.watch import LOOPBACK, SETUP_S, host_store, join_store, run_workers
+from runtime.monitor.watch import SETUP_S
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
 from runtime.optim.whole_state import WholeState
@@ -69,7 +68,7 @@ from runtime.optim.whole_state import WholeState
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
 
-SERVE = "halopipe.launch.worker:serve"
+SCRIPT_RANK = "halopipe.launch.worker:script"
 _PLAN = "script/plan"
 _BUSY_S = 2e-3
 """Between two looks at the store while ranks are busy."""
@@ -314,15 +313,12 @@ class ScriptRanks:
             warm_workers()  # by this thread: what another one starts would end with it
         self._stack = ExitStack()
         self.folder = self._stack.enter_context(job_folder())
-        self._store, port = host_store()
-        self._link = join_store(LOOPBACK, port)
         write(self.folder / SCRIPT, script)
         if state is not None:
             write(self.folder / STATE, state)
-        names = {assignment.rank: str(assignment.rank) for assignment in assignments}
-        self._workers = workers = workers_of(self.folder, port, names, afresh=on_gpus(assignments), call=SERVE)
-        decision = plan.decision
-        waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
+        is_afresh = on_gpus(assignments)
+        workers, self._store = workers_of(self.folder, self._num_ranks, call=SCRIPT_RANK, afresh=is_afresh)
+        self._workers = workers
 
         def stop(_: object) -> None:
             if self._is_over.is_set():
@@ -330,7 +326,7 @@ class ScriptRanks:
 
         def watch() -> None:
             try:
-                run_workers(workers, titles_of(decision), self._store, stop, waits, deadline_s)
+                supervisor_of(plan.decision, self._store, deadline_s, stop).run(workers)
             except HalopipeError as error:
                 self._failure = error
             except Exception as error:  # noqa: BLE001  # whoever waits for the ranks must hear of it
@@ -367,7 +363,7 @@ class ScriptRanks:
     @property
     def have_answered(self) -> bool:
         """Whether the call that was begun is over, or will never be."""
-        return self._link.check(self._keys) or not self._thread.is_alive()
+        return self._store.check(self._keys) or not self._thread.is_alive()
 
     @property
     def _keys(self) -> list[str]:
@@ -377,7 +373,7 @@ class ScriptRanks:
         """What rank 0 says of the call that was begun; raises as :meth:`call`."""
         answer = self.answers()
         (self.folder / f"call-{self._number}.pt").unlink()
-        self._link.delete_key(f"call/{self._number}")
+        self._store.delete_key(f"call/{self._number}")
         return answer
 
     def begin(self, what: str, **arguments: Any) -> None:
@@ -388,17 +384,17 @@ class ScriptRanks:
         self._number, self._what = self._number + 1, what
         path = self.folder / f"call-{self._number}.pt"
         write(path, arguments)
-        self._link.set(f"call/{self._number}", what)
+        self._store.set(f"call/{self._number}", what)
 
     def answers(self) -> dict[str, Any]:
         """Waits for all ranks' answers to the last call; the first call is to be ready."""
         keys = self._keys
         until(lambda: self.have_answered, _BUSY_S)
-        if not self._link.check(keys):
+        if not self._store.check(keys):
             raise self._failure or UsageError("this run is over", ["its ranks have ended"])
-        answers = [json.loads(self._link.get(key)) for key in keys]
+        answers = [json.loads(self._store.get(key)) for key in keys]
         for key in keys:
-            self._link.delete_key(key)
+            self._store.delete_key(key)
         errors = [read_error(answer["error"]) for answer in answers if "error" in answer]
         if errors and len(errors) < len(answers) and self._what == LOAD:  # the others have other weights now
             self._failure = errors[0]
@@ -411,7 +407,7 @@ class ScriptRanks:
     def close(self) -> None:
         """Has the ranks end by themselves."""
         if self.is_alive:
-            self._link.set(f"call/{self._number + 1}", CLOSE)
+            self._store.set(f"call/{self._number + 1}", CLOSE)
             self._thread.join(SETUP_S)
 
     def end(self) -> None:

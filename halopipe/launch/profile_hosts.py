@@ -47,7 +47,8 @@ def profile_hosts(
         DeadlineError: a rank is gone.
         HalopipeError: what another rank failed by.
     """
-    from halopipe.launch.torchrun import end_with_torchrun, gathered, job_stores, told_to_all  # loads torch
+    from halopipe.launch.job_stores import job_stores  # late: loads torch
+    from halopipe.launch.torchrun import end_with_torchrun, gathered, told_to_all
     from runtime.monitor.activity import Activity, Heartbeat
 
     end_with_torchrun()

@@ -17,8 +17,8 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from cuda_ops._torch import PrefixStore
 from halopipe.launch.execute import joined, rank_of_script
+from halopipe.launch.job_environment import JobRank
 from halopipe.launch.script_module import Settings, require_planned
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.training.checkpoint_folders import load_weights
@@ -32,11 +32,12 @@ from profiler import load_model
 from profiler.source.model import named_parameters
 from profiler.source.structure import alone, is_part
 from runtime.monitor.failure import write_error
-from runtime.monitor.watch import LOOPBACK, SETUP_S, join_store
+from runtime.monitor.watch import SETUP_S
 from runtime.optim.followed import Described
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
+    from runtime.monitor.activity import StatusStore
 
 SCRIPT, STATE, CLOSE, LOAD = "script.pt", "state.pt", "close", "load"
 
@@ -65,11 +66,9 @@ class Script:
     settings: Settings | None = None
 
 
-def serve(folder: Path, rank: int, port: int) -> None:
+def serve(folder: Path, job: JobRank, store: Store, board: StatusStore) -> None:
     """Be a rank until the script closes the run."""
     script: Script = torch.load(folder / SCRIPT, weights_only=False)
-    board, calls = join_store(LOOPBACK, port), join_store(LOOPBACK, port)
-    store = PrefixStore("job", join_store(LOOPBACK, port))
     model = load_model(script.plan.inputs.model, script.options.get("seed", 0))
     if script.settings is not None:
         require_planned(Settings.of(model.owners), script.settings)
@@ -80,18 +79,18 @@ def serve(folder: Path, rank: int, port: int) -> None:
     optimizer = script.optimizer
     if isinstance(optimizer, Described):
         optimizer = optimizer.made(named_parameters(model.owners))
-    own, check = rank_of_script(script.plan, optimizer, script.options, rank)
+    own, check = rank_of_script(script.plan, optimizer, script.options, job.rank)
     own.context.answers = script.answers
-    with joined(own, store, board, [model].pop, check=check, local_rank=rank) as execution:
+    with joined(own, store, board, [model].pop, check=check, local_rank=job.local_rank) as execution:
         number = 0
         statistics = "" if script.answers else statistics_text(script.plan.decision, execution.context.graph)
         answer: dict[str, Any] = {"looks_ahead": execution.looks_ahead, "statistics": statistics}
         while True:
-            calls.set(f"answer/{number}/{rank}", json.dumps(answer))
+            store.set(f"answer/{number}/{job.rank}", json.dumps(answer))
             execution.activity.deadline_s = _FOREVER_S
             execution.activity.begin("waiting for the script")
             number += 1
-            what = _next(calls, number)
+            what = _next(store, number)
             execution.activity.begin(what)
             execution.activity.deadline_s = SETUP_S
             if what == CLOSE:
@@ -143,11 +142,11 @@ def _write_settings(execution: Execution, path: Path) -> None:
         write(path, execution.followed.settings)
 
 
-def _next(calls: Store, number: int) -> str:
+def _next(store: Store, number: int) -> str:
     """The next call; the script may take its time.  This process ends with it."""
     key = f"call/{number}"
-    until(lambda: calls.check([key]), _IDLE_S)
-    return calls.get(key).decode()
+    until(lambda: store.check([key]), _IDLE_S)
+    return store.get(key).decode()
 
 
 def until(is_there: Callable[[], bool], longest_s: float) -> None:

@@ -100,7 +100,7 @@ JOB = "job.json"
 """Where the job is written, in its folder."""
 
 REFERENCE, REFERENCE_RANK = "reference", -1
-"""In place of a rank: the worker that runs these steps on one device, and its number among the files of the job."""
+"""What one device computed in these steps: its key on the store of the job; and what stands in place of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,6 @@ class Job:
         options = self.options
         wanted = options.check_numerics or options.check_first_step
         return wanted and not options.resume and options.steps >= options.accumulate
-
-    @property
-    def reference_path(self) -> Path:
-        """Where the run on one device is kept."""
-        return self.folder / "reference.pt"
 
     def write(self, path: Path) -> None:
         """Write the job for a worker to read."""
@@ -240,11 +235,6 @@ def cleared(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name != _OWNER:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def failed_path(reference: Path) -> Path:
-    """Where it says why there is no reference."""
-    return reference.with_suffix(".failed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from halopipe.run_spec.job import failed_path
+from halopipe.run_spec.job import REFERENCE
 from halopipe.training.rank import Rank
 from halopipe.training.reference import Reference, compare_losses, compare_tensors
 from planner.ir.codec import plain
@@ -24,6 +24,9 @@ from runtime.monitor.failure import also, read_error, set_text, text_at, write_e
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import report
 from runtime.numerics.difference import Difference
+
+if TYPE_CHECKING:
+    from cuda_ops._torch import Store
 
 PATIENCE_S = SETUP_S / 2
 """Longest wait for one device."""
@@ -39,13 +42,13 @@ class FirstStep:
     """What a rank does after each step up to the first update, and after that.
 
     Attributes:
-        read: gives what one device computed; called on rank 0.
+        read: gives what one device computed; called on rank 0.  None: the launcher leaves that on the store of the job.
         explain: called on rank 0 where something is wrong.
         strict: whether it is an error, too, where rounding hides what is compared.
     """
 
     rank: Rank
-    read: Callable[[], Reference]
+    read: Callable[[], Reference] | None
     explain: Explain
     strict: bool = False
     _losses: list[float] = field(default_factory=list)
@@ -78,9 +81,9 @@ class FirstStep:
         context.activity.begin("waiting for the run on one device")
         context.activity.deadline_s = SETUP_S
         if context.rank == 0:
-            set_text(store, "reference", self.read().to_bytes().hex())
+            self._provide(store)
         context.meet()
-        reference = Reference.from_bytes(bytes.fromhex(text_at(store, "reference")))
+        reference = Reference.from_text(text_at(store, REFERENCE))
         if reference.error:
             raise read_error(reference.error)
         if reference.skipped:
@@ -96,6 +99,16 @@ class FirstStep:
         if verdict:
             raise read_error(verdict)
         return reference, mine
+
+    def _provide(self, store: Store) -> None:
+        """Has the reference on the store."""
+        end_s, reference = time.monotonic() + PATIENCE_S, None if self.read is None else self.read()
+        while reference is None and not store.check([REFERENCE]):
+            if time.monotonic() > end_s:
+                reference = Reference(skipped=f"one device did not come to an end in {PATIENCE_S:g} s")
+            time.sleep(_POLL_S)
+        if reference is not None:
+            set_text(store, REFERENCE, reference.to_text())
 
     def _mine(self, reference: Reference, losses: Sequence[float]) -> tuple[tuple[Difference, ...], str]:
         try:
@@ -127,17 +140,3 @@ class FirstStep:
             return self.explain(wrong)
         except Exception as error:  # noqa: BLE001 - the verdict is more than its explanation
             return [f"where values part could not be found: {type(error).__name__}: {error}"]
-
-
-def read_when_written(path: Path) -> Reference:
-    """What another process writes to ``path``; where it failed, or takes too long, there is no reference."""
-    end_s, failed = time.monotonic() + PATIENCE_S, failed_path(path)
-    while not path.exists():
-        if failed.exists():
-            return Reference(skipped=failed.read_text(encoding="utf-8") or f"there was no room in {path.parent}")
-        if not path.parent.exists():
-            return Reference(skipped=f"the job's folder {path.parent} was removed")
-        if time.monotonic() > end_s:
-            return Reference(skipped=f"one device did not come to an end in {PATIENCE_S:g} s")
-        time.sleep(_POLL_S)
-    return Reference.from_bytes(path.read_bytes())

@@ -61,8 +61,8 @@ _TORCH = str(Path(torch.__file__).parent)
 WHOLE, IN_PARTS = "the user's module on the whole batch", "the user's module on one micro-batch after another"
 
 
-def make_reference(job: Job, device: torch.device | None = None) -> None:
-    """Run the first steps and write what came out.
+def make_reference(job: Job, device: torch.device | None = None) -> Reference:
+    """Runs the first steps.
 
     Args:
         device: of the kind that the ranks compute on, which rounds as they do and draws the same numbers; None: the
@@ -71,8 +71,7 @@ def make_reference(job: Job, device: torch.device | None = None) -> None:
     options, rank, where = job.options, rank_of(job, REFERENCE_RANK), device or CPU
     reason = why_not_compared(job.plan, where, is_asked=options.check_numerics)
     if reason:
-        write_reference(job.reference_path, Reference(skipped=reason))
-        return
+        return Reference(skipped=reason)
     model, captured = load(job.source, options.seed)
     if job.plan.inputs.model.sizes:
         model, captured = replace(model, sizes=job.plan.inputs.model.sizes), None  # as the ranks are fed
@@ -87,14 +86,7 @@ def make_reference(job: Job, device: torch.device | None = None) -> None:
         reference = Reference(error=write_error(error))
     if options.check_numerics and reference.skipped:
         raise UnsupportedModelError("one device has no such step", [reference.skipped], ["leave out --check-numerics"])
-    write_reference(job.reference_path, reference)
-
-
-def write_reference(path: Path, reference: Reference) -> None:
-    """All of it at once: somebody may be waiting for the file."""
-    new = path.with_suffix(".new")
-    new.write_bytes(reference.to_bytes())
-    new.replace(path)
+    return reference
 
 
 def why_not_compared(plan: Plan, device: torch.device, *, is_asked: bool = False) -> str:

@@ -15,7 +15,7 @@ import torch
 from halopipe.data.shared_source import DataSources
 from halopipe.data.sources import Position, batches, take
 from halopipe.run_spec.job import EventLog, Job, RankResult
-from halopipe.training.first_step import FirstStep, read_when_written
+from halopipe.training.first_step import FirstStep
 from halopipe.training.isolated_timing import IsolatedTimer, budget_s
 from halopipe.training.loop import AfterStep, Loop
 from halopipe.training.rank import OpenTransport, Rank, rank_of
@@ -123,8 +123,7 @@ def _worked(
 
         checkpoints = Checkpoints(options, engine, (0, 0.0) if saved is None else saved.history, end)
     if job.is_compared:
-        read = partial(read_when_written, job.reference_path)
-        first = FirstStep(rank, read, partial(_explain, job, rank), strict=options.check_numerics)
+        first = FirstStep(rank, None, partial(_explain, job, rank), strict=options.check_numerics)
     loop = Loop(
         options,
         engine,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from halopipe.launch import spawn
 from halopipe.run_spec.job import Job, RankResult
 from halopipe.run_spec.options import RunOptions
 from runtime.monitor.activity import Activity, Beat
+from runtime.monitor.watch import Supervisor
 from tests.halopipe import learners
 
 
@@ -25,16 +25,14 @@ def test_what_people_should_hear_is_told_once_also_of_a_run_that_is_over_before_
     assert (activity.remarks, activity.remark) == (("first", "second"), "second")
     text = RankResult(0, (), (0.1,), {}, 0, (), remarks=activity.remarks).to_json()
 
-    def run_workers(
-        workers: object, titles: object, store: object, watch: Callable[[Mapping[int, Beat]], None], *_: object
-    ) -> dict[int, str]:
+    def run(self: Supervisor, workers: object) -> dict[int, str]:
         for number, remark in enumerate(heard):
             beat = Beat(0, number, "", 0, 0.0, 1.0, 0, None, 0.0, remark=remark)
-            watch({0: beat})
-            watch({0: beat})
+            self.watch({0: beat})
+            self.watch({0: beat})
         return {0: text}
 
-    monkeypatch.setattr(spawn, "run_workers", run_workers)
+    monkeypatch.setattr(Supervisor, "run", run)
     job, told = Job(learners.plan([]), RunOptions(1), tmp_path), list[str]()
     (result,) = spawn._watched(job, None, dist.HashStore(), lambda at: told.append(at.word))
     assert told == ["first", "second"]
