@@ -8,6 +8,7 @@ Modules:
     distcp           Checkpoints of earlier releases, which kept tensors as torch.distributed.checkpoint does
     sampled_graphs   Graph networks on sampled neighbours: each rank samples those of its own seeds
     tiles            Layers of a divided stage in blocks, tile by tile
+    token_slices     Token slices of one stage on one rank, which read those before them
 """
 
 from __future__ import annotations
