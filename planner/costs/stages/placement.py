@@ -48,7 +48,7 @@ class StagePlacement:
         zero: what its ranks divide among them (``planner.ir.plan.Stage.level``).
         ties: its parameters that other stages use too.
         tied: names of these.
-        laid_out: its price by samples of the micro-batch, if its layers have layouts of their own, or by token slice;
+        laid_out: its price by samples of the micro-batch, if its layers have layouts of their own, or by part of it;
             else empty.
         recomputed: spans of layers, by index, whose activations alone are computed again, each by itself.
     """

@@ -163,7 +163,7 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
         stages=stages_of(problem, candidate),
         layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(graph.layers)},
         program=tuple(tuple(str(action) for action in row) for row in rows),
-        token_slices=candidate.token_slices,
+        token_slices=candidate.axis_parts,
         prepares_next_step=candidate.prepares_next_step,
     )
 

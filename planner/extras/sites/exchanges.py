@@ -16,15 +16,16 @@ of other sizes than the profile's might be cut all the same, and memory of halos
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from planner.costs.communication.collectives import Array, call_s, group_links, partial_sum_s, transfer_s
-from planner.ir.cluster import SITES, Cluster
+from planner.ir.cluster import PARTIAL_SUMS, SITES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile, SiteHalo
-from planner.layers import has_halo
+from planner.layers import has_halo, over_sites
 
 _LEAST_ROWS = 0.5
 """Fewer are none: ranks have whole samples, and nothing is exchanged, nor computed around it."""
@@ -33,12 +34,40 @@ SUMMED = ("segment", "segment_expand")
 """Kinds that go from sites to samples, or back."""
 
 
-def site_exchanges_s(profile: Profile, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
-    """(forward, backward) seconds by layer, of a micro-batch of ``samples`` whose sites ``ranks`` share."""
-    graph, cluster = profile.graph, profile.cluster
+def exchanges_of(profile: Profile) -> SiteExchanges | None:
+    """Those of a network; None where no layer is over sites."""
+    return SiteExchanges(profile) if over_sites(profile.graph) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteExchanges:
+    """What the ranks of a stage exchange."""
+
+    profile: Profile
+
+    def seconds(self, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
+        """As :func:`site_exchanges_s`."""
+        return site_exchanges_s(self.profile, ranks, samples)
+
+    def around(self, kinds: set[str], has_layouts: bool) -> Iterator[str]:
+        """What layers of these kinds exchange, in the words of :data:`planner.ir.cluster.AROUND`."""
+        if not has_layouts and any(map(has_halo, kinds)):
+            yield SITES
+        if kinds.intersection(SUMMED):
+            yield PARTIAL_SUMS
+
+
+def halos_by_layer(profile: Profile) -> dict[str, list[SiteHalo]]:
+    """What was measured of each layer."""
     measured: dict[str, list[SiteHalo]] = {}
     for halo in profile.site_halos:
         measured.setdefault(halo.layer, []).append(halo)
+    return measured
+
+
+def site_exchanges_s(profile: Profile, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
+    """(forward, backward) seconds by layer, of a micro-batch of ``samples`` whose sites ``ranks`` share."""
+    graph, cluster, measured = profile.graph, profile.cluster, halos_by_layer(profile)
     values = graph.values()
     seconds = np.zeros((2, len(graph.layers)))
     for index, layer in enumerate(graph.layers if len(ranks) > 1 else ()):

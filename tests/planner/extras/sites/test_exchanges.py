@@ -1,25 +1,80 @@
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.communication.halo import halo_rows, site_exchanges_s
 from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict
+from planner.extras.sites.exchanges import halo_rows, site_exchanges_s
+from planner.ir.cluster import GRADIENT_SUMS, NORMALISATION, SITES, WITHIN_HOST, Collective
 from planner.ir.cluster import PARTIAL_SUMS as SUMS
-from planner.ir.cluster import SITES, WITHIN_HOST, Collective
-from planner.ir.profile import SiteHalo
+from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec
+from planner.ir.profile import Profile, SiteHalo
 from planner.ir.schedule import Op
-from tests.planner.costs.plain_prices import site_exchange_s
+from tests.planner.costs.plain_prices import message_s
+from tests.planner.costs.stages.test_coverage import asked
 from tests.planner.factories import chain_decision
 from tests.planner.sparse_networks import classifier, sparse_profile
 
 GRAPH = classifier(samples=4, sites=1000)
 PROFILE = sparse_profile(GRAPH, (1.0,) * 4, halo_rows=100)
 FIRST = GRAPH.layers[0]
+
+
+def site_exchange_s(
+    profile: Profile,
+    layer: Layer,
+    x: TensorSpec,
+    group: tuple[int, ...],
+    op: Op,
+    samples: int,
+    sum_s: Callable[[int], float],
+) -> float:
+    """What a layer exchanges in a forward or backward (for inputs), written a second time, by loops.
+
+    Args:
+        x: the layer's first input.
+        sum_s: seconds of a sum of so many bytes over the group.
+    """
+    if layer.kind in ("segment", "segment_expand"):
+        spec = layer.outputs[0]
+        return sum_s(samples * spec.shape[-1] * BYTES_PER_ELEMENT[spec.dtype])
+    if layer.kind not in ("sparse_conv", "sparse_pool"):
+        return 0.0
+    if op is not Op.FORWARD and layer.inputs[0] in profile.graph.inputs:
+        return 0.0
+    cluster, others = profile.cluster, len(group) - 1
+    size = _rows(profile, layer, x, len(group), samples) * x.shape[-1] * BYTES_PER_ELEMENT[x.dtype] / others
+    if size <= 0:
+        return 0.0
+    between = cluster.group_link_class(group)
+    links = [cluster.link(a, b) for a in group for b in group if a != b and cluster.link_class(a, b) == between]
+    each = max(message_s(link, size) for link in links)
+    return others * each if all(link.duplex for link in links) else 2 * others * each
+
+
+def _rows(profile: Profile, layer: Layer, x: TensorSpec, parts: int, samples: int) -> float:
+    points = sorted((h.parts / h.samples, max(1e-9, h.rows)) for h in profile.site_halos if h.layer == layer.name)
+    if not points:
+        total = x.shape[0] * samples / profile.graph.samples
+        return float(min(total * (1 - 1 / parts), 6 * (total / parts) ** (2 / 3)))
+    cut = parts / samples
+    if cut <= points[0][0]:
+        return _or_none(points[0][1])
+    for (a, low), (b, high) in pairwise(points):
+        if cut <= b:
+            return _or_none(low * (high / low) ** (math.log(cut / a) / math.log(b / a)))
+    return _or_none(points[-1][1] * (points[-1][0] / cut) ** (2 / 3))
+
+
+def _or_none(rows: float) -> float:
+    return rows if rows >= 0.5 else 0.0
 
 
 def test_what_was_measured_is_read_by_parts_a_sample() -> None:
@@ -111,3 +166,11 @@ def test_layer_by_layer_it_is_the_same(ranks: tuple[int, ...], samples: int, mea
                 lambda size: network.all_reduce_s(ranks, size),
             )
             assert seconds == pytest.approx(found[number][index], rel=1e-12)
+
+
+def test_what_is_not_measured_of_it_is_asked_for_where_ranks_share_sites() -> None:
+    clouds = sparse_profile(classifier(samples=4), (1.0, 1.0))
+    shared = chain_decision(clouds, (), (4,), ((0, 1),), ((1, 1),))
+    assert asked(clouds, shared) == (NORMALISATION, SITES, SUMS, GRADIENT_SUMS)
+    alone = chain_decision(clouds, (3,), (4,), ((0,), (1,)), ((1,), (1,)))
+    assert asked(clouds, alone) == ()
