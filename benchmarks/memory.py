@@ -27,7 +27,7 @@ from benchmarks.accuracy.cases import DATA_PARALLEL, MIX, NETWORKS, ONE, SPACE, 
 from benchmarks.accuracy.plans import Case, case, case_of, pipeline
 from benchmarks.devices.metered import steps_within
 from benchmarks.report import Row, at_least, at_most, run
-from halopipe.planning.ways import plan_by
+from halopipe.extras.transformers.ways import plan_by
 from halopipe.run_spec.options import GLOO, SHARED
 from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
@@ -152,7 +152,7 @@ BY_HAND: Mapping[str, Callable[[Problem], Decision]] = {
     SPLIT_HEIGHTS: _cut("zb-h1", 2, ("height",), (0, 1), (2, 3)),
     CHANNELS: _cut("gpipe", 4, ("channel", "feature"), (0, 1)),
     **{text: _way(text) for text in (TENSOR, SEQUENCE, STAGES)},
-    SLICES: _by(lambda one: replace(one, token_slices=(32, 32)), "gpipe", 8),
+    SLICES: _by(lambda one: replace(one, axis_parts=(32, 32)), "gpipe", 8),
 }
 """Plans that no solver is asked for."""
 

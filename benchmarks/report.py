@@ -5,9 +5,10 @@ A document has a table wherever it says
     <!-- results: step_time; rows=^ResNet-50; columns=predicted|measured; by=, -->
     <!-- end of results -->
 
-and ``python -m benchmarks.report`` writes the tables of all documents again.  A row's name is cut at its last ``by``
-(by default a colon; nothing: it is not cut), into the table's row and column; names without one make a table of two
-columns.  ``rows`` and ``columns`` are expressions of which those shown hold a match; without them all are shown.
+and ``python -m benchmarks.report`` writes the tables of all documents again, those of many rows folded. A row's name
+is cut at its last ``by`` (by default a colon; nothing: it is not cut), into the table's row and column; names without
+one make a table of two columns. ``rows`` and ``columns`` are expressions of which those shown hold a match; without
+them all are shown.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ RESULTS = Path(__file__).parent / "results"
 DOCUMENTS = Path(__file__).parents[1]
 MOST_COLUMNS = 7
 """A table with more of them, and fewer rows, is turned round."""
+MOST_ROWS = 6
+"""A table with more of them is folded: a reader sees how many rows it has, and how many goals are missed."""
 
 _BLOCK = re.compile(r"<!-- results: (?P<asked>[^\n]*?) -->\n(?P<table>.*?)<!-- end of results -->", re.DOTALL)
 
@@ -133,9 +136,20 @@ def written(document: str, results: Callable[[str], Sequence[Row]] = read) -> st
         cells = selection.cells(results(selection.benchmark))
         if not cells:
             raise ValueError(f"results: {match['asked']}: no row of {selection.benchmark} is like that")
-        return f"<!-- results: {match['asked']} -->\n\n{markdown(cells)}\n\n<!-- end of results -->"
+        return f"<!-- results: {match['asked']} -->\n\n{folded(cells)}\n\n<!-- end of results -->"
 
     return _BLOCK.sub(block, document)
+
+
+def folded(cells: Mapping[str, Mapping[str, Row]]) -> str:
+    """A table; one of many rows stands behind a line that a reader opens."""
+    text = markdown(cells)
+    num_rows = text.count("\n") - 1
+    if num_rows <= MOST_ROWS:
+        return text
+    num_missed = sum(not row.holds for of_name in cells.values() for row in of_name.values())
+    missed = f", {num_missed} of the figures miss{'es' if num_missed == 1 else ''} the goal" if num_missed else ""
+    return f'<details markdown="1"><summary>{num_rows} rows{missed}</summary>\n\n{text}\n\n</details>'
 
 
 def markdown(cells: Mapping[str, Mapping[str, Row]]) -> str:

@@ -158,8 +158,8 @@ def scale_profile(layers: int, devices: int, kinds: int = 1, seed: int = 1) -> P
 
 def resnet(devices: int) -> Profile:
     """ResNet-50 on A100s that are not here."""
-    from planner.extras.kernels import cluster_of
-    from profiler.modelled.session import profile_on
+    from planner.extras.kernels.clusters import cluster_of
+    from profiler.extras.modelled.session import profile_on
 
     source = ModelSource("profiler.models.resnet:resnet50", {}, (RESNET_SAMPLES, 3, 224, 224))
     return profile_on(source, cluster_of("a100-dgx", devices), Optimizer("SGD", {"lr": 0.1, "momentum": 0.9}, 1.0))

@@ -24,10 +24,19 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import Row, at_most, run
+from benchmarks.site_balance import (
+    SiteMap,
+    equal_counts,
+    equal_slabs,
+    halo,
+    imbalance,
+    morton,
+    random_blocks,
+    rank_work,
+)
 from planner.sites.arrangement import Order, Ownership, arrange, cut
-from planner.sites.balance import SiteMap, equal_counts, equal_slabs, halo, imbalance, random_blocks, rank_work
 from planner.sites.keys import Ints, pack, unpack
-from planner.sites.partition import BlockWork, SiteLevel, SiteLoad, bisection, block_work, morton
+from planner.sites.partition import BlockWork, SiteLevel, SiteLoad, bisection, block_work
 
 SCAN = Path(__file__).parents[1] / "tests" / "data" / "scans" / "lone-star.laz"
 VOXEL_M, QUICK_VOXEL_M = 0.143, 0.5

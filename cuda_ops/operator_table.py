@@ -51,7 +51,7 @@ class OperatorRow:
         sums: whether it adds up what it reduces.
         terms: of a loss, what its mean is over: every element of the prediction, or every place with all its classes.
         samples: how it treats the samples of its arguments, where its kind does not say, see
-            ``profiler.modelled.dependence``.
+            ``profiler.extras.modelled.dependence``.
         heavy: takes a substantial share of a step, so that it is not run twice to know a number beforehand.
         fills: what it makes tensors of: ``ones``, ``zeros``, ``full`` (of an argument) or ``empty``.
         model: an argument of which it reads shape or dtype alone.
@@ -61,7 +61,7 @@ class OperatorRow:
         entries: (argument that holds numbers of classes or rows, argument that has as many, along which dim).
         statistics: the argument that says whether it writes running statistics, which its schema does not.
         halves: reads a call for a backward in two halves.
-        price: the kernels that it is priced as, see ``profiler.modelled.operators``.
+        price: the kernels that it is priced as, see ``profiler.extras.modelled.operators``.
         python: (overload, what calls it from Python), where that is a microsecond or two less than by its schema.
         gradient: where its backward is no ordinary one: ``none``, ``each`` of several results' to an argument of its
             own, or ``rows``, which it needs: it fails on tensors without elements.

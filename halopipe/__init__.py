@@ -75,9 +75,10 @@ __all__ = [
 
 check_on_import()
 if "IPython" in sys.modules:  # a notebook shows plans and timelines as pictures
-    from halopipe.reports.notebook import register
+    from planner.ir.extras import hooks
 
-    register(sys.modules["IPython"].get_ipython())
+    for register in hooks("halopipe", "notebooks").values():
+        register(sys.modules["IPython"].get_ipython())
 
 
 def __getattr__(name: str) -> Any:

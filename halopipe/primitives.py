@@ -203,14 +203,17 @@ class Ranks:
         self._set(PeerGroup(exchanges, tuple(range(group.size()))))
 
     @classmethod
-    def over(cls, transport: Transport, ranks: Sequence[int] = (), timeout_s: float = 600.0) -> Ranks:
+    def over(cls, transport: Transport, ranks: Sequence[int] = (), timeout_s: float | None = None) -> Ranks:
         """Over a transport of :mod:`runtime.transport`, as memory that ranks of one host share.
 
         Args:
             ranks: those of the group; empty: all.
-            timeout_s: the longest wait for another rank, of all that waits by this transport from now on.
+            timeout_s: the longest wait for another rank, of all that waits by this transport from now on; None: as the
+                transport was told.
         """
-        ranks_over, transport.deadline_s = cls.__new__(cls), timeout_s
+        ranks_over = cls.__new__(cls)
+        if timeout_s is not None:
+            transport.deadline_s = timeout_s
         ranks_over._set(PeerGroup(transport, tuple(ranks) or tuple(range(transport.world_size))))
         return ranks_over
 

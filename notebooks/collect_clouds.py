@@ -31,8 +31,8 @@ import halopipe.sparse as spnn
 from benchmarks.sparse_balance import SCAN
 from cuda_ops.sparse.preparation import Preparation
 from cuda_ops.sparse.recipe import Recipe
-from halopipe.data.laser_scans import ScanTiles
-from halopipe.data.point_clouds import Shapes
+from halopipe.extras.point_clouds.laser_scans import ScanTiles
+from halopipe.extras.point_clouds.solids import Shapes
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nbformat
 
-from halopipe.reports import notebook as notebooks
+from halopipe.extras.figures import notebook as notebooks
 
 _TIMEOUT_S = 600
 

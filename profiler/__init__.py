@@ -5,10 +5,10 @@ Names are imported when they are first used: a rank of a run loads the capture, 
 Modules:
 
     capture    A module and its loss as one clean graph of layers, checked against the module itself
+    extras     What few models and machines need: a folder each, which it does without
     links      What messages and sums between ranks cost, on this host and between hosts
     measure    What each layer takes: seconds, bytes and optimiser steps, in fresh and quiet processes
     merge      What several processes, or several hosts, measured of the same, as one: medians of their trimmed means
-    modelled   Profiles of networks and devices that are not here: shapes of fake tensors, times of kernel models
     models     The reference networks: plain `torch.nn.Module` files that know nothing of planning
     session    ``profile``: measures a model and the links of this host, each in fresh, pinned processes
     shards     Parts of layers, measured at their own shapes

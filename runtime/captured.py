@@ -18,8 +18,7 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import Graph, Layer, TensorSpec, producer
 
 if TYPE_CHECKING:
-    from cuda_ops.sampling.preparation import SampledPreparation
-    from cuda_ops.sparse.preparation import Preparation
+    from cuda_ops.preparation import InputPreparation
 
 _MOST_SHOWN = 8
 
@@ -65,7 +64,7 @@ class CapturedModule:
     reductions: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     autocast: torch.dtype | None = None
-    preparation: Preparation | SampledPreparation | None = None
+    preparation: InputPreparation | None = None
     raw: Mapping[str, TensorSpec] = field(default_factory=dict)
     evaluating: tuple[str, ...] = ()
     evaluation: str = ""

@@ -51,9 +51,10 @@ from runtime.stage.shapes import step_inputs
 from runtime.transport import Transport
 
 if TYPE_CHECKING:
-    from cuda_ops.sampling.preparation import SampledPreparation
-    from cuda_ops.sparse.preparation import Preparation
-    from runtime.spatial import Compiler
+    from cuda_ops.preparation import InputPreparation
+
+Compiler = str | Callable[..., Any]
+"""A backend of torch.compile, by name or as a function."""
 
 GRID_WIDTH = 4
 """Actions shown on each side of the one that failed."""
@@ -140,7 +141,7 @@ class RankContext:
 
     def __post_init__(self) -> None:
         if self.transport is not None:
-            self.rank, self.transport.deadline_s = self.transport.rank, self.deadline_s
+            self.rank = self.transport.rank
 
     @cached_property
     def graph(self) -> Graph:
@@ -225,7 +226,7 @@ class RankContext:
         return self.decision.layers[producer(self.graph.loss)].stage
 
     @cached_property
-    def preparation(self) -> Preparation | SampledPreparation | None:
+    def preparation(self) -> InputPreparation | None:
         """Makes the graph's inputs of batches of clouds or seeds; None: the model takes them as they are."""
         return self.model.preparation
 

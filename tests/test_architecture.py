@@ -43,7 +43,7 @@ def floor(ours: str = "", third_party: str = "") -> Floor:
 
 PLANNER = "planner.ir planner.layers planner.schedules planner.passes"
 # What a search needs beside costs.
-SEARCH = "planner.solvers.budget planner.solvers.candidates planner.solvers.progress"
+SEARCH = "planner.solvers.budget planner.solvers.candidates planner.solvers.everyday planner.solvers.progress"
 WITH_TORCH = "planner.ir planner.layers planner.sites cuda_ops"
 DEPENDENCIES = (
     "bokeh cloudpickle jinja2 laspy lazrs matplotlib nbformat numpy pandas pydantic rich sklearn starlette torch typer"
@@ -53,16 +53,18 @@ DEPENDENCIES = (
 FLOORS = {
     "planner.ir": floor(),
     "planner.ir.codec": floor("planner.ir", "pydantic"),
-    "cuda_ops": floor("", "numpy spconv torch torchsparse triton"),
+    "planner.ir.strict_yaml": floor("planner.ir", "yaml"),
+    "cuda_ops": floor("planner.ir.extras", "numpy spconv torch torchsparse triton"),
     "planner.layers": floor("planner.ir", "numpy"),
     "planner.sites": floor("planner.ir", "numpy"),
     "planner.schedules": floor("planner.ir planner.passes"),
     "planner.passes": floor("planner.ir planner.layers"),
     "planner.costs": floor(PLANNER, "numpy scipy"),
     "planner.solvers.progress": floor(),
-    "planner.solvers.budget": floor(),
+    "planner.solvers.budget": floor("planner.ir"),
     "planner.solvers.integer_program": floor("", "highspy numpy scipy"),
     "planner.solvers.candidates": floor(f"{PLANNER} planner.costs planner.solvers.budget", "numpy"),
+    "planner.solvers.everyday": floor(f"{PLANNER} planner.costs planner.solvers.candidates planner.solvers.progress"),
     "planner.solvers.layouts": floor(
         f"{PLANNER} planner.costs planner.solvers.integer_program {SEARCH}", "numpy scipy"
     ),
@@ -71,9 +73,18 @@ FLOORS = {
         f"{PLANNER} planner.costs planner.solvers.layouts planner.solvers.integer_program {SEARCH}",
         "networkx numpy scipy",
     ),
-    "planner.solvers": floor(f"{PLANNER} planner.costs planner.extras.baselines", "highspy networkx numpy scipy"),
-    "planner.extras.catalogue": floor("planner.ir", "pydantic yaml"),
+    "planner.solvers": floor(f"{PLANNER} planner.costs", "highspy numpy scipy"),
+    "planner.extras.tiles": floor(
+        f"{PLANNER} planner.check.structure planner.costs planner.solvers.layouts planner.solvers.best_first {SEARCH}",
+        "numpy",
+    ),
+    "planner.extras.token_slices": floor(
+        f"{PLANNER} planner.costs planner.solvers.best_first.continued planner.solvers.requests {SEARCH}", "numpy"
+    ),
+    "planner.extras.catalogue": floor("planner.ir", "pydantic"),
     "planner.extras.kernels": floor("planner.ir planner.extras.catalogue", "numpy scipy"),
+    "planner.extras.on_chip_memory": floor("planner.ir planner.costs"),
+    "planner.extras.sites": floor("planner.ir planner.layers planner.costs", "numpy"),
     "planner.extras.transformers": floor(
         f"{PLANNER} planner.extras.catalogue planner.extras.kernels planner.costs.memory.table planner.costs.simulator",
         "numpy",
@@ -88,8 +99,8 @@ FLOORS = {
     "planner": floor("planner"),
     # What it captures is a model as the runtime takes it.
     "profiler": floor(f"{WITH_TORCH} runtime.captured", "cloudpickle pandas sympy torch"),
-    "profiler.modelled": floor(f"{WITH_TORCH} profiler planner.extras.kernels runtime.captured", "torch"),
-    "profiler.models": floor("cuda_ops", "torch"),
+    "profiler.extras.modelled": floor(f"{WITH_TORCH} profiler planner.extras.kernels runtime.captured", "torch"),
+    "profiler.models": floor("cuda_ops planner.ir.extras", "torch"),
     # Links are measured by what a run exchanges by: a copy of it would measure something else before long.
     "profiler.links": floor(f"{WITH_TORCH} profiler runtime.transport", "torch"),
     # The same of what ranks make of the sites that they share.
@@ -104,11 +115,17 @@ FLOORS = {
         "torch",
     ),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
+    "runtime.extras": floor(),
+    "runtime.extras.distcp": floor(f"{WITH_TORCH} runtime", "torch"),
+    "runtime.extras.compiling": floor(f"{WITH_TORCH} runtime", "torch"),
+    "runtime.extras.sampled_graphs": floor(f"{WITH_TORCH} runtime", "torch"),
+    "runtime.extras.tiles": floor("planner.ir planner.layers planner.extras.tiles.division runtime", "torch"),
+    "runtime.extras.token_slices": floor("planner.ir planner.extras.token_slices.axes runtime", "torch"),
     "runtime.checkpoint": floor(f"{WITH_TORCH} runtime", "pydantic safetensors torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),
     "benchmarks": floor(
-        " ".join(CODE), f"{DEPENDENCIES} highspy networkx scipy spconv timm torchvision transformers triton"
+        " ".join(CODE), f"{DEPENDENCIES} cosmic_ray highspy networkx scipy spconv timm torchvision transformers triton"
     ),
     "benchmarks.house": floor("benchmarks", "tests"),  # reads this table
     "benchmarks.robustness": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are those of tests/zoo
@@ -308,39 +325,7 @@ def exceeded(now: Mapping[str, int], history: Sequence[Mapping[str, str]]) -> li
 EXTRAS = re.compile(rf"(?:{'|'.join(CODE[1:])})\.extras\b")
 
 
-STILL_KNOWING = frozenset(
-    [
-        "halopipe.cli.cluster",
-        "halopipe.cli.export",
-        "halopipe.cli.fit",
-        "halopipe.cli.importing",
-        "halopipe.cli.run",
-        "halopipe.demo",
-        "halopipe.planning.clusters",
-        "halopipe.planning.compare",
-        "halopipe.planning.edits",
-        "halopipe.planning.measure",
-        "halopipe.planning.search_progress",
-        "halopipe.planning.solve",
-        "halopipe.planning.ways",
-        "halopipe.reports.explain",
-        "halopipe.reports.figures",
-        "halopipe.reports.graph_layout",
-        "halopipe.reports.layer",
-        "halopipe.reports.notebook",
-        "halopipe.reports.predicted_vs_measured",
-        "halopipe.reports.report",
-        "halopipe.run_spec.job_file",
-        "halopipe.terminal.units",
-        "halopipe.training.rank_device",
-        "planner.solvers.best_first.graph_cuts",
-        "planner.solvers.best_first.incumbents",
-        "planner.solvers.ilp.solver",
-        "profiler.modelled.operators",
-        "profiler.modelled.session",
-        "profiler.modelled.watch",
-    ]
-)
+STILL_KNOWING: frozenset[str] = frozenset()
 """Modules of the core that still name an extra; none is added."""
 
 

@@ -13,7 +13,7 @@ from types import ModuleType
 import nbformat
 import pytest
 
-from halopipe.reports import notebook as notebooks
+from halopipe.extras.figures import notebook as notebooks
 from planner.ir.errors import WorkerError
 
 HOME = Path(__file__).resolve().parent.parent

@@ -43,11 +43,13 @@ HELD = {
         "profiler/source/test_saved.py::test_a_file_that_is_gone_or_another_one_is_told"
     ),
     "which hold no code": "runtime/checkpoint/test_reader.py::test_a_head_with_bad_intent_is_refused",
-    "without running what it names": "runtime/checkpoint/test_distcp.py::test_a_pickle_that_runs_code_runs_none",
+    "without running what it names": "runtime/extras/distcp/test_folder.py::test_a_pickle_that_runs_code_runs_none",
     "in memory bounded by its size": (
-        "runtime/checkpoint/test_distcp.py::test_a_few_bytes_take_no_more_memory_than_they_are"
+        "runtime/extras/distcp/test_folder.py::test_a_few_bytes_take_no_more_memory_than_they_are"
     ),
-    "by torch's weights-only loader": "runtime/checkpoint/test_distcp.py::test_an_archive_with_bad_intent_is_refused",
+    "by torch's weights-only loader": (
+        "runtime/extras/distcp/test_folder.py::test_an_archive_with_bad_intent_is_refused"
+    ),
     "links that lead outside": "runtime/checkpoint/test_reader.py::test_a_link_to_outside_is_refused",
     "Hashes find damage": "runtime/checkpoint/test_reader.py::test_every_flipped_bit_is_found",
     "C++ kernels are kept": "cuda_ops/sparse/test_native_compiling.py::test_the_cache_is_this_users_alone",
@@ -69,13 +71,15 @@ HELD = {
         "halopipe/launch/test_torchrun.py::test_rank_0_hosts_the_store_where_the_job_says_and_nowhere_else"
     ),
     "It listens on 127.0.0.1": (
-        "halopipe/serving/test_http.py::test_nobody_else_is_listened_to_unless_it_is_asked_for"
+        "halopipe/extras/serving/test_http.py::test_nobody_else_is_listened_to_unless_it_is_asked_for"
     ),
-    "Bodies have a largest size": "halopipe/serving/test_http.py::test_what_is_no_request_is_refused",
-    "half a minute to come": "halopipe/serving/test_http.py::test_a_body_that_does_not_come_is_not_waited_for",
-    "requests that find no room": "halopipe/serving/test_http.py::test_what_finds_no_room_is_told_when_to_come_again",
-    "nothing is unpickled": "halopipe/serving/test_request_sources.py::test_pickles_are_refused",
-    "The type of the content must be said": "halopipe/serving/test_http.py::test_what_is_no_request_is_refused",
+    "Bodies have a largest size": "halopipe/extras/serving/test_http.py::test_what_is_no_request_is_refused",
+    "half a minute to come": "halopipe/extras/serving/test_http.py::test_a_body_that_does_not_come_is_not_waited_for",
+    "requests that find no room": (
+        "halopipe/extras/serving/test_http.py::test_what_finds_no_room_is_told_when_to_come_again"
+    ),
+    "nothing is unpickled": "halopipe/extras/serving/test_request_sources.py::test_pickles_are_refused",
+    "The type of the content must be said": "halopipe/extras/serving/test_http.py::test_what_is_no_request_is_refused",
     "Ranks and the server talk over a socket": "test_security.py::test_the_folder_of_a_job_is_its_users_alone",
 }
 """Of a claim how it begins, or what tells it from others of its sentence, and the test that holds it."""

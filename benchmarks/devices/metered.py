@@ -1,7 +1,7 @@
 """Ranks of a plan as ``halopipe run`` makes them, each counted and held below a limit of its own.
 
 They are workers of the launcher (:mod:`halopipe.launch.processes`), and do what its workers do
-(:func:`halopipe.launch.worker.work_as`): each loads and captures the model itself, agrees with the others on the plan,
+(:func:`halopipe.launch.worker.rank`): each loads and captures the model itself, agrees with the others on the plan,
 and holds what a rank of a user's job holds.  Two things are added: every rank has a limit of its own, where
 ``--memory-limit`` is one for all, and it notes what each step took.  Left out is the comparison of the first step with
 one device.
@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halopipe.launch.processes import workers_of
-from halopipe.launch.spawn import titles_of
-from halopipe.launch.worker import told, work_as
+from halopipe.launch.spawn import supervisor_of
+from halopipe.launch.worker import leave_outcome
 from halopipe.run_spec.job import JOB, Job, job_folder
 from halopipe.run_spec.options import NEVER, RunOptions
 from planner.ir.errors import OutOfMemoryError
 from planner.ir.plan import Plan
-from runtime.monitor.waits import Waits
-from runtime.monitor.watch import host_store, run_workers
 
 if TYPE_CHECKING:
+    from cuda_ops._torch import Store
     from runtime.engine import StepResult
+    from runtime.monitor.activity import StatusStore
 
 Limits = Sequence[int | None]
 """Bytes, by rank; None: as many as there are."""
@@ -78,21 +78,24 @@ def steps_within(plan: Plan, transport: str, limits: Sequence[Limits]) -> Counte
     )
     ranks, ran_out = range(plan.decision.num_ranks), False
     with job_folder() as folder:
-        store, port = host_store()
         Job(plan, options, folder).write(folder / JOB)
         (folder / _LIMITS).write_text(json.dumps([list(of_ranks) for of_ranks in limits]), encoding="utf-8")
-        workers = workers_of(folder, port, {rank: str(rank) for rank in ranks}, call=f"{__name__}:rank")
-        waits = Waits(plan.decision.rows(), [stage.ranks for stage in plan.decision.stages])
+        workers, store = workers_of(folder, len(ranks), call=f"{__name__}:rank")
         try:
-            run_workers(workers, titles_of(plan.decision), store, waits=waits, deadline_s=_DEADLINE_S)
+            supervisor_of(plan.decision, store, _DEADLINE_S).run(workers)
         except OutOfMemoryError:
             ran_out = True
         return Counted(tuple(_noted(folder, number) for number in ranks), ran_out)
 
 
-def rank(path: str, part: str, port: str) -> int:
+def rank(path: str) -> int:
     """What a worker does: the work of one rank, under the limits that lie beside the job."""
-    job, number = Job.read(Path(path)), int(part)
+    return leave_outcome(lambda own, store, board: _limited(Job.read(Path(path)), own.rank, store, board))
+
+
+def _limited(job: Job, number: int, store: Store, board: StatusStore) -> str:
+    from halopipe.training.work import work  # late: it loads torch
+
     limits = [of_ranks[number] for of_ranks in json.loads((job.folder / _LIMITS).read_text(encoding="utf-8"))]
     limited = replace(job, options=replace(job.options, memory_limit_bytes=limits[0] or 0))
 
@@ -104,7 +107,7 @@ def rank(path: str, part: str, port: str) -> int:
         if step + 1 < len(limits):
             install().limit(limits[step + 1])
 
-    return told(int(port), number, lambda: work_as(limited, number, int(port), note))
+    return work(limited, number, store, board, after_step=note, local_rank=number).to_json()
 
 
 def _notes(folder: Path, number: int) -> Path:

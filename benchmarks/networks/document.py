@@ -9,63 +9,30 @@ from benchmarks.networks.runs import DATA_PARALLEL, PIPELINE, Outcome, Trial
 
 _HEAD = """# Networks
 
-Networks of other people, with random weights and small sizes, went through `profile`, `plan` and `run` on two workers:
-once as a pipeline of two stages with two micro-batches, once in data parallel, three steps of SGD with momentum.
-Losses, gradients, parameters and buffers were compared with the module itself on one device as `halopipe run
---check-numerics` does, dropout included: the numbers that it draws are the same under every plan. They were compared
-in float64, to 1e-10, or to ten times what one device itself makes of rounding where that is more; in float32, marked
-so, where a network's own code does not run in float64, computes in float32
-inside and so rounds by more than that, magnifies rounding from step to step, or was last run in float32, two steps.
+Networks of other people, with random weights and small sizes, went through `profile`, `plan` and `run` on two
+workers: as a pipeline of two stages with two micro-batches, and in data parallel, three steps of SGD with
+momentum. Losses, gradients, parameters and buffers were compared with the module itself on one device, dropout
+included, as `halopipe run --check-numerics` does. The comparison is in float64, to 1e-10, or to ten times one
+device's own rounding where that is more. Networks marked float32 were compared in float32: their code does not run
+in float64, or rounds as float32 inside.
 
 {counts}
 
 `python -m benchmarks.networks --output benchmarks/results/networks.json` runs them again, about ten seconds each;
-`python -m benchmarks.networks --document` writes this file from the results. Every row is a factory,
-`benchmarks.networks.zoo:NAME`, which `halopipe profile` takes as MODEL. The packages are those of the extra `networks`.
+the file also has losses, numbers of layers and seconds of capture. `python -m benchmarks.networks --document`
+writes this page. Every row is a factory, `benchmarks.networks.zoo:NAME`, which `halopipe profile` takes as MODEL.
+`pip install 'halopipe[networks]'` installs their packages.
 
-*layers*: of the captured graph; in brackets those whose operator halopipe has no rule for, which it plans by what they
-computed. *capture*: processor seconds to capture it. *pipeline* and *data parallel*: the loss of the last step, and the
-largest relative difference of a loss and of a gradient from one device.
+*pipeline* and *data parallel*: the largest relative difference of a loss or gradient from one device.
 """
 _HABITS = """## Habits
 
 What breaks a planner is rarely a well-known network; it is the line that somebody added to one. `tests/zoo` holds
-small networks, one a habit, a module a kind of habit:
-
-| module | habits |
-|---|---|
-| `autograd`, `hooks` | straight-through estimators, reversed and clipped gradients, functions of parameters, \
-several outputs, checkpointing, no_grad; hooks on modules, tensors and parameters |
-| `frozen`, `reuse` | frozen layers, batch norm and dropout in `eval()`, `train()` overridden, LoRA, unused and \
-tied parameters, deep copies; siamese networks, shared LSTMs, loops over one block, triplets |
-| `losses` | sums, means, `ignore_index`, class weights, smoothing, masks, contrastive, RMSE, dice, CTC; loss \
-modules with parameters and buffers, several heads, penalties |
-| `inputs`, `dtypes` | dicts, nesting, keywords, named tuples, dataclasses, lambdas, lazy modules, attributes \
-changed in forward; sections in other dtypes, complex numbers |
-| `inplace`, `choices`, `drawn` | writes to slices, views, inputs and buffers, queues, counters; branches and \
-routing by data, early exits, samples that are mixed; dropout of every kind, noise, stochastic depth, Gumbel, other \
-libraries' generators |
-| `norms`, `recurrent`, `attention`, `vision` | normalisation of every kind, weight and spectral norm, \
-parametrisations; LSTM, GRU, cells, packed sequences; masks, rotary positions, ALiBi, windows; U-Nets, grid \
-sampling, shuffles, rolls, kernels by sample |
-| `generative`, `science`, `sequences`, `tables`, `pictures`, `wrapped` | what a stranger brings: codebooks, GANs, \
-flows, diffusion, penalties on gradients; Fourier operators, neural ODEs, physics-informed losses, forces, ConvLSTMs, \
-globes, wavelets, state spaces; translators, packed sequences, random fields, experts with capacities, pointers; \
-embeddings, rankings, survival, mixtures, weights of samples; gates, folds, windows of films, unpooling, detectors; \
-modules that are wrapped, log and cache |
-| `tutorials`, `papers` | as people write them: losses with accuracies beside them, Python numbers of samples, masks \
-by nested loops, ensembles; splines, scans, drop path, detectors, hypernetworks, teachers in hooks, messages \
-along edges, long convolutions, CTC, equilibria |
-| `data` | datasets, loaders and generators that draw from torch, numpy and random without a seed |
-
-Each is trained by a pipeline, a pipeline with a split backward, in data parallel and, where it has space, in \
-space, and
-compared with the user's own module, called eagerly: the whole batch at once where samples are apart, the plan's
-micro-batches one by one where layers mix them ([0001](decisions/0001-one-device-semantics.md)). Random numbers are \
-the
-plan's, handed to the module in the order in which it asks. It is equal in float64 to 1e-10, or refused before the \
-first
-step. `python -m benchmarks.robustness` counts both. Refused are, with the reason:
+small networks, one a habit: autograd functions, hooks, frozen and shared parts, losses of every kind, nested
+inputs, writes in place, branches on data, random numbers, recurrences, attention, what people bring from science,
+tables and papers, and data that draw without a seed. Each is trained under four kinds of plan and compared with
+the user's own module, called eagerly. It is equal in float64 to 1e-10, or refused before the first step (`python
+-m benchmarks.robustness` counts both). Refused are, with the reason:
 
 - hooks that cannot be kept, and Python that a graph cannot follow: branches, loops and sizes that depend on values,
   `random` and `numpy.random`, counters and states kept as attributes, lengths that follow from data, lazy \
@@ -74,6 +41,8 @@ modules that saw no batch;
   ranks;
 - losses whose value for a batch does not follow from those of its parts, in more than one micro-batch: contrastive,
   RMSE, dice, correlation, the hardest samples.
+
+[Profiling](profiling.md#what-is-kept-of-a-module) says what to write instead.
 """
 _IN_COMMON = 2
 """Parts of a refusal that networks refused alike have in common: its title and the first fact."""
@@ -100,7 +69,8 @@ def document(found: Mapping[str, Outcome]) -> str:
     for origin, networks in zoo.ORIGINS.items():
         there = [found[name] for name in networks if name in found]
         if there:
-            parts.append(f"## {_TITLES[origin]}\n\n{_table(there, networks)}")
+            summary = f'<details markdown="1"><summary>{len(there)} networks</summary>'
+            parts.append(f"## {_TITLES[origin]}\n\n{summary}\n\n{_table(there, networks)}\n</details>\n")
     parts.append(f"## What was refused, and why\n\n{_WHY}{_refusals(found) or 'Nothing.'}\n")
     parts.append(_HABITS)
     return "\n".join(parts)
@@ -121,21 +91,19 @@ def _counts(found: Mapping[str, Outcome]) -> str:
 
 
 def _table(found: list[Outcome], networks: Mapping[str, zoo.Factory]) -> str:
-    lines = ["| NAME | network | layers | capture | pipeline | data parallel |", "|---|---|---|---|---|---|"]
+    lines = ["| NAME | network | pipeline | data parallel |", "|---|---|---|---|"]
     for one in found:
         about = (networks[one.name].__doc__ or "").strip().removesuffix(".")
         about += " (float32)" if one.dtype == "float32" else ""
-        layers = f"{one.num_layers} ({one.num_opaque})" if one.num_layers else ""
-        capture = f"{one.capture_s:.1f} s" if one.num_layers else ""
         cells = [_cell(one, strategy) for strategy in (PIPELINE, DATA_PARALLEL)]
-        lines.append(f"| `{one.name}` | {about} | {layers} | {capture} | {' | '.join(cells)} |")
+        lines.append(f"| `{one.name}` | {about} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def _cell(one: Outcome, strategy: str) -> str:
     trial = one.trials.get(strategy, Trial(refusal=one.refusal, failure=one.failure))
     if trial.losses:
-        return f"{trial.losses[-1]:.4f}; {trial.loss_error:.0e}, {trial.gradient_error:.0e}"
+        return f"{max(trial.loss_error, trial.gradient_error):.0e}"
     return "failed" if trial.failure else "refused"
 
 

@@ -26,7 +26,7 @@ from torch import distributed as dist
 from cuda_ops.device.host import core_of, prepare_process
 from halopipe import api
 from halopipe.launch.combine import combine
-from halopipe.run_spec.job import Job, RankResult, job_folder
+from halopipe.run_spec.job import REFERENCE, Job, RankResult, job_folder
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.training import rank as rank_of_job
@@ -46,6 +46,7 @@ from profiler.measure.worker import MeasuringJob as MeasuringJob
 from profiler.measure.worker import measure_model
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
+from runtime.monitor.failure import set_text
 from runtime.transport.gloo import open_gloo
 
 T = TypeVar("T")
@@ -290,8 +291,9 @@ def _run(plan: Plan, options: RunOptions) -> RunResult:
     """The plan's ranks, after one device."""
     with job_folder() as folder:
         job = Job(plan, options, folder)
-        forked([lambda: make_reference(job)])
+        (reference,) = forked([lambda: make_reference(job).to_text()])
         ranks = range(plan.decision.num_ranks)
+        set_text(dist.PrefixStore("job", dist.FileStore(str(folder / "store"), -1)), REFERENCE, reference)
         results = forked([lambda rank=rank: _rank(job, rank, folder / "store") for rank in ranks])
         return combine(plan, options, results, None)
 

@@ -37,7 +37,10 @@ import numpy as np
 from benchmarks.published import sailor, sailor_clusters
 from benchmarks.published.runs import BERT_VOCABULARY, Run, clusters, earlier, published, read, t4
 from benchmarks.report import Row, at_least, at_most, table
-from planner.extras.transformers import DegreesSpace, ParallelDegrees, named_cluster, named_transformer, search
+from planner.extras.transformers.cluster import named_cluster
+from planner.extras.transformers.search import search
+from planner.extras.transformers.shape import ParallelDegrees, named_transformer
+from planner.extras.transformers.space import DegreesSpace
 
 DATA = Path(__file__).parent / "data"
 A100, T4, SLOW = "Megatron on A100", "16 T4", "GPT-3 XL, slow networks"

@@ -13,26 +13,14 @@ from itertools import pairwise
 from math import inf
 from pathlib import Path
 
-from planner.extras.kernels import AlphaBeta, Estimate
-from planner.extras.kernels.estimates import DATASHEET
-from planner.extras.transformers import (
-    Cost,
-    Fusion,
-    GpuCluster,
-    Layers,
-    ParallelDegrees,
-    Pass,
-    Recompute,
-    Sends,
-    StepPrediction,
-    Transformer,
-    memory_of,
-    named_cluster,
-    named_transformer,
-    predict,
-)  # fmt: skip
-from planner.extras.transformers.cluster import GBIT
+from planner.extras.kernels.estimates import DATASHEET, Estimate
+from planner.extras.kernels.links import AlphaBeta
+from planner.extras.transformers.cluster import GBIT, GpuCluster, named_cluster
 from planner.extras.transformers.layers import layers_for
+from planner.extras.transformers.memory import memory_of
+from planner.extras.transformers.passes import Cost, Layers, Pass
+from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Sends, Transformer, named_transformer
+from planner.extras.transformers.step import StepPrediction, predict
 
 GIB = 2**30
 NO_LAYER = Pass(Cost(), Cost())

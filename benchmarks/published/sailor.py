@@ -29,12 +29,12 @@ from pathlib import Path
 
 from benchmarks.published.runs import Run, read
 from planner.extras.baselines.sailor import SailorRow, parse
-from planner.extras.kernels import Estimate, links
-from planner.extras.kernels.estimates import TABLE
-from planner.extras.transformers import Fusion, ParallelDegrees, Sends, StepPrediction, memory_of, named_transformer
-from planner.extras.transformers.memory import SINGLE, stage_parameters
+from planner.extras.kernels.estimates import TABLE, Estimate
+from planner.extras.kernels.links import links
+from planner.extras.transformers.memory import SINGLE, memory_of, stage_parameters
 from planner.extras.transformers.pipeline import chunked
-from planner.extras.transformers.step import MODEL_ERROR
+from planner.extras.transformers.shape import Fusion, ParallelDegrees, Sends, named_transformer
+from planner.extras.transformers.step import MODEL_ERROR, StepPrediction
 
 DATA = Path(__file__).parent / "data"
 SHAPE = named_transformer("opt-350m")

@@ -21,18 +21,13 @@ from itertools import accumulate, pairwise, permutations
 from benchmarks.published.sailor import FIRST_BLOCK, HOSTS, LAST, SHAPE, Profiles, Stage, predicted
 from benchmarks.report import Row, at_least, at_most
 from planner.extras.baselines.sailor import NETWORKS, layer_times
-from planner.extras.kernels import AlphaBeta
-from planner.extras.kernels.links import ALPHA_ACROSS_S
-from planner.extras.transformers import (
-    DegreesSpace,
-    GpuCluster,
-    GpuPool,
-    ParallelDegrees,
-    Pools,
-    Recompute,
-    search,
-    timed,
-)
+from planner.extras.kernels.links import ALPHA_ACROSS_S, AlphaBeta
+from planner.extras.transformers.cluster import GpuCluster
+from planner.extras.transformers.passes import timed
+from planner.extras.transformers.pools import GpuPool, Pools
+from planner.extras.transformers.search import search
+from planner.extras.transformers.shape import ParallelDegrees, Recompute
+from planner.extras.transformers.space import DegreesSpace
 
 BATCH, PER_HOST = 1024, 4
 A100, V100 = "A100-40", "V100-16"

@@ -38,7 +38,7 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.training.check_options import require_consistent
 from planner import faults_of
 from planner.check.structure import require_possible
-from planner.extras.export.chrome_trace import chrome_trace
+from planner.ir.chrome_trace import chrome_trace
 from planner.ir.codec import dumps, load
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan

@@ -28,7 +28,7 @@ from planner.costs.candidate import Candidate
 from planner.costs.layers.roofline import on_cluster
 from planner.extras.baselines import bapipe
 from planner.extras.baselines.common.problem import ChainCosts
-from planner.extras.catalogue import device
+from planner.extras.catalogue.listing import device
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.constraints import parse_rule
 from planner.ir.graph import Graph, Layer, TensorSpec

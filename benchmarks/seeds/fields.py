@@ -21,8 +21,8 @@ from benchmarks.seeds.jobs import folder_of, halopipe
 from planner.ir.codec import load
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource, Profile
+from planner.layers.division import overlap
 from planner.layers.receptive_field import receptive_field
-from planner.layers.tiling import overlap
 from profiler import load_model
 
 _MODEL = """

@@ -29,15 +29,15 @@ import torch
 
 from benchmarks.report import Row, at_least
 from benchmarks.seeds.jobs import folder_of, halopipe, largest_error
-from cuda_ops.sampling.draws import NeighbourDraws, PlainDraws, fastest
-from cuda_ops.sampling.generated import generated
-from cuda_ops.sampling.graph import NodeGraph
-from cuda_ops.sampling.sampler import NeighbourSampler
-from halopipe.data.graphs import seed_batches
+from cuda_ops.extras.sampling.draws import NeighbourDraws, PlainDraws, fastest
+from cuda_ops.extras.sampling.generated import generated
+from cuda_ops.extras.sampling.graph import NodeGraph
+from cuda_ops.extras.sampling.sampler import NeighbourSampler
+from halopipe.extras.sampled_graphs.seeds import seed_batches
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision, Placement, Stage
 from profiler.capture.graph import capture
-from profiler.models.graphs import sage
+from profiler.extras.sampled_graphs.networks import sage
 from profiler.source.parts import model_of
 from runtime.engine import Engine
 from runtime.pipeline.microbatches import WholeBatch

@@ -31,7 +31,7 @@ from planner.ir.plan import Plan
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from halopipe.serving.serving import Serving
+    from halopipe.extras.serving.serving import Serving
 
 _ROWS, _WIDTH, _LAYERS = 32, 1024, 8
 _WARM = 10
@@ -116,8 +116,8 @@ def _beside(name: str, ratio: float) -> Row:
 
 def _over_http(serving: Serving, predicted_per_s: float, count: int) -> Iterator[Row]:
     """Four clients on the loopback interface, each with one request after another."""
-    from halopipe.serving.http import listen, opened
-    from halopipe.serving.request_sources import Draining
+    from halopipe.extras.serving.http import listen, opened
+    from halopipe.extras.serving.request_sources import Draining
 
     draining, statuses = Draining(), list[int]()
     with opened("0") as door:

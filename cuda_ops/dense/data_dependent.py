@@ -123,11 +123,8 @@ def join(graph: fx.Graph, is_inside: Callable[[fx.Node], bool]) -> tuple[fx.Node
 
     Nodes that lie between two of a unit belong to it.  Returns the units' nodes, in order.
     """
-    inside = {node for node in graph.nodes if node.op == "call_function" and is_inside(node)}
-    groups: list[set[fx.Node]] = []
-    for node in graph.nodes:
-        if node in inside:
-            groups.append({node, *(user for user in node.users if user.op != "output")})
+    inside = [node for node in graph.nodes if node.op == "call_function" and is_inside(node)]
+    groups = [{node, *(user for user in node.users if user.op != "output")} for node in inside]
     order = {node: index for index, node in enumerate(graph.nodes)}
     merged = _merged([_convex(group, order) for group in groups], order)
     return tuple(_joined(graph, sorted(group, key=order.__getitem__)) for group in merged)
@@ -180,9 +177,12 @@ def cut_out(nodes: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node],
 
 def _joined(graph: fx.Graph, nodes: list[fx.Node]) -> fx.Node:
     inner, copies, inputs, results = cut_out(nodes)
-    own = set(nodes)
+    own, last = set(nodes), nodes[-1]
+    behind = _reached(own, lambda node: list(node.users))
+    for node in [each for each in reversed(graph.nodes) if each < last and each in behind and each not in own]:
+        last.append(node)  # it reads a part of what is there only once all of the unit has run
     inner.output(copies[results[0]] if len(results) == 1 else tuple(copies[node] for node in results))
-    with graph.inserting_after(nodes[-1]):
+    with graph.inserting_after(last):
         made = graph.call_function(Unit(inner), tuple(inputs))
     made.meta = dict((results or nodes)[-1].meta)  # results: none of a unit that only writes
     made.meta["nodes"] = tuple(str(node.target) for node in nodes)

@@ -86,6 +86,7 @@ def start(
     arguments: Sequence[Any] = (),
     *,
     environment: Mapping[str, str],
+    variables: Mapping[str, str] | None = None,
     output: int,
     files: Sequence[int] = (),
     loads: Sequence[str] = CAPTURE,
@@ -100,6 +101,7 @@ def start(
     Args:
         arguments: whatever JSON holds.
         environment: all of it; modules are looked for in its ``PYTHONPATH``, then in this process's ``sys.path``.
+        variables: besides, of this process alone: which rank it is.
         output: the open file that its standard output and error go to.
         files: open files that are given to the function, under numbers of the new process.
         loads: modules that the function will need, which the server loads once for all.
@@ -112,7 +114,7 @@ def start(
         "call": call,
         "loads": list(loads),
         "arguments": list(arguments),
-        "environment": dict(environment),
+        "environment": {**environment, **(variables or {})},
         "path": paths,
         "folder": os.getcwd(),
         "leaves": leaves if server is None else "",  # the folder is that of its server
@@ -121,7 +123,7 @@ def start(
         written.write(json.dumps(request).encode())
         written.flush()
         if afresh or not hasattr(os, "pidfd_open"):
-            return _anew(written.fileno(), environment, output, files, paths)
+            return _anew(written.fileno(), {**environment, **(variables or {})}, output, files, paths)
         with contextlib.suppress(EOFError):  # it was killed; once more, by another
             return (server or _server_for(environment, paths)).start([written.fileno(), output, *files])
         return _server_for(environment, paths).start([written.fileno(), output, *files])

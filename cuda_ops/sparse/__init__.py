@@ -3,11 +3,12 @@
 keys, quantize           coordinates: packing, voxelising, batches
 operators                everything that computes, as functions and as torch.ops.halopipe
 geometry, recipe         site sets and maps of a network, found once
-nn, adapters             layers as in torchsparse, and tensors and weights of other libraries
+nn                       layers as in torchsparse
 reference, native, gpu   the implementations; dispatch chooses
 
 Besides:
 
+    adapters        The names under which users import what converts tensors and weights of other libraries
     checks          What every operator asks of its tensors before one of its implementations runs
     errors          What goes wrong in the hands of a user of sparse tensors
     gradients       The operators' gradients, in terms of the operators: so they can be differentiated again, exported

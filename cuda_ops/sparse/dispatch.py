@@ -5,8 +5,8 @@
     others    plain torch
 
 The environment variable HALOPIPE_SPARSE=torch|native|triton forces one; with TRITON_INTERPRET=1 triton runs on the
-CPU too.  HALOPIPE_SPARSE=spconv takes that package's kernels on either device.  Operators that an implementation lacks
-come from :mod:`cuda_ops.sparse.reference`.
+CPU too.  What extras add (``hooks("cuda_ops", "sparse_kernels")``) runs on any device, and by name alone.  Operators
+that an implementation lacks come from :mod:`cuda_ops.sparse.reference`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from cuda_ops.sparse import gpu, native, reference
-from cuda_ops.sparse.adapters import backends
 from cuda_ops.sparse.errors import SparseImplementationError
+from planner.ir.extras import hooks
 
 VARIABLE = "HALOPIPE_SPARSE"
 _LOGGER = logging.getLogger(__name__)
 _DEVICES = {"native": "cpu", "triton": "cuda"}
-_MODULES: dict[str, Any] = {"native": native, "triton": gpu, "spconv": backends}
-_REMEDIES = {
-    "native": "a C++ compiler and torch >= 2.10",
-    "triton": "the package triton",
-    "spconv": "the package spconv",
-}
+_MODULES: dict[str, Any] = {"native": native, "triton": gpu}
 
 
 def implementation(name: str, device: str) -> Callable[..., Any]:
@@ -43,7 +38,7 @@ def implementation(name: str, device: str) -> Callable[..., Any]:
 
 
 def chosen(device: str) -> str:
-    """``torch``, ``native``, ``triton`` or ``spconv``: what runs on a device of this type."""
+    """``torch``, ``native``, ``triton`` or an extra's name: what runs on a device of this type."""
     return _chosen(device, os.environ.get(VARIABLE, ""))[0]
 
 
@@ -64,16 +59,18 @@ def _chosen(device: str, forced: str) -> tuple[str, Any]:
             if functions is not None:
                 return name, functions
             if name != "native":  # which has said why
-                _LOGGER.warning("sparse operators on %s run in plain torch: %s needs %s", device, name, _REMEDIES[name])
+                _LOGGER.warning(
+                    "sparse operators on %s run in plain torch: %s needs the package %s", device, name, name
+                )
     return "torch", reference
 
 
 def _forced(device: str, name: str) -> Any:
     if name == "torch":
         return reference
-    if name not in _REMEDIES:
-        names = ", ".join(("torch", *_REMEDIES))
-        raise SparseImplementationError(f"{VARIABLE}={name}: there are {names}")
+    names = ("torch", *_DEVICES, *hooks("cuda_ops", "sparse_kernels"))
+    if name not in names:
+        raise SparseImplementationError(f"{VARIABLE}={name}: there are {', '.join(names)}")
     interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     if device != _DEVICES.get(name, device) and not interpreted:
         raise SparseImplementationError(
@@ -81,11 +78,13 @@ def _forced(device: str, name: str) -> Any:
         )
     functions = _loaded(name)
     if functions is None:
-        raise SparseImplementationError(f"{VARIABLE}={name} needs {_REMEDIES[name]}; install it, or unset {VARIABLE}")
+        needed = "a C++ compiler and torch >= 2.10" if name == "native" else f"the package {name}"
+        raise SparseImplementationError(f"{VARIABLE}={name} needs {needed}; install it, or unset {VARIABLE}")
     return functions
 
 
 @functools.cache
 def _loaded(name: str) -> SimpleNamespace | None:
-    functions: SimpleNamespace | None = _MODULES[name].load()
+    load = _MODULES[name].load if name in _MODULES else hooks("cuda_ops", "sparse_kernels")[name]
+    functions: SimpleNamespace | None = load()
     return functions

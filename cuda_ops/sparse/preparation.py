@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from cuda_ops.preparation import InputPreparation
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import (
     BuiltGeometry,
@@ -38,17 +39,19 @@ from cuda_ops.sparse.geometry import (
 from cuda_ops.sparse.recipe import Recipe
 
 SITES = "sites"
-_NUM_RAW_INPUTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Preparation:
+class Preparation(InputPreparation):
     """How a network's inputs are made of a batch of clouds.
 
     Attributes:
         recipe: what the network reads of the geometry.
         per_site: of each target, whether it has a value a point.
     """
+
+    raw_names: ClassVar = ("coordinates", "features", "counts")
+    without_samples: ClassVar = ("neighbours_", "reverse_", "features")
 
     recipe: Recipe
     per_site: tuple[bool, ...] = ()
@@ -59,19 +62,11 @@ class Preparation:
         return {route: SITES if not index else f"{SITES}_{index}" for index, route in enumerate(self.recipe.routes)}
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Of the prepared tensors, in order; targets are ``target_0``, ..."""
-        targets = (f"target_{index}" for index in range(len(self.per_site)))
-        return ("lengths", "features", *self.recipe.names, *targets)
-
-    @property
-    def num_inputs(self) -> int:
-        """How many of them are inputs; the others are targets."""
-        return 2 + len(self.recipe.names)
+    def input_names(self) -> tuple[str, ...]:
+        return ("lengths", "features", *self.recipe.names)
 
     @property
     def varying(self) -> dict[str, list[tuple[str, int]]]:
-        """By the name of a size, the (tensor, dim) pairs that have it."""
         size_of = self.size_of
         by_size: dict[str, list[tuple[str, int]]] = {word: [] for word in size_of.values()}
         by_size[SITES].append(("features", 0))
@@ -80,6 +75,15 @@ class Preparation:
                 by_size[size_of[route]].append((name, dim))
         by_size[SITES] += [(f"target_{index}", 0) for index, is_per_site in enumerate(self.per_site) if is_per_site]
         return {word: places for word, places in by_size.items() if places}
+
+    def prepared(self, raw: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(self.clouds(raw).tensors().values())
+
+    def of_fewer(self, raw: tuple[Tensor, ...], divisor: int) -> tuple[Preparation, tuple[Tensor, ...]]:
+        points = -(-raw[0].shape[1] // divisor)
+        is_cut = (True, True, False, *self.per_site)
+        cut = [each[:, :points] if is_so else each for each, is_so in zip(raw, is_cut, strict=True)]
+        return self, (*cut[:2], cut[2].clamp(max=points), *cut[3:])
 
     def clouds(self, raw: Sequence[Tensor]) -> Clouds:
         """The samples of ``raw`` as one batch.
@@ -90,16 +94,16 @@ class Preparation:
         Raises:
             SparseInputError: the tensors do not belong together, or coordinates are out of range or occur twice.
         """
-        if len(raw) != _NUM_RAW_INPUTS + len(self.per_site):
+        if len(raw) != len(self.raw_names) + len(self.per_site):
             raise SparseInputError(
                 "number of tensors",
                 where="a batch of clouds",
                 actual=len(raw),
-                expected=_NUM_RAW_INPUTS + len(self.per_site),
+                expected=len(self.raw_names) + len(self.per_site),
                 remedy="give coordinates, features, counts, and the targets",
             )
-        coordinates, features, counts = raw[:_NUM_RAW_INPUTS]
-        return Clouds(self, coordinates, features, counts, tuple(raw[_NUM_RAW_INPUTS:]))
+        coordinates, features, counts, *targets = raw
+        return Clouds(self, coordinates, features, counts, tuple(targets))
 
 
 class Clouds:

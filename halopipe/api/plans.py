@@ -14,6 +14,7 @@ from halopipe.planning.options import DEFAULT_SOLVER, MEASURING, Asked, ProfileO
 from halopipe.planning.problem import make_problem
 from halopipe.terminal import units
 from planner.ir.cluster import Cluster
+from planner.ir.extras import addition
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Optimizer, Profile
@@ -121,7 +122,8 @@ def profile(
         nothing = ProfileOptions(device="cpu", allow=())
         unlike = [name for name in MEASURING if getattr(options, name) != getattr(nothing, name)]
         refused = sorted([*unlike, *(["unfinished"] if kept is not None else [])])
-        return measure.modelled(source, options, refused=refused, quiet=True)
+        modelled: Profile = addition("halopipe", "profiles", "--on")(source, options, refused=refused, quiet=True)
+        return modelled
     measured = measure.measure(source, options, unfinished=kept, quiet=True)
     if kept is not None:
         kept.unlink(missing_ok=True)
@@ -144,7 +146,7 @@ def plan(
     Args:
         profile: or the name of its file.
         cluster: machines one does not have: a cluster file, or a :class:`Cluster`; see
-            :mod:`halopipe.planning.clusters`.
+            :mod:`halopipe.planning.plan_files`.
         measure_missing: measure on this machine what the plan and its close rivals use and the profile lacks, and plan
             again, up to three rounds.  Give the profile by its file: what was measured is written back to it.
         memory: most that a plan may use on any device: bytes, or text such as ``2GiB``; 0: what the device has.
@@ -226,7 +228,7 @@ def baselines(profile: ProfileOrPath, *, jobs: int = 1, **asked: Unpack[Asked]) 
 
 @checked
 def on_cluster(profile: ProfileOrPath, cluster: str | Path | Cluster) -> Profile:
-    """The profile as it would be on other machines; see :func:`halopipe.planning.clusters.on_cluster`.
+    """The profile as it would be on other machines; see :func:`halopipe.planning.plan_files.on_cluster`.
 
     Args:
         profile: or the name of its file.
@@ -236,9 +238,9 @@ def on_cluster(profile: ProfileOrPath, cluster: str | Path | Cluster) -> Profile
         CorruptFileError: the file is wrong; all its faults are named.
         MissingMeasurementError: no source states a figure that a layer needs.
     """
-    from halopipe.planning import clusters
+    from halopipe.planning import plan_files
 
-    return clusters.on_cluster(profile_in(profile), cluster)
+    return plan_files.on_cluster(profile_in(profile), cluster)
 
 
 def _problem(profile: Profile, cluster: str | Path | Cluster | None, memory: str | int, asked: Asked) -> Problem:

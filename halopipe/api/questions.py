@@ -10,7 +10,7 @@ from halopipe.api.arguments import checked
 from halopipe.api.files import PlanOrPath, ProfileOrPath, needed, plan_in, profile_in, profile_of
 from halopipe.planning.compare import Comparison
 from planner.ir.errors import UsageError
-from planner.ir.files import write_text
+from planner.ir.extras import addition
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -146,11 +146,7 @@ def report(plan: PlanOrPath, *others: PlanOrPath | Profile | TimelineFile, outpu
     Raises:
         UsageError: bokeh is not installed, or a timeline is of another plan.
     """
-    from halopipe.reports import report as reporting
-
-    reporting.require_page(output)
-    sources = reporting.read([plan, *others], remembered=profile_of(plan))
-    write_text(output, reporting.page(sources))
+    addition("halopipe", "reports", "page")([plan, *others], output, profile_of(plan))
 
 
 def _question(plan: PlanOrPath, asked: tuple[ProfileOrPath | None, ...]) -> tuple[Profile | None, str]:

@@ -13,13 +13,13 @@ from halopipe.api.files import PlanOrPath, ProfileOrPath, plan_in, profile_in, p
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.terminal import console, units
 from planner.ir.errors import InfeasibleError
+from planner.ir.extras import addition
 from planner.ir.plan import Plan
 from planner.ir.problem import WHOLE
 from planner.ir.profile import Profile
 
 if TYPE_CHECKING:
     from halopipe.launch.parallelize import Parallel
-    from halopipe.serving.serving import Serving
     from halopipe.training.session import Execution
 
 
@@ -125,8 +125,8 @@ def serve(
     optimizer: Any = None,
     check_first_answer: bool = True,
     **options: Unpack[ScriptOptions],
-) -> Serving:
-    """Answers an endless stream of requests by a plan, on the devices of this host; see :class:`Serving`.
+) -> Any:
+    """Answers an endless stream of requests by a plan, on the devices of this host: ``submit`` gives a future answer.
 
     Each stage works on a request of its own at the same time, and keeps state of its own: buffers that layers write.
 
@@ -146,9 +146,7 @@ def serve(
         UnsupportedModelError: the module's output cannot be had of the captured graph.
         NumericsError: the first answer is not one device's.
     """
-    from halopipe.serving import serving
-
-    return serving.open_serving(
+    return addition("halopipe", "streams", "requests")(
         plan_in(plan),
         module,
         optimizer=optimizer,

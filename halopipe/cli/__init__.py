@@ -9,30 +9,16 @@ Modules:
     check        ``halopipe check``: the checker on a plan, and the verifier on its proof
     checkpoint   ``halopipe checkpoint``: what a folder of checkpoints holds, checked; weights out of it for torch, and
                  into it
-    cluster      ``halopipe cluster``: this host, or the machines of a cluster file
     compare      ``halopipe compare``: plans beside one another
     completion   What the shell offers for a value that is no file (``halopipe --install-completion``)
     demo         ``halopipe demo``: the whole journey on this machine
-    devices      ``halopipe devices``: the catalogue
     doctor       ``halopipe doctor``: what is missing or odd on this machine
-    draw         ``halopipe draw``: a figure of a plan
     explain      ``halopipe explain``: why this plan
-    export       ``halopipe export``: a plan in another tool's format
-    fit          ``halopipe fit``: how well kernel models fit a table of kernels
-    importing    ``halopipe import``: a published profile as one of ours
     merge        ``halopipe merge``: profiles of one model from several hosts, as one
-    notebook     ``halopipe notebook``: strategies compared for one's own profile, as a notebook
     options      Options that several verbs have, spelled once
     plan         ``halopipe plan``: searches for the best plan
     profile      ``halopipe profile``: measures a model on this machine, or on all hosts of a job of torchrun; ``--on``:
                  models it
-    report       ``halopipe report``: a plan as one offline page
     run          ``halopipe run``: executes a plan
     schema       ``halopipe schema``: the JSON Schema of a file format
-    serve        ``halopipe serve``: a plan answers requests without an end, from files, standard input or a port
-    ways         ``halopipe ways``: how to divide a transformer's training step over a cluster of GPUs
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -1,17 +1,18 @@
 """The command line: ``profile``, ``plan``, ``run``, and the verbs that read their files.
 
-Each verb lives in ``halopipe/cli/``, is loaded when it is asked for, and imports what it needs when it is called:
-``--help`` is quick, and only ``profile``, ``run``, ``checkpoint``, ``doctor`` and ``demo`` load torch.
+Each verb lives in ``halopipe/cli/`` or in an extra, is loaded when it is asked for, and imports what it needs when it
+is called: ``--help`` is quick, and only ``profile``, ``run``, ``checkpoint``, ``doctor`` and ``demo`` load torch.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -22,6 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 from halopipe.cli.options import with_words
 from halopipe.terminal.console import INTERRUPTED, emit, open_streams, report, reported, screen_columns
 from planner.ir.errors import MissingFileError, UsageError
+from planner.ir.extras import Additions, hooks
 
 _FRAMED = 80
 """Columns that the framed help needs; narrower, it would cut the names of options."""
@@ -57,57 +59,45 @@ class _Command(TyperCommand):
         _write(formatter, sections)
 
 
-_VERBS = [
-    "profile",
-    "plan",
-    "ways",
-    "explain",
-    "compare",
-    "check",
-    "run",
-    "serve",
-    "report",
-    "draw",
-    "notebook",
-    "export",
-    "checkpoint",
-    "merge",
-    "devices",
-    "cluster",
-    "import",
-    "fit",
-    "schema",
-    "doctor",
-    "demo",
-]
-"""In the order of the help; each is the function of its name in the module of its name."""
-
-_WRITTEN = {"import": ("importing", "import_")}
-"""Module and function of verbs whose names Python keeps for itself."""
+_VERBS = {
+    "10 profile": "halopipe.cli.profile:profile",
+    "15 plan": "halopipe.cli.plan:plan",
+    "20 explain": "halopipe.cli.explain:explain",
+    "25 compare": "halopipe.cli.compare:compare",
+    "30 check": "halopipe.cli.check:check",
+    "35 run": "halopipe.cli.run:run",
+    "50 checkpoint": "halopipe.cli.checkpoint:checkpoint",
+    "55 merge": "halopipe.cli.merge:merge",
+    "80 schema": "halopipe.cli.schema:schema",
+    "85 doctor": "halopipe.cli.doctor:doctor",
+    "90 demo": "halopipe.cli.demo:demo",
+}
+"""By place in the help and name; extras add theirs between them at the hook ``verbs``, in the same form."""
 
 
 class _Loaded(Mapping[str, Any]):
     """The verbs as commands, by name; each is loaded when it is first asked for."""
 
     def __init__(self) -> None:
+        self._verbs = Additions(_VERBS), hooks("halopipe", "verbs")
+        self._places = {key.split()[1]: key for key in sorted(itertools.chain(*self._verbs))}
         self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
-            if name not in _VERBS:
-                raise KeyError(name)
-            module, function = _WRITTEN.get(name, (name, name))
-            verb = getattr(import_module(f"halopipe.cli.{module}"), function)
+            place = self._places[name]
+            core, added = self._verbs
+            verb = core[place] if place in _VERBS else added[place]
             alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=_MARKUP)
             alone.command(name, cls=_Command)(reported(verb))
             self._made[name] = typer.main.get_command(alone)
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_VERBS)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(_VERBS)
+        return len(self._places)
 
 
 class _Verbs(TyperGroup):

@@ -12,7 +12,7 @@ def demo(
     folder: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")] = Path("halopipe-demo"),
     quick: Annotated[bool, typer.Option("--quick", help="A smaller network: seconds, not minutes.")] = False,
 ) -> None:
-    """Profile, plan, explain, compare, run ResNet-50 on real digits and the best rival; predicted beside measured."""
+    """Profile, plan, explain, compare, run VGG-16 on real digits and the best rival; predicted beside measured."""
     from halopipe import demo as demonstration
 
-    demonstration.travel(folder, demonstration.SMALL if quick else demonstration.RESNET50)
+    demonstration.travel(folder, demonstration.SMALL if quick else demonstration.VGG16)

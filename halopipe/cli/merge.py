@@ -23,7 +23,7 @@ def merge(
     output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")] = Path("merged.json"),
     json: Json = False,
 ) -> None:
-    """Profiles taken on several hosts -> one, whose cluster is all of them."""
+    """Merge profiles of one model, taken on several hosts, into one, whose cluster is all of them."""
     from halopipe.planning import measure
     from planner.ir.codec import dump, dumps
 

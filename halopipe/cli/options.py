@@ -121,7 +121,7 @@ ProfileOption = Annotated[
     typer.Option(
         "--profile",
         metavar="PROFILE",
-        help="The profile that the plan was made from; if it is profile.json beside the plan, it is found.",
+        help="Profile that the plan was made from; if not given, profile.json beside the plan.",
     ),
 ]
 ClusterOption = Annotated[
@@ -129,7 +129,7 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="FILE",
-        help="Machines one does not have (YAML); see 'halopipe devices'.",
+        help="Cluster file (YAML) of machines that are not here; see 'halopipe devices'.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write the result alone, as JSON, to stdout.")]
@@ -138,7 +138,7 @@ HostsOption = Annotated[
     typer.Option(
         "--hosts",
         metavar="FILE",
-        help="Starts nothing: shows the torchrun command for each host in FILE, whose lines are 'NAME slots=N'.",
+        help="Show the torchrun command for each host in FILE (lines 'NAME slots=N'), and start nothing.",
         rich_help_panel="Several hosts",
     ),
 ]

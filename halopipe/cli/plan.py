@@ -16,6 +16,7 @@ from halopipe.planning.options import PlanOptions, SearchOptions, of_a_search
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
+from planner.ir.extras import addition
 from planner.ir.files import same_file
 from planner.ir.problem import SPATIAL_DIMS
 
@@ -137,11 +138,14 @@ def _front(loaded: Profile, search: SearchOptions, num_points: int, options: Pla
 
 def _by_ways(loaded: Profile, search: SearchOptions, options: PlanOptions, files: _Files) -> None:
     """The plan that a way of a transformer is."""
-    from halopipe.planning import ways
-
-    ways.require_no_search(of_a_search(search, options))
+    if useless := of_a_search(search, options):
+        raise UsageError(
+            f"--ways says what the plan is, and {', '.join(useless)} what a search may choose",
+            ["nothing is searched for with --ways"],
+            [f"leave out {', '.join(useless)}", "leave out --ways"],
+        )
     batches = options.global_batch, options.micro_batch
-    plan = ways.plan_by(loaded, search.ways, *batches, memory_bytes=options.memory_bytes)
+    plan = addition("halopipe", "plans", "--ways")(loaded, search.ways, *batches, memory_bytes=options.memory_bytes)
     files.write(plan, loaded, options.objective)
     console.wrote(files.output, console.command("run", files.output))
 

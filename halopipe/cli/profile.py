@@ -17,6 +17,7 @@ from halopipe.run_spec.schema import asked_in, flag
 from halopipe.terminal import console, units
 from halopipe.terminal.output_files import claimed
 from planner.ir.errors import UsageError
+from planner.ir.extras import addition
 
 if TYPE_CHECKING:
     from halopipe.launch.job_environment import JobRank
@@ -55,7 +56,7 @@ def profile(
         source = _source(model, options, job)
         if options.on or options.tables:
             refused = [_NOT_ELSEWHERE[name] for name in explicit(context, _NOT_ELSEWHERE)]
-            _write(measure.modelled(source, options, refused=refused), output, json)
+            _write(addition("halopipe", "profiles", "--on")(source, options, refused=refused), output, json)
             return
         if options.size:
             from halopipe.planning import resized

@@ -112,7 +112,7 @@ def run(
 def _write(report: RunReport, output: Path, trace: Path | None) -> None:
     """The timelines, predicted and measured, and as a trace."""
     from halopipe.planning.plan_files import device_names
-    from planner.extras.export.chrome_trace import chrome_trace
+    from planner.ir.chrome_trace import chrome_trace
     from planner.ir.codec import dump
 
     file = report.result.timeline_file(report.plan, report.predicted, report.drift)

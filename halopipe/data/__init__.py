@@ -1,17 +1,15 @@
 """What a run trains on.
 
-Read first :mod:`halopipe.data.factories` and ``sources`` (what a factory may give), then ``batch_sources``, ``ahead``
-and ``rank_slices`` (how a rank comes by its part).  Factories for demonstrations are called by their names here:
-``halopipe.data:digits``.
+Read first :mod:`halopipe.data.factories` and ``sources`` (what a factory may give), then ``batch_sources`` (who reads;
+digests by which ranks compare what they read), ``ahead`` and ``rank_slices`` (how a rank comes by its part). Factories
+for demonstrations are called by their names here: ``halopipe.data:digits``.
 
 Besides:
 
     demo_data       Data to train on, for demonstrations: a factory takes (global_batch, input_shape, seed) and yields
                     (inputs, targets)
-    graphs          Batches of seeds of a graph, shuffled anew in every pass; each batch is a draw of its own
-    laser_scans     Tiles of a laser scan, voxel by voxel, with labels that follow from its geometry: ground, or above
-                    it
-    point_clouds    Clouds to train on
+    laser_scans     Tiles of a laser scan, for users; they are an extra's
+    point_clouds    Solids to classify, for users; they are an extra's
     shared_source   A Dataset of which each rank reads the samples that its stages need, and no others
 """
 
@@ -19,18 +17,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from planner.ir.extras import public
 from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
-    from halopipe.data.demo_data import digits, held_out_shapes, shapes, synthetic
-    from halopipe.data.graphs import graph_seeds, seed_batches, small_graph_seeds
+    from halopipe.data.demo_data import digits, synthetic
 
-__all__ = ["digits", "graph_seeds", "held_out_shapes", "seed_batches", "shapes", "small_graph_seeds", "synthetic"]
+__all__ = ["digits", "synthetic"]
 
-_HOMES = {
-    **dict.fromkeys(("digits", "held_out_shapes", "shapes", "synthetic"), "demo_data"),
-    **dict.fromkeys(("graph_seeds", "seed_batches", "small_graph_seeds"), "graphs"),
-}
-"""Imported when first used: they load torch."""
+_HOMES = dict.fromkeys(("digits", "synthetic"), "demo_data")
+"""Imported when first used: they load torch.  Other names are extras' (:func:`planner.ir.extras.public`)."""
 
-__getattr__ = lazily(__name__, _HOMES)
+__getattr__ = public(__name__, lazily(__name__, _HOMES))

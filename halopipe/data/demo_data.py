@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy
 import torch
@@ -16,9 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from planner.ir.errors import UsageError
-
-if TYPE_CHECKING:
-    from halopipe.data.point_clouds import Shapes
 
 Batch = tuple[Tensor, Tensor]
 
@@ -70,37 +66,3 @@ def synthetic(global_batch: int, input_shape: tuple[int, ...], seed: int, num_cl
     while True:
         inputs = torch.randn(shape, generator=generator, dtype=dtype)
         yield inputs, (inputs.flatten(1) @ projection).argmax(1)
-
-
-NUM_SHAPES, NUM_HELD_OUT = 2048, 256
-
-
-def shapes(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Shapes:
-    """A Dataset of voxelised solids to classify, for sparse networks of ``input_shape`` (sample, point, channel).
-
-    A sample has four fifths of the points on average, and never more; 4000 make 3,200 voxels.  See
-    :class:`halopipe.data.point_clouds.Shapes`.
-
-    Raises:
-        UsageError: ``input_shape`` has other dims, or more than 4 channels.
-    """
-    return _shapes(input_shape, seed, 0, NUM_SHAPES)
-
-
-def held_out_shapes(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Shapes:
-    """Others of the same kind, to evaluate on."""
-    return _shapes(input_shape, seed, NUM_SHAPES, NUM_HELD_OUT)
-
-
-def _shapes(input_shape: tuple[int, ...], seed: int, first: int, count: int) -> Shapes:
-    from halopipe.data.point_clouds import SPREAD, Shapes
-
-    if len(input_shape) != 3:
-        raise UsageError(
-            f"shapes are clouds, input_shape {input_shape} has {len(input_shape)} dims",
-            ["3 dims are needed: sample, point, channel"],
-            ["halopipe profile MODEL --input 8,4000,4"],
-        )
-    points, channels = input_shape[1:]
-    voxels = max(1, int(points / (1 + SPREAD)))
-    return Shapes(count, points=points, voxels=voxels, channels=channels, seed=seed, first=first)

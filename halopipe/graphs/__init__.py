@@ -11,10 +11,7 @@ A factory that returns ``(network, (batch, labels), loss)`` is profiled, planned
 
 from __future__ import annotations
 
-from cuda_ops.sampling.generated import generated, power_law
-from cuda_ops.sampling.graph import GraphError, NodeGraph
-from cuda_ops.sampling.sampler import Block, NeighbourSampler, SampledGraph
-from halopipe.data.graphs import seed_batches
+from planner.ir.extras import public
 
 __all__ = [
     "Block",
@@ -26,3 +23,5 @@ __all__ = [
     "power_law",
     "seed_batches",
 ]
+
+__getattr__ = public(__name__)

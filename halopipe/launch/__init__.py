@@ -1,8 +1,14 @@
 """From a plan to its ranks: spawned here, or started by torchrun; a profile of several hosts is such a job, too.
 
-Read ``run``, then ``restart``, ``spawn``, ``processes`` and ``worker`` (ranks of this host) or ``job_environment`` and
-``torchrun`` (one rank of a job), and ``combine`` (their results as one); ``execute`` is a rank inside a script of one's
-own.  What a rank does is in ``halopipe.training``.
+Read ``run``; then how a rank of this host
+
+    starts   ``processes``: forked, with the environment of a rank of torchrun (``job_environment``, ``job_stores``)
+    works    ``worker``, and ``halopipe.training.work``, as under torchrun
+    ends     ``spawn``: its result is taken from the store, and is one of those that ``combine`` makes a run of
+    fails    ``runtime.monitor.watch``: all are watched, and its error is raised; ``restart`` (a rank is lost: what is
+             tried again, and what is not) starts them anew
+
+``torchrun`` is a rank that has no launcher: together they do what one does.  ``execute`` is a rank inside a script.
 
 Besides:
 
@@ -15,7 +21,3 @@ Besides:
     script_module   The script's own module while ranks train theirs: what the script does to it, no rank sees
     script_rank     A rank of a script's job: it does what the script asks for, until the run is closed
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -29,6 +29,9 @@ from planner.ir.validation import MOST_DEVICES
 
 LOOPBACK = "127.0.0.1"
 GLOO = "GLOO_SOCKET_IFNAME"
+ATTEMPT = "HALOPIPE_ATTEMPT"
+"""The prefix of this attempt's keys, where a launcher hosts its store; else its ranks agree on one."""
+
 PORT = 29500
 """Where ranks meet, in the commands that we show."""
 
@@ -65,6 +68,19 @@ class JobRank:
     host: int = 0
     num_hosts: int = 1
     over_mpi: bool = False
+
+    def variables(self, address: str, port: int) -> dict[str, str]:
+        """What the environment of this rank says, where the job's store is at ``address``."""
+        numbers = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.num_ranks,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.num_local,
+            "GROUP_RANK": self.host,
+            "GROUP_WORLD_SIZE": self.num_hosts,
+            "MASTER_PORT": port,
+        }
+        return {"MASTER_ADDR": address, **{name: str(number) for name, number in numbers.items()}}
 
     def require_size(self, decision: Decision) -> None:
         """Raises :class:`RankCountError` where the job has another number of ranks than the plan."""
@@ -174,17 +190,8 @@ def _torchruns_variables(num_started: int, environment: Mapping[str, str]) -> di
     first = local.bcast(world.rank)
     firsts = sorted(set(world.allgather(first)))  # of each host
     meeting = world.bcast((_address(len(firsts) > 1, environment), _free_port()) if world.rank == 0 else None)
-    return {
-        "RANK": str(world.rank),
-        "WORLD_SIZE": str(world.size),
-        "LOCAL_RANK": str(local.rank),
-        "LOCAL_WORLD_SIZE": str(local.size),
-        "GROUP_RANK": str(firsts.index(first)),
-        "GROUP_WORLD_SIZE": str(len(firsts)),
-        "MASTER_ADDR": meeting[0],
-        "MASTER_PORT": str(meeting[1]),
-        MPI_JOB: "1",
-    }
+    here = JobRank(world.rank, world.size, local.rank, local.size, firsts.index(first), len(firsts))
+    return {**here.variables(*meeting), MPI_JOB: "1"}
 
 
 def _address(several_hosts: bool, environment: Mapping[str, str]) -> str:

@@ -8,20 +8,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from cuda_ops.device import fork_server
 from cuda_ops.device.host import MPI_JOB
 from halopipe.launch import ahead
-from halopipe.launch.job_environment import GLOO
+from halopipe.launch.job_environment import ATTEMPT, GLOO, LOOPBACK, JobRank
 from halopipe.run_spec.job import JOB
 from planner.ir.errors import MissingFileError
 from runtime.monitor.failure import EndedWorker
 
+if TYPE_CHECKING:
+    from cuda_ops._torch import Store
+
 ROOT = Path(__file__).resolve().parents[2]
-WORKER = "halopipe.launch.worker:main"
+RANK = "halopipe.launch.worker:rank"
 LOADS = (*fork_server.CAPTURE, "halopipe.training.work")
 
 OUTPUT_BYTES = 64 * 1024
@@ -29,27 +31,18 @@ OUTPUT_BYTES = 64 * 1024
 
 _ANOTHER = ("TMPDIR=FOLDER, of which nothing is cleaned up while jobs run",)
 
-_FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "LOCAL_WORLD_SIZE")
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One worker to start.
-
-    Attributes:
-        call: ``module:function``, whose result is the worker's exit code.
-        arguments: of the function.
-    """
-
-    rank: int
-    call: str
-    arguments: tuple[str, ...]
+_OF_RANK = (*JobRank(0, 1).variables(LOOPBACK, 0), ATTEMPT)
+_ONLY = "job"
+"""What an attempt of a job is called that has a store of its own."""
 
 
 class Processes:
     """Workers of this host.
 
     Args:
+        call: ``module:function``, whose result is a worker's exit code.
+        arguments: of the function.
+        variables: by number of a worker, what it finds in its environment beside ``environment``.
         folder: of the job, for the workers' output.
         loads: modules that they need, loaded once for all.
         afresh: whether each has an interpreter of its own.
@@ -59,7 +52,9 @@ class Processes:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        call: str,
+        arguments: Sequence[str],
+        variables: Mapping[int, Mapping[str, str]],
         folder: Path,
         environment: Mapping[str, str],
         *,
@@ -68,26 +63,27 @@ class Processes:
         is_own: bool = False,
         server: fork_server.Server | None = None,
     ) -> None:
-        self._members, self._folder, self._environment = tuple(members), folder, dict(environment)
-        self._loads, self._afresh, self._leaves = tuple(loads), afresh, str(folder) if is_own else ""
+        self._name, self._call, self._arguments = call.rpartition(":")[2], call, list(arguments)
+        if server is not None:
+            self._call, self._arguments = ahead.continued(call, arguments)
+        self._variables, self._folder, self._environment = variables, folder, environment
+        self._loads, self._afresh, self._leaves = loads, afresh, str(folder) if is_own else ""
         self._server, self._processes = server, dict[int, fork_server.Process]()
         self._ended: dict[int, EndedWorker] = {}
 
     def start(self) -> None:
-        """Start all members.
+        """Start all of them.
 
         Raises:
             MissingFileError: the folder is gone.
         """
-        for member in self._members:
-            with self._opened(member.rank) as output:
-                call, arguments = member.call, [*member.arguments]
-                if self._server is not None:
-                    call, arguments = ahead.continued(call, arguments)
-                self._processes[member.rank] = fork_server.start(
-                    call,
-                    arguments,
+        for rank, variables in self._variables.items():
+            with self._opened(rank) as output:
+                self._processes[rank] = fork_server.start(
+                    self._call,
+                    self._arguments,
                     environment=self._environment,
+                    variables=variables,
                     output=output.fileno(),
                     loads=self._loads,
                     afresh=self._afresh,
@@ -130,28 +126,42 @@ class Processes:
             raise MissingFileError(f"the job's folder {self._folder} is gone", [why], _ANOTHER) from None
 
     def _output(self, rank: int) -> Path:
-        return self._folder / f"output-{rank}.txt"
+        return self._folder / f"{self._name}-output-{rank}.txt"
 
 
 def workers_of(
     folder: Path,
-    port: int,
-    names: Mapping[int, str],
+    num_ranks: int,
     *,
+    call: str = RANK,
     afresh: bool = False,
-    call: str = WORKER,
     server: fork_server.Server | None = None,
-) -> Processes:
-    """Workers of the job in ``folder``: by rank, what :mod:`halopipe.launch.worker` calls their part.
+) -> tuple[Processes, Store]:
+    """Workers of the job in ``folder``, by rank, and the store that they meet on, which this process hosts.
 
     Args:
-        port: of the store of this host that they meet on.
-        call: what each calls with the job's file, its part and the port.
+        call: what each calls with the job's file, see :mod:`halopipe.launch.worker`.
         afresh: as where they drive GPUs: CUDA shall not have been touched before a process is forked.
         server: as of :class:`Processes`.
     """
-    members = [Member(rank, call, (str(folder / JOB), name, str(port))) for rank, name in names.items()]
-    return Processes(members, folder, _environment_here(), loads=LOADS, afresh=afresh, is_own=True, server=server)
+    from cuda_ops._torch import PrefixStore  # late: loads torch
+    from runtime.monitor.watch import host_store
+
+    store = host_store()
+    ranks = [JobRank(rank, num_ranks, rank, num_ranks) for rank in range(num_ranks)]
+    variables = {each.rank: each.variables(LOOPBACK, store.port) | {ATTEMPT: _ONLY} for each in ranks}
+    workers = Processes(
+        call,
+        [str(folder / JOB)],
+        variables,
+        folder,
+        _environment_here(),
+        loads=LOADS,
+        afresh=afresh,
+        is_own=True,
+        server=server,
+    )
+    return workers, PrefixStore(_ONLY, store)
 
 
 @contextmanager
@@ -200,7 +210,7 @@ def worker_environment(paths: Sequence[str], interface: str) -> dict[str, str]:
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name not in _FOREIGN and not name.startswith(("TORCHELASTIC_", "SLURM_", "PMI", "OMPI_", MPI_JOB))
+        if name not in _OF_RANK and not name.startswith(("TORCHELASTIC_", "SLURM_", "PMI", "OMPI_", MPI_JOB))
     }
     search_paths = [*paths, *environment.get("PYTHONPATH", "").split(os.pathsep)]
     chosen = os.pathsep.join(dict.fromkeys(filter(None, search_paths)))

@@ -20,7 +20,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -269,7 +269,7 @@ class EventLogs:
     of the same job as those before.
 
     Args:
-        job: a name that no other job has.
+        job: a name that no other job has; empty: attempts leave nothing, since they cannot know that they are of one.
     """
 
     def __init__(self, checkpoints: Path, job: str) -> None:
@@ -283,6 +283,8 @@ class EventLogs:
         Raises:
             CorruptFileError: no checkpoint is sound, and the job did not begin by itself.
         """
+        if not self._job:
+            return resume_point(plan, options)
         kept, self._is_begun = _read(self._history, _JobRecord), True
         if kept.job != self._job:
             start = resume_point(plan, options)
@@ -306,21 +308,29 @@ class EventLogs:
 
     def event_log(self, rank: int) -> EventLog | None:
         """Of a rank of this attempt, once rank 0 has asked where it begins; None where none can be written."""
+        if not self._job:
+            return None
         try:
             return EventLog(event_log_path(self.folder, rank))
         except OSError:
             return None
 
-    def ended(self, error: HalopipeError) -> None:
-        """Notes what this attempt ended by, unless it has not even begun, as where another job holds the folder."""
-        if not self._is_begun:
-            return
-        end = _End(error.title, error.code, error.ranks, time.time())
-        with contextlib.suppress(OSError, MissingFileError):
-            write_text(self._error, json.dumps(plain(end)))
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Notes what this attempt ends by, unless it has not even begun, as where another job holds the folder."""
+        try:
+            yield
+        except HalopipeError as error:
+            end = _End(error.title, error.code, error.ranks, time.time())
+            if self._is_begun:
+                with contextlib.suppress(OSError, MissingFileError):
+                    write_text(self._error, json.dumps(plain(end)))
+            raise
 
     def whole(self, result: RunResult) -> RunResult:
         """The result of the last attempt as that of the job, of which nothing is left there."""
+        if not self._is_begun:
+            return result
         self.history.note(AttemptRecord.read(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)
         return self.history.whole(result)

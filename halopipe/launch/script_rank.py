@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,13 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from cuda_ops._torch import PrefixStore
 from halopipe.launch.execute import joined, rank_of_script
+from halopipe.launch.job_environment import JobRank
 from halopipe.launch.script_module import Settings, require_planned
 from halopipe.run_spec.options import ScriptOptions
-from halopipe.serving.rank_loop import serve_stream
 from halopipe.training.checkpoint_folders import load_weights
 from halopipe.training.session import Execution
+from planner.ir.codec import plain
 from planner.ir.errors import InputFileError, UsageError
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Plan
@@ -32,13 +32,14 @@ from profiler import load_model
 from profiler.source.model import named_parameters
 from profiler.source.structure import alone, is_part
 from runtime.monitor.failure import write_error
-from runtime.monitor.watch import LOOPBACK, SETUP_S, join_store
+from runtime.monitor.watch import SETUP_S
 from runtime.optim.followed import Described
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
+    from runtime.monitor.activity import StatusStore
 
-SCRIPT, STATE, CLOSE, LOAD = "script.pt", "state.pt", "close", "load"
+SCRIPT, STATE, CLOSE = "script.pt", "state.pt", "close"
 
 _FOREVER_S = 1e9
 _SHORTEST_S, _IDLE_S = 1e-4, 2e-2
@@ -65,11 +66,9 @@ class Script:
     settings: Settings | None = None
 
 
-def serve(folder: Path, rank: int, port: int) -> None:
+def serve(folder: Path, job: JobRank, store: Store, board: StatusStore) -> None:
     """Be a rank until the script closes the run."""
     script: Script = torch.load(folder / SCRIPT, weights_only=False)
-    board, calls = join_store(LOOPBACK, port), join_store(LOOPBACK, port)
-    store = PrefixStore("job", join_store(LOOPBACK, port))
     model = load_model(script.plan.inputs.model, script.options.get("seed", 0))
     if script.settings is not None:
         require_planned(Settings.of(model.owners), script.settings)
@@ -80,74 +79,72 @@ def serve(folder: Path, rank: int, port: int) -> None:
     optimizer = script.optimizer
     if isinstance(optimizer, Described):
         optimizer = optimizer.made(named_parameters(model.owners))
-    own, check = rank_of_script(script.plan, optimizer, script.options, rank)
+    own, check = rank_of_script(script.plan, optimizer, script.options, job.rank)
     own.context.answers = script.answers
-    with joined(own, store, board, [model].pop, check=check, local_rank=rank) as execution:
+    with joined(own, store, board, [model].pop, check=check, local_rank=job.local_rank) as execution:
         number = 0
         statistics = "" if script.answers else statistics_text(script.plan.decision, execution.context.graph)
         answer: dict[str, Any] = {"looks_ahead": execution.looks_ahead, "statistics": statistics}
         while True:
-            calls.set(f"answer/{number}/{rank}", json.dumps(answer))
+            store.set(f"answer/{number}/{job.rank}", json.dumps(answer))
             execution.activity.deadline_s = _FOREVER_S
             execution.activity.begin("waiting for the script")
             number += 1
-            what = _next(calls, number)
+            what = _next(store, number)
             execution.activity.begin(what)
             execution.activity.deadline_s = SETUP_S
             if what == CLOSE:
                 return
-            arguments = torch.load(folder / f"call-{number}.pt", weights_only=False)
+            call: ScriptCall = torch.load(folder / f"call-{number}.pt", weights_only=False)
             try:
-                answer = _done(execution, what, arguments, folder / STATE)
+                answer = call.done(execution, folder / STATE)
             except (UsageError, InputFileError) as error:  # a folder that is not there ends no training
                 if execution.activity.what != what:  # it has begun to run
                     raise
                 answer = {"error": write_error(error)}
 
 
-def _done(execution: Execution, what: str, arguments: Mapping[str, Any], state: Path) -> dict[str, Any]:
-    """Does what the script asks for."""
-    if arguments.get("settings") is not None and execution.followed is not None:
-        execution.followed.settings = arguments["settings"]
-    match what:
-        case "step":
-            loss = execution.train_before(arguments["batch"], *arguments["upcoming"]).loss
-            return {"loss": loss, "is_updated": execution.is_updated, "num_steps": execution.num_steps}
-        case "evaluate":
-            outcome = execution.evaluate(
-                *arguments["batches"], metric=arguments["metric"], outputs=arguments["outputs"]
-            )
-            return {"score": asdict(outcome)}
-        case "state_dict" | "optimizer_state_dict" | "last_optimizer_state":
-            outcome = getattr(execution, what)()
-            if execution.rank == 0:
-                write(Path(arguments["path"]), outcome)
-        case "load_state_dict":
-            execution.load_state_dict(arguments["state"])
-        case "load_optimizer_state_dict":
-            execution.load_optimizer_state_dict(arguments["state"])
-            _write_settings(execution, state)
-        case "stream":
-            serve_stream(execution, arguments)
-        case "save":
-            execution.save(arguments["folder"], keep=arguments["keep"])
-        case _ if what == LOAD:
-            execution.load(arguments["folder"], step=arguments["step"])
-            _write_settings(execution, state)
-    return {"num_steps": execution.num_steps}
+@dataclass(frozen=True, slots=True)
+class ScriptCall:
+    """What a script asks of each rank: ``do(execution, *arguments, **options)``.
+
+    Attributes:
+        settings: of the script's optimiser object, which the ranks' own gets before; None: as they are.
+        is_written: whether what ``do`` gives on rank 0 is written to a file; else it is in the answer.
+    """
+
+    do: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+    settings: Sequence[Mapping[str, Any]] | None
+    is_written: bool
+
+    def done(self, execution: Execution, file: Path) -> dict[str, Any]:
+        """The answer of a rank that has done it."""
+        if self.settings is not None and execution.followed is not None:
+            execution.followed.settings = self.settings
+        outcome = self.do(execution, *self.arguments, **self.options)
+        if self.is_written and execution.rank == 0:
+            write(file, outcome)
+        answer = None if self.is_written else plain(outcome)
+        return {"num_steps": execution.num_steps, "is_updated": execution.is_updated, "answer": answer}
 
 
-def _write_settings(execution: Execution, path: Path) -> None:
-    """Of the script's own optimiser, as they were loaded."""
-    if execution.rank == 0 and execution.followed is not None:
-        write(path, execution.followed.settings)
+def step(execution: Execution, *batches: Any) -> float | None:
+    """The loss of a step on the first batch; the other is that of the step behind, if it is known."""
+    return execution.train_before(*batches).loss
 
 
-def _next(calls: Store, number: int) -> str:
+def settings(execution: Execution) -> Any:
+    """Those of the script's optimiser object, where they were loaded with its state."""
+    return None if execution.followed is None else execution.followed.settings
+
+
+def _next(store: Store, number: int) -> str:
     """The next call; the script may take its time.  This process ends with it."""
     key = f"call/{number}"
-    until(lambda: calls.check([key]), _IDLE_S)
-    return calls.get(key).decode()
+    until(lambda: store.check([key]), _IDLE_S)
+    return store.get(key).decode()
 
 
 def until(is_there: Callable[[], bool], longest_s: float) -> None:

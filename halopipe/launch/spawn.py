@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halopipe.launch.combine import combine
 from halopipe.launch.processes import Processes, captured_once, workers_of
-from halopipe.run_spec.job import JOB, REFERENCE, REFERENCE_RANK, Job, RankResult, failed_path
+from halopipe.run_spec.job import JOB, REFERENCE, Job, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
 from halopipe.training.rank_device import device_assignments_of, on_gpus, require_devices
 from halopipe.training.save_times import EndRequest
-from planner.ir.errors import EndedError, HalopipeError, MissingFileError, WorkerDiedError
-from planner.ir.files import write_text
+from planner.ir.errors import EndedError, HalopipeError, WorkerDiedError
 from planner.ir.plan import Decision, Plan
 from runtime.monitor.activity import Beat
-from runtime.monitor.failure import EndedWorker, left_by
+from runtime.monitor.failure import EndedWorker, left_by, set_text
 from runtime.monitor.waits import Waits
-from runtime.monitor.watch import host_store, run_workers
+from runtime.monitor.watch import Supervisor
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
     from cuda_ops.device.fork_server import Server
+    from runtime.monitor.activity import StatusStore
 
+ONE_DEVICE = "halopipe.launch.worker:reference"
 _POLL_S = 0.02
 
 
@@ -42,60 +43,50 @@ def spawn(plan: Plan, options: RunOptions, progress: Progress | None, folder: Pa
     """
     assignments = device_assignments_of(plan.decision, options.device)
     require_devices(assignments, plan.prediction.ranks)
-    store, port = host_store()
-    job = Job(plan, options, folder)
+    job, is_afresh, num_ranks = Job(plan, options, folder), on_gpus(assignments), len(assignments)
     job.write(folder / JOB)
-    names = {assignment.rank: str(assignment.rank) for assignment in assignments}
-    num_workers = len(names) + job.is_compared
-    is_afresh = on_gpus(assignments)
+    num_workers = num_ranks + job.is_compared
     with nullcontext() if is_afresh or num_workers == 1 else captured_once(folder, num_workers) as server:
-        workers = workers_of(folder, port, names, afresh=is_afresh, server=server)
-        with one_device(job, server):
+        workers, store = workers_of(folder, num_ranks, afresh=is_afresh, server=server)
+        with one_device(job, store, server):
             results = _watched(job, workers, store, progress)
     return combine(plan, options, results, progress)
 
 
 @contextmanager
-def one_device(job: Job, server: Server | None = None) -> Iterator[None]:
+def one_device(job: Job, store: Store | StatusStore, server: Server | None = None) -> Iterator[None]:
     """Where the job is compared with one device, its first steps are run there, in a process of their own.
 
     Where the user asked for it, before the ranks start: its memory is gone by then, and what it raises ends the job.
-    Else beside them, and why it failed is left for rank 0.
+    Else beside them, and why it failed is said in place of the reference.
 
     Args:
+        store: of the job, on which the reference is left for the ranks.
         server: that the process is forked from, as of :func:`halopipe.launch.processes.captured_once`.
     """
     if not job.is_compared:
         yield
         return
-    assignments = device_assignments_of(job.plan.decision, job.options.device)
-    store, port = host_store()
-    workers = workers_of(job.folder, port, {REFERENCE_RANK: REFERENCE}, afresh=on_gpus(assignments), server=server)
+    is_afresh = on_gpus(device_assignments_of(job.plan.decision, job.options.device))
+    one, own_store = workers_of(job.folder, 1, call=ONE_DEVICE, afresh=is_afresh, server=server)
     if job.options.check_numerics:
-        run_workers(workers, {REFERENCE_RANK: "the run on one device"}, store)
+        try:
+            text = Supervisor({0: "the run on one device"}, own_store).run(one)[0]
+        except HalopipeError as error:
+            error.ranks = ()  # it is none of the job
+            raise
+        set_text(store, REFERENCE, text)
         yield
         return
-    with _beside(workers, store, job):
-        yield
-
-
-@contextmanager
-def _beside(one: Processes, store: Store, job: Job) -> Iterator[None]:
-    """The run on one device, beside the ranks; it ends with them.  If it fails, why is written for rank 0."""
 
     def watch() -> None:
         while not over.wait(_POLL_S):
-            try:
-                ended = one.ended().get(REFERENCE_RANK)
-            except OSError:  # no more files can be opened, which the ranks' launcher meets and says as well
-                return
-            if ended is not None:
-                if not job.reference_path.exists():
-                    _leave(kept, failed_path(job.reference_path), _why(store, ended))
-                return
+            with suppress(OSError, RuntimeError):  # no more files can be opened, or the store is gone, as ranks say too
+                ended = one.ended().get(0)
+                if ended is not None:
+                    set_text(store, REFERENCE, _reference_text(own_store, ended))
+                    return
 
-    kept = job.folder / "no reference"
-    kept.touch()
     over, watching = threading.Event(), threading.Thread(target=watch, name="one device", daemon=True)
     one.start()
     try:
@@ -107,22 +98,15 @@ def _beside(one: Processes, store: Store, job: Job) -> Iterator[None]:
         one.end()
 
 
-def _leave(kept: Path, path: Path, why: str) -> None:
-    """Writes it; where a disk is full, the empty file ``kept`` gets that name, which needs no room: rank 0 waits."""
-    try:
-        write_text(path, why)
-    except MissingFileError:
-        with suppress(OSError):  # the job's folder was removed, which rank 0 sees as well
-            kept.rename(path)
+def _reference_text(store: Store, ended: EndedWorker) -> str:
+    """What a run on one device has left, or why it has left nothing."""
+    from halopipe.training.reference import Reference  # late: most runs need none here
 
-
-def _why(store: Store, ended: EndedWorker) -> str:
-    """What a run on one device that failed left behind, as one line."""
-    left = left_by(store, REFERENCE_RANK)
+    left = left_by(store, 0)
     if isinstance(left, HalopipeError):
-        return f"one device could not run it: {left.title}"
+        return Reference(skipped=f"one device could not run it: {left.title}").to_text()
     how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
-    return f"the run on one device ended by {how} without a word"
+    return left or Reference(skipped=f"the run on one device ended by {how} without a word").to_text()
 
 
 def _watched(job: Job, workers: Processes, store: Store, progress: Progress | None) -> list[RankResult]:
@@ -154,11 +138,10 @@ def _watched(job: Job, workers: Processes, store: Store, progress: Progress | No
             latest = (with_loss[0].loss, with_loss[0].step_s, first.slow, first.left_out)
             progress(RunProgress(last, job.options.steps, *latest))
 
-    decision = job.plan.decision
-    waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
+    supervisor = supervisor_of(job.plan.decision, store, job.options.deadline_s, watch)
     with end.heard() if job.options.checkpoint else nullcontext():
         try:
-            texts = run_workers(workers, titles_of(decision), store, watch, waits, job.options.deadline_s)
+            texts = supervisor.run(workers)
         except EndedError as error:  # the ranks were asked in another way
             error.title = error.title.replace("SIGTERM", end.why or "SIGTERM")
             raise
@@ -173,10 +156,16 @@ def _watched(job: Job, workers: Processes, store: Store, progress: Progress | No
     return results
 
 
-def titles_of(decision: Decision) -> dict[int, str]:
-    """What errors call each rank: its device and its stages."""
+def supervisor_of(
+    decision: Decision,
+    store: Store,
+    deadline_s: float,
+    watch: Callable[[Mapping[int, Beat]], None] = lambda beats: None,
+) -> Supervisor:
+    """Of the ranks of a plan, which errors call by device and stages."""
     titles = {}
     for rank in range(decision.num_ranks):
         numbers = [str(number) for number, stage in enumerate(decision.stages) if rank in stage.ranks]
         titles[rank] = f"rank {rank} ({decision.device_of(rank)}, stage {', '.join(numbers) or 'none'})"
-    return titles
+    waits = Waits(decision.rows(), [stage.ranks for stage in decision.stages])
+    return Supervisor(titles, store, watch=watch, waits=waits, deadline_s=deadline_s)

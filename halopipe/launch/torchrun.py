@@ -1,7 +1,6 @@
-"""One rank of a job that torchrun started: where its ranks meet, and how each hears of what became of the others.
+"""One rank of a job that torchrun started: what a launcher does for ranks of this host, they do for one another.
 
-torchrun hosts a store of its own, as it likes; where processes were started in another way, with the same variables,
-rank 0 hosts it at ``MASTER_ADDR``, on that address and no other.
+They settle where they begin and by which plan, rank 0 has their results, and each hears what became of the others.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import sys
 import threading
 import time
@@ -18,18 +16,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from cuda_ops._torch import PrefixStore
 from cuda_ops.device.host import die_with_parent
 from halopipe.launch.combine import combine, nothing_left
-from halopipe.launch.job_environment import GLOO, JobRank, address_of, choose_gloo_interface, is_loopback
-from halopipe.launch.replanning import Replanner, ranks_assigned
+from halopipe.launch.job_environment import JobRank
+from halopipe.launch.job_stores import is_torchruns_store, job_stores
+from halopipe.launch.replanning import RankAssignment, Replanner, ranks_assigned
 from halopipe.launch.restart import EventLogs
 from halopipe.launch.spawn import one_device
-from halopipe.run_spec.job import JOB, EventLog, Job, RankResult, job_folder
+from halopipe.run_spec.job import JOB, Job, RankResult, job_folder
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
-from halopipe.training.resuming import resume_point, resume_point_by_rank_0
-from planner.ir.errors import DeadlineError, HalopipeError, TransportError, UsageError
+from halopipe.training.resuming import resume_point_by_rank_0
+from halopipe.training.work import work
+from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
 from runtime.checkpoint.lock import held
 from runtime.engine import StepResult
@@ -41,14 +40,13 @@ from runtime.monitor.failure import (
     errors_left,
     leave_error,
     leave_result,
-    left_by,
     read_error,
     write_error,
 )
-from runtime.monitor.watch import SETUP_S, host_store_at, join_store, meet
+from runtime.monitor.watch import SETUP_S, Supervisor
 
 if TYPE_CHECKING:
-    from cuda_ops._torch import Store
+    from cuda_ops._torch import PrefixStore, Store
 
 _POLL_S = 0.05
 _FAREWELL_S = 0.5
@@ -78,93 +76,56 @@ def join(
         job_rank.require_size(plan.decision)
     end_with_torchrun()
     store, board = job_stores(job_rank.rank, job_rank.num_ranks)
+
+    def show(step: int, result: StepResult, activity: Activity) -> None:
+        if progress is not None and rank == 0:
+            latest = (result.loss, result.step_s, activity.slow, activity.left_out)
+            progress(RunProgress(step + 1, options.steps, *latest))
+
     is_writer, event_logs = bool(options.checkpoint) and job_rank.rank == 0, _event_logs(options, store)
     with (
-        _noted(event_logs if job_rank.rank == 0 else None),
-        told_to_all(board, job_rank.rank, job_rank.num_ranks),
+        event_logs.noted(),
+        raised_by_all(board, job_rank.rank, job_rank.num_ranks),
         held(Path(options.checkpoint)) if is_writer else contextlib.nullcontext(),
         job_folder() as folder,
     ):
-        start = resume_point_by_rank_0(
-            plan, options, store, job_rank.rank, resume_point if event_logs is None else event_logs.resume_point
-        )
+        start = resume_point_by_rank_0(plan, options, store, job_rank.rank, event_logs.resume_point)
         if progress is not None and job_rank.rank == 0:
             for line in start.lines:
                 progress(RunProgress(start.step, options.steps, None, 0.0, word=line))
         options = start.options
         if start.is_end:
             gathered(store, job_rank.rank, job_rank.num_ranks, "done")
-            return _whole(event_logs, nothing_left(start)) if job_rank.rank == 0 else None
-        assignments = None if replanner is None else ranks_assigned(job_rank, store, replanner)
-        plan = plan if assignments is None else assignments.plan
-        rank = job_rank.rank_of(plan.decision) if assignments is None else assignments.rank_of.get(job_rank.rank)
-        job = Job(plan, options, folder)
+            return event_logs.whole(nothing_left(start)) if job_rank.rank == 0 else None
+        if replanner is None:
+            assignment = RankAssignment(plan, {job_rank.rank: job_rank.rank_of(plan.decision)})
+        else:
+            assignment = ranks_assigned(job_rank, store, replanner)
+        rank, job = assignment.rank_of.get(job_rank.rank), Job(assignment.plan, options, folder)
         job.write(folder / JOB)
-        with one_device(job) if rank == 0 else contextlib.nullcontext():
-            if rank is None:
-                working = assignments.rank_of if assignments is not None else ()
-                _stand_by(board, job_rank.num_ranks, working, options.deadline_s)
-                text = _IDLE
+        with one_device(job, board) if rank == 0 else contextlib.nullcontext():
+            text = _IDLE
+            if rank is None:  # this process must not end before the others, or torchrun counts its host as done
+                Supervisor(_titles(assignment.rank_of), board, deadline_s=options.deadline_s).wait()
             else:
-                show, event_log = (
-                    progress if rank == 0 else None,
-                    None if event_logs is None else event_logs.event_log(rank),
-                )
-                text = _work(job, rank, job_rank.local_rank, store, board, show, event_log).to_json()
+                log, local_rank = event_logs.event_log(rank), job_rank.local_rank
+                result = work(job, rank, store, board, after_step=show, local_rank=local_rank, event_log=log)
+                text = result.to_json()
             texts = gathered(store, job_rank.rank, job_rank.num_ranks, text, options.deadline_s)
     rank_results = (RankResult.from_json(text) for text in texts if text != _IDLE)
     results = sorted(rank_results, key=lambda result: result.rank)
-    return _whole(event_logs, combine(plan, options, results, None)) if results else None
+    return event_logs.whole(combine(assignment.plan, options, results, None)) if results else None
 
 
-def _event_logs(options: RunOptions, store: Store) -> EventLogs | None:
-    """Where attempts of this job tell of themselves; None where they cannot know that they are of one job."""
-    run, is_shared = os.environ.get("TORCHELASTIC_RUN_ID", _UNNAMED), _is_torchruns_store()
+def _event_logs(options: RunOptions, store: Store) -> EventLogs:
+    """Where attempts of this job tell of themselves, if they can know that they are of one job."""
+    run, is_shared = os.environ.get("TORCHELASTIC_RUN_ID", _UNNAMED), is_torchruns_store()
     if options.resume != IF_ANY or (run == _UNNAMED and not is_shared):
-        return None
-    if is_shared:  # it knows one start of a run from the next
+        run = ""
+    elif is_shared:  # it knows one start of a run from the next
         root = cast("PrefixStore", store).underlying_store
         run = root.compare_set(f"halopipe/job/{run}", "", uuid.uuid4().hex).decode()
     return EventLogs(Path(options.checkpoint), run)
-
-
-def _whole(event_logs: EventLogs | None, result: RunResult) -> RunResult:
-    return result if event_logs is None else event_logs.whole(result)
-
-
-@contextlib.contextmanager
-def _noted(event_logs: EventLogs | None) -> Iterator[None]:
-    """Has the next attempt know what this one ended by."""
-    try:
-        yield
-    except HalopipeError as error:
-        if event_logs is not None:
-            event_logs.ended(error)
-        raise
-
-
-def _stand_by(board: StatusStore, num_ranks: int, working: Iterable[int], deadline_s: float) -> None:
-    """Wait for ranks that have something to do; this process must not end before, or torchrun counts its host as done.
-
-    Raises:
-        HalopipeError: what one of them failed by.
-        DeadlineError: the store of the job has not answered for so long.
-    """
-    results, answered_s = [f"result/{rank}" for rank in working], time.monotonic()
-    while True:
-        require_nobody_failed(board, num_ranks)
-        with contextlib.suppress(RuntimeError):
-            if board.check(results):
-                return
-            answered_s = time.monotonic()
-        silent_s = time.monotonic() - answered_s
-        if silent_s >= deadline_s:
-            raise DeadlineError(
-                "nothing is known of the ranks that work",
-                [f"the store of the job has not answered for {silent_s:.1f} s, deadline {deadline_s:g} s"],
-                ["see whether the host of rank 0 runs, and can be reached"],
-            )
-        time.sleep(_WATCH_S)
 
 
 def end_with_torchrun() -> None:
@@ -173,76 +134,8 @@ def end_with_torchrun() -> None:
         die_with_parent(os.getppid())
 
 
-def job_stores(rank: int, num_ranks: int) -> tuple[Store, StatusStore]:
-    """The store of this attempt of the job, once all ranks are there, to wait with; and another client of it, to talk.
-
-    Raises:
-        TransportError: there is no store, or it cannot be reached.
-        DeadlineError: not all ranks came.
-    """
-    choose_gloo_interface(os.environ)
-    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not address or not port.isdecimal():
-        raise UsageError(
-            "this job does not say where its ranks meet",
-            [f"MASTER_ADDR is {address!r}, MASTER_PORT is {port!r}"],
-            ["start with torchrun, or set both to an address and a free port of the host of rank 0"],
-        )
-    hosted = rank == 0 and not _is_torchruns_store()
-    if hosted or (_is_this_host(address) and not _is_torchruns_store()):
-        address = _own(address)
-    store = host_store_at(address, int(port)) if hosted else join_store(address, int(port), SETUP_S)
-    board = join_store(address, int(port))
-    attempt = meet(store, rank, num_ranks)
-    return PrefixStore(attempt, store), StatusStore(PrefixStore(attempt, board))
-
-
-def _is_torchruns_store() -> bool:
-    """Whether torchrun's agent hosts the store of the job, which then outlives its ranks."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _is_this_host(address: str) -> bool:
-    """Whether ``MASTER_ADDR`` is loopback here, as a host's own name may be: rank 0 is on this host, and not there."""
-    try:
-        return is_loopback(socket.gethostbyname(address))
-    except (OSError, UnicodeError):  # such as a..b
-        return False
-
-
-def _own(address: str) -> str:
-    """``MASTER_ADDR`` on the host that has it, where a host's own name may stand for the loopback interface."""
-    try:
-        resolved = socket.gethostbyname(address)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a..b
-        raise TransportError(f"MASTER_ADDR {address!r} is no host", [str(error)]) from error
-    interface = os.environ.get(GLOO, "")
-    is_alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE") or interface in ("", "lo")
-    return resolved if is_alone or not is_loopback(resolved) else address_of(interface)
-
-
-def _work(
-    job: Job,
-    rank: int,
-    local_rank: int,
-    store: Store,
-    board: StatusStore,
-    progress: Progress | None,
-    event_log: EventLog | None,
-) -> RankResult:
-    """Work as ``rank``."""
-    from halopipe.training.work import work
-
-    def after_step(step: int, result: StepResult, activity: Activity) -> None:
-        if progress is not None:
-            latest = (result.loss, result.step_s, activity.slow, activity.left_out)
-            progress(RunProgress(step + 1, job.options.steps, *latest))
-
-    return work(job, rank, store, board, after_step=after_step, local_rank=local_rank, event_log=event_log)
-
-
 @contextlib.contextmanager
-def told_to_all(board: StatusStore, rank: int, num_ranks: int) -> Iterator[None]:
+def raised_by_all(board: StatusStore, rank: int, num_ranks: int) -> Iterator[None]:
     """What one rank raises inside, all raise: whatever came first.
 
     A rank that hangs then is ended.
@@ -252,14 +145,6 @@ def told_to_all(board: StatusStore, rank: int, num_ranks: int) -> Iterator[None]
             yield
     except Exception as error:
         raise _explained(board, rank, num_ranks, error) from error
-
-
-def require_nobody_failed(board: StatusStore, num_ranks: int) -> None:
-    """Raises what another rank said that it failed by."""
-    with contextlib.suppress(RuntimeError):
-        errors = _errors(board, num_ranks)
-        if errors:
-            raise cause(errors)
 
 
 def gathered(store: Store, rank: int, num_ranks: int, text: str, limit_s: float = SETUP_S) -> list[str]:
@@ -276,20 +161,21 @@ def gathered(store: Store, rank: int, num_ranks: int, text: str, limit_s: float 
         HalopipeError: what a rank failed by.
     """
     leave_result(store, rank, text)
-    return [] if rank else [_result(store, other, limit_s) for other in range(num_ranks)]
+    if rank:
+        return []
+    texts = Supervisor(_titles(range(num_ranks)), store, deadline_s=limit_s).wait(limit_s)
+    return [texts[other] for other in range(num_ranks)]
 
 
 def _explained(board: StatusStore, rank: int, num_ranks: int, error: Exception) -> Exception:
     """Tell the others what happened here, hear what happened there, and return what came first."""
     mine = write_error(error)
-    failures = {rank: read_error(mine)}
+    failures, others = {rank: read_error(mine)}, [other for other in range(num_ranks) if other != rank]
     with contextlib.suppress(RuntimeError):
         leave_error(board, rank, mine)
         end_s = time.monotonic() + _FAREWELL_S
         while True:
-            failures |= {
-                other: failure_there for other, failure_there in _errors(board, num_ranks).items() if other != rank
-            }
+            failures |= board.ask(lambda store: errors_left(store, others))
             if len(failures) == num_ranks or time.monotonic() >= end_s:
                 break
             time.sleep(_POLL_S)
@@ -302,15 +188,6 @@ def _explained(board: StatusStore, rank: int, num_ranks: int, error: Exception) 
     if isinstance(error, HalopipeError):
         error.ranks = first.ranks
     return error
-
-
-def _errors(board: StatusStore, num_ranks: int) -> dict[int, HalopipeError]:
-    """What ranks said that they failed by.
-
-    Raises:
-        RuntimeError: the store is gone, or silent.
-    """
-    return board.ask(lambda store: errors_left(store, range(num_ranks)))
 
 
 @contextlib.contextmanager
@@ -343,14 +220,5 @@ def _ended_if_it_hangs(board: StatusStore) -> Iterator[None]:
         over.set()
 
 
-def _result(store: Store, rank: int, limit_s: float) -> str:
-    """What a rank found, or its error."""
-    end_s = time.monotonic() + limit_s
-    while time.monotonic() < end_s:
-        left = left_by(store, rank)
-        if isinstance(left, HalopipeError):
-            raise left
-        if left:
-            return left
-        time.sleep(_POLL_S)
-    raise TransportError(f"rank {rank} left no result")
+def _titles(ranks: Iterable[int]) -> dict[int, str]:
+    return {rank: f"rank {rank}" for rank in ranks}

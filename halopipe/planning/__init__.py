@@ -4,7 +4,6 @@ Modules:
 
     calibration       What a run teaches its profile: an observation, corrections; whether the machine or the model was
                       off
-    clusters          Machines: those of the catalogue, those a cluster file describes, and what this host has
     compare           Plans beside one another: a table, and what differs in meaning between two decisions
     edits             Changes to a problem as people write them: ``stages=4,schedule=gpipe``, ``n1/gpu0.memory=32GiB``,
                       ``devices=8``
@@ -29,11 +28,6 @@ Modules:
                       them
     shadow_prices     Prices of what limits a plan: what one more GiB, one more device, a link twice as fast would save
     solve             From problems to plans, baselines and predicted timelines
-    ways              What ``halopipe ways`` searches and says
     what_if           Questions about a plan: why not another one, and what if something were otherwise; answered by
                       searching again
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from halopipe.planning.solve import Baselines, ties_of
 from halopipe.terminal import tables as text
 from halopipe.terminal import units
 from planner.check.structure import model_faults
-from planner.extras.export.rows import PlanRow, in_flight, layout_text, plan_rows
+from planner.costs.rows import PlanRow, in_flight, layout_text, plan_rows
 from planner.ir.plan import Decision, Plan, Search, Stage, Tie
 from planner.ir.problem import DEFAULT_CONFIDENCE, DIVIDED
 from planner.ir.profile import Profile
@@ -50,9 +50,11 @@ class Comparison:
 
     def frame(self) -> pd.DataFrame:
         """A pandas frame, a row a plan; columns are the JSON keys."""
-        from planner.extras.export import tables
+        import pandas as pd
 
-        return tables.plans(self.plans)
+        return pd.DataFrame(map(asdict, self.rows()), columns=[column.name for column in fields(PlanRow)]).set_index(
+            "plan"
+        )
 
     def data(self) -> dict[str, Any]:
         """Plain data for JSON."""

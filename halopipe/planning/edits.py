@@ -32,10 +32,10 @@ from halopipe.planning import problem as problems
 from halopipe.planning.options import DEFAULT_SOLVER, FAMILIES
 from halopipe.planning.solve import known_solver
 from halopipe.terminal.units import names_in, parse_pair, parse_sum, require_known, whole
-from planner.extras.catalogue.reading import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.cluster import DATASHEET, Cluster, Collective, DeviceSpec, Link
 from planner.ir.errors import RankCountError, UnknownNameError, UsageError
 from planner.ir.problem import ALWAYS, NEVER, OBJECTIVES, RECOMPUTE, SHARD, TIME_DIMS, ZERO, Problem, Rule
+from planner.ir.quantities import BYTES, BYTES_PER_S, SECONDS, parse_quantity
 from planner.ir.validation import MOST_DEVICES
 
 Points = tuple[tuple[int, float], ...]

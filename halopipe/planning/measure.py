@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cuda_ops.device.host import MPI_JOB
-from halopipe.planning.clusters import with_figures
 from halopipe.planning.options import FAMILIES, ProfileOptions
 from halopipe.run_spec.options import GLOO, SHARED, TRANSPORTS
 from halopipe.terminal import console, units
@@ -27,6 +26,7 @@ from planner.costs.layers.interpolation import layer_cost
 from planner.costs.layers.shards import part_shapes
 from planner.ir.codec import fingerprint, load
 from planner.ir.errors import UsageError
+from planner.ir.extras import hooks
 from planner.ir.problem import SAMPLE_DIMS
 from planner.ir.profile import ModelSource, Optimizer, Profile
 
@@ -183,7 +183,9 @@ def measure(
             progress=show,
             say=None if quiet else console.remark,
         )
-    return with_figures(measured)
+    for with_figures in hooks("planner", "device figures").values():
+        measured = with_figures(measured)
+    return measured
 
 
 def _require_transport(transport: str, transports: Sequence[str]) -> None:
@@ -213,50 +215,6 @@ def measure_in_job(job: JobRank, source: ModelSource, asked: ProfileOptions) -> 
 
     _require_transport(asked.transport, TRANSPORTS[1:] if MPI_JOB in os.environ else (SHARED, GLOO))
     return profile_hosts(job, here, asked.quick, asked.transport)
-
-
-def modelled(
-    source: ModelSource, asked: ProfileOptions, *, refused: Sequence[str] = (), quiet: bool = False
-) -> Profile:
-    """The profile of ``source`` on devices that are not here, by models of their kernels.
-
-    Args:
-        asked: ``on`` is a system of :data:`planner.extras.kernels.SYSTEMS`, or a cluster file; ``workers`` are devices
-            of a system, 0: those of one host.
-        refused: options that are of no use here, and were given.
-
-    Raises:
-        UsageError: ``refused`` are some, or a cluster file is given a number of devices.
-        UnknownNameError, InputFileError: of ``on`` and ``tables``.
-        FactoryError, UnsupportedModelError: the model needs values, or cannot be captured.
-    """
-    from planner.extras.catalogue import read_machines
-    from planner.extras.kernels import SYSTEMS, cluster_of
-
-    on, workers = asked.on, asked.workers
-    if not on:
-        raise UsageError("--tables is for --on", [], ["--on h100-dgx, or a cluster file"])
-    if refused:
-        raise UsageError(
-            f"{', '.join(refused)}: of no use with 'on'",
-            ["nothing is measured: kernel models tell the times"],
-            ["leave it out"],
-        )
-    is_file = on not in SYSTEMS and (Path(on).suffix in (".yaml", ".yml") or Path(on).exists())
-    if is_file and workers:
-        raise UsageError(f"{on} says how many devices there are", [f"--workers {workers}"], ["leave out --workers"])
-    cluster = read_machines(on).cluster if is_file else cluster_of(on, workers)
-    from profiler.modelled.session import profile_on
-
-    with Reporter("pricing", quiet=quiet) as reporter:
-        return profile_on(
-            source,
-            cluster,
-            optimizer_of(asked),
-            tuple(asked.sizes),
-            asked.tables,
-            lambda done, total: reporter.update(done, total, f"size {done + 1} of {total}", None),
-        )
 
 
 def optimizer_of(asked: ProfileOptions) -> Optimizer:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypedDict
 
 from halopipe.run_spec.options import DTYPES, GLOO, OPTIMIZERS, SHARED
 from halopipe.run_spec.schema import INTEGERS, NAMES, SIZE, SUM, flag, option
+from planner.ir.extras import hooks
 from planner.ir.problem import (
     CHANNEL_DIMS,
     DEFAULT_CONFIDENCE,
@@ -38,6 +38,11 @@ FAMILIES = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS, TIME_DIMS)
 DEFAULT_SOLVER = "best-first"
 
 
+def systems() -> list[str]:
+    """Machines that extras know by name, for ``profile --on``."""
+    return [name for names in hooks("planner", "systems").values() for name in names]
+
+
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """How a plan is searched for, beside the problem.  The help of each field says what it is."""
@@ -50,11 +55,15 @@ class SearchOptions:
         offers="planner.solvers:names",
     )
     pareto: int | None = option(
-        None, "The best step for N sizes of memory (0: for all), a plan file each.", "N", SEARCH, least=0
+        None,
+        "Find the best step for N sizes of memory (0: for all), and write a plan file for each.",
+        "N",
+        SEARCH,
+        least=0,
     )
     jobs: int = option(
         1,
-        "Processes that share out the searches of --pareto N; one search is one process. The plans are the same.",
+        "Processes that share the searches of --pareto N. The plans are the same.",
         "N",
         SEARCH,
         least=1,
@@ -67,7 +76,7 @@ class SearchOptions:
     quick: bool = option(False, "With --measure-missing: fewer repetitions.", panel=SEARCH)
     ways: str = option(
         "",
-        "No search: the plan that a way of a transformer is; 'ways -o' wrote it, or tensor=2,pipeline=2,...",
+        "Make a plan of a transformer's way, without a search: a file of 'ways -o', or tensor=2,pipeline=2,...",
         "WAYS",
         SEARCH,
     )
@@ -96,10 +105,12 @@ class PlanOptions:
     """
 
     global_batch: int = option(0, "Samples a step; 0: as many as the profile's example has.", least=0)
-    micro_batch: Sequence[int] = option((), "Samples a micro-batch that may be used; repeatable.", panel=SPACE, least=1)
+    micro_batch: Sequence[int] = option(
+        (), "Samples of a micro-batch that may be used; repeatable.", panel=SPACE, least=1
+    )
     schedules: Sequence[str] = option(
         (),
-        "Schedule that may be used, such as 1f1b, gpipe or zb-h1; repeatable; those that can run if not given.",
+        "Schedule that may be used, such as 1f1b, gpipe or zb-h1; repeatable. If not given: all that can run.",
         "NAME",
         SPACE,
         flag="--schedule",
@@ -113,7 +124,7 @@ class PlanOptions:
     )
     rate_per_s: float = option(
         0.0,
-        "Forward plans: what a stream must sustain, at the least latency; 0: any.",
+        "Forward plans: the rate that a stream must sustain, at the least latency; 0: any.",
         "SAMPLES/S",
         flag="--rate",
         least=0.0,
@@ -136,7 +147,7 @@ class PlanOptions:
     )
     batch_statistics: str = option(
         MICRO,
-        "Batch norm sees a micro-batch, or the whole batch, which is then the only micro-batch: micro, whole.",
+        "What batch norm sees: micro (each micro-batch), or whole (the batch is then one micro-batch).",
         "OF",
         SPACE,
         offers=STATISTICS,
@@ -151,17 +162,19 @@ class PlanOptions:
     )
     token_slices: Sequence[int] = option(
         (),
-        "Cut sequences into slices of these tokens, such as 256+192+64; --allow time finds some.",
+        "Cut sequences into slices of so many tokens, such as 256+192+64; --allow time searches for them.",
         "TOKENS+...",
         SPACE,
         kind=SUM,
     )
     halo_depth: int = option(0, "Most rows that may be computed twice to save halos; 0: none.", "ROWS", SPACE, least=0)
     fix: Sequence[str | Rule] = option((), "Side constraint, such as 'enc.*=spatial:2'; repeatable.", "RULE", SPACE)
-    forbid: Sequence[str | Rule] = option((), "What must not be, such as 'fc=device:n0/*'; repeatable.", "RULE", SPACE)
+    forbid: Sequence[str | Rule] = option(
+        (), "Side constraint that must not hold, such as 'fc=device:n0/*'; repeatable.", "RULE", SPACE
+    )
     num_ranks: int = option(0, "Devices that may be used; 0: all.", panel=SPACE, flag="--ranks", least=0)
     without: Sequence[str] = option(
-        (), "Plan on what is left without these devices, such as 'n0/cpu1' or 'n1/*'.", "DEVICE,...", SPACE, kind=NAMES
+        (), "Plan without these devices, such as 'n0/cpu1' or 'n1/*'.", "DEVICE,...", SPACE, kind=NAMES
     )
     max_stages: int = option(0, "Most stages; 0: no limit.", panel=SPACE, least=0)
     memory_bytes: int = option(
@@ -172,14 +185,17 @@ class PlanOptions:
     )
     confidence: float = option(
         DEFAULT_CONFIDENCE,
-        "More devices are used only where that is faster with this probability; 0: the fastest plan at the mean.",
+        "Use more devices only where that is faster with this probability; 0: take the fastest plan at the mean.",
         panel=SEARCH,
         least=0.0,
         most=0.999,
     )
     time_limit_s: float = option(60.0, "Seconds to search at most.", flag="--time-limit", least=0.0)
     calibration: bool = option(
-        True, "Costs as profiled, without what runs of plans corrected.", panel=SEARCH, flag="--no-calibration"
+        True,
+        "Plan with the costs as they were profiled, without corrections from runs.",
+        panel=SEARCH,
+        flag="--no-calibration",
     )
 
 
@@ -267,17 +283,21 @@ class ProfileOptions:
     )
     sizes: Sequence[int] = option(
         (),
-        "Micro-batch sizes to measure; if not given, as many as reading between them needs.",
+        "Micro-batch sizes to measure; if not given, halopipe chooses them.",
         "N,N,...",
         MEASURED,
         kind=INTEGERS,
     )
     optimizer: str | Optimizer = option(
-        "SGD", "Of torch.optim, such as SGD:lr=0.1,momentum=0.9.", "NAME[:KEY=N,...]", MEASURED, offers=OPTIMIZERS
+        "SGD",
+        "Optimizer of torch.optim, such as SGD:lr=0.1,momentum=0.9.",
+        "NAME[:KEY=N,...]",
+        MEASURED,
+        offers=OPTIMIZERS,
     )
     dtype: str = option(
         "",
-        "Of parameters and activations; if not given, float32, or that of the module in a file.",
+        "Dtype of parameters and activations; if not given, float32, or that of the module in a file.",
         "DTYPE",
         MODEL,
         offers=DTYPES,
@@ -294,25 +314,30 @@ class ProfileOptions:
         offers=FAMILIES,
     )
     num_ranks: int = option(
-        0, "Ranks that parts are measured for; 0: the workers.", flag="--ranks", panel=MEASURED, least=0
+        0, "Measure parts of layers for so many ranks; 0: for the workers.", flag="--ranks", panel=MEASURED, least=0
     )
     elementwise: Sequence[str] = option(
         (), "Operator that treats each element by itself, such as lib::op; repeatable.", "OP", MODEL
     )
     local_loss: str = option(
         "0",
-        "Train the model as N blocks ('stage': a block a worker), each by a loss of its own: changes the "
-        "optimisation; 0: as it is.",
+        "Train the model as N blocks ('stage': a block a worker), each by a loss of its own. This changes the "
+        "optimisation. 0: train it as it is.",
         "N",
         MODEL,
     )
     quick: bool = option(False, "Fewer sizes and runs, one process: faster, less exact.")
     num_processes: int = option(
-        0, "Fresh processes that measure the same; 0: 3, or 1 with --quick.", "N", EFFORT, flag="--processes", least=0
+        0,
+        "Fresh processes that repeat the measurement; 0: 3, or 1 with --quick.",
+        "N",
+        EFFORT,
+        flag="--processes",
+        least=0,
     )
     transport: str = option(
         "",
-        "What cores exchange by, as of run: 'shared' (the default) or 'gloo'.",
+        "Transport between cores, as of run: 'shared' (the default) or 'gloo'.",
         "NAME",
         MEASURED,
         offers=(SHARED, GLOO),
@@ -320,40 +345,20 @@ class ProfileOptions:
     resume: bool = option(False, "Go on with what an interrupted profile of the same job measured.", panel=EFFORT)
     on: str = option(
         "",
-        "h100-dgx, a100-dgx or a cluster file: no device runs, kernel models tell the times.",
+        "Profile for h100-dgx, a100-dgx or a cluster file: kernel models give the times, no device runs.",
         "NAME",
         ELSEWHERE,
-        offers="planner.extras.kernels:SYSTEMS",
+        offers="halopipe.planning.options:systems",
     )
     tables: Sequence[str] = option(
         (), "Kernels that you measured, for --on; see halopipe fit. Repeatable.", "CSV", ELSEWHERE
     )
     size: str = option(
         "",
-        "Sizes to plan for, of dims that the factory says vary (height=8192); measured on the example.",
+        "Plan for other sizes than the example's (height=8192), of dims that the factory says vary.",
         "DIM=N,...",
     )
 
 
 MEASURING = ("device", "allow", "num_ranks", "quick", "num_processes", "transport")
 """Those of :class:`ProfileOptions` that say how to measure: of no use where nothing is measured."""
-
-
-FIXED = "What is given"
-"""A heading in the help of ``halopipe ways``."""
-
-
-@dataclass(frozen=True, slots=True)
-class WaysOptions:
-    """How a transformer may be divided, and how long that is searched for.  The help of each field says what it is."""
-
-    tensor: int = option(0, "Ranks that share a block; 0: open.", panel=FIXED, least=0)
-    pipeline: int = option(0, "Stages; 0: open.", panel=FIXED, least=0)
-    interleave: int = option(0, "Chunks of a stage; 0: open.", panel=FIXED, least=0)
-    micro_batch: int = option(0, "Samples a micro-batch; 0: open.", panel=FIXED, least=0)
-    recompute: str = option("", "none, selective or full; empty: open.", "HOW", FIXED)
-    zero: int = option(-1, "What replicas divide, 0 to 3; -1: open.", panel=FIXED, least=-1, most=3)
-    gap: float = option(0.0, "Stop once the best is proved so close (0.01 = 1 %).", least=0.0)
-    time_limit_s: float = option(60.0, "Seconds to search at most.", flag="--time-limit", least=0.0)
-    price_per_hour: float = option(0.0, "Dollars an hour of one device; 0: not told.", least=0.0)
-    layers: Path | None = option(None, "Sailor's times of layers, in place of kernels, with a cluster file.", "FILE")

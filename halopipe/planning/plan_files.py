@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from halopipe.terminal.console import command
+from planner.ir.cluster import Cluster
 from planner.ir.codec import fingerprint, load, plan_fingerprint, require_match
 from planner.ir.errors import CorruptFileError, InputFileError, PlanCheckError, UsageError
+from planner.ir.extras import addition
 from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
@@ -119,10 +121,28 @@ def load_profile(path: str | Path, plan: Plan | None = None, cluster: Path | Non
     """
     profile = load(path, Profile)
     if cluster is not None:
-        from halopipe.planning.clusters import on_cluster
-
         profile = on_cluster(profile, cluster)
     return profile if plan is None else require_profile(profile, plan, path)
+
+
+def on_cluster(profile: Profile, cluster: str | Path | Cluster) -> Profile:
+    """The profile as it would be on the machines of a cluster file (or on ``cluster`` itself).
+
+    Kinds of device that the profile measured keep their costs; others are scaled by the rule of
+    :mod:`planner.costs.layers.roofline`, and say so (evidence ``datasheet``).  What runs of plans corrected of a kind
+    of device stays too; what they corrected of links does not.
+
+    Raises:
+        CorruptFileError: the file is wrong; all its faults are named.
+        MissingMeasurementError: no source states a figure that a layer needs.
+    """
+    from planner.costs.calibration.fit import on_other_machines
+    from planner.costs.layers import roofline
+
+    if isinstance(cluster, Cluster):
+        return on_other_machines(roofline.on_cluster(profile, cluster), profile)
+    machines = addition("planner", "cluster files", "YAML")(cluster, profile.cluster)
+    return on_other_machines(roofline.on_cluster(profile, machines.cluster, machines.measured_on), profile)
 
 
 def require_profile(profile: Profile, plan: Plan, path: str | Path) -> Profile:

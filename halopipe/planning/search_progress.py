@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def solve(problem: Problem, solver: str) -> Plan:
     """The plan that ``solver`` finds; Ctrl-C gives the best so far, marked stopped.  Says what a strategy took."""
     from planner import solvers
-    from planner.extras.baselines.common.budgets import budget_s
+    from planner.solvers.budget import stated_s
 
     start_s = time.monotonic()
     try:
@@ -32,7 +32,7 @@ def solve(problem: Problem, solver: str) -> Plan:
             return planning.solve(problem, solver, _shown(reporter, problem.time_limit_s))
     finally:
         if solver in solvers.baselines():
-            limit_s = min(budget_s(solver, problem.time_limit_s), problem.time_limit_s)
+            limit_s = min(stated_s(solver, problem.time_limit_s), problem.time_limit_s)
             took = units.seconds(time.monotonic() - start_s)
             remark(f"{solver} took {took} of {units.seconds(limit_s)} that it may take")
 

@@ -73,7 +73,7 @@ def solve_baselines(
 ) -> Baselines:
     """The published strategies, each as its authors do it, on the same problem.
 
-    Each may take what its authors state (``planner.extras.baselines.common.budgets``), else all of the problem's time
+    Each may take what its authors state (:func:`planner.solvers.budget.stated_s`), else all of the problem's time
     limit.
 
     Args:
@@ -111,10 +111,10 @@ def _tried(problem: Problem, name: str, ends_s: float, share: float) -> tuple[Pl
         ends_s: by the clock, which all processes of a machine share.
         share: of what is then left of it.
     """
-    from planner.extras.baselines.common.budgets import budget_s
+    from planner.solvers.budget import stated_s
 
     start_s = time.monotonic()
-    limit_s = min(budget_s(name, problem.time_limit_s), max(0.0, ends_s - start_s) * share)
+    limit_s = min(stated_s(name, problem.time_limit_s), max(0.0, ends_s - start_s) * share)
     answer: Plan | HalopipeError
     try:
         answer = solve(replace(problem, time_limit_s=limit_s), name)

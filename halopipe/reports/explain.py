@@ -12,7 +12,7 @@ from halopipe.planning.compare import tie_text
 from halopipe.planning.problem import standing_text
 from halopipe.reports.predicted_vs_measured import apart_text
 from halopipe.terminal import tables, units
-from planner.extras.export.rows import StageRow, stage_rows, tiles_text
+from planner.costs.rows import StageRow, stage_rows, tiles_text
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, KERNELS
 from planner.ir.codec import plain
 from planner.ir.graph import SAMPLE
@@ -21,7 +21,7 @@ from planner.ir.problem import MEMORY, THROUGHPUT
 from planner.ir.profile import ModelSource, Profile
 from planner.ir.program import Program
 from planner.ir.schedule import StageGraph
-from planner.layers.tiling import overlap
+from planner.layers.division import overlap
 from planner.passes import staleness
 from planner.schedules import names, traits
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from halopipe.terminal import tables, units
 from planner.costs.cost_model import CostModel
+from planner.costs.rows import layout_text, tiles_text
 from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.extras.export.rows import layout_text, tiles_text
 from planner.ir.constraints import FAMILIES
 from planner.ir.graph import producer
 from planner.ir.plan import Decision, Plan

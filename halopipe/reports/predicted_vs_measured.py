@@ -48,7 +48,7 @@ def timeline_cells(
         rank_predictions: what the plan says of its ranks; used where ``predicted`` is a length without actions.
         alike: whether both are of one transport and kind of device; if not, their difference says nothing.
     """
-    from planner.extras.export.rows import stage_seconds
+    from planner.costs.rows import stage_seconds
 
     lines: list[tuple[str, float | None, float | None]] = [("step", predicted.step_s or None, step_s)]
     times = [stage_seconds(timeline) for timeline in (predicted, measured)]

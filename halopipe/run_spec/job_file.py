@@ -26,9 +26,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, create
 from halopipe.run_spec.options import ASKED, TENSORBOARD, RunFiles, RunOptions, flag_of, option_of
 from halopipe.run_spec.schema import DURATION, FACTORY, INTERVAL, METRICS, PATH, SIZE, WORD, WRITTEN
 from halopipe.terminal import units
-from planner.extras.catalogue.reading import parse_yaml, suggestion, yaml_words
 from planner.ir.errors import CorruptFileError, UsageError
 from planner.ir.files import read_text, write_text
+from planner.ir.strict_yaml import parse_yaml, suggestion, yaml_words
 
 SUFFIXES = (".yaml", ".yml")
 NAME, VERSION = "job", 1

@@ -32,12 +32,6 @@ EACH, FIRST, SHARE = DATA_FROM = ("each", "first", "share")
 LONG_RUNS, ALWAYS, NEVER = LONE_PASSES = ("auto", "on", "off")
 """When a run times its stages alone."""
 
-SERVING_MODES = ("module", "eval")
-"""The mode that a served plan's stages run in: the module's, part by part, or evaluation mode throughout."""
-
-STDIN_FORMATS = ("json", "npy")
-"""What ``halopipe serve --stdin`` reads."""
-
 AUTO, SHARED, GLOO, MPI = TRANSPORTS = ("", "shared", "gloo", "mpi")
 """What ranks on processors exchange by; shared: memory within a host, gloo between hosts."""
 
@@ -102,7 +96,7 @@ class RunOptions:
         on_nan: see :mod:`runtime.numerics.finite`; ``skip`` needs a schedule that updates at the end of a step.
     """
 
-    steps: int = option(20, "Steps to train, those before a checkpoint included.", "N", least=1)
+    steps: int = option(20, "Steps to train in all, with those before a checkpoint.", "N", least=1)
     warmup: int = option(2, least=0)
     data: str = option(
         "",
@@ -113,12 +107,12 @@ class RunOptions:
     )
     optimizer: str = option(
         "",
-        "Instead of the plan's: 'AdamW:lr=0.001', or a factory of the parameters.",
+        "Optimizer in place of the plan's: 'AdamW:lr=0.001', or a factory of the parameters.",
         "TEXT",
         kind=FACTORY,
         offers=OPTIMIZERS,
     )
-    seed: int = option(0, "Of parameters and data.", "N", least=0)
+    seed: int = option(0, "Seed of parameters and data.", "N", least=0)
     scheduler: str = option(
         "",
         "Learning rates: 'CosineAnnealingLR:T_max=100', or a factory.",
@@ -131,7 +125,7 @@ class RunOptions:
         0.0, "Largest norm of all gradients together; 0: they are not clipped.", "X", TRAINING, least=0.0
     )
     accumulate: int = option(1, "Steps whose gradients make up one update.", "K", TRAINING, least=1)
-    dtype: str = option("", "Instead of the plan's, such as float64.", "DTYPE", TRAINING, offers=DTYPES)
+    dtype: str = option("", "Dtype in place of the plan's, such as float64.", "DTYPE", TRAINING, offers=DTYPES)
     compiler: str = option(
         "",
         "Compile the stages by torch.compile, such as 'inductor'.",
@@ -147,10 +141,12 @@ class RunOptions:
         TRAINING,
         offers=TRANSPORTS[1:],
     )
-    device: str = option("", "cpu: compute there, whatever devices the plan names.", "WHAT", TRAINING, offers=("cpu",))
+    device: str = option(
+        "", "'cpu': compute on cores, whatever devices the plan names.", "WHAT", TRAINING, offers=("cpu",)
+    )
     replan: bool | str = option(
         False,
-        "Plan anew for what is left where a device is gone for good; 'free': with micro-batches of any size.",
+        "Plan again for what is left when a device is gone for good; 'free': with micro-batches of any size.",
         "free",
         LOSSES,
         kind=WORD,
@@ -169,13 +165,13 @@ class RunOptions:
     )
     data_from: str = option(
         EACH,
-        "Who reads it: 'each' rank all, the 'first' for all, or they 'share' a Dataset's samples.",
+        "Who reads the data: 'each' rank all of it, the 'first' for all, or the ranks 'share' a Dataset's samples.",
         "WHO",
         DATA,
         offers=DATA_FROM,
     )
-    eval_data: str = option("", "Data to evaluate on, as --data; at the end at least.", "FACTORY", DATA, kind=FACTORY)
-    eval_every: int = option(0, "Evaluate every N steps too.", "N", DATA, least=0)
+    eval_data: str = option("", "Data to evaluate on at the end, given as --data is.", "FACTORY", DATA, kind=FACTORY)
+    eval_every: int = option(0, "Also evaluate every N steps; 0: only at the end.", "N", DATA, least=0)
     eval_batches: int = option(0, "Evaluate on N batches; 0: on all of the data.", "N", DATA, least=0)
     eval_metric: str = option(
         "",
@@ -186,8 +182,8 @@ class RunOptions:
     )
     eval_outputs: str = option(
         "",
-        "Outputs of the model and tensors of the batch that accuracy and metrics are of, such as 'logits,labels'; else "
-        "what the loss reads.",
+        "Outputs of the model and tensors of the batch for accuracy and metrics, such as 'logits,labels'; if not "
+        "given, what the loss reads.",
         "NAMES",
         DATA,
     )
@@ -212,7 +208,7 @@ class RunOptions:
     )
     grace_s: float = option(
         30.0,
-        "After SIGTERM or Ctrl-C, the job has so long to save and end.",
+        "Time to save and end after SIGTERM or Ctrl-C.",
         "TIME",
         CHECKPOINTS,
         flag="--grace",
@@ -252,7 +248,7 @@ class RunOptions:
     deadline_s: float = option(120.0, "Seconds that a wait may last.", "SECONDS", CHECKS, flag="--deadline", least=1.0)
     memory_limit_bytes: int = option(
         0,
-        "Most memory of a rank's tensors, such as 2GiB; else H506.",
+        "Most memory of a rank's tensors, such as 2GiB; a rank that needs more ends the run (H506).",
         "SIZE",
         CHECKS,
         flag="--memory-limit",
@@ -268,7 +264,7 @@ class RunOptions:
     )
     lone_passes: str = option(
         LONG_RUNS,
-        "Time the stages alone too, to tell a machine that changed from a model that is wrong: 'auto' (long runs), "
+        "Also time the stages alone, to tell a changed machine from a wrong prediction: 'auto' (long runs), "
         "'on' or 'off'.",
         "WHEN",
         RECORDS,
@@ -276,7 +272,10 @@ class RunOptions:
         offers=LONE_PASSES,
     )
     profile_steps: str = option(
-        "", "Trace these steps, counted from 1, by torch.profiler: a Chrome trace a rank.", "FIRST:LAST", RECORDS
+        "",
+        "Trace these steps, counted from 1, with torch.profiler: one Chrome trace for each rank.",
+        "FIRST:LAST",
+        RECORDS,
     )
     profile_folder: str = option(
         "", "Folder for those traces; torch-traces if not given.", "FOLDER", RECORDS, kind=PATH
@@ -289,21 +288,21 @@ class RunFiles:
 
     output: str = option(
         "",
-        "Timeline file to write; timeline.json of plan.json, and NAME.timeline.json of NAME.json.",
+        "Timeline file to write; if not given, timeline.json for plan.json, NAME.timeline.json for NAME.json.",
         "FILE",
         short="-o",
         kind=PATH,
     )
     update: bool = option(False, "Write what was measured into the plan file too.")
-    learn: bool = option(True, "Teach the plan's profile what the run showed.", panel=RECORDS)
+    learn: bool = option(True, "Correct the plan's profile by what the run measured.", panel=RECORDS)
     profile: str = option(
         "",
-        "The profile that the plan was made from; where it lay then, or as profile.json beside the plan, it is found.",
+        "Profile that the plan was made from; if not given, it is looked for where it was, and beside the plan.",
         "PROFILE",
         RECORDS,
         kind=PATH,
     )
-    trace: str = option("", "Trace for ui.perfetto.dev to write too.", "FILE", RECORDS, kind=PATH)
+    trace: str = option("", "Also write a trace for ui.perfetto.dev.", "FILE", RECORDS, kind=PATH)
 
 
 class ScriptOptions(TypedDict, total=False):

@@ -136,7 +136,7 @@ def parse_size(text: str) -> int:
     Raises:
         UsageError: it is not a size.
     """
-    from planner.extras.catalogue.reading import BYTES, parse_quantity
+    from planner.ir.quantities import BYTES, parse_quantity
 
     try:
         num_bytes = int(parse_quantity(text, BYTES))
@@ -153,7 +153,7 @@ def parse_seconds(text: str) -> float:
     Raises:
         UsageError: it is no time.
     """
-    from planner.extras.catalogue.reading import SECONDS, parse_quantity
+    from planner.ir.quantities import SECONDS, parse_quantity
 
     try:
         return parse_quantity(f"{text}s" if text.strip().replace(".", "", 1).isdecimal() else text, SECONDS)

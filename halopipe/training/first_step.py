@@ -12,26 +12,35 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from halopipe.run_spec.job import failed_path
+from halopipe.data.factories import Item
+from halopipe.data.sources import batches, take
+from halopipe.run_spec.job import REFERENCE, Job
 from halopipe.training.rank import Rank
 from halopipe.training.reference import Reference, compare_losses, compare_tensors
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
+from profiler.capture.graph import capture
+from profiler.source.source import load_model
 from runtime.engine import StepResult
 from runtime.monitor.failure import also, read_error, set_text, text_at, write_error
 from runtime.monitor.watch import SETUP_S
 from runtime.numerics.compare import report
 from runtime.numerics.difference import Difference
 
+if TYPE_CHECKING:
+    from cuda_ops._torch import Store
+    from profiler.source.model import LoadedModel
+
 PATIENCE_S = SETUP_S / 2
 """Longest wait for one device."""
 
 _POLL_S = 0.02
 
-Explain = Callable[[Sequence[Difference]], list[str]]
-"""Where values part, as lines, of what is wrong on all ranks."""
+
+Comparison = tuple[Reference, tuple[Difference, ...]]
+"""One device's first steps, and this rank's differences from them."""
 
 
 @dataclass(slots=True)
@@ -39,20 +48,20 @@ class FirstStep:
     """What a rank does after each step up to the first update, and after that.
 
     Attributes:
-        read: gives what one device computed; called on rank 0.
-        explain: called on rank 0 where something is wrong.
+        read: gives what one device computed; called on rank 0.  None: the launcher leaves that on the store of the job.
+        first_batch: the model as it was before that, and what it read first; None: it is not known.  Called on rank 0.
         strict: whether it is an error, too, where rounding hides what is compared.
     """
 
     rank: Rank
-    read: Callable[[], Reference]
-    explain: Explain
+    read: Callable[[], Reference] | None
+    first_batch: Callable[[], tuple[LoadedModel, Item] | None]
     strict: bool = False
     _losses: list[float] = field(default_factory=list)
     _num_done: int = 0
     _left_out: int = 0
 
-    def after(self, result: StepResult) -> tuple[Reference, tuple[Difference, ...]] | None:
+    def after(self, result: StepResult) -> Comparison | None:
         """Call after each step; as :meth:`compare` after the one that ends with the first update, else None."""
         self._losses += [] if result.loss is None else [result.loss]
         self._num_done += 1
@@ -65,7 +74,7 @@ class FirstStep:
             return Reference(skipped=f"the update of step {self._left_out} was left out"), ()
         return self.compare(self._losses)
 
-    def compare(self, losses: Sequence[float]) -> tuple[Reference, tuple[Difference, ...]]:
+    def compare(self, losses: Sequence[float]) -> Comparison:
         """One device's step, and this rank's differences from it.
 
         Args:
@@ -78,9 +87,9 @@ class FirstStep:
         context.activity.begin("waiting for the run on one device")
         context.activity.deadline_s = SETUP_S
         if context.rank == 0:
-            set_text(store, "reference", self.read().to_bytes().hex())
+            self._provide(store)
         context.meet()
-        reference = Reference.from_bytes(bytes.fromhex(text_at(store, "reference")))
+        reference = Reference.from_text(text_at(store, REFERENCE))
         if reference.error:
             raise read_error(reference.error)
         if reference.skipped:
@@ -96,6 +105,16 @@ class FirstStep:
         if verdict:
             raise read_error(verdict)
         return reference, mine
+
+    def _provide(self, store: Store) -> None:
+        """Has the reference on the store."""
+        end_s, reference = time.monotonic() + PATIENCE_S, None if self.read is None else self.read()
+        while reference is None and not store.check([REFERENCE]):
+            if time.monotonic() > end_s:
+                reference = Reference(skipped=f"one device did not come to an end in {PATIENCE_S:g} s")
+            time.sleep(_POLL_S)
+        if reference is not None:
+            set_text(store, REFERENCE, reference.to_text())
 
     def _mine(self, reference: Reference, losses: Sequence[float]) -> tuple[tuple[Difference, ...], str]:
         try:
@@ -122,22 +141,21 @@ class FirstStep:
         return ""
 
     def _explained(self, wrong: Sequence[Difference]) -> list[str]:
+        """Where values part, as lines."""
         self.rank.context.activity.begin("looking for the layer at which values part")
         try:
-            return self.explain(wrong)
+            from halopipe.training.first_divergence import first_divergence  # late: most steps are right
+
+            begun = self.first_batch()
+            if begun is None:
+                return []
+            model, item = begun
+            return first_divergence(self.rank.context, model, capture(model), item, wrong)
         except Exception as error:  # noqa: BLE001 - the verdict is more than its explanation
             return [f"where values part could not be found: {type(error).__name__}: {error}"]
 
 
-def read_when_written(path: Path) -> Reference:
-    """What another process writes to ``path``; where it failed, or takes too long, there is no reference."""
-    end_s, failed = time.monotonic() + PATIENCE_S, failed_path(path)
-    while not path.exists():
-        if failed.exists():
-            return Reference(skipped=failed.read_text(encoding="utf-8") or f"there was no room in {path.parent}")
-        if not path.parent.exists():
-            return Reference(skipped=f"the job's folder {path.parent} was removed")
-        if time.monotonic() > end_s:
-            return Reference(skipped=f"one device did not come to an end in {PATIENCE_S:g} s")
-        time.sleep(_POLL_S)
-    return Reference.from_bytes(path.read_bytes())
+def first_batch_of(job: Job) -> tuple[LoadedModel, Item]:
+    """The model, loaded as it is before the first step of a job, and what that step reads."""
+    model = load_model(job.source, job.options.seed)
+    return model, take(batches(job.options.data, model, job.plan.decision.global_batch, job.options.seed), 0)

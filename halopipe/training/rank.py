@@ -248,7 +248,6 @@ class Rank:
         groups = groups_of(context.decision, context.graph)
         context.transport = self._open_transport(groups, lambda: context.program)
         self._stack.callback(context.transport.close)
-        context.transport.deadline_s = context.deadline_s
         statistics = statistics_text(context.decision, context.graph)
         if context.rank == 0 and not context.answers and statistics:
             context.activity.tell(f"{statistics}; a plan with batch statistics 'whole' sees all of it")

@@ -28,6 +28,7 @@ from cuda_ops.device.gpus import num_gpus, why_no_gpu
 from cuda_ops.device.host import core_of, cores_beside, device_description, prepare_process, spare_core
 from halopipe.run_spec.options import AUTO
 from planner.ir.errors import MissingDeviceError, UsageError
+from planner.ir.extras import hooks
 from planner.ir.plan import Decision, RankPrediction
 from planner.ir.program import Program
 
@@ -207,12 +208,10 @@ def kind_of(device: torch.device | None, planned: str) -> str:
         return planned if planned and name_parts <= _words(own) | {"core"} else own
     import torch
 
-    from halopipe.planning.clusters import entry_of  # late: only GPUs are called otherwise than in the catalogue
-    from planner.extras.catalogue import devices
-
     own = str(torch.cuda.get_device_name(device))
-    entry = entry_of(own, torch.cuda.get_device_properties(device).total_memory, devices().values())
-    return planned if planned in (own, "" if entry is None else entry.name) else own
+    memory_bytes = torch.cuda.get_device_properties(device).total_memory
+    names = [name_of(own, memory_bytes) for name_of in hooks("planner", "device names").values()]
+    return planned if planned in (own, *names) else own
 
 
 def _words(name: str) -> frozenset[str]:

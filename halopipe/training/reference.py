@@ -49,19 +49,19 @@ class Reference:
     error: str = ""
     lowest: str = ""
 
-    def to_bytes(self) -> bytes:
-        """For a file or the job's store."""
+    def to_text(self) -> str:
+        """For the store of the job."""
         record: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         for kind in ("gradient", "parameter", "buffer"):
             record[kind] = {name: (each.shape, each.norm, each.buckets) for name, each in record[kind].items()}
         stream = io.BytesIO()
         torch.save(record, stream)
-        return stream.getvalue()
+        return stream.getvalue().hex()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Reference:
-        """What :meth:`to_bytes` made."""
-        record = torch.load(io.BytesIO(data), weights_only=True)
+    def from_text(cls, text: str) -> Reference:
+        """What :meth:`to_text` made."""
+        record = torch.load(io.BytesIO(bytes.fromhex(text)), weights_only=True)
         for kind in ("gradient", "parameter", "buffer"):
             record[kind] = {name: Sketch(tuple(shape), *rest) for name, (shape, *rest) in record[kind].items()}
         return cls(**{**record, "losses": tuple(record["losses"])})

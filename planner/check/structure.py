@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from planner.ir.box import volume, whole
-from planner.ir.errors import CorruptFileError, UnsupportedModelError, operator_of, remedies
+from planner.ir.errors import CorruptFileError, operator_of, remedies
+from planner.ir.extras import hooks
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision, Placement
 from planner.ir.profile import Profile
@@ -23,6 +24,7 @@ from planner.layers import (
     require_micro_batches,
     throughout_sites,
 )
+from planner.layers.boundary import ordered_axis
 from planner.layers.boxes import boxes_of, volumes
 from planner.layers.recomputed import span_faults
 from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
@@ -50,10 +52,9 @@ def structure_faults(decision: Decision) -> Iterator[str]:
     for number in range(len(decision.stages)):
         if not has_layouts(decision, number) and not is_in_parts(decision, number):
             yield from _share_faults(decision, number)
-        yield from _block_form_faults(decision, number)
         yield from _zero_faults(decision, number)
         yield from span_faults(decision, number)
-    yield from token_faults(decision)
+    yield from added_faults(decision)
     if decision.prepares_next_step and not any(Op.PREPARE.value in text for row in decision.program for text in row):
         yield "decision.prepares_next_step: the next step is prepared during this one, and no rank prepares anything"
 
@@ -73,46 +74,14 @@ def _traits(schedule: str) -> Traits | None:
     return schedules.traits(schedule) if schedule in schedules.names() else None
 
 
-def _block_form_faults(decision: Decision, number: int) -> Iterator[str]:
-    """Of blocks what can be seen without the layers (:func:`layer_faults`)."""
-    names, blocks = list(decision.layers_of(number)), decision.stages[number].blocks
-    path = f"decision.stages[{number}].blocks"
-    if blocks and (traits := _traits(decision.schedule)) is not None and traits.trains:
-        yield f"{path}: stage {number} has blocks, which are for forward passes alone, and the plan trains"
-    last = 0
-    for block in blocks:
-        first = names.index(block.layers[0]) if block.layers and block.layers[0] in names else -1
-        if first < last or tuple(names[first : first + len(block.layers)]) != block.layers:
-            yield f"{path}: a block of {len(block.layers)} layers is no stretch of the stage's layers from {last} on"
-            return
-        last = first + len(block.layers)
-        for dim, parts in block.tiles.items():
-            if dim not in SPACE or parts < 1:
-                yield f"{path}: {parts} tiles along {dim}; tiles are 1 or more, along {', '.join(SPACE)}"
-        for name in block.layers:
-            placed = decision.layers[name]
-            others = [dim for dim in _cut_dims(placed) if dim not in (SAMPLE, *SPACE)]
-            if others or placed.ways != 1 or placed.margin:
-                what = f"cut along {others[0]}" if others else "given ways or a margin"
-                yield f"{path}: layer {name} of a block is {what}; it can be cut along samples and space alone"
-
-
 def recomputed_faults(decision: Decision, graph: Graph) -> Iterator[str]:
     """Spans of layers that cannot be computed again as one."""
     return (fault for number in range(len(decision.stages)) for fault in span_faults(decision, number, graph))
 
 
-def token_faults(decision: Decision, graph: Graph | None = None) -> Iterator[str]:
-    """Why a plan cannot be run in its token slices: ranks of its stages, layers and sequences of the graph."""
-    if decision.token_slices:
-        from planner.layers.token_slices import require_one_rank, require_sliceable  # late: few plans cut sequences
-
-        try:
-            require_one_rank(decision.token_slices, [stage.ranks for stage in decision.stages])
-            if graph is not None:
-                require_sliceable(graph, decision.token_slices)
-        except UnsupportedModelError as error:
-            yield f"decision.token_slices: {'; '.join((error.title, *error.details))}"
+def added_faults(decision: Decision, graph: Graph | None = None) -> Iterator[str]:
+    """What extras know to be wrong with their fields of a plan; without the graph, what can be seen without it."""
+    return (fault for faults_of in hooks("planner", "faults").values() for fault in faults_of(decision, graph))
 
 
 def _rank_faults(decision: Decision) -> Iterator[str]:
@@ -253,10 +222,8 @@ def require_possible(decision: Decision, graph: Graph) -> None:
     require_micro_batches(decision, graph)
     require_stages(decision, graph)
     if decision.token_slices:
-        from planner.layers.token_slices import require_sliceable  # late, as above
-
-        require_sliceable(graph, decision.token_slices)
-    faults = [fault for stage in range(len(decision.stages)) for fault in _block_form_faults(decision, stage)]
+        ordered_axis(graph, decision.token_slices, [stage.ranks for stage in decision.stages])
+    faults = list(added_faults(decision))
     faults += layer_faults(decision, graph)
     if faults:
         raise CorruptFileError("the plan's layers cannot be divided so", faults[:20])
@@ -284,11 +251,8 @@ def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, 
         own = [name for name in decision.layers_of(stage) if name in mixing]
         if own and _shares_samples(decision, stage):
             yield own[0], f"layer {own[0]} mixes samples, and the ranks of stage {stage} share them out"
-    for each in decision.stages:
-        for block in each.blocks:
-            from planner.layers.tiling import block_faults  # late: few stages run in tiles
-
-            yield from block_faults(graph, block.layers, block.tiles)
+    for faults_of in hooks("planner", "layer_faults").values():
+        yield from faults_of(decision, graph)
     laid_out = [stage for stage in range(len(decision.stages)) if has_layouts(decision, stage)]
     values, sites = graph.values(), over_sites(graph)
     for layer in graph.layers:
@@ -306,7 +270,7 @@ def _faults_of(
 ) -> Iterator[str]:
     """Of a layer with a layout of its own; ``values``: of the graph."""
     placed = decision.layers[layer.name]
-    if SAMPLE in _cut_dims(placed) and mixes:
+    if SAMPLE in cut_dims(placed) and mixes:
         yield f"layer {layer.name} mixes samples and is cut along them"
     for samples in sorted(set(decision.micro_batches)):
         sized = SizedLayer.of(graph, layer, values, samples, mixes_samples=False)  # which is said above
@@ -329,14 +293,15 @@ def _shares_samples(decision: Decision, stage: int) -> bool:
     return len(decision.stages[stage].ranks) > 1 and SAMPLE in placed.cuts and not has_layouts(decision, stage)
 
 
-def _cut_dims(placed: Placement) -> list[str]:
+def cut_dims(placed: Placement) -> list[str]:
+    """The dims that several parts are made along."""
     return [dim for dim, points in placed.cuts.items() if len(points) > 2 and not dim.startswith(REPLICA)]
 
 
 def _cut_faults(placed: Placement, sized: SizedLayer) -> Iterator[str]:
     """Dims that the layer cannot be cut along."""
     layer, dims = sized.layer, sized.work.dims
-    for dim in _cut_dims(placed):
+    for dim in cut_dims(placed):
         if dim not in sized.divisible:
             why = (
                 "and each part would do all of its work"
@@ -378,7 +343,7 @@ def _margin_faults(graph: Graph, layer: Layer, placed: Placement) -> Iterator[st
         return
     values = graph.values()
     inputs = tuple(values[name] for name in layer.inputs)
-    work, cut = kind(layer.kind).work(layer, inputs), _cut_dims(placed)
+    work, cut = kind(layer.kind).work(layer, inputs), cut_dims(placed)
     in_space = [dim for dim in cut if dim in SPACE and dim in work.dims]
     channels = [dim for dim in cut if dim in AXES["channel"][1]]
     if channels:

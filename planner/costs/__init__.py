@@ -21,13 +21,9 @@ Besides:
     observe      What a run of a plan says of the costs it was predicted from: one ``Observation``
     predict      What a decision is predicted to cost: its step and timeline, memory by rank, deciles, and the rate that
                  it sustains
+    rows         Plans and stages as flat rows: what tables print, frames hold and ``--json`` writes, under the same
+                 names
     sentences    Sentences of a plan's file, each made of figures: what limits the step, and why another plan was not
                  taken
-    token_slices    What layers and stages cost slice by slice, where sequences are cut into token slices: prices beside
-                    the cost model's own (``CostModel.beside``)
     timeline     When everything in a simulated step happened
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from planner.costs.calibration.apply_corrections import Factors, StepResidual, corrected
 from planner.costs.communication.collectives import norm_s
-from planner.costs.communication.halo import site_exchanges_s
 from planner.costs.communication.links import NetworkPrices
 from planner.costs.layers.cost_table import Array, CostTables, Run, SizeTable, layers_of, running
 from planner.costs.memory.levels import LevelTables
 from planner.costs.stages.gradient_overlap import Bucket, buckets, least_sums_s
 from planner.costs.stages.input_pipeline import Preparations
 from planner.costs.stages.stage_sums import RecomputeMask, StageSums, of_those
-from planner.ir.cluster import off_chip
+from planner.ir.extras import hooks
 from planner.ir.lazy import once, once_by
 from planner.ir.profile import BACKWARD, FORWARD, Profile
-from planner.layers import over_sites, takes_statistics
+from planner.layers import takes_statistics
 
 _STATISTIC_BYTES = 8
 
@@ -34,6 +33,7 @@ class CostModel:
 
     Attributes:
         profile: with its corrections in its figures (:mod:`planner.costs.calibration.apply_corrections`).
+        stage_exchanges: what extras know of exchanges among the ranks of a stage (hook ``exchanges in a stage``).
         excess: what they add to layers of stages of one rank, or of stages that ranks share; put on here alone.
     """
 
@@ -44,7 +44,7 @@ class CostModel:
     levels: LevelTables = field(init=False)
     network: NetworkPrices = field(init=False)
     preparations: Preparations = field(init=False)
-    has_sites: bool = field(init=False)
+    stage_exchanges: tuple[Any, ...] = field(init=False)
 
     def __post_init__(self, source: Profile) -> None:
         self.profile = corrected(source)
@@ -52,17 +52,19 @@ class CostModel:
         self.tables = CostTables(self.profile)
         self.levels = LevelTables(self.profile)
         self.network = NetworkPrices(self.profile.cluster)
-        self.preparations = Preparations(self.profile)
-        self.has_sites = bool(over_sites(self.profile.graph))
+        self.preparations = next(iter(hooks("planner", "inputs prepared ahead").values()), Preparations)(self.profile)
+        exchanges = (of(self.profile) for of in hooks("planner", "exchanges in a stage").values())
+        self.stage_exchanges = tuple(each for each in exchanges if each is not None)
 
     def kind(self, rank: int) -> str:
-        """The kind of the rank's device; of one with two memories, as with its parameters on chip."""
+        """The kind of the rank's device; of costs for several memories (:meth:`main_kind`) the least."""
         return self.profile.cluster.devices[rank].kind
 
-    def kind_off_chip(self, rank: int) -> str:
-        """As :meth:`kind`, with the parameters in the larger of two memories; the same where there is but one."""
-        whole_kind = off_chip(self.kind(rank))
-        return whole_kind if whole_kind in self.profile.measurements else self.kind(rank)
+    @once
+    def main_kind(self, rank: int) -> str:
+        """As :meth:`kind`, with parameters in the device's main memory, where a profile has other costs for that."""
+        kinds = (name_of(self.kind(rank)) for name_of in hooks("planner", "main-memory kind").values())
+        return next((kind for kind in kinds if kind in self.profile.measurements), self.kind(rank))
 
     @once
     def beside(self, prices: Callable[[CostModel], Prices]) -> Prices:
@@ -123,15 +125,15 @@ class CostModel:
     ) -> tuple[Array, Array]:
         """All that ``ranks`` exchange inside a stage of a micro-batch of ``samples``, in F and in B: running sums.
 
-        Statistics of normalisations, and of layers over sites what :mod:`planner.costs.communication.halo` says; where
-        activations are computed again, B exchanges what F does once more.  W exchanges nothing.
+        Statistics of normalisations, and ``stage_exchanges``; where activations are computed again, B exchanges what F
+        does once more.  W exchanges nothing.
 
         Args:
             trains: as :func:`planner.layers.takes_statistics`.
         """
         forward, backward = self.norms_s(ranks, trains)
-        if self.has_sites and len(ranks) > 1:
-            there, back = site_exchanges_s(self.profile, ranks, samples)
+        for exchanges in self.stage_exchanges if len(ranks) > 1 else ():
+            there, back = exchanges.seconds(ranks, samples)
             forward, backward = forward + running(there), backward + running(back)
         return forward, backward + of_those(forward, recompute) if recompute else backward
 

@@ -94,8 +94,8 @@ def forecast(
             limits[rank],
             part.bubble_s,
             devices[rank].kind,
-            memory.on_chip_bytes,
-            devices[rank].on_chip_bytes,
+            memory.bytes_beside,
+            sum(devices[rank].memories[1:]),
         )
         for rank, (part, memory) in enumerate(zip(parts, memories, strict=True))
     )

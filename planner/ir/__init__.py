@@ -6,6 +6,7 @@ come first).  Import from the module that defines a name: ``from planner.ir.box 
 Modules:
 
     box           Boxes, and the data that must move between them
+    chrome_trace  Timelines as a Chrome trace: a process a source (predicted, measured), a thread a rank
     cluster       Devices, the groups they are in, and the links between them
     codec         Files: strict to read, byte-deterministic to write
     constraints   Side constraints as text, and what they mean: which stages a rule allows
@@ -16,19 +17,16 @@ Modules:
     graph         The network as the planner sees it: layers in topological order, and what flows between them
     layout        How a tensor is divided over the ranks of a stage: cut points per dim
     lazy          What is made when it is first asked for: names of a package, and values by key
-    plan          The plan: what is decided, what it is predicted to cost, and how it was found
+    plan          The plan: what is decided, what it is predicted to cost, how it was found, and when it counts as
+                  proven
     problem       What a solver is asked: a profile, and the request (batch, schedules, objective, memory margin)
     profile       What every layer, device and link costs: the file between ``profile`` and ``plan``
     program       A program: a schedule with every message, reduction and update explicit; which gradients share a
                   bucket
     proof         What a proof of a plan says: its claim, the space it is about, and what shows it (``planner.proof``)
-    quantities    What a quantity may be, judged by its name, which ends in its unit: not negative, and not beyond any
-                  machine
+    quantities    Quantities as data sheets write them, and what they may be: not negative, and not beyond any machine
     schedule      Pipeline schedules as data: what each rank does, in order, and the one rule of what must precede what
+    strict_yaml   YAML as strictly as JSON: no key twice, no alias inside of what it names
     timeline      When every action ran: predicted by the simulator or measured by the runtime, in one type
     validation    Whether a file of the right types makes sense: one list of faults, each with its path inside the file
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -129,14 +129,14 @@ class DeviceSpec:
     on_chip_bytes: int = field(default=0, metadata={"added": "0.1"})
     on_chip_bytes_per_s: float | None = field(default=None, metadata={"added": "0.1"})
 
+    @property
+    def memories(self) -> tuple[int, ...]:
+        """Bytes of each of its memories: of the main one, and of what is beside it."""
+        return (self.memory_bytes, self.on_chip_bytes) if self.on_chip_bytes else (self.memory_bytes,)
+
     def group(self, level: str) -> str | None:
         """The group of that level that the device is in."""
         return self.host if level == HOST else self.groups.get(level)
-
-
-def off_chip(kind: str) -> str:
-    """The kind under which a profile has the costs of a device with two memories whose parameters are in the larger."""
-    return f"{kind}, weights off chip"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,20 @@ own, as ``"module:attribute"``::
 
     HOOKS = {"solvers": {"piper": "planner.extras.baselines.piper.solver:solve"}}
 
-The core asks with :func:`hooks` and imports an addition when it is first needed.  A folder that is deleted is not
-asked, so that the core neither names its extras nor needs them.
+The core asks with :func:`hooks`, or for the one that it needs with :func:`addition`, and imports an addition when it is
+first needed.  A folder that is deleted is not asked, so that the core neither names its extras nor needs them.
 """
 
 from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
+
+from planner.ir.errors import UnsupportedModelError
 
 
 class Additions(Mapping[str, Any]):
@@ -29,7 +31,7 @@ class Additions(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
             module, _, attribute = self._places[name].partition(":")
-            self._loaded[name] = getattr(import_module(module), attribute)
+            self._loaded[name] = getattr(import_module(module), attribute) if attribute else import_module(module)
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -46,6 +48,55 @@ def hooks(package: str, point: str) -> Additions:
     for extra in _extras(package):
         places |= getattr(extra, "HOOKS", {}).get(point, {})
     return Additions(places)
+
+
+def addition(package: str, point: str, name: str) -> Any:
+    """What an extra adds under ``name``, where a plan or a request cannot do without.
+
+    Raises:
+        UnsupportedModelError: no extra does.
+    """
+    additions = hooks(package, point)
+    if name not in additions:
+        names = ", ".join(additions) or "nothing"
+        raise UnsupportedModelError(
+            f"nothing here knows the {point} of {name}",
+            [f"the folders of {package}/extras know: {names}"],
+            ["install halopipe with its extras"],
+        )
+    return additions[name]
+
+
+def hook_of(package: str, point: str, value: object) -> Any:
+    """The addition whose name is the class of ``value``, or one that it derives from (``"module.Class"``); None: none.
+
+    Nothing is imported for a class that no extra names.
+    """
+    additions = hooks(package, point)
+    names = (f"{each.__module__}.{each.__qualname__}" for each in type(value).__mro__)
+    return next((additions[name] for name in names if name in additions), None)
+
+
+def public(module: str, own: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module whose names extras have, at the point of the module's own name.
+
+    They add names there, or ``*``: a module, all of whose names are meant (``"*": "halopipe.extras.figures.figures"``).
+
+    Args:
+        own: the ``__getattr__`` for the other names; None: there are none.
+    """
+
+    def get(name: str) -> Any:
+        additions = hooks(module.partition(".")[0], module)
+        if name in additions:
+            return additions[name]
+        if "*" in additions:
+            return getattr(additions["*"], name)
+        if own is not None:
+            return own(name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return get
 
 
 @functools.cache

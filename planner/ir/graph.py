@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import heapify, heappop, heappush
@@ -309,3 +309,11 @@ def topological_order(
             if not missing[dst]:
                 heappush(ready, rank[dst])
     return tuple(order)
+
+
+def bits_of(bits: int) -> Iterator[int]:
+    """The numbers in a set that is written as bits (``1 << number``), ascending."""
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low

@@ -163,3 +163,7 @@ class Problem:
         """What a plan may use on ``rank``."""
         usable = int(self.profile.cluster.devices[rank].memory_bytes * (1 - self.memory_margin))
         return min(usable, self.memory_bytes) if self.memory_bytes else usable
+
+    def room_bytes(self, rank: int) -> int:
+        """The same, with the memories beside the main one of the device: no plan may hold more there."""
+        return self.memory_limit_bytes(rank) + sum(self.profile.cluster.devices[rank].memories[1:])

@@ -23,7 +23,7 @@ from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Graph, Layer, TensorSpec
 from planner.ir.plan import Decision, Placement, Plan
 from planner.ir.problem import OBJECTIVES, RECOMPUTE, SHARD, STATISTICS, ZERO
 from planner.ir.profile import LEVEL_PAIRS, Measurement, PreparationCost, Profile
-from planner.ir.quantities import BYTES, SECONDS, Fault, out_of_limits
+from planner.ir.quantities import BYTES_LIMITS, SECONDS_LIMITS, Fault, out_of_limits
 from planner.ir.schedule import Action
 from planner.ir.timeline import Timeline, TimelineFile
 
@@ -165,7 +165,7 @@ def _spec(path: str, spec: TensorSpec, samples: int) -> Iterator[Fault]:
         yield from _at_least(f"{path}.shape[{position}]", extent, 0)
         if spec.dims[position] == SAMPLE and samples > 0 and extent % samples:
             yield f"{path}.shape[{position}]", f"{extent} is no multiple of graph.samples, {samples}"
-    if all(extent >= 0 for extent in spec.shape) and prod(spec.shape) > BYTES[1] / 16:
+    if all(extent >= 0 for extent in spec.shape) and prod(spec.shape) > BYTES_LIMITS[1] / 16:
         yield f"{path}.shape", f"{' x '.join(map(str, spec.shape))} elements are beyond any machine"
 
 
@@ -210,7 +210,7 @@ def _cluster(cluster: Cluster) -> Iterator[Fault]:
         yield "cluster.devices", f"{len(cluster.devices)} devices; {MOST_DEVICES} are the most"
     yield from _twice("cluster.devices", "a device called", (device.name for device in cluster.devices))
     for index, device in enumerate(cluster.devices):
-        yield from _at_least(f"cluster.devices[{index}].memory_bytes", device.memory_bytes, 1, int(BYTES[1]))
+        yield from _at_least(f"cluster.devices[{index}].memory_bytes", device.memory_bytes, 1, int(BYTES_LIMITS[1]))
         for name in ("name", "kind", "host"):
             if not getattr(device, name):
                 yield f"cluster.devices[{index}].{name}", "is empty"
@@ -290,9 +290,9 @@ def _link(path: str, link: Link) -> Iterator[Fault]:
 def _points(path: str, points: Sequence[tuple[int, float]], *, above_zero: bool = False) -> Iterator[Fault]:
     """A table of (message bytes, seconds), by growing size; read on logarithms where it must be above zero."""
     for index, (size, seconds) in enumerate(points):
-        if not 0 < size <= BYTES[1]:
+        if not 0 < size <= BYTES_LIMITS[1]:
             yield f"{path}[{index}][0]", f"{size:g} is no size of a message"
-        if not 0 <= seconds <= SECONDS[1] or (above_zero and seconds <= 0):
+        if not 0 <= seconds <= SECONDS_LIMITS[1] or (above_zero and seconds <= 0):
             yield f"{path}[{index}][1]", f"{seconds:g} s is no duration of a message"
     for index, ((a, _), (b, _)) in enumerate(pairwise(points)):
         if b <= a:
@@ -332,7 +332,7 @@ def _request(plan: Plan) -> Iterator[Fault]:
         yield from _known(f"{path}.{name}", what, getattr(request, name), allowed)
     yield from _zero(f"{path}.zero", request.zero)
     for name in ("max_stages", "num_ranks", "memory_bytes"):
-        yield from _at_least(f"{path}.{name}", getattr(request, name), 0, int(BYTES[1]))
+        yield from _at_least(f"{path}.{name}", getattr(request, name), 0, int(BYTES_LIMITS[1]))
     for index, size in enumerate(request.micro_batch_sizes):
         yield from _at_least(f"{path}.micro_batch_sizes[{index}]", size, 1, MOST_SAMPLES)
     for name in ("fix", "forbid"):

@@ -29,7 +29,8 @@ Modules:
     boundary          What stages hand to each other, derived from the access relations of the layers on both sides
     boxes             Boxes as arrays: what each rank has of a tensor, and what moves
     contraction       Layers whose input channels are shared: who reads, makes, sums and keeps what
-    convolution       Convolutions, and pools: a window that moves over space
+    convolution       Convolutions, and pools: a window that moves over space, and so the halo that a part reads of its
+                      neighbours
     data_movement     Data that is moved, not computed: reshapes, slices, concatenation, padding; and interpolation
     division          How a stage of several ranks divides its layers: what every rank does, holds, reads and uses of
                       each
@@ -48,10 +49,6 @@ Modules:
     sparse            Layers over the sites of sparse tensors: convolutions, pools, and from sites to samples and back
     stage_rules       What layers ask of the stages that hold them: one table, which searches keep to and the runtime
                       refuses by
-    tiling            Which layers may be run in tiles, and in blocks at all (:class:`planner.ir.plan.Block`); what is
-                      refused, and why
-    token_slices      Token slices: a micro-batch's sequences cut along time into parts that go through a stage one
-                      after the other
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def refusals(problem: Problem) -> Iterator[tuple[str, str]]:
     odd = [n for n, t in traits.items() if t.timed or not (t.synchronous and t.trains and t.stages_per_position == 1)]
     pools = Counter((cluster.groups_of(r), cluster.devices[r].kind, problem.memory_limit_bytes(r)) for r in ranks)
     ways = prod(comb(count + 3, 3) for count in pools.values())
-    streams = any(cluster.devices[r].streams or cluster.devices[r].on_chip_bytes for r in ranks)
+    streams = any(cluster.devices[r].streams or cluster.devices[r].memories[1:] for r in ranks)
     dims = ", ".join(problem.allow)
     for is_odd, what, remedy in (
         (problem.objective != THROUGHPUT, f"the objective {problem.objective}", "leave out --objective"),

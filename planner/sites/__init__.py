@@ -1,10 +1,6 @@
-"""Who owns which sites of a micro-batch of point clouds: blocks, their one order, intervals of it, and their balance.
+"""Who owns which sites of a micro-batch of point clouds: blocks, their one order, intervals of it.
 
 Read ``keys`` (blocks), ``partition`` (their order in a sample, and cuts of it), ``arrangement`` (who owns what),
-``balance`` (what that costs), ``prices`` (what layers cost on sites).  Import from the module that defines a name:
-``from planner.sites.arrangement import arrange``.
+``prices`` (what layers cost on sites).  Import from the module that defines a name: ``from planner.sites.arrangement
+import arrange``.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -293,3 +293,15 @@ def _large_first(work: Sequence[int], speeds: Sequence[float], large: Sequence[i
 
 def _by_rank(ranks: Sequence[int]) -> list[int]:
     return sorted(range(len(ranks)), key=lambda item: (ranks[item], item))
+
+
+def halo_sites(source: Ranks, target: Ranks, neighbours: AnyInts, num_ranks: int) -> Ints:
+    """Input rows [n, n] that go from rank to rank, given the owners of input [N] and of output rows [M]."""
+    needed: NDArray[np.bool_] = np.zeros((len(source) + 1) * num_ranks, np.bool_)
+    for rows in neighbours:  # row -1 (absent) falls on the last, which is not counted
+        needed[np.asarray(rows, dtype=np.int64) * num_ranks + target] = True
+    pairs = np.flatnonzero(needed[: len(source) * num_ranks])
+    src, dst = source[pairs // num_ranks].astype(np.int64), pairs % num_ranks
+    counts = np.bincount(src * num_ranks + dst, minlength=num_ranks**2).reshape(num_ranks, num_ranks)
+    np.fill_diagonal(counts, 0)
+    return counts

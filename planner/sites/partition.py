@@ -52,7 +52,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.ir.errors import UsageError
-from planner.sites.keys import AXIS_BITS, HALF, AnyInts, Floats, Ints, block_keys, pack, unpack
+from planner.sites.keys import AnyInts, Floats, Ints, block_keys, pack, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,14 +378,3 @@ def _partitioned(order: Ints, second: Flags, node: Ints, starts: Ints, at: Ints)
     result = np.empty_like(order)
     result[places] = order
     return result
-
-
-def morton(keys: Ints, work: Ints, goals: Ints | None = None) -> Ints:
-    """The permutation [B] that puts blocks in Morton's order (their coordinates' bits in turn), samples ascending."""
-    del work, goals
-    samples, blocks = unpack(keys)
-    spread = np.zeros(len(keys), np.int64)
-    for bit in range(AXIS_BITS):
-        for axis in range(3):
-            spread |= (blocks[:, axis] + HALF >> bit & 1) << 3 * bit + 2 - axis
-    return np.lexsort((spread, samples))

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TypeVar
 
+from planner.ir.extras import hooks
+
 Item = TypeVar("Item")
 
 ACTION_S = 3e-5
@@ -201,3 +203,9 @@ def check_time(work_s: float = CALL_S) -> None:
     current = _CURRENT.get()
     if current is not None:
         current.require(work_s)
+
+
+def stated_s(solver: str, time_limit_s: float) -> float:
+    """What ``solver`` may take as a rival of a search of ``time_limit_s``: what its authors state, if they do."""
+    seconds: float = hooks("planner", "stated seconds").get(solver, time_limit_s)
+    return seconds

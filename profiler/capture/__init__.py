@@ -30,7 +30,3 @@ Modules:
     verify_capture        Check of a captured graph: it computes the module's loss and gradients, and values have the
                           dtypes that it says
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

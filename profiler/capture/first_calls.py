@@ -42,7 +42,7 @@ class _Outcome:
     error: str = ""
 
 
-class CalledModule:
+class FirstCall:
     """A module between its first call and the next.
 
     Attributes:
@@ -204,7 +204,7 @@ def change_weights(model: LoadedModel) -> None:
 
 def _refusal(
     model: LoadedModel,
-    memory: CalledModule,
+    memory: FirstCall,
     whole: Mapping[str, Tensor],
     tensors: Mapping[str, Tensor],
     both: tuple[_Outcome, _Outcome],
@@ -239,10 +239,12 @@ def _refusal(
     )
 
 
-def _changes_on(model: LoadedModel, memory: CalledModule, whole: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> bool:
+def _changes_on(
+    model: LoadedModel, memory: FirstCall, whole: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> bool:
     """Whether the module that was called once would be refused as well."""
     memory.as_called()
-    second = CalledModule(model, memory._loss_of)
+    second = FirstCall(model, memory._loss_of)
     second.call(tensors, FIRST)
     second.note()
     change_weights(model)
@@ -252,7 +254,7 @@ def _changes_on(model: LoadedModel, memory: CalledModule, whole: Mapping[str, Te
     return not _is_alike(second.call(whole), second.forgotten(whole))
 
 
-def _line(memory: CalledModule, name: str, whole: Mapping[str, Tensor]) -> str:
+def _line(memory: FirstCall, name: str, whole: Mapping[str, Tensor]) -> str:
     """The user's line behind which ``name`` has another value; empty where that is not to be seen."""
     place = ""
     last: FrameType | None = None

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from cuda_ops.calls import arguments_of
 from cuda_ops.device.placing import move, on_device, tensors_of
+from cuda_ops.preparation import SeparatePreparation
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import (
     MIXES_SAMPLES,
@@ -171,7 +172,8 @@ def _of_traced(
     by_node = {node.name: value for node, value in values.items()}
     layers = dict(zip(names, dependences, strict=True))
     graph = _graph(traced, rules, layer_groups, names, values)
-    graph = marked(graph, layers, layer_groups, names, traced, samples_neighbours=_samples_neighbours(model))
+    is_separate = model.clouds is not None and isinstance(model.clouds.preparation, SeparatePreparation)
+    graph = marked(graph, layers, layer_groups, names, traced, is_separate=is_separate)
     return CapturedModule(
         _with_pairs(graph, model),
         traced.module,
@@ -190,15 +192,6 @@ def _of_traced(
         traced.fixed,
         model.samples < traced.samples,
     )
-
-
-def _samples_neighbours(model: LoadedModel) -> bool:
-    """Whether a batch is seeds of a graph, whose neighbours are sampled."""
-    if model.clouds is None:
-        return False
-    from cuda_ops.sampling.preparation import SampledPreparation  # late: other networks do without
-
-    return isinstance(model.clouds.preparation, SampledPreparation)
 
 
 def _evaluating(module: nn.Module) -> tuple[str, ...]:

@@ -45,14 +45,14 @@ def marked(
     names: tuple[str, ...],
     traced: TracedModel,
     *,
-    samples_neighbours: bool = False,
+    is_separate: bool = False,
 ) -> Graph:
     """``graph`` with attributes that say what its layers do beside their kinds.
 
     Args:
         dependences: by layer, what samples of it depend on.
         layer_nodes, names: the nodes of each layer, and its name.
-        samples_neighbours: whether batches are seeds of a graph, for which ranks sample.
+        is_separate: whether inputs of some samples are prepared without those of others.
     """
     layer_of = {node: name for group, name in zip(layer_nodes, names, strict=True) for node in group.nodes}
     shared, statistics = _shared_state(traced.module.graph, layer_of), _shared_statistics(traced.module.graph, layer_of)
@@ -75,9 +75,9 @@ def marked(
         marks |= {UPDATES_STATE: updates[layer.name]} if layer.name in updates else {}
         marks |= {SHARED_STATISTICS: statistics[layer.name]} if layer.name in statistics else {}
         marks |= {NOT_LINEAR_BACKWARD: functions[0]} if functions else {}
-        if samples_neighbours and mark == MIXES_SAMPLES:
+        if is_separate and mark == MIXES_SAMPLES:
             marks[SEEDS] = "mixes"
-        elif samples_neighbours and any(map(is_random, nodes)) and any(spec.has_sites for spec in layer.outputs):
+        elif is_separate and any(map(is_random, nodes)) and any(spec.has_sites for spec in layer.outputs):
             marks[SEEDS] = "draws"
         marks |= {} if traced.is_polymorphic else {FIXES_SAMPLES: True}
         return replace(layer, attributes={**layer.attributes, **marks}) if marks else layer

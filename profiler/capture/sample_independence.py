@@ -24,6 +24,7 @@ from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from cuda_ops.dense.state_writes import BATCH_NORM
 from cuda_ops.dense.user_functions import LINEAR_BACKWARD, is_user_function
 from cuda_ops.operator_table import operator_row
+from cuda_ops.preparation import SeparatePreparation
 from planner.ir.graph import INTERLEAVES_SAMPLES, MIXES_SAMPLES
 from profiler.capture import loss_reduction
 from profiler.capture.functional import INDEX
@@ -32,7 +33,7 @@ from profiler.capture.layers import OperatorGroup, is_output_of
 from profiler.capture.operators import function_called, name_read, tensors_in
 from profiler.capture.trace import TracedModel
 from profiler.capture.verify_capture import module_loss
-from profiler.source.model import GraphExample, LoadedModel, example_of, fed_example, is_alike
+from profiler.source.model import LoadedModel, example_of, fed_example, is_alike
 from runtime.captured import attribute
 
 _PAIR = 2
@@ -69,10 +70,10 @@ def dependence(
         *others, loss = (Dependence(MIXES_SAMPLES),) * len(layer_groups)
         return (*others, replace(loss, needs_whole_batch=not _is_mean_of_examples(model)))
     with model.precision():
-        if isinstance(model.clouds, GraphExample):
-            return _dependence(traced, layer_groups, _pieces(traced, model.clouds))
         if model.clouds is not None:
-            return _dependence_of_rows(traced, layer_groups, model)
+            if not isinstance(model.clouds.preparation, SeparatePreparation):
+                return _dependence_of_rows(traced, layer_groups, model)
+            return _dependence(traced, layer_groups, _pieces(traced, model, model.clouds.preparation))
         return _dependence(traced, layer_groups, _samples(traced, model))
 
 
@@ -166,15 +167,15 @@ def _samples(traced: TracedModel, model: LoadedModel) -> list[_GraphRun]:
     return runs
 
 
-def _pieces(traced: TracedModel, example: GraphExample) -> list[_GraphRun]:
-    """Two seeds of a graph network side by side, and each alone: the rows of one are none of the other's."""
-    seeds, draws, *targets = (each[:_PAIR] for each in (*example.inputs, *example.targets))
+def _pieces(traced: TracedModel, model: LoadedModel, preparation: SeparatePreparation) -> list[_GraphRun]:
+    """Two samples side by side, and each alone: the rows of one are none of the other's."""
+    inputs, targets = model.fed
     pieces = [slice(at, at + 1) for at in range(_PAIR)]
-    batches = example.preparation.side_by_side([seeds[piece] for piece in pieces], draws)
+    batches = preparation.side_by_side([[each[piece] for each in (*inputs, *targets)] for piece in pieces])
     runs = []
-    for inputs, rows in zip(batches, (slice(0, _PAIR), *pieces), strict=True):
-        tensors = (*inputs, *(target[rows] for target in targets))
-        runs.append(_GraphRun(traced, len(inputs[0]), dict(zip(traced.inputs, tensors, strict=True))))
+    for made, rows in zip(batches, (slice(0, _PAIR), *pieces), strict=True):
+        tensors = (*made, *(target[rows] for target in targets))
+        runs.append(_GraphRun(traced, len(made[0]), dict(zip(traced.inputs, tensors, strict=True))))
     return runs
 
 

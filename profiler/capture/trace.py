@@ -53,7 +53,7 @@ from profiler.capture.operators import name_read, node_argument, place
 from profiler.capture.refusals import chooses_by_data, refusal_of, refusal_of_sites, takes_sizes_for_numbers
 from profiler.capture.sizes import NUM_SAMPLES, FixedSamplesError, Places, SizeNodes, Symbols, read_symbols, require
 from profiler.capture.user_module import StateChanges, kept_functions, refuse_hooks, users_line
-from profiler.source.model import GraphExample, LoadedModel
+from profiler.source.model import LoadedModel
 from profiler.source.structure import named_tensors
 from runtime.captured import attribute
 
@@ -186,7 +186,7 @@ def traces(model: LoadedModel) -> Iterator[TracedModel]:
     tensors = _distinct(_repeated(tensor, model.samples, samples) for tensor in (*model.inputs, *model.targets))
     wrapper = _WithLoss(model)
     varying = _varying(model)
-    whole = frozenset() if model.clouds is None else model.clouds.without_samples
+    whole = frozenset() if model.clouds is None else model.clouds.inputs_of(model.clouds.preparation.without_samples)
     names = model.names
     dim = torch.export.Dim("samples")
     by_samples = tuple(
@@ -300,8 +300,8 @@ def _clean(model: LoadedModel, program: ExportedProgram, samples: int) -> Traced
     keep_rows_apart(graph)
     pick_by_sample(graph)
     _differentiate(graph)
-    if isinstance(model.clouds, GraphExample):
-        keep_indices_home(graph, model.clouds.indices)
+    if model.clouds is not None:
+        keep_indices_home(graph, model.clouds.inputs_of(model.clouds.preparation.indices))
     found_loss, found_outputs = cast("tuple[fx.Node, dict[str, fx.Node]]", made.args[0])
     made.args = (found_loss,)
     graph.eliminate_dead_code(_has_effects)  # such as numbers that were read for a check

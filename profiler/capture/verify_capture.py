@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from cuda_ops._torch import BatchNormBase, DropoutBase, at_node
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.first_calls import CALLED_ONCE, FIRST, LATER, CalledModule, is_equal
+from profiler.capture.first_calls import CALLED_ONCE, FIRST, LATER, FirstCall, is_equal
 from profiler.capture.trace import TracedModel
 from profiler.capture.user_module import (
     drawn_so_far,
@@ -57,11 +57,11 @@ def require_same_loss(traced: TracedModel, model: LoadedModel) -> Set[str]:
     """
     samples, whole = _example(traced, model)
     with kept_state(*model.stateful), fresh_gradients(*model.owners.values()):
-        memory, called_with = CalledModule(model, partial(_loss_of_copies, model)), _copies(whole)
+        memory, copies = FirstCall(model, partial(_loss_of_copies, model)), _copies(whole)
         with kept_state(*model.stateful):
-            expected = _own_result(model, called_with, samples)
+            expected = _own_result(model, copies, samples)
             memory.note()
-        _require_same_inputs(model, whole, called_with, expected.loss)
+        _require_same_inputs(model, whole, copies, expected.loss)
         by_graph = _graph_result(traced, model, whole, samples)
         _require_alike(traced, expected.loss, by_graph.loss, {})
         _require_same_gradients(model, expected.gradients, by_graph.gradients)
@@ -280,15 +280,15 @@ def _loss_of(model: LoadedModel, values: Sequence[Tensor]) -> Tensor:
 
 
 def _require_same_inputs(
-    model: LoadedModel, tensors: Mapping[str, Tensor], called_with: Mapping[str, Tensor], first: Tensor
+    model: LoadedModel, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], first: Tensor
 ) -> None:
     """Raises :class:`UnsupportedModelError` where forward writes to its inputs so that a second one differs.
 
     Args:
-        called_with: the inputs as a first forward on ``tensors`` left them; its loss was ``first``.
+        copies: the inputs as a first forward on ``tensors`` left them; its loss was ``first``.
     """
-    written = [name for name, tensor in tensors.items() if not is_alike(called_with[name], tensor)]
-    if written and not is_alike(first, _loss_alone(model, lambda: _loss_of(model, [*_copies(called_with).values()]))):
+    written = [name for name, tensor in tensors.items() if not is_alike(copies[name], tensor)]
+    if written and not is_alike(first, _loss_alone(model, lambda: _loss_of(model, [*_copies(copies).values()]))):
         raise UnsupportedModelError(
             f"forward writes to its own input, {written[0]}, in place",
             ["the next step on the same data would read something else"],
@@ -505,7 +505,7 @@ def _require_alike(traced: TracedModel, expected: Tensor, captured: Tensor, grap
 
 def _fewer(traced: TracedModel, model: LoadedModel, samples: int, divisor: int) -> dict[str, Tensor]:
     """Of clouds: maps of fewer points, since a part of a map is none."""
-    clouds = model.clouds and model.clouds.of_fewer_points(divisor)
+    clouds = model.clouds and model.clouds.of_fewer_rows(divisor)
     return example_of(traced.inputs, replace(model, clouds=clouds), samples)
 
 

@@ -7,9 +7,6 @@ Modules:
     cpu          What messages and sums cost between workers on CPU cores, over the transport of a run
     gpu          What messages and sums cost between the GPUs of this host, over NCCL, as the runtime sends them
     host_pairs   Pairs of ranks, one after another; by how much a message delays computation
-    messages     What messages between two ranks cost, each way, measured by both of them together
+    messages     What messages between two ranks cost, each way (latency, bandwidth of a long stream), measured by both
+                 of them together
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

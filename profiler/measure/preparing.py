@@ -1,4 +1,4 @@
-"""What a host makes ahead of a micro-batch: of clouds site sets, maps and ranks' shares of them, of seeds neighbours.
+"""What a host makes ahead of a micro-batch of clouds: site sets, maps and ranks' shares of them.
 
 Shares are made as ranks make them (:mod:`runtime.sparse`): the order of the sites, the places where ranks cut it, and
 the first rank's part of each map.  Halos are counted in the same order.
@@ -13,38 +13,37 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TypeVar, cast
 
-import torch
 from torch import Tensor
 
 from cuda_ops.sparse.geometry import BuiltGeometry, Route
 from cuda_ops.sparse.preparation import Preparation
 from planner.ir.graph import Graph, graph_of_sites
 from planner.ir.profile import PreparationCost, SiteHalo
-from planner.sites.balance import halo_sites
+from planner.sites.arrangement import halo_sites
 from planner.sites.prices import prices
 from profiler.measure.timing import trimmed_mean
-from profiler.source.model import CloudExample, GraphExample
+from profiler.source.model import PreparedExample
 from runtime.pipeline.microbatches import Batch
-from runtime.sparse.batch import ArrangedClouds, InputPreparation, PreparedBatch
+from runtime.sparse.batch import ArrangedClouds, PreparedBatch, PreparedInputs
 from runtime.sparse.share import SiteShare
 
 T = TypeVar("T")
 PARTS = (2, 3, 4, 8)
 """Numbers of ranks for which halos are counted; others follow from them."""
 _NUM_RUNS = 5
-_COLLATE, _SAMPLE = "collate", "sample"
+_COLLATE = "collate"
 
 
 def preparation_costs(
-    graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], samples: int
+    graph: Graph, example: PreparedExample, raw: tuple[Tensor, ...], samples: int
 ) -> tuple[PreparationCost, ...]:
     """Thread CPU seconds of each step, of the ``samples`` clouds in ``raw``: medians of a few runs.
 
     A site set comes after the one that it is made of, a map after its ends.  What sharing sites costs on top is
     measured for two ranks: the order of the sites, and what a rank does with each map.
     """
-    preparation = example.preparation
-    prepared = InputPreparation.of(graph, preparation, {})
+    preparation = cast("Preparation", example.preparation)
+    prepared = PreparedInputs.of(graph, preparation, {})
     level_names, inputs = preparation.size_of, {own: name for name, own in prepared.names.items()}
     runs = [_timed(graph, preparation, raw) for _ in range(_NUM_RUNS)]
     seconds = {name: trimmed_mean([run[name] for run in runs]) for name in runs[0]}
@@ -70,21 +69,10 @@ def preparation_costs(
     return tuple(costs)
 
 
-def sampling_cost(graph: Graph, example: GraphExample, raw: tuple[Tensor, ...], samples: int) -> PreparationCost:
-    """Thread CPU seconds of sampling the neighbours of ``samples`` seeds, and of copying their features."""
-    made = tuple(graph.inputs)[: example.preparation.num_inputs]
-    seconds = []
-    for draw in range(_NUM_RUNS + 1):
-        start_s = time.thread_time()
-        example.preparation.prepared((raw[0], torch.full_like(raw[1], draw), *raw[2:]))
-        seconds.append(time.thread_time() - start_s)
-    return PreparationCost(_SAMPLE, made, (), trimmed_mean(seconds[1:]), samples, is_beside=True)
-
-
-def site_halos(graph: Graph, example: CloudExample, raw: tuple[Tensor, ...], samples: int) -> tuple[SiteHalo, ...]:
+def site_halos(graph: Graph, example: PreparedExample, raw: tuple[Tensor, ...], samples: int) -> tuple[SiteHalo, ...]:
     """Rows that each sparse layer exchanges, where equal ranks share the sites of the clouds in ``raw``."""
-    prepared = InputPreparation.of(graph, example.preparation, {})
-    clouds, recipe = example.preparation.clouds(raw), example.preparation.recipe
+    preparation = cast("Preparation", example.preparation)
+    prepared, clouds, recipe = PreparedInputs.of(graph, preparation, {}), preparation.clouds(raw), preparation.recipe
     halos = []
     for parts in PARTS:
         speeds = (1.0,) * parts
@@ -120,7 +108,7 @@ def _timed(graph: Graph, preparation: Preparation, raw: tuple[Tensor, ...]) -> d
     return laps.seconds
 
 
-def _timed_shares(prepared: InputPreparation, raw: tuple[Tensor, ...]) -> dict[str, float]:
+def _timed_shares(prepared: PreparedInputs, raw: tuple[Tensor, ...]) -> dict[str, float]:
     """Seconds of arranging the clouds (under ``collate``), and of each map's part on the first of two ranks.
 
     All maps are there.  Of one that no layer reads as neighbours, ranks make no part.

@@ -16,6 +16,7 @@ import torch
 
 from planner.ir.codec import fingerprint
 from planner.ir.errors import StaleFileError, UnsupportedModelError, UsageError
+from planner.ir.extras import hook_of
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape
 from profiler.capture.graph import capture_for
@@ -44,7 +45,7 @@ from profiler.measure.progress import ProfileProgress, ProgressCounter
 from profiler.measure.sizes import KeyChange, Limits, Read, key_changes, likely_sizes, next_size, not_bracketed
 from profiler.measure.timing import QUICK, TimedLayer, TimingEffort, shared, time_layers
 from profiler.shards.measure import PartRounds, likely_rounds
-from profiler.source.model import CloudExample, GraphExample, LoadedModel, example_of, fed_example
+from profiler.source.model import LoadedModel, PreparedExample, example_of, fed_example
 from profiler.source.module_kinds import trained_parameters
 from profiler.source.source import load_model
 from runtime.captured import CapturedModule
@@ -313,14 +314,15 @@ class _Measuring:
             return self._job.chosen.shapes
         return self._job.shapes(self._captured.graph, sizes) if self._job.shapes is not None else ()
 
-    def _with_preparations(self, rest: Rest, example: CloudExample | GraphExample, sizes: tuple[int, ...]) -> Rest:
-        """With what the host prepares of clouds, or of a graph's seeds."""
-        from profiler.measure.preparing import preparation_costs, sampling_cost, site_halos  # late: others do without
+    def _with_preparations(self, rest: Rest, example: PreparedExample, sizes: tuple[int, ...]) -> Rest:
+        """With what the host prepares of users' batches."""
+        from profiler.measure.preparing import preparation_costs, site_halos  # late: others do without
 
         graph = self._captured.graph
         raw = {samples: fed_example(self._model, samples) for samples in sizes}
-        if isinstance(example, GraphExample):
-            return replace(rest, preparations=tuple(sampling_cost(graph, example, raw[n], n) for n in sizes))
+        cost_of = hook_of("profiler", "preparation_costs", example.preparation)
+        if cost_of is not None:
+            return replace(rest, preparations=tuple(cost_of(graph, example, raw[n], n) for n in sizes))
         costs = [cost for samples in sizes for cost in preparation_costs(graph, example, raw[samples], samples)]
         halos = [halo for samples in sizes for halo in site_halos(graph, example, raw[samples], samples)]
         return replace(rest, preparations=tuple(costs), site_halos=tuple(halos))

@@ -3,7 +3,6 @@
 Modules:
 
     clouds         Sparse networks: a factory's SparseTensor as a model on tensors, whose maps are inputs
-    graphs         Graph networks: a factory's SampledGraph as a model on tensors, whose blocks are inputs
     local_losses   A model as blocks of which each is trained by a loss of its own: no gradient passes from one to the
                    next
     losses         The loss that is trained: the user's own, summed where there are several, or what the module computes
@@ -11,13 +10,9 @@ Modules:
     model          A model with its example and its loss, as a factory describes it; sizes that vary
     module_kinds   Modules that nothing can train, or not as they are: refused by what they are, before they are run
     parts          What a factory returned, or a person gave, as a model that is ready to train
-    saved          A module object as a file, so that other processes train that very module: its weights, its code, its
-                   example
+    saved          A module object as a file (cloudpickle, SHA-256), so that other processes train that very module: its
+                   weights, its code, its example
     source         From a MODEL string to a module with example inputs and a loss
     structure      A batch as its user has it, and the tuple of tensors that a step is fed: the one place that makes one
                    of the other
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

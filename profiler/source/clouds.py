@@ -19,7 +19,7 @@ from cuda_ops.sparse.preparation import Preparation, padded
 from cuda_ops.sparse.recipe import PreparedNetwork, Recipe, record
 from planner.ir.errors import FactoryError, UnsupportedModelError
 from profiler.source.losses import TrainedLoss, mean_of_squares, own_loss
-from profiler.source.model import CloudExample, LoadedModel
+from profiler.source.model import LoadedModel, PreparedExample
 from profiler.source.structure import BatchStructure, Nest
 
 _PAIR = 2
@@ -88,7 +88,7 @@ def load_clouds(
         preparation = _preparation(network, raw, per_site, cloud_loss, nest)
     except SparseInputError as error:
         raise FactoryError(f"{factory} returned a network that does not take its clouds", [str(error)]) from error
-    example = CloudExample(preparation, raw[:_NUM_INPUTS], raw[_NUM_INPUTS:])
+    example = PreparedExample(preparation, raw[:_NUM_INPUTS], raw[_NUM_INPUTS:])
     prepared, compared = example.prepared(example.inputs, example.targets)
     structure = replace(BatchStructure.plain(_NUM_INPUTS, 0), targets=nest)
     prepared_network = PreparedNetwork(network, preparation.recipe)

@@ -22,8 +22,7 @@ from planner.ir.graph import LOSS_PREFIX, SAMPLE
 from profiler.source.structure import BatchStructure
 
 if TYPE_CHECKING:
-    from cuda_ops.sampling.preparation import SampledPreparation
-    from cuda_ops.sparse.preparation import Preparation
+    from cuda_ops.preparation import InputPreparation
 
 
 def example_of(names: Iterable[str], model: LoadedModel, samples: int) -> dict[str, Tensor]:
@@ -211,7 +210,7 @@ class LoadedModel:
     varying: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     autocast: torch.dtype | None = None
     elementwise: frozenset[str] = frozenset()
-    clouds: CloudExample | GraphExample | None = None
+    clouds: PreparedExample | None = None
     structure: BatchStructure | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     casts: Casts = field(default_factory=dict)
@@ -307,104 +306,44 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class CloudExample:
-    """The example of a sparse network as its user's batches are.
+class PreparedExample:
+    """The example of a network whose inputs are prepared, as its user's batches are.
 
     Attributes:
         preparation: makes of them what the network is given.
-        inputs: coordinates, features and counts, samples first, padded to the largest cloud.
+        inputs: those of ``preparation.raw_names``, samples first; of clouds padded to the largest.
         targets: samples first; (samples, points, ...) where there is one a site.
     """
 
-    preparation: Preparation
+    preparation: InputPreparation
     inputs: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
 
     def prepared(
         self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Inputs and targets of the network, for a batch of clouds."""
-        tensors = tuple(self.preparation.clouds((*inputs, *targets)).tensors().values())
-        return tensors[: self.preparation.num_inputs], tensors[self.preparation.num_inputs :]
+        """Inputs and targets of the network, for a batch of its user's."""
+        tensors, num_inputs = self.preparation.prepared((*inputs, *targets)), self.preparation.num_inputs
+        return tensors[:num_inputs], tensors[num_inputs:]
 
-    def cast(self, casts: Casts) -> CloudExample:
+    def cast(self, casts: Casts) -> PreparedExample:
         """With features and targets of those dtypes cast."""
-        return replace(self, inputs=cast_tensors(self.inputs, casts), targets=cast_tensors(self.targets, casts))
+        inputs, targets = cast_tensors(self.inputs, casts), cast_tensors(self.targets, casts)
+        return PreparedExample(self.preparation.cast(casts), inputs, targets)
 
-    def of_fewer_points(self, divisor: int) -> CloudExample:
-        """With a part of the points of each cloud, at least one where there are some."""
-        points = -(-self.inputs[0].shape[1] // divisor)
-        coordinates, features, counts = self.inputs
-        targets = tuple(
-            target[:, :points] if is_per_site else target
-            for target, is_per_site in zip(self.targets, self.preparation.per_site, strict=True)
-        )
-        inputs = coordinates[:, :points], features[:, :points], counts.clamp(max=points)
-        return replace(self, inputs=inputs, targets=targets)
+    def of_fewer_rows(self, divisor: int) -> PreparedExample:
+        """With a part of the points of each cloud, or of the neighbours of each seed."""
+        preparation, raw = self.preparation.of_fewer((*self.inputs, *self.targets), divisor)
+        return PreparedExample(preparation, raw[: len(self.inputs)], raw[len(self.inputs) :])
 
-    @property
-    def without_samples(self) -> frozenset[str]:
-        """The graph's inputs whose first dim is not the samples, whatever its extent."""
-        preparation = self.preparation
-        names = BatchStructure.plain(preparation.num_inputs, len(preparation.per_site)).names
-        kinds = ("neighbours_", "reverse_", "features")
-        return frozenset(name for name, own in zip(names, preparation.names, strict=True) if own.startswith(kinds))
+    def inputs_of(self, beginnings: tuple[str, ...]) -> frozenset[str]:
+        """The graph's inputs whose names in the preparation begin so."""
+        own = self.preparation.names
+        names = BatchStructure.plain(self.preparation.num_inputs, len(self.targets)).names
+        return frozenset(name for name, each in zip(names, own, strict=True) if each.startswith(beginnings))
 
     @property
     def named(self) -> dict[str, Tensor]:
         """Inputs and targets by name."""
-        names = ("coordinates", "features", "counts", *BatchStructure.plain(0, len(self.targets)).names)
-        return dict(zip(names, (*self.inputs, *self.targets), strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class GraphExample:
-    """The example of a graph network as its user's batches are; it stands where a sparse network's clouds stand.
-
-    Attributes:
-        preparation: makes of them what the network is given.
-        inputs: seeds and draws.
-        targets: one a seed.
-    """
-
-    preparation: SampledPreparation
-    inputs: tuple[Tensor, ...]
-    targets: tuple[Tensor, ...]
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return BatchStructure.plain(self.preparation.num_inputs, self.preparation.num_targets).names
-
-    def prepared(
-        self, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Inputs and targets of the network, for a batch of seeds."""
-        tensors = self.preparation.prepared((*inputs, *targets))
-        return tensors[: self.preparation.num_inputs], tensors[self.preparation.num_inputs :]
-
-    def cast(self, casts: Casts) -> GraphExample:
-        """With features and targets of those dtypes cast."""
-        preparation = replace(self.preparation, casts=casts)
-        return replace(self, preparation=preparation, targets=cast_tensors(self.targets, casts))
-
-    def of_fewer_points(self, divisor: int) -> GraphExample:
-        """With a part of the neighbours."""
-        return replace(self, preparation=self.preparation.of_fewer(divisor))
-
-    @property
-    def without_samples(self) -> frozenset[str]:
-        """The graph's inputs whose first dim is not the samples, whatever its extent."""
-        own = zip(self._names, self.preparation.names, strict=True)
-        return frozenset(name for name, each in own if each.startswith(("features", "edges_", "targets_")))
-
-    @property
-    def indices(self) -> frozenset[str]:
-        """The graph's inputs that hold numbers of rows."""
-        own = zip(self._names, self.preparation.names, strict=True)
-        return frozenset(name for name, each in own if each.startswith(("edges_", "targets_", "seed_rows")))
-
-    @property
-    def named(self) -> dict[str, Tensor]:
-        """Inputs and targets by name."""
-        names = ("seeds", "draws", *BatchStructure.plain(0, len(self.targets)).names)
+        names = (*self.preparation.raw_names, *BatchStructure.plain(0, len(self.targets)).names)
         return dict(zip(names, (*self.inputs, *self.targets), strict=True))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.ir.errors import FactoryError
+from planner.ir.extras import hook_of
 from profiler.capture.user_module import users_line_of
 from profiler.source.losses import TrainedLoss, own_loss
 from profiler.source.model import LoadedModel, parse_varying
@@ -95,15 +96,6 @@ def _is_clouds(network: nn.Module, inputs: Any) -> bool:
     return is_clouds(network, inputs)
 
 
-def _is_sampled(inputs: Any) -> bool:
-    """The same of sampled graphs."""
-    if "cuda_ops.sampling.sampler" not in sys.modules:
-        return False
-    from profiler.source.graphs import is_sampled
-
-    return is_sampled(inputs)
-
-
 def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool) -> tuple[LoadedModel, Any]:
     """The model, and what was said to vary."""
     if isinstance(result, nn.Module):
@@ -134,10 +126,11 @@ def _parts(name: str, result: Any, input_shape: tuple[int, ...], is_shaped: bool
         from profiler.source.clouds import load_clouds
 
         return load_clouds(name, module, inputs, targets, loss)
-    if _is_sampled(inputs):
-        from profiler.source.graphs import load_sampled
-
-        return load_sampled(name, module, inputs, targets, loss)
+    for value in inputs if isinstance(inputs, tuple) else (inputs,):
+        load = hook_of("profiler", "inputs", value)
+        if load is not None:
+            model: tuple[LoadedModel, Any] = load(name, module, inputs, targets, loss)
+            return model
     structure, fed, compared = BatchStructure.of(name, module, inputs, targets, is_pair=loss_fn is not None)
     if not fed:
         raise FactoryError(f"{name} returned no example inputs", [f"no tensor is in {_describe(inputs)}"])

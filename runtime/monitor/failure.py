@@ -67,7 +67,7 @@ def set_text(store: Store | StatusStore, key: str, text: str) -> None:
     store.set(key, str(len(starts)))
 
 
-def text_at(store: Store, key: str) -> str:
+def text_at(store: Store | StatusStore, key: str) -> str:
     """What :func:`set_text` has set, which may still have to come."""
     return "".join(store.get(f"{key}/{number}").decode() for number in range(int(store.get(key))))
 
@@ -83,7 +83,7 @@ def leave_error(store: Store | StatusStore, rank: int, text: str) -> None:
     store.set(FAILED, "")
 
 
-def left_by(store: Store, rank: int) -> HalopipeError | str:
+def left_by(store: Store | StatusStore, rank: int) -> HalopipeError | str:
     """What a rank has left: its result, its error, or nothing so far."""
     if store.check([f"result/{rank}"]):
         return text_at(store, f"result/{rank}")

@@ -1,7 +1,7 @@
-"""Watches the worker processes of a plan on this host, and ends all of them when one fails.
+"""Watches the ranks of a job: their processes, where they are workers of this host, or what they leave on the store.
 
-The workers meet in a store that the launcher hosts on one interface; on it they also say what they do, so that a worker
-that hangs is found although it says nothing any more.
+When one worker fails, all are ended.  They meet in a store that the launcher hosts on one interface; on it they also
+say what they do, so that a worker that hangs is found although it says nothing any more.
 
 Before its first step a worker has minutes for each thing that it does, as models and data may take those to load.  But
 one that is stopped then, or sleeps while others wait for it, need not be waited for: of workers on this host the kernel
@@ -10,7 +10,9 @@ tells, also before their first word.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import math
 import os
 import socket
 import time
@@ -23,7 +25,7 @@ from typing import Protocol, TypeGuard
 from cuda_ops._torch import Store, TCPStore
 from cuda_ops.device.host import cpu_s_of_all, process_state
 from planner.ir.errors import DeadlineError, HalopipeError, TransportError
-from runtime.monitor.activity import Beat, Silence, describe, read_board
+from runtime.monitor.activity import Beat, Silence, StatusStore, describe, read_board
 from runtime.monitor.failure import EndedWorker, also, blame, cause, died, left_by
 from runtime.monitor.waits import MEETING, Waits
 
@@ -57,33 +59,16 @@ class Workers(Protocol):
 
     def start(self) -> None:
         """Start all of them."""
-        ...
 
     @property
     def numbers(self) -> Mapping[int, int]:
         """Those of their processes, by rank."""
-        ...
 
     def ended(self) -> Mapping[int, EndedWorker]:
         """Those that have ended by now."""
-        ...
 
     def end(self) -> None:
         """End those that still run; none is alive afterwards."""
-        ...
-
-
-def host_store() -> tuple[TCPStore, int]:
-    """A store on a free port of this host, for it alone, and its port; by itself torch listens on every interface.
-
-    Raises:
-        OSError: it needs more files than may be opened.
-    """
-    listener = socket.create_server((LOOPBACK, 0), family=_family(LOOPBACK))
-    _require_files(listener.fileno())
-    port = listener.getsockname()[1]
-    store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    return store, port
 
 
 _OF_STORE = 12
@@ -101,26 +86,32 @@ def _require_files(one: int) -> None:
             os.close(file)
 
 
-def host_store_at(host: str, port: int) -> TCPStore:
-    """The store at one address and port of this host, for those that were told where it is.
+def host_store(host: str = LOOPBACK, port: int = 0) -> TCPStore:
+    """A store at one address of this host, by default for it alone; by itself torch listens on every interface.
+
+    Args:
+        port: that others were told of; 0: a free one.
 
     Raises:
         TransportError: the port is not to be had, or ``host`` is not this one.
+        OSError: it needs more files than may be opened.
     """
     try:
         listener = socket.create_server((host, port), family=_family(host))
+        _require_files(listener.fileno())
     except (OSError, UnicodeError) as error:  # UnicodeError: a..b
-        if (
-            isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        ):  # a training script has made torch's store there itself
+        number = error.errno if isinstance(error, OSError) else 0
+        if number == errno.EADDRINUSE:  # a training script has made torch's store there itself
             return join_store(host, port)
+        if number in (errno.EMFILE, errno.ENFILE):
+            raise
         raise TransportError(
             f"rank 0 cannot listen at {host}, port {port}",
             [str(error)],
             ["set MASTER_ADDR to an address of the host of rank 0, and MASTER_PORT to a free port"],
         ) from error
-    fd = listener.detach()
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+    port = listener.getsockname()[1]
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def join_store(host: str, port: int, timeout_s: float = CONNECT_S) -> TCPStore:
@@ -174,113 +165,142 @@ def meet(store: Store, rank: int, num_ranks: int, timeout_s: float = SETUP_S) ->
     return attempt
 
 
-def run_workers(
-    workers: Workers,
-    titles: Mapping[int, str],
-    store: Store,
-    watch: Callable[[Mapping[int, Beat]], None] = lambda beats: None,
-    waits: Waits | None = None,
-    deadline_s: float = SETUP_S,
-) -> dict[int, str]:
-    """Start all workers and return each rank's result; none is alive afterwards, whatever happens.
-
-    Args:
-        titles: by rank, such as ``rank 1 (n0/cpu1, stage 1)``, for errors.
-        store: that the workers publish their activity on, and leave their results and errors.
-        watch: called a few times a second with what each rank does.
-        waits: tells who waits for whom.
-        deadline_s: how long others wait at the start for a worker that only sleeps.
-
-    Raises:
-        HalopipeError: what the worker that failed first raised, with its rank; WorkerDiedError if it could not say.
-        DeadlineError: a worker did one thing for longer than its deadline, went silent for so long, or is stopped or
-            sleeps before its first step.
-    """
-    crew = _Crew(workers, titles, store, watch, waits or Waits((), ()), max(_SLEEPS_S, deadline_s), Silence(titles))
-    try:
-        workers.start()
-        return crew.wait()
-    finally:
-        workers.end()
-
-
 @dataclass(slots=True)
-class _Crew:
-    workers: Workers
-    titles: Mapping[int, str]
-    store: Store
-    watch: Callable[[Mapping[int, Beat]], None]
-    waits: Waits
-    start_s: float
-    silence: Silence
-    beats: Mapping[int, Beat] = field(default_factory=dict)
-    results: dict[int, str] = field(default_factory=dict)
-    failures: dict[int, HalopipeError] = field(default_factory=dict)
-    rests: dict[int, _Rest] = field(default_factory=dict)
+class Supervisor:
+    """Watches ranks until each has left its result; what one of them fails by is raised, with its rank.
 
-    def wait(self) -> dict[int, str]:
-        read_s = 0.0
-        while self._look():
-            if time.monotonic() - read_s >= _BOARD_S:
-                self._read_board()
+    Attributes:
+        titles: by rank, such as ``rank 1 (n0/cpu1, stage 1)``, for errors.
+        store: that the ranks publish their activity on, and leave their results and errors.
+        workers: their processes, of this host; None: somebody else's, of which the store alone tells.
+        watch: called a few times a second with what each of ``workers`` does.
+        waits: tells who waits for whom.
+        deadline_s: how long others wait at the start for a worker that only sleeps, and how long the store may be
+            silent.
+    """
+
+    titles: Mapping[int, str]
+    store: Store | StatusStore
+    workers: Workers | None = None
+    watch: Callable[[Mapping[int, Beat]], None] = lambda beats: None
+    waits: Waits = field(default_factory=lambda: Waits((), ()))
+    deadline_s: float = SETUP_S
+    _silence: Silence = field(init=False)
+    _beats: Mapping[int, Beat] = field(init=False, default_factory=dict)
+    _results: dict[int, str] = field(init=False, default_factory=dict)
+    _failures: dict[int, HalopipeError] = field(init=False, default_factory=dict)
+    _rests: dict[int, _Rest] = field(init=False, default_factory=dict)
+
+    def run(self, workers: Workers) -> dict[int, str]:
+        """Starts all workers and returns each rank's result; none is alive afterwards, whatever happens.
+
+        Raises:
+            HalopipeError: what the worker that failed first raised; WorkerDiedError if it could not say.
+            DeadlineError: a worker did one thing for longer than its deadline, went silent for so long, or is stopped
+                or sleeps before its first step.
+        """
+        self.workers = workers
+        try:
+            workers.start()
+            return self.wait()
+        finally:
+            workers.end()
+
+    def wait(self, limit_s: float = math.inf) -> dict[int, str]:
+        """Each rank's result.
+
+        Raises:
+            HalopipeError: what the rank that failed first raised; of workers also as :meth:`run`.
+            DeadlineError: the store was silent for too long.
+            TransportError: a rank has left nothing within ``limit_s``.
+        """
+        began_s = answered_s = time.monotonic()
+        self._silence, read_s = Silence(self.titles), 0.0
+        while True:
+            now_s = time.monotonic()
+            try:
+                if not self._look():
+                    break
+                answered_s = now_s
+            except RuntimeError as error:  # the store's
+                if now_s - answered_s >= self.deadline_s:
+                    silent = f"has not answered for {now_s - answered_s:.1f} s, deadline {self.deadline_s:g} s"
+                    raise DeadlineError(
+                        "nothing is known of the ranks that work",
+                        [f"the store of the job {silent}"],
+                        ["see whether the host of rank 0 runs, and can be reached"],
+                    ) from error
+            if self.workers is not None and now_s - read_s >= _BOARD_S:
+                self._read_board(self.workers)
                 read_s = time.monotonic()
-            if self.failures:
+            if self._failures:
                 self._raise_cause()
-            time.sleep(_POLL_S)
-        self._read_board()  # the last that they had to say
-        return self.results
+            if now_s - began_s > limit_s:
+                raise TransportError(f"rank {min(self.titles.keys() - self._results.keys())} left no result")
+            time.sleep(_BOARD_S if self.workers is None else _POLL_S)
+        if self.workers is not None:
+            self._read_board(self.workers)  # the last that they had to say
+        return self._results
+
+    @property
+    def _start_s(self) -> float:
+        return max(_SLEEPS_S, self.deadline_s)
 
     def _look(self) -> bool:
-        """Whether anybody still runs, or failed; results and failures of those that ended are noted."""
-        for rank, ended in self.workers.ended().items():
-            if rank in self.failures or rank in self.results:
+        """Whether anybody still runs, or failed; results and failures are noted, of workers once they have ended."""
+        ended = dict.fromkeys(self.titles) if self.workers is None else self.workers.ended()
+        for rank, process in ended.items():
+            if rank in self._failures or rank in self._results:
                 continue
             left = left_by(self.store, rank)
             if isinstance(left, HalopipeError):
-                self.failures[rank] = left
+                self._failures[rank] = left
             elif left:
-                self.results[rank] = left
-            else:
-                self.failures[rank] = self._death(rank, ended)
-        return bool(self.failures) or len(self.results) < len(self.titles)
+                self._results[rank] = left
+            elif process is not None:
+                beat = read_board(self.store, [rank]).get(rank)
+                last = str(beat) if beat else ""
+                self._failures[rank] = died(self.titles[rank], process.code, last, process.output)
+        return bool(self._failures) or len(self._results) < len(self.titles)
 
     def _raise_cause(self) -> None:
         """Wait a little for the rank that failed first to be heard, then raise."""
         first_s = time.monotonic()
         while True:
-            error = cause(self.failures)
+            error = cause(self._failures)
             if time.monotonic() - first_s >= PATIENCE_S[blame(error)]:
                 error.ranks = self._lost(error)
                 raise error
-            self._look()
+            with contextlib.suppress(RuntimeError):  # the store's
+                self._look()
             time.sleep(_POLL_S)
 
     def _lost(self, error: HalopipeError) -> tuple[int, ...]:
         """Those that failed as ``error`` says: of waits, those at whose end nobody did their part."""
-        same = [rank for rank, failure in self.failures.items() if type(failure) is type(error)]
+        same = [rank for rank, failure in self._failures.items() if type(failure) is type(error)]
         if isinstance(error, DeadlineError):
-            same = [self.waits.origin(rank, self.beats) for rank in same]
+            same = [self.waits.origin(rank, self._beats) for rank in same]
         return tuple(sorted(set(same)))
 
-    def _read_board(self) -> None:
+    def _read_board(self, workers: Workers) -> None:
         now_s = time.monotonic()
         beats = read_board(self.store, self.titles)
-        self.silence.note(beats)
-        self.beats = {rank: beat.aged(self.silence.seconds_of(rank)) for rank, beat in beats.items()}
-        self.watch(self.beats)
-        numbers = self.workers.numbers
+        self._silence.note(beats)
+        self._beats = {rank: beat.aged(self._silence.seconds_of(rank)) for rank, beat in beats.items()}
+        self.watch(self._beats)
+        numbers = workers.numbers
         has_begun = any(beat.step >= 0 for beat in beats.values())  # nobody begins a step before all are there
         for rank in self.titles:
-            if rank not in self.failures and rank not in self.results:
+            if rank not in self._failures and rank not in self._results:
                 self._check_alive(rank)
-                if rank in numbers and rank not in self.failures:
-                    is_starting = not has_begun and _is_starting(self.beats.get(rank))
+                if rank in numbers and rank not in self._failures:
+                    is_starting = not has_begun and _is_starting(self._beats.get(rank))
                     self._check_process(rank, numbers[rank], now_s, is_starting=is_starting)
 
     def _check_alive(self, rank: int) -> None:
-        beat = self.beats.get(rank)
+        beat = self._beats.get(rank)
         deadline_s = beat.deadline_s if beat else SETUP_S
-        silent_s = self.silence.seconds_of(rank)
+        silent_s = self._silence.seconds_of(rank)
         busy_s = beat.for_s + silent_s if beat else silent_s
         if busy_s <= deadline_s + _GRACE_S:
             return
@@ -289,7 +309,7 @@ class _Crew:
         if silent_s > deadline_s:
             hangs, since = "is silent", "nothing was heard of it for"
         else:
-            waits = beat is not None and self.waits.is_waiting(rank, self.beats)
+            waits = beat is not None and self.waits.is_waiting(rank, self._beats)
             hangs, since = "waits in vain" if waits else "hangs", "it has been there for"
         what = f"{hangs} {doing}{where}: {since} {busy_s:.1f} s, deadline {deadline_s:g} s"
         self._fail(rank, what, "if it is only slow, raise --deadline")
@@ -302,37 +322,33 @@ class _Crew:
         now = process_state(number)
         if now is None:
             return
-        rest = self.rests.setdefault(rank, _Rest(now_s, now_s, cpu_s_of_all(number), now_s))
+        rest = self._rests.setdefault(rank, _Rest(now_s, now_s, cpu_s_of_all(number), now_s))
         rest.look(now.state, number, now_s)
-        stopped_s, slept_s, beat = now_s - rest.went_s, now_s - rest.woke_s, self.beats.get(rank)
+        stopped_s, slept_s, beat = now_s - rest.went_s, now_s - rest.woke_s, self._beats.get(rank)
         where = f"before its first step{f', in {beat.what}' if beat else ''}"
         if not is_starting:
             where = f"in {beat.what}, step {beat.step}" if beat else "behind its first step"
-        if stopped_s >= (STOPPED_S if is_starting else self.start_s + 2 * _GRACE_S):
+        if stopped_s >= (STOPPED_S if is_starting else self._start_s + 2 * _GRACE_S):
             what = f"is stopped {where}: somebody stopped its process, {number}, {stopped_s:.1f} s ago"
             self._fail(rank, what, "what stops processes is kill -STOP, or a batch system that suspends a job")
-        elif is_starting and slept_s > self.start_s and not _waits_at_start(beat) and self._is_waited_for(rank):
-            what = f"hangs {where}: it sleeps for {slept_s:.1f} s while others wait, deadline {self.start_s:g} s"
+        elif is_starting and slept_s > self._start_s and not _waits_at_start(beat) and self._is_waited_for(rank):
+            what = f"hangs {where}: it sleeps for {slept_s:.1f} s while others wait, deadline {self._start_s:g} s"
             self._fail(rank, what, "if it only waits for a disk or a network that is slow, raise --deadline")
 
     def _is_waited_for(self, rank: int) -> bool:
         """Whether another worker waits at the start for longer than it should."""
         return any(
-            other != rank and _waits_at_start(beat) and beat.lasted_s > self.start_s
-            for other, beat in self.beats.items()
+            other != rank and _waits_at_start(beat) and beat.lasted_s > self._start_s
+            for other, beat in self._beats.items()
         )
 
     def _fail(self, rank: int, what: str, remedy: str) -> None:
         """Note that ``rank`` does not do its part, with what is known of the others."""
         error = DeadlineError(f"{self.titles[rank]} {what}", remedies=[remedy])
-        others = describe(self.beats, but=rank)
-        self.failures[rank] = also(
-            error, [*self.waits.lines(self.beats), *([f"the others: {others}"] if others else [])]
+        others = describe(self._beats, but=rank)
+        self._failures[rank] = also(
+            error, [*self.waits.lines(self._beats), *([f"the others: {others}"] if others else [])]
         )
-
-    def _death(self, rank: int, ended: EndedWorker) -> HalopipeError:
-        beat = read_board(self.store, [rank]).get(rank)
-        return died(self.titles[rank], ended.code, str(beat) if beat else "", ended.output)
 
 
 @dataclass(slots=True)

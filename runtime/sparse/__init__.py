@@ -10,10 +10,8 @@ Modules:
                 ahead
     batch       A batch of clouds as the graph's inputs: prepared when they are asked for, micro-batch by micro-batch
     halo        The executor: layers over sites that several ranks share, as autograd functions
-    preparing   Who prepares the batches of a run: of clouds sites and maps, of graphs' seeds their neighbours
+    preparing   Who prepares the batches of a run: of clouds sites and maps; of others an extra
     rules       The rule that puts shared layers in place of sparse operators, on a stage whose ranks share out sites
-    sampled     A batch of seeds as the inputs of a graph network: sampled in a thread of its own, piece by piece, ahead
-                of its step
     share       One rank's share of the sites of a micro-batch, in a stage of several ranks: what it is fed, and what it
                 lends
 """

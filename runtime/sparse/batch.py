@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from cuda_ops.sampling.preparation import SampledPreparation
+from cuda_ops.preparation import InputPreparation
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import Grid, KernelMap, MapSpec, Route, Segments
 from cuda_ops.sparse.local import Owned, local_segments
@@ -167,7 +167,7 @@ def _renumbered(half: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class InputPreparation:
+class PreparedInputs:
     """How a model's inputs are prepared.
 
     Attributes:
@@ -178,15 +178,13 @@ class InputPreparation:
     """
 
     graph: Graph
-    preparation: Preparation | SampledPreparation
+    preparation: InputPreparation
     names: dict[str, str]
     raw: dict[str, TensorSpec]
     looked_at: frozenset[str]
 
     @classmethod
-    def of(
-        cls, graph: Graph, preparation: Preparation | SampledPreparation, raw: dict[str, TensorSpec]
-    ) -> InputPreparation:
+    def of(cls, graph: Graph, preparation: InputPreparation, raw: dict[str, TensorSpec]) -> PreparedInputs:
         """The graph's inputs are in the preparation's order."""
         looked_at = {name for layer in graph.layers if layer.kind not in MAPPED for name in layer.inputs}
         names = dict(zip(graph.inputs, preparation.names, strict=True))
@@ -203,16 +201,45 @@ class InputPreparation:
         return frozenset(name for name, own in self.names.items() if own.startswith(HALVES))
 
 
+class Share(Protocol):
+    """What one rank of a stage of several has of a micro-batch.
+
+    Attributes:
+        shares: samples of each rank of the stage, by position.
+        sizes: this rank's rows of each set, by the name of the number.
+        cuts: the cut points of all ranks among the rows of each set, by the name of its number.
+    """
+
+    shares: tuple[int, ...]
+
+    @property
+    def sizes(self) -> dict[str, int]: ...
+
+    @property
+    def cuts(self) -> dict[str, tuple[int, ...]]: ...
+
+    def tensor(self, name: str) -> Tensor:
+        """This rank's part of a graph input."""
+
+
 class SizedBatch(ABC):
     """The micro-batches of a step as the graph's inputs, whose sites, or sampled nodes, are counted first."""
 
-    def __init__(self, raw: Batch, prepared: InputPreparation) -> None:
+    def __init__(self, raw: Batch, prepared: PreparedInputs) -> None:
         self.raw, self.rows, self.prepared = raw, raw.rows, prepared
         self._graphs: dict[int, Graph] = {}
 
     @abstractmethod
     def sizes(self, microbatch: int) -> dict[str, int]:
         """Rows of each set of a micro-batch, by the name of the number."""
+
+    @abstractmethod
+    def whole(self, name: str, microbatch: int) -> Tensor:
+        """A graph input of all samples."""
+
+    @abstractmethod
+    def part(self, name: str, microbatch: int, start: int, count: int) -> Tensor:
+        """See :class:`runtime.pipeline.microbatches.Batch`."""
 
     def graph(self, microbatch: int) -> Graph:
         """The graph in the shapes of a micro-batch."""
@@ -226,6 +253,14 @@ class SizedBatch(ABC):
         return {name: spec_of_sites(spec, rows, graph.samples, sizes).shape for name, spec in graph.inputs.items()}
 
 
+class SeparateBatch(SizedBatch):
+    """One whose ranks prepare what they run, and cut the samples as suits what each of them needs."""
+
+    @abstractmethod
+    def share(self, microbatch: int, speeds: tuple[float, ...], position: int) -> Share:
+        """What the rank at ``position``, of ranks of ``speeds``, has."""
+
+
 class PreparedBatch(SizedBatch):
     """``raw`` as the graph's inputs.
 
@@ -237,7 +272,7 @@ class PreparedBatch(SizedBatch):
             it away (:func:`runtime.sparse.share.share_of`), as it refers to the batch.
     """
 
-    def __init__(self, raw: Batch, prepared: InputPreparation, price: SitePrices, speeds: Sequence[float] = ()) -> None:
+    def __init__(self, raw: Batch, prepared: PreparedInputs, price: SitePrices, speeds: Sequence[float] = ()) -> None:
         super().__init__(raw, prepared)
         self._price, self._speeds = price, tuple(speeds)
         self._clouds: dict[int, Clouds | ArrangedClouds] = {}
@@ -262,11 +297,9 @@ class PreparedBatch(SizedBatch):
         return cached
 
     def sizes(self, microbatch: int) -> dict[str, int]:
-        """Sites of each site set of a micro-batch, by the name of the number."""
         return self.clouds(microbatch).sizes
 
     def whole(self, name: str, microbatch: int) -> Tensor:
-        """A graph input of all samples."""
         tensor = self._made.get((microbatch, name))
         if tensor is None:
             with telling(microbatch):

@@ -1,4 +1,4 @@
-"""Who prepares the batches of a run: of clouds sites and maps, of graphs' seeds their neighbours.
+"""Who prepares the batches of a run: of clouds sites and maps; of others an extra (``hooks("runtime", "preparing")``).
 
 Of clouds a plan says whether each step's are prepared in it, micro-batch by micro-batch, or while the step before waits
 (:attr:`planner.ir.plan.Decision.prepares_next_step`).  Then a thread of each rank finds the sites of the whole batch,
@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
-from cuda_ops.sampling.preparation import SampledPreparation
-from cuda_ops.sparse.preparation import Preparation
+from cuda_ops.preparation import InputPreparation
+from planner.ir.extras import hook_of
 from planner.ir.plan import Decision
 from planner.sites.prices import SitePrices, prices
 from runtime.captured import CapturedModule
 from runtime.pipeline.microbatches import Batch
 from runtime.sparse.ahead import BatchPreparation, Beside, Expected, PreparationClock
-from runtime.sparse.batch import InputPreparation, PreparedBatch, site_speeds
-from runtime.sparse.sampled import SampledPreparing
+from runtime.sparse.batch import PreparedBatch, PreparedInputs, site_speeds
 from runtime.sparse.share import AnyBatch, share_of
 
 
@@ -37,11 +36,10 @@ def preparing(
     Raises:
         UnsupportedModelError: ranks share what cannot be shared.
     """
-    aside, preparation = Beside(core=core, gives_way=gives_way), cast("Preparation", model.preparation)
-    prepared = InputPreparation.of(model.graph, preparation, dict(model.raw))
-    if isinstance(model.preparation, SampledPreparation):
-        return SampledPreparing.of(decision, prepared, model.preparation, aside)
-    return Preparing.of(decision, prepared, aside)
+    preparation = cast("InputPreparation", model.preparation)
+    prepared = PreparedInputs.of(model.graph, preparation, dict(model.raw))
+    made: type[Preparing] = hook_of("runtime", "preparing", preparation) or Preparing
+    return made.of(decision, prepared, Beside(core=core, gives_way=gives_way))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Preparing:
         aside: the thread that prepares what is expected.
     """
 
-    prepared: InputPreparation
+    prepared: PreparedInputs
     price: SitePrices
     speeds: tuple[float, ...]
     decision: Decision
@@ -61,7 +59,7 @@ class Preparing:
     _expected: Expected[tuple[PreparedBatch, Future[None]]] = field(default_factory=Expected)
 
     @classmethod
-    def of(cls, decision: Decision, prepared: InputPreparation, aside: Beside | None = None) -> Preparing:
+    def of(cls, decision: Decision, prepared: PreparedInputs, aside: Beside | None = None) -> Preparing:
         """For a plan of a model."""
         by_stage = [site_speeds(decision, stage) for stage in range(len(decision.stages))]
         speeds = max(by_stage, key=len, default=())

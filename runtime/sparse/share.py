@@ -17,8 +17,7 @@ from planner.ir.layout import Layout
 from planner.ir.plan import Decision
 from planner.layers.boundary import Boundaries
 from runtime.pipeline.routing import CPU
-from runtime.sparse.batch import ArrangedClouds, PreparedBatch, site_speeds
-from runtime.sparse.sampled import SampledBatch, SampledShare
+from runtime.sparse.batch import ArrangedClouds, PreparedBatch, SeparateBatch, Share, site_speeds
 
 
 class _Movable(Protocol):
@@ -125,18 +124,17 @@ class SiteShare:
         return owned
 
 
-AnyShare = SiteShare | SampledShare
-AnyBatch = PreparedBatch | SampledBatch
+AnyBatch = PreparedBatch | SeparateBatch
 
 
-def share_of(decision: Decision, batch: AnyBatch, microbatch: int, stage: int, position: int) -> AnyShare:
+def share_of(decision: Decision, batch: AnyBatch, microbatch: int, stage: int, position: int) -> Share:
     """The share of a micro-batch that the rank at ``position`` of a stage of several has; that made ahead, if any."""
-    if isinstance(batch, PreparedBatch) and (stage, microbatch) in batch.shares:
+    speeds = site_speeds(decision, stage)
+    if isinstance(batch, SeparateBatch):
+        return batch.share(microbatch, speeds, position)
+    if (stage, microbatch) in batch.shares:
         made: SiteShare = batch.shares.pop((stage, microbatch))
         return made
-    speeds = site_speeds(decision, stage)
-    if isinstance(batch, SampledBatch):
-        return SampledShare(batch, microbatch, batch.cuts(microbatch, speeds), position)
     samples = decision.layout_of(stage).samples(batch.rows[microbatch])
     return SiteShare.of(batch, microbatch, speeds, position, samples)
 
@@ -145,18 +143,19 @@ def boundaries_of_sites(
     decision: Decision,
     batch: AnyBatch,
     microbatch: int,
-    shares: Mapping[tuple[int, int], AnyShare],
+    shares: Mapping[tuple[int, int], Share],
     planned: Boundaries,
 ) -> Boundaries:
     """What stages hand each other of a micro-batch: intervals of rows, cut where its sites are shared out.
 
     Args:
         shares: by stage and micro-batch, of the stages of several ranks.
-        planned: of the decision; where one stage shares seeds, nothing is handed on, and only who has them differs.
+        planned: of the decision; where one stage prepares samples apart, nothing is handed on, and only who has
+            them differs.
     """
-    if len(decision.stages) == 1 and isinstance(batch, SampledBatch):
+    if len(decision.stages) == 1 and isinstance(batch, SeparateBatch):
         share = shares.get((0, microbatch))
-        points = share.points if isinstance(share, SampledShare) else ()
+        points = () if share is None else tuple(accumulate(share.shares, initial=0))
         return replace(planned, layouts=(Layout({SAMPLE: points}),)) if points else planned
     boundaries = Boundaries.of_decision(batch.graph(microbatch), decision)
     layouts = tuple(

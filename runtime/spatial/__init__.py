@@ -4,10 +4,7 @@ Names are imported when they are first used: a rank whose plan divides no layer 
 
 Modules:
 
-    blocks        Runs layers of a divided stage in blocks: each rank through a whole block, tile by tile, without
-                  exchanges inside
     collectives   Sums over the ranks of a step's group, of small tensors: every rank sends its own to every other
-    compiling     Divided stages under torch.compile: collectives that the compiler sees
     contraction   Input channels shared by several ranks: partial sums are made, sent to who keeps them, and added
     convolution   A convolution over cut space: which terms it is a sum of, and three ways to compute it
     decompose     Runs the layers of a stage divided: puts a local form in place of the operator of each layer; who
@@ -21,8 +18,6 @@ Modules:
     op_rules      Op rules: how a layer kind's operator runs on this rank's part, one function a kind, in a module for
                   each family
     parameters    A rank's part of each parameter and buffer of a divided stage, and the ranks that share its gradient
-    slices        Token slices of one stage on one rank: what a slice reads of those before it is kept here until their
-                  backward
 """
 
 from __future__ import annotations
@@ -32,62 +27,38 @@ from typing import TYPE_CHECKING
 from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
-    from runtime.spatial.blocks import in_blocks
-    from runtime.spatial.compiling.collective import CollectivePeerGroup, Collectives, open_collectives
-    from runtime.spatial.compiling.compiled import Compiler, compiled, refuse_draws, refuse_user_code
     from runtime.spatial.decompose import DividedStage, DrawnPlaces
     from runtime.spatial.deferred import DeferredGradients
     from runtime.spatial.empties import connected
     from runtime.spatial.exchange import PeerGroup
     from runtime.spatial.layer_shard import groups_in
     from runtime.spatial.parameters import ParameterPart, Parts, groups_of_parameters, parts_of, sliced
-    from runtime.spatial.slices import SlicePeers, of_micro_batches
 
 __all__ = [
-    "CollectivePeerGroup",
-    "Collectives",
-    "Compiler",
     "DeferredGradients",
     "DividedStage",
     "DrawnPlaces",
     "ParameterPart",
     "Parts",
     "PeerGroup",
-    "SlicePeers",
-    "compiled",
     "connected",
     "groups_in",
     "groups_of_parameters",
-    "in_blocks",
-    "of_micro_batches",
-    "open_collectives",
     "parts_of",
-    "refuse_draws",
-    "refuse_user_code",
     "sliced",
 ]
 
 _HOMES = {
-    "CollectivePeerGroup": "compiling.collective",
-    "Collectives": "compiling.collective",
-    "Compiler": "compiling.compiled",
     "DeferredGradients": "deferred",
     "DividedStage": "decompose",
     "DrawnPlaces": "decompose",
     "ParameterPart": "parameters",
     "Parts": "parameters",
     "PeerGroup": "exchange",
-    "SlicePeers": "slices",
-    "compiled": "compiling.compiled",
     "connected": "empties",
     "groups_in": "layer_shard",
     "groups_of_parameters": "parameters",
-    "in_blocks": "blocks",
-    "of_micro_batches": "slices",
-    "open_collectives": "compiling.collective",
     "parts_of": "parameters",
-    "refuse_draws": "compiling.compiled",
-    "refuse_user_code": "compiling.compiled",
     "sliced": "parameters",
 }
 

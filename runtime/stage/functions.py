@@ -26,6 +26,7 @@ from cuda_ops.dense.user_functions import is_user_function
 from cuda_ops.device.placing import move, tensors_of
 from cuda_ops.operator_table import operator_row
 from planner.ir.errors import UnsupportedModelError
+from planner.ir.extras import addition
 from planner.ir.plan import Block
 from planner.layers.recomputed import Spans
 from runtime import spatial
@@ -225,7 +226,7 @@ class StageFunctions:
                     return replace(cut, layers=layers, outputs=outputs, watched=()).function(evaluation, late=True)
 
                 names = [layer.name for layer in cut.model.graph.layers if layer.name in cut.layers]
-                evaluating = spatial.in_blocks(
+                evaluating = addition("runtime", "stage_functions", "blocks")(
                     part, self.training, evaluating.outputs, cut.model.graph, names, blocks, divided
                 )
             self._others = {Mode(False, False): evaluating}

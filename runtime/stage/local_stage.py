@@ -18,17 +18,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from cuda_ops.device.placing import on_device
+from cuda_ops.preparation import SeparatePreparation
 from planner.ir.errors import UnsupportedModelError
+from planner.ir.extras import addition
 from planner.ir.graph import producer
+from planner.ir.problem import TIME_DIMS
 from planner.layers import require_micro_batches
 from planner.layers.boundary import loss_terms, without_gradient
-from planner.layers.division import Division
 from planner.layers.stage_rules import refused_slices, require_stages
 from runtime import spatial
 from runtime.captured import answers_of, attribute, watched_values
@@ -36,16 +38,14 @@ from runtime.numerics.finite import all_finite
 from runtime.optim.of_stage import Updates, updates_of
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.sharding import GradientBuckets, ShardedParameters
-from runtime.optim.ties import groups_of
 from runtime.pipeline.microbatches import Batch
 from runtime.rank import RankContext
-from runtime.stage.cut import normalising_layers
+from runtime.stage.cut import StageFunction, normalising_layers
 from runtime.stage.functions import StageCut, StageFunctions
 from runtime.stage.modes import MicrobatchShard, RunConfig
 from runtime.stage.random.streams import CounterRng, RandomNodes
 from runtime.stage.sample_weights import is_factor, weighed_in
 from runtime.stage.stage import StageProgram
-from runtime.transport import Exchanging
 from runtime.transport.base import exchange_key
 
 if TYPE_CHECKING:
@@ -69,13 +69,9 @@ class StageBuilder:
         self._answers = answers_of(self._model) if context.answers else ()
         self._rng, self._draws = CounterRng(context.seed), RandomNodes(self._model)
         self._node_places = {node.name: place for place, node in enumerate(self._model.graph_module.graph.nodes)}
-        self._collectives: Mapping[int, spatial.Collectives] = {}
+        self._compiler: StageCompiler | None = None
         if context.compiler is not None:
-            _refuse_compiled(context)
-            decision, graph = context.decision, context.graph
-            together = {number: stage.ranks for number, stage in enumerate(decision.stages) if len(stage.ranks) > 1}
-            groups = (*groups_of(decision, graph), *spatial.groups_in(decision, graph))
-            self._collectives = spatial.open_collectives(together, groups, context.deadline_s)
+            self._compiler = addition("runtime", "stage_compilers", "torch.compile")(context, context.compiler)
 
     @property
     def layers_by_micro_batch(self) -> tuple[str, ...]:
@@ -94,7 +90,7 @@ class StageBuilder:
         actions = [action for action in context.row if action.stage == stage]
         run_config = RunConfig.of(actions, decision.stages[stage].recompute, self._model.autocast)
         divided, sites = self._divided(stage), self._sites(stage)
-        is_shared = divided is not None and not decision.token_slices
+        is_shared = divided is not None and context.boundaries.axis is None
         parts = spatial.parts_of(self._model, decision, stage, context.rank) if is_shared else {}
         passes = self._passes(stage, run_config)
         functions = self._functions(stage, self._cut(stage, parts, passes), run_config, divided, sites)
@@ -167,13 +163,12 @@ class StageBuilder:
         divided: spatial.DividedStage | None,
         sites: SharedSites | None,
     ) -> StageFunctions:
-        decision, compiler = self._context.decision, self._context.compiler
-        ranks, collectives = tuple(sorted(decision.stages[stage].ranks)), self._collectives.get(stage)
-        talks = self._context.transport if collectives is None else collectives
+        decision, compiler = self._context.decision, self._compiler
+        ranks = tuple(sorted(decision.stages[stage].ranks))
         functions = StageFunctions(
             stage_cut,
-            partial(self._rows, stage, ranks, talks) if len(ranks) > 1 else None,
-            self._draws.rule(self._rng, max(len(ranks), decision.num_slices), self._places(divided)),
+            partial(self._rows, stage, ranks) if len(ranks) > 1 else None,
+            self._draws.rule(self._rng, max(len(ranks), decision.num_parts), self._places(divided)),
             halves=bool(run_config.split) and compiler is None,
             divided=divided,
             sites=sites,
@@ -181,21 +176,19 @@ class StageBuilder:
             contexts=[each for each in (self._rng, divided or sites) if each is not None],
         )
         if compiler is not None:
-            spatial.refuse_draws(stage, stage_cut.layers, self._draws.layers)
-            spatial.refuse_user_code(stage, self._model, stage_cut.layers)
-            whole, size = functions.training, partial(_size, divided)
-            functions.training = spatial.compiled(whole, size, compiler, collectives)
+            functions.training = compiler.compiled(stage, stage_cut, functions.training, divided or sites)
         return functions
 
-    def _rows(self, stage: int, ranks: tuple[int, ...], talks: Exchanging, node: str) -> RowGather:
+    def _rows(self, stage: int, ranks: tuple[int, ...], node: str) -> RowGather:
         """How ``ranks`` tell each other about a node, under a key as divided stages have.
 
         The key is that of ``runtime.spatial.layer_shard``.
         """
         from runtime.transport.small_allgather import RowGather  # late: a rank alone tells nobody
 
+        transport = self._context.transport if self._compiler is None else self._compiler.peers(stage).transport
         place = self._node_places.get(node)  # of a graph inside the graph: none
-        return RowGather(talks, ranks, None if place is None else exchange_key(stage, place))
+        return RowGather(transport, ranks, None if place is None else exchange_key(stage, place))
 
     def _places(self, divided: spatial.DividedStage | None) -> spatial.DrawnPlaces | None:
         """Where the parts lie that layers of a divided stage draw for."""
@@ -203,46 +196,38 @@ class StageBuilder:
             return None
         shard = partial(divided.shard, training=True)
         context, layers, placements = self._context, self._model.graph.by_name(), self._context.decision.layers
-        if context.boundaries.axes is not None:
-            axes, token_slices = context.boundaries.axes, context.decision.token_slices
-            placements = {name: axes.placement(name, token_slices) for name in layers}
+        if (axis := context.boundaries.axis) is not None:
+            placements = {name: axis.placement(name, context.decision.token_slices) for name in layers}
         return spatial.DrawnPlaces(shard, layers, placements)
 
     def _divided(self, stage: int) -> spatial.DividedStage | None:
-        """How the layers of a stage are divided, over its ranks or over token slices; None: they are not."""
+        """How the layers of a stage are divided, over its ranks or over parts of a micro-batch; None: they are not."""
         context, wire = self._context, cast("spatial.PeerGroup | None", None)
-        ranks, collectives = context.decision.stages[stage].ranks, self._collectives.get(stage)
-        if context.decision.token_slices:
-            wire = spatial.SlicePeers(context.decision.num_slices)
+        if context.boundaries.axis is not None:
+            wire = addition("runtime", "part_peers", TIME_DIMS)(context.decision.num_parts)
         elif stage not in context.divided:
             return None
-        elif collectives is None:
-            wire = spatial.PeerGroup(context.transport, ranks)
+        elif self._compiler is None:
+            wire = spatial.PeerGroup(context.transport, context.decision.stages[stage].ranks)
         else:
-            wire = spatial.CollectivePeerGroup(collectives, ranks)
+            wire = self._compiler.peers(stage)
         layers = context.decision.layers_of(stage)
         return spatial.DividedStage(self._model, layers, wire, spatial.DeferredGradients())
 
     def _sites(self, stage: int) -> SharedSites | None:
         """How a stage of several ranks shares out the sites of a sparse network."""
         context, ranks = self._context, self._context.decision.stages[stage].ranks
-        if self._model.preparation is None or len(ranks) == 1:
+        preparation = self._model.preparation
+        if preparation is None or len(ranks) == 1 or isinstance(preparation, SeparatePreparation):
             return None
-        from cuda_ops.sampling.preparation import SampledPreparation
-        from runtime.sparse.rules import SharedSites, require_shareable
+        from runtime.sparse.rules import SharedSites, require_shareable  # late: other networks do without
 
-        if isinstance(self._model.preparation, SampledPreparation):
-            return None  # each rank samples for its own: there is nothing to exchange
         require_shareable(context.graph, frozenset(context.decision.layers_of(stage)), stage)
         if stage in context.divided:
             raise UnsupportedModelError(
                 f"stage {stage} cannot share out sites: a term of its loss is read by other layers",
                 [f"{len(ranks)} ranks; sums over sites and over terms are not put together"],
                 ["put that stage on one rank", "a loss of one term, such as SiteCrossEntropy of the last level"],
-            )
-        if context.compiler is not None:
-            raise UnsupportedModelError(
-                f"stage {stage} shares out sites, which is not compiled", [], ["run without --compile"]
             )
         return SharedSites(
             {node: value for value, node in self._model.node_of_value.items()},
@@ -276,23 +261,23 @@ class StageBuilder:
             raise UnsupportedModelError(f"stage {stage}: the model's graph and its code disagree on {differ}")
 
 
-def _refuse_compiled(context: RankContext) -> None:
-    """Raises :class:`UnsupportedModelError` where a stage that is to be compiled has slices or computes spans again."""
-    if context.decision.token_slices:
-        remedies = ["run without --compile", "plan without --allow time and --token-slices"]
-        raise UnsupportedModelError("stages with token slices are not compiled", [], remedies)
-    for number, stage in enumerate(context.decision.stages):
-        if stage.recomputed:
-            raise UnsupportedModelError(
-                f"stage {number} computes {len(stage.recomputed)} spans of layers again, and is not compiled then",
-                [f"the first has {len(stage.recomputed[0])} layers, from {stage.recomputed[0][0]}"],
-                ["run without --compile", "plan with --recompute always, or never"],
-            )
+class StageCompiler(Protocol):
+    """Compiles the training functions of a rank's stages, which then exchange by what the compiler sees."""
 
+    def peers(self, stage: int) -> spatial.PeerGroup:
+        """The ranks of a stage of several, and what they exchange by."""
 
-def _size(divided: spatial.DividedStage | None) -> Division | None:
-    """What tells the sizes apart that a stage is run with."""
-    return None if divided is None else divided.division
+    def compiled(
+        self, stage: int, cut: StageCut, training: StageFunction, shared: spatial.DividedStage | SharedSites | None
+    ) -> StageFunction:
+        """The function of a stage, compiled for each size that comes along.
+
+        Args:
+            shared: how the ranks of the stage divide layers or share out sites; None: they do not.
+
+        Raises:
+            UnsupportedModelError: the stage cannot be compiled.
+        """
 
 
 @dataclass(slots=True)

@@ -19,8 +19,7 @@ from planner.ir.schedule import Action, Op
 from planner.layers.division import Division
 
 if TYPE_CHECKING:
-    from runtime.sparse.sampled import SampledShare
-    from runtime.sparse.share import SiteShare
+    from runtime.sparse.batch import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,8 @@ class MicrobatchShard:
             the rank goes on with after a reduction over sites.
         division: of a stage whose layers are divided along any dims, for this micro-batch, of which ``num_samples`` are
             then all rows; None where the stage's ranks just share out samples.
-        token_slice: which slice of the micro-batch, where sequences are cut.
-        whole: the micro-batch that the slice is of; ``microbatch`` then numbers all slices of a step.
+        axis_part: which part of the micro-batch, where it is cut along an axis with an order.
+        whole: the micro-batch that the part is of; ``microbatch`` then numbers all parts of a step.
         loss_weight: its rows over all rows whose gradients make up the same update.
     """
 
@@ -94,8 +93,8 @@ class MicrobatchShard:
     total: int
     sizes: tuple[int, ...] = ()
     division: Division | None = None
-    sites: SiteShare | SampledShare | None = None
-    token_slice: int = 0
+    sites: Share | None = None
+    axis_part: int = 0
     whole: int | None = None
     loss_weight: float = 0.0
 

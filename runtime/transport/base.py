@@ -69,7 +69,6 @@ class Pending(Protocol):
         Raises:
             DeadlineError, TransportError: as every wait of a :class:`Transport`.
         """
-        ...
 
 
 class Transport(Protocol):
@@ -97,33 +96,27 @@ class Transport(Protocol):
 
     def name_among(self, ranks: Sequence[int]) -> str:
         """What ``ranks``, this one among them, exchange by."""
-        ...
 
     def post_receive(self, key: Key, source: int, specs: Sequence[Spec]) -> None:
         """Announce the message ``key`` from rank ``source``: its buffer is allocated and may be filled from now on."""
-        ...
 
     def receive(self, key: Key, source: int) -> tuple[torch.Tensor, ...]:
         """The tensors of an announced message; small ones share a buffer, which lives as long as any of them."""
-        ...
 
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
         """Start to send the tensors in one message.
 
         Nobody may write to them before the message was taken: small ones are copied, large ones need not be.
         """
-        ...
 
     def flush(self) -> None:
         """Wait until every message sent from here was taken by its receiver, and let go of their buffers.
 
         Messages let go by themselves as soon as one comes back from their receiver that was sent after it had them.
         """
-        ...
 
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """Replace ``tensor`` by its sum over ``ranks``."""
-        ...
 
     def start_sum(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Pending:
         """As :meth:`all_reduce`, in the background; nobody may read or write ``tensor`` before the wait has returned.
@@ -131,7 +124,6 @@ class Transport(Protocol):
         The started sums of a group are matched with one another by order, never with what else the group does: a rank
         may start a sum before or after an ``all_reduce`` of the same group.
         """
-        ...
 
     def start_exchange(
         self,
@@ -151,7 +143,6 @@ class Transport(Protocol):
                 next receives may then be announced long before, and what is sent is waited for by the next one or by
                 :meth:`flush`.  Exchanges of one key are matched by order.
         """
-        ...
 
     def reduce_scatter(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         """Replace this rank's part of ``flat`` by its sum over ``ranks``; the other parts are left as they were.
@@ -160,23 +151,18 @@ class Transport(Protocol):
             flat: [sum of counts], contiguous.
             counts: elements of each rank's part, in the order of ``ranks``; some may be 0.
         """
-        ...
 
     def all_gather(self, flat: torch.Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> None:
         """Replace the parts of ``flat`` that are others' by what those have there; as :meth:`reduce_scatter`."""
-        ...
 
     def all_max(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> None:
         """Replace ``tensor``, a small one, by its largest elements over ``ranks``; NaN is larger than all."""
-        ...
 
     def barrier(self, word: int = 0) -> int:
         """Wait until every rank is here; each brings a word from 0 to 255, and all get the largest of them."""
-        ...
 
     def close(self) -> None:
         """Leave.  Messages that were not flushed may be lost; peers that still wait for this rank get an error."""
-        ...
 
 
 DEADLINE_S = 600.0
@@ -316,7 +302,6 @@ class Exchanging(Protocol):
         key: int | None = None,
     ) -> Pending:
         """See :class:`Transport`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,8 +180,8 @@ class FrameMessages(OverWorks):
     def send(self, key: Key, destination: int, tensors: Sequence[torch.Tensor]) -> None:
         self._peers[destination].send(key, tensors)
 
-    def flush(self) -> None:
-        self._flush(self._works.deadline())
+    def flush(self, deadline: Deadline | None = None) -> None:
+        self._flush(deadline or self._works.deadline())
 
     def barrier(self, word: int = 0) -> int:
         return self._barrier.wait(self._works.deadline(), word)

@@ -22,7 +22,7 @@ from cuda_ops.device.compiling import CannotCompileError
 from cuda_ops.device.host import MPI_JOB
 from planner.ir.cluster import GLOO, SHARED_MEMORY, transport_text
 from planner.ir.errors import TransportError
-from runtime.transport.base import Key, Pending, Spec, Transport, default_group, join, met
+from runtime.transport.base import Deadline, Key, Pending, Spec, Transport, default_group, join, met
 from runtime.transport.collectives import ByRank, CollectiveOperations
 from runtime.transport.segments import Address, SharedSegments
 from runtime.transport.shared_memory import SPIN_S, SharedMemoryTransport
@@ -213,8 +213,9 @@ class MixedTransport(CollectiveOperations):
         self._to(destination).send(key, destination, tensors)
 
     def flush(self) -> None:
-        self._shared.flush()
-        self._gloo.flush()
+        deadline = Deadline(self.deadline_s)
+        self._shared.flush(deadline)
+        self._gloo.flush(deadline)
 
     def start_exchange(self, sent: ByRank, received: ByRank, key: int | None = None) -> Pending:
         near = self._near

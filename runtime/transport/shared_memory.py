@@ -117,8 +117,8 @@ class SharedMemoryTransport(CollectiveOperations):
         if len(sent) > _MOST_SENT:
             self._forget_taken(destination)
 
-    def flush(self) -> None:
-        deadline = Deadline(self.deadline_s)
+    def flush(self, deadline: Deadline | None = None) -> None:
+        deadline = deadline or Deadline(self.deadline_s)
         for rank, sent in enumerate(self._sent):
             self._forget_taken(rank)
             if sent:

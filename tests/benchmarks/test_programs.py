@@ -36,7 +36,7 @@ _NEEDS = {
     "benchmarks.accuracy": "network namespaces, root",
     "benchmarks.faults": "network namespaces, root",
     "benchmarks.networks": "networks of other packages, which tests/networks run",
-    "benchmarks.mutation": "faults in the code that other tests of this run read",
+    "benchmarks.mutation": "cosmic-ray",
 }
 """Programs whose quick form is not run here, and why."""
 

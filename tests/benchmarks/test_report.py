@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.report import DOCUMENTS, RESULTS, Row, Selection, at_most, figure, written
+from benchmarks.report import DOCUMENTS, MOST_ROWS, RESULTS, Row, Selection, at_most, figure, written
 
 ROWS = (
     Row("VGG, chosen: predicted", 363.07, "ms"),
@@ -49,6 +49,15 @@ def test_what_is_shown_and_where_names_are_cut_can_be_chosen(asked: str, last: s
 def test_a_table_that_cannot_be_is_refused(asked: str, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         shown(asked)
+
+
+def test_a_table_of_many_rows_is_folded_behind_its_size_and_its_missed_goals() -> None:
+    rows = [at_most(f"case {number}: error", number, "%", 5) for number in range(MOST_ROWS + 1)]
+    document = "<!-- results: steps -->\n<!-- end of results -->\n"
+    many = written(document, lambda name: rows)
+    assert '<details markdown="1"><summary>7 rows, 1 of the figures misses the goal</summary>\n\n|' in many
+    assert many.count("</details>") == 1
+    assert "<details" not in written(document, lambda name: rows[:MOST_ROWS])
 
 
 def test_figures_have_three_digits_or_all_before_the_point() -> None:

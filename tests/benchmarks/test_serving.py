@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from benchmarks import serving
-from tests.halopipe.serving.stand_in import StandIn
-from tests.halopipe.serving.test_http import port_of
+from tests.halopipe.extras.serving.stand_in import StandIn
+from tests.halopipe.extras.serving.test_http import port_of
 
 BYTES = 2**14
 

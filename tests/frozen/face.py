@@ -67,7 +67,7 @@ TYPED: Mapping[str, tuple[str, ...]] = {
 
 def values() -> dict[str, Callable[[], Any]]:
     """What is frozen, by name."""
-    helps = {f"help-{verb}": partial(help_of, verb) for verb in app._VERBS}
+    helps = {f"help-{verb}": partial(help_of, verb) for verb in app._Loaded()}
     schemas = {f"schema-{name}": partial(schema_of, name) for name in (*codec.FORMATS, job_file.NAME)}
     kept = [path.parent for kind in ("checkpoint", "safetensors") for path in FILES.glob(f"*/{kind}/step-*")]
     states = {f"{path.name}-{path.parent.name}": partial(state_of, path) for path in kept}

@@ -27,6 +27,7 @@ from planner.schedules import names as schedule_names
 from planner.solvers import baselines, solver
 from tests.frozen.files import FOLDER
 from tests.planner import causal, networks, sparse_networks
+from tests.planner.extras.on_chip_memory import boards
 from tests.planner.solvers import instances
 from tests.planner.solvers.clocks import Ticking, by_clock
 
@@ -73,7 +74,7 @@ def of_random() -> Iterator[Named]:
         "branching": (instances.branching_problem, 6),
         "tied": (instances.tied_problem, 8),
         "heavy": (instances.heavy_problem, 4),
-        "board": (instances.board_problem, 6),
+        "board": (boards.board_problem, 6),
         "attention": (instances.attention_problem, 6),
         "uneven": (instances.uneven_problem, 12),
     }

@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 
 from halopipe.launch.combine import combine
-from halopipe.run_spec.job import Job, RankResult
+from halopipe.run_spec.job import REFERENCE, Job, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.training.check_options import require_consistent
 from halopipe.training.single_device import make_reference
 from halopipe.training.work import work
 from planner.ir.plan import Plan
-from runtime.monitor.failure import blame, write_error
+from runtime.monitor.failure import blame, set_text, write_error
 from runtime.transport import Hub, InProcessTransport
 from tests import captures
 
@@ -48,10 +48,10 @@ def _run_job(plan: Plan, folder: Path, device: torch.device | None, **options: o
         plan, RunOptions(**{"steps": 6, "warmup": 0, "deadline_s": 20.0, "check_first_step": False, **options}), folder
     )
     require_consistent(plan, job.options)
-    if job.is_compared:
-        make_reference(job)
     came: dict[int, threading.Event] = {}
     store = Told(came)
+    if job.is_compared:
+        set_text(store, REFERENCE, make_reference(job).to_text())
     num_ranks = plan.decision.num_ranks
     hubs: dict[str, Hub] = {}
     found: dict[int, RankResult] = {}

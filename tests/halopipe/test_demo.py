@@ -19,7 +19,6 @@ TINY = demo.DemoNetwork(
     {"num_classes": 10, "width": 16, "depths": [1]},
     "AdamW:lr=0.01",
     global_batch=16,
-    quick=True,
 )
 SMALL = pytest.param(demo.SMALL, marks=pytest.mark.exhaustive("eight processes that capture all of a ResNet-18"))
 
@@ -40,7 +39,7 @@ def test_the_quick_demonstration_goes_from_profile_to_a_loss_that_falls(
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {"plan.json", "profile.json", "step.svg", "timeline.json", "trace.json"}
     losses = load(tmp_path / "out" / "timeline.json", TimelineFile).losses
-    assert len(losses) == 20
+    assert len(losses) == demo.NUM_STEPS
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
     assert load(tmp_path / "out" / "plan.json", Plan).measured is not None
     trace = json.loads((tmp_path / "out" / "trace.json").read_text())

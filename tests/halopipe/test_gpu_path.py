@@ -17,13 +17,14 @@ import torch
 import torch.distributed as dist
 
 from halopipe.data.batch_sources import MESSAGE_KINDS
-from halopipe.run_spec.job import Job, RankResult
+from halopipe.run_spec.job import REFERENCE, Job, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.training.single_device import make_reference
 from halopipe.training.work import work
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from planner.ir.program import Program
+from runtime.monitor.failure import set_text
 from runtime.transport import ChannelTransport, channels_of
 from runtime.transport.base import join
 from tests.halopipe.plans import plan_of
@@ -63,7 +64,7 @@ def rank_of(job: Job, rank: int, folder: Path, results: multiprocessing.SimpleQu
 def run_over_channels(plan: Plan, folder: Path, **options: object) -> list[RankResult]:
     (folder / "job").mkdir()
     job = Job(plan, RunOptions(**{"steps": 5, "warmup": 1, "deadline_s": 60.0, **options}), folder / "job")
-    make_reference(job, HERE)
+    set_text(dist.FileStore(str(folder / "talk"), -1), REFERENCE, make_reference(job, HERE).to_text())
     context = multiprocessing.get_context("fork")  # importing torch anew takes seconds
     results = context.SimpleQueue()
     ranks = range(plan.decision.num_ranks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,10 @@ from planner.layers import is_convolution, takes_statistics
 from planner.layers.division import Division
 from planner.layers.shards import Shards, shards_of
 from planner.layers.sized import SizedLayer
-from tests.oracles.blocks import BlockAccount, tile_seconds
 from tests.oracles.parts import Reading, inputs_saved, levels_of_part
+
+if TYPE_CHECKING:
+    from tests.planner.extras.tiles.plain_blocks import BlockAccount
 
 SECONDS = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
 QUANTITIES = (*SECONDS, "saved_bytes", "workspace_bytes")
@@ -131,6 +134,8 @@ class LaidOut:
         """Seconds of a forward or backward (one of ``SECONDS``)."""
         total = sum(self._slowest_s(layer, what) for layer in self._apart)
         if what == "forward_s" and self.blocks:
+            from tests.planner.extras.tiles.plain_blocks import tile_seconds  # goes with the extra
+
             total += sum(tile_seconds(self._tile_costs, block) for block in self._account.division.blocks)
         if what in ("backward_s", "backward_input_s"):
             total += sum(self._slowest_s(layer, "forward_s") for layer in self.layers if self._runs_twice(layer))
@@ -291,6 +296,8 @@ class LaidOut:
 
     @cached_property
     def _account(self) -> BlockAccount:
+        from tests.planner.extras.tiles.plain_blocks import BlockAccount  # goes with the extra
+
         graph = self._cost_model.profile.graph
         division = Division.placed(graph, self.placements, len(self.ranks), self.samples, self.blocks)
         sized = {name: shards.sized for name, shards in self._shards.items()}
@@ -334,7 +341,7 @@ class LaidOut:
 
     @cached_property
     def _kinds(self) -> list[str]:
-        return [self._cost_model.kind_off_chip(rank) for rank in self.ranks]
+        return [self._cost_model.main_kind(rank) for rank in self.ranks]
 
     @cached_property
     def _shards(self) -> dict[str, Shards]:

@@ -17,6 +17,7 @@ from tests.oracles.plans import differences
 from tests.planner.shared_hosts import random_plan
 
 HOME = Path(__file__).parent
+ORACLES = sorted((*HOME.glob("[!_t]*.py"), *HOME.parent.glob("planner/extras/*/plain_*.py")))
 GIVEN = (
     "planner.costs.cost_model",
     "planner.costs.layers",
@@ -24,7 +25,9 @@ GIVEN = (
     "planner.costs.shards",
     "planner.costs.stages.gradient_overlap",
     "planner.costs.stages.input_pipeline",
-    "planner.costs.token_slices",  # what a layer costs at a slice
+    "planner.extras.tiles.division",
+    "planner.extras.tiles.workspace",
+    "planner.extras.token_slices.prices",  # what a layer costs at a slice
 )
 """What a layer, a part of one, a message or a sum costs."""
 
@@ -35,9 +38,11 @@ def imported(source: str) -> list[str]:
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("path", sorted(HOME.glob("[!_t]*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", ORACLES, ids=lambda path: path.stem)
 def test_an_oracle_is_given_prices_and_nothing_else(path: Path) -> None:
-    of_costs = [name for name in imported(path.read_text("utf-8")) if name.startswith("planner.costs")]
+    of_costs = [
+        name for name in imported(path.read_text("utf-8")) if name.startswith(("planner.costs", "planner.extras"))
+    ]
     assert [name for name in of_costs if not name.startswith(GIVEN)] == []
 
 

@@ -1,15 +1,9 @@
-"""Tensors, weights and kernels of torchsparse and spconv, imported only when they are used.
-
-Import the module of the library: ``from cuda_ops.sparse.adapters.spconv import from_spconv``. Nothing is imported here,
-so that ``dispatch``, below the layers, can take ``backends``.
+"""The names under which users import what converts tensors and weights; an extra has it (``cuda_ops.extras.adapters``).
 
 Modules:
 
-    backends      The kernels of spconv as an implementation of our operators: functions of their names
     spconv        Tensors and weights of spconv 2
     torchsparse   Tensors and weights of torchsparse 2.1
-    weights       State dicts of other libraries: which of their entries is which of ours, and in what order its numbers
-                  lie
 """
 
 from __future__ import annotations

@@ -11,25 +11,25 @@ they are.  Where no figures of the device measured on are known, the roof itself
 reaches it.  Gradients are added and parameters updated at the pace of the memory.  What layers keep is as measured, and
 so is what the executor takes per action, which the host does.
 
-A device with two memories (:class:`planner.ir.cluster.DeviceSpec`, on chip) has costs under two kinds: its own, with
-parameters read on chip, beside the larger memory, t* = max(F / peak, (Q - P) / memory bandwidth, P / on-chip bandwidth)
-for P bytes of parameters; and :func:`planner.ir.cluster.off_chip`, with all of Q in the larger one.  Which of the two a
-stage pays is a matter of what else its device holds (``costs.stages.action_costs``).
+A device with more than one memory may have costs under more than one kind (hook ``kinds of a device``), and read part
+of Q elsewhere (hook ``read beside``).  Which of them a stage pays is a matter of what else its device holds
+(``costs.stages.action_costs``).
 
 Ignored: caches, the start of a kernel, tensor cores for float32 data unless the figure of ``float32`` is overridden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 
 from planner.costs.layers.confidence import DATASHEET_RANGE
 from planner.costs.layers.interpolation import LayerCost
 from planner.costs.layers.regression import Features
-from planner.ir.cluster import DATASHEET, Cluster, DeviceSpec, off_chip
+from planner.ir.cluster import DATASHEET, Cluster, DeviceSpec
 from planner.ir.errors import MissingMeasurementError
+from planner.ir.extras import hooks
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.profile import Measurement, ParameterCost, Profile
 from planner.layers import kind as kind_named
@@ -71,8 +71,7 @@ def on_cluster(profile: Profile, cluster: Cluster, measured_on: Mapping[str, Dev
     parameters = {kind: profile.parameters.get(kind, {}) for kind in kept}
     overheads = {kind: profile.action_overhead_s[kind] for kind in kept if kind in profile.action_overhead_s}
     for device in new:
-        two = any(each.on_chip_bytes for each in cluster.devices if each.kind == device.kind)
-        for kind, there in _memories(device, two).items():
+        for kind, there in _kinds(device, cluster.devices).items():
             measurements[kind] = _measurements(profile, source, works, here, there)
             parameters[kind] = _parameters(profile, source, here, there)
             if source in profile.action_overhead_s:
@@ -87,12 +86,10 @@ def on_cluster(profile: Profile, cluster: Cluster, measured_on: Mapping[str, Dev
     )
 
 
-def _memories(device: DeviceSpec, two: bool) -> dict[str, DeviceSpec]:
-    """By kind, the device as it reads its parameters: on chip, and in its larger memory; both alike of one memory."""
-    plain = replace(device, on_chip_bytes=0)
-    if not two:
-        return {device.kind: plain}
-    return {device.kind: replace(device, on_chip_bytes=max(1, device.on_chip_bytes)), off_chip(device.kind): plain}
+def _kinds(device: DeviceSpec, devices: Sequence[DeviceSpec]) -> dict[str, DeviceSpec]:
+    """By kind of costs, the device as it reads its parameters then; ``devices``: all of the cluster."""
+    others = (of(device, devices) for of in hooks("planner", "kinds of a device").values())
+    return {kind: own for kinds in ({device.kind: device}, *others) for kind, own in kinds.items()}
 
 
 def work_of(graph: Graph, layer: Layer, samples: int) -> LayerWork:
@@ -101,12 +98,12 @@ def work_of(graph: Graph, layer: Layer, samples: int) -> LayerWork:
 
 
 def roof_s(work: LayerWork, device: DeviceSpec, dtype: str, layer: str) -> float:
-    """The least time in which ``device`` can do ``work``, its parameters on chip where it has such a memory.
+    """The least time in which ``device`` can do ``work``.
 
     Raises:
         MissingMeasurementError: no source states a figure that is needed.
     """
-    seconds = 0.0
+    seconds, num_bytes = 0.0, work.num_bytes
     if work.flops:
         peak = device.peak_flop_per_s.get(dtype)
         if not peak:
@@ -117,18 +114,17 @@ def roof_s(work: LayerWork, device: DeviceSpec, dtype: str, layer: str) -> float
                 [f"give it in cluster.yaml: peak: {{{dtype}: 10TFLOP/s}}"],
             )
         seconds = work.flops / peak
-    if device.on_chip_bytes:
-        if device.on_chip_bytes_per_s:
-            seconds = max(seconds, work.parameter_bytes / device.on_chip_bytes_per_s)
-        work = replace(work, num_bytes=work.num_bytes - work.parameter_bytes)
-    if work.num_bytes:
+    for read in hooks("planner", "read beside").values():
+        bytes_beside, seconds_beside = read(work, device)
+        seconds, num_bytes = max(seconds, seconds_beside), num_bytes - bytes_beside
+    if num_bytes:
         if not device.memory_bytes_per_s:
             raise MissingMeasurementError(
                 f"nothing says how fast the memory of {device.kind} is",
-                [f"needed for {layer}, which moves {work.num_bytes} bytes"],
+                [f"needed for {layer}, which moves {num_bytes} bytes"],
                 ["give it in cluster.yaml: memory-bandwidth: 100GB/s"],
             )
-        seconds = max(seconds, work.num_bytes / device.memory_bytes_per_s)
+        seconds = max(seconds, num_bytes / device.memory_bytes_per_s)
     return seconds
 
 
@@ -141,7 +137,9 @@ def under_a_roof(
         measured: of the layer on that kind: the nearest one is scaled by the ratio of the roofs, and what it keeps by
             that of the samples; without any, passes take as long as the roof, and all that is read and made is kept.
     """
-    device = next((own for own in _as_kinds(profile.cluster.devices, kind) if _is_known(own)), None)
+    devices = profile.cluster.devices
+    as_kinds = (own for each in devices for name, own in _kinds(each, devices).items() if name == kind)
+    device = next(filter(_is_known, as_kinds), None)
     layer, dtype = profile.graph.layers[index], profile.model.dtype
     if device is None or not device.peak_flop_per_s.get(dtype):
         return ()
@@ -161,15 +159,6 @@ def under_a_roof(
     ratio, share = seconds / base if base else 1.0, samples / near.samples
     values = (*(ratio * value for value in _passes(near)), share * near.saved_bytes, share * near.workspace_bytes)
     return (LayerCost(values, DATASHEET, low, high),)
-
-
-def _as_kinds(devices: Sequence[DeviceSpec], kind: str) -> Iterator[DeviceSpec]:
-    """The devices that have costs of this kind, reading their parameters as it says."""
-    two = any(device.on_chip_bytes for device in devices if kind in (device.kind, off_chip(device.kind)))
-    for device in devices:
-        spec = _memories(device, two).get(kind)
-        if spec is not None:
-            yield spec
 
 
 def _is_known(device: DeviceSpec) -> bool:

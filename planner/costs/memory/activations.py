@@ -96,7 +96,7 @@ class _RankStage:
 
     Attributes:
         cost: where its layers have layouts of their own; None: all are cut alike, and the rank has so many ``samples``.
-        made_bytes: of gradients of parameters; 0 where they lie on chip.
+        made_bytes: of gradients of parameters; 0 where they lie beside the main memory.
         in_slices: whether a rank keeps its slices of them alone.
     """
 
@@ -107,7 +107,7 @@ class _RankStage:
         self.member = self.placed.ranks.index(rank)
         self.cost = self.placed.laid_out[size] if self.placed.laid_out else None
         self.samples = 0.0 if self.cost is not None else self.placed.samples[samples_in(size)][self.member]
-        self.made_bytes = 0 if costs.on_chip_bytes(rank) else self.placed.parameter_bytes
+        self.made_bytes = 0 if costs.bytes_beside(rank) else self.placed.parameter_bytes
         self.in_slices = self.cost is None and costs.trains and self.placed.zero > 1 and self.made_bytes > 0
 
     def held(self, output_gradients: Received, senders: Sequence[Run], copies: Mapping[int, int]) -> HeldInStage:

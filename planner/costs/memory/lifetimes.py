@@ -32,11 +32,11 @@ class RankMemory:
 
     Attributes:
         held: bytes by :class:`What`.
-        on_chip_bytes: of parameters, gradients and optimiser state that lie in a memory on chip, and are not in it.
+        bytes_beside: of parameters, gradients and optimiser state that lie beside it (``StageCosts.bytes_beside``).
     """
 
     held: tuple[int, ...]
-    on_chip_bytes: int = 0
+    bytes_beside: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -86,7 +86,7 @@ def rank_memories(
 ) -> tuple[RankMemory, ...]:
     """What each rank holds when it holds most; arguments as of :func:`usages`."""
     return tuple(
-        RankMemory(usage.at_peak if usage else (0,) * len(What), costs.on_chip_bytes(rank))
+        RankMemory(usage.at_peak if usage else (0,) * len(What), costs.bytes_beside(rank))
         for rank, usage in enumerate(usages(costs, compiled, transfer_bytes, carried))
     )
 

@@ -55,7 +55,7 @@ class Sizes:
         }
         self._activations, unsaved = self._by_activation_slot(carried, is_block)
         self._transfer_sizes = self._by_transfer_slot(carried, is_block, unsaved)
-        self._batch_bytes = costs.num_steps_held * _batch_bytes(costs) + costs.found_bytes()
+        self._batch_bytes = costs.num_steps_held * _batch_bytes(costs) + costs.before_program_bytes()
 
     @cached_property
     def answers(self) -> dict[int, int]:
@@ -134,7 +134,7 @@ class Sizes:
         own = kept_gradients(stage) if costs.trains else stage.parameter_bytes
         if stage.once is not None:
             own = round(float(stage.once.parameter_bytes[stage.ranks.index(rank)]))
-        if not self.compiled.trains[rank] or costs.on_chip_bytes(rank):
+        if not self.compiled.trains[rank] or costs.bytes_beside(rank):
             own = 0
         # where gradients are whole and the state is not, others' go when they are summed
         elsewhere = left_to_others(stage, What.OPTIMISER_STATE) - left_to_others(stage, What.GRADIENTS) if own else 0
@@ -150,7 +150,7 @@ class Sizes:
         costs, compiled = self.costs, self.compiled
         mine = [(number, stage) for number, stage in enumerate(costs.stages) if rank in stage.ranks]
         parameters = state = 0
-        if not costs.on_chip_bytes(rank):
+        if not costs.bytes_beside(rank):
             parameters, state = costs.parameter_bytes(rank), costs.state_bytes(rank) if compiled.trains[rank] else 0
         batch = self._batch_bytes
         if costs.is_prepared:
@@ -190,7 +190,7 @@ class Sizes:
         for bucket in costs.cost_model.buckets(stage.runs, stage.tied):
             piece = -(-bucket.num_bytes // several)
             most = max(most, max(bucket.copied_bytes, max(1, others + (member > 1)) * piece) - gone)
-            gone += 0 if costs.on_chip_bytes(rank) else bucket.num_bytes - piece
+            gone += 0 if costs.bytes_beside(rank) else bucket.num_bytes - piece
         return most
 
     @once

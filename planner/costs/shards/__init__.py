@@ -3,11 +3,6 @@
     grids       factorisations of the group over dims; shares in proportion to speed       ``device_mesh.layout_on``
     a layout    cuts by dim, margin, ranks that share channels, recomputed or not     ``sharding_spec.ShardingSpec``
     sums        of gradients, statistics and classes over ranks with equal parts           ``partial_sums.sums_of``
-    tiles       the most at any layer of a tile: what is there, read and done              ``tiles.transient_bytes``
 
 Arrays over options and ranks throughout.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -15,8 +15,8 @@ slices.  A network card carries each message that stands for others as often as 
 
     stage 0   0 1 2 3 | 4 5 6 7      stage 1   8 9 | 10 11      k = 2: 0 1 2 3 8 9 and 4 5 6 7 10 11
 
-Not looked for: with layouts of layers, tied parameters, divided optimiser states, inputs that are prepared, token
-slices, and where links are stated pair by pair.
+Not looked for: with layouts of layers, tied parameters, divided optimiser states, inputs that are prepared,
+micro-batches in parts, and where links are stated pair by pair.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _on_hosts(cluster: Cluster, blocks: Sequence[tuple[tuple[int, ...], ...]]) -
 def _traits(cluster: Cluster, ranks: Sequence[int]) -> object:
     """What a slice's devices are, and which of them are in the same groups."""
     own = [cluster.devices[rank] for rank in ranks]
-    devices = tuple((each.kind, each.memory_bytes, each.on_chip_bytes, each.core_share, each.streams) for each in own)
+    devices = tuple((each.kind, each.memories, each.core_share, each.streams) for each in own)
     paths = [(cluster.devices[rank].host, *cluster.groups_of(rank)) for rank in ranks]
     apart = []
     for level in zip(*paths, strict=True):

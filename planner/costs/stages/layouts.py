@@ -110,7 +110,7 @@ class LayoutPrices:
 
     def speeds(self) -> tuple[float, ...]:
         """Of each rank: whole samples a second, at the most that all kinds in the group were measured at."""
-        kinds = [self.cost_model.kind_off_chip(rank) for rank in self.ranks]
+        kinds = [self.cost_model.main_kind(rank) for rank in self.ranks]
         samples = min(self.cost_model.tables.largest_measured(kind) for kind in kinds)
         seconds = {kind: float(self.cost_model.tables.columns(kind, samples)[:2].sum()) for kind in kinds}
         return tuple(1.0 / seconds[kind] if seconds[kind] > 0 else 1.0 for kind in kinds)
@@ -236,13 +236,13 @@ class LayoutPrices:
         for member, rank in enumerate(self.ranks):
             for samples in np.unique(shards.samples[:, member]).tolist():
                 rows = shards.samples[:, member] == samples
-                whole = self.cost_model.tables.columns(self.cost_model.kind_off_chip(rank), samples)[:, index]
+                whole = self.cost_model.tables.columns(self.cost_model.main_kind(rank), samples)[:, index]
                 costs[:, rows, member] = whole[:, None] * shards.share[rows, member]
         self.parts.put_in(
-            costs, self.layers[index].name, [self.cost_model.kind_off_chip(rank) for rank in self.ranks], shards
+            costs, self.layers[index].name, [self.cost_model.main_kind(rank) for rank in self.ranks], shards
         )
         for member, rank in enumerate(self.ranks):
-            costs[:SAVED, :, member] *= self.cost_model.added(self.cost_model.kind_off_chip(rank), len(self.ranks) > 1)[
+            costs[:SAVED, :, member] *= self.cost_model.added(self.cost_model.main_kind(rank), len(self.ranks) > 1)[
                 :, None
             ]
         return costs
@@ -256,7 +256,7 @@ class LayoutPrices:
         update, accumulate = np.zeros_like(held_bytes), np.zeros_like(held_bytes)
         total, shared = float(np.diff(self.cost_model.tables.graph.parameter_bytes)[index]), len(self.ranks) > 1
         for member, rank in enumerate(self.ranks):
-            kind = self.cost_model.kind_off_chip(rank)
+            kind = self.cost_model.main_kind(rank)
             update_s, accumulate_s = (
                 self.cost_model.tables.parameters(kind).update_s,
                 self.cost_model.accumulate_s(kind, shared),

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Run, TiedParameter
 from planner.costs.shards.sharding_spec import ShardingSpec
-from planner.costs.stages.blocks import stage_cost_in_blocks
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.stage_cost import StageCost, stage_cost
 from planner.costs.stages.stage_sums import RecomputeMask
+from planner.ir.extras import addition
 from planner.ir.lazy import once_by
 from planner.ir.plan import Block, Size
 from planner.ir.problem import SAMPLE_DIMS
@@ -48,7 +48,7 @@ class StagePlacement:
         zero: what its ranks divide among them (``planner.ir.plan.Stage.level``).
         ties: its parameters that other stages use too.
         tied: names of these.
-        laid_out: its price by samples of the micro-batch, if its layers have layouts of their own, or by token slice;
+        laid_out: its price by samples of the micro-batch, if its layers have layouts of their own, or by part of it;
             else empty.
         recomputed: spans of layers, by index, whose activations alone are computed again, each by itself.
     """
@@ -185,4 +185,7 @@ class LayoutCosts:
         blocks: tuple[Block, ...],
     ) -> StageCost:
         prices, chosen = self.prices(ranks, rows), dict(options)
-        return stage_cost_in_blocks(prices, chosen, blocks) if blocks else stage_cost(prices, chosen)
+        if not blocks:
+            return stage_cost(prices, chosen)
+        in_blocks: StageCost = addition("planner", "stage_costs", "blocks")(prices, chosen, blocks)
+        return in_blocks

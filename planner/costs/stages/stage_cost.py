@@ -248,7 +248,7 @@ def _evidence(prices: LayoutPrices, tables: Mapping[int, LayerTable]) -> Evidenc
     evidences: set[Evidence] = set()
     for index, table in tables.items():
         for member, rank in enumerate(prices.ranks):
-            samples, kind = int(table.shards.samples[0, member]), prices.cost_model.kind_off_chip(rank)
+            samples, kind = int(table.shards.samples[0, member]), prices.cost_model.main_kind(rank)
             own = prices.parts.evidence(prices.layers[index].name, kind, table.shards, 0, member)
             is_part = abs(float(table.shards.share[0, member]) - 1.0) > 1e-12
             evidences.update(own or (prices.cost_model.tables.at(kind, samples).evidence[index],))

@@ -1,9 +1,8 @@
-"""The planners of other papers, and the strategies of everyday use.
+"""The planners of other papers.
 
 A paper is a folder: ``planner`` is its own objective and search, ``format`` reads the files that it published,
 ``solver`` turns a problem of ours into one of its own and its answer into a plan.  A small paper without files of its
-own is one module, ``best_pipeline`` its planner and ``solve`` its solver.  ``common`` is what they share;
-``everyday`` has the strategies of no paper.
+own is one module, ``best_pipeline`` its planner and ``solve`` its solver.  ``common`` is what they share.
 
 Modules:
 
@@ -12,9 +11,9 @@ Modules:
     dapple       DAPPLE: the shortest latency of a synchronous pipeline of replicated stages, with its three phases
     dryden       Dryden et al., "Improving Strong-Scaling of CNN Training by Exploiting Finer-Grained Parallelism",
                  IPDPS 2019
-    everyday     Plans that people make without a planner: one device, replicas on all, equally many layers a device
     hpgo         HPGO, the planner that DAPPLE's authors released: few families of pipelines, the best by one closed
                  form
+    incumbents   What published planners choose, for a search of ours to start from
     pipedream    PipeDream (Narayanan et al., SOSP 2019): the shortest slowest stage of a pipeline with replicated
                  stages
     piper        Piper (Tarnawski, Narayanan and Phanishayee, NeurIPS 2021)
@@ -27,4 +26,23 @@ Modules:
 
 from __future__ import annotations
 
-__all__: list[str] = []
+HOOKS = {
+    "solvers": {
+        "bapipe": "planner.extras.baselines.bapipe:solve",
+        "dapple": "planner.extras.baselines.dapple:solve",
+        "dryden": "planner.extras.baselines.dryden:solve",
+        "pipedream": "planner.extras.baselines.pipedream.solver:solve",
+        "pipedream-hierarchical": "planner.extras.baselines.pipedream.solver:solve_hierarchical",
+        "piper": "planner.extras.baselines.piper.solver:solve",
+        "piper-equal": "planner.extras.baselines.piper.solver:solve_equal",
+        "sparsepipe": "planner.extras.baselines.sparsepipe:solve",
+        "tarnawski": "planner.extras.baselines.tarnawski.solver:solve",
+    },
+    "stated seconds": {
+        "pipedream": "planner.extras.baselines.common.budgets:PIPEDREAM_S",
+        "pipedream-hierarchical": "planner.extras.baselines.common.budgets:PIPEDREAM_S",
+        "tarnawski": "planner.extras.baselines.common.budgets:TARNAWSKI_S",
+    },
+    "incumbents": {"dapple": "planner.extras.baselines.incumbents:promising"},
+    "hints": {"published": "planner.extras.baselines.incumbents:published"},
+}

@@ -21,7 +21,6 @@ from planner.costs.cost_model import CostModel
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.placement import LayoutCosts
-from planner.extras.baselines.everyday import replicated_plan
 from planner.ir.errors import InfeasibleError
 from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan
@@ -33,6 +32,7 @@ from planner.solvers.candidates.candidate import micro_batches, with_options
 from planner.solvers.candidates.choose import heuristic_plan, infeasible, no_schedule
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import as_asked, gives_all_work, micro_batch_sizes, schedule_names
+from planner.solvers.everyday import replicated_plan
 from planner.solvers.layouts.factor_graph import Array, Assignment, LabelledGraph
 from planner.solvers.layouts.stage import Question, labelled_graph, most_options, simplest
 from planner.solvers.progress import Progress

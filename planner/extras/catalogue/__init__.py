@@ -9,25 +9,16 @@ Modules:
 
     clusters   ``cluster.yaml``: machines one does not have: devices of the catalogue, of the profile, or with figures
                of one's own
-    listing    The catalogue's entries by name, read once
-    reading    YAML as strictly as JSON: no key twice, no unknown key, no value of another type; all faults in one go;
-               quantities with units
+    known_devices   Measured devices that the catalogue knows: their peaks, for what is not measured and for efficiency
+                    figures
+    listing         The catalogue's entries by name, read once
+    reading         Plain values of YAML by type: no unknown key, no value of another type; all faults in one go
 """
 
 from __future__ import annotations
 
-from planner.extras.catalogue.clusters import Machines, machines_of, read_machines
-from planner.extras.catalogue.listing import DeviceEntry, Figure, LinkEntry, device, devices, link, links
-
-__all__ = [
-    "DeviceEntry",
-    "Figure",
-    "LinkEntry",
-    "Machines",
-    "device",
-    "devices",
-    "link",
-    "links",
-    "machines_of",
-    "read_machines",
-]
+HOOKS = {
+    "cluster files": {"YAML": "planner.extras.catalogue.clusters:read_machines"},
+    "device figures": {"catalogue": "planner.extras.catalogue.known_devices:with_figures"},
+    "device names": {"catalogue": "planner.extras.catalogue.known_devices:name_of"},
+}

@@ -53,19 +53,11 @@ from pathlib import Path
 from typing import Any
 
 from planner.extras.catalogue.listing import FIGURES, STREAMING, DeviceEntry, device, devices, link, links, names_of
-from planner.extras.catalogue.reading import (
-    ABSENT,
-    BYTES,
-    BYTES_PER_S,
-    FLOP_PER_S,
-    MOST_YAML_BYTES,
-    SECONDS,
-    FieldReader,
-    parse_yaml,
-    suggestion,
-)
+from planner.extras.catalogue.reading import ABSENT, FieldReader
 from planner.ir.cluster import DATASHEET, HOST, HOST_TIERS, Cluster, DeviceSpec, Link, PairLink, Tier
 from planner.ir.files import read_text
+from planner.ir.quantities import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS
+from planner.ir.strict_yaml import MOST_YAML_BYTES, parse_yaml, suggestion
 from planner.ir.validation import MOST_DEVICES, nesting_faults
 
 _MEASURED, _PAIRS = "measured", "pairs"

@@ -11,16 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from planner.extras.catalogue.reading import (
-    BYTES,
-    BYTES_PER_S,
-    FLOP_PER_S,
-    SECONDS,
-    FieldReader,
-    parse_yaml,
-    suggestion,
-)
+from planner.extras.catalogue.reading import FieldReader
 from planner.ir.errors import CorruptFileError, UnknownNameError
+from planner.ir.quantities import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS
+from planner.ir.strict_yaml import parse_yaml, suggestion
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,128 +1,17 @@
-"""YAML as strictly as JSON: no key twice, no unknown key, no value of another type; all faults in one go.
-
-Quantities as data sheets write them: ``16GiB``, ``900GB/s``, ``25Gbit/s``, ``15.7TFLOP/s``, ``5us``.
-
-Base units inside: bytes, bytes a second, floating-point operations a second, seconds.
-"""
+"""Plain values of YAML by type: no unknown key, no value of another type; all faults in one go."""
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
 
 from planner.ir.errors import CorruptFileError
-from planner.ir.quantities import limits_of
+from planner.ir.quantities import BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS, limits_of, parse_quantity
+from planner.ir.strict_yaml import suggestion
 from planner.ir.validation import MOST_DEVICES
 
-BYTES, BYTES_PER_S, FLOP_PER_S, SECONDS = "bytes", "bytes per second", "operations per second", "seconds"
-
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*(\S*)")
-_DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_BINARY = {f"{prefix}I": 1024.0**power for power, prefix in enumerate("KMGT", start=1)}
-_BYTE_UNITS = {"": 1.0, **{f"{prefix}B": factor for prefix, factor in {**_DECIMAL, **_BINARY}.items()}}
-_BIT_RATES = {f"{prefix}BIT/S": factor / 8 for prefix, factor in _DECIMAL.items()}
-
-_UNITS: Mapping[str, Mapping[str, float]] = {
-    BYTES: _BYTE_UNITS,
-    BYTES_PER_S: {**{f"{unit}/S": factor for unit, factor in _BYTE_UNITS.items() if unit}, **_BIT_RATES},
-    FLOP_PER_S: {f"{prefix}FLOP/S": factor for prefix, factor in _DECIMAL.items()},
-    SECONDS: {"S": 1.0, "MS": 1e-3, "US": 1e-6, "µS".upper(): 1e-6, "NS": 1e-9, "MIN": 60.0, "H": 3600.0, "D": 86400.0},
-}
-_EXAMPLES = {BYTES: "16GiB or 512MB", BYTES_PER_S: "900GB/s or 25Gbit/s", FLOP_PER_S: "15.7TFLOP/s", SECONDS: "5us"}
-
-
-def parse_quantity(text: str, dimension: str) -> float:
-    """The number of base units that ``text`` says; case does not matter, GiB is 1024³ and GB is 1000³.
-
-    Raises:
-        ValueError: it is no quantity of that dimension; the text says how to write one.
-    """
-    match = _NUMBER.fullmatch(text.strip())
-    factor = _UNITS[dimension].get(match[2].upper()) if match is not None else None
-    if match is None or factor is None:
-        raise ValueError(f"{text!r} is no number of {dimension}; write {_EXAMPLES[dimension]}")
-    return float(Decimal(match[1]) * Decimal(repr(factor)))
-
-
-MOST_YAML_BYTES = 2**18
-MOST_YAML_NODES = 50_000
-"""Values of a document, each alias counted as what it stands for."""
-
 _MOST_FAULTS_SHOWN = 20
-
-
-def parse_yaml(text: str, source: str) -> Any:
-    """What ``text`` says, in plain types.
-
-    Raises:
-        CorruptFileError: it is no YAML, or has a key twice; ``source`` names it.
-    """
-    import yaml  # late: only who reads the catalogue or a cluster file needs it
-
-    class StrictLoader(yaml.SafeLoader):
-        """As ``yaml.safe_load``, but a key that comes twice is refused."""
-
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-            keys = Counter(key.value for key, _ in node.value if isinstance(key.value, str))
-            twice = sorted(key for key, count in keys.items() if count > 1)
-            if twice:
-                raise yaml.constructor.ConstructorError(
-                    "while reading a mapping", node.start_mark, f"{twice[0]} is given twice", node.start_mark
-                )
-            return super().construct_mapping(node, deep)
-
-    if len(text) > MOST_YAML_BYTES:
-        raise CorruptFileError(f"{source} is too large", [f"{len(text)} characters; {MOST_YAML_BYTES} are the most"])
-    try:
-        loader = StrictLoader(text)
-        root = loader.get_single_node()
-        _require_small(root, source)
-        return loader.construct_document(root) if root is not None else None
-    except yaml.YAMLError as error:
-        raise CorruptFileError(f"{source} is not YAML", str(error).splitlines()) from None
-    except RecursionError:
-        raise CorruptFileError(f"{source} is not YAML of ours", ["nested too deeply"]) from None
-    except (ArithmeticError, ValueError) as error:
-        raise CorruptFileError(f"{source} is not YAML", [str(error)]) from None
-
-
-def yaml_words(text: str) -> dict[str, tuple[int, str]]:
-    """Of a mapping that :func:`parse_yaml` has read: by key its line, from 1, and its value as written, if one word."""
-    import yaml
-
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    pairs = root.value if isinstance(root, yaml.MappingNode) else ()
-    return {
-        str(key.value): (key.start_mark.line + 1, value.value if isinstance(value, yaml.ScalarNode) else "")
-        for key, value in pairs
-    }
-
-
-def _require_small(root: Any, source: str) -> None:
-    """Of a composed document, aliases spelled out: few enough nodes, and none inside itself."""
-    sizes: dict[int, int] = {}
-
-    def size(node: Any) -> int:
-        key = id(node)
-        if key not in sizes:
-            sizes[key] = -1
-            pairs = node.value if not isinstance(node.value, str) else ()
-            sizes[key] = 1 + sum(
-                size(each) for item in pairs for each in (item if isinstance(item, tuple) else (item,))
-            )
-        if sizes[key] < 0:
-            raise CorruptFileError(f"{source} is not YAML of ours", ["an alias stands inside of what it names"])
-        return sizes[key]
-
-    if root is not None and size(root) > MOST_YAML_NODES:
-        text = f"with its aliases spelled out it has {size(root):.3g} values; {MOST_YAML_NODES} are the most"
-        raise CorruptFileError(f"{source} is too large", [text], ["write it without aliases, with 'count'"])
-
 
 ABSENT: Any = object()
 """Stands for a required key that is missing: named once, and read as a default without another word."""
@@ -214,13 +103,6 @@ class FieldReader:
             if len(shown) < len(self.faults):
                 shown.append(f"... and {len(self.faults) - len(shown)} more")
             raise CorruptFileError(f"{source} is not a valid {what}: {count}", shown)
-
-
-def suggestion(name: str, candidates: Iterable[str]) -> str:
-    """``; did you mean V100-16GB?``, or nothing; case does not matter."""
-    names = {candidate.lower(): candidate for candidate in candidates}
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    return f"; did you mean {names[near[0]]}?" if near else ""
 
 
 def _shown(value: Any) -> str:

@@ -1,20 +1,12 @@
-"""Plans, profiles and timelines in the forms of other tools: tables (pandas), Chrome traces (Perfetto), launchers.
+"""Plans, profiles and timelines in the forms of other tools: tables (pandas), launchers.
 
 Import from the module that defines a name: ``from planner.extras.export.tables import plans``.
 
 Modules:
 
-    chrome_trace       Timelines as a Chrome trace: a process a source (predicted, measured), a thread a rank; Perfetto
-                       reads it
     launchers          Ways of a transformer's step as options of Megatron-LM and torchtitan, or DeepSpeed's settings
-    rows               Plans, stages and layers as flat rows: what tables print, frames hold and ``--json`` writes,
-                       under the same names
     tables             Plans, stages, layers and timelines as pandas frames; column names are the JSON keys, units
                        included
     torch_pipelining   A plan for ``torch.distributed.pipelining``: where the model is split, and what each rank does in
                        which order
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from planner.extras.export.rows import stage_layouts
+from planner.costs.rows import stage_layouts
 from planner.ir.errors import UsageError
 from planner.ir.graph import Graph, Layer
 from planner.ir.plan import Decision, Plan

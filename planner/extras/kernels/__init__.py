@@ -9,24 +9,4 @@ held-back errors), ``models`` (kernels of a device), ``links``, ``clusters`` (sy
 
 from __future__ import annotations
 
-from planner.extras.kernels.clusters import SYSTEMS, cluster_of
-from planner.extras.kernels.curves import Device
-from planner.extras.kernels.estimates import NOTHING, Estimate
-from planner.extras.kernels.links import AlphaBeta, SystemLinks, links, systems
-from planner.extras.kernels.models import AttentionShape, Kernels, kernels, kernels_of
-
-__all__ = [
-    "NOTHING",
-    "SYSTEMS",
-    "AlphaBeta",
-    "AttentionShape",
-    "Device",
-    "Estimate",
-    "Kernels",
-    "SystemLinks",
-    "cluster_of",
-    "kernels",
-    "kernels_of",
-    "links",
-    "systems",
-]
+HOOKS = {"systems": {"kernels": "planner.extras.kernels.clusters:SYSTEMS"}}

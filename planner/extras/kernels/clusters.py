@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.extras.catalogue import device, link
+from planner.extras.catalogue.listing import device, link
 from planner.extras.kernels.links import ALPHA_ACROSS_S, EFFICIENCY, SEND, Points, links
 from planner.ir.cluster import (
     ACROSS_HOSTS,

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.extras.catalogue import device as catalogue_device
+from planner.extras.catalogue.listing import device as catalogue_device
 from planner.ir.errors import MissingMeasurementError
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))

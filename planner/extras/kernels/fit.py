@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.extras.catalogue import devices
-from planner.extras.catalogue.listing import names_of
+from planner.extras.catalogue.listing import devices, names_of
 from planner.extras.kernels.curves import AttentionCurve, BytesCurve, Curve, Device, GemmCurve, curve_of, fitted, logs
 from planner.extras.kernels.estimates import NO_NEIGHBOURS, HeldBackErrors, MeasuredNeighbours
 from planner.extras.kernels.tables import ATTENTION, ATTENTION_BACKWARD, DATA, GEMM, KernelRow, shipped

@@ -14,11 +14,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
 
-from planner.extras.catalogue import device, link
-from planner.extras.kernels import AlphaBeta, Estimate, Kernels, SystemLinks, kernels, links
+from planner.extras.catalogue.listing import device, link
 from planner.extras.kernels.clusters import SYSTEMS, System
-from planner.extras.kernels.estimates import DATASHEET, NOTHING
-from planner.extras.kernels.links import ALL_REDUCE, ALPHA_ACROSS_S, EFFICIENCY, SEND, bus_factor
+from planner.extras.kernels.estimates import DATASHEET, NOTHING, Estimate
+from planner.extras.kernels.links import (
+    ALL_REDUCE,
+    ALPHA_ACROSS_S,
+    EFFICIENCY,
+    SEND,
+    AlphaBeta,
+    SystemLinks,
+    bus_factor,
+    links,
+)
+from planner.extras.kernels.models import Kernels, kernels
 from planner.extras.transformers.passes import Timed
 from planner.extras.transformers.shape import ParallelDegrees
 from planner.ir.errors import UnknownNameError

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from planner.extras.kernels import AttentionShape, Kernels
+from planner.extras.kernels.models import AttentionShape, Kernels
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.passes import Cost, Layers, Pass, costs
 from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Transformer

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.extras.kernels import Estimate
-from planner.extras.kernels.estimates import DATASHEET, NOTHING, TABLE
+from planner.extras.kernels.estimates import DATASHEET, NOTHING, TABLE, Estimate
 from planner.extras.transformers.shape import ParallelDegrees, Recompute
 from planner.ir.errors import UsageError
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations, permutations
 from math import inf
 
-from planner.extras.kernels import AlphaBeta, Estimate
-from planner.extras.kernels.estimates import NOTHING
-from planner.extras.kernels.links import EFFICIENCY
+from planner.extras.kernels.estimates import NOTHING, Estimate
+from planner.extras.kernels.links import EFFICIENCY, AlphaBeta
 from planner.extras.transformers.cluster import GpuCluster, by_data_sheet
 from planner.extras.transformers.passes import Timed
 from planner.extras.transformers.shape import ParallelDegrees, Transformer

@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 
-from planner.extras.kernels import Estimate
-from planner.extras.kernels.estimates import NOTHING
+from planner.extras.kernels.estimates import NOTHING, Estimate
 from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.layers import layers_for
 from planner.extras.transformers.memory import (

@@ -1,16 +1,15 @@
 """The exact search.
 
-Read ``solver`` (the program it solves), ``search`` and ``prefixes``; what they ask: ``graph_cuts``, ``device_groups``
-and what the problem leaves open (``priced_groups.Freedom``); the bounds: ``bound`` over suffixes, made of
-``priced_groups`` (with the prices of ``planner.costs.stages.stage_bound``) and ``message_bound``, and ``leaf_bound``
-over complete pipelines.  ``device_bound`` needs no groups.  ``hybrids`` (of ``hybrid_shapes``), ``incumbents`` and
-``warm_start`` are what it starts from, ``objectives`` what is asked beside the step, and said where nothing fits,
-``layout_search`` with ``layout_bound`` the search beyond samples.
+Read ``solver`` (the program it solves), ``search`` (when it ends, and whether as proven) and ``prefixes``; what they
+ask: ``graph_cuts``, ``device_groups`` and what the problem leaves open (``priced_groups.Freedom``); the bounds:
+``bound`` over suffixes, made of ``priced_groups`` (with the prices of ``planner.costs.stages.stage_bound``) and
+``message_bound``, and ``leaf_bound`` over complete pipelines. ``device_bound`` needs no groups. ``hybrids`` (of
+``hybrid_shapes``), ``incumbents`` and ``warm_start`` are what it starts from, ``objectives`` what is asked beside the
+step, and said where nothing fits, ``layout_search`` with ``layout_bound`` the search beyond samples.
 
 Besides:
 
-    block_search        Forward plans in blocks: halos fused over several layers, and tiles, so that an image fits that
-                        is too large
+    continued           Searches that go on where this one ended, among plans that are not in its space; extras add them
     layout_chains       Pipelines of stretches of layers on groups of ranks, whatever their layouts: by their bounds,
                         the least first
     moves               Plans a few moves away from known ones, for searches that have no proof in time
@@ -21,7 +20,3 @@ Besides:
     virtual_pipelines   Pipelines of several stages a position (interleaved, ZB-V, hanayo, greedy, chimera), in the
                         queue of the search
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from planner.costs.communication.stage_transfers import bytes_read
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, running
-from planner.extras.baselines.common.ideals import bits_of
-from planner.ir.graph import Graph, producer
+from planner.ir.graph import Graph, bits_of, producer
 from planner.layers.boundary import without_gradient
 
 Flags = NDArray[np.bool_]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,35 +17,19 @@ from planner.costs.candidate import Candidate
 from planner.costs.cost_model import CostModel
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import StagePlacement
-from planner.extras.baselines import bapipe, dapple, everyday, sparsepipe
-from planner.extras.baselines.common.answer import Trial
-from planner.extras.baselines.pipedream import solver as pipedream
-from planner.extras.baselines.piper import solver as piper
-from planner.extras.baselines.tarnawski import solver as tarnawski
-from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
+from planner.ir.errors import InfeasibleError, MissingMeasurementError
 from planner.ir.layout import samples_of
 from planner.ir.problem import Problem
 from planner.ir.schedule import Action, Op
-from planner.solvers.budget import CALL_S, Budget, check_time
+from planner.solvers import everyday
+from planner.solvers.budget import CALL_S, check_time
 from planner.solvers.candidates.candidate import DevicePool, group_shares, micro_batches
 from planner.solvers.candidates.choose import Selection, cheapest_first, choose
-from planner.solvers.candidates.evaluate import Evaluation, Evaluator
+from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.candidates.feasibility import as_asked, mixing_layers, schedule_names, usable
 
 MANY_RANKS = 64
 """On more ranks, replicas are tried on whole pools only."""
-
-_PUBLISHED = (
-    dapple.pipelines,
-    pipedream.pipelines,
-    pipedream.hierarchical_pipelines,
-    piper.pipelines,
-    tarnawski.pipelines,
-    sparsepipe.pipelines,
-    bapipe.pipelines,
-)
-_REPLICATING = (dapple.pipelines, sparsepipe.pipelines)
-"""Of these, those that know nothing of layers that mix samples."""
 
 _SHARE_OF_TIME = 0.15  # of what is left, for one strategy
 
@@ -75,34 +59,6 @@ def strategies(evaluator: Evaluator) -> Iterator[tuple[str, Selection]]:
             yield "data-parallel", choose(evaluator, replicas, first_that_fits=True)
     if len(problem.ranks) > 1 and "gpipe" in schedule_names(problem) and problem.max_stages != 1:
         yield "even-split", best(everyday.even_split(problem, cost_model))
-
-
-PROVED_DEVICES = 8
-"""Up to so many devices the search proves its plan before it would ask other planners."""
-
-
-def promising(evaluator: Evaluator) -> Iterator[Evaluation]:
-    """The few plans of DAPPLE's released planner that it thinks most of, on devices that are too many for a proof."""
-    problem = evaluator.problem
-    if len(problem.ranks) > PROVED_DEVICES and not mixing_layers(problem.profile.graph):
-        within = evaluator.budget.part(_SHARE_OF_TIME * evaluator.budget.left_s)
-        offered = dapple.promising(problem, evaluator.cost_model, Trial.as_hint(problem))
-        with suppress(HalopipeError):  # a profile that it cannot read
-            yield from filter(None, [choose(evaluator, offered, within=within).best])
-
-
-def published(evaluator: Evaluator, within: Budget) -> Iterator[Evaluation]:
-    """What published planners choose, each with an equal part of the budget that is left."""
-    mixes, waiting = bool(mixing_layers(evaluator.problem.profile.graph)), list(_PUBLISHED)
-    while waiting and len(evaluator.problem.ranks) > 1:
-        pipelines = waiting.pop(0)
-        if mixes and pipelines in _REPLICATING:
-            continue
-        own = within.part(within.left_s / (len(waiting) + 1))
-        problem = replace(evaluator.problem, time_limit_s=own.limit_s)
-        with suppress(HalopipeError):  # its own restrictions rule the problem out
-            offered = pipelines(problem, evaluator.cost_model, Trial.as_hint(problem))
-            yield from filter(None, [choose(evaluator, offered, within=own).best])
 
 
 def mixed_replicas(

@@ -38,8 +38,8 @@ from planner.layers import over_sites
 from planner.layers.recomputed import cores_by_index
 from planner.passes import in_flight
 from planner.schedules import traits
-from planner.solvers.best_first.block_search import runs_in_blocks
 from planner.solvers.best_first.bound import least_work_s
+from planner.solvers.best_first.continued import HALO_ROWS, continued_searches
 from planner.solvers.best_first.layout_bound import GroupTable, TableMaker, open_options
 from planner.solvers.best_first.layout_chains import Chains, LayoutChain, OrderedPipelines, links_of
 from planner.solvers.best_first.search import Outcome
@@ -102,8 +102,9 @@ def left_out(problem: Problem) -> tuple[Rejected, ...]:
     if not beyond_samples(problem):
         return ()
     rejected = []
-    if SPATIAL_DIMS in problem.allow and not problem.halo_depth and not runs_in_blocks(problem):
-        rejected.append(Rejected("rows computed twice to save halos", "not asked for (--halo-depth)"))
+    is_covered = any(HALO_ROWS in search.covers for search in continued_searches(problem))
+    if SPATIAL_DIMS in problem.allow and not problem.halo_depth and not is_covered:
+        rejected.append(Rejected(HALO_ROWS, "not asked for (--halo-depth)"))
     graph = problem.profile.graph
     rejected += uncut(graph.tied_layers(), graph, "where layers are cut along more than samples: they share parameters")
     if len(pools(problem)) > 1:

@@ -191,7 +191,7 @@ class LocalSearch:
         if (
             candidate.positions
             or any((*candidate.options, *candidate.blocks, *candidate.spans))
-            or candidate.token_slices
+            or candidate.axis_parts
         ):
             return None
         stage_of = np.array(candidate.stage_of)
@@ -347,7 +347,7 @@ def _is_open(problem: Problem, candidate: Candidate, stage: int) -> bool:
     if sum(candidate.shares[stage]) != size or candidate.has_own_options(stage):
         return False
     devices = (problem.profile.cluster.devices[rank] for rank in candidate.groups[stage])
-    return len({(device.kind, device.memory_bytes, device.on_chip_bytes) for device in devices}) > 1
+    return len({(device.kind, device.memories) for device in devices}) > 1
 
 
 def _with_shares(candidate: Candidate, stage: int, shares: tuple[int, ...]) -> Candidate:

@@ -286,8 +286,7 @@ class GroupPrices:
             MissingMeasurementError: a layer's cost at one of these numbers is not known.
         """
         recomputed, size = recompute_mask(recompute, self._cores), self.micro_batches[0]
-        devices, zero = self.problem.profile.cluster.devices, self.problem.zero_over(len(ranks))
-        limits = [self.problem.memory_limit_bytes(rank) + devices[rank].on_chip_bytes for rank in ranks]
+        zero, limits = self.problem.zero_over(len(ranks)), map(self.problem.room_bytes, ranks)
         sorts = Counter(zip(map(self.cost_model.kind, ranks), limits, strict=True))
         members, most, counted = [], [], self.micro_batches[:num_microbatches]
         for kind, limit in sorts:

@@ -10,6 +10,7 @@ import numpy as np
 
 from planner.costs.cost_model import CostModel
 from planner.ir.errors import HalopipeError
+from planner.ir.extras import hooks
 from planner.ir.plan import STOPPED, Rejected
 from planner.ir.problem import Problem
 from planner.schedules import traits
@@ -18,7 +19,7 @@ from planner.solvers.best_first.device_bound import Capacity, capacity, least_st
 from planner.solvers.best_first.device_groups import DeviceStates
 from planner.solvers.best_first.graph_cuts import GraphCuts, cuts_of, thinned
 from planner.solvers.best_first.hybrids import HybridSpace, hybrids
-from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, promising, published, strategies
+from planner.solvers.best_first.incumbents import Replicas, mixed_replicas, strategies
 from planner.solvers.best_first.leaf_bound import CAPS
 from planner.solvers.best_first.message_bound import HandoverBounds
 from planner.solvers.best_first.moves import GroupSearch, LocalSearch
@@ -98,7 +99,8 @@ class SearchStart:
             self._hybrids = [HybridSpace(space.prices) for space in spaces]
             yield from self._noted(hybrids(self.evaluator, self._hybrids))
         if not self.is_part:
-            yield from self._noted(promising(self.evaluator))
+            for plans_of in hooks("planner", "incumbents").values():
+                yield from self._noted(plans_of(self.evaluator))
             yield from self._noted(self._strategies())
         if devices.restrictions and freedom.schedules and not self.is_part:
             yield from self._noted(self.on_parts(self.best))
@@ -185,10 +187,11 @@ class SearchStart:
                     raise KeyboardInterrupt
 
     def hints(self, within: Budget) -> Iterator[Evaluation]:
-        """What is asked when a part of the time is gone: plans for parts of the cluster, and of published planners."""
+        """What is asked when a part of the time is gone: plans for parts of the cluster, and of other planners."""
         if not self._parts_known:
             yield from self.on_parts()
-        yield from published(self.evaluator, within)
+        for plans_of in hooks("planner", "hints").values():
+            yield from plans_of(self.evaluator, within)
 
     def improved(self, best: Evaluation, within: Budget) -> Evaluation:
         """The best plan near ``best`` that has no proof: on other groups, then by single moves."""

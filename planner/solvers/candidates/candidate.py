@@ -37,7 +37,8 @@ class DevicePool:
         groups: by level, innermost first (``Cluster.groups_of``).
         told_apart: what side constraints say of them, see ``Constraints.device_class``.
         own_links: their host, if links are stated for it alone.
-        memory_limit_bytes: of both memories together, where a device has ``on_chip_bytes`` beside: as bounds need it.
+        memory_limit_bytes: of all memories of a device together, as bounds need it.
+        bytes_beside: of that, the memories beside the main one.
     """
 
     kind: str
@@ -46,17 +47,17 @@ class DevicePool:
     ranks: tuple[int, ...]
     told_apart: tuple[bool, ...] = ()
     own_links: str = ""
-    on_chip_bytes: int = 0
+    bytes_beside: int = 0
 
     @property
     def sort(self) -> tuple[str, int, int]:
         """Equal for pools whose devices share samples equally."""
-        return self.kind, self.memory_limit_bytes, self.on_chip_bytes
+        return self.kind, self.memory_limit_bytes, self.bytes_beside
 
     @property
     def shape(self) -> tuple[object, ...]:
         """Equal for pools of like devices."""
-        memory = self.memory_limit_bytes, self.on_chip_bytes
+        memory = self.memory_limit_bytes, self.bytes_beside
         return self.kind, memory, len(self.ranks), self.told_apart, self.own_links
 
 
@@ -73,13 +74,13 @@ def pools(problem: Problem, constraints: Constraints | None = None) -> tuple[Dev
     for rank in problem.ranks:
         device = cluster.devices[rank]
         told_apart = constraints.device_class(rank) if constraints is not None else ()
-        limit, on_chip = problem.memory_limit_bytes(rank) + device.on_chip_bytes, device.on_chip_bytes
-        alike.setdefault((device.kind, cluster.groups_of(rank), limit, on_chip, told_apart), []).append(rank)
+        limit, beside = problem.room_bytes(rank), sum(device.memories[1:])
+        alike.setdefault((device.kind, cluster.groups_of(rank), limit, beside, told_apart), []).append(rank)
     linked = {end for pair in cluster.pairs for end in (pair.src_host, pair.dst_host)}
     hosts = [cluster.devices[ranks[0]].host for ranks in alike.values()]
     return tuple(
-        DevicePool(kind, groups, limit, tuple(ranks), told_apart, host if host in linked else "", on_chip)
-        for host, ((kind, groups, limit, on_chip, told_apart), ranks) in zip(hosts, alike.items(), strict=True)
+        DevicePool(kind, groups, limit, tuple(ranks), told_apart, host if host in linked else "", beside)
+        for host, ((kind, groups, limit, beside, told_apart), ranks) in zip(hosts, alike.items(), strict=True)
     )
 
 
@@ -162,7 +163,7 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
         stages=stages_of(problem, candidate),
         layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(graph.layers)},
         program=tuple(tuple(str(action) for action in row) for row in rows),
-        token_slices=candidate.token_slices,
+        token_slices=candidate.axis_parts,
         prepares_next_step=candidate.prepares_next_step,
     )
 
@@ -264,7 +265,7 @@ def all_shares(problem: Problem, ranks: tuple[int, ...], samples: int) -> tuple[
     Empty where there are more than ``FEW_SHARES``, and where ranks are more than samples.
     """
     devices = problem.profile.cluster.devices
-    sorts = {(devices[rank].kind, problem.memory_limit_bytes(rank), devices[rank].on_chip_bytes) for rank in ranks}
+    sorts = {(devices[rank].kind, problem.memory_limit_bytes(rank), devices[rank].memories) for rank in ranks}
     if len(sorts) == 1:
         return (equal_shares(samples, len(ranks)),)
     if not 0 < math.comb(samples - 1, len(ranks) - 1) <= FEW_SHARES:

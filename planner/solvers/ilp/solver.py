@@ -15,12 +15,12 @@ from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import CostModel
 from planner.costs.memory.memory_bound import fewest_kept
 from planner.costs.sentences import binding
-from planner.extras.baselines import everyday
 from planner.ir.constraints import format_rule
 from planner.ir.errors import InfeasibleError, MissingMeasurementError, UsageError
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, Plan, Rejected, Search, status_of
 from planner.ir.problem import SAMPLE_DIMS, Problem
 from planner.schedules import traits
+from planner.solvers import everyday
 from planner.solvers.best_first.device_groups import DeviceStates, ranks_apart
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.priced_groups import Freedom, GroupPrices

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cuda_ops.dense.data_dependent import FiniteValues, look_for_finite
+from cuda_ops.dense.data_dependent import FiniteValues, join, look_for_finite
 
 
 class Clamped(nn.Module):
@@ -41,3 +41,20 @@ def test_other_branches_on_data_are_left_to_export() -> None:
 
     with FiniteValues(), pytest.raises(Exception, match="data-dependent"):
         torch.export.export(Early(), (torch.ones(3),), strict=False)
+
+
+def test_who_reads_one_result_of_a_unit_runs_once_all_of_it_has() -> None:
+    class Sums(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            rows = x[(x[:, 0] > 0).nonzero().squeeze(1)]
+            return x + rows.sum() + rows.sum(0)
+
+    x, sums = torch.tensor([[1.0, 2.0], [-3.0, 4.0], [5.0, 6.0]]), Sums()
+    exported = torch.export.export(sums, (x,), strict=False).module()
+    (unit,) = join(
+        exported.graph, lambda node: any(word in str(node.target) for word in ("nonzero", "squeeze", "index"))
+    )
+    exported.graph.lint()
+    exported.recompile()
+    assert torch.equal(exported(x), sums(x))
+    assert {"aten.sum.default", "aten.sum.dim_IntList"} <= set(unit.meta["nodes"])

@@ -79,14 +79,13 @@ def test_the_operators_call_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> 
         ("triton", "cpu", "runs on cuda, the tensors are on cpu"),
         ("native", "cpu", r"needs a C\+\+ compiler and torch"),
         ("triton", "cuda", "needs the package triton"),
-        ("spconv", "cpu", "needs the package spconv"),
-        ("cuda", "cuda", "there are torch, native, triton, spconv"),
+        ("cuda", "cuda", "there are torch, native, triton"),
     ],
 )
 def test_what_is_forced_and_cannot_be_had_is_an_error(
     forced: str, device: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _have(monkeypatch, native=None, triton=None, spconv=None)
+    _have(monkeypatch, native=None, triton=None)
     monkeypatch.setenv("HALOPIPE_SPARSE", forced)
     with pytest.raises(SparseImplementationError, match=f"HALOPIPE_SPARSE={forced}.*{message}|{message}"):
         dispatch.implementation("sparse_conv", device)
@@ -97,9 +96,3 @@ def test_interpreted_triton_runs_on_the_cpu_when_forced(monkeypatch: pytest.Monk
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("HALOPIPE_SPARSE", "triton")
     assert dispatch.chosen("cpu") == "triton"
-
-
-def test_the_kernels_of_a_package_run_on_any_device_when_forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    _have(monkeypatch, spconv=SimpleNamespace())
-    monkeypatch.setenv("HALOPIPE_SPARSE", "spconv")
-    assert [dispatch.chosen(device) for device in ("cpu", "cuda")] == ["spconv", "spconv"]

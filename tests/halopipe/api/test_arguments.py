@@ -50,7 +50,6 @@ PLAN = plan_of(PROFILE, chain_decision(PROFILE, cuts=(2,), micro_batches=(2, 2))
         (lambda: hp.parallelize("a:b", plan=PROFILE), ["plan is of type Profile"]),
         (lambda: hp.parallelize("a:b", plan=PLAN, seed="0"), ["seed is '0'"]),
         (lambda: hp.execute(PLAN, clip_nrom=1.0), ["hp.execute knows no 'clip_nrom'", "clip_norm (did you mean"]),
-        (lambda: hp.serve(PLAN, dict), ["dict is a class, not a module"]),
         (lambda: hp.serve(PLAN, deadline=3), ["hp.serve knows no 'deadline'", "deadline_s (did you mean"]),
     ],
 )

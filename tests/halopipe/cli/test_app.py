@@ -164,8 +164,6 @@ def test_a_reader_that_has_had_enough_is_no_error(folder: Path) -> None:
     ("line", "code", "said"),
     [
         ("{program} devices >&-", 3, "error[H301] cannot write to standard output"),
-        ("{program} serve plan.json --stdin json <&-", 3, "error[H301] standard input or output is closed"),
-        ("{program} serve plan.json --stdin npy >&-", 3, "error[H301] standard input or output is closed"),
         ("{program} plan nowhere.json 2>&-", 3, ""),
         ("{program} plan nowhere.json <&- >&- 2>&-", 3, ""),
         ("mkdir gone; cd gone; rmdir ../gone; {program} devices", 3, "error[H301] the working folder is gone"),

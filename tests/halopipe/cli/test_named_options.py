@@ -27,7 +27,7 @@ LAUNCHERS = HOME / "planner/extras/export/launchers.py"
 """Which writes the options of other launchers."""
 
 VERB_OF = {
-    "halopipe/serving": "serve",
+    "halopipe/extras/serving": "serve",
     "halopipe/training": "run",
     "halopipe/launch": "run",
     "halopipe/run_spec": "run",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,12 @@ import pytest
 
 from halopipe.launch import run
 from planner.costs.predict import predict
-from planner.ir.codec import dump, load
+from planner.ir.codec import load
 from planner.ir.plan import Plan
 from planner.ir.profile import Correction, CostClass
 from planner.ir.timeline import Span, Timeline, TimelineFile
 from tests.halopipe.commands import PROFILE, call
 from tests.planner.costs.calibration.test_machine import passes
-from tests.planner.factories import chain_decision, plan_of
 
 
 def test_a_run_tells_machine_and_model_apart_and_teaches_the_profile_that_its_plan_remembers(
@@ -50,8 +48,6 @@ def test_a_run_tells_machine_and_model_apart_and_teaches_the_profile_that_its_pl
     assert "\nmachine: stages alone take " in taught.stdout
     assert "\nmodel: what it missed makes the step 10 % longer\n" in taught.stdout
     assert load("plans/plan.json", Plan) == plan, "it is --update that writes into the plan"
-    assert call("report", "plans/plan.json", "timeline.json", "profile.json").exit_code == 0
-    assert "machine since the profile" in Path("report.html").read_text("utf-8")
     plain = call("run", "plans/plan.json", "--json")
     assert json.loads(plain.stdout)["drift"] is None
 
@@ -102,39 +98,3 @@ def test_a_run_writes_its_timeline_and_on_request_a_trace_and_the_plan(
     assert measured.step_s == 0.011
     assert load("x.json", TimelineFile).predicted.spans != ()
     assert {event["pid"] for event in json.loads((folder / "t.json").read_text())["traceEvents"]} == {0, 1}
-
-
-def test_each_timeline_is_shown_as_its_own_plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of two plans, one of which is 2.5 times as long, and first steps that are slow."""
-
-    def run_plan(plan: Plan, options: run.RunOptions, progress: object, replanner: object) -> run.RunResult:
-        step_s = 0.010 if len(plan.decision.stages) == 2 else 0.025
-        timeline = replace(predict(PROFILE, plan.decision)[1], source="measured", step_s=step_s)
-        return run.RunResult((2.3,) * 5, (0.9, 0.8, *(step_s,) * 3), 2, timeline, (), (), ())
-
-    monkeypatch.setattr(run, "run_plan", run_plan)
-    one = plan_of(PROFILE, chain_decision(PROFILE, cuts=(), micro_batches=(2, 2, 2, 2)))
-    dump(load("by_hand.json", Plan), "plan.json")
-    dump(one, "one.json")
-    for name in ("plan.json", "one.json"):
-        assert call("run", name, "--no-learn").exit_code == 0
-    both = call("report", "plan.json", "one.timeline.json", "one.json", "timeline.json")
-    assert both.exit_code == 0, both.stderr
-    page = Path("report.html").read_text("utf-8")
-    assert re.findall(r"step, measured</p><p class=\"figure\">(.*?)</p>", page) == ["10.0 ms"]
-    assert re.findall(r"<td>(25\.0 ms)</td>", page), "the rival's, in the table"
-    alone = call("report", "plan.json", "one.timeline.json", "one.json")
-    assert alone.exit_code == 0, alone.stderr
-    assert "step, measured" not in Path("report.html").read_text("utf-8")
-    for verb in (("report", "plan.json", "one.timeline.json"), ("draw", "plan.json", "one.timeline.json")):
-        refused = call(*verb)
-        assert refused.exit_code == 2
-        assert "one.timeline.json is of another plan" in refused.stderr
-    trace = call("export", "one.json", "--to", "chrome-trace", "--timeline", "timeline.json")
-    assert "timeline.json is of another plan" in trace.stderr
-    Path("copy.json").write_bytes(Path("timeline.json").read_bytes())
-    twice = call("report", "plan.json", "timeline.json", "copy.json")
-    assert "are both of plan.json" in twice.stderr
-    wider = replace(one, inputs=replace(one.inputs, model_fingerprint="sha256:0123456789abcdef"))
-    dump(wider, "wider.json")
-    assert "is of another plan" in call("report", "wider.json", "one.timeline.json").stderr

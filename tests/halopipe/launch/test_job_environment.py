@@ -73,7 +73,7 @@ def test_tasks_of_slurm_without_torchrun_are_told_the_command() -> None:
 
 
 def test_processes_of_mpiexec_give_themselves_what_torchrun_would_say() -> None:
-    from halopipe.launch.torchrun import job_stores
+    from halopipe.launch.job_stores import job_stores
 
     def work(rank: int) -> tuple[JobRank | None, str, str]:
         mine = job_rank()

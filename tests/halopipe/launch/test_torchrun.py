@@ -15,8 +15,8 @@ import pytest
 import torch.distributed as dist
 
 from halopipe.launch import torchrun
+from halopipe.launch.job_stores import job_stores
 from halopipe.launch.run import run_plan
-from halopipe.launch.torchrun import job_stores
 from halopipe.run_spec.options import RunOptions
 from planner.ir.codec import dump
 from planner.ir.errors import StageFailedError, TransportError, UsageError
@@ -122,7 +122,7 @@ def test_two_launchers_on_one_host_meet_at_its_loopback_address(monkeypatch: pyt
     """Each believes the other on another host: rank 0 listens at an address that other hosts could reach."""
     sizes = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2", "PATH": os.environ["PATH"]}
     monkeypatch.setattr(os, "environ", {**sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
-    monkeypatch.setattr(torchrun, "SETUP_S", 5.0)
+    monkeypatch.setattr("halopipe.launch.job_stores.SETUP_S", 5.0)
     with ThreadPoolExecutor(2) as pool:
         (mine, _), (_, theirs) = pool.map(lambda rank: job_stores(rank, 2), range(2))
     mine.set("a", "b")
@@ -159,16 +159,17 @@ def test_a_rank_whose_result_will_not_come_is_an_error_at_once() -> None:
     store = dist.HashStore()
     store.set("error/1", write_error(StageFailedError("the bomb")))
     with pytest.raises(StageFailedError, match="the bomb"):
-        torchrun._result(store, 1, 10.0)
+        torchrun.gathered(store, 0, 2, "{}", 10.0)
     leave_result(store, 1, "{}")
-    assert torchrun._result(store, 1, 10.0) == "{}"
+    assert torchrun.gathered(store, 0, 2, "{}", 10.0) == ["{}", "{}"]
     with pytest.raises(TransportError, match="rank 2 left no result"):
-        torchrun._result(store, 2, 0.0)
+        torchrun.gathered(store, 0, 3, "{}", 0.0)
 
 
 HANGING = """
 import sys, time, torch.distributed as dist
 from halopipe.launch import torchrun
+from halopipe.launch.job_stores import job_stores
 from halopipe.launch.run import run_plan
 from runtime.monitor.activity import StatusStore
 torchrun._WATCH_S = torchrun._HANGING_S = 0.2

@@ -40,7 +40,6 @@ from runtime.checkpoint import Checkpoint, complete_steps
 from runtime.checkpoint.lock import held
 from runtime.monitor.activity import Activity, Heartbeat
 from runtime.monitor.failure import EndedWorker, leave_result, left_by
-from runtime.monitor.watch import host_store
 from tests.forks import forked
 from tests.halopipe import learners
 from tests.halopipe.bombs import POISONED_STEP
@@ -103,7 +102,7 @@ def test_the_first_step_is_compared_with_one_device_beside_the_ranks() -> None:
 
 
 def test_where_one_device_cannot_run_it_the_job_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spawn, "REFERENCE", "nobody")
+    monkeypatch.setattr(spawn, "ONE_DEVICE", "halopipe.launch.worker:nobody")
     result = run_plan(mined(-1, ""), RunOptions(steps=2, warmup=0))
     assert result is not None
     assert result.numerics is not None
@@ -161,18 +160,20 @@ def test_a_worker_that_is_stopped_is_found_by_its_silence() -> None:
     assert caught.value.ranks == (1,)
 
 
-def test_what_a_rank_leaves_needs_no_folder(tmp_path: Path) -> None:
-    store, port = host_store()
-    assert worker.told(port, 0, lambda: "done") == 0
-    where = "on rank 1"
-    assert worker.told(port, 1, lambda: str(1 / 0), where) == 1
+def test_what_a_rank_leaves_needs_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, store = workers_of(tmp_path / "gone", 2)
+    for rank, (code, do) in enumerate([(0, lambda *_: "done"), (1, lambda *_: str(1 / 0))]):
+        with monkeypatch.context() as patch:
+            for name, value in workers._variables[rank].items():
+                patch.setenv(name, value)
+            assert worker.leave_outcome(do, is_named=True) == code
     error = left_by(store, 1)
     assert left_by(store, 0) == "done"
     assert isinstance(error, WorkerError)
     assert error.title == "a worker failed: ZeroDivisionError: division by zero"
-    assert error.details[-1] == where
+    assert error.details[-1] == "on rank 1"
     with pytest.raises(MissingFileError, match="is gone"):
-        workers_of(tmp_path / "gone", port, {0: "0"}).start()
+        workers.start()
 
 
 def test_a_job_of_another_size_is_refused_with_the_command_to_use(monkeypatch: pytest.MonkeyPatch) -> None:

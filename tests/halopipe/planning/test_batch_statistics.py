@@ -130,17 +130,6 @@ def test_a_batch_that_has_no_variance_in_any_way_is_refused_and_the_remedies_wor
     assert hp.plan(flat, objective="latency", micro_batch=[1], global_batch=4).decision.micro_batches == (1,) * 4
 
 
-def test_the_page_of_a_report_says_of_what_statistics_are(profile: Profile) -> None:
-    """Where the profile is there, whose graph knows the layers."""
-    from halopipe.reports import report  # late: it loads matplotlib
-
-    def page(**asked: Any) -> str:
-        return report.page(report.ReportSources("plan.json", hp.plan(profile, solver="one-device", **asked), profile))
-
-    assert "statistics of each of 4 micro-batches, not of the whole batch of 8" in page(micro_batch=[2])
-    assert "batch statistics" not in page(micro_batch=[8])
-
-
 class Followed(nn.Module):
     """A mean teacher, which follows its student in every forward."""
 

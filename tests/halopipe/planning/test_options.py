@@ -12,7 +12,6 @@ from halopipe.cli.app import app
 from halopipe.planning.options import Asked, PlanOptions, ProfileOptions, SearchOptions, of_a_search
 from halopipe.planning.problem import make_problem, problem_for
 from halopipe.run_spec.schema import WRITTEN, asked_in, flag, from_text, spec
-from halopipe.serving.options import ServeOptions
 from planner.ir.errors import UsageError
 from planner.ir.problem import SAMPLE_DIMS
 
@@ -24,10 +23,14 @@ def command(verb: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("verb", "group"),
-    [("plan", PlanOptions), ("plan", SearchOptions), ("profile", ProfileOptions), ("serve", ServeOptions)],
+    ("verb", "group"), [("plan", PlanOptions), ("plan", SearchOptions), ("profile", ProfileOptions)]
 )
 def test_every_option_is_one_of_the_command_line_with_its_help_default_and_limits(verb: str, group: type) -> None:
+    require_options(verb, group)
+
+
+def require_options(verb: str, group: type) -> None:
+    """The command line has each field of a list of options, with its help, default and limits."""
     known = {option.name: option for option in command(verb).params}
     for name, field in asked_in(group).items():
         shown, option = known[name], spec(field)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from halopipe.launch import spawn
-from halopipe.run_spec.job import Job, failed_path
+from halopipe.run_spec.job import REFERENCE, Job
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunResult
 from halopipe.training import first_step, single_device
@@ -28,7 +27,6 @@ from halopipe.training.reference import Reference
 from halopipe.training.single_device import IN_PARTS, WHOLE, make_reference, reference_of
 from planner.ir.errors import (
     HalopipeError,
-    MissingFileError,
     NumericsError,
     StaleFileError,
     UnsupportedModelError,
@@ -37,7 +35,7 @@ from planner.ir.errors import (
 from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
-from runtime.monitor.failure import set_text, text_at
+from runtime.monitor.failure import EndedWorker, leave_error, leave_result, set_text, text_at, write_error
 from runtime.optim.gradient_sync import GradientSync
 from tests.captures import capture
 from tests.halopipe import learners
@@ -201,8 +199,7 @@ def test_a_mistake_shows_where_a_lower_precision_rounds(tmp_path: Path, monkeypa
 
 def test_a_model_with_a_dtype_of_its_own_has_no_yardstick_and_that_is_said(tmp_path: Path) -> None:
     job = Job(plan("own_dtype", "float32"), RunOptions(), tmp_path)
-    make_reference(job)
-    found = first_step.read_when_written(job.reference_path)
+    found = make_reference(job)
     assert found.rounding == {}
     assert found.witness.startswith(
         f"{WHOLE}; its own rounding is not known, as it does not run in float64 (RuntimeError"
@@ -229,8 +226,7 @@ def test_a_module_that_runs_on_the_host_alone_is_told_with_its_line(
 def test_the_yardstick_reads_the_very_same_batch(tmp_path: Path) -> None:
     UNSEEDED.clear()
     job = Job(plan("plain_net", "float32"), RunOptions(data=f"{__name__}:unseeded"), tmp_path)
-    make_reference(job)
-    found = first_step.read_when_written(job.reference_path)
+    found = make_reference(job)
     assert len(UNSEEDED) == 1
     assert 0 < max(found.rounding["gradient"].values()) < 1e-5
 
@@ -240,8 +236,7 @@ def test_one_device_is_fed_images_of_the_size_that_the_plan_is_for(tmp_path: Pat
     made = plan_of(ModelSource("profiler.models.unet2d:unet2d", {"width": "2", "depth": "1"}, (1, 1, 8, 8)), [], (1,))
     source = replace(made.inputs.model, sizes={"height": 16, "width": 12})
     job = Job(replace(made, inputs=replace(made.inputs, model=source)), RunOptions(steps=1), tmp_path)
-    make_reference(job)
-    (found,) = first_step.read_when_written(job.reference_path).losses
+    (found,) = make_reference(job).losses
     model = load_model(job.source, job.options.seed)
     image, mask = (tensor.repeat(1, 1, 2, 2)[..., :12] for tensor in (*model.inputs, *model.targets))
     assert found == pytest.approx(model.loss((image,), (mask,)).item(), rel=1e-6)
@@ -393,32 +388,25 @@ def test_schedules_that_update_within_a_step_are_not_compared(tmp_path: Path) ->
         checked(made, tmp_path, check_numerics=True)
 
 
-def test_what_one_device_left_behind_is_the_reason(tmp_path: Path) -> None:
-    job = Job(plan(), RunOptions(), tmp_path)
-    failed_path(job.reference_path).write_text("killed")
-    assert first_step.read_when_written(job.reference_path).skipped == "killed"
+def test_what_one_device_left_behind_is_the_reason() -> None:
+    store = dist.HashStore()
+
+    def reason() -> str:
+        return Reference.from_text(spawn._reference_text(store, EndedWorker(-9))).skipped
+
+    assert reason() == "the run on one device ended by signal 9 without a word"
+    leave_error(store, 0, write_error(UnsupportedModelError("it draws otherwise")))
+    assert reason() == "one device could not run it: it draws otherwise"
+    leave_result(store, 0, Reference(skipped="no memory").to_text())
+    assert reason() == "no memory"
 
 
-@pytest.mark.timeout(10)
-def test_where_one_device_can_leave_nothing_it_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "halopipe-job-x"
-    folder.mkdir()
-    job = Job(plan(), RunOptions(), folder)
-    kept = folder / "kept"
-    kept.touch()
-    monkeypatch.setattr(spawn, "write_text", lambda path, text: _no_room(path))
-    monkeypatch.setattr(Path, "touch", lambda path: _no_room(path))  # nor is there an inode for an empty file
-    spawn._leave(kept, failed_path(job.reference_path), "it was killed")
-    assert first_step.read_when_written(job.reference_path).skipped == f"there was no room in {folder}"
-    shutil.rmtree(folder)
-    spawn._leave(kept, failed_path(job.reference_path), "it was killed")
-    assert first_step.read_when_written(job.reference_path).skipped == f"the job's folder {folder} was removed"
-
-
-def _no_room(path: Path) -> None:
-    raise MissingFileError(f"cannot write {path}")
+def test_a_reference_that_nobody_leaves_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_step, "PATIENCE_S", 0.05)
+    store = dist.HashStore()
+    first_step.FirstStep(told(0), None, lambda wrong: [])._provide(store)
+    there = Reference.from_text(text_at(store, REFERENCE))
+    assert there.skipped == "one device did not come to an end in 0.05 s"
 
 
 def told(number: int, of: Plan | None = None, **given: Any) -> Rank:
@@ -487,8 +475,8 @@ def test_a_reference_travels_whole() -> None:
     model = load_model(job.source)
     found = reference_of(rank_of(job, 0), model, [(model.inputs, model.targets)], torch.device("cpu"))
     store = dist.HashStore()
-    set_text(store, "reference", found.to_bytes().hex())
-    there = Reference.from_bytes(bytes.fromhex(text_at(store, "reference")))
+    set_text(store, REFERENCE, found.to_text())
+    there = Reference.from_text(text_at(store, REFERENCE))
     assert (there.losses, there.rounding, there.witness) == (found.losses, found.rounding, found.witness)
     assert all(there.gradient[name].distance(found.gradient[name]) == 0.0 for name in found.gradient)
     assert json.dumps(there.rounding)

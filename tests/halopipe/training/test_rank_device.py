@@ -146,7 +146,7 @@ def test_ranks_with_gpus_of_their_own_open_nccl_with_the_channels_of_the_program
 
 def test_a_plan_for_gpus_is_refused_before_any_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     here(monkeypatch, 0, "torch finds no NVIDIA GPU")
-    monkeypatch.setattr("halopipe.launch.spawn.host_store", lambda: pytest.fail("a process was about to be started"))
+    monkeypatch.setattr("runtime.monitor.watch.host_store", lambda: pytest.fail("a process was about to be started"))
     plan = mined()
     stages = tuple(replace(stage, devices=(f"n0/gpu{rank}",)) for rank, stage in enumerate(plan.decision.stages))
     there = replace(plan, decision=replace(plan.decision, stages=stages))
@@ -188,7 +188,7 @@ def test_cores_are_there_and_so_is_a_device_without_a_name(names: tuple[str, ...
 
 
 def test_a_plan_for_boards_is_refused_by_every_way_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halopipe.launch.spawn.host_store", lambda: pytest.fail("a process was about to be started"))
+    monkeypatch.setattr("runtime.monitor.watch.host_store", lambda: pytest.fail("a process was about to be started"))
     plan = mined()
     stages = tuple(replace(stage, devices=(f"n0/fpga{rank}",)) for rank, stage in enumerate(plan.decision.stages))
     there = replace(plan, decision=replace(plan.decision, stages=stages))

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
-from halopipe.run_spec.job import Job, RankResult
+from halopipe.run_spec.job import REFERENCE, Job, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.training.single_device import make_reference
 from halopipe.training.work import work
@@ -19,6 +19,7 @@ from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
 from runtime.monitor.activity import read_board
+from runtime.monitor.failure import set_text
 from runtime.transport import Hub, InProcessTransport, Transport
 from tests.halopipe.plans import RESNET, mined, plan_of
 
@@ -26,9 +27,9 @@ from tests.halopipe.plans import RESNET, mined, plan_of
 def do(plan: Plan, folder: Path, store: dist.Store | None = None, **options: object) -> RankResult:
     """The work of rank 0 where it is the only one to come."""
     job = Job(plan, RunOptions(**{"steps": 3, "warmup": 1, "check_first_step": False, **options}), folder)
-    if job.is_compared:
-        make_reference(job)
     board = dist.HashStore()
+    if job.is_compared:
+        set_text(store or board, REFERENCE, make_reference(job).to_text())
     result = work(job, 0, store or board, board, lambda groups, program: InProcessTransport(Hub(1, groups), 0))
     assert read_board(board, [0])[0].num_done == job.options.steps
     return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,11 +15,9 @@ from planner.ir.constraints import REPLICAS, TOGETHER
 from planner.ir.errors import InfeasibleError, UnsupportedModelError
 from planner.ir.graph import KEEPS_SAMPLES, NOT_LINEAR_BACKWARD, SHARED_STATE, SHARED_STATISTICS, Graph
 from planner.ir.problem import Problem
-from planner.ir.profile import ModelSource
 from planner.layers.stage_rules import require_stages, rules_of_state, stage_errors
 from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
-from profiler.source.source import load_model
 from tests.captures import capture
 from tests.planner.networks import priced_graph
 from tests.runtime.divided import divided
@@ -211,12 +208,3 @@ def test_gradients_stay_whole_where_parameters_are_in_parts() -> None:
     by_feature = divided(graph, {"feature": (0, 3, 6)}, (4,))
     with pytest.raises(UnsupportedModelError, match="cannot divide its gradients over its 2 ranks"):
         raise next(error for _, error in stage_errors(replace(by_feature, stages=(stage,)), graph))
-
-
-@pytest.mark.parametrize(("name", "pattern"), [("dropping", "between"), ("normalised", r"^\*$")])
-def test_what_ranks_that_share_seeds_would_run_otherwise_has_a_rank_of_its_own(name: str, pattern: str) -> None:
-    """Of numbers for nodes the layer that draws them; of nodes of several seeds that are mixed every stage."""
-    graph = capture(load_model(ModelSource(f"tests.runtime.sparse.graph_networks:{name}", {}, (), "float64"))).graph
-    rules = rules_of_state(graph)
-    assert {rule.what for rule in rules} == {REPLICAS}
-    assert any(re.search(pattern, rule.pattern) for rule in rules)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.site_balance import morton
 from planner.sites import partition as module
 from planner.sites.keys import Ints, pack, samples_of, unpack
-from planner.sites.partition import bisection, morton
+from planner.sites.partition import bisection
 
 
 def grid(*shape: int) -> Ints:

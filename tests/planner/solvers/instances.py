@@ -12,7 +12,7 @@ from math import inf
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import CostModel
-from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, off_chip
+from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST
 from planner.ir.constraints import parse_rule
 from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.layout import equal_shares, parts_of, samples_of
@@ -199,35 +199,14 @@ def crowded_problem(seed: int) -> Problem:
     )
 
 
-def board_problem(seed: int) -> Problem:
-    """The same on boards: most stream, and some have a second memory for parameters, which are slower outside of it."""
+def streaming(seed: int) -> Problem:
+    """The same on devices that stream."""
     problem, draw = random_problem(seed), random.Random(seed + 10_000)
-    profile, streams = problem.profile, draw.random() < 0.8
-    two = draw.random() < 0.7
-
-    def slower(times: float) -> dict[str, tuple[Measurement, ...]]:
-        names = ("forward_s", "backward_s", "backward_input_s", "backward_weight_s")
-        return {
-            off_chip(kind): tuple(replace(m, **{name: times * getattr(m, name) for name in names}) for m in found)
-            for kind, found in profile.measurements.items()
-        }
-
-    more = slower(draw.choice([1.2, 3.0])) if two else {}
-    devices = tuple(
-        replace(device, streams=streams, on_chip_bytes=draw.choice([0, 600, 1500, 4000]) * two)
-        for device in profile.cluster.devices
-    )
+    cluster = problem.profile.cluster
+    devices = tuple(replace(device, streams=True) for device in cluster.devices)
     schedules = draw.choice([(), ("fbp-as",), ("1f1b-as", "1f1b")])
-    parameters = {**profile.parameters, **{off_chip(kind): costs for kind, costs in profile.parameters.items() if two}}
-    overheads = profile.action_overhead_s
-    boards = replace(
-        profile,
-        cluster=replace(profile.cluster, devices=devices),
-        measurements={**profile.measurements, **more},
-        parameters=parameters,
-        action_overhead_s={**overheads, **{off_chip(kind): each for kind, each in overheads.items() if two}},
-    )
-    return replace(problem, profile=boards, schedules=schedules)
+    profile = replace(problem.profile, cluster=replace(cluster, devices=devices))
+    return replace(problem, profile=profile, schedules=schedules)
 
 
 def attention_problem(seed: int) -> Problem:
@@ -436,7 +415,7 @@ def _divisions(
 ) -> Iterator[tuple[int, ...]]:
     """The samples of each rank of a group: equal on devices that are alike, else in every way."""
     devices = [problem.profile.cluster.devices[rank] for rank in group]
-    if not every_share and len({(device.kind, device.memory_bytes, device.on_chip_bytes) for device in devices}) == 1:
+    if not every_share and len({(device.kind, device.memories) for device in devices}) == 1:
         yield equal_shares(size, len(group))
         return
     yield from (shares for shares in product(range(1, size + 1), repeat=len(group)) if sum(shares) == size)

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from planner.ir.profile import ModelSource
-from planner.sites.arrangement import arrange, cut
-from planner.sites.balance import halo_sites
+from planner.sites.arrangement import arrange, cut, halo_sites
 from planner.sites.partition import SiteLevel
 from planner.sites.prices import NeighbourPairs, network_work, prices
 from profiler.measure import preparing

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 from torch.fx.experimental import _config as shapes_config
 
-from cuda_ops.sparse.adapters.torchsparse import load_torchsparse_state_dict, to_torchsparse_state_dict
 from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.geometry import MapSpec
 from cuda_ops.sparse.nn import SparseTensor
@@ -158,13 +157,6 @@ def test_prepared_it_reads_maps_alone_and_computes_the_same(factory: Factory) ->
     tensors = recipe.prepare(other.geometry).values()
     prepared = PreparedNetwork(module, recipe)(other.segments.lengths, other.feats, *tensors)
     torch.testing.assert_close(plain(prepared), plain(module(other)))
-
-
-@each_network
-def test_state_dicts_go_to_torchsparse_and_back(factory: Factory) -> None:
-    (one, x, _, _), (other, *_) = example(factory), example(factory)
-    load_torchsparse_state_dict(other, to_torchsparse_state_dict(one))
-    torch.testing.assert_close(plain(other(x)), plain(one(x)))
 
 
 def test_the_vgg_is_sparsepipes() -> None:

@@ -67,7 +67,8 @@ def test_more_details_leave_the_error_as_it_was() -> None:
 @pytest.mark.parametrize("length", [1, 9 << 20])
 def test_a_result_of_any_length_is_left(length: int) -> None:
     """One value of the store takes 8 MiB: those of hundreds of thousands of steps are longer."""
-    store, port = host_store()
+    store = host_store()
+    port = store.port
     assert left_by(store, 0) == ""
     leave_result(join_store(LOOPBACK, port), 0, "1" * length)
     store.wait(["result/0"])  # what another connection sets is there some time after its call has returned

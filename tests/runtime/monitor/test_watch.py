@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from halopipe.launch.processes import Member, Processes, worker_environment
+from halopipe.launch.processes import Processes, worker_environment
 from planner.ir.errors import DeadlineError, StageFailedError, TransportError, WorkerDiedError
 from planner.ir.schedule import Action
 from runtime.monitor import watch
 from runtime.monitor.activity import Beat
 from runtime.monitor.waits import Waits
-from runtime.monitor.watch import host_store, host_store_at, join_store, meet, run_workers
+from runtime.monitor.watch import Supervisor, host_store, join_store, meet
 from tests.forks import forked
 from tests.processes import writing_into
 
@@ -36,16 +36,15 @@ def error(kind: str) -> str:
     return f"{LEAVE}error(store, RANK, {record!r})"
 
 
-def run(folder: Path, *scripts: str, store: tuple[dist.Store, int] | None = None, **options: object) -> dict[int, str]:
-    hosted, port = host_store() if store is None else store
-    members = []
-    for rank, script in enumerate(scripts):
-        text = script.replace("RANK", str(rank)).replace("PORT", str(port))
-        members.append(Member(rank, "tests.processes:execute", (text,)))
+def run(folder: Path, *scripts: str, store: dist.TCPStore | None = None, **options: object) -> dict[int, str]:
+    hosted = store or host_store()
+    texts = [text.replace("RANK", str(rank)).replace("PORT", str(hosted.port)) for rank, text in enumerate(scripts)]
+    variables = {rank: {"RANK": str(rank)} for rank in range(len(scripts))}
     titles = {rank: f"rank {rank} (n0/cpu{rank}, stage {rank})" for rank in range(len(scripts))}
     try:
-        workers = Processes(members, folder, os.environ, loads=["runtime.monitor.watch"])
-        return run_workers(workers, titles, hosted, **options)
+        call, loads = "tests.processes:execute", ["runtime.monitor.watch"]
+        workers = Processes(call, texts, variables, folder, os.environ, loads=loads)
+        return Supervisor(titles, hosted, **options).run(workers)
     finally:
         assert writing_into(folder) == []
 
@@ -91,7 +90,7 @@ def put(
 
 def test_a_worker_that_does_one_thing_for_too_long_is_ended(tmp_path: Path) -> None:
     store = host_store()
-    put(store[0], 1, 1, for_s=10.0, deadline_s=2.0)
+    put(store, 1, 1, for_s=10.0, deadline_s=2.0)
     with pytest.raises(DeadlineError) as caught:
         run(tmp_path, WAIT, WAIT, store=store)
     assert "rank 1 (n0/cpu1, stage 1) hangs in 1F3, step 2: it has been there for 10." in caught.value.title
@@ -100,7 +99,7 @@ def test_a_worker_that_does_one_thing_for_too_long_is_ended(tmp_path: Path) -> N
 
 def test_a_worker_that_goes_silent_is_ended(tmp_path: Path) -> None:
     store = host_store()
-    put(store[0], 0, 1, for_s=0.0, deadline_s=0.1)
+    put(store, 0, 1, for_s=0.0, deadline_s=0.1)
     with pytest.raises(DeadlineError, match=r"rank 0 .* is silent in 1F3, step 2: nothing was heard of it for \d+\."):
         run(tmp_path, WAIT, store=store)
 
@@ -118,7 +117,7 @@ def test_a_worker_that_is_stopped_in_a_longer_wait_than_a_step_s_is_named_after_
     monkeypatch.setattr(watch, "_GRACE_S", 0.2)
     store = host_store()
     for rank in range(2):
-        put(store[0], rank, 1, for_s=0.0, deadline_s=600.0, what="saving", step=11)
+        put(store, rank, 1, for_s=0.0, deadline_s=600.0, what="saving", step=11)
     with pytest.raises(DeadlineError, match=r"rank 1 .* is stopped in saving, step 11: somebody") as caught:
         run(tmp_path, WAIT, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", store=store, deadline_s=0.5)
     assert caught.value.ranks == (1,)
@@ -129,7 +128,7 @@ def test_a_worker_that_sleeps_at_the_start_is_named_where_others_wait_and_one_th
 ) -> None:
     monkeypatch.setattr(watch, "_SLEEPS_S", 0.5)
     store, works = host_store(), "import time; end = time.time() + 2.0\nwhile time.time() < end: pass\n"
-    put(store[0], 0, 1, for_s=9.0, deadline_s=600.0, what="meeting the others", step=-1)
+    put(store, 0, 1, for_s=9.0, deadline_s=600.0, what="meeting the others", step=-1)
     soon = "import time; time.sleep(2.5)\n"
     assert run(tmp_path, soon + FINE, works + FINE, store=store, deadline_s=0.5) == {0: "yes", 1: "yes"}
     with pytest.raises(DeadlineError, match=r"rank 1 .* hangs before its first step: it sleeps") as caught:
@@ -139,8 +138,8 @@ def test_a_worker_that_sleeps_at_the_start_is_named_where_others_wait_and_one_th
 
 def test_the_error_of_a_hang_says_who_waits_for_whom(tmp_path: Path) -> None:
     store = host_store()
-    put(store[0], 0, 1, for_s=1.0, deadline_s=20.0, what="0F3")
-    put(store[0], 1, 1, for_s=10.0, deadline_s=2.0, what="1RECV_F3<0")
+    put(store, 0, 1, for_s=1.0, deadline_s=20.0, what="0F3")
+    put(store, 1, 1, for_s=10.0, deadline_s=2.0, what="1RECV_F3<0")
     rows = [[Action.parse(text) for text in row.split()] for row in ("0F3 0SEND_F3>1", "1RECV_F3<0 1F3")]
     with pytest.raises(DeadlineError) as caught:
         run(tmp_path, WAIT, WAIT, store=store, waits=Waits(rows, [(0,), (1,)]))
@@ -152,7 +151,7 @@ def test_the_error_of_a_hang_says_who_waits_for_whom(tmp_path: Path) -> None:
 
 def test_progress_is_what_the_workers_publish(tmp_path: Path) -> None:
     store = host_store()
-    put(store[0], 0, 1, for_s=0.0, deadline_s=60.0)
+    put(store, 0, 1, for_s=0.0, deadline_s=60.0)
     seen: list[Mapping[int, Beat]] = []
     noted = tmp_path / "noted"
 
@@ -175,7 +174,8 @@ def test_an_interrupt_ends_all_workers(tmp_path: Path) -> None:
 
 
 def test_the_store_listens_on_the_loopback_interface_only() -> None:
-    store, port = host_store()
+    store = host_store()
+    port = store.port
     lines = Path("/proc/net/tcp").read_text().splitlines() + Path("/proc/net/tcp6").read_text().splitlines()
     listening = [line.split()[1] for line in lines if line.split()[1].endswith(f":{port:04X}") and " 0A " in line]
     assert listening == [f"0100007F:{port:04X}"]
@@ -214,16 +214,18 @@ def test_what_dead_ranks_left_in_the_store_misleads_nobody() -> None:
 
 
 def test_a_store_at_a_given_place_listens_there_alone_and_is_shared_with_who_had_it_first() -> None:
-    store, port = host_store()
+    store = host_store()
+    port = store.port
     store.set("a", "b")
-    again = host_store_at("127.0.0.1", port)
+    again = host_store("127.0.0.1", port)
     assert again.get("a") == b"b"
     with pytest.raises(TransportError, match=r"cannot listen at 192\.0\.2\.1"):
-        host_store_at("192.0.2.1", port)
+        host_store("192.0.2.1", port)
 
 
 def test_a_store_that_is_not_there_is_named() -> None:
-    store, port = host_store()
+    store = host_store()
+    port = store.port
     del store
     with pytest.raises(TransportError, match=f"no store answers at 127.0.0.1, port {port}"):
         join_store("127.0.0.1", port, timeout_s=0.5)

@@ -12,7 +12,7 @@ from planner.ir.profile import ModelSource
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.pipeline.microbatches import WholeBatch
-from runtime.sparse.batch import InputPreparation
+from runtime.sparse.batch import PreparedInputs
 from runtime.sparse.preparing import Preparing
 from runtime.sparse.share import SiteShare
 from runtime.stage.shapes import step_inputs
@@ -34,7 +34,7 @@ def prepared(name: str, num_ranks: int) -> object:
     decision = decide(captured.graph, [], (4,), [tuple(range(num_ranks))], [(1,) * num_ranks])
     (inputs, targets), whole = batch_of(model, 4, 0), captured
     specs = step_inputs(whole)
-    prepared = InputPreparation.of(whole.graph, whole.preparation, dict(whole.raw))
+    prepared = PreparedInputs.of(whole.graph, whole.preparation, dict(whole.raw))
     return Preparing.of(decision, prepared).batch(WholeBatch(specs, (*inputs, *targets), (4,)))
 
 

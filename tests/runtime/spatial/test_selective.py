@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from planner.check.structure import require_possible
-from planner.extras.transformers import ParallelDegrees
+from planner.extras.transformers.shape import ParallelDegrees
 from planner.ir.errors import CorruptFileError, UnsupportedModelError
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision

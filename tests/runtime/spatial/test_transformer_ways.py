@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from planner.check.structure import require_possible
-from planner.extras.transformers import ParallelDegrees, Recompute
 from planner.extras.transformers.placement import groups_of, placements, schedule_of
+from planner.extras.transformers.shape import ParallelDegrees, Recompute
 from planner.ir.box import volume
 from planner.ir.errors import UnsupportedModelError, UsageError
 from planner.ir.graph import Graph

@@ -16,14 +16,13 @@ from planner.costs.calibration.apply_corrections import corrected_cluster
 from planner.costs.candidate import Candidate
 from planner.costs.communication.collectives import collective_s
 from planner.costs.cost_model import CostModel
-from planner.extras.baselines.common.budgets import budget_s
 from planner.extras.baselines.common.problem import priced
 from planner.ir.cluster import ALL_REDUCE
 from planner.ir.errors import InfeasibleError
 from planner.ir.layout import equal_shares
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers.budget import part_of_current
+from planner.solvers.budget import part_of_current, stated_s
 from planner.solvers.candidates.candidate import micro_batches
 from planner.solvers.candidates.choose import best_of, heuristic_plan
 from planner.solvers.candidates.evaluate import Evaluator
@@ -157,7 +156,7 @@ def rival_plan(problem: Problem, pipelines: Pipelines, name: str, method: str) -
         MissingMeasurementError: nothing that it offers could be priced.
     """
     evaluator = Evaluator(problem, CostModel(problem.profile))
-    trial = Trial(min(budget_s(name, problem.time_limit_s), (1 - _TO_PRICE) * problem.time_limit_s))
+    trial = Trial(min(stated_s(name, problem.time_limit_s), (1 - _TO_PRICE) * problem.time_limit_s))
     best = best_of(evaluator, pipelines(problem, evaluator.cost_model, trial), why=trial.reasons)
     return heuristic_plan(evaluator, best, name, method)
 

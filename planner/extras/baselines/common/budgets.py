@@ -1,7 +1,8 @@
 """What the authors of published planners say their planners take, or let them take.
 
 A planner that is asked for by name may take as long: whoever compares with it is not flattered by a search that was cut
-short.  Where nothing is stated the problem's own time limit is the budget, as it is for our search.
+short.  Where nothing is stated the problem's own time limit is the budget, as it is for our search
+(:func:`planner.solvers.budget.stated_s`).
 
     BaPipe      no time is known to us (arXiv 2012.12544); the programme is polynomial
     DAPPLE      no limit is stated with the released planner, which took 0.07 to 1.84 s on eight of its own instances
@@ -12,22 +13,8 @@ short.  Where nothing is stated the problem's own time limit is the budget, as i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 PIPEDREAM_S = 8.0
 """Narayanan et al., SOSP 2019, section 5.5: under 8 seconds for all models and deployments evaluated."""
 
 TARNAWSKI_S = 1200.0
 """Tarnawski et al., NeurIPS 2020: ``TimeLimit`` of ``throughput-ip/ip.py`` in msr-fiddle/dnn-partitioning."""
-
-STATED_S: Mapping[str, float] = {
-    "pipedream": PIPEDREAM_S,
-    "pipedream-hierarchical": PIPEDREAM_S,
-    "tarnawski": TARNAWSKI_S,
-}
-"""By name of the solver, seconds of one problem; all micro-batch sizes together."""
-
-
-def budget_s(name: str, time_limit_s: float) -> float:
-    """What solver ``name`` may take as a rival of a search that may take ``time_limit_s``."""
-    return STATED_S.get(name, time_limit_s)

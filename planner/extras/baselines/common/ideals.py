@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.ir.graph import topological_order
+from planner.ir.graph import bits_of, topological_order
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.intp]
@@ -153,14 +153,6 @@ def members(ideals: Sequence[int], num_nodes: int) -> Bools:
     packed = np.frombuffer(b"".join(bits.to_bytes(width, "little") for bits in ideals), np.uint8)
     unpacked = np.unpackbits(packed.reshape(len(ideals), width), axis=1, count=num_nodes, bitorder="little")
     return unpacked.view(np.bool_)
-
-
-def bits_of(bits: int) -> Iterator[int]:
-    """The nodes of a set, ascending."""
-    while bits:
-        low = bits & -bits
-        yield low.bit_length() - 1
-        bits ^= low
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.extras.baselines.common.ideals import bits_of, members
+from planner.extras.baselines.common.ideals import members
 from planner.extras.baselines.common.reading import FileText, on_or_behind_cycles, read_text
 from planner.ir.errors import FormatError, UsageError
-from planner.ir.graph import topological_order
+from planner.ir.graph import bits_of, topological_order
 from planner.solvers.budget import check_time
 
 _SEPARATOR = " -- "

@@ -46,7 +46,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.extras.baselines.common.answer import OPTIMAL, TIME_LIMIT, Json, RivalAnswer, infeasible
-from planner.extras.baselines.common.ideals import Bools, Floats, Ideals, Lattice, bits_of, chain_of, lattice_of
+from planner.extras.baselines.common.ideals import Bools, Floats, Ideals, Lattice, chain_of, lattice_of
 from planner.extras.baselines.piper.format import Machine, PiperInstance, PiperOption, Room, least_work
 from planner.extras.baselines.piper.stages import (
     IdealCosts,
@@ -58,6 +58,7 @@ from planner.extras.baselines.piper.stages import (
     value_of,
 )
 from planner.ir.errors import UnknownNameError, UsageError
+from planner.ir.graph import bits_of
 from planner.solvers.budget import part_of_current
 
 SAME = 1e-9

@@ -26,8 +26,9 @@ from math import ceil, inf
 
 import numpy as np
 
-from planner.extras.baselines.common.ideals import Floats, Ints, Lattice, bits_of
+from planner.extras.baselines.common.ideals import Floats, Ints, Lattice
 from planner.extras.baselines.piper.format import Machine, PiperInstance, PiperOption, Room, devices_for
+from planner.ir.graph import bits_of
 
 _ENOUGH_BYTES = 1e-6
 

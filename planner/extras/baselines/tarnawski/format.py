@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.extras.baselines.common.ideals import Bools, Floats, MergedNodes, bits_of, contract
+from planner.extras.baselines.common.ideals import Bools, Floats, MergedNodes, contract
 from planner.extras.baselines.common.reading import (
     FileText,
     Item,
@@ -41,6 +41,7 @@ from planner.extras.baselines.common.reading import (
     read_text,
     require_no_cycle,
 )
+from planner.ir.graph import bits_of
 
 _SAME_COST = 1e-6
 """Costs of one node's edges may differ by this much, as in the original."""

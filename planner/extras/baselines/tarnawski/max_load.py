@@ -45,8 +45,9 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.extras.baselines.common.ideals import Bools, Floats, Ints, Lattice, bits_of, chain_of
+from planner.extras.baselines.common.ideals import Bools, Floats, Ints, Lattice, chain_of
 from planner.extras.baselines.tarnawski.format import Blocks
+from planner.ir.graph import bits_of
 from planner.solvers.budget import Budget, check_time
 
 Singles = NDArray[np.float32]

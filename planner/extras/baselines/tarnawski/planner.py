@@ -41,7 +41,7 @@ from math import inf
 import numpy as np
 
 from planner.extras.baselines.common.answer import INFEASIBLE, OPTIMAL, TIME_LIMIT, Json, RivalAnswer, infeasible
-from planner.extras.baselines.common.ideals import Ideals, bits_of, chain_of, lattice_of
+from planner.extras.baselines.common.ideals import Ideals, chain_of, lattice_of
 from planner.extras.baselines.tarnawski.format import (
     Blocks,
     Coloured,
@@ -63,6 +63,7 @@ from planner.extras.baselines.tarnawski.max_load import (
     search,
 )
 from planner.ir.errors import UnknownNameError, UsageError
+from planner.ir.graph import bits_of
 from planner.solvers.budget import part_of_current
 
 _MOST_CELLS = 60_000_000

@@ -9,8 +9,8 @@ import pytest
 from planner.costs.memory import table
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.memory.table import What, divided, held_in_turn, moments_of
-from planner.extras.transformers import ParallelDegrees
 from planner.extras.transformers.memory import chain_in_flight, in_flight
+from planner.extras.transformers.shape import ParallelDegrees
 from planner.ir.schedule import Op
 
 MEMOS = kept_by, held_in_turn, chain_in_flight

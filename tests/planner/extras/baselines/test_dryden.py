@@ -10,12 +10,12 @@ import pytest
 from planner.costs.cost_model import CostModel
 from planner.costs.stages.layouts import LayoutPrices
 from planner.extras.baselines import dryden
-from planner.extras.baselines.everyday import solve_data_parallel
 from planner.ir.codec import dumps, loads
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import baselines
+from planner.solvers.everyday import solve_data_parallel
 from planner.solvers.layouts.factor_graph import LabelledGraph
 from planner.solvers.layouts.stage import Question, best_layouts
 from planner.solvers.layouts.variable_elimination import eliminate

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.extras.catalogue import Machines, machines_of, read_machines
+from planner.extras.catalogue.clusters import Machines, machines_of, read_machines
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, Link, PairLink
 from planner.ir.errors import CorruptFileError, MissingFileError
 

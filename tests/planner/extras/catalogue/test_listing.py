@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from planner.extras import catalogue
+from planner.extras.catalogue import listing as catalogue
 from planner.extras.catalogue.listing import FAMILIES, read_device, read_links
 from planner.ir.errors import CorruptFileError, UnknownNameError
 from planner.ir.graph import BYTES_PER_ELEMENT

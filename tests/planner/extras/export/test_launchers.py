@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from planner.extras.export.launchers import LAUNCHERS, deepspeed, megatron, torchtitan
-from planner.extras.transformers import ParallelDegrees, Recompute, named_transformer
+from planner.extras.transformers.shape import ParallelDegrees, Recompute, named_transformer
 
 LLAMA = named_transformer("llama2-7b")
 WAYS = [

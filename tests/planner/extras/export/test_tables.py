@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from benchmarks.chains import chain_profile
+from planner.costs.rows import program_of, stage_rows, stage_seconds, stage_transfers
 from planner.extras.export import tables
-from planner.extras.export.rows import program_of, stage_rows, stage_seconds, stage_transfers
 from planner.ir.plan import Measured
 from planner.ir.timeline import Span, Timeline
 from tests.planner.factories import chain_decision, plan_of

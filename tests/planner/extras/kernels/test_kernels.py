@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.extras.kernels import AttentionShape, kernels
 from planner.extras.kernels.estimates import NOTHING, Estimate, weakest
 from planner.extras.kernels.fit import BATCHED, as_json, fit_rows, stored_fits
+from planner.extras.kernels.models import AttentionShape, kernels
 from planner.extras.kernels.tables import GEMM, MEMORY_BOUND, KernelRow, read_table, shipped
 from planner.ir.errors import CorruptFileError, MissingMeasurementError, UnknownNameError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.extras.kernels import cluster_of, links, systems
-from planner.extras.kernels.links import COLLECTIVES, bus_factor
+from planner.extras.kernels.clusters import cluster_of
+from planner.extras.kernels.links import COLLECTIVES, bus_factor, links, systems
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.errors import UnknownNameError, UsageError
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from planner.extras.kernels import AlphaBeta, Estimate
-from planner.extras.kernels.estimates import TABLE
-from planner.extras.transformers import Cost, Fusion, ParallelDegrees, Recompute, Transformer, named_cluster
-from planner.extras.transformers.cluster import GpuCluster
+from planner.extras.kernels.estimates import TABLE, Estimate
+from planner.extras.kernels.links import AlphaBeta
+from planner.extras.transformers.cluster import GpuCluster, named_cluster
 from planner.extras.transformers.layers import ATTENTION, EXCHANGE, MEMORY, PRODUCTS, layers_for
+from planner.extras.transformers.passes import Cost
+from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Transformer
 
 SHAPE = Transformer("small", hidden=64, ffn=256, heads=8, layers=4, vocab=128, seq=16)
 SHARED = replace(SHAPE, kv_heads=4, gated=True, rotary=True, dropout=False)

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from planner.extras.transformers import Sends, pipeline
+from planner.extras.transformers import pipeline
 from planner.extras.transformers.pipeline import Chunks, chunked, even_s, stay_s
+from planner.extras.transformers.shape import Sends
 
 
 @pytest.mark.parametrize(

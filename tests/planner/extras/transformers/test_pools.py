@@ -9,25 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from planner.extras.kernels import AlphaBeta, Estimate
-from planner.extras.kernels.estimates import TABLE
-from planner.extras.transformers import (
-    Cost,
-    DegreesSpace,
-    GpuCluster,
-    GpuPool,
-    Layers,
-    ParallelDegrees,
-    Pass,
-    Pools,
-    Recompute,
-    Timed,
-    Transformer,
-    predict,
-    search,
-)
+from planner.extras.kernels.estimates import TABLE, Estimate
+from planner.extras.kernels.links import AlphaBeta
+from planner.extras.transformers.cluster import GpuCluster
 from planner.extras.transformers.memory import stage_memory
-from planner.extras.transformers.step import hops_of
+from planner.extras.transformers.passes import Cost, Layers, Pass, Timed
+from planner.extras.transformers.pools import GpuPool, Pools
+from planner.extras.transformers.search import search
+from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer
+from planner.extras.transformers.space import DegreesSpace
+from planner.extras.transformers.step import hops_of, predict
 from planner.ir.errors import InfeasibleError
 from tests.planner.extras.transformers.test_search import compositions
 

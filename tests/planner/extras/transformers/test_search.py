@@ -5,19 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from planner.extras.transformers import (
-    DegreesSpace,
-    GpuCluster,
-    ParallelDegrees,
-    Recompute,
-    Sends,
-    Transformer,
-    memory_of,
-    named_cluster,
-    named_transformer,
-    predict,
-    search,
-)
+from planner.extras.transformers.cluster import GpuCluster, named_cluster
+from planner.extras.transformers.memory import memory_of
+from planner.extras.transformers.search import search
+from planner.extras.transformers.shape import ParallelDegrees, Recompute, Sends, Transformer, named_transformer
+from planner.extras.transformers.space import DegreesSpace
+from planner.extras.transformers.step import predict
 from planner.ir.errors import InfeasibleError, UsageError
 
 SMALL = named_transformer("gpt2-345m")

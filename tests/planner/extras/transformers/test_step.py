@@ -4,15 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.extras.transformers import (
-    ParallelDegrees,
-    Recompute,
-    Transformer,
-    memory_of,
-    named_cluster,
-    named_transformer,
-)
-from planner.extras.transformers.memory import SINGLE, block_bytes, stage_memory, stage_parameters
+from planner.extras.transformers.cluster import named_cluster
+from planner.extras.transformers.memory import SINGLE, block_bytes, memory_of, stage_memory, stage_parameters
+from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer, named_transformer
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, hops_of, least_s, predict
 from planner.ir.errors import UsageError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner.costs.cost_model import CostModel
-from planner.extras.baselines import everyday
 from planner.ir.problem import Problem
+from planner.solvers import everyday
 from planner.solvers.best_first.graph_cuts import cuts_of
 from planner.solvers.best_first.hybrids import HybridSpace
 from planner.solvers.best_first.moves import GroupSearch, LocalSearch, neighbours

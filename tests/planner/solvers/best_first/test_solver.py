@@ -22,11 +22,11 @@ from planner.solvers.candidates.evaluate import Evaluator
 from tests.oracles.plans import check
 from tests.planner.solvers.instances import (
     best_by_exhaustion,
-    board_problem,
     branching_problem,
     heavy_problem,
     plans,
     random_problem,
+    streaming,
     tied_problem,
     with_memory,
 )
@@ -42,8 +42,16 @@ def tied_and_divided(seed: int) -> Problem:
 
 @pytest.mark.parametrize(
     "make",
-    [random_problem, branching_problem, heavy_problem, board_problem, tied_problem, tied_branches, tied_and_divided],
-    ids=["chains", "branches", "heavy", "boards", "ties", "branches with ties", "ties beside ZeRO"],
+    [
+        random_problem,
+        branching_problem,
+        heavy_problem,
+        streaming,
+        tied_problem,
+        tied_branches,
+        tied_and_divided,
+    ],
+    ids=["chains", "branches", "heavy", "streams", "ties", "branches with ties", "ties beside ZeRO"],
 )
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_the_plan_is_the_best_of_all_plans(first: int, make: Callable[[int], Problem]) -> None:

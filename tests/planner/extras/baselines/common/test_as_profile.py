@@ -7,7 +7,6 @@ import pytest
 
 from planner.extras.baselines.common import as_profile as clusters
 from planner.extras.baselines.common.as_profile import as_profile
-from planner.extras.baselines.everyday import solve_one_device
 from planner.extras.baselines.pipedream.format import LayerGraph, LayerNode, parse, read
 from planner.ir import codec
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST
@@ -15,6 +14,7 @@ from planner.ir.errors import FormatError, UsageError
 from planner.ir.graph import producer
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
+from planner.solvers.everyday import solve_one_device
 from tests.oracles.plans import check
 
 PROFILES = Path(__file__).parents[4] / "data" / "profiles"

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from planner.extras.baselines.common.ideals import Ideals, bits_of, chain_of, contract, lattice_of, members
+from planner.extras.baselines.common.ideals import Ideals, chain_of, contract, lattice_of, members
+from planner.ir.graph import bits_of
 
 
 def random_successors(seed: int, largest: int = 8) -> list[list[int]]:

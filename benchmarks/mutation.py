@@ -1,0 +1,117 @@
+"""Mutation check by cosmic-ray: of faults put into the code at random, the share that the tests beside it notice.
+
+    pip install -e .[mutation]
+    python -m benchmarks.mutation [--mutants 40] [--seed 0] [--packages NAME ...] [--json] [--quick]
+
+Each module is drawn with the weight of its statements, and one of the mutations that cosmic-ray knows in it, but for
+those of ``|``, which here joins types.  It is made in a copy of the tree, and judged by every case of the tests that
+mirror the module: its own file (``tests/planner/ir/test_box.py`` for ``planner/ir/box.py``), else its folder, else the
+nearest folder above.  What runs out of time is killed, as cosmic-ray counts it.  Mutants that mean the same live: 100 %
+is out of reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import os
+import random
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.house.measures import PACKAGES
+from benchmarks.report import Row, run
+
+HOME = Path(__file__).resolve().parents[1]
+NUM_MUTANTS, NUM_QUICK = 40, 2
+LIMIT_S = 900.0
+"""For the tests of one mutant; they take seconds to two minutes on two cores that do nothing else."""
+
+IN_WORDS = {"survived": "LIVES", "killed": "killed", "incompetent": "cannot be run"}
+
+
+def drawn(packages: Sequence[str], count: int, seed: int) -> Iterator[Any]:
+    """Mutations of modules of the tree in the working folder, as cosmic-ray's work items."""
+    from cosmic_ray.commands.init import init
+    from cosmic_ray.work_db import WorkDB, use_db
+
+    chance = random.Random(seed)
+    weights = {
+        path: sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(path.read_text("utf-8"))))
+        for package in packages
+        for path in sorted(Path(package).rglob("*.py"))
+    }
+    for path in chance.choices(list(weights), list(weights.values()), k=count):
+        with use_db(":memory:", WorkDB.Mode.create) as session:
+            init([path], session, {})
+            items = [item for item in session.work_items if "Operator_BitOr" not in item.mutations[0].operator_name]
+        if items:
+            yield chance.choice(sorted(items, key=lambda item: str(item.mutations)))
+
+
+def mirroring(module: Path) -> str:
+    """The file of tests that mirrors a module, or the nearest folder of tests above it."""
+    own = Path("tests") / module.parent / f"test_{module.stem.strip('_')}.py"
+    return str(own if own.exists() else next(folder for folder in own.parents if folder.exists()))
+
+
+@contextlib.contextmanager
+def copy_of_the_tree() -> Iterator[None]:
+    """A copy of all tracked files as the working folder, gone afterwards."""
+    listed = subprocess.run(["git", "ls-files"], cwd=HOME, check=True, capture_output=True, text=True).stdout
+    with tempfile.TemporaryDirectory(prefix="halopipe-mutation-") as name:
+        for file in listed.splitlines():
+            copied = Path(name) / file
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(HOME / file, copied)
+        with contextlib.chdir(name):
+            yield
+
+
+def measure(packages: Sequence[str], count: int, seed: int) -> list[Row]:
+    """Judge the mutants one by one; a line for each goes to standard error."""
+    from cosmic_ray.mutating import mutate_and_test
+
+    outcomes = dict.fromkeys(IN_WORDS, 0)
+    os.environ["PYTHONPATH"] = "."
+    with copy_of_the_tree():
+        for item in drawn(packages, count, seed):
+            (mutation,) = item.mutations
+            tests = mirroring(mutation.module_path)
+            command = [sys.executable, "-m", "pytest", "-q", "-x", "--all-cases", "-p", "no:cacheprovider", tests]
+            outcome = mutate_and_test(item.mutations, shlex.join(command), LIMIT_S).test_outcome
+            if outcome is not None:
+                outcomes[outcome] += 1
+                place = f"{mutation.module_path}:{mutation.start_pos[0]}: {mutation.operator_name.partition('/')[2]}"
+                sys.stderr.write(f"{place}: {IN_WORDS[outcome]} ({tests})\n")
+    judged = outcomes["survived"] + outcomes["killed"]
+    return [
+        Row("mutants judged", judged, "mutants"),
+        Row("killed by the tests that mirror their module", 100 * outcomes["killed"] / max(judged, 1), "%"),
+        Row("mutants that cannot be run", outcomes["incompetent"], "mutants"),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--mutants", type=int, default=NUM_MUTANTS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--packages", nargs="+", choices=PACKAGES, default=PACKAGES)
+    options, rest = parser.parse_known_args(arguments)
+
+    def rows(quick: bool) -> list[Row]:
+        return measure(options.packages, NUM_QUICK if quick else options.mutants, options.seed)
+
+    return run("Mutation check: faults that the tests notice", rows, rest)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,15 @@
+"""Machines that are described: the catalogue of devices, and cluster files.
+
+Modules:
+
+    command   ``halopipe devices``: the catalogue; ``halopipe cluster``: this host, or the machines of a cluster file
+"""
+
+from __future__ import annotations
+
+HOOKS = {
+    "verbs": {
+        "60 devices": "halopipe.extras.catalogue.command:devices",
+        "62 cluster": "halopipe.extras.catalogue.command:cluster",
+    }
+}

@@ -1,0 +1,22 @@
+"""Graph networks on sampled neighbours: data, and the names of ``halopipe.graphs``.
+
+Modules:
+
+    seeds   Batches of seeds of a graph, shuffled anew in every pass; each batch is a draw of its own
+"""
+
+from __future__ import annotations
+
+_SAMPLING, _SEEDS = "cuda_ops.extras.sampling", "halopipe.extras.sampled_graphs.seeds"
+_MODULES = {
+    "sampler": ("Block", "NeighbourSampler", "SampledGraph"),
+    "graph": ("GraphError", "NodeGraph"),
+    "generated": ("generated", "power_law"),
+}
+HOOKS = {
+    "halopipe.data": {name: f"{_SEEDS}:{name}" for name in ("graph_seeds", "seed_batches", "small_graph_seeds")},
+    "halopipe.graphs": {
+        "seed_batches": f"{_SEEDS}:seed_batches",
+        **{name: f"{_SAMPLING}.{module}:{name}" for module, names in _MODULES.items() for name in names},
+    },
+}

@@ -1,0 +1,20 @@
+"""A plan that answers a stream of requests: the ranks' loop, the side of the script, and where requests come from.
+
+Read ``serving`` (what a script sees: submit, answers in order, back-pressure), ``rank_loop`` (what a rank does, and how
+the two talk), ``examples`` (the first answer, compared with one device), then ``request_sources`` (files, standard
+input), ``http`` and ``command``, which is the verb.
+
+Besides:
+
+    arrays    Numbers that came from elsewhere: JSON and numpy's arrays, read into no more memory than they and their
+              tensors take
+    options   What ``halopipe serve`` may be asked: one list of options, as of a run
+    verb      ``halopipe serve``: a plan answers requests without an end, from files, standard input or a port
+"""
+
+from __future__ import annotations
+
+HOOKS = {
+    "verbs": {"37 serve": "halopipe.extras.serving.verb:serve"},
+    "streams": {"requests": "halopipe.extras.serving.serving:open_serving"},
+}

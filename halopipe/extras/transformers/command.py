@@ -1,0 +1,44 @@
+"""``halopipe ways``: how to divide a transformer's training step over a cluster of GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from halopipe.cli.options import Json, with_options
+from halopipe.extras.transformers.options import WaysOptions
+from halopipe.terminal import console
+from halopipe.terminal.output_files import claimed
+
+
+@with_options
+def ways(
+    transformer: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRANSFORMER",
+            help="A name, such as gpt3-175b, or sizes: hidden=4096,ffn=16384,heads=32,layers=32,vocab=51200,seq=2048.",
+        ),
+    ],
+    on: Annotated[
+        str, typer.Option("--on", metavar="NAME", help="a100-dgx, h100-dgx, p3.16xlarge, ...; or a cluster file.")
+    ],
+    gpus: Annotated[int, typer.Option(min=1, help="Devices.")],
+    global_batch: Annotated[int, typer.Option(min=1, help="Samples a step.")],
+    *,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write: the best way, as JSON.")] = None,
+    options: WaysOptions,
+    json: Json = False,
+) -> None:
+    """Find how to divide a transformer's training step over a cluster of GPUs. Needs no devices."""
+    from halopipe.extras.transformers import ways as found_ways
+
+    with claimed([output], [options.layers]):
+        sweep = found_ways.find(transformer, on, gpus, global_batch, options)
+        if output is not None:
+            sweep.write(output)
+        console.show(sweep, as_json=json)
+        if output is not None:
+            console.wrote(output)

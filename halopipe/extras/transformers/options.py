@@ -1,0 +1,27 @@
+"""What ``halopipe ways`` takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from halopipe.run_spec.schema import option
+
+FIXED = "What is given"
+"""A heading in the help of ``halopipe ways``."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaysOptions:
+    """How a transformer may be divided, and how long that is searched for.  The help of each field says what it is."""
+
+    tensor: int = option(0, "Ranks that share a block; 0: open.", panel=FIXED, least=0)
+    pipeline: int = option(0, "Stages; 0: open.", panel=FIXED, least=0)
+    interleave: int = option(0, "Chunks of a stage; 0: open.", panel=FIXED, least=0)
+    micro_batch: int = option(0, "Samples a micro-batch; 0: open.", panel=FIXED, least=0)
+    recompute: str = option("", "none, selective or full; empty: open.", "HOW", FIXED)
+    zero: int = option(-1, "What replicas divide, 0 to 3; -1: open.", panel=FIXED, least=-1, most=3)
+    gap: float = option(0.0, "Stop once the best is proved so close (0.01 = 1 %).", least=0.0)
+    time_limit_s: float = option(60.0, "Seconds to search at most.", flag="--time-limit", least=0.0)
+    price_per_hour: float = option(0.0, "Dollars an hour of one device; 0: not told.", least=0.0)
+    layers: Path | None = option(None, "Sailor's times of layers, in place of kernels, with a cluster file.", "FILE")

@@ -1,0 +1,407 @@
+"""What ``halopipe ways`` searches and says.  No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halopipe.extras.transformers.options import WaysOptions
+from halopipe.terminal import tables, units
+from planner.costs.cost_model import CostModel
+from planner.costs.shards.sharding_spec import ShardingSpec
+from planner.extras.transformers.cluster import GpuCluster, named_cluster
+from planner.extras.transformers.layers import EXCHANGE
+from planner.extras.transformers.passes import timed
+from planner.extras.transformers.pools import Pools, pools_of
+from planner.extras.transformers.search import TIE, BestDegrees, PricedDegrees, search
+from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Sends, Transformer, named_transformer
+from planner.extras.transformers.space import DegreesSpace
+from planner.extras.transformers.step import BUBBLE, GRADIENTS, SENDS
+from planner.ir.errors import CorruptFileError, UsageError
+from planner.ir.files import read_text, write_text
+from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+
+if TYPE_CHECKING:
+    from planner.costs.candidate import Candidate
+
+_MOST_BYTES = 16 * 2**20
+_FULL = 0.9
+"""Of the memory that may be used; a way that fills as much is bound by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaysReport:
+    """What was found, for people and for programs."""
+
+    shape: Transformer
+    cluster: GpuCluster | Pools
+    devices: int
+    global_batch: int
+    sweep: BestDegrees
+    price_per_hour: float = 0.0
+
+    def data(self) -> dict[str, Any]:
+        """The answer as plain data; the file that ``-o`` writes."""
+        sweep = self.sweep
+        return {
+            "transformer": dataclasses.asdict(self.shape),
+            "cluster": self.cluster.name,
+            "device": self.cluster.device,
+            "gpus": self.devices,
+            "global_batch": self.global_batch,
+            "search": {
+                "gap": sweep.gap,
+                "bound_s": sweep.bound_s,
+                "ways": sweep.num_ways,
+                "too_large": sweep.num_large,
+                "simulated": sweep.num_simulated,
+            },
+            "best": self._choice(sweep.best),
+            "rivals": [self._choice(rival) | {"tie": rival in sweep.ties} for rival in sweep.rivals],
+        }
+
+    def write(self, path: Path) -> None:
+        """:meth:`data` as a file."""
+        write_text(path, json.dumps(self.data(), indent=1) + "\n")
+
+    def _choice(self, choice: PricedDegrees) -> dict[str, Any]:
+        prediction, memory = choice.prediction, choice.prediction.memory
+        return {
+            "ways": dataclasses.asdict(choice.ways),
+            "step_s": prediction.step.seconds,
+            "low_s": prediction.step.low,
+            "high_s": prediction.step.high,
+            "evidence": prediction.step.evidence,
+            "spent_s": dict(prediction.parts),
+            "memory_bytes": {"state": memory.state, "activations": memory.activations, "one_pass": memory.working},
+            "micro_batches": prediction.micro_batches,
+            "model_flop_per_s": prediction.model_flop_per_s(self.shape, self.global_batch, self.devices),
+            **({"dollars_per_step": self._dollars(choice)} if self.price_per_hour else {}),
+        }
+
+    def _dollars(self, choice: PricedDegrees) -> float:
+        return self.price_per_hour * self.devices * choice.prediction.step.seconds / 3600
+
+    def render(self) -> str:
+        """For people."""
+        best = self.sweep.best
+        step = best.prediction.step
+        cluster = self.cluster
+        devices = f"{cluster.device} ({cluster.name})"
+        if isinstance(cluster, GpuCluster):
+            devices = f"{self.devices} {cluster.device} ({cluster.name}, {cluster.per_host} a host)"
+        rate = best.prediction.model_flop_per_s(self.shape, self.global_batch, self.devices) / 1e12
+        step_text = units.seconds_within(step.seconds, step.low, step.high)
+        lines = [
+            f"{self.shape.name}, {self.shape.parameters / 1e9:.1f}e9 parameters",
+            f"global batch {self.global_batch}, on {devices}",
+            "",
+            f"  {best.ways}",
+            f"  step {step_text}, {rate:.0f} TFLOP/s a device without recomputation",
+            f"  evidence {step.evidence}",
+            f"  spent on {self._spent()}",
+            f"  memory {self._memory(best)}",
+            f"  bound by {self._bound()}",
+        ]
+        if best.ways.devices < self.devices:
+            lines.insert(
+                4, f"  {best.ways.devices} of {self.devices} devices used, {self.devices - best.ways.devices} idle"
+            )
+        if self.shape.fused_attention and best.ways.recompute is Recompute.SELECTIVE:
+            lines.append("  note: fused attention keeps no scores: selective recomputation saves next to nothing")
+        if self.price_per_hour:
+            tokens = self.global_batch * self.shape.seq
+            dollars = self._dollars(best)
+            lines.append(f"  {dollars:.4g} dollars a step, {1e9 * dollars / tokens:.4g} for a billion tokens")
+        lines += ["", *self._rivals(), self._proof()]
+        return "\n".join(lines)
+
+    def _spent(self) -> str:
+        best = self.sweep.best.prediction
+        shares = sorted(best.parts.items(), key=lambda item: -item[1])
+        texts = [f"{what} {100 * seconds / best.step.seconds:.0f} %" for what, seconds in shares]
+        return ", ".join(text for text in texts if not text.endswith(" 0 %"))
+
+    def _memory(self, choice: PricedDegrees) -> str:
+        memory, gib = choice.prediction.memory, 2**30
+        parts = (("state", memory.state), ("activations", memory.activations), ("one pass", memory.working))
+        breakdown = ", ".join(f"{what} {size / gib:.1f}" for what, size in parts)
+        return f"{memory.total / gib:.1f} of {self.sweep.usable_bytes / gib:.1f} GiB ({breakdown})"
+
+    def _bound(self) -> str:
+        """What another device, link or batch would better."""
+        best, sweep = self.sweep.best.prediction, self.sweep
+        exchanges = sum(best.parts.get(what, 0.0) for what in (EXCHANGE, GRADIENTS, SENDS))
+        reasons = {
+            "computing": best.step.seconds - exchanges - best.parts[BUBBLE],
+            "bubbles (a larger batch)": best.parts[BUBBLE],
+            "links": exchanges,
+        }
+        limits = [f"{max(reasons, key=lambda reason: reasons[reason])}"]
+        if best.memory.total > _FULL * sweep.usable_bytes:
+            limits.append("memory")
+        return f"{' and '.join(limits)}; {sweep.num_large} of {sweep.num_ways} ways do not fit"
+
+    def _rivals(self) -> list[str]:
+        sweep = self.sweep
+        if not sweep.rivals:
+            return []
+        first = sweep.best.prediction.step.seconds
+        rows = []
+        for rival in sweep.rivals:
+            step = rival.prediction.step
+            verdict = "tie" if rival in sweep.ties else f"+{100 * (step.seconds / first - 1):.0f} %"
+            memory = f"{rival.prediction.memory.total / 2**30:.1f} GiB"
+            rows.append([str(rival.ways), units.seconds(step.seconds), verdict, memory])
+        head = ["the best of other divisions", "step", "beside the best", "memory"]
+        return [tables.table(head, rows), f"  (tie: within {100 * TIE:.0f} %, which the model cannot tell apart)", ""]
+
+    def _proof(self) -> str:
+        sweep = self.sweep
+        proof = "no way is better" if sweep.gap <= 0 else f"no way is better by more than {100 * sweep.gap:.2g} %"
+        simulated = f"{sweep.num_simulated} simulated, the others bounded or too large"
+        return f"  {proof} by this model: {sweep.num_ways} ways, {simulated}"
+
+
+def plan_by(
+    profile: Profile, source: str, global_batch: int = 0, micro_batch: Sequence[int] = (), *, memory_bytes: int = 0
+) -> Plan:
+    """The plan that a way is, of a profiled network: priced and simulated as any other, and run by ``run``.
+
+    Args:
+        source: a file of ``halopipe ways -o``, or names of a way's parts: ``tensor=2,pipeline=2,sequence_parallel=1``.
+        global_batch: samples a step; 0: those of the file, else of the profile's example.
+        micro_batch: samples of a micro-batch of all replicas, to be held against the way's; empty: they are.
+        memory_bytes: most bytes on any device; 0: the device's memory less a margin.
+
+    Raises:
+        UsageError: the network or the machines cannot be divided so, or nothing runs that way.
+        InfeasibleError: it does not fit.
+    """
+    from halopipe.planning.problem import make_problem
+    from planner.extras.transformers.placement import schedule_of
+    from planner.solvers.candidates.choose import heuristic_plan, infeasible
+    from planner.solvers.candidates.evaluate import Evaluator
+
+    if "=" in source or not source.endswith(".json"):
+        ways, batch = ways_of(source), global_batch or profile.graph.samples
+    else:
+        _, ways, of_file = read(Path(source))
+        batch = global_batch or of_file
+    _require_room(profile, ways, micro_batch)
+    candidate = _candidate(profile, ways, ways.micro_batches(batch))
+    problem = make_problem(
+        profile,
+        global_batch=batch,
+        micro_batch=[ways.micro_batch * ways.data],
+        schedules=[schedule_of(ways)],
+        num_ranks=len(profile.cluster.devices) if ways.pools else ways.devices,
+        memory_bytes=memory_bytes,
+        allow=["sample", "channel"] if max(ways.degrees) > 1 else ["sample"],
+        recompute={Recompute.FULL: "always", Recompute.SELECTIVE: "selective"}.get(ways.recompute, "never"),
+        shard="always" if ways.zero else "never",
+        zero=max(1, ways.zero),
+    )
+    evaluator = Evaluator(problem, CostModel(problem.profile))
+    evaluated = evaluator.evaluate(candidate)
+    if not evaluated.fits:
+        raise infeasible(problem, evaluated)
+    return heuristic_plan(evaluator, evaluated, "ways", f"as asked for: {ways}")
+
+
+def _require_room(profile: Profile, ways: ParallelDegrees, micro_batch: Sequence[int]) -> None:
+    """Raises :class:`UsageError` where the cluster has too few devices, or micro-batches of another size are wanted."""
+    available = len(profile.cluster.devices)
+    if ways.devices > available:
+        raise UsageError(
+            f"{ways} takes {ways.devices} devices",
+            [f"the profile's cluster has {available}"],
+            [f"profile --workers {ways.devices}", "plan --cluster FILE, of so many devices", "a way on fewer devices"],
+        )
+    size = ways.micro_batch * ways.data
+    if micro_batch and list(micro_batch) != [size]:
+        raise UsageError(
+            f"--micro-batch is {', '.join(map(str, micro_batch))}, and {ways} has {size}",
+            [f"{ways.data} replicas x micro_batch {ways.micro_batch}"],
+            [f"--micro-batch {size}", "micro_batch=... among the parts of the way"],
+        )
+
+
+def _candidate(profile: Profile, ways: ParallelDegrees, count: int) -> Candidate:
+    """What the way makes of the network, in ``count`` micro-batches."""
+    from planner.costs.candidate import Candidate, Recomputes
+    from planner.extras.transformers.placement import degree_of, groups_of, placements, schedule_of
+
+    size, placed = ways.micro_batch * ways.data, placements(profile.graph, ways)
+    groups = groups_of(ways, pools_of("the profile", profile.cluster) if ways.pools else None)
+    degrees = [degree_of(ways, chunk) for chunk in range(len(groups))]
+    recomputes = {
+        Recompute.NONE: Recomputes.NOTHING,
+        Recompute.SELECTIVE: Recomputes.CORES,
+        Recompute.FULL: Recomputes.ALL,
+    }
+    return Candidate(
+        tuple(placed[layer.name].stage for layer in profile.graph.layers),
+        groups,
+        tuple((ways.micro_batch,) * ways.data if degree == 1 else (size,) for degree in degrees),
+        (size,) * count,
+        schedule_of(ways),
+        recompute=(recomputes[ways.recompute],) * len(groups),
+        options=tuple(
+            ShardingSpec.placed(placed[layer.name]) if degrees[placed[layer.name].stage] > 1 else None
+            for layer in profile.graph.layers
+        )
+        if max(degrees) > 1
+        else (),
+    )
+
+
+def ways_of(text: str) -> ParallelDegrees:
+    """A way by the names of its parts; those that are not given are 1, or none.
+
+    Raises:
+        UsageError, UnknownNameError: a part is unknown, or its value cannot be meant.
+    """
+    kinds: dict[str, Callable[[str], Any]] = {
+        **dict.fromkeys(("tensor", "pipeline", "data", "micro_batch", "interleave"), units.whole),
+        "zero": int,
+        "sequence_parallel": lambda value: {"0": False, "1": True}[value],
+        "recompute": Recompute,
+        "schedule": str,
+    }
+
+    def part(name: str, value: str) -> Any:
+        name = name.replace("-", "_")
+        units.require_known("part of a way", [name], list(kinds))
+        return kinds[name](value)
+
+    pairs = units.parse_pairs(text, part, "is no part of a way", "tensor=2,pipeline=2")
+    parts = {name.replace("-", "_"): value for name, value in pairs.items()}
+    units.require_known("schedule of a way", [parts.get("schedule", "1f1b")], ["1f1b", "gpipe"])
+    return ParallelDegrees(**parts)
+
+
+def read(path: Path) -> tuple[Transformer, ParallelDegrees, int]:
+    """The transformer, the best ways and the global batch of a file that :meth:`WaysReport.write` wrote.
+
+    Raises:
+        MissingFileError, CorruptFileError: it is not there, or no such file.
+    """
+    remedies = ["halopipe ways llama2-7b --on a100-dgx --gpus 8 --global-batch 64 -o ways.json"]
+    try:
+        node = json.loads(read_text(path, _MOST_BYTES))
+    except ValueError as error:
+        raise CorruptFileError(f"{path} is no file of ways", [f"it is not JSON: {error}"], remedies) from None
+    if missing := {"best", "transformer", "global_batch"} - (node.keys() if isinstance(node, dict) else set()):
+        kind = node.get("halopipe") if isinstance(node, dict) else None
+        what = f"it is a halopipe {kind} file" if isinstance(kind, str) else f"it has no {', '.join(sorted(missing))}"
+        raise CorruptFileError(f"{path} is no file of ways", [what], remedies)
+    try:
+        best = node["best"]["ways"]
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "recompute": Recompute,
+            "sends": Sends,
+            "kernels": Fusion,
+            **dict.fromkeys(("blocks", "tensors", "pools"), tuple),
+        }
+        ways = ParallelDegrees(**{name: kinds[name](value) if name in kinds else value for name, value in best.items()})
+        shape = Transformer(**node["transformer"])
+        ways.check(shape)
+        ways.micro_batches(node["global_batch"])
+    except (KeyError, TypeError, ValueError, ArithmeticError, UsageError) as error:
+        raise CorruptFileError(f"{path} is no file of ways", [f"{type(error).__name__}: {error}"], remedies) from None
+    return shape, ways, node["global_batch"]
+
+
+def cluster_of(on: str, shape: Transformer, layers: Path | None = None) -> GpuCluster | Pools:
+    """The cluster of a name, or of a cluster file; pools, where that has unlike GPUs or zones.
+
+    Args:
+        layers: a table of Sailor's of what layers of ``shape`` take, in place of kernels: in float32, as it is.
+
+    Raises:
+        UnknownNameError: there is none of that name, or no time of the network on a kind of device.
+        MissingFileError, CorruptFileError, FormatError: of the files.
+        UsageError: a host has devices of several kinds, or a link is missing; or times without a cluster file.
+    """
+    if not on.endswith((".yaml", ".yml")):
+        if layers is not None:
+            raise UsageError(f"--layers is of devices of a cluster file, and --on is {on}", [], ["--on cluster.yaml"])
+        return named_cluster(on)
+    from planner.extras.baselines import sailor
+    from planner.extras.catalogue.clusters import read_machines
+
+    machines = read_machines(on).cluster
+    if layers is None:
+        pools = pools_of(on, machines)
+    else:
+        kinds = dict.fromkeys(device.kind for device in machines.devices)
+        sizes = sailor.SailorNetwork(shape.hidden, shape.heads, shape.vocab, shape.seq)
+        times = sailor.layer_times(sailor.read(layers), sizes, kinds)
+        pools = pools_of(on, machines, {kind: timed(shape.layers, of) for kind, of in times.items()}, "float32")
+    return pools if pools.whole is None or len(pools.pools) > 1 else pools.whole
+
+
+def find(transformer: str, on: str, devices: int, global_batch: int, options: WaysOptions) -> WaysReport:
+    """The best ways of a transformer's step on so many devices of a cluster.
+
+    Raises:
+        UnknownNameError: there is no such transformer, cluster or kind of recomputation.
+        UsageError: sizes are wrong, or nothing divides network, devices and batch.
+        InfeasibleError: nothing fits.
+    """
+    shape = shape_of(transformer)
+    cluster = cluster_of(on, shape, options.layers)
+    if isinstance(cluster, Pools) and cluster.devices != devices:
+        raise UsageError(
+            f"{on} has {cluster.devices} devices, and --gpus is {devices}",
+            [cluster.device, "which of unlike devices are left out is for the search to say"],
+            [f"--gpus {cluster.devices}", "a cluster file of fewer"],
+        )
+    if options.recompute:
+        units.require_known("recomputation", [options.recompute], [how.value for how in Recompute])
+    counts = {name: getattr(options, name) for name in ("tensor", "pipeline", "micro_batch", "interleave")}
+    restrictions: dict[str, Any] = {name: (value,) for name, value in counts.items() if value}
+    restrictions |= {"recompute": (Recompute(options.recompute),)} if options.recompute else {}
+    restrictions |= {"zero": (options.zero,)} if options.zero >= 0 else {}
+    space, limit_s = DegreesSpace(**restrictions), options.time_limit_s
+    sweep = search(shape, cluster, devices, global_batch, space, gap=options.gap, time_limit_s=limit_s)
+    return WaysReport(shape, cluster, devices, global_batch, sweep, options.price_per_hour)
+
+
+def shape_of(text: str) -> Transformer:
+    """A transformer by name, or by sizes.
+
+    Raises:
+        UnknownNameError, UsageError: there is none of that name; a size is missing, unknown or no number above 0.
+    """
+    if "=" not in text:
+        return named_transformer(text)
+    size_fields = {field.name: field for field in fields(Transformer) if field.name != "name"}
+    needed = ["hidden", "ffn", "heads", "layers", "vocab", "seq"]
+    flags = [name for name, field in size_fields.items() if isinstance(field.default, bool)]
+
+    def size(name: str, value: str) -> int | bool:
+        units.require_known("size of a transformer", [name], list(size_fields))
+        return {"0": False, "1": True}[value] if name in flags else units.whole(value)
+
+    sizes = units.parse_pairs(text, size, "is no size of a transformer", "hidden=768,heads=12,dropout=0")
+    missing = [name for name in needed if name not in sizes]
+    if missing:
+        raise UsageError(f"a transformer needs {', '.join(missing)} too", [f"given: {text}"], [f"{missing[0]}=..."])
+    return _made(text, sizes)
+
+
+def _made(text: str, sizes: Mapping[str, Any]) -> Transformer:
+    if sizes["hidden"] % sizes["heads"] and not sizes.get("head_size"):
+        raise UsageError(
+            f"hidden={sizes['hidden']} is not divided by heads={sizes['heads']}",
+            [f"in {text}"],
+            ["head_size=..., where heads are not hidden / heads wide"],
+        )
+    return Transformer(name="transformer", **sizes)

@@ -1,0 +1,321 @@
+"""The port: what is answered with which status, limits of bodies, no pickles, and no more than there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from http.client import HTTPConnection
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from starlette.applications import Starlette
+from torch import nn
+
+from halopipe.extras.serving import http
+from halopipe.extras.serving.request_sources import Draining
+from planner.ir.errors import FormatError, UsageError, WorkerDiedError
+from tests.halopipe.extras.serving.stand_in import StandIn
+
+JSON = {"content-type": "application/json"}
+ARRAY = {"content-type": "application/x-npy"}
+ROWS = np.arange(6.0).reshape(2, 3)
+REQUEST = json.dumps({"inputs": ROWS.tolist()}).encode()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2, dtype=torch.float64)
+
+
+def npy(array: np.ndarray, **options: bool) -> bytes:
+    found = io.BytesIO()
+    np.save(found, array, **options)
+    return found.getvalue()
+
+
+async def asked(
+    application: Starlette,
+    path: str = "/infer",
+    method: str = "POST",
+    headers: dict[str, str] | None = None,
+    body: Sequence[bytes] = (REQUEST,),
+    *,
+    stalls: bool = False,
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and content; a body comes in parts, and never ends if it ``stalls``."""
+    parts, sent = list(body), list[dict[str, Any]]()
+
+    async def receive() -> dict[str, Any]:
+        if not parts and stalls:
+            await asyncio.sleep(60)
+        part = parts.pop(0) if parts else b""
+        return {"type": "http.request", "body": part, "more_body": bool(parts) or stalls}
+
+    async def send(message: Any) -> None:
+        sent.append(dict(message))
+
+    found = [(name.encode(), value.encode()) for name, value in (JSON if headers is None else headers).items()]
+    await application({"type": "http", "path": path, "method": method, "headers": found}, receive, send)
+    told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], told, sent[1]["body"]
+
+
+def one(serving: StandIn, *, most_bytes: int = 10_000, body_s: float = 20.0, **request: Any) -> tuple[int, Any, bytes]:
+    application = http.application(serving, most_bytes, Draining(), body_s)  # type: ignore[arg-type]
+    return asyncio.run(asked(application, **request))
+
+
+def test_json_and_arrays_are_answered_likewise() -> None:
+    serving = StandIn(network())
+    expected = serving.module(torch.from_numpy(ROWS)).detach().numpy()
+    status, headers, content = one(serving, body=(REQUEST[:10], REQUEST[10:]))
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert json.loads(content) == {"output": expected.tolist()}
+    status, headers, content = one(serving, headers=ARRAY, body=(npy(ROWS),))
+    assert (status, headers["content-type"]) == (200, "application/x-npy")
+    np.testing.assert_array_equal(np.load(io.BytesIO(content), allow_pickle=False), expected)
+
+
+@pytest.mark.parametrize(
+    ("status", "request_"),
+    [
+        (404, {"path": "/other"}),
+        (405, {"method": "GET"}),
+        (405, {"path": "/health"}),
+        (415, {"headers": {}}),
+        (415, {"headers": {"content-type": "text/plain"}}),
+        (415, {"headers": {"content-type": "application/x-pickle"}, "body": (pickle.dumps([1]),)}),
+        (413, {"headers": {**JSON, "content-length": "10001"}, "body": ()}),
+        (413, {"body": (b" " * 9000, b" " * 9000)}),
+        (400, {"body": (b"{",)}),
+        (400, {"body": (b"[" * 5000,)}),
+        (400, {"body": (b'{"inputs": [[Infinity, 1, 2]]}',)}),
+        (400, {"headers": ARRAY, "body": (b"no array",)}),
+        (400, {"headers": ARRAY, "body": (npy(np.array([{}], dtype=object), allow_pickle=True),)}),
+        (422, {"body": (b'{"other": [[1, 2, 3]]}',)}),
+        (422, {"body": (b'{"inputs": [1, 2, 3]}',)}),
+    ],
+)
+def test_what_is_no_request_is_refused(status: int, request_: dict[str, Any]) -> None:
+    serving = StandIn(network())
+    found, _, content = one(serving, **request_)
+    assert found == status
+    assert json.loads(content)["error"]
+    assert serving.counts.requests == 0
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    assert one(StandIn(network()), body_s=0.01, body=(b"{",), stalls=True)[0] == 408
+
+
+def test_what_finds_no_room_is_told_when_to_come_again() -> None:
+    serving = StandIn(network(), room=2, held=True)
+    application = http.application(serving, 10_000, Draining())  # type: ignore[arg-type]
+
+    async def crowd() -> list[tuple[int, dict[str, str], bytes]]:
+        tasks = [asyncio.create_task(asked(application)) for _ in range(6)]
+        while sum(task.done() for task in tasks) < 4:
+            await asyncio.sleep(0.001)
+        serving.go.set()
+        return list(await asyncio.gather(*tasks))
+
+    found = asyncio.run(crowd())
+    assert sorted(status for status, _, _ in found) == [200] * 2 + [503] * 4
+    assert all(int(headers["retry-after"]) >= 1 for status, headers, _ in found if status == 503)
+    assert serving.most_waiting == 2
+
+
+def test_a_lost_rank_is_told_and_health_says_so() -> None:
+    serving = StandIn(network(), held=True)
+    assert one(serving, path="/health", method="GET")[0] == 200
+    serving.fail(WorkerDiedError("rank 1 died"))
+    assert one(serving)[0] == one(serving, path="/health", method="GET")[0] == 503
+    assert one(serving, path="/metrics", method="GET")[0] == 200
+
+
+def test_answers_that_json_has_not_are_no_answers() -> None:
+    class Infinite(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / 0
+
+    status, _, content = one(StandIn(Infinite()))
+    assert status == 500
+    assert "NaN or infinity" in json.loads(content)["error"]
+    assert one(StandIn(Infinite()), headers=ARRAY, body=(npy(ROWS),))[0] == 200
+
+
+def test_nobody_else_is_listened_to_unless_it_is_asked_for() -> None:
+    with http.opened("0") as door:
+        assert door.getsockname()[0] == "127.0.0.1"
+        socket.create_connection(door.getsockname(), timeout=20).close()  # who is told of the port may come at once
+        with pytest.raises(UsageError, match="nobody can listen"):
+            http.opened(str(door.getsockname()[1]))
+    for text in ("", "x", "localhost:", "99999", "-1"):
+        with pytest.raises(UsageError, match="is no address"):
+            http.opened(text)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6, or that apart from IPv4")
+def test_all_interfaces_are_those_of_both_kinds() -> None:
+    with http.opened("[::]:0") as door:
+        port = door.getsockname()[1]
+        for address in ("::1", "127.0.0.1"):
+            with socket.create_connection((address, port), timeout=20) as client:
+                assert client.getpeername()[:2] == (address, port)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (ARRAY, npy(ROWS.astype(np.complex64))),
+        (ARRAY, b"PK\3\4" + bytes(200)),
+        (ARRAY, npy(ROWS)[:-1]),
+        (ARRAY, npy(ROWS) * 2),
+        (ARRAY, b"\x93NUMPY\1\0\x45\0{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,)}\n"),
+        (JSON, b'{"inputs": [[1e999, 1, 2]]}'),
+        (JSON, b'{"inputs": [[true, 1, 2]]}'),
+        (JSON, b'{"inputs": [[' + b"9" * 5000 + b", 1, 2]]}"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_with_a_code(headers: dict[str, str], body: bytes) -> None:
+    status, _, content = one(StandIn(network()), headers=headers, body=(body,))
+    assert status == 400
+    assert json.loads(content)["code"] == "H307"
+
+
+def test_complex_answers_are_no_json() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 1j
+
+    status, _, content = one(StandIn(Turned()))
+    assert status == 500
+    assert "complex" in json.loads(content)["error"]
+
+
+@pytest.mark.parametrize("text", ["1" * 5000, "a..b:80", "x" * 100 + ":80", "a\0b:80", "1.2.3.4:80", "\u0661:\u00b2"])
+def test_an_address_that_nobody_has_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        http.opened(text)
+
+
+def test_large_bodies_together_have_a_limit() -> None:
+    application = http.application(StandIn(network()), 100, Draining(), 20.0)  # type: ignore[arg-type]
+
+    async def crowd() -> list[int]:
+        stalled = [asyncio.create_task(asked(application, body=(b" " * 100,), stalls=True)) for _ in range(4)]
+        await asyncio.sleep(0.01)
+        refused = (await asked(application, body=(b" " * 60,)))[0]
+        for task in stalled:
+            task.cancel()
+        await asyncio.gather(*stalled, return_exceptions=True)
+        return [refused, (await asked(application))[0]]
+
+    assert asyncio.run(crowd()) == [503, 200]
+
+
+@contextlib.contextmanager
+def port_of(serving: StandIn, most_bytes: int = 2**20) -> Iterator[int]:
+    draining, door = Draining(), http.opened("0")
+    thread = threading.Thread(target=http.listen, args=(serving, door, most_bytes, draining))
+    thread.start()
+    try:
+        yield door.getsockname()[1]
+    finally:
+        draining.set()
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+def answer(port: int, body: bytes = REQUEST) -> tuple[int, Any]:
+    link = HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        link.request("POST", "/infer", body, JSON)
+        found = link.getresponse()
+        return found.status, json.loads(found.read())
+    finally:
+        link.close()
+
+
+def connected(port: int, text: bytes = b"") -> socket.socket:
+    found = socket.create_connection(("127.0.0.1", port), timeout=20)
+    found.sendall(text)
+    return found
+
+
+def is_closed(link: socket.socket) -> bool:
+    link.settimeout(0)
+    try:
+        return not link.recv(1)
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+SLOW = b"POST /infer HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+
+
+def test_connections_that_send_nothing_or_little_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_MOST_CONNECTIONS", 20)
+    serving = StandIn(network())
+    with port_of(serving) as port, contextlib.ExitStack() as held:
+        links = [held.enter_context(connected(port, (b"", b"POST /inf", SLOW)[number % 3])) for number in range(60)]
+        for _ in range(3):
+            assert answer(port)[0] == 200
+        assert sum(map(is_closed, links)) >= 40
+
+
+def test_others_are_answered_while_a_body_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsing, go, late = threading.Event(), threading.Event(), list[bool]()
+
+    def slow(*_: object) -> Any:
+        parsing.set()
+        late.append(not go.wait(5))
+        raise FormatError("this is no request")
+
+    monkeypatch.setattr(http.request_sources, "request_of_json", slow)
+    with port_of(StandIn(network())) as port, connected(port, SLOW + b" " * 99) as link:
+        assert parsing.wait(20)
+        with connected(port, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n") as health:
+            assert b"200 OK" in health.recv(1000)
+        assert not late
+        go.set()
+        assert b"400" in link.recv(1000)
+
+
+def test_headers_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_HEADERS_S", 0.05)
+    with port_of(StandIn(network())) as port:
+        for text in (b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n", SLOW.replace(b"json", b"xml")):
+            with connected(port, text) as link:
+                while link.recv(1000):
+                    pass
+        with connected(port, b"GET /" + b"a" * 50_000) as link:
+            assert b"400" in link.recv(1000)
+            while link.recv(1000):
+                pass
+
+
+def test_whoever_waits_when_the_server_ends_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_DRAIN_S", 0.2)
+    serving, found = StandIn(network(), held=True), list[tuple[int, Any]]()
+    with port_of(serving) as port:
+        asks = threading.Thread(target=lambda: found.append(answer(port)))
+        asks.start()
+        while not serving.num_waiting:
+            time.sleep(1e-3)
+    asks.join(20)
+    serving.go.set()
+    assert [status for status, _ in found] == [503]
+    assert "ended before" in found[0][1]["error"]

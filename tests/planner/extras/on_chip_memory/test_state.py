@@ -1,0 +1,118 @@
+"""Devices with two memories: parameters, their gradients and the optimiser's state on chip where all of them fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.chains import chain_profile
+from planner.costs.layers.roofline import on_cluster
+from planner.costs.memory.lifetimes import RankMemory
+from planner.costs.memory.table import What
+from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
+from planner.ir.cluster import WITHIN_HOST, Cluster, DeviceSpec, Link
+from planner.ir.errors import InfeasibleError
+from planner.ir.plan import Decision, Prediction
+from planner.ir.problem import Problem
+from planner.ir.profile import Optimizer, Profile
+from planner.solvers import solver
+from planner.solvers.best_first.solver import solve
+from tests.oracles.evaluation import evaluate
+from tests.oracles.plans import check
+from tests.planner.extras.on_chip_memory.boards import board_problem
+from tests.planner.factories import chain_decision
+from tests.planner.solvers.best_first import test_solver as search
+
+BYTES = 8192
+MOMENTUM = Optimizer("SGD", {"lr": 0.1, "momentum": 0.9}, 1.0)
+HELD = 3 * 2 * BYTES
+"""Parameters, gradients and momentum of two layers."""
+
+
+def boards(on_chip: int, optimizer: Optimizer = MOMENTUM) -> Profile:
+    """Four layers, which on these boards take what reading takes."""
+    measured = chain_profile(4, activation_bytes=64, parameter_bytes=BYTES, optimizer=optimizer, update_s=1e-5)
+    board = DeviceSpec("n0/fpga0", "board", "n0", 2**20, {"float32": 1e15}, 1e6, on_chip_bytes=on_chip)
+    devices = board, replace(board, name="n0/fpga1")
+    return on_cluster(measured, Cluster(devices, {WITHIN_HOST: Link(0.0, 1e9)}))
+
+
+def found(profile: Profile, decision: Decision) -> tuple[Prediction, tuple[RankMemory, ...]]:
+    made = forecast(Pricing.of(profile), decision, 0.0, num_draws=0)
+    again = evaluate(profile, decision)
+    assert again.step_s == pytest.approx(made.prediction.step_s, rel=1e-12)
+    assert again.peak_bytes == tuple(rank.peak_bytes for rank in made.prediction.ranks)
+    assert again.on_chip_bytes == tuple(rank.on_chip_bytes for rank in made.prediction.ranks)
+    return made.prediction, made.memories
+
+
+def test_they_are_on_chip_if_they_fit_to_the_byte() -> None:
+    decision = chain_decision(boards(0), (2,), (1, 1))
+    roomy, tight, none = (found(boards(size), decision)[0] for size in (HELD, HELD - 1, 0))
+    assert [rank.on_chip_bytes for rank in roomy.ranks] == [HELD, HELD]
+    assert [rank.on_chip_bytes for rank in tight.ranks] == [0, 0]
+    assert [rank.on_chip_limit_bytes for rank in tight.ranks] == [HELD - 1] * 2
+    assert (tight.step_s, tight.ranks[0].peak_bytes) == (none.step_s, none.ranks[0].peak_bytes)
+    assert roomy.step_s < tight.step_s / 10  # what is left to read are activations of 64 bytes
+
+
+def test_a_stage_is_charged_for_what_is_in_the_larger_memory_alone() -> None:
+    decision = chain_decision(boards(0), (2,), (1, 1))
+    (_, near), (_, far) = (found(boards(size), decision) for size in (HELD, 0))
+    for one, other in zip(near, far, strict=True):
+        assert one.bytes_beside == HELD
+        moved = one.peak_bytes - (other.peak_bytes - HELD)  # without gradients another action may be the fullest
+        assert 0 <= moved <= other.held[What.ACTIVATIONS] + one.held[What.ACTIVATIONS]
+        assert not any(one.held[what] for what in (What.PARAMETERS, What.GRADIENTS, What.OPTIMISER_STATE))
+
+
+def test_devices_decide_each_for_its_own_stage() -> None:
+    decision = chain_decision(boards(0), (1,), (1, 1))
+    ranks = found(boards(HELD), decision)[0].ranks
+    assert [rank.on_chip_bytes for rank in ranks] == [HELD // 2, 0]
+
+
+def test_forward_passes_need_no_gradients_on_chip() -> None:
+    forward = chain_decision(boards(0), (2,), (1, 1), schedule="forward")
+    assert [rank.on_chip_bytes for rank in found(boards(2 * BYTES), forward)[0].ranks] == [2 * BYTES] * 2
+
+
+def test_older_versions_of_weights_are_off_chip() -> None:
+    decision = chain_decision(boards(0), (2,), (1, 1, 1), schedule="pipedream")
+    _, memories = found(boards(HELD), decision)
+    assert [memory.held[What.PARAMETERS] for memory in memories] == [2 * BYTES, 0]  # the first stage keeps one more
+
+
+def test_memory_that_is_too_small_for_all_is_enough_with_some_on_chip() -> None:
+    def step_s(on_chip: int) -> float:
+        profile = boards(on_chip)
+        small = tuple(replace(device, memory_bytes=3000) for device in profile.cluster.devices)
+        problem = Problem(replace(profile, cluster=replace(profile.cluster, devices=small)), 4, memory_margin=0.0)
+        plan = solve(problem)
+        assert plan.search.status == "proven"
+        return plan.prediction.step_s
+
+    assert step_s(HELD) > 0
+    with pytest.raises(InfeasibleError):
+        step_s(HELD - 1)
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_the_plan_for_boards_is_the_best_of_all_plans(first: int) -> None:
+    search.test_the_plan_is_the_best_of_all_plans(first, board_problem)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_plans_for_boards_are_good_and_the_integer_program_finds_them_too(seed: int) -> None:
+    problem = replace(board_problem(seed), confidence=0.0)
+    try:
+        plan = solve(problem)
+    except InfeasibleError:
+        return
+    assert check(plan, problem.profile) == ()
+    if problem.schedules != ("fbp-as",) or len(problem.profile.cluster.devices) == 1:
+        return
+    other = solver("span-ilp")(problem)
+    assert other.prediction.step_s == pytest.approx(plan.prediction.step_s, rel=1e-6)
