@@ -57,16 +57,3 @@ def test_a_notebook_names_its_profile_as_python_reads_it(folder: Path) -> None:
     (line,) = [line for cell in cells for line in cell["source"] if "hp.load(" in line]
     (argument,) = ast.parse(line.strip()).body[0].value.args  # type: ignore[attr-defined]  # of an assignment
     assert ast.literal_eval(argument) == "😀 é/profile.json"
-
-
-@pytest.mark.parametrize("value", ["inf", "nan", "-1", "1e300"])
-def test_a_kernel_takes_a_finite_time(folder: Path, value: str) -> None:
-    Path("t.csv").write_text(f"device,dtype,op,median_ms,m,n,k\nX,float16,gemm,{value},8,8,8\n", "utf-8")
-    result = call("fit", "t.csv")
-    assert (result.exit_code, f"line 2: ValueError: median_ms is {value}" in result.stderr) == (3, True), result.stderr
-
-
-def test_what_is_no_file_of_ways_says_what_it_is(folder: Path) -> None:
-    assert "it is a halopipe plan file" in call("export", "by_hand.json", "--to", "megatron").stderr
-    Path("pipe.json").write_text("{}", "utf-8")
-    assert "it has no best, global_batch, transformer" in call("export", "pipe.json", "--to", "megatron").stderr
