@@ -107,7 +107,7 @@ def profile_of(source: ModelSource, graph: Graph, num_devices: int) -> Profile:
 
 def _measurement(graph: Graph, index: int, samples: int) -> Measurement:
     layer = graph.layers[index]
-    work = work_of(graph, layer, samples)
+    work = work_of(graph, graph.values(), layer, samples)
     once = max(work.flops / FLOP_PER_S, work.num_bytes / BYTES_PER_S) + CALL_S
     kept = sum(spec.at(samples, graph.samples).num_bytes for spec in layer.outputs)
     return Measurement(layer.name, samples, once, 2 * once, once, once, kept, 0, 0, evidence=DATASHEET)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from planner.ir.errors import DeadlineError, TransportError, UsageError
+from planner.ir.extras import addition
+from planner.ir.problem import TIME_DIMS
 from planner.ir.timeline import Span
 from planner.layers import require_several_values
 from planner.passes.versions import partial_batch_refused
@@ -65,26 +67,20 @@ class StepResult:
     before_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationResult:
-    """What forward passes in evaluation mode gave on one rank.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResult(StepResult):
+    """What forward passes in evaluation mode gave on one rank; nothing is known of gradients and updates.
 
     Attributes:
-        loss: of the whole batch; None on ranks that do not make it.
         num_samples: of the whole batch.
         outputs: what the loss is computed from, or was to be kept, this rank's part, by micro-batch and name of the
             value: where it lies in the micro-batch, and the tensor.
         batch: what was evaluated on, as the graph's inputs.
-        step_s, spans, peak_bytes: as of a :class:`StepResult`.
     """
 
-    loss: float | None
     num_samples: int
     outputs: Mapping[int, Mapping[str, Piece]]
     batch: Batch
-    step_s: float = 0.0
-    spans: tuple[Span, ...] = ()
-    peak_bytes: tuple[int, ...] = ()
 
 
 class Engine(StateDict):
@@ -202,12 +198,18 @@ class Engine(StateDict):
         ran, step_s = self._runner.run(executor, batch, self.num_steps)
         loss, seconds = self._loss(specialization), ahead_s + step_s
         outputs: dict[int, Mapping[str, Piece]] = dict(executor.outputs)
-        axes = self.context.boundaries.axes
-        if axes is not None:
-            from runtime.spatial.slices import of_micro_batches  # late: few plans cut sequences
-
-            outputs = of_micro_batches(axes, outputs, batch.rows, self.context.decision.num_slices)
-        return EvaluationResult(loss, sum(batch.rows), outputs, batch, seconds, ran.spans, ran.peak_bytes)
+        axis, num_parts = self.context.boundaries.axis, self.context.decision.num_parts
+        if axis is not None:
+            outputs = addition("runtime", "joined_parts", TIME_DIMS)(axis, outputs, batch.rows, num_parts)
+        return EvaluationResult(
+            loss,
+            seconds,
+            ran.spans,
+            peak_bytes=ran.peak_bytes,
+            num_samples=sum(batch.rows),
+            outputs=outputs,
+            batch=batch,
+        )
 
     def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
         """An endless stream of batches, of which several may be on their way through the stages.
@@ -221,7 +223,7 @@ class Engine(StateDict):
         """
         if self._streaming is None:
             raise UsageError("this engine gives no answers", ["it was made to train"], ["RankContext(answers=True)"])
-        if self.context.decision.num_slices > 1:
+        if self.context.decision.num_parts > 1:
             remedies = ["plan without --allow time and --token-slices"]
             raise UsageError("a stream is not cut into token slices", ["the plan is"], remedies)
         from runtime.pipeline.stream import RequestStream, require_local  # late: most ranks serve no stream

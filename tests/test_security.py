@@ -43,11 +43,13 @@ HELD = {
         "profiler/source/test_saved.py::test_a_file_that_is_gone_or_another_one_is_told"
     ),
     "which hold no code": "runtime/checkpoint/test_reader.py::test_a_head_with_bad_intent_is_refused",
-    "without running what it names": "runtime/checkpoint/test_distcp.py::test_a_pickle_that_runs_code_runs_none",
+    "without running what it names": "runtime/extras/distcp/test_folder.py::test_a_pickle_that_runs_code_runs_none",
     "in memory bounded by its size": (
-        "runtime/checkpoint/test_distcp.py::test_a_few_bytes_take_no_more_memory_than_they_are"
+        "runtime/extras/distcp/test_folder.py::test_a_few_bytes_take_no_more_memory_than_they_are"
     ),
-    "by torch's weights-only loader": "runtime/checkpoint/test_distcp.py::test_an_archive_with_bad_intent_is_refused",
+    "by torch's weights-only loader": (
+        "runtime/extras/distcp/test_folder.py::test_an_archive_with_bad_intent_is_refused"
+    ),
     "links that lead outside": "runtime/checkpoint/test_reader.py::test_a_link_to_outside_is_refused",
     "Hashes find damage": "runtime/checkpoint/test_reader.py::test_every_flipped_bit_is_found",
     "C++ kernels are kept": "cuda_ops/sparse/test_native_compiling.py::test_the_cache_is_this_users_alone",

@@ -40,6 +40,7 @@ from profiler.capture.sample_independence import Dependence, dependence
 from profiler.capture.trace import TracedModel, trace, traces
 from profiler.capture.user_module import untouched
 from profiler.capture.verify_capture import (
+    Verified,
     correct_dtypes,
     evaluation_fault,
     require_known_parameters,
@@ -126,17 +127,18 @@ def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> Capture
 
 
 def _captured(model: LoadedModel, rules: Rules) -> CapturedModule:
-    traced, idle = _verified(model)
-    require_known_parameters(traced, model)
-    traced = replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
+    traced, verified = _verified(model)
+    if verified.reaches_others:
+        require_known_parameters(traced, model)
+    traced = replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in verified.idle})
     evaluation = evaluation_fault(traced, model)
     if model.autocast is not None:
         correct_dtypes(traced, model)
     return _of_traced(model, traced, rules, dependence, evaluation)
 
 
-def _verified(model: LoadedModel) -> tuple[TracedModel, frozenset[str]]:
-    """The first trace that computes what the module does, and its parameters without gradient."""
+def _verified(model: LoadedModel) -> tuple[TracedModel, Verified]:
+    """The first trace that computes what the module does, and what was found of it."""
     candidates, failure = traces(model), None
     while True:
         with untouched(*model.stateful):  # attributes may hold tensors of the trace, which have no values

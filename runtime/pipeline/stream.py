@@ -114,6 +114,11 @@ class RequestStream:
         return len(self._offered)
 
     @property
+    def upcoming(self) -> Batch | None:
+        """The batch that :meth:`run` works on next; None where none was offered."""
+        return self._offered[0].batch if self._offered else None
+
+    @property
     def has_room(self) -> bool:
         """Whether another batch may be offered."""
         return len(self._offered) < DEPTH

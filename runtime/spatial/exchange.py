@@ -52,6 +52,15 @@ class PeerGroup:
         """This rank's among those of the stage."""
         return self.ranks.index(self.transport.rank)
 
+    def at(self, microbatch: int) -> None:
+        """Which micro-batch, or part of one, is run next, forward or backward: of note where parts read one another."""
+
+    def finish(self) -> None:
+        """A backward is over."""
+
+    def reset(self) -> None:
+        """What is under way came to nothing."""
+
     def exchange(
         self, held: Sequence[Box], wanted: Sequence[Box], moves: Iterable[Transfer], key: int | None = None
     ) -> Exchange:

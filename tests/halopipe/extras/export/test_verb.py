@@ -10,6 +10,7 @@ import pytest
 from planner.ir.codec import dump
 from planner.ir.timeline import Span, Timeline, TimelineFile
 from tests.halopipe.cli.conftest import folder as folder
+from tests.halopipe.cli.test_files_at_odds import require_refused
 from tests.halopipe.commands import call
 
 
@@ -44,3 +45,7 @@ def test_what_goes_wrong_is_said_on_stderr_with_its_exit_code(
     (folder / "broken.json").write_text('{"halopipe": ')
     result = call(*arguments)
     assert (result.exit_code, text in result.stderr, result.stdout) == (exit_code, True, ""), result.stderr
+
+
+def test_a_plan_with_a_renamed_layer_is_refused(folder: Path) -> None:
+    require_refused("export renamed.json --to torch-pipelining")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.costs.token_slices import SliceTable
+from planner.extras.token_slices.prices import SliceTable
 from planner.ir.graph import Layer
 from tests.oracles.parts import Reading, inputs_saved, levels_of_part
 from tests.oracles.prices import QUANTITIES, LayerPrices

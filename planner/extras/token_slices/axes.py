@@ -31,8 +31,8 @@ from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer, value_name
 from planner.ir.layout import cut_points
 from planner.ir.lazy import once
-from planner.ir.plan import Decision, Placement, Size, TokenSlice, samples_in
-from planner.layers._kinds import kind
+from planner.ir.plan import AxisPart, Decision, Placement, Size, samples_in
+from planner.layers import kind
 from planner.layers.division import Boxes, Division, LayerDivision
 
 TIME = "time"
@@ -150,13 +150,13 @@ class TokenAxes:
 
     def box_of(self, value: str, spec: TensorSpec, size: Size) -> Box:
         """The same of a slice; all of a value for whole samples."""
-        span = (size.start, size.stop) if isinstance(size, TokenSlice) else (0, self.num_tokens)
+        span = (size.start, size.stop) if isinstance(size, AxisPart) else (0, self.num_tokens)
         return self.box(value, spec, samples_in(size), *span)
 
-    def placement(self, layer: str, slices: tuple[int, ...], stage: int = 0) -> Placement:
+    def placement(self, layer: str, lengths: tuple[int, ...]) -> Placement:
         """How a layer's work is cut, as if slices were ranks."""
-        work, points = self.works.get(layer), cut_points(slices)
-        return Placement(stage, {work.name: points} if work is not None else {_REPLICA: tuple(range(len(points)))})
+        work, points = self.works.get(layer), cut_points(lengths)
+        return Placement(0, {work.name: points} if work is not None else {_REPLICA: tuple(range(len(points)))})
 
     def _layer(
         self, layer: Layer, specs: Mapping[str, TensorSpec], slices: tuple[int, ...], samples: int
@@ -249,6 +249,16 @@ class _Fault:
     layer: Layer
     value: str
     why: str
+
+
+def along_time(graph: Graph, slices: tuple[int, ...], ranks: Sequence[tuple[int, ...]]) -> TokenAxes:
+    """Where tokens lie, if sequences can be cut into slices of these lengths, in stages on ``ranks``.
+
+    Raises:
+        UnsupportedModelError: they cannot.
+    """
+    require_one_rank(slices, ranks)
+    return require_sliceable(graph, slices)
 
 
 def require_one_rank(slices: tuple[int, ...], ranks: Sequence[tuple[int, ...]]) -> None:

@@ -23,12 +23,12 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from planner.ir.box import Interval
 from planner.ir.errors import CorruptFileError
 from runtime.checkpoint import Checkpoint
-from runtime.checkpoint.distcp import DATA_FILE, METADATA_FILE, places_of
 from runtime.checkpoint.folders import MANIFEST, MANIFEST_HASH
 from runtime.checkpoint.manifest import manifest_hash
+from runtime.extras.distcp.folder import DATA_FILE, METADATA_FILE, places_of
 from tests.runtime.checkpoint.cases import assert_flips_are_found
 
-KEPT = Path(__file__).parents[2] / "data" / "checkpoints" / "torch"
+KEPT = Path(__file__).parents[3] / "data" / "checkpoints" / "torch"
 """Of two ranks, written by the last release that wrote such."""
 
 

@@ -8,17 +8,18 @@ from itertools import product
 import pytest
 
 from planner import schedules
+from planner.extras.token_slices.order import can_slice
 from planner.ir.errors import IllegalProgramError, UsageError
 from planner.ir.schedule import Action, Op, Pipeline, Schedule, StageGraph, dependencies
 from planner.passes import validate
 from planner.schedules import schedule
 from tests.planner.schedules.simulated import Simulated, lowered, uniform
 
-SLICEABLE = [name for name in schedules.names() if schedules.can_slice(name)]
+SLICEABLE = [name for name in schedules.names() if can_slice(name)]
 
 
 def pipeline(stages: int, micro_batches: int, slices: int) -> Pipeline:
-    return Pipeline(replace(StageGraph.chain(stages, micro_batches * slices), slices=slices))
+    return Pipeline(replace(StageGraph.chain(stages, micro_batches * slices), parts=slices))
 
 
 def text(order: Schedule) -> list[str]:
@@ -69,7 +70,7 @@ def test_gpipe_of_equal_slices_takes_as_long_as_of_as_many_micro_batches(slices:
     assert ran.step == pytest.approx(2 * (batches * slices + p - 1) / slices)
 
 
-@pytest.mark.parametrize("name", [name for name in schedules.names() if not schedules.can_slice(name)])
+@pytest.mark.parametrize("name", [name for name in schedules.names() if not can_slice(name)])
 def test_other_schedules_refuse_slices_and_name_some_that_do_not(name: str) -> None:
     with pytest.raises(UsageError, match="cannot order token slices") as refused:
         schedule(name)(pipeline(2, 2, 2))

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from planner import schedules
+from planner.extras.token_slices.order import can_slice
 from planner.ir.errors import HalopipeError, UnsupportedModelError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
 from profiler.capture.graph import capture
 from profiler.models.example import Example, indices, token_cross_entropy
 from profiler.source.source import load_model
-from runtime.spatial.slices import SlicePeers
+from runtime.extras.token_slices.peers import SlicePeers
 from tests.runtime.cases import dropping, trained_alone
 from tests.runtime.engines import Network, evaluated, on_engines, trained
 from tests.runtime.plans import Trained, batch_of, decide, model_of
@@ -26,7 +27,7 @@ TOKENS, CODES, WIDTH = 12, 11, 8
 GPT = {"vocabulary": CODES, "width": WIDTH, "layers": 2, "heads": 2, "context": 16}
 LLAMA = {"vocabulary": CODES, "width": 16, "hidden": 24, "layers": 2, "heads": 4, "kv_heads": 2, "context": 16}
 UNEQUAL = (5, 4, 3)
-SLICEABLE = [name for name in schedules.names() if schedules.can_slice(name) and schedules.traits(name).trains]
+SLICEABLE = [name for name in schedules.names() if can_slice(name) and schedules.traits(name).trains]
 
 
 class Dropping(nn.Module):
@@ -224,7 +225,7 @@ def test_slices_that_do_not_make_up_a_sequence_are_refused_with_both_numbers(sli
     assert str(TOKENS) in str(refused.value)
 
 
-@pytest.mark.parametrize("schedule", [name for name in schedules.names() if not schedules.can_slice(name)])
+@pytest.mark.parametrize("schedule", [name for name in schedules.names() if not can_slice(name)])
 def test_schedules_that_cannot_order_slices_say_so(schedule: str) -> None:
     with pytest.raises(HalopipeError, match="cannot order"):
         sliced("gpt", schedule, UNEQUAL)

@@ -14,8 +14,9 @@ the tokens before it, and its own that later ones read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -26,14 +27,14 @@ from planner.costs.layers.interpolation import values_of
 from planner.costs.layers.shards import alike_layers, part_of
 from planner.costs.stages.stage_cost import LayerBytes, StageCost
 from planner.costs.stages.stage_sums import with_recompute
+from planner.extras.token_slices.axes import SlicedDivision, TokenAxes
 from planner.ir.box import volume
 from planner.ir.cluster import INTERPOLATED
-from planner.ir.graph import BYTES_PER_ELEMENT, Layer
+from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer
 from planner.ir.lazy import once
-from planner.ir.plan import Size, TokenSlice
+from planner.ir.plan import AxisPart, Size
 from planner.layers import check_samples_apart
 from planner.layers.sized import SizedLayer
-from planner.layers.token_slices import SlicedDivision, TokenAxes
 
 SAVED, WORKSPACE = 4, 5
 """Places in the costs of a layer, behind the seconds of F, B, I and W."""
@@ -79,10 +80,10 @@ class SlicePrices:
         Raises:
             MissingMeasurementError: the profile says nothing about so many samples.
         """
-        slices = [size for size in dict.fromkeys(sizes) if isinstance(size, TokenSlice)]
+        slices = [size for size in dict.fromkeys(sizes) if isinstance(size, AxisPart)]
         return {size: self._stage(kind, list(layers), size, recompute) for size in slices}
 
-    def _stage(self, kind: str, layers: list[int], size: TokenSlice, recompute: bool) -> StageCost:
+    def _stage(self, kind: str, layers: list[int], size: AxisPart, recompute: bool) -> StageCost:
         cost_model, table = self.cost_model, self.table(kind, size)
         costs, received = table.costs[:, layers], table.received[layers]
         forward, backward, of_input, of_weight = costs[:SAVED].sum(axis=1).tolist()
@@ -117,7 +118,7 @@ class SlicePrices:
         )
 
     @once
-    def table(self, kind: str, size: TokenSlice) -> SliceTable:
+    def table(self, kind: str, size: AxisPart) -> SliceTable:
         """All layers on a device of ``kind``.
 
         Raises:
@@ -144,7 +145,7 @@ class SlicePrices:
         costs[:SAVED] *= self.cost_model.added(kind, shared=False)[:, None]
         return SliceTable(costs, received, share)
 
-    def _ratio(self, kind: str, layer: Layer, size: TokenSlice, whole: Array) -> Array:
+    def _ratio(self, kind: str, layer: Layer, size: AxisPart, whole: Array) -> Array:
         """``[6]``: what a slice of a layer costs over what ``whole`` says of all tokens."""
         length, before = size.stop - size.start, size.start
         own = self._of_first(kind, self._index[layer.name], size.samples, length)
@@ -184,6 +185,31 @@ class SlicePrices:
             rows.append([1.0, length, one.before, length * one.before])
             rises.append((np.array(values_of(one)[:4]) - own[:4]) * (samples / one.samples))
         return _least_squares(np.array(rows), np.array(rises)) if len(rows) >= _COEFFICIENTS else None
+
+
+def part_shapes(graph: Graph) -> Callable[[SizedLayer], Iterator[tuple[tuple[int, ...], int]]]:
+    """Of each layer, the slices that are worth measuring (:func:`planner.costs.layers.shards.part_shapes`).
+
+    Raises:
+        UnsupportedModelError: the network cannot be run in token slices.
+    """
+    return partial(_slices, TokenAxes.of(graph))
+
+
+def _slices(axes: TokenAxes, sized: SizedLayer) -> Iterator[tuple[tuple[int, ...], int]]:
+    """(extents, tokens before) of slices between which others are read: a half, a quarter, an eighth of a sequence.
+
+    Behind others only where a layer reads what those before it made; at least four, for as many numbers are fitted.
+    """
+    name, work = sized.layer.name, axes.works.get(sized.layer.name)
+    if work is None or work.is_merged or work.dim == sized.samples_dim:
+        return
+    lengths = [axes.num_tokens // parts for parts in (2, 4, 8) if axes.num_tokens // parts]
+    for length in dict.fromkeys(lengths):
+        extents = [length if dim == work.dim else extent for dim, extent in enumerate(sized.work.shape)]
+        rest = axes.num_tokens - length
+        behind = {rest, rest // 3} if name in axes.reads_earlier else set[int]()
+        yield from ((part_of(sized, extents), before) for before in sorted({0, *behind}))
 
 
 def _read_bytes(division: SlicedDivision, name: str, position: int) -> tuple[float, float]:

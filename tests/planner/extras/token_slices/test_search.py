@@ -10,12 +10,12 @@ import pytest
 
 from planner import faults_of
 from planner.costs.layers.cost_table import running
+from planner.extras.token_slices.search import SliceTimes, balanced, best_slices
 from planner.ir import codec
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.plan import Plan
 from planner.ir.problem import SAMPLE_DIMS, TIME_DIMS, Problem
 from planner.solvers import solver
-from planner.solvers.token_slices import SliceTimes, balanced, best_slices
 from tests.planner.causal import TOKENS, attention_s, graph, profile
 
 
@@ -71,7 +71,7 @@ def test_one_sequence_on_two_devices_is_faster_in_slices_and_the_plan_is_good() 
     whole = solver("best-first")(Problem(profile(), 1), None)
     plan = planned()
     assert len(plan.decision.stages) == 2
-    assert plan.decision.num_slices > 1
+    assert plan.decision.num_parts > 1
     assert sum(plan.decision.token_slices) == TOKENS
     assert plan.prediction.step_s < 0.8 * whole.prediction.step_s
     assert faults_of(plan, profile()) == ()

@@ -7,10 +7,10 @@ from itertools import accumulate, pairwise
 
 import pytest
 
+from planner.extras.token_slices.axes import TokenAxes, require_sliceable
 from planner.ir.box import Interval
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.graph import SAMPLE, Layer, TensorSpec
-from planner.layers.token_slices import TokenAxes, require_sliceable
 from tests.planner.causal import SAMPLES, TOKENS, graph
 
 SLICES = [(16,), (8, 8), (7, 6, 3), (1, 14, 1), (1,) * 16]

@@ -1,6 +1,6 @@
 """Plans with token slices: stages, micro-batches and lengths of slices, after the best plan without slices.
 
-Given      t_i the time of slice i on the slowest stage, forward and backward      ``planner.costs.token_slices``
+Given      t_i the time of slice i on the slowest stage, forward and backward      ``prices``
            p stages, M micro-batches of K slices each
 Choose     lengths of slices, by a DP over a grid of tokens                        :func:`best_slices`
            cuts of the chain of layers that make the slowest stage shortest        :func:`balanced`
@@ -29,13 +29,15 @@ from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import Array, running
 from planner.costs.sentences import binding
-from planner.costs.token_slices import SlicePrices
+from planner.extras.token_slices.axes import require_sliceable
+from planner.extras.token_slices.order import can_slice
+from planner.extras.token_slices.prices import SlicePrices
 from planner.ir.errors import HalopipeError, InfeasibleError
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import equal_shares
-from planner.ir.plan import HEURISTIC, Plan, Rejected, Search, TokenSlice
+from planner.ir.plan import HEURISTIC, AxisPart, Plan, Rejected, Search
 from planner.ir.problem import ALWAYS, AUTO, NEVER, THROUGHPUT, TIME_DIMS, Problem
-from planner.layers.token_slices import require_sliceable
+from planner.solvers.best_first.continued import ContinuedSearch
 from planner.solvers.candidates.candidate import micro_batches, plan_of
 from planner.solvers.candidates.choose import slower, written
 from planner.solvers.candidates.evaluate import Evaluator
@@ -52,11 +54,6 @@ _RECOMPUTES = {
     ALWAYS: (Recomputes.ALL,),
 }
 """Whether stages compute activations again, by what may be."""
-
-
-def slices_time(problem: Problem) -> bool:
-    """Whether sequences may be cut: for training steps alone."""
-    return TIME_DIMS in problem.allow and problem.objective == THROUGHPUT
 
 
 def require_slices(problem: Problem, cost_model: CostModel) -> None:
@@ -118,6 +115,14 @@ def with_token_slices(evaluator: Evaluator, plan: Plan) -> Plan:
         rejected=rejected,
     )
     return plan_of(problem, decision, predicted.prediction, search, (whole,))
+
+
+SEARCH = ContinuedSearch(
+    lambda problem: TIME_DIMS in problem.allow and problem.objective == THROUGHPUT,  # training steps alone
+    plan=with_token_slices,
+    require=require_slices,
+    takes_half=True,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,7 +198,7 @@ def balanced(seconds: Sequence[Array], positions: Sequence[int], crossing_s: Arr
 def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[float, Candidate]]:
     """Plans with slices, each with what the formula says of it."""
     problem, graph = evaluator.problem, evaluator.cost_model.profile.graph
-    names = [name for name in evaluator.schedules if schedules.can_slice(name) and schedules.traits(name).trains]
+    names = [name for name in evaluator.schedules if can_slice(name) and schedules.traits(name).trains]
     names = [name for name in names if not schedules.traits(name).windowed]
     positions = cut_positions(graph, parts_ties=False)
     for samples in micro_batch_sizes(problem, evaluator.cost_model):
@@ -216,7 +221,7 @@ def _candidates(evaluator: Evaluator, prices: SlicePrices) -> Iterator[tuple[flo
                 formula_s = _formula_s(times, slices, num_stages, len(batches))
                 for name, recomputed in product(names, _RECOMPUTES.get(problem.recompute, ())):
                     plain = Candidate.chain(bounds, groups, shares, batches, name)
-                    yield formula_s, replace(plain, token_slices=slices, recompute=(recomputed,) * num_stages)
+                    yield formula_s, replace(plain, axis_parts=slices, recompute=(recomputed,) * num_stages)
 
 
 def _stages(
@@ -228,7 +233,7 @@ def _stages(
     ends = running(np.array(slices, dtype=np.float64)).astype(int).tolist()
     sums = []
     for rank in ranks:
-        tables = [prices.table(cost_model.kind(rank), TokenSlice(samples, a, b)) for a, b in pairwise(ends)]
+        tables = [prices.table(cost_model.kind(rank), AxisPart(samples, a, b)) for a, b in pairwise(ends)]
         sums.append(running(np.sum([table.costs[0] + table.costs[1] for table in tables], axis=0)))
     crossing = _crossing_bytes(graph, positions) * (samples / graph.samples)
     sizes = crossing.round().astype(int).tolist() if len(ranks) > 1 else [0] * len(positions)  # one rank has no link
@@ -259,7 +264,7 @@ def _times(
     seconds = np.full((len(points), len(points)), np.inf)
     for a, start in enumerate(points):
         for b in range(a + 1, len(points)):
-            size = TokenSlice(samples, start, points[b])
+            size = AxisPart(samples, start, points[b])
             stages = []
             for rank, (first, behind) in zip(ranks, pairwise(bounds), strict=True):
                 costs = prices.table(cost_model.kind(rank), size).costs[:2, first:behind]

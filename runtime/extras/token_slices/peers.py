@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from planner.extras.token_slices.axes import TokenAxes
 from planner.ir.box import Box, Transfer, whole
 from planner.ir.errors import UnsupportedModelError
-from planner.layers.token_slices import TokenAxes
 from runtime.pipeline.routing import Piece, cuts_of, narrowed
 from runtime.spatial.exchange import NO_MESSAGES, Arriving, Exchange, PeerGroup, Pieces
 from runtime.transport import Pending
@@ -67,9 +67,15 @@ class SlicePeers(PeerGroup):
         self.values: dict[Name, dict[int, Tensor]] = {}
         self.gradients: dict[Name, dict[int, Tensor]] = {}
 
-    def at(self, microbatch: int, position: int) -> None:
-        """The slice that is run next, forward or backward."""
-        self.microbatch, self._here.rank = microbatch, position
+    def at(self, microbatch: int) -> None:
+        self.microbatch, self._here.rank = divmod(microbatch, len(self.ranks))
+
+    def finish(self) -> None:
+        if self.position:
+            return
+        for kept in (self.values, self.gradients):  # all slices of the micro-batch have had their backward
+            for name in [name for name in kept if name[0] == self.microbatch]:
+                del kept[name]
 
     def exchange(
         self, held: Sequence[Box], wanted: Sequence[Box], moves: Iterable[Transfer], key: int | None = None
@@ -106,14 +112,7 @@ class SlicePeers(PeerGroup):
         by_slice[position] = x.detach()
         return by_slice
 
-    def forget(self, microbatch: int) -> None:
-        """All slices of a micro-batch have had their backward."""
-        for kept in (self.values, self.gradients):
-            for name in [name for name in kept if name[0] == microbatch]:
-                del kept[name]
-
-    def clear(self) -> None:
-        """Forget everything."""
+    def reset(self) -> None:
         self.values.clear()
         self.gradients.clear()
         self._evaluated = -1
@@ -185,7 +184,7 @@ def joined(axes: TokenAxes, value: str, pieces: Sequence[Piece], samples: int) -
 
 
 def of_micro_batches(
-    axes: TokenAxes, outputs: Mapping[int, Mapping[str, Piece]], rows: Sequence[int], num_slices: int
+    axes: TokenAxes, outputs: Mapping[int, Mapping[str, Piece]], rows: Sequence[int], num_parts: int
 ) -> dict[int, Mapping[str, Piece]]:
     """Values by whole micro-batch, of those of its slices.
 
@@ -194,8 +193,8 @@ def of_micro_batches(
         rows: samples of each micro-batch.
     """
     by_microbatch: dict[int, Mapping[str, Piece]] = {}
-    for m in sorted({number // num_slices for number in outputs}):
-        parts = [outputs[m * num_slices + k] for k in range(num_slices)]
+    for m in sorted({number // num_parts for number in outputs}):
+        parts = [outputs[m * num_parts + k] for k in range(num_parts)]
         names = dict.fromkeys(name for part in parts for name in part)
         by_microbatch[m] = {name: joined(axes, name, [p[name] for p in parts if name in p], rows[m]) for name in names}
     return by_microbatch

@@ -18,8 +18,9 @@ from planner.costs.simulator.events import run
 from planner.costs.simulator.prices import prices_of, transfer_bytes
 from planner.costs.simulator.program import compile_program
 from planner.costs.stages.action_costs import StageCosts
-from planner.costs.stages.input_pipeline import TURN_S, TURN_SHARE, Preparations, spare_cores
+from planner.costs.stages.input_pipeline import TURN_S, TURN_SHARE, spare_cores
 from planner.costs.uncertainty import replayed
+from planner.extras.sites.preparations import SitePreparations
 from planner.ir.codec import dumps, loads
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision, Plan
@@ -58,8 +59,8 @@ def without_preparing(profile: Profile) -> Profile:
 def test_a_rank_that_never_waits_gains_nothing_on_its_own_core_but_takes_turns() -> None:
     profile = sparse_profile(GRAPH, (1.0,), preparation_s=1e-3)
     before_s, after_s = both(profile, chain_decision(profile, micro_batches=(1, 1), schedule="gpipe"))
-    made = Preparations(profile)
-    made_s = 2 * (made.found_s("kind-1", 1) + made.seconds("kind-1", ALL, 1))
+    made = SitePreparations(profile)
+    made_s = 2 * (made.before_program_s("kind-1", 1) + made.seconds("kind-1", ALL, 1))
     assert after_s == pytest.approx(before_s + TURN_SHARE * made_s, rel=1e-12)
 
 
@@ -68,8 +69,8 @@ def test_on_a_spare_core_it_is_waited_for_as_far_as_it_is_longer_than_the_step(p
     profile = sparse_profile(GRAPH, (1.0, 1.0), preparation_s=preparation_s)
     decision = chain_decision(profile, micro_batches=(1, 1), schedule="gpipe")
     _, after_s = both(profile, decision)
-    made = Preparations(profile)
-    made_s = 2 * (made.found_s("kind-1", 1) + made.seconds("kind-1", ALL, 1))
+    made = SitePreparations(profile)
+    made_s = 2 * (made.before_program_s("kind-1", 1) + made.seconds("kind-1", ALL, 1))
     assert after_s == pytest.approx(
         max(step_s(without_preparing(profile), decision), made_s) + min(made_s, 2 * 4 * TURN_S)
     )  # four things a micro-batch
@@ -80,7 +81,7 @@ def test_in_a_pipeline_it_fills_what_the_rank_waits_and_the_end_of_the_others() 
     profile = sparse_profile(segmenter(), (1.0, 1.0), preparation_s=1e-5)
     decision = chain_decision(profile, (3,), (4,), ((0,), (1,)), schedule="gpipe")
     before_s, after_s = both(profile, decision)
-    made = Preparations(profile)
+    made = SitePreparations(profile)
     stages = [[i for i in ALL if graph_stage(decision, i, segmenter()) == stage] for stage in (0, 1)]
     turns_s = [TURN_SHARE * made.seconds("kind-1", layers, 4) for layers in stages]
     assert before_s > after_s
@@ -147,14 +148,6 @@ def test_it_costs_no_more_than_turns_where_no_two_ranks_share_a_spare_core(seed:
     assert after_s <= before_s * (1 + 1e-9) + max(TURN_SHARE * max(made_s), min(max(made_s), 12 * TURN_S))
 
 
-def test_spare_cores_are_taken_by_turns_and_never_from_another_host() -> None:
-    assert spare_cores(cluster((1.0,) * 4), 4) == (None,) * 4
-    assert spare_cores(cluster((1.0,) * 5), 3) == (3, 4, 3)
-    assert spare_cores(cluster((1.0,) * 4, ("n0", "n1", "n0", "n0")), 2) == (2, None)
-    parts = tuple(replace(device, core_share=0.0) for device in cluster((1.0,) * 3).devices)
-    assert spare_cores(replace(cluster((1.0,) * 3), devices=parts), 2) == (None, None)
-
-
 def test_two_steps_are_held() -> None:
     """Maps, sites and the batch itself, of this step and of the next."""
     profile = sparse_profile(GRAPH, (1.0, 1.0), preparation_s=1e-3)
@@ -162,8 +155,8 @@ def test_two_steps_are_held() -> None:
     one, two = (
         predict(profile, replace(decision, prepares_next_step=ahead))[0].ranks[0].peak_bytes for ahead in (False, True)
     )
-    preparations = Preparations(profile)
-    of_step = 2 * (preparations.num_bytes(ALL, 1) + preparations.found_bytes(1, shared=False))
+    preparations = SitePreparations(profile)
+    of_step = 2 * (preparations.num_bytes(ALL, 1) + preparations.before_program_bytes(1, shared=False))
     batch = sum(spec.num_bytes for name, spec in GRAPH.inputs.items() if name not in preparations.inputs) // 2
     assert two - one == of_step + batch
 
