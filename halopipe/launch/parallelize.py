@@ -112,7 +112,7 @@ class Parallel:
         Args:
             module, loss_fn: of the script, which get the trained weights; None: those that the plan's factory makes.
             has_state: whether the weights of ``module`` are others than those that the plan's model is loaded with.
-            answers: whether the ranks are to answer a stream (:mod:`halopipe.extras.serving.serving`).
+            answers: whether the ranks are to answer a stream.
         """
         self.plan, self.profile, self.num_steps, self._state_of = plan, profile, 0, -1
         self._kept_of = 0

@@ -136,10 +136,6 @@ class Candidate:
         """What is run in blocks of a stage."""
         return self.blocks[stage] if self.blocks else ()
 
-    def stage_names(self, graph: Graph) -> dict[str, int]:
-        """The stage of each layer by name."""
-        return {layer.name: stage for layer, stage in zip(graph.layers, self.stage_of, strict=True)}
-
     def recomputes(self, stage: int) -> bool:
         """Whether ``stage`` computes all its activations again."""
         return bool(self.recompute) and self.recompute[stage] == Recomputes.ALL
@@ -211,10 +207,10 @@ def boundaries_of(graph: Graph, candidate: Candidate) -> Boundaries:
     divided = {
         index: option for index in range(len(graph.layers)) if (option := candidate.option_of(index)) is not None
     }
-    names, layers = candidate.stage_names(graph), graph.layers
+    layers = graph.layers
     return Boundaries.of(
         graph,
-        names,
+        {layer.name: stage for layer, stage in zip(layers, candidate.stage_of, strict=True)},
         candidate.layouts(),
         candidate.groups,
         {layers[index].name: option.layout for index, option in divided.items()},

@@ -245,9 +245,8 @@ class Pricing:
             for dst, read_by in by_stage.items():
                 ends = (candidate.groups[src], candidate.shares[src], candidate.groups[dst], candidate.shares[dst])
                 options = tuple(map(candidate.option_of, (made_by, *read_by)))
-                blocks = tuple((block.layers, tuple(block.tiles.items())) for block in candidate.blocks_of(dst))
                 for size in sizes:
-                    key = (value, tuple(read_by), size, ends, options, blocks)
+                    key = (value, tuple(read_by), size, ends, options, str(candidate.blocks_of(dst)))
                     if key not in self._pieces:
                         boundaries = boundaries or boundaries_of(self.graph, candidate)
                         self._pieces[key] = _pieces(boundaries, Edge(src, dst, (value,)), size)

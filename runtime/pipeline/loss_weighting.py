@@ -49,7 +49,7 @@ class LossWeighting:
         """The factors of a layer, of which ``counts`` is what each micro-batch adds to the whole batch's number."""
         for share in local_stage.shares:
             m = share.of
-            if batch.rows[m] and not share.axis_part:
+            if batch.rows[m] and not share.microbatch % self._context.decision.num_parts:
                 together = self._together(m)
                 samples = sum(batch.rows[together.start : together.stop])
                 count = None if counts is None else counts[together.start : together.stop].sum(0)

@@ -106,7 +106,7 @@ class Routing:
     Args:
         boundaries: by micro-batch, of the graph in the shapes that the micro-batch has.
         rows: samples of each micro-batch; those without any move nothing.
-        divisions: of the stages that this rank divides with others along any dims, or runs slice by slice, by stage and
+        divisions: of the stages that this rank divides with others along any dims, or runs part by part, by stage and
             micro-batch.
         parts: into how many parts micro-batches are cut; what is called a micro-batch here is one of these.
 

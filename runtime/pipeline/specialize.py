@@ -44,7 +44,7 @@ class Specialization:
     """The plan for one combination of sizes, on one rank.
 
     Attributes:
-        rows: samples of each micro-batch; of token slices, too, those of whole micro-batches.
+        rows: samples of each micro-batch; of their parts, too, those of whole ones.
         program: with the messages of these sizes; actions of micro-batches without rows are left out.
         routing: this rank's messages.
         local_stages: the stages of this rank, with their shares.
@@ -271,9 +271,7 @@ class Specializer:
             rows, division = batch.rows[m], divisions.get((stage, number))
             sizes = self._sizes_of(local_stage.program.sizes, batch.shapes(m)) if rows else ()
             position, weight = k if num_parts > 1 else self._context.position(stage), rows * weights[m]
-            shares.append(
-                MicrobatchShard(number, rows, 0, rows, sizes, division, axis_part=k, whole=m, loss_weight=weight)
-            )
+            shares.append(MicrobatchShard(number, rows, 0, rows, sizes, division, whole=m, loss_weight=weight))
             feeds.append(self._factors(stage, local_stage, m))
             if division is None:
                 continue

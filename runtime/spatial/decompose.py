@@ -104,7 +104,7 @@ LOSS = "loss"
 """The kind of layers whose form gives this rank's share."""
 
 _MOST_KEPT = 1024
-"""Divisions whose shards of layers are kept, those of tiles among them."""
+"""Divisions whose shards of layers are kept, those of parts of a stage among them."""
 
 
 class DividedStage:
@@ -150,7 +150,7 @@ class DividedStage:
         self.enter(division)
 
     def enter(self, division: Division) -> None:
-        """From here on, layers are those of ``division``, such as a tile's."""
+        """From here on, layers are those of ``division``, such as those of a part of the stage."""
         if division is self._division:
             return
         self._division = division

@@ -82,8 +82,8 @@ class MicrobatchShard:
             the rank goes on with after a reduction over sites.
         division: of a stage whose layers are divided along any dims, for this micro-batch, of which ``num_samples`` are
             then all rows; None where the stage's ranks just share out samples.
-        axis_part: which part of the micro-batch, where it is cut along an axis with an order.
-        whole: the micro-batch that the part is of; ``microbatch`` then numbers all parts of a step.
+        whole: the micro-batch, where it is cut along an axis with an order; ``microbatch`` then numbers all parts of a
+            step.
         loss_weight: its rows over all rows whose gradients make up the same update.
     """
 
@@ -94,7 +94,6 @@ class MicrobatchShard:
     sizes: tuple[int, ...] = ()
     division: Division | None = None
     sites: Share | None = None
-    axis_part: int = 0
     whole: int | None = None
     loss_weight: float = 0.0
 

@@ -161,10 +161,6 @@ class StageCosts:
         """Whether a step finds its inputs made, but for what the step before had no time for."""
         return self.prepares_next_step or self.cost_model.preparations.look_ahead
 
-    def computing_part(self, action: Action, seconds: float) -> float:
-        """The part of a compute action of ``seconds`` in which layers compute, and no messages move."""
-        return max(0.0, 1 - self.exchange_s(action) / seconds) if seconds > 0 else 0.0
-
     def waited_s(self, number: int) -> float:
         """What the ranks of a stage that is cut along samples wait for the sum of its gradients.
 

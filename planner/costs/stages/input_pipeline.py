@@ -90,12 +90,7 @@ class Preparations:
         Args:
             shared: whether the ranks of some stage share out micro-batches.
         """
-        inputs = self.read(layers)
-        return self._seconds(kind, inputs, samples, shared) if inputs else 0.0
-
-    @once
-    def _seconds(self, kind: str, inputs: frozenset[str], samples: float, shared: bool) -> float:
-        costs = self._measured(kind, inputs, samples)
+        costs = self._measured(kind, self.read(layers), samples)
         return sum(self.in_program_s(cost, shared) * samples / cost.samples for cost in costs)
 
     @once
@@ -108,6 +103,7 @@ class Preparations:
         costs = self._measured(kind, self.inputs, samples)
         return sum(self.before_s(cost, shared) * samples / cost.samples for cost in costs)
 
+    @once
     def _measured(self, kind: str, inputs: frozenset[str], samples: float) -> list[PreparationCost]:
         """What makes ``inputs``, each as measured nearest in size; of two the smaller."""
         made = closure(self.profile.preparations.get(kind, ()), inputs).values()

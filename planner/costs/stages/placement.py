@@ -172,16 +172,14 @@ class LayoutCosts:
         Args:
             blocks: of them, those that are run in blocks.
         """
-        tiled = tuple((block.layers, tuple(block.tiles.items())) for block in blocks)
-        return {rows: self._cost(ranks, tuple(sorted(options.items())), rows, tiled, blocks) for rows in sorted(sizes)}
+        return {rows: self._cost(ranks, tuple(sorted(options.items())), rows, blocks) for rows in sorted(sizes)}
 
-    @once_by(lambda self, *key: key[:4])
+    @once_by(lambda self, ranks, options, rows, blocks: (ranks, options, rows, str(blocks)))
     def _cost(
         self,
         ranks: tuple[int, ...],
         options: tuple[tuple[int, ShardingSpec], ...],
         rows: int,
-        tiled: object,
         blocks: tuple[Block, ...],
     ) -> StageCost:
         prices, chosen = self.prices(ranks, rows), dict(options)

@@ -25,10 +25,14 @@ from planner.costs.communication.collectives import Array, call_s, group_links, 
 from planner.ir.cluster import PARTIAL_SUMS, SITES, Cluster
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph
 from planner.ir.profile import Profile, SiteHalo
-from planner.layers import has_halo, over_sites
+from planner.layers import has_halo, over_sites, throughout_sites
 
 _LEAST_ROWS = 0.5
 """Fewer are none: ranks have whole samples, and nothing is exchanged, nor computed around it."""
+
+SITES_DEVIATION = 0.3
+"""Standard deviation of the factor by which such plans are off: 0.3 and 0.45 in ``python -m benchmarks.accuracy`` and
+``benchmarks.sparse_vgg``."""
 
 SUMMED = ("segment", "segment_expand")
 """Kinds that go from sites to samples, or back."""
@@ -46,8 +50,27 @@ class SiteExchanges:
     profile: Profile
 
     def seconds(self, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
-        """As :func:`site_exchanges_s`."""
-        return site_exchanges_s(self.profile, ranks, samples)
+        """(forward, backward) seconds by layer, of a micro-batch of ``samples`` whose sites ``ranks`` share."""
+        graph, cluster, measured = self.profile.graph, self.profile.cluster, halos_by_layer(self.profile)
+        values = graph.values()
+        seconds = np.zeros((2, len(graph.layers)))
+        for index, layer in enumerate(graph.layers if len(ranks) > 1 else ()):
+            if has_halo(layer.kind):
+                x = values[layer.inputs[0]]
+                rows = halo_rows(measured.get(layer.name, ()), graph, x.shape[0], len(ranks), samples)
+                size = rows * x.shape[-1] * BYTES_PER_ELEMENT[x.dtype]
+                seconds[:, index] = _apart_s(cluster, ranks, size) + float(call_s(cluster, SITES, size))
+                if layer.inputs[0] in graph.inputs:
+                    seconds[1, index] = 0.0
+            elif layer.kind in SUMMED:
+                size = samples * math.prod((y := layer.outputs[0]).shape[1:]) * BYTES_PER_ELEMENT[y.dtype]
+                seconds[:, index] = float(partial_sum_s(cluster, ranks, size))
+        return seconds[0], seconds[1]
+
+    def errors(self) -> Iterator[tuple[str, float]]:
+        """What all plans share whose ranks share sites, beyond errors of other plans: a factor, its deviation."""
+        if throughout_sites(self.profile.graph):
+            yield "sites", SITES_DEVIATION
 
     def around(self, kinds: set[str], has_layouts: bool) -> Iterator[str]:
         """What layers of these kinds exchange, in the words of :data:`planner.ir.cluster.AROUND`."""
@@ -63,26 +86,6 @@ def halos_by_layer(profile: Profile) -> dict[str, list[SiteHalo]]:
     for halo in profile.site_halos:
         measured.setdefault(halo.layer, []).append(halo)
     return measured
-
-
-def site_exchanges_s(profile: Profile, ranks: tuple[int, ...], samples: int) -> tuple[Array, Array]:
-    """(forward, backward) seconds by layer, of a micro-batch of ``samples`` whose sites ``ranks`` share."""
-    graph, cluster, measured = profile.graph, profile.cluster, halos_by_layer(profile)
-    values = graph.values()
-    seconds = np.zeros((2, len(graph.layers)))
-    for index, layer in enumerate(graph.layers if len(ranks) > 1 else ()):
-        if has_halo(layer.kind):
-            x = values[layer.inputs[0]]
-            rows = halo_rows(measured.get(layer.name, ()), graph, x.shape[0], len(ranks), samples)
-            size = rows * x.shape[-1] * BYTES_PER_ELEMENT[x.dtype]
-            seconds[:, index] = _apart_s(cluster, ranks, size) + float(call_s(cluster, SITES, size))
-            if layer.inputs[0] in graph.inputs:
-                seconds[1, index] = 0.0
-        elif layer.kind in SUMMED:
-            y = layer.outputs[0]
-            size = samples * math.prod(y.shape[1:]) * BYTES_PER_ELEMENT[y.dtype]
-            seconds[:, index] = float(partial_sum_s(cluster, ranks, size))
-    return seconds[0], seconds[1]
 
 
 def halo_rows(measured: Sequence[SiteHalo], graph: Graph, rows: int, parts: int, samples: int) -> float:

@@ -71,8 +71,11 @@ class SlicePeers(PeerGroup):
         self.microbatch, self._here.rank = divmod(microbatch, len(self.ranks))
 
     def finish(self) -> None:
-        if not self.position:
-            self.forget(self.microbatch)
+        if self.position:
+            return
+        for kept in (self.values, self.gradients):  # all slices of the micro-batch have had their backward
+            for name in [name for name in kept if name[0] == self.microbatch]:
+                del kept[name]
 
     def exchange(
         self, held: Sequence[Box], wanted: Sequence[Box], moves: Iterable[Transfer], key: int | None = None
@@ -108,12 +111,6 @@ class SlicePeers(PeerGroup):
         by_slice = self.values.setdefault((self.microbatch, key), {})
         by_slice[position] = x.detach()
         return by_slice
-
-    def forget(self, microbatch: int) -> None:
-        """All slices of a micro-batch have had their backward."""
-        for kept in (self.values, self.gradients):
-            for name in [name for name in kept if name[0] == microbatch]:
-                del kept[name]
 
     def reset(self) -> None:
         self.values.clear()

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.chains import chain_profile
 from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict
-from planner.extras.sites.exchanges import halo_rows, site_exchanges_s
+from planner.extras.sites.exchanges import SiteExchanges, halo_rows
 from planner.ir.cluster import GRADIENT_SUMS, NORMALISATION, SITES, WITHIN_HOST, Collective
 from planner.ir.cluster import PARTIAL_SUMS as SUMS
 from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec
@@ -93,8 +93,10 @@ def test_ranks_with_whole_samples_exchange_no_rows_and_pay_for_none() -> None:
     cluster = replace(PROFILE.cluster, collectives=(*PROFILE.cluster.collectives, *calls))
     known = replace(PROFILE, cluster=cluster, site_halos=(*PROFILE.site_halos, *whole))
     convolutions = [index for index, layer in enumerate(GRAPH.layers) if layer.kind == "sparse_conv"]
-    assert not np.array(site_exchanges_s(known, (0, 1), 4))[:, convolutions].any()
-    assert np.array(site_exchanges_s(known, (0, 1), 1))[0, convolutions] == pytest.approx(1.0, abs=0.1)  # one is cut
+    assert not np.array(SiteExchanges(known).seconds((0, 1), 4))[:, convolutions].any()
+    assert np.array(SiteExchanges(known).seconds((0, 1), 1))[0, convolutions] == pytest.approx(
+        1.0, abs=0.1
+    )  # one is cut
 
 
 def test_unmeasured_halos_are_surfaces_of_cubes_and_no_more_than_the_others_rows() -> None:
@@ -103,7 +105,7 @@ def test_unmeasured_halos_are_surfaces_of_cubes_and_no_more_than_the_others_rows
 
 
 def test_a_halo_travels_there_and_its_gradient_back() -> None:
-    forward, backward = site_exchanges_s(PROFILE, (0, 1), 1)
+    forward, backward = SiteExchanges(PROFILE).seconds((0, 1), 1)
     index = next(i for i, layer in enumerate(GRAPH.layers) if layer.kind == "sparse_conv" and i > 0)
     size = 100 * 8 * 4
     assert forward[index] == backward[index] == pytest.approx(size / 1e9)
@@ -112,7 +114,7 @@ def test_a_halo_travels_there_and_its_gradient_back() -> None:
 
 
 def test_what_goes_to_samples_is_summed() -> None:
-    forward, backward = site_exchanges_s(PROFILE, (0, 1, 2, 3), 4)
+    forward, backward = SiteExchanges(PROFILE).seconds((0, 1, 2, 3), 4)
     index = next(i for i, layer in enumerate(GRAPH.layers) if layer.kind == "segment")
     assert forward[index] == backward[index] == pytest.approx(2 * 3 / 4 * 1024 / 1e9)  # no message below 1 KiB
 
@@ -120,7 +122,7 @@ def test_what_goes_to_samples_is_summed() -> None:
 def test_what_each_rank_computes_around_rows_and_sums_is_paid_where_there_is_an_exchange() -> None:
     calls = tuple(Collective(each, 1, WITHIN_HOST, ((64, s), (1 << 20, s))) for each, s in ((SITES, 1.0), (SUMS, 16.0)))
     known = replace(PROFILE, cluster=replace(PROFILE.cluster, collectives=(*PROFILE.cluster.collectives, *calls)))
-    without, found = (np.array(site_exchanges_s(each, (0, 1), 4)) for each in (PROFILE, known))
+    without, found = (np.array(SiteExchanges(each).seconds((0, 1), 4)) for each in (PROFILE, known))
     halos, sums = (
         np.array([layer.kind in kinds for layer in GRAPH.layers])
         for kinds in (("sparse_conv", "sparse_pool"), ("segment", "segment_expand"))
@@ -128,11 +130,11 @@ def test_what_each_rank_computes_around_rows_and_sums_is_paid_where_there_is_an_
     expected = 1.0 * halos + 16.0 * sums
     assert found[0] - without[0] == pytest.approx(expected)
     assert found[1] - without[1] == pytest.approx(expected * (np.arange(len(expected)) > 0))  # of features no gradient
-    assert not np.any(site_exchanges_s(known, (0,), 4))
+    assert not np.any(SiteExchanges(known).seconds((0,), 4))
 
 
 def test_one_rank_exchanges_nothing_nor_does_a_dense_network() -> None:
-    assert not np.any(site_exchanges_s(PROFILE, (0,), 1))
+    assert not np.any(SiteExchanges(PROFILE).seconds((0,), 1))
     cost_model = CostModel(chain_profile(3))
     pairs = zip(cost_model.exchanges_s((0, 1), 4), cost_model.norms_s((0, 1)), strict=True)
     assert all(exchanged is of_norms for exchanged, of_norms in pairs)
@@ -152,7 +154,7 @@ def test_layer_by_layer_it_is_the_same(ranks: tuple[int, ...], samples: int, mea
     more = tuple(SiteHalo(halo.layer, 3, 1, 70) for halo in PROFILE.site_halos)
     halos = (*PROFILE.site_halos, *more) if measured else ()
     profile = replace(PROFILE, cluster=replace(PROFILE.cluster, links=links), site_halos=halos)
-    found, values = site_exchanges_s(profile, ranks, samples), GRAPH.values()
+    found, values = SiteExchanges(profile).seconds(ranks, samples), GRAPH.values()
     network = CostModel(profile).network
     for number, op in enumerate((Op.FORWARD, Op.BACKWARD)):
         for index, layer in enumerate(GRAPH.layers):

@@ -1,19 +1,15 @@
-"""Sparse networks: the search against all plans, the baseline that prepares late, and plans through the checker."""
+"""Sparse networks: the search against all plans, and plans through the checker."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
 from planner import solvers
-from planner.costs.predict import predict
-from planner.extras.baselines import sparsepipe
 from planner.ir.errors import InfeasibleError
 from planner.ir.graph import Graph
-from planner.ir.plan import Plan
 from planner.ir.problem import CHANNEL_DIMS, SAMPLE_DIMS, SPATIAL_DIMS, Problem, Rule
 from planner.solvers.best_first import solver as best_first
 from planner.solvers.ilp import solver as span_ilp
@@ -119,33 +115,3 @@ def test_other_cuts_are_refused() -> None:
         layers = {**plan.decision.layers, first: replace(plan.decision.layers[first], cuts=cuts)}
         faults = check(replace(plan, decision=replace(plan.decision, layers=layers)), profile)
         assert any(f"layer {first} is over sites" in fault for fault in faults)
-
-
-def late(plan: Plan) -> bool:
-    """Whether all that is prepared stands directly before the forward that needs it."""
-    rows = plan.decision.rows()
-    after = [str(b) for row in rows for a, b in pairwise(row) if a.op == "PREP"]
-    prepared = [str(a).replace("PREP", "F") for row in rows for a in row if a.op == "PREP"]
-    return after == prepared
-
-
-def test_sparsepipe_prepares_when_features_have_arrived() -> None:
-    profile = sparse_profile(classifier(), (1.0, 1.0, 1.0), preparation_s=5e-3, device="gpu")
-    problem = Problem(profile, 4, micro_batch_sizes=(4,))
-    plan = sparsepipe.solve(problem)
-    assert late(plan)
-    assert check(plan, profile) == ()
-    ours = best_first.solve(problem)
-    assert not late(ours)
-    assert ours.prediction.step_s < plan.prediction.step_s
-    for number, stage in enumerate(plan.decision.stages):
-        shares = plan.decision.layout_of(number).samples(4)
-        assert len(stage.ranks) == 1 or max(shares) - min(shares) <= 1
-
-
-def test_preparing_late_is_what_sparsepipe_loses_if_its_stages_are_ours() -> None:
-    profile = sparse_profile(classifier(), (1.0,), preparation_s=5e-3, device="gpu")
-    plan = sparsepipe.solve(Problem(profile, 4, micro_batch_sizes=(1,)))
-    ahead = best_first.solve(Problem(profile, 4, ("1f1b",), micro_batch_sizes=(1,)))
-    assert len(plan.decision.stages) == len(ahead.decision.stages) == 1
-    assert predict(profile, ahead.decision)[0].step_s < predict(profile, plan.decision)[0].step_s

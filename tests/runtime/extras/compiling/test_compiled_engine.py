@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from planner.ir.errors import UnsupportedModelError
 from runtime.optim.ties import groups_of
 from tests.runtime.divided import by_stage
-from tests.runtime.plans import Trained, assert_equal, batch_of, engine_of
+from tests.runtime.engines import trained
+from tests.runtime.plans import Trained, assert_equal, batch_of, decide, engine_of
+from tests.runtime.spatial import test_selective as recomputed
 from tests.runtime.spatial.test_pipelines import HEIGHT, MICRO_BATCHES, network, serial
 from tests.runtime.transport.conftest import run_in_processes
 
@@ -29,3 +32,11 @@ def test_compiled_stages_train_as_one_device_does(cuts, tmp_path):
 
     for found in run_in_processes(2, program, groups_of(decision, network()[1].graph), tmp_path / "store"):
         assert_equal(Trained(*found), expected)
+
+
+def test_a_stage_that_computes_spans_again_is_refused() -> None:
+    graph = recomputed.network("gpt")[1].graph
+    with pytest.raises(UnsupportedModelError, match="2 spans of layers again"):
+        trained(
+            recomputed.network("gpt"), recomputed.selective(graph, decide(graph, [0.5], (2, 2))), 1, compiler="eager"
+        )

@@ -11,7 +11,7 @@ import torch
 
 from planner.check.structure import require_possible
 from planner.extras.transformers.shape import ParallelDegrees
-from planner.ir.errors import CorruptFileError, UnsupportedModelError
+from planner.ir.errors import CorruptFileError
 from planner.ir.graph import Graph
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
@@ -20,9 +20,9 @@ from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.rank import check_layers
 from runtime.stage import recomputed as rooms
+from tests.planner.extras.transformers.test_transformer_ways import BATCH, decision_of
 from tests.runtime.engines import Network, trained
 from tests.runtime.plans import assert_equal, decide, split_backward, train_serially
-from tests.runtime.spatial.test_transformer_ways import BATCH, decision_of
 
 GPT = {"vocabulary": 33, "width": 16, "layers": 4, "heads": 4, "context": 8}
 NETWORKS: Mapping[str, tuple[str, tuple[int, ...], Mapping[str, object]]] = {
@@ -159,9 +159,3 @@ def test_spans_that_make_no_sense_are_refused_before_the_first_step() -> None:
         with pytest.raises(CorruptFileError, match="computed again") as caught:
             refuse()
         assert "layer head is not on stage 0" in caught.value.details[0]
-
-
-def test_a_compiled_stage_is_refused() -> None:
-    graph = network("gpt")[1].graph
-    with pytest.raises(UnsupportedModelError, match="2 spans of layers again"):
-        trained(network("gpt"), selective(graph, decide(graph, [0.5], (2, 2))), 1, compiler="eager")

@@ -5,13 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.site_balance import random_blocks
-from planner.sites.arrangement import Ownership, arrange, cut, halo_sites, ownership_of
+from benchmarks.site_balance import Ownership, cut, ownership_of, random_blocks
+from planner.sites.arrangement import arrange
 from planner.sites.keys import pack
 from planner.sites.partition import SiteLevel, SiteLoad, block_work
-
-ROW = np.array([[-1, 0, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7, -1]])
-"""Neighbours of eight sites in a row."""
 
 
 def scattered(seed: int = 0) -> Ownership:
@@ -68,20 +65,3 @@ def test_a_block_that_is_not_listed_goes_with_a_neighbour_of_its_own_sample() ->
 def test_nobody_can_write_into_an_ownership() -> None:
     with pytest.raises(ValueError, match="read-only"):
         scattered().ranks[0] = 1
-
-
-def test_the_halo_of_a_row_is_one_site_each_way() -> None:
-    owners = np.repeat(np.arange(4), 2).astype(np.int32)
-    expected = np.diag([1] * 3, 1) + np.diag([1] * 3, -1)
-    np.testing.assert_array_equal(halo_sites(owners, owners, ROW, 4), expected)
-
-
-def test_halo_against_sets() -> None:
-    random = np.random.default_rng(0)
-    source, target = random.integers(5, size=40).astype(np.int32), random.integers(5, size=30).astype(np.int32)
-    neighbours = random.integers(-1, 40, size=(9, 30)).astype(np.int32)
-    found = halo_sites(source, target, neighbours, 5)
-    for src in range(5):
-        for dst in range(5):
-            read = {int(row) for row in neighbours[:, target == dst].ravel() if row >= 0 and source[row] == src}
-            assert found[src, dst] == (len(read) if src != dst else 0)
