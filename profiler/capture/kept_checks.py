@@ -78,9 +78,8 @@ def key_of(traced: TracedModel, model: LoadedModel, rules: Rules) -> str:
 
 def kept(key: str) -> CheckFindings | None:
     """What was found of a capture of that name; None: it is to be checked."""
-    folder = _folder()
     try:
-        return from_json(read_text(folder / key), CheckFindings) if key and not foreign(folder) else None
+        return from_json(read_text(_folder() / key), CheckFindings) if key and not foreign(_folder()) else None
     except (HalopipeError, ValueError, OSError):
         return None
 
