@@ -71,7 +71,7 @@ def key_of(traced: TracedModel, model: LoadedModel, rules: Rules) -> str:
     try:
         tensors = [digest_of(tensor) for tensor in (*constants, *model.inputs, *model.targets)]
         state = UserState(model.stateful).described()
-    except RuntimeError:  # of tensors without values
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # inner graphs, tensors without values
         return ""
     return hashlib.sha256(canonical([graph, tensors, state, files, processors, asked]).encode()).hexdigest()
 
