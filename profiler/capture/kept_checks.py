@@ -4,9 +4,9 @@
 
 A graph is traced anew by every process; the check, which calls module and graph half a dozen times, takes far longer.
 It finds the same where all of this is the same: the graph, what the module keeps in Python, the example, the source
-with its arguments and seed, the processor, the releases of all installed packages, and what our own files hold and
-those of the Python modules that are loaded beside these.  In doubt a capture is checked: where a file is younger than
-this process, which may have read an older one; of sparse networks; where torch read the module's code instead of
+with its arguments and seed, the processor, the releases of all installed packages, size and time of our own files, and
+what the files of other Python modules hold that are loaded.  In doubt a capture is checked: where a file is younger
+than this process, which may have read an older one; of sparse networks; where torch read the module's code instead of
 running it.  Nothing is unpickled, and the folder is this user's alone.
 """
 
@@ -71,16 +71,15 @@ def key_of(traced: TracedModel, model: LoadedModel, rules: Rules) -> str:
     try:
         tensors = [digest_of(tensor) for tensor in (*constants, *model.inputs, *model.targets)]
         state = UserState(model.stateful).described()
-    except RuntimeError:  # of tensors without values
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # inner graphs, tensors without values
         return ""
     return hashlib.sha256(canonical([graph, tensors, state, files, processors, asked]).encode()).hexdigest()
 
 
 def kept(key: str) -> CheckFindings | None:
     """What was found of a capture of that name; None: it is to be checked."""
-    folder = _folder()
     try:
-        return from_json(read_text(folder / key), CheckFindings) if key and not foreign(folder) else None
+        return from_json(read_text(_folder() / key), CheckFindings) if key and not foreign(_folder()) else None
     except (HalopipeError, ValueError, OSError):
         return None
 
@@ -117,12 +116,13 @@ def _installed() -> list[str]:
 
 @functools.cache
 def _own_digests() -> list[str]:
-    return [_digest(str(path)) for name in OURS for path in sorted((_ROOT / name).rglob("*.py"))]
+    return [_digest(path, of_content=False) for name in OURS for path in sorted((_ROOT / name).rglob("*.py"))]
 
 
-def _digest(path: str) -> str:
+def _digest(path: str | Path, *, of_content: bool = True) -> str:
     try:
-        content = Path(path).read_bytes()
-        return f"{path} {hashlib.sha256(content).hexdigest()}" if os.stat(path).st_mtime < _STARTED_S else ""
+        status, content = os.stat(path), Path(path).read_bytes() if of_content else b""
     except OSError:
         return ""
+    about = hashlib.sha256(content).hexdigest() if of_content else f"{status.st_size} {status.st_mtime_ns}"
+    return f"{path} {about}" if status.st_mtime < _STARTED_S else ""
