@@ -21,7 +21,6 @@ from planner.costs.cost_model import CostModel
 from planner.costs.layers.roofline import work_of
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import LayoutPrices
-from planner.extras.baselines.dryden import by_shortest_paths
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, DeviceSpec, Link
 from planner.ir.graph import Graph
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
@@ -108,7 +107,7 @@ def profile_of(source: ModelSource, graph: Graph, num_devices: int) -> Profile:
 
 def _measurement(graph: Graph, index: int, samples: int) -> Measurement:
     layer = graph.layers[index]
-    work = work_of(graph, layer, samples)
+    work = work_of(graph, graph.values(), layer, samples)
     once = max(work.flops / FLOP_PER_S, work.num_bytes / BYTES_PER_S) + CALL_S
     kept = sum(spec.at(samples, graph.samples).num_bytes for spec in layer.outputs)
     return Measurement(layer.name, samples, once, 2 * once, once, once, kept, 0, 0, evidence=DATASHEET)
@@ -143,6 +142,8 @@ def measure_case(case: Case, profile: Profile) -> Iterator[Row]:
     yield Row(f"{case}: prices, CPU", priced - start, "s")
     yield Row(f"{case}: layouts a layer, most", max(map(len, options)), "")
     yield Row(f"{case}: step", 1e3 * answer.cost, f"ms ({answer.status})")
+    from planner.extras.baselines.dryden import by_shortest_paths  # late: tests of the core take networks from here
+
     yield at_least(f"{case}: shortest paths / ours", graph.cost(by_shortest_paths(graph)) / answer.cost, "ratio", 1.0)
     least = uniform(prices, graph, options)
     if least < float("inf"):

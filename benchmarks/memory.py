@@ -152,7 +152,7 @@ BY_HAND: Mapping[str, Callable[[Problem], Decision]] = {
     SPLIT_HEIGHTS: _cut("zb-h1", 2, ("height",), (0, 1), (2, 3)),
     CHANNELS: _cut("gpipe", 4, ("channel", "feature"), (0, 1)),
     **{text: _way(text) for text in (TENSOR, SEQUENCE, STAGES)},
-    SLICES: _by(lambda one: replace(one, token_slices=(32, 32)), "gpipe", 8),
+    SLICES: _by(lambda one: replace(one, axis_parts=(32, 32)), "gpipe", 8),
 }
 """Plans that no solver is asked for."""
 

@@ -1,4 +1,4 @@
-"""What an ownership of sites costs (the work of each rank, the sites that it reads of others), and other ownerships.
+"""Which rank owns which blocks of sites, what that costs (work, and sites read of others), and other ownerships.
 
     halo[map][src, dst] = sites of the map's input level owned by src that an output site of dst reads, each once
 
@@ -16,9 +16,65 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.ir.errors import UsageError
-from planner.sites.arrangement import Ownership, halo_sites, ownership_of
-from planner.sites.keys import AXIS_BITS, HALF, AnyInts, Floats, Ints, samples_of, unpack
+from planner.sites.arrangement import TOLERANCE, Arrangement, Ranks, cut_places, halo_sites
+from planner.sites.keys import AXIS_BITS, HALF, AnyInts, Floats, Ints, block_keys, samples_of, unpack
 from planner.sites.partition import BlockWork, SiteLevel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ownership:
+    """Which of ``num_ranks`` ranks owns which block.
+
+    Attributes:
+        keys: [B], the blocks, ascending.
+        ranks: [B], their owners.
+    """
+
+    num_ranks: int
+    keys: Ints
+    ranks: Ranks
+
+    def owner(self, samples: AnyInts, coordinates: AnyInts, stride: int | Sequence[int] = 1) -> Ranks:
+        """The rank [N] that owns each site: ``samples`` [N], ``coordinates`` [N, 3] in units of ``stride``.
+
+        A site that exists nowhere has an owner too, so that whoever looks for it knows whom to ask.
+
+        Raises:
+            UsageError: see :func:`planner.sites.keys.block_keys`.
+        """
+        return self.owner_of_blocks(block_keys(samples, coordinates, stride))
+
+    def owner_of_blocks(self, keys: Ints) -> Ranks:
+        """The owner [N] of blocks: of one that is not listed, that of its sample's nearest listed one below, or above.
+
+        Of a sample without blocks it is any rank, the same whoever asks; without any block, rank 0.
+        """
+        if not len(self.keys):
+            return np.zeros(len(keys), np.int32)
+        below = np.searchsorted(self.keys, keys, side="right") - 1
+        above = np.minimum(below + 1, len(self.keys) - 1)
+        foreign = (below < 0) | (samples_of(self.keys[below]) != samples_of(keys))
+        owners: Ranks = self.ranks[np.where(foreign, above, below)]
+        return owners
+
+
+def ownership_of(num_ranks: int, keys: Ints, ranks: AnyInts) -> Ownership:
+    """The ownership that gives block ``keys[i]`` (distinct, in any order) to ``ranks[i]``; its arrays are its own."""
+    order = np.argsort(keys)
+    owned = Ownership(num_ranks, keys[order], np.asarray(ranks)[order].astype(np.int32))
+    for array in (owned.keys, owned.ranks):
+        array.setflags(write=False)
+    return owned
+
+
+def cut(arrangement: Arrangement, speeds: Sequence[float], tolerance: float = TOLERANCE) -> Ownership:
+    """The intervals that ranks of ``speeds`` own, rank by rank along the order.
+
+    At :func:`planner.sites.arrangement.cut_places`, which says what is raised.
+    """
+    ends = cut_places(arrangement, speeds, tolerance)
+    ranks = np.repeat(np.arange(len(speeds)), np.diff(ends))
+    return ownership_of(len(speeds), arrangement.keys, ranks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

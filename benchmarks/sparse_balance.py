@@ -25,7 +25,9 @@ import numpy as np
 
 from benchmarks.report import Row, at_most, run
 from benchmarks.site_balance import (
+    Ownership,
     SiteMap,
+    cut,
     equal_counts,
     equal_slabs,
     halo,
@@ -34,7 +36,7 @@ from benchmarks.site_balance import (
     random_blocks,
     rank_work,
 )
-from planner.sites.arrangement import Order, Ownership, arrange, cut
+from planner.sites.arrangement import Order, arrange
 from planner.sites.keys import Ints, pack, unpack
 from planner.sites.partition import BlockWork, SiteLevel, SiteLoad, bisection, block_work
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from planner.ir.errors import DeadlineError, TransportError, UsageError
+from planner.ir.extras import addition
+from planner.ir.problem import TIME_DIMS
 from planner.ir.timeline import Span
 from planner.layers import require_several_values
 from planner.passes.versions import partial_batch_refused
@@ -29,7 +31,6 @@ from runtime.stage.state_dict import StateDict
 
 if TYPE_CHECKING:
     from runtime.checkpoint.state import RankState
-    from runtime.pipeline.stream import RequestStream, Setting
     from runtime.sparse.ahead import BatchPreparation
     from runtime.sparse.share import AnyBatch
 
@@ -65,26 +66,20 @@ class StepResult:
     before_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationResult:
-    """What forward passes in evaluation mode gave on one rank.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResult(StepResult):
+    """What forward passes in evaluation mode gave on one rank; nothing is known of gradients and updates.
 
     Attributes:
-        loss: of the whole batch; None on ranks that do not make it.
         num_samples: of the whole batch.
         outputs: what the loss is computed from, or was to be kept, this rank's part, by micro-batch and name of the
             value: where it lies in the micro-batch, and the tensor.
         batch: what was evaluated on, as the graph's inputs.
-        step_s, spans, peak_bytes: as of a :class:`StepResult`.
     """
 
-    loss: float | None
     num_samples: int
     outputs: Mapping[int, Mapping[str, Piece]]
     batch: Batch
-    step_s: float = 0.0
-    spans: tuple[Span, ...] = ()
-    peak_bytes: tuple[int, ...] = ()
 
 
 class Engine(StateDict):
@@ -124,11 +119,9 @@ class Engine(StateDict):
         self._gradient_sync = GradientSync(context, self._local_stages)
         self._guard = NanGuard(context, self._local_stages, self._gradient_sync, self._run_again)
         self._runner = Runner(context, self._local_stages, self._gradient_sync, self._guard.heard)
-        self._streaming: Setting | None = None
-        if context.answers:
-            from runtime.pipeline.stream import setting_of  # late, see `stream`
-
-            self._streaming = setting_of(context, self._local_stages)
+        self._streaming = (
+            addition("runtime", "streams", "answers")(context, self._local_stages) if context.answers else None
+        )
         context.let_go()
 
     @property
@@ -202,15 +195,21 @@ class Engine(StateDict):
         ran, step_s = self._runner.run(executor, batch, self.num_steps)
         loss, seconds = self._loss(specialization), ahead_s + step_s
         outputs: dict[int, Mapping[str, Piece]] = dict(executor.outputs)
-        axes = self.context.boundaries.axes
-        if axes is not None:
-            from runtime.spatial.slices import of_micro_batches  # late: few plans cut sequences
+        axis, num_parts = self.context.boundaries.axis, self.context.decision.num_parts
+        if axis is not None:
+            outputs = addition("runtime", "joined_parts", TIME_DIMS)(axis, outputs, batch.rows, num_parts)
+        return EvaluationResult(
+            loss,
+            seconds,
+            ran.spans,
+            peak_bytes=ran.peak_bytes,
+            num_samples=sum(batch.rows),
+            outputs=outputs,
+            batch=batch,
+        )
 
-            outputs = of_micro_batches(axes, outputs, batch.rows, self.context.decision.num_slices)
-        return EvaluationResult(loss, sum(batch.rows), outputs, batch, seconds, ran.spans, ran.peak_bytes)
-
-    def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
-        """An endless stream of batches, of which several may be on their way through the stages.
+    def stream(self, *, learns: bool = False, training: bool = True) -> Any:
+        """An endless stream of batches (an extra's), of which several may be on their way through the stages.
 
         Args:
             learns: whether each stage updates its weights after each batch, by losses of its own.
@@ -221,14 +220,8 @@ class Engine(StateDict):
         """
         if self._streaming is None:
             raise UsageError("this engine gives no answers", ["it was made to train"], ["RankContext(answers=True)"])
-        if self.context.decision.num_slices > 1:
-            remedies = ["plan without --allow time and --token-slices"]
-            raise UsageError("a stream is not cut into token slices", ["the plan is"], remedies)
-        from runtime.pipeline.stream import RequestStream, require_local  # late: most ranks serve no stream
-
-        if learns:
-            require_local(self.context, self._gradient_sync)
-        return RequestStream(replace(self._streaming, learns=learns, training=training), self._runner, self._learn)
+        setting = replace(self._streaming, learns=learns, training=training)
+        return setting.opened(self._runner, self._gradient_sync, self._learn)
 
     @property
     def preparing(self) -> BatchPreparation[AnyBatch] | None:

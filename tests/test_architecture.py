@@ -78,9 +78,13 @@ FLOORS = {
         f"{PLANNER} planner.check.structure planner.costs planner.solvers.layouts planner.solvers.best_first {SEARCH}",
         "numpy",
     ),
+    "planner.extras.token_slices": floor(
+        f"{PLANNER} planner.costs planner.solvers.best_first.continued planner.solvers.requests {SEARCH}", "numpy"
+    ),
     "planner.extras.catalogue": floor("planner.ir", "pydantic"),
     "planner.extras.kernels": floor("planner.ir planner.extras.catalogue", "numpy scipy"),
     "planner.extras.on_chip_memory": floor("planner.ir planner.costs"),
+    "planner.extras.sites": floor("planner.ir planner.layers planner.costs", "numpy"),
     "planner.extras.transformers": floor(
         f"{PLANNER} planner.extras.catalogue planner.extras.kernels planner.costs.memory.table planner.costs.simulator",
         "numpy",
@@ -112,9 +116,12 @@ FLOORS = {
     ),
     "runtime": floor(f"{WITH_TORCH} planner.passes", "mpi4py torch"),
     "runtime.extras": floor(),
+    "runtime.extras.distcp": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.compiling": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.sampled_graphs": floor(f"{WITH_TORCH} runtime", "torch"),
+    "runtime.extras.streams": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.tiles": floor("planner.ir planner.layers planner.extras.tiles.division runtime", "torch"),
+    "runtime.extras.token_slices": floor("planner.ir planner.extras.token_slices.axes runtime", "torch"),
     "runtime.checkpoint": floor(f"{WITH_TORCH} runtime", "pydantic safetensors torch"),
     "halopipe": floor(" ".join(CODE[1:]), DEPENDENCIES),
     "halopipe.guard": floor(),

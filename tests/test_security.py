@@ -43,11 +43,13 @@ HELD = {
         "profiler/source/test_saved.py::test_a_file_that_is_gone_or_another_one_is_told"
     ),
     "which hold no code": "runtime/checkpoint/test_reader.py::test_a_head_with_bad_intent_is_refused",
-    "without running what it names": "runtime/checkpoint/test_distcp.py::test_a_pickle_that_runs_code_runs_none",
+    "without running what it names": "runtime/extras/distcp/test_folder.py::test_a_pickle_that_runs_code_runs_none",
     "in memory bounded by its size": (
-        "runtime/checkpoint/test_distcp.py::test_a_few_bytes_take_no_more_memory_than_they_are"
+        "runtime/extras/distcp/test_folder.py::test_a_few_bytes_take_no_more_memory_than_they_are"
     ),
-    "by torch's weights-only loader": "runtime/checkpoint/test_distcp.py::test_an_archive_with_bad_intent_is_refused",
+    "by torch's weights-only loader": (
+        "runtime/extras/distcp/test_folder.py::test_an_archive_with_bad_intent_is_refused"
+    ),
     "links that lead outside": "runtime/checkpoint/test_reader.py::test_a_link_to_outside_is_refused",
     "Hashes find damage": "runtime/checkpoint/test_reader.py::test_every_flipped_bit_is_found",
     "C++ kernels are kept": "cuda_ops/sparse/test_native_compiling.py::test_the_cache_is_this_users_alone",
@@ -57,6 +59,10 @@ HELD = {
     "A library that is a link": (
         "cuda_ops/sparse/test_native_compiling.py::test_a_library_that_others_could_have_written_is_made_anew"
     ),
+    "no code and no graph is read": (
+        "profiler/capture/test_kept_checks.py::test_a_second_capture_of_the_same_is_traced_and_not_checked"
+    ),
+    "the check is made": "profiler/capture/test_kept_checks.py::test_a_folder_that_others_may_write_to_is_not_read",
     "Triton's cache": "cuda_ops/sparse/test_native_compiling.py::test_triton_loads_nothing_of_others",
     "rendezvous store binds to loopback": (
         "runtime/monitor/test_watch.py::test_the_store_listens_on_the_loopback_interface_only"

@@ -29,6 +29,7 @@ from benchmarks.seeds.jobs import halopipe, largest_error
 from planner.costs.simulator.events import execute
 from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import compile_program
+from planner.extras.token_slices.search import SliceTimes, best_slices
 from planner.extras.transformers.cluster import named_cluster
 from planner.extras.transformers.layers import layers_of
 from planner.extras.transformers.shape import ParallelDegrees, Transformer
@@ -38,7 +39,6 @@ from planner.ir.program import Message, Part
 from planner.ir.schedule import COMPUTE, Edge, Op, Pipeline, StageGraph
 from planner.passes import lower
 from planner.schedules import schedule
-from planner.solvers.token_slices import SliceTimes, best_slices
 
 TOKENS, GRID = 2048, 32
 _PART = (Part("x", (Interval(0, 1),), 4),)
@@ -153,7 +153,7 @@ def step_s(setting: Setting, slices: tuple[int, ...]) -> float:
     """A step under GPipe, one sample a micro-batch, in these slices."""
     cluster, times, p, count = named_cluster("p3.16xlarge"), slice_times(setting), setting.stages, len(slices)
     sizes = sizes_of((1,) * setting.samples, slices)
-    stages = StageGraph(p, len(sizes), tuple(Edge(s, s + 1, ("x",)) for s in range(p - 1)), slices=count)
+    stages = StageGraph(p, len(sizes), tuple(Edge(s, s + 1, ("x",)) for s in range(p - 1)), parts=count)
     routes = {
         (edge.src, edge.dst, unit): (Message(edge.src, edge.dst, _PART, _PART),)
         for edge in stages.edges

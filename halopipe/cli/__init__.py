@@ -22,7 +22,3 @@ Modules:
     run          ``halopipe run``: executes a plan
     schema       ``halopipe schema``: the JSON Schema of a file format
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

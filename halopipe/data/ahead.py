@@ -50,19 +50,16 @@ class AheadSource:
         self._next: tuple[Batch | None, Any] | None = None
 
     def take(self) -> Batch | None:
-        is_first = self._next is None
         batch, self.position = self._next or self._read_next()
-        if batch is None:
-            return None
-        if is_first:
-            self._expect(batch)
-        self._next = self._read_next()
-        if self._next[0] is not None:
-            self._expect(self._next[0])
+        if batch is not None:
+            self._next = self._read_next()
         return batch
 
     def _read_next(self) -> tuple[Batch | None, Any]:
-        return self._source.take(), self._source.position
+        batch = self._source.take()
+        if batch is not None:
+            self._expect(batch)
+        return batch, self._source.position
 
 
 @dataclass(slots=True)

@@ -17,7 +17,3 @@ Modules:
     serving          A plan that answers a stream of requests: ``halopipe serve`` and ``hp.serve``
     transformers     Parallel degrees of a transformer's training step, and plans of them
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

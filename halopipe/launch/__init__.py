@@ -21,7 +21,3 @@ Besides:
     script_module   The script's own module while ranks train theirs: what the script does to it, no rank sees
     script_rank     A rank of a script's job: it does what the script asks for, until the run is closed
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

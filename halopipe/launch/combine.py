@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import fields
 from statistics import fmean, median
 
 from halopipe.run_spec.job import RankResult
 from halopipe.run_spec.options import RunOptions
-from halopipe.run_spec.result import Progress, RunProgress, RunResult
+from halopipe.run_spec.result import Progress, RunNotes, RunProgress, RunResult
 from halopipe.training.resuming import ResumePoint
 from planner.ir.plan import Decision, Plan, RankMeasured
 from planner.ir.schedule import RECEIVE, SEND, Action, Op
@@ -25,6 +26,7 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
     typical = sorted(timed, key=seconds.__getitem__)[len(timed) // 2]
     num_stages = len(plan.decision.stages)
     shown = [timelines[step] for step in timed]
+    notes = {each.name: getattr(results[0], each.name) for each in fields(RunNotes)}
     result = RunResult(
         losses,
         seconds,
@@ -34,21 +36,17 @@ def combine(plan: Plan, options: RunOptions, results: list[RankResult], progress
         stage_medians(shown, num_stages, (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)),
         tuple(result.peak_bytes for result in results),
         _numerics(options, plan, results),
-        results[0].first_step,
-        results[0].scores,
-        results[0].trained,
         tuple(shown),
         stage_once_s(shown, plan.decision, Op.UPDATE),
         stage_once_s(shown, plan.decision, Op.REDUCE_GRAD),
         ranks_measured(shown, plan.decision),
-        results[0].data,
-        results[0].transport,
-        tuple(each for result in results for each in result.isolated_passes),
-        next((result.why_not_isolated for result in results if result.why_not_isolated), ""),
-        left_out=results[0].left_out,
-        slow=results[0].slow,
-        saves=max((result.saves for result in results), key=lambda saves: saves.seconds),
         kinds=tuple(result.kind for result in results),
+        **notes
+        | {
+            "isolated_passes": tuple(each for result in results for each in result.isolated_passes),
+            "why_not_isolated": next((each.why_not_isolated for each in results if each.why_not_isolated), ""),
+            "saves": max((result.saves for result in results), key=lambda saves: saves.seconds),
+        },
     )
     if progress is not None:
         latest = (losses[-1] if losses else None, seconds[-1], result.slow, result.left_out)

@@ -36,8 +36,7 @@ from halopipe.training.rank import Rank
 from halopipe.training.rank_device import DEVICES
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution, Tensors, users_module
-from halopipe.training.single_device import parameters_of
-from halopipe.training.watched_steps import KeptModel, WatchedSteps
+from halopipe.training.single_device import KeptModel, parameters_of
 from planner.ir.errors import UsageError
 from planner.ir.plan import Plan
 from planner.passes.versions import updates_within
@@ -167,11 +166,12 @@ def joined(
         rank.prepare(lambda: (load(), None))
         if isinstance(rank.context.optimizer, Followed):
             rank.context.optimizer.recognise(parameters_of(rank.model, rank.context.model))
-        kept = KeptModel.of(rank, check=check) if rank.context.rank == 0 else None  # before parameters are moved
+        is_first = rank.context.rank == 0  # who runs one device, of the model before its parameters are moved
+        kept = (KeptModel.of(rank) if is_first else KeptModel(rank)) if check else None
         rank.agree()
         rank.join()
         rank.keep_open()
-        return Execution(rank, WatchedSteps(rank, kept) if check else None)
+        return Execution(rank, kept)
 
 
 def _job(plan: Plan) -> JobRank:

@@ -324,24 +324,6 @@ def address_of(interface: str) -> str:
     return addresses[interface]
 
 
-def address_towards(host: str) -> str:
-    """The address of this host from which ``host`` is reached.
-
-    Raises:
-        UsageError: there is no such host, or no way to it.
-    """
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # chooses a route; a datagram socket sends nothing by that
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise UsageError(
-            f"no way from this host to {host}",
-            [str(error)],
-            [f"name the interface that leads to the others: {GLOO}=eth0"],
-        ) from error
-
-
 def interface_towards(host: str, several_hosts: bool = False) -> str:
     """The name of the interface that leads to ``host``; empty if it cannot be told.
 
@@ -349,13 +331,14 @@ def interface_towards(host: str, several_hosts: bool = False) -> str:
         several_hosts: the others are not all on this host, so that the loopback interface cannot be meant: a host's own
             name often resolves to it.
     """
+    names = {address: name for name, address in reversed(interfaces().items())}
     for target in (host, _ANYWHERE):
-        with contextlib.suppress(UsageError):
-            address = address_towards(target)
+        with contextlib.suppress(OSError, UnicodeError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((target, 9))  # chooses a route; a datagram socket sends nothing by that
+            address = probe.getsockname()[0]
             if not (several_hosts and is_loopback(address)):
-                return _interface_with(address)
-    others = [name for name, address in interfaces().items() if not is_loopback(address)]
-    return others[0] if others else ""
+                return names.get(address, "lo" if is_loopback(address) else "")  # 127.0.1.1 is on no list
+    return next((name for address, name in reversed(names.items()) if not is_loopback(address)), "")
 
 
 def choose_gloo_interface(environment: MutableMapping[str, str]) -> None:
@@ -372,8 +355,3 @@ def choose_gloo_interface(environment: MutableMapping[str, str]) -> None:
 def is_loopback(address: str) -> bool:
     """Whether only this host can reach the address."""
     return ipaddress.ip_address(address).is_loopback
-
-
-def _interface_with(address: str) -> str:
-    otherwise = "lo" if is_loopback(address) else ""  # 127.0.1.1 is on no list
-    return next((name for name, candidate in interfaces().items() if candidate == address), otherwise)

@@ -37,8 +37,8 @@ def job_stores(rank: int, num_ranks: int) -> tuple[Store, StatusStore]:
         )
     attempt = os.environ.get(ATTEMPT, "")
     is_hosted = bool(attempt) or is_torchruns_store()
-    if not is_hosted and (rank == 0 or _is_this_host(address)):
-        address = _own(address)
+    if not is_hosted:
+        address = _reached(address, rank)
     hosts_it = rank == 0 and not is_hosted
     store = host_store(address, int(port)) if hosts_it else join_store(address, int(port), SETUP_S)
     board = join_store(address, int(port))
@@ -51,20 +51,19 @@ def is_torchruns_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _is_this_host(address: str) -> bool:
-    """Whether ``MASTER_ADDR`` is loopback here, as a host's own name may be: rank 0 is on this host, and not there."""
-    try:
-        return is_loopback(socket.gethostbyname(address))
-    except (OSError, UnicodeError):  # such as a..b
-        return False
+def _reached(address: str, rank: int) -> str:
+    """``MASTER_ADDR`` as a rank reaches it.
 
-
-def _own(address: str) -> str:
-    """``MASTER_ADDR`` on the host that has it, where a host's own name may stand for the loopback interface."""
+    On the host of rank 0 a host's own name may stand for the loopback interface, which other hosts do not reach.
+    """
     try:
         resolved = socket.gethostbyname(address)
     except (OSError, UnicodeError) as error:  # UnicodeError: a..b
+        if rank:
+            return address
         raise TransportError(f"MASTER_ADDR {address!r} is no host", [str(error)]) from error
+    if rank and not is_loopback(resolved):  # rank 0 is on another host
+        return address
     interface = os.environ.get(GLOO, "")
     is_alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE") or interface in ("", "lo")
     return resolved if is_alone or not is_loopback(resolved) else address_of(interface)

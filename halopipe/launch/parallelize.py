@@ -8,8 +8,9 @@
 The script is no rank.  It starts one process for each, as ``halopipe run`` does, and tells them what to do:
 
     script                                       each rank
-    call-N.pt       batch, learning rates  -->   Execution.step(batch)
-                    and the next batch, where the loop says ``for batch in run.ahead(loader)``
+    call-N.pt       a function of an       -->   function(execution, batch)
+                    Execution, the batch, learning rates, and the next batch, where the loop says
+                    ``for batch in run.ahead(loader)``
     store: call/N                          -->
                                            <--   store: answer/N/RANK   loss
                     watches them                 store: result/RANK, error/RANK
@@ -38,12 +39,13 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from halopipe.data.ahead import Upcoming
+from halopipe.launch import script_rank
 from halopipe.launch.execute import joined, loaded_of_script, rank_of_script, require_optimizer
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.job_stores import job_stores
 from halopipe.launch.processes import warm_workers, workers_of
 from halopipe.launch.script_module import ScriptModule, require_no_autocast
-from halopipe.launch.script_rank import CLOSE, LOAD, SCRIPT, STATE, Script, until, write
+from halopipe.launch.script_rank import CLOSE, SCRIPT, STATE, Script, ScriptCall, until, write
 from halopipe.launch.spawn import supervisor_of
 from halopipe.planning.measure import no_model
 from halopipe.run_spec.job import job_folder
@@ -51,6 +53,7 @@ from halopipe.run_spec.options import ScriptOptions
 from halopipe.run_spec.result import Score
 from halopipe.terminal import console
 from halopipe.training.rank_device import device_assignments_of, on_gpus, require_devices
+from halopipe.training.resuming import said_by_rank_0
 from halopipe.training.script_values import ScriptValues
 from halopipe.training.session import Execution
 from planner.ir.codec import dumps, loads
@@ -109,7 +112,7 @@ class Parallel:
         Args:
             module, loss_fn: of the script, which get the trained weights; None: those that the plan's factory makes.
             has_state: whether the weights of ``module`` are others than those that the plan's model is loaded with.
-            answers: whether the ranks are to answer a stream (:mod:`halopipe.extras.serving.serving`).
+            answers: whether the ranks are to answer a stream.
         """
         self.plan, self.profile, self.num_steps, self._state_of = plan, profile, 0, -1
         self._kept_of = 0
@@ -168,40 +171,41 @@ class Parallel:
             self._own.require_settings()
         if self._followed is not None:
             self._followed.require_state()
-        settings = None if self._followed is None else self._followed.settings
         with unbroken():
-            answer = self.ranks.call("step", batch=batch, upcoming=self._upcoming.take(), settings=settings)
+            answer = self.ranks.call(script_rank.step, batch, *self._upcoming.take(), settings=self._settings)
             self.num_steps = answer["num_steps"]
             if self._followed is not None and answer["is_updated"]:
                 self._followed.updated()
-        return float(answer["loss"])
+        return float(answer["answer"])
 
     def evaluate(self, *batches: Any, metric: str | Callable[[], Any] = "", outputs: Sequence[str] = ()) -> Score:
         """The mean loss over ``batches``, and what else :meth:`halopipe.training.session.Execution.evaluate` finds."""
         self._require_alike()
-        return Score(**self.ranks.call("evaluate", batches=batches, metric=metric, outputs=tuple(outputs))["score"])
+        return Score(**self.ranks.call(Execution.evaluate, *batches, metric=metric, outputs=tuple(outputs))["answer"])
 
     def state_dict(self) -> dict[str, Any]:
         """That of the whole module, trained as it is by now."""
-        return self._written("state_dict")
+        return cast("dict[str, Any]", self._written(Execution.state_dict))
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """What the ranks' optimisers keep; see :meth:`halopipe.training.session.Execution.optimizer_state_dict`."""
-        return self._written(
-            "optimizer_state_dict", settings=None if self._followed is None else self._followed.settings
-        )
+        return cast("dict[str, Any]", self._written(Execution.optimizer_state_dict, self._settings))
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with what :meth:`optimizer_state_dict` gave; an optimiser object of the script gets its settings."""
         with unbroken():
-            self.num_steps = self.ranks.call("load_optimizer_state_dict", state=dict(state))["num_steps"]
+            self.num_steps = self.ranks.call(Execution.load_optimizer_state_dict, dict(state))["num_steps"]
             self._take_settings()
 
     def _take_settings(self) -> None:
         """Those of an optimiser object, which the ranks have loaded."""
         self._kept_of = -1
         if self._followed is not None:
-            self._followed.settings = torch.load(self.ranks.folder / STATE, weights_only=False)
+            self._followed.settings = self._written(script_rank.settings)
+
+    @property
+    def _settings(self) -> list[dict[str, Any]] | None:
+        return None if self._followed is None else self._followed.settings
 
     def _require_alike(self) -> None:
         """Raises :class:`UsageError` where the script's module or modes are others than the ranks'."""
@@ -211,18 +215,18 @@ class Parallel:
         if self._values is not None:
             self._values.require_same()
 
-    def _written(self, what: str, **arguments: Any) -> dict[str, Any]:
+    def _written(self, do: Callable[[Execution], Any], settings: Any = None) -> Any:
         """What rank 0 writes to a file."""
         path = self.ranks.folder / STATE
-        self.ranks.call(what, path=str(path), **arguments)
-        state: dict[str, Any] = torch.load(path, weights_only=False)
+        self.ranks.call(do, settings=settings, is_written=True)
+        written = torch.load(path, weights_only=False)
         path.unlink()
-        return state
+        return written
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from these parameters and buffers; optimiser and steps stay."""
         with unbroken():
-            self.ranks.call("load_state_dict", state=dict(state))
+            self.ranks.call(Execution.load_state_dict, dict(state))
             self._state_of = -1
             if self._own is not None:
                 self._own.known()
@@ -248,7 +252,7 @@ class Parallel:
         if self._followed is None or self._kept_of == self.num_steps or not self.ranks.is_alive:
             return
         try:
-            kept = self._written("last_optimizer_state", settings=self._followed.settings)
+            kept = self._written(Execution.last_optimizer_state, self._settings)
         except UsageError as error:  # one of the user's own, that keeps what only its process can have
             self._followed.leave_with_ranks(f"{error.title}: {', '.join(error.details)}")
         else:
@@ -261,13 +265,12 @@ class Parallel:
         The state of a schedule object is the script's own: ``scheduler.state_dict()``.
         """
         self._require_alike()
-        settings = None if self._followed is None else self._followed.settings
-        self.ranks.call("save", folder=str(Path(folder).absolute()), keep=keep, settings=settings)
+        self.ranks.call(Execution.save, str(Path(folder).absolute()), keep=keep, settings=self._settings)
 
     def load(self, folder: str | Path, *, step: int | str | None = None) -> int:
         """Go on from a checkpoint; see :meth:`halopipe.training.session.Execution.load`."""
         with unbroken():
-            answer = self.ranks.call(LOAD, folder=str(Path(folder).absolute()), step=step)
+            answer = self.ranks.call(Execution.load, str(Path(folder).absolute()), step=step)
             self.num_steps, self._state_of = answer["num_steps"], -1
             self._take_settings()
             if self._own is not None:
@@ -304,7 +307,7 @@ class ScriptRanks:
 
     def __init__(self, script: Script, state: Mapping[str, Any] | None, deadline_s: float) -> None:
         plan = script.plan
-        self._num_ranks, self._number, self._what = plan.decision.num_ranks, 0, ""
+        self._num_ranks, self._number, self._do = plan.decision.num_ranks, 0, cast("Callable[..., Any] | None", None)
         self._failure: HalopipeError | None = None
         self._is_over = threading.Event()
         assignments = device_assignments_of(plan.decision, script.options["device"])
@@ -350,14 +353,17 @@ class ScriptRanks:
         self._thread.join(SETUP_S)
         return self._failure or UsageError("this run is over", ["its ranks have ended"])
 
-    def call(self, what: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, do: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
         """Has all ranks do something, and returns what rank 0 says of it.
+
+        Args:
+            do: called with a rank's :class:`Execution`, ``arguments`` and ``options``; people see its name.
 
         Raises:
             UsageError: the run is over; or the ranks refuse what they were told, and wait for the next call.
             HalopipeError: what a rank failed by.
         """
-        self.begin(what, **arguments)
+        self.begin(do, *arguments, **options)
         return self.end_of_call()
 
     @property
@@ -376,15 +382,16 @@ class ScriptRanks:
         self._store.delete_key(f"call/{self._number}")
         return answer
 
-    def begin(self, what: str, **arguments: Any) -> None:
-        """Has all ranks do something, and does not wait for it; raises as :meth:`call`."""
+    def begin(
+        self, do: Callable[..., Any], *arguments: Any, settings: Any = None, is_written: bool = False, **options: Any
+    ) -> None:
+        """Has all ranks do something, and does not wait for it; see :meth:`call` and :class:`ScriptCall`."""
         if not self.is_alive:
             why = [self._failure.title] if self._failure is not None else ["it was closed"]
             raise UsageError("this run is over", why, ["hp.parallelize(...) again, and run.load(folder)"])
-        self._number, self._what = self._number + 1, what
-        path = self.folder / f"call-{self._number}.pt"
-        write(path, arguments)
-        self._store.set(f"call/{self._number}", what)
+        self._number, self._do = self._number + 1, do
+        write(self.folder / f"call-{self._number}.pt", ScriptCall(do, arguments, options, settings, is_written))
+        self._store.set(f"call/{self._number}", do.__name__)
 
     def answers(self) -> dict[str, Any]:
         """Waits for all ranks' answers to the last call; the first call is to be ready."""
@@ -396,7 +403,7 @@ class ScriptRanks:
         for key in keys:
             self._store.delete_key(key)
         errors = [read_error(answer["error"]) for answer in answers if "error" in answer]
-        if errors and len(errors) < len(answers) and self._what == LOAD:  # the others have other weights now
+        if errors and len(errors) < len(answers) and self._do is Execution.load:  # the others have other weights now
             self._failure = errors[0]
             self._is_over.set()
         for error in errors:
@@ -491,15 +498,12 @@ def _plan_of_rank_0(
     rank: int, store: Store, make_plan: Callable[[], tuple[Profile, Plan]]
 ) -> tuple[Profile | None, Plan]:
     """The plan that rank 0 makes for all, and on rank 0 its profile."""
-    if rank:
-        text = store.get(_PLAN).decode()
-        if "halopipe" not in json.loads(text):
-            raise read_error(text)
-        return None, loads(text, Plan)
-    try:
+    made = list[Profile]()
+
+    def make() -> str:
         profile, plan = make_plan()
-        store.set(_PLAN, dumps(plan))
-    except HalopipeError as error:
-        store.set(_PLAN, write_error(error))
-        raise
-    return profile, plan
+        made.append(profile)
+        return dumps(plan)
+
+    plan = loads(said_by_rank_0(store, _PLAN, rank, make), Plan)
+    return (made[0] if made else None), plan

@@ -19,8 +19,9 @@ from halopipe.launch.job_environment import JobRank
 from halopipe.terminal.console import Reporter
 from planner.ir.cluster import Cluster, DeviceSpec, PairLink
 from planner.ir.codec import dumps, loads
-from planner.ir.errors import DeadlineError
+from planner.ir.errors import DeadlineError, HalopipeError
 from planner.ir.profile import Profile
+from runtime.monitor.failure import cause, errors_left
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
@@ -48,14 +49,14 @@ def profile_hosts(
         HalopipeError: what another rank failed by.
     """
     from halopipe.launch.job_stores import job_stores  # late: loads torch
-    from halopipe.launch.torchrun import end_with_torchrun, gathered, told_to_all
+    from halopipe.launch.torchrun import end_with_torchrun, gathered, raised_by_all
     from runtime.monitor.activity import Activity, Heartbeat
 
     end_with_torchrun()
     store, board = job_stores(job.rank, job.num_ranks)
     activity = Activity(deadline_s=_LIMIT_S)
     activity.begin("measuring the model")
-    with told_to_all(board, job.rank, job.num_ranks), Heartbeat(board, job.rank, activity):
+    with raised_by_all(board, job.rank, job.num_ranks), Heartbeat(board, job.rank, activity):
         store.set(f"host/{job.rank}", f"n{job.host}")
         hosts = tuple(store.get(f"host/{rank}").decode() for rank in range(job.num_ranks))
         core, cluster = core_of(job.local_rank), _cluster(hosts, job)  # before this process takes one core
@@ -111,14 +112,15 @@ class _HostsWait:
             DeadlineError: a rank is silent, or the store is.
             HalopipeError: what another rank failed by.
         """
-        from halopipe.launch.torchrun import require_nobody_failed
         from runtime.monitor.activity import Silence, StatusStore, read_board
 
         asked, ranks = StatusStore.of(store), range(len(self.hosts))
         silence = Silence(ranks)
         with Reporter("profiling", quiet=self.quiet) as reporter:
             while not asked.answer(lambda own: own.check(keys), False):
-                require_nobody_failed(self.board, len(self.hosts))
+                errors: Mapping[int, HalopipeError] = self.board.answer(lambda own: errors_left(own, ranks), {})
+                if errors:
+                    raise cause(errors)
                 beats: Mapping[int, Beat] = self.board.answer(lambda own: read_board(own, range(len(ranks))), {})
                 silence.note(beats)
                 silent = [rank for rank in ranks if silence.seconds_of(rank) > SILENCE_S]

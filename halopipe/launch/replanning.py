@@ -315,16 +315,6 @@ class RankAssignment:
     rank_of: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivedRank:
-    """Where a rank of a job is: the number and name of its host, and its number there."""
-
-    rank: int
-    host: int
-    name: str
-    local_rank: int
-
-
 def ranks_assigned(job: JobRank, store: Store, own: Replanner) -> RankAssignment:
     """The plan for the ranks that came, the same on all of them.
 
@@ -333,25 +323,33 @@ def ranks_assigned(job: JobRank, store: Store, own: Replanner) -> RankAssignment
     """
     from halopipe.training.resuming import said_by_rank_0
 
-    store.set(f"place/{job.rank}", json.dumps([job.host, socket.gethostname(), job.local_rank]))
+    store.set(f"place/{job.rank}", json.dumps([socket.gethostname(), job.host, job.local_rank]))
 
     def settle() -> str:
         places = [json.loads(store.get(f"place/{rank}").decode()) for rank in range(job.num_ranks)]
-        seating = _assigned(own, [ArrivedRank(rank, *place) for rank, place in enumerate(places)])
-        return json.dumps([dumps(seating.plan), list(seating.rank_of.items())])
+        names = {
+            JobRank(rank, job.num_ranks, local_rank, host=host): name
+            for rank, (name, host, local_rank) in enumerate(places)
+        }
+        assignment = _assigned(own, names)
+        return json.dumps([dumps(assignment.plan), list(assignment.rank_of.items())])
 
     text, pairs = json.loads(said_by_rank_0(store, "seats", job.rank, settle))
     own.plan = loads(text, Plan)
     return RankAssignment(own.plan, dict(pairs))
 
 
-def _assigned(own: Replanner, arrivals: Sequence[ArrivedRank]) -> RankAssignment:
-    """Rank 0's word: the first plan where all of its devices came, else another one."""
+def _assigned(own: Replanner, arrivals: Mapping[JobRank, str]) -> RankAssignment:
+    """Rank 0's word: the first plan where all of its devices came, else another one.
+
+    Args:
+        arrivals: the name of each rank's host.
+    """
     decision, cluster = own.first.decision, own.profile.cluster
-    hosts: dict[int, list[ArrivedRank]] = {}
+    hosts: dict[int, list[JobRank]] = {}
     for each in sorted(arrivals, key=lambda each: (each.host, each.local_rank)):
         hosts.setdefault(each.host, []).append(each)
-    names = [ranks[0].name for ranks in hosts.values()]
+    names = [arrivals[ranks[0]] for ranks in hosts.values()]
     path = Path(own.options.checkpoint) / HOSTS if own.options.checkpoint else None
     counts = [len(ranks) for ranks in hosts.values()]
     there = devices_there(list(zip(names, counts, strict=True)), decision, cluster, _known_hosts(path))

@@ -20,7 +20,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -119,7 +119,7 @@ def supervised(
         HalopipeError: what ended the last attempt, with those before; or what ``decide`` raised.
     """
     with job_folder() as folder:
-        return _Supervisor(plan, options, progress, decide or (lambda loss: None), folder).run()
+        return _Attempts(plan, options, progress, decide or (lambda loss: None), folder).run()
 
 
 @dataclass(slots=True)
@@ -148,6 +148,11 @@ class History:
         if self.restarts and not self.restarts[-1].recovery_s:
             began_s = time.time() if done.began_s is None else done.began_s
             self.restarts[-1] = replace(self.restarts[-1], recovery_s=began_s - self.lost_s)
+
+    def lost(self, done: AttemptRecord, at_s: float) -> None:
+        """Keeps what an attempt did that ended before its last step."""
+        self.note(done)
+        self.saves, self.lost_s = self.saves.then(done.saves), at_s
 
     def num_done(self, start: ResumePoint) -> int:
         """Steps that were complete, before the next attempt begins at ``start``."""
@@ -179,7 +184,7 @@ class History:
 
 
 @dataclass(slots=True)
-class _Supervisor:
+class _Attempts:
     plan: Plan
     options: RunOptions
     progress: Progress | None
@@ -195,11 +200,11 @@ class _Supervisor:
             for line in start.skipped if self.losses else start.lines:
                 self._say(start.step, line)
             try:
-                result = nothing_left(start) if start.is_end else self._attempt(start)
+                if start.is_end:
+                    return self.history.whole(nothing_left(start))
+                result = spawn(self.plan, start.options, self.progress, self.folder)
             except HalopipeError as error:
-                done = AttemptRecord.read(self.folder)
-                self.history.note(done)
-                self.history.saves = self.history.saves.then(done.saves)
+                self.history.lost(AttemptRecord.read(self.folder), time.time())
                 if not may_pass(error, len(self.history.steps)) or len(self.losses) >= self.options.restarts:
                     self._tell_the_way_on(error)
                     if self.losses:
@@ -207,13 +212,8 @@ class _Supervisor:
                     raise
                 start = self._after(error)
             else:
+                self.history.note(AttemptRecord.read(self.folder))
                 return self.history.whole(result)
-
-    def _attempt(self, start: ResumePoint) -> RunResult:
-        result = spawn(self.plan, start.options, self.progress, self.folder)
-        if self.options.restarts:
-            self.history.note(AttemptRecord.read(self.folder))
-        return result
 
     def _after(self, error: HalopipeError) -> ResumePoint:
         """Where the attempt after this loss begins; its plan is decided.
@@ -221,7 +221,6 @@ class _Supervisor:
         Raises:
             HalopipeError: there is to be none.
         """
-        self.history.lost_s = time.time()
         start = resume_point(self.plan, replace(self.options, resume=IF_ANY), began_anew=self.history.began_anew)
         num_done = self.history.num_done(start)
         cleared(self.folder)
@@ -269,7 +268,7 @@ class EventLogs:
     of the same job as those before.
 
     Args:
-        job: a name that no other job has.
+        job: a name that no other job has; empty: attempts leave nothing, since they cannot know that they are of one.
     """
 
     def __init__(self, checkpoints: Path, job: str) -> None:
@@ -283,15 +282,15 @@ class EventLogs:
         Raises:
             CorruptFileError: no checkpoint is sound, and the job did not begin by itself.
         """
+        if not self._job:
+            return resume_point(plan, options)
         kept, self._is_begun = _read(self._history, _JobRecord), True
         if kept.job != self._job:
             start = resume_point(plan, options)
             self.history = History(not start.options.resume)
         else:
-            self.history, done, end = kept.history, AttemptRecord.read(self.folder), _read(self._error, _End)
-            self.history.note(done)
-            self.history.saves = self.history.saves.then(done.saves)
-            self.history.lost_s = end.at_s or time.time()
+            self.history, end = kept.history, _read(self._error, _End)
+            self.history.lost(AttemptRecord.read(self.folder), end.at_s or time.time())
             start = resume_point(plan, options, began_anew=self.history.began_anew)
             ended = end.error or f"ranks were lost after step {self.history.num_done(start)}"
             self.history.restarted(start, ended, end.code, end.ranks)
@@ -306,21 +305,29 @@ class EventLogs:
 
     def event_log(self, rank: int) -> EventLog | None:
         """Of a rank of this attempt, once rank 0 has asked where it begins; None where none can be written."""
+        if not self._job:
+            return None
         try:
             return EventLog(event_log_path(self.folder, rank))
         except OSError:
             return None
 
-    def ended(self, error: HalopipeError) -> None:
-        """Notes what this attempt ended by, unless it has not even begun, as where another job holds the folder."""
-        if not self._is_begun:
-            return
-        end = _End(error.title, error.code, error.ranks, time.time())
-        with contextlib.suppress(OSError, MissingFileError):
-            write_text(self._error, json.dumps(plain(end)))
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Notes what this attempt ends by, unless it has not even begun, as where another job holds the folder."""
+        try:
+            yield
+        except HalopipeError as error:
+            end = _End(error.title, error.code, error.ranks, time.time())
+            if self._is_begun:
+                with contextlib.suppress(OSError, MissingFileError):
+                    write_text(self._error, json.dumps(plain(end)))
+            raise
 
     def whole(self, result: RunResult) -> RunResult:
         """The result of the last attempt as that of the job, of which nothing is left there."""
+        if not self._is_begun:
+            return result
         self.history.note(AttemptRecord.read(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)
         return self.history.whole(result)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,8 @@ from halopipe.launch.script_module import Settings, require_planned
 from halopipe.run_spec.options import ScriptOptions
 from halopipe.training.checkpoint_folders import load_weights
 from halopipe.training.session import Execution
+from planner.ir.codec import plain
 from planner.ir.errors import InputFileError, UsageError
-from planner.ir.extras import addition
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.plan import Plan
 from planner.layers import statistics_text
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cuda_ops._torch import Store
     from runtime.monitor.activity import StatusStore
 
-SCRIPT, STATE, CLOSE, LOAD = "script.pt", "state.pt", "close", "load"
+SCRIPT, STATE, CLOSE = "script.pt", "state.pt", "close"
 
 _FOREVER_S = 1e9
 _SHORTEST_S, _IDLE_S = 1e-4, 2e-2
@@ -95,51 +95,49 @@ def serve(folder: Path, job: JobRank, store: Store, board: StatusStore) -> None:
             execution.activity.deadline_s = SETUP_S
             if what == CLOSE:
                 return
-            arguments = torch.load(folder / f"call-{number}.pt", weights_only=False)
+            call: ScriptCall = torch.load(folder / f"call-{number}.pt", weights_only=False)
             try:
-                answer = _done(execution, what, arguments, folder / STATE)
+                answer = call.done(execution, folder / STATE)
             except (UsageError, InputFileError) as error:  # a folder that is not there ends no training
                 if execution.activity.what != what:  # it has begun to run
                     raise
                 answer = {"error": write_error(error)}
 
 
-def _done(execution: Execution, what: str, arguments: Mapping[str, Any], state: Path) -> dict[str, Any]:
-    """Does what the script asks for."""
-    if arguments.get("settings") is not None and execution.followed is not None:
-        execution.followed.settings = arguments["settings"]
-    match what:
-        case "step":
-            loss = execution.train_before(arguments["batch"], *arguments["upcoming"]).loss
-            return {"loss": loss, "is_updated": execution.is_updated, "num_steps": execution.num_steps}
-        case "evaluate":
-            outcome = execution.evaluate(
-                *arguments["batches"], metric=arguments["metric"], outputs=arguments["outputs"]
-            )
-            return {"score": asdict(outcome)}
-        case "state_dict" | "optimizer_state_dict" | "last_optimizer_state":
-            outcome = getattr(execution, what)()
-            if execution.rank == 0:
-                write(Path(arguments["path"]), outcome)
-        case "load_state_dict":
-            execution.load_state_dict(arguments["state"])
-        case "load_optimizer_state_dict":
-            execution.load_optimizer_state_dict(arguments["state"])
-            _write_settings(execution, state)
-        case "save":
-            execution.save(arguments["folder"], keep=arguments["keep"])
-        case _ if what == LOAD:
-            execution.load(arguments["folder"], step=arguments["step"])
-            _write_settings(execution, state)
-        case _:
-            addition("halopipe", "calls", what)(execution, arguments)
-    return {"num_steps": execution.num_steps}
+@dataclass(frozen=True, slots=True)
+class ScriptCall:
+    """What a script asks of each rank: ``do(execution, *arguments, **options)``.
+
+    Attributes:
+        settings: of the script's optimiser object, which the ranks' own gets before; None: as they are.
+        is_written: whether what ``do`` gives on rank 0 is written to a file; else it is in the answer.
+    """
+
+    do: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+    settings: Sequence[Mapping[str, Any]] | None
+    is_written: bool
+
+    def done(self, execution: Execution, file: Path) -> dict[str, Any]:
+        """The answer of a rank that has done it."""
+        if self.settings is not None and execution.followed is not None:
+            execution.followed.settings = self.settings
+        outcome = self.do(execution, *self.arguments, **self.options)
+        if self.is_written and execution.rank == 0:
+            write(file, outcome)
+        answer = None if self.is_written else plain(outcome)
+        return {"num_steps": execution.num_steps, "is_updated": execution.is_updated, "answer": answer}
 
 
-def _write_settings(execution: Execution, path: Path) -> None:
-    """Of the script's own optimiser, as they were loaded."""
-    if execution.rank == 0 and execution.followed is not None:
-        write(path, execution.followed.settings)
+def step(execution: Execution, *batches: Any) -> float | None:
+    """The loss of a step on the first batch; the other is that of the step behind, if it is known."""
+    return execution.train_before(*batches).loss
+
+
+def settings(execution: Execution) -> Any:
+    """Those of the script's optimiser object, where they were loaded with its state."""
+    return None if execution.followed is None else execution.followed.settings
 
 
 def _next(store: Store, number: int) -> str:

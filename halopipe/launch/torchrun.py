@@ -20,13 +20,13 @@ from cuda_ops.device.host import die_with_parent
 from halopipe.launch.combine import combine, nothing_left
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.job_stores import is_torchruns_store, job_stores
-from halopipe.launch.replanning import Replanner, ranks_assigned
+from halopipe.launch.replanning import RankAssignment, Replanner, ranks_assigned
 from halopipe.launch.restart import EventLogs
 from halopipe.launch.spawn import one_device
 from halopipe.run_spec.job import JOB, Job, RankResult, job_folder
 from halopipe.run_spec.options import IF_ANY, RunOptions
 from halopipe.run_spec.result import Progress, RunProgress, RunResult
-from halopipe.training.resuming import resume_point, resume_point_by_rank_0
+from halopipe.training.resuming import resume_point_by_rank_0
 from halopipe.training.work import work
 from planner.ir.errors import HalopipeError
 from planner.ir.plan import Plan
@@ -84,65 +84,48 @@ def join(
 
     is_writer, event_logs = bool(options.checkpoint) and job_rank.rank == 0, _event_logs(options, store)
     with (
-        _noted(event_logs if job_rank.rank == 0 else None),
-        told_to_all(board, job_rank.rank, job_rank.num_ranks),
+        event_logs.noted(),
+        raised_by_all(board, job_rank.rank, job_rank.num_ranks),
         held(Path(options.checkpoint)) if is_writer else contextlib.nullcontext(),
         job_folder() as folder,
     ):
-        start = resume_point_by_rank_0(
-            plan, options, store, job_rank.rank, resume_point if event_logs is None else event_logs.resume_point
-        )
+        start = resume_point_by_rank_0(plan, options, store, job_rank.rank, event_logs.resume_point)
         if progress is not None and job_rank.rank == 0:
             for line in start.lines:
                 progress(RunProgress(start.step, options.steps, None, 0.0, word=line))
         options = start.options
         if start.is_end:
             gathered(store, job_rank.rank, job_rank.num_ranks, "done")
-            return _whole(event_logs, nothing_left(start)) if job_rank.rank == 0 else None
-        assignments = None if replanner is None else ranks_assigned(job_rank, store, replanner)
-        plan = plan if assignments is None else assignments.plan
-        rank = job_rank.rank_of(plan.decision) if assignments is None else assignments.rank_of.get(job_rank.rank)
-        job = Job(plan, options, folder)
+            return event_logs.whole(nothing_left(start)) if job_rank.rank == 0 else None
+        if replanner is None:
+            assignment = RankAssignment(plan, {job_rank.rank: job_rank.rank_of(plan.decision)})
+        else:
+            assignment = ranks_assigned(job_rank, store, replanner)
+        rank, job = assignment.rank_of.get(job_rank.rank), Job(assignment.plan, options, folder)
         job.write(folder / JOB)
         with one_device(job, board) if rank == 0 else contextlib.nullcontext():
             text = _IDLE
             if rank is None:  # this process must not end before the others, or torchrun counts its host as done
-                working = assignments.rank_of if assignments is not None else ()
-                Supervisor(_titles(working), board, deadline_s=options.deadline_s).wait()
+                Supervisor(_titles(assignment.rank_of), board, deadline_s=options.deadline_s).wait()
             else:
-                log, local_rank = None if event_logs is None else event_logs.event_log(rank), job_rank.local_rank
+                log, local_rank = event_logs.event_log(rank), job_rank.local_rank
                 result = work(job, rank, store, board, after_step=show, local_rank=local_rank, event_log=log)
                 text = result.to_json()
             texts = gathered(store, job_rank.rank, job_rank.num_ranks, text, options.deadline_s)
     rank_results = (RankResult.from_json(text) for text in texts if text != _IDLE)
     results = sorted(rank_results, key=lambda result: result.rank)
-    return _whole(event_logs, combine(plan, options, results, None)) if results else None
+    return event_logs.whole(combine(assignment.plan, options, results, None)) if results else None
 
 
-def _event_logs(options: RunOptions, store: Store) -> EventLogs | None:
-    """Where attempts of this job tell of themselves; None where they cannot know that they are of one job."""
+def _event_logs(options: RunOptions, store: Store) -> EventLogs:
+    """Where attempts of this job tell of themselves, if they can know that they are of one job."""
     run, is_shared = os.environ.get("TORCHELASTIC_RUN_ID", _UNNAMED), is_torchruns_store()
     if options.resume != IF_ANY or (run == _UNNAMED and not is_shared):
-        return None
-    if is_shared:  # it knows one start of a run from the next
+        run = ""
+    elif is_shared:  # it knows one start of a run from the next
         root = cast("PrefixStore", store).underlying_store
         run = root.compare_set(f"halopipe/job/{run}", "", uuid.uuid4().hex).decode()
     return EventLogs(Path(options.checkpoint), run)
-
-
-def _whole(event_logs: EventLogs | None, result: RunResult) -> RunResult:
-    return result if event_logs is None else event_logs.whole(result)
-
-
-@contextlib.contextmanager
-def _noted(event_logs: EventLogs | None) -> Iterator[None]:
-    """Has the next attempt know what this one ended by."""
-    try:
-        yield
-    except HalopipeError as error:
-        if event_logs is not None:
-            event_logs.ended(error)
-        raise
 
 
 def end_with_torchrun() -> None:
@@ -152,7 +135,7 @@ def end_with_torchrun() -> None:
 
 
 @contextlib.contextmanager
-def told_to_all(board: StatusStore, rank: int, num_ranks: int) -> Iterator[None]:
+def raised_by_all(board: StatusStore, rank: int, num_ranks: int) -> Iterator[None]:
     """What one rank raises inside, all raise: whatever came first.
 
     A rank that hangs then is ended.
@@ -162,14 +145,6 @@ def told_to_all(board: StatusStore, rank: int, num_ranks: int) -> Iterator[None]
             yield
     except Exception as error:
         raise _explained(board, rank, num_ranks, error) from error
-
-
-def require_nobody_failed(board: StatusStore, num_ranks: int) -> None:
-    """Raises what another rank said that it failed by."""
-    with contextlib.suppress(RuntimeError):
-        errors = _errors(board, num_ranks)
-        if errors:
-            raise cause(errors)
 
 
 def gathered(store: Store, rank: int, num_ranks: int, text: str, limit_s: float = SETUP_S) -> list[str]:
@@ -195,14 +170,12 @@ def gathered(store: Store, rank: int, num_ranks: int, text: str, limit_s: float 
 def _explained(board: StatusStore, rank: int, num_ranks: int, error: Exception) -> Exception:
     """Tell the others what happened here, hear what happened there, and return what came first."""
     mine = write_error(error)
-    failures = {rank: read_error(mine)}
+    failures, others = {rank: read_error(mine)}, [other for other in range(num_ranks) if other != rank]
     with contextlib.suppress(RuntimeError):
         leave_error(board, rank, mine)
         end_s = time.monotonic() + _FAREWELL_S
         while True:
-            failures |= {
-                other: failure_there for other, failure_there in _errors(board, num_ranks).items() if other != rank
-            }
+            failures |= board.ask(lambda store: errors_left(store, others))
             if len(failures) == num_ranks or time.monotonic() >= end_s:
                 break
             time.sleep(_POLL_S)
@@ -215,15 +188,6 @@ def _explained(board: StatusStore, rank: int, num_ranks: int, error: Exception) 
     if isinstance(error, HalopipeError):
         error.ranks = first.ranks
     return error
-
-
-def _errors(board: StatusStore, num_ranks: int) -> dict[int, HalopipeError]:
-    """What ranks said that they failed by.
-
-    Raises:
-        RuntimeError: the store is gone, or silent.
-    """
-    return board.ask(lambda store: errors_left(store, range(num_ranks)))
 
 
 @contextlib.contextmanager

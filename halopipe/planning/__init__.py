@@ -31,7 +31,3 @@ Modules:
     what_if           Questions about a plan: why not another one, and what if something were otherwise; answered by
                       searching again
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -11,7 +11,3 @@ Modules:
     run                     A run with its progress on stderr, and what it showed: predicted beside measured, the
                             losses, the numerics
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -9,7 +9,3 @@ Modules:
     result     How far a run is, and what came of it
     schema     One schema of options: a field has its type, default, limits, help, and what a shell offers for it
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

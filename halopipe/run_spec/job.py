@@ -23,12 +23,12 @@ from types import FrameType
 from typing import Any
 
 from halopipe.run_spec.options import RunOptions
-from halopipe.run_spec.result import Saves, Score
+from halopipe.run_spec.result import RunNotes, Saves, Score
 from planner.ir.codec import dumps, from_json, loads, plain
 from planner.ir.files import open_plain, read_plain, write_text
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
-from planner.ir.timeline import LeftOut, LonePasses, Slow, Span
+from planner.ir.timeline import Span
 from runtime.numerics.difference import Difference
 
 
@@ -238,25 +238,17 @@ def cleared(folder: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class RankResult:
-    """What one rank measured.
+class RankResult(RunNotes):
+    """What one rank measured; slow ranks are known to rank 0, ``data`` to ranks that read them.
 
     Attributes:
         losses: by step, on the ranks that know them; else empty.
         step_seconds: by step.
         spans: of the last steps, by step.
         peak_bytes: the most of any step; 0 if not known.
-        memory: of the last steps, by step: the most in each action, then behind the last; empty if not known.
         compared: this rank's tensors beside one device's.
+        memory: of the last steps, by step: the most in each action, then behind the last; empty if not known.
         witness, skipped: how one device ran the first batch, or why it did not.
-        data: what data it was, and how it was asked for; empty on ranks that do not read it.
-        transport: that the ranks of the job exchange by; empty of one rank.
-        first_step: steps done before.
-        scores: of the evaluations; the same on all ranks.
-        trained: whether the steps were training steps.
-        isolated_passes: its stages run alone; ``why_not_isolated``: why they were not.
-        left_out, slow: as of a :class:`halopipe.run_spec.result.RunResult`; slow ones are known to rank 0.
-        saves: its checkpoints.
         kind: of the device that it ran on, in the words of the plan where it means that device.
         remarks: what people should hear, also of a run that was over before the launcher had heard of it.
     """
@@ -267,19 +259,9 @@ class RankResult:
     spans: dict[int, tuple[Span, ...]]
     peak_bytes: int
     compared: tuple[Difference, ...]
-    first_step: int = 0
-    scores: tuple[Score, ...] = ()
-    trained: bool = True
     memory: dict[int, tuple[int, ...]] = field(default_factory=dict)
     witness: str = ""
     skipped: str = ""
-    data: str = ""
-    transport: str = ""
-    isolated_passes: tuple[LonePasses, ...] = ()
-    why_not_isolated: str = ""
-    left_out: tuple[LeftOut, ...] = ()
-    slow: tuple[Slow, ...] = ()
-    saves: Saves = field(default_factory=Saves)
     kind: str = ""
     remarks: tuple[str, ...] = ()
 

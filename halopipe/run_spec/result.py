@@ -92,8 +92,36 @@ class RunProgress:
 Progress = Callable[[RunProgress], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNotes:
+    """What is noted of a run beside its steps, by a rank and then of all.
+
+    Attributes:
+        first_step: steps done before, by a run that this one went on from.
+        scores: of the evaluations, in order.
+        trained: whether the steps were training steps; those of a plan of forward passes are not.
+        data: what data it was, and how it was asked for.
+        transport: that the ranks exchanged by; empty of one rank.
+        isolated_passes: stages that were run alone; ``why_not_isolated``: why some were not.
+        left_out: updates that were not made, as a loss or gradient was NaN or infinite.
+        slow: ranks and links that were found to be slow while the job ran.
+        saves: the checkpoints, of all attempts in the end, and what they cost.
+    """
+
+    first_step: int = 0
+    scores: tuple[Score, ...] = ()
+    trained: bool = True
+    data: str = ""
+    transport: str = ""
+    isolated_passes: tuple[LonePasses, ...] = ()
+    why_not_isolated: str = ""
+    left_out: tuple[LeftOut, ...] = ()
+    slow: tuple[Slow, ...] = ()
+    saves: Saves = field(default_factory=Saves)
+
+
 @dataclass(frozen=True, slots=True)
-class RunResult:
+class RunResult(RunNotes):
     """What a run showed.
 
     Attributes:
@@ -105,20 +133,11 @@ class RunResult:
         peak_bytes: by rank, the most memory in use in one step: what stays between steps, and what torch allocated on
             top in the last warm-up step; 0 where there was none.
         numerics: how far the first steps were from one device's, or why that is not known; None if it was not asked.
-        first_step: steps done before, by a run that this one went on from.
-        scores: of the evaluations, in order.
-        trained: whether the steps were training steps; those of a plan of forward passes are not.
         timed_steps: the last steps after warm-up, in order.
         stage_update_s, stage_reduction_s, ranks: as of :class:`planner.ir.plan.Measured`.
-        data: what data it was, and how it was asked for.
-        transport: that the ranks exchanged by; empty of one rank.
         kinds: of the devices that they ran on, by rank, in the words of the plan where it means them.
-        isolated_passes: stages that were run alone; ``why_not_isolated``: why some were not.
-        left_out: updates that were not made, as a loss or gradient was NaN or infinite.
-        slow: ranks and links that were found to be slow while the job ran.
         restarts: one for each loss of ranks; losses, seconds and scores are of all attempts, the rest of the last one.
         end: that all steps had been done before, in words; nothing was run then.
-        saves: the checkpoints of all attempts, and what they cost.
     """
 
     losses: tuple[float, ...]
@@ -129,22 +148,12 @@ class RunResult:
     stage_backward_s: tuple[float, ...]
     peak_bytes: tuple[int, ...]
     numerics: NumericsReport | None = None
-    first_step: int = 0
-    scores: tuple[Score, ...] = ()
-    trained: bool = True
     timed_steps: tuple[Timeline, ...] = ()
     stage_update_s: tuple[float, ...] = ()
     stage_reduction_s: tuple[float, ...] = ()
     ranks: tuple[RankMeasured, ...] = ()
-    data: str = ""
-    transport: str = ""
-    isolated_passes: tuple[LonePasses, ...] = ()
-    why_not_isolated: str = ""
-    left_out: tuple[LeftOut, ...] = ()
-    slow: tuple[Slow, ...] = ()
     restarts: tuple[Restart, ...] = ()
     end: str = ""
-    saves: Saves = field(default_factory=Saves)
     kinds: tuple[str, ...] = ()
 
     @property

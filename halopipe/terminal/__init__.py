@@ -8,7 +8,3 @@ Modules:
     units          Quantities as people write and read them: seconds, bytes, shares, shapes; for a misspelt name the
                    nearest one
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

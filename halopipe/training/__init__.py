@@ -13,7 +13,8 @@ Modules:
     first_step           The first step of a job beside one device's, before its second begins
     isolated_timing      When a run times its stages alone, how often, and what came of it: before its first timed step
                          and after its last
-    loop                 The steps of a run on one rank: what is done in each, around it, and noted of it
+    loop                 The steps of a run on one rank, one after another: what is noted of them, what is due behind
+                         them, and their end
     metrics              The metrics of a run as it goes, written by rank 0: what it is told of a step is a record,
                          which a writer keeps
     optimizer_spec       Optimisers and schedules as people write them
@@ -32,13 +33,9 @@ Modules:
                          process that made it
     single_device        The first steps of a job on one device: those of the user's own module, called as the user
                          would call it
+    steps                What happens in one step of a rank, from its batch to what follows it
     torch_traces         Steps as ``torch.profiler`` sees them: a Chrome trace a rank, with the plan's actions around
                          what they call
-    watched_steps        The steps of a script that are compared with one device, and what is kept of the model for that
     work                 One rank's work: load and capture the model, meet the others, train, measure, compare with one
                          device
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -219,6 +219,6 @@ def plan_text(decision: Decision) -> str:
         units.count(len(decision.stages), "stage") + f" on {units.count(decision.num_ranks, 'rank')}",
         decision.schedule,
         units.count(len(decision.micro_batches), "micro-batch", "micro-batches")
-        + (f" of {decision.num_slices} token slices" if decision.token_slices else ""),
+        + (f" of {decision.num_parts} token slices" if decision.token_slices else ""),
     )
     return ", ".join(counted)

@@ -14,11 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from halopipe.run_spec.job import REFERENCE
+from halopipe.data.factories import Item
+from halopipe.data.sources import batches, take
+from halopipe.run_spec.job import REFERENCE, Job
 from halopipe.training.rank import Rank
 from halopipe.training.reference import Reference, compare_losses, compare_tensors
 from planner.ir.codec import plain
 from planner.ir.errors import NumericsError
+from profiler.capture.graph import capture
+from profiler.source.source import load_model
 from runtime.engine import StepResult
 from runtime.monitor.failure import also, read_error, set_text, text_at, write_error
 from runtime.monitor.watch import SETUP_S
@@ -27,14 +31,16 @@ from runtime.numerics.difference import Difference
 
 if TYPE_CHECKING:
     from cuda_ops._torch import Store
+    from profiler.source.model import LoadedModel
 
 PATIENCE_S = SETUP_S / 2
 """Longest wait for one device."""
 
 _POLL_S = 0.02
 
-Explain = Callable[[Sequence[Difference]], list[str]]
-"""Where values part, as lines, of what is wrong on all ranks."""
+
+Comparison = tuple[Reference, tuple[Difference, ...]]
+"""One device's first steps, and this rank's differences from them."""
 
 
 @dataclass(slots=True)
@@ -43,19 +49,19 @@ class FirstStep:
 
     Attributes:
         read: gives what one device computed; called on rank 0.  None: the launcher leaves that on the store of the job.
-        explain: called on rank 0 where something is wrong.
+        first_batch: the model as it was before that, and what it read first; None: it is not known.  Called on rank 0.
         strict: whether it is an error, too, where rounding hides what is compared.
     """
 
     rank: Rank
     read: Callable[[], Reference] | None
-    explain: Explain
+    first_batch: Callable[[], tuple[LoadedModel, Item] | None]
     strict: bool = False
     _losses: list[float] = field(default_factory=list)
     _num_done: int = 0
     _left_out: int = 0
 
-    def after(self, result: StepResult) -> tuple[Reference, tuple[Difference, ...]] | None:
+    def after(self, result: StepResult) -> Comparison | None:
         """Call after each step; as :meth:`compare` after the one that ends with the first update, else None."""
         self._losses += [] if result.loss is None else [result.loss]
         self._num_done += 1
@@ -68,7 +74,7 @@ class FirstStep:
             return Reference(skipped=f"the update of step {self._left_out} was left out"), ()
         return self.compare(self._losses)
 
-    def compare(self, losses: Sequence[float]) -> tuple[Reference, tuple[Difference, ...]]:
+    def compare(self, losses: Sequence[float]) -> Comparison:
         """One device's step, and this rank's differences from it.
 
         Args:
@@ -135,8 +141,21 @@ class FirstStep:
         return ""
 
     def _explained(self, wrong: Sequence[Difference]) -> list[str]:
+        """Where values part, as lines."""
         self.rank.context.activity.begin("looking for the layer at which values part")
         try:
-            return self.explain(wrong)
+            from halopipe.training.first_divergence import first_divergence  # late: most steps are right
+
+            begun = self.first_batch()
+            if begun is None:
+                return []
+            model, item = begun
+            return first_divergence(self.rank.context, model, capture(model), item, wrong)
         except Exception as error:  # noqa: BLE001 - the verdict is more than its explanation
             return [f"where values part could not be found: {type(error).__name__}: {error}"]
+
+
+def first_batch_of(job: Job) -> tuple[LoadedModel, Item]:
+    """The model, loaded as it is before the first step of a job, and what that step reads."""
+    model = load_model(job.source, job.options.seed)
+    return model, take(batches(job.options.data, model, job.plan.decision.global_batch, job.options.seed), 0)

@@ -54,28 +54,20 @@ class IsolatedTimer:
     stages: tuple[LoneStage, ...]
     budget_s: float
     skipped: str = ""
-    _before: list[tuple[float, ...]] = field(default_factory=list)
-    _after: list[tuple[float, ...]] = field(default_factory=list)
-
-    def before(self, engine: Engine, *, forgets: bool) -> None:
-        """Call before the first timed step; ``forgets``: the last step's gradients are used up."""
-        self._before = self._timed(engine, forgets)
-
-    def after(self, engine: Engine, *, forgets: bool) -> None:
-        """Call after the last step."""
-        self._after = self._timed(engine, forgets)
+    _timed: list[list[tuple[float, ...]]] = field(default_factory=list)
 
     @property
     def passes(self) -> tuple[LonePasses, ...]:
         """What was found."""
         if self.skipped:
             return ()
-        both = zip(self.stages, self._before, self._after, strict=True)
+        both = zip(self.stages, *self._timed, strict=True)
         return tuple(
             LonePasses(self.context.rank, each.number, each.share.num_samples, *seconds) for each, *seconds in both
         )
 
-    def _timed(self, engine: Engine, forgets: bool) -> list[tuple[float, ...]]:
+    def time(self, engine: Engine, *, forgets: bool) -> None:
+        """Call before the first timed step, and after the last; ``forgets``: the last step's gradients are used up."""
         if forgets:
             engine.forget_step()  # the next step does; a pass has gradients of its own
         activity = self.context.activity
@@ -84,11 +76,10 @@ class IsolatedTimer:
         self.context.gather()
         try:
             stages = () if self.skipped else self.stages
-            passes_s = [self._repeated(each.pass_s, self.budget_s / len(stages)) for each in stages]
+            self._timed.append([self._repeated(each.pass_s, self.budget_s / len(stages)) for each in stages])
         except Exception as error:  # noqa: BLE001  # the run goes on without: it needs no stage alone
-            self.skipped, passes_s = f"{type(error).__name__}: {str(error).splitlines()[0]}", []
+            self.skipped = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         self.context.gather()
-        return passes_s
 
     def _repeated(self, pass_s: Callable[[], float], budget_s: float) -> tuple[float, ...]:
         passes_s, ends_s = [pass_s()], time.perf_counter() + budget_s

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-import runtime.pipeline.microbatches
 from cuda_ops.sparse.nn.tensor import SparseTensor
 from cuda_ops.sparse.recipe import PreparedNetwork
 from halopipe.data.ahead import Announced, Upcoming
@@ -25,23 +24,25 @@ from halopipe.run_spec.result import Score
 from halopipe.terminal.units import require_known
 from halopipe.training.checkpointing import save_now
 from halopipe.training.evaluate import MakeMetrics, evaluate
+from halopipe.training.first_step import FirstStep
 from halopipe.training.rank import Rank
 from halopipe.training.resuming import newest_sound, open_saved
 from halopipe.training.script_values import ScriptValues
-from halopipe.training.watched_steps import WatchedSteps
+from halopipe.training.single_device import KeptModel
+from halopipe.training.steps import RankSteps
 from planner.ir.errors import CorruptFileError, HalopipeError, UsageError
 from planner.ir.extras import hook_of
 from planner.ir.graph import LOSS_PREFIX
 from planner.ir.profile import Profile
 from profiler.source.clouds import samples_first
 from runtime.checkpoint.lock import held
-from runtime.engine import StepResult
-from runtime.numerics.compare import NumericsReport
+from runtime.engine import Engine, StepResult
+from runtime.numerics.compare import NumericsReport, report
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer_state import give_back
 from runtime.optim.whole_state import WholeState
+from runtime.pipeline.microbatches import Batch as EngineBatch
 from runtime.pipeline.microbatches import InputSpecs
-from runtime.pipeline.stream import RequestStream
 from runtime.rank import RankContext
 
 _log = logging.getLogger(__name__)
@@ -82,15 +83,15 @@ class Execution:
         values: that a script may change and the captured graph has as they were; None: nobody can.
     """
 
-    numerics: NumericsReport | None
+    numerics: NumericsReport | None = None
     profile: Profile | None = None
     values: ScriptValues | None = None
 
-    def __init__(self, opened: Rank, watched: WatchedSteps | None = None) -> None:
+    def __init__(self, opened: Rank, kept: KeptModel | None = None) -> None:
         self._opened, self._engine, self._context = opened, opened.engine, opened.context
         optimizer = opened.context.optimizer
         self.followed = optimizer if isinstance(optimizer, Followed) else None
-        self._watched, self.numerics, self.plan = watched, None, opened.plan
+        self.plan, self._kept, self._given = opened.plan, kept, list[Batch]()
         self.activity, self._form = opened.context.activity, BatchPytree("the batch", {}, opened.model.batch)
         self.model = users_module(opened.model.module)
         del opened.model  # its example need not stay
@@ -101,6 +102,9 @@ class Execution:
         self._hook = None if self.followed is None else self.followed.before_state_dict(self._require_back)
         self._trained = agreement_of(opened.context, 0, is_script=True)
         self._evaluated = agreement_of(opened.context, 0, is_script=True, always=True)
+        first = None if kept is None else FirstStep(opened, kept.reference, kept.first_batch)
+        run = lambda _, batch: self._engine.step_on(batch)  # noqa: E731
+        self._steps = RankSteps(self._engine, self._take, run, self._trained, True, self._note, first, self._follow)
 
     def __enter__(self) -> Execution:
         return self
@@ -159,24 +163,8 @@ class Execution:
 
     def train_before(self, batch: Batch, *upcoming: Batch) -> StepResult:
         """As :meth:`train`; ``upcoming`` is the batch of the next step, or nothing where nobody knows it."""
-        self._trained.step = self.num_steps - self._trained.noted
-        bound_batch = self._bound(batch, self._trained, self._announced)
-        for each in upcoming if self.looks_ahead else ():
-            with contextlib.suppress(HalopipeError):  # it is refused when its turn comes
-                self._engine.expect(self._announced.announce(self._item(each), *self._batch_settings))
-        self._is_ahead = True
-        result = self._engine.step_on(bound_batch)
-        self._engine.settle()
-        if result.left_out and self.rank == 0:
-            _log.warning("no update was made: %s", result.left_out)
-        if self._watched is not None and result.left_out:
-            self._watched = None  # there is no first update to compare
-        if self._watched is not None:
-            self.numerics = self._watched.after(self._item(batch), result)
-            if self._watched.is_over:
-                self._watched = None
-        if self.followed is not None and self._engine.has_updated:
-            self.followed.updated()
+        self._given = [batch, *upcoming]
+        result = cast("StepResult", self._steps.step(self.num_steps))  # there is a batch
         return replace(result, loss=self._loss_on_all(result.loss))
 
     def evaluate(self, *batches: Batch, metric: str | MakeMetrics = "", outputs: Sequence[str] = ()) -> Score:
@@ -190,13 +178,18 @@ class Execution:
             outputs: names of the module's outputs and of tensors of the batch, ``("logits", "labels")``, which accuracy
                 is told of and metrics are given; none: what the layer of the loss reads.
         """
-        bound_batches = (self._bound(batch, self._evaluated) for batch in batches)
+        bound_batches = (self._bound(self._item(batch), self._evaluated) for batch in batches)
         return evaluate(self._engine, bound_batches, metric, outputs)
 
-    def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
+    def stream(self, *, learns: bool = False, training: bool = True) -> Any:
         """This rank's part of an endless stream; see :meth:`runtime.engine.Engine.stream`."""
-        self._watched = None  # what was kept of the first step is not what goes on
+        self._forget_first()
         return self._engine.stream(learns=learns, training=training)
+
+    @property
+    def engine(self) -> Engine:
+        """What takes this rank's steps."""
+        return self._engine
 
     @property
     def context(self) -> RankContext:
@@ -216,8 +209,7 @@ class Execution:
             CheckpointError: it could not be saved; older ones are as before.
         """
         self._claim(Path(folder).absolute())
-        with self._engine.between_steps(COMPARING):
-            self._trained.confirm()
+        self._steps.confirm()
         save_now(folder, self._engine, keep=keep)
 
     def load(self, folder: str | Path, *, step: int | str | None = None) -> int:
@@ -253,7 +245,7 @@ class Execution:
         self._is_ahead = True
         if self.rank == 0 and (word := saved.other_micro_batches(self._engine, self.plan.decision)):
             _log.warning("%s", word)
-        self._watched = None  # what was kept of the first step is not what goes on
+        self._forget_first()
         return self._engine.num_steps
 
     def _claim(self, folder: Path) -> None:
@@ -330,7 +322,7 @@ class Execution:
         if missing:
             raise UsageError("this is not the state of the model and its loss", [f"missing: {', '.join(missing)}"])
         self._engine.load_state_dict(state)
-        self._watched = None  # what was kept of the first step is not what goes on
+        self._forget_first()
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """What the optimisers of all ranks keep, by names of parameters: copies, on every rank; all call this together.
@@ -342,7 +334,7 @@ class Execution:
         Raises:
             UsageError: gradients wait for the update.
         """
-        self._trained.confirm()
+        self._steps.confirm()
         state = self._engine.whole_optimizer_state()
         if self.followed is not None:
             give_back(self.followed, WholeState(state))
@@ -362,7 +354,7 @@ class Execution:
         self._require_updated()
         self._engine.load_optimizer_state(state)
         self._is_ahead = True
-        self._watched = None  # what was kept of the first step is not what goes on
+        self._forget_first()
 
     @property
     def module(self) -> nn.Module:
@@ -402,19 +394,49 @@ class Execution:
         with self._engine.between_steps("telling the loss to all ranks"):
             return self._sum(0.0 if loss is None or self.rank != self._context.loss_rank else loss)
 
-    def _bound(
-        self, batch: Batch, agreement: Agreement, announced: Announced | None = None
-    ) -> runtime.pipeline.microbatches.Batch:
-        """The batch, which all ranks were given, as the engine takes it; the one that was announced, if it is that."""
+    def _take(self, number: int) -> EngineBatch:
+        """The batch that was given, as the engine takes it; the one that was announced, if it is that."""
+        (batch, *upcoming), self._given = self._given, []
         item = self._item(batch)
-        announced_batch = None if announced is None else announced.recognised(item)
+        self._trained.step = number - self._trained.noted
+        bound_batch = self._bound(item, self._trained, self._announced.recognised(item))
+        for each in upcoming if self.looks_ahead else ():
+            with contextlib.suppress(HalopipeError):  # it is refused when its turn comes
+                self._engine.expect(self._announced.announce(self._item(each), *self._batch_settings))
+        self._is_ahead = True
+        if self._steps.first is not None and self._kept is not None and self._kept.model is not None:
+            self._kept.items.append(item)
+        return bound_batch
+
+    def _bound(self, item: Item, agreement: Agreement, announced: EngineBatch | None = None) -> EngineBatch:
+        """The batch, which all ranks were given, as the engine takes it."""
         is_prepared = self._context.preparation is not None
-        bound_batch = (
-            bound(item, *self._batch_settings, is_prepared=is_prepared) if announced_batch is None else announced_batch
-        )
+        bound_batch = announced or bound(item, *self._batch_settings, is_prepared=is_prepared)
         with self._engine.between_steps(COMPARING):
             agreement.note(tensors_of(item))
         return bound_batch
+
+    def _note(self, _number: int, _batch: object, result: StepResult, _s: float) -> None:
+        if result.left_out:
+            self._forget_first()  # there is no first update to compare
+            if self.rank == 0:
+                _log.warning("no update was made: %s", result.left_out)
+
+    def _follow(self, _: int) -> None:
+        if self._steps.comparison is not None:
+            (reference, compared), self._steps.comparison = self._steps.comparison, None
+            self._forget_first()
+            self.numerics = (
+                NumericsReport(reference.dtype, 0, 0, {}, skipped=reference.skipped)
+                if reference.skipped
+                else report(compared, reference.dtype, witness=reference.witness, strict=False)
+            )
+        if self.followed is not None and self._engine.has_updated:
+            self.followed.updated()
+
+    def _forget_first(self) -> None:
+        """What was kept of the first step is not what goes on."""
+        self._steps.first = self._kept = None
 
     @property
     def _batch_settings(self) -> tuple[InputSpecs, tuple[int, ...]]:

@@ -15,10 +15,11 @@ are other ones by as much as that precision rounds.
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,6 +48,7 @@ from runtime.captured import CapturedModule
 from runtime.monitor.failure import write_error
 from runtime.numerics.compare import TOLERANCES, relative_error, sketches, tensor_differences
 from runtime.numerics.single_device import LossOf, in_rows, serial_step, serial_step_each
+from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
 from runtime.pipeline.microbatches import WholeBatch, filled
 from runtime.pipeline.routing import CPU
@@ -55,6 +57,8 @@ from runtime.stage.random.streams import CounterRng
 from runtime.stage.random.user_module import Answers, UnlikeDrawsError
 from runtime.stage.sample_weights import weights_of_parts
 from runtime.stage.shapes import step_inputs
+
+_log = logging.getLogger(__name__)
 
 EXACT = torch.float64
 _TORCH = str(Path(torch.__file__).parent)
@@ -101,6 +105,56 @@ def why_not_compared(plan: Plan, device: torch.device, *, is_asked: bool = False
     if not is_asked and needed > available:
         return f"one device would need about {size(needed)}, {size(max(available, 0))} are free beside the job"
     return ""
+
+
+@dataclass(slots=True)
+class KeptModel:
+    """The model of a script as it was before the first step, which rank 0 runs on one device itself.
+
+    Attributes:
+        model: a copy; None where it could not be kept, for the ``reason``.
+        optimizer: makes its optimiser as it was; None: the rank's own does.
+        items: what the steps so far read.
+    """
+
+    rank: Rank
+    model: LoadedModel | None = None
+    reason: str = ""
+    optimizer: Followed | None = None
+    items: list[Item] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, rank: Rank) -> KeptModel:
+        """A copy, where there is memory for it and one device has such a step."""
+        reason, made = why_not_compared(rank.plan, CPU), rank.context.optimizer
+        if reason:
+            return cls(rank, reason=reason)
+        try:
+            kept = made.as_it_is() if isinstance(made, Followed) else None
+            return cls(rank, copy.deepcopy(rank.model), optimizer=kept)
+        except Exception as error:  # noqa: BLE001 - the user's module may refuse in any way
+            return cls(rank, reason=f"the model cannot be copied: {type(error).__name__}: {error}")
+
+    def reference(self) -> Reference:
+        """What one device gives; where there is nothing to compare with, people are told why."""
+        reference = Reference(skipped=self.reason) if self.model is None else self._run(self.model)
+        if reference.skipped:
+            _log.warning("the first step was not compared with one device: %s", reference.skipped)
+        return reference
+
+    def first_batch(self) -> tuple[LoadedModel, Item] | None:
+        """The model, and the first of the items."""
+        return None if self.model is None else (self.model, self.items[0])
+
+    def _run(self, model: LoadedModel) -> Reference:
+        try:
+            context = replace(self.rank.context, optimizer=self.optimizer or self.rank.context.optimizer)
+            own = Rank(self.rank.plan, context)
+            return reference_of(own, copy.deepcopy(model), self.items, context.device or CPU)
+        except UnsupportedModelError as error:
+            return Reference(error=write_error(error))
+        except Exception as error:  # noqa: BLE001 - whatever the user's module raises, and memory that runs out
+            return Reference(skipped=f"one device could not run it: {type(error).__name__}: {error}")
 
 
 def _needed_bytes(plan: Plan, micro_batches: int) -> int:

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from halopipe.data.shared_source import DataSources
-from halopipe.data.sources import Position, batches, take
 from halopipe.run_spec.job import EventLog, Job, RankResult
-from halopipe.training.first_step import FirstStep
 from halopipe.training.isolated_timing import IsolatedTimer, budget_s
 from halopipe.training.loop import AfterStep, Loop
 from halopipe.training.rank import OpenTransport, Rank, rank_of
 from halopipe.training.rank_device import kind_of
-from halopipe.training.reference import compare_losses
 from halopipe.training.shared_capture import load
-from profiler.capture.graph import capture
-from profiler.source.source import load_model
 from runtime.captured import CapturedModule
 from runtime.memory import with_peak
 from runtime.monitor.activity import StatusStore
 from runtime.monitor.watch import SETUP_S
-from runtime.numerics.difference import Difference
 from runtime.stage.modes import cannot_evaluate
 from runtime.transport.base import within
 
@@ -46,7 +38,7 @@ def work(
     store: Store,
     board: Store | StatusStore,
     open_transport: OpenTransport | None = None,
-    after_step: AfterStep = lambda step, result, activity: None,
+    after_step: AfterStep | None = None,
     *,
     device: torch.device | None = None,
     local_rank: int | None = None,
@@ -56,7 +48,7 @@ def work(
 
     Args:
         store, board, open_transport, local_rank: as of :meth:`halopipe.training.rank.Rank.opened`.
-        after_step: told of each step.
+        after_step: told of each step; None: nobody is.
         device: instead of what the job says.
         event_log: of what is done, for whoever goes on after a loss.
     """
@@ -76,7 +68,7 @@ def work(
 
 
 def _worked(
-    job: Job, rank: Rank, after_step: AfterStep, end: EndRequest | None, event_log: EventLog | None
+    job: Job, rank: Rank, after_step: AfterStep | None, end: EndRequest | None, event_log: EventLog | None
 ) -> RankResult:
     options, context, planned = job.options, rank.context, job.plan.inputs.model
     rank.prepare(
@@ -112,37 +104,11 @@ def _worked(
     context.activity.begin("waiting for the others")
     with within(context.transport, SETUP_S):
         context.transport.barrier()
-    position = Position() if saved is None else saved.position
-    metrics = checkpoints = first = None
-    if options.metrics:
-        from halopipe.training.metrics import Metrics  # late: most runs write none
-
-        metrics = Metrics(options.metrics, rank.store, context.rank, context.loss_rank, engine.num_steps)
-    if end is not None:
-        from halopipe.training.checkpointing import Checkpoints  # late: most runs save nothing
-
-        checkpoints = Checkpoints(options, engine, (0, 0.0) if saved is None else saved.history, end)
-    if job.is_compared:
-        first = FirstStep(rank, None, partial(_explain, job, rank), strict=options.check_numerics)
-    loop = Loop(
-        options,
-        engine,
-        data_sources,
-        data_sources.training(position, engine.num_steps),
-        metrics,
-        checkpoints,
-        after_step,
-        first,
-        timer,
-        event_log,
-    )
-    with metrics or nullcontext(), rank.limited(options.memory_limit_bytes):
+    loop = Loop(job, rank, data_sources, saved, end)
+    loop.isolated_timer, loop.event_log, loop.after_step = timer, event_log, after_step
+    with loop.metrics or nullcontext(), rank.limited(options.memory_limit_bytes):
         result = loop.run()
     context.meet()
-    reference = loop.reference
-    if reference is not None and context.rank == context.loss_rank and options.check_numerics:
-        later = compare_losses(reference, result.losses[: len(reference.losses)])[options.accumulate :]
-        result = replace(result, compared=result.compared + later)
     return result
 
 
@@ -155,12 +121,3 @@ def _isolated_timer(job: Job, rank: Rank, captured: CapturedModule, num_done: in
 
     stages, why_not = lone_stages(rank.context, captured, rank.model.tensors)
     return IsolatedTimer(rank.context, stages, seconds, why_not)
-
-
-def _explain(job: Job, rank: Rank, wrong: Sequence[Difference]) -> list[str]:
-    """Loads the model again: this rank has trained what it had."""
-    from halopipe.training.first_divergence import first_divergence  # late: most steps are right
-
-    model = load_model(job.source, job.options.seed)
-    item = take(batches(job.options.data, model, job.plan.decision.global_batch, job.options.seed), 0)
-    return first_divergence(rank.context, model, capture(model), item, wrong)

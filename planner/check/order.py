@@ -74,7 +74,7 @@ def stated_program(decision: Decision, rows: Rows) -> Program:
         for edge in edges
         for number, size in enumerate(decision.sizes)
     }
-    stages = StageGraph(len(decision.stages), len(decision.sizes), edges, prepares, decision.num_slices)
+    stages = StageGraph(len(decision.stages), len(decision.sizes), edges, prepares, decision.num_parts)
     return Program(rows, stages, ranks, messages)
 
 
@@ -191,7 +191,7 @@ def _windows(program: Program) -> tuple[tuple[int, ...], tuple[int, ...]]:
         ops = [action.op for action in program.rows[ranks[0]] if action.stage == stage and action.op in COMPUTE]
         first_backward = next((index for index, op in enumerate(ops) if op in _BACKWARD), len(ops))
         warm_ups.append(ops[:first_backward].count(Op.FORWARD))
-    longer = program.stages.slices - 1  # by so much is a warm-up longer where there are token slices
+    longer = program.stages.parts - 1  # by so much is a warm-up longer where micro-batches are cut
     most = in_flight(program.rows, len(program.ranks))
     first, highest = (tuple(max(1, count - longer) for count in counts) for counts in (warm_ups, most))
     return first, highest

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from planner.ir.box import volume, whole
-from planner.ir.errors import CorruptFileError, UnsupportedModelError, operator_of, remedies
+from planner.ir.errors import CorruptFileError, operator_of, remedies
 from planner.ir.extras import hooks
 from planner.ir.graph import SAMPLE, Graph, Layer, TensorSpec, producer
 from planner.ir.plan import Decision, Placement
@@ -24,6 +24,7 @@ from planner.layers import (
     require_micro_batches,
     throughout_sites,
 )
+from planner.layers.boundary import ordered_axis
 from planner.layers.boxes import boxes_of, volumes
 from planner.layers.recomputed import span_faults
 from planner.layers.sized import AXES, REPLICA, SPACE, SizedLayer
@@ -53,7 +54,6 @@ def structure_faults(decision: Decision) -> Iterator[str]:
             yield from _share_faults(decision, number)
         yield from _zero_faults(decision, number)
         yield from span_faults(decision, number)
-    yield from token_faults(decision)
     yield from added_faults(decision)
     if decision.prepares_next_step and not any(Op.PREPARE.value in text for row in decision.program for text in row):
         yield "decision.prepares_next_step: the next step is prepared during this one, and no rank prepares anything"
@@ -77,19 +77,6 @@ def _traits(schedule: str) -> Traits | None:
 def recomputed_faults(decision: Decision, graph: Graph) -> Iterator[str]:
     """Spans of layers that cannot be computed again as one."""
     return (fault for number in range(len(decision.stages)) for fault in span_faults(decision, number, graph))
-
-
-def token_faults(decision: Decision, graph: Graph | None = None) -> Iterator[str]:
-    """Why a plan cannot be run in its token slices: ranks of its stages, layers and sequences of the graph."""
-    if decision.token_slices:
-        from planner.layers.token_slices import require_one_rank, require_sliceable  # late: few plans cut sequences
-
-        try:
-            require_one_rank(decision.token_slices, [stage.ranks for stage in decision.stages])
-            if graph is not None:
-                require_sliceable(graph, decision.token_slices)
-        except UnsupportedModelError as error:
-            yield f"decision.token_slices: {'; '.join((error.title, *error.details))}"
 
 
 def added_faults(decision: Decision, graph: Graph | None = None) -> Iterator[str]:
@@ -235,9 +222,7 @@ def require_possible(decision: Decision, graph: Graph) -> None:
     require_micro_batches(decision, graph)
     require_stages(decision, graph)
     if decision.token_slices:
-        from planner.layers.token_slices import require_sliceable  # late, as above
-
-        require_sliceable(graph, decision.token_slices)
+        ordered_axis(graph, decision.token_slices, [stage.ranks for stage in decision.stages])
     faults = list(added_faults(decision))
     faults += layer_faults(decision, graph)
     if faults:

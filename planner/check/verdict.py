@@ -21,7 +21,6 @@ from planner.check.structure import (
     part_faults,
     recomputed_faults,
     structure_faults,
-    token_faults,
 )
 from planner.costs.pricing import Pricing
 from planner.ir import validation
@@ -59,7 +58,7 @@ def faults_of(plan: Plan, profile: Profile | None) -> tuple[str, ...]:
     if is_sound and not misplaced:
         by_name = named_layer_faults(decision, profile.graph)
         misplaced = [f"decision.layers.{name}: {fault}" for name, fault in by_name]
-        for faults_of in (part_faults, token_faults, added_faults, recomputed_faults):
+        for faults_of in (part_faults, added_faults, recomputed_faults):
             misplaced += faults_of(decision, profile.graph)
     faults += misplaced
     if not is_sound or misplaced:

@@ -25,11 +25,5 @@ Besides:
                  names
     sentences    Sentences of a plan's file, each made of figures: what limits the step, and why another plan was not
                  taken
-    token_slices    What layers and stages cost slice by slice, where sequences are cut into token slices: prices beside
-                    the cost model's own (``CostModel.beside``)
     timeline     When everything in a simulated step happened
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -55,7 +55,7 @@ class Candidate:
         prepares_next_step: whether threads prepare the next step's inputs during this one; whoever evaluates the
             candidate decides (:meth:`planner.solvers.candidates.evaluate.Evaluator.evaluate`).
         blocks: by stage, layers that are run in blocks; empty: nowhere.
-        token_slices: tokens of each slice that sequences are cut into; empty: they are not.
+        axis_parts: lengths of the parts that micro-batches are cut into along an axis with an order; empty: none.
         zero: by stage, what its ranks divide among them (``planner.ir.plan.Stage.level``); empty: nothing.
         spans: by stage, layers that are computed again span by span; empty: as ``recompute`` says.
         rows: actions by rank; empty: what the schedule gives.
@@ -71,7 +71,7 @@ class Candidate:
     options: tuple[ShardingSpec | None, ...] = ()
     prepares_ahead: bool = True
     blocks: tuple[tuple[Block, ...], ...] = ()
-    token_slices: tuple[int, ...] = ()
+    axis_parts: tuple[int, ...] = ()
     prepares_next_step: bool = False
     zero: tuple[int, ...] = ()
     spans: tuple[Spans, ...] = ()
@@ -102,8 +102,8 @@ class Candidate:
 
     @property
     def sizes(self) -> tuple[Size, ...]:
-        """Of each of the program's micro-batches, or token slices."""
-        return sizes_of(self.micro_batches, self.token_slices)
+        """Of each of the program's micro-batches, or their parts."""
+        return sizes_of(self.micro_batches, self.axis_parts)
 
     @property
     def trains(self) -> bool:
@@ -135,10 +135,6 @@ class Candidate:
     def blocks_of(self, stage: int) -> tuple[Block, ...]:
         """What is run in blocks of a stage."""
         return self.blocks[stage] if self.blocks else ()
-
-    def stage_names(self, graph: Graph) -> dict[str, int]:
-        """The stage of each layer by name."""
-        return {layer.name: stage for layer, stage in zip(graph.layers, self.stage_of, strict=True)}
 
     def recomputes(self, stage: int) -> bool:
         """Whether ``stage`` computes all its activations again."""
@@ -191,7 +187,7 @@ def candidate_of(graph: Graph, decision: Decision) -> Candidate:
         recompute=tuple(Recomputes(stage.recompute) for stage in decision.stages),
         options=tuple(options) if any(option is not None for option in options) else (),
         blocks=tuple(stage.blocks for stage in decision.stages),
-        token_slices=decision.token_slices,
+        axis_parts=decision.token_slices,
         prepares_next_step=decision.prepares_next_step,
         zero=tuple(stage.level for stage in decision.stages),
         rows=decision.rows(),
@@ -211,10 +207,10 @@ def boundaries_of(graph: Graph, candidate: Candidate) -> Boundaries:
     divided = {
         index: option for index in range(len(graph.layers)) if (option := candidate.option_of(index)) is not None
     }
-    names, layers = candidate.stage_names(graph), graph.layers
+    layers = graph.layers
     return Boundaries.of(
         graph,
-        names,
+        {layer.name: stage for layer, stage in zip(layers, candidate.stage_of, strict=True)},
         candidate.layouts(),
         candidate.groups,
         {layers[index].name: option.layout for index, option in divided.items()},
@@ -224,4 +220,4 @@ def boundaries_of(graph: Graph, candidate: Candidate) -> Boundaries:
             if option.ways > 1 or option.margin
         },
         dict(enumerate(candidate.blocks)),
-    ).sliced(candidate.token_slices)
+    ).in_parts(candidate.axis_parts)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from planner.costs.calibration.apply_corrections import Factors, StepResidual, corrected
 from planner.costs.communication.collectives import norm_s
-from planner.costs.communication.halo import site_exchanges_s
 from planner.costs.communication.links import NetworkPrices
 from planner.costs.layers.cost_table import Array, CostTables, Run, SizeTable, layers_of, running
 from planner.costs.memory.levels import LevelTables
@@ -20,7 +19,7 @@ from planner.costs.stages.stage_sums import RecomputeMask, StageSums, of_those
 from planner.ir.extras import hooks
 from planner.ir.lazy import once, once_by
 from planner.ir.profile import BACKWARD, FORWARD, Profile
-from planner.layers import over_sites, takes_statistics
+from planner.layers import takes_statistics
 
 _STATISTIC_BYTES = 8
 
@@ -34,6 +33,7 @@ class CostModel:
 
     Attributes:
         profile: with its corrections in its figures (:mod:`planner.costs.calibration.apply_corrections`).
+        stage_exchanges: what extras know of exchanges among the ranks of a stage (hook ``exchanges in a stage``).
         excess: what they add to layers of stages of one rank, or of stages that ranks share; put on here alone.
     """
 
@@ -44,7 +44,7 @@ class CostModel:
     levels: LevelTables = field(init=False)
     network: NetworkPrices = field(init=False)
     preparations: Preparations = field(init=False)
-    has_sites: bool = field(init=False)
+    stage_exchanges: tuple[Any, ...] = field(init=False)
 
     def __post_init__(self, source: Profile) -> None:
         self.profile = corrected(source)
@@ -52,8 +52,9 @@ class CostModel:
         self.tables = CostTables(self.profile)
         self.levels = LevelTables(self.profile)
         self.network = NetworkPrices(self.profile.cluster)
-        self.preparations = Preparations(self.profile)
-        self.has_sites = bool(over_sites(self.profile.graph))
+        self.preparations = next(iter(hooks("planner", "inputs prepared ahead").values()), Preparations)(self.profile)
+        exchanges = (of(self.profile) for of in hooks("planner", "exchanges in a stage").values())
+        self.stage_exchanges = tuple(each for each in exchanges if each is not None)
 
     def kind(self, rank: int) -> str:
         """The kind of the rank's device; of costs for several memories (:meth:`main_kind`) the least."""
@@ -124,15 +125,15 @@ class CostModel:
     ) -> tuple[Array, Array]:
         """All that ``ranks`` exchange inside a stage of a micro-batch of ``samples``, in F and in B: running sums.
 
-        Statistics of normalisations, and of layers over sites what :mod:`planner.costs.communication.halo` says; where
-        activations are computed again, B exchanges what F does once more.  W exchanges nothing.
+        Statistics of normalisations, and ``stage_exchanges``; where activations are computed again, B exchanges what F
+        does once more.  W exchanges nothing.
 
         Args:
             trains: as :func:`planner.layers.takes_statistics`.
         """
         forward, backward = self.norms_s(ranks, trains)
-        if self.has_sites and len(ranks) > 1:
-            there, back = site_exchanges_s(self.profile, ranks, samples)
+        for exchanges in self.stage_exchanges if len(ranks) > 1 else ():
+            there, back = exchanges.seconds(ranks, samples)
             forward, backward = forward + running(there), backward + running(back)
         return forward, backward + of_those(forward, recompute) if recompute else backward
 

@@ -30,11 +30,12 @@ from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.simulator.symmetry import Symmetry, symmetry_of
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.stages.placement import LayoutCosts, StagePlacement, bytes_elsewhere, ties_between
-from planner.costs.token_slices import SlicePrices
+from planner.ir.extras import addition
 from planner.ir.graph import Graph, producer
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.lazy import once
 from planner.ir.plan import Size
+from planner.ir.problem import TIME_DIMS
 from planner.ir.profile import Profile
 from planner.ir.program import Program
 from planner.ir.schedule import Edge, Pipeline
@@ -168,9 +169,9 @@ class Pricing:
                 for index in layers[stage]
                 if (option := candidate.option_of(index)) is not None
             }
-            if candidate.token_slices:
-                prices, kind = self.cost_model.beside(SlicePrices), self.cost_model.kind(group[0])
-                costs = prices.stages(kind, layers[stage], candidate.sizes, recompute)
+            if candidate.axis_parts:
+                prices = self.cost_model.beside(addition("planner", "part_prices", TIME_DIMS))
+                costs = prices.stages(self.cost_model.kind(group[0]), layers[stage], candidate.sizes, recompute)
             elif options:
                 costs = layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage))
             else:
@@ -244,9 +245,8 @@ class Pricing:
             for dst, read_by in by_stage.items():
                 ends = (candidate.groups[src], candidate.shares[src], candidate.groups[dst], candidate.shares[dst])
                 options = tuple(map(candidate.option_of, (made_by, *read_by)))
-                blocks = tuple((block.layers, tuple(block.tiles.items())) for block in candidate.blocks_of(dst))
                 for size in sizes:
-                    key = (value, tuple(read_by), size, ends, options, blocks)
+                    key = (value, tuple(read_by), size, ends, options, str(candidate.blocks_of(dst)))
                     if key not in self._pieces:
                         boundaries = boundaries or boundaries_of(self.graph, candidate)
                         self._pieces[key] = _pieces(boundaries, Edge(src, dst, (value,)), size)

@@ -34,7 +34,6 @@ from planner.ir.codec import fingerprint
 from planner.ir.lazy import once_by
 from planner.ir.plan import Decision
 from planner.ir.profile import ONE_DEVICE, SHARING
-from planner.layers import throughout_sites
 
 DRAWS = 1000
 ALIKE = 0.01
@@ -44,9 +43,6 @@ OWN = 0.3
 predicted before they were run, pipelines of a setting were 0.045 apart (0.062 by these figures), and 0.118 from one
 device (0.08), plans with a stage of several ranks 0.117 (0.098) and 0.158 (0.126): "errors apart" of ``python -m
 benchmarks.accuracy``."""
-SITES = 0.3
-"""Standard deviation of one more factor, of all plans whose ranks share sites: 0.3 and 0.45 off in ``python -m
-benchmarks.accuracy`` and ``benchmarks.sparse_vgg``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,5 +124,5 @@ class Ties:
         beyond = max(0.0, model_deviation(cost_model, kind) ** 2 - model_deviation(cost_model, ONE_DEVICE) ** 2)
         yield kind, sqrt((1 - OWN) * beyond)
         yield f"own {name}", sqrt(OWN * beyond)
-        if kind == SHARING and throughout_sites(self.pricing.graph):
-            yield "sites", SITES
+        for exchanges in cost_model.stage_exchanges if kind == SHARING else ():
+            yield from exchanges.errors()

@@ -182,7 +182,8 @@ def _factors(
             action = compiled.grid[rank][position]
             if action.op in COMPUTE and number in noises:
                 factor = drawn.factor(rank, costs.kind(rank), noises[number])
-                computing = costs.computing_part(action, prices.action_s[number])
+                seconds = prices.action_s[number]
+                computing = max(0.0, 1 - costs.exchange_s(action) / seconds) if seconds > 0 else 0.0
                 factors[rank, position] = 1 + computing * (factor - 1)
     return factors
 

@@ -12,7 +12,9 @@ Modules:
     export          Plans, profiles and timelines in the forms of other tools: tables (pandas), launchers
     kernels         Kernels and links of GPUs that are not here, from tables that others measured
     on_chip_memory  Devices with a second memory, beside the multipliers (block RAM of an FPGA)
+    sites           Sites of point clouds, which the ranks of a stage share out as each batch has them: what that costs
     tiles           Fused tiles: blocks of layers that each rank of a forward plan runs through without exchanges
+    token_slices    Token slices: sequences cut along time into parts that go through a stage one after the other
     transformers    A transformer's training step on a cluster of GPUs: what it takes, what it holds, and which way is
                     the best
 """

@@ -30,7 +30,3 @@ Modules:
     timeline      When every action ran: predicted by the simulator or measured by the runtime, in one type
     validation    Whether a file of the right types makes sense: one list of faults, each with its path inside the file
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

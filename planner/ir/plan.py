@@ -115,29 +115,32 @@ class Placement:
         return Layout(self.cuts)
 
 
-class TokenSlice(NamedTuple):
-    """What goes through a stage at once where sequences are cut: tokens ``start`` to ``stop`` of so many samples."""
+class AxisPart(NamedTuple):
+    """What goes through a stage at once where micro-batches are cut along an axis with an order, such as time.
+
+    Its places ``start`` to ``stop`` (tokens), of so many samples; parts go through a stage one after another.
+    """
 
     samples: int
     start: int
     stop: int
 
 
-Size = int | TokenSlice
-"""What decides about the cost of a pass: the samples of a micro-batch, or which slice of how many."""
+Size = int | AxisPart
+"""What decides about the cost of a pass: the samples of a micro-batch, or which part of how many."""
 
 
 def samples_in(size: Size) -> int:
-    """Samples of a micro-batch, or of those that a slice is of."""
-    return size.samples if isinstance(size, TokenSlice) else size
+    """Samples of a micro-batch, or of those that a part is of."""
+    return size.samples if isinstance(size, AxisPart) else size
 
 
-def sizes_of(micro_batches: tuple[int, ...], token_slices: tuple[int, ...]) -> tuple[Size, ...]:
-    """What the program's micro-batches are: those of a plan, or one after another all slices of each."""
-    if not token_slices:
+def sizes_of(micro_batches: tuple[int, ...], axis_parts: tuple[int, ...]) -> tuple[Size, ...]:
+    """What the program's micro-batches are: those of a plan, or one after another all parts of each."""
+    if not axis_parts:
         return micro_batches
-    parts = tuple(pairwise(accumulate(token_slices, initial=0)))
-    return tuple(TokenSlice(samples, start, stop) for samples in micro_batches for start, stop in parts)
+    parts = tuple(pairwise(accumulate(axis_parts, initial=0)))
+    return tuple(AxisPart(samples, start, stop) for samples in micro_batches for start, stop in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +168,8 @@ class Decision:
     prepares_next_step: bool = field(default=False, metadata={"added": "0.1"})
 
     @property
-    def num_slices(self) -> int:
-        """Slices of each micro-batch; 1 where sequences are not cut."""
+    def num_parts(self) -> int:
+        """Parts of each micro-batch along an axis with an order; 1 where it is whole."""
         return max(1, len(self.token_slices))
 
     @property

@@ -146,16 +146,16 @@ class StageGraph:
     """The stages of a pipeline as a DAG, and how many micro-batches pass through it.
 
     Attributes:
-        num_microbatches: of token slices all slices of all micro-batches.
+        num_microbatches: where they are cut, all parts of all micro-batches.
         prepares: the stages whose hosts prepare inputs of each micro-batch.
-        slices: into how many token slices every micro-batch is cut.
+        parts: into how many parts every micro-batch is cut along an axis with an order.
     """
 
     num_stages: int
     num_microbatches: int
     edges: tuple[Edge, ...]
     prepares: tuple[int, ...] = ()
-    slices: int = 1
+    parts: int = 1
 
     @classmethod
     def chain(cls, num_stages: int, num_microbatches: int) -> StageGraph:
@@ -274,8 +274,8 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
     ``SEND`` alternatives of a receive are meant on every rank that sends a piece of it.
 
     The rule is the same for every micro-batch: those of micro-batch m are those of micro-batch 0 with m in its place,
-    and a reduction or update asks the same of each micro-batch that it counts.  Of token slices it is the same for
-    slice k of every micro-batch.
+    and a reduction or update asks the same of each micro-batch that it counts.  Where these are cut it is the same for
+    part k of every micro-batch.
     """
     s, m = action.stage, action.microbatch
     match action.op:
@@ -283,7 +283,7 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
             prepared = [frozenset({Action(s, Op.PREPARE, m)})] if s in stages.prepares else []
             return (
                 *prepared,
-                *([frozenset({Action(s, Op.FORWARD, m - 1)})] if m is not None and m % stages.slices else []),
+                *([frozenset({Action(s, Op.FORWARD, m - 1)})] if m is not None and m % stages.parts else []),
                 *(
                     frozenset({Action(s, Op.RECV_FORWARD, m, edge.src), Action(edge.src, Op.FORWARD, m)})
                     for edge in stages.into(s)
@@ -294,7 +294,7 @@ def dependencies(action: Action, stages: StageGraph) -> tuple[frozenset[Action],
         case Op.BACKWARD | Op.BACKWARD_INPUT:
             return (
                 frozenset({Action(s, Op.FORWARD, m)}),
-                *([_backward(s, m + 1)] if m is not None and (m + 1) % stages.slices else []),
+                *([_backward(s, m + 1)] if m is not None and (m + 1) % stages.parts else []),
                 *(
                     frozenset({Action(s, Op.RECV_BACKWARD, m, edge.dst), *_backward(edge.dst, m)})
                     for edge in stages.out_of(s)

@@ -49,8 +49,6 @@ Modules:
     sparse            Layers over the sites of sparse tensors: convolutions, pools, and from sites to samples and back
     stage_rules       What layers ask of the stages that hold them: one table, which searches keep to and the runtime
                       refuses by
-    token_slices      Token slices: a micro-batch's sequences cut along time into parts that go through a stage one
-                      after the other
 """
 
 from __future__ import annotations

@@ -6,23 +6,22 @@ Planner, simulator, checker and runtime all get their messages here, so that wha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from planner.ir.box import Box, volume
+from planner.ir.extras import addition
 from planner.ir.graph import BYTES_PER_ELEMENT, Graph, Layer, TensorSpec, producer, value_name
 from planner.ir.layout import Layout
 from planner.ir.lazy import once
 from planner.ir.plan import Block, Decision, Placement, Size, samples_in
+from planner.ir.problem import TIME_DIMS
 from planner.ir.program import Message, Part, Program, Route
 from planner.ir.schedule import Edge, StageGraph
 from planner.layers._samples import prepared_inputs
 from planner.layers.boxes import as_tuples, boxes_of, transfers
 from planner.layers.division import Division, layer_division, read_by
-
-if TYPE_CHECKING:
-    from planner.layers.token_slices import TokenAxes
 
 _DETACH, _ADD, _BROADCAST = "aten.detach.default", "aten.add.Tensor", "aten.broadcast_tensors.default"
 
@@ -65,6 +64,32 @@ def without_gradient(graph: Graph) -> frozenset[str]:
     return frozenset(detached) | loss_terms(graph)
 
 
+class OrderedAxis(Protocol):
+    """An axis of the graph's values along which a rank works through a micro-batch part by part.
+
+    A part reads what the parts before it made of a layer, and nothing of those behind it.
+    """
+
+    def box_of(self, value: str, spec: TensorSpec, size: Size) -> Box:
+        """What of a value, of ``spec`` for so many samples, belongs to a part; all of it for whole samples."""
+
+    def division(self, decision: Decision, stage: int, samples: int) -> Division:
+        """How parts divide the layers of a stage of one rank, as if they were ranks."""
+
+    def placement(self, layer: str, lengths: tuple[int, ...]) -> Placement:
+        """How a layer's work is cut, likewise."""
+
+
+def ordered_axis(graph: Graph, lengths: tuple[int, ...], ranks: Sequence[tuple[int, ...]]) -> OrderedAxis:
+    """Along which micro-batches are cut into parts of these lengths, in stages on ``ranks``.
+
+    Raises:
+        UnsupportedModelError: they cannot be.
+    """
+    axis: OrderedAxis = addition("planner", "ordered_axes", TIME_DIMS)(graph, lengths, ranks)
+    return axis
+
+
 @dataclass(frozen=True)
 class Boundaries:
     """A graph with layers assigned to stages; answers who owns, needs and sends what.
@@ -77,8 +102,8 @@ class Boundaries:
         placed: placement by layer, where that says more than a layout.
         silent: values without a gradient that comes back, see :func:`without_gradient`.
         blocks: by stage, layers that are run in blocks.
-        slices: into how many token slices micro-batches are cut.
-        axes: where tokens lie, if they are.
+        parts: into how many parts micro-batches are cut along an axis with an order.
+        axis: where that lies, if they are.
     """
 
     graph: Graph
@@ -91,8 +116,8 @@ class Boundaries:
     placed: Mapping[str, Placement] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
     blocks: Mapping[int, tuple[Block, ...]] = field(default_factory=dict)
-    slices: int = 1
-    axes: TokenAxes | None = None
+    parts: int = 1
+    axis: OrderedAxis | None = None
 
     @classmethod
     def of(
@@ -129,7 +154,7 @@ class Boundaries:
         """The boundaries of a plan.
 
         Raises:
-            UnsupportedModelError: it has token slices, and the graph cannot be run in such.
+            UnsupportedModelError: it cuts micro-batches into parts, and the graph cannot be run in such.
         """
         stages = range(len(decision.stages))
         stage_of = {name: placement.stage for name, placement in decision.layers.items()}
@@ -147,20 +172,17 @@ class Boundaries:
             placed,
             {number: stage.blocks for number, stage in enumerate(decision.stages)},
         )
-        return boundaries.sliced(decision.token_slices)
+        return boundaries.in_parts(decision.token_slices)
 
-    def sliced(self, token_slices: tuple[int, ...]) -> Boundaries:
-        """The same with micro-batches cut into token slices; as they are where there are none.
+    def in_parts(self, lengths: tuple[int, ...]) -> Boundaries:
+        """The same with micro-batches cut into parts of these lengths; as they are where there are none.
 
         Raises:
-            UnsupportedModelError: the graph cannot be run in such slices, or a stage is on several ranks.
+            UnsupportedModelError: as :func:`ordered_axis`.
         """
-        if not token_slices:
+        if not lengths:
             return self
-        from planner.layers.token_slices import require_one_rank, require_sliceable  # late: few plans cut sequences
-
-        require_one_rank(token_slices, self.ranks)
-        return replace(self, slices=len(token_slices), axes=require_sliceable(self.graph, token_slices))
+        return replace(self, parts=len(lengths), axis=ordered_axis(self.graph, lengths, self.ranks))
 
     def layout(self, layer: str) -> Layout:
         """How the layer is divided over the ranks of its stage."""
@@ -207,14 +229,14 @@ class Boundaries:
         return dict(zip(ranks, read_by(value, layers, len(ranks)), strict=True))
 
     def messages(self, edge: Edge, size: Size) -> tuple[Message, ...]:
-        """What crosses ``edge`` for a micro-batch or slice of a ``size``, hand-overs inside a rank included."""
+        """What crosses ``edge`` for a micro-batch, or a part, of a ``size``, hand-overs inside a rank included."""
         parts: dict[tuple[int, int], list[Part]] = {}
         for value in edge.values:
             spec = self._spec(value, samples_in(size))
-            if self.axes is None:
+            if self.axis is None:
                 owned, needed = self.owned(value, samples_in(size)), self.needed(value, edge.dst, samples_in(size))
-            else:  # between stages of one rank: the tokens of the slice, all where it has none
-                box = self.axes.box_of(value, spec, size)
+            else:  # between stages of one rank: what belongs to the part, all where nothing does
+                box = self.axis.box_of(value, spec, size)
                 owned, needed = (dict.fromkeys(self.ranks[stage], box) for stage in (edge.src, edge.dst))
             for move in transfers(owned, needed):
                 num_bytes = volume(move.box) * BYTES_PER_ELEMENT[spec.dtype]
@@ -236,11 +258,11 @@ class Boundaries:
         return Program(decision.rows(), stages, self.ranks, self.routes(edges, decision.sizes))
 
     def stages(self, edges: tuple[Edge, ...], sizes: tuple[Size, ...]) -> StageGraph:
-        """The stages as a DAG, through which micro-batches or slices of these sizes pass."""
-        return StageGraph(len(self.ranks), len(sizes), edges, self.prepares(), self.slices)
+        """The stages as a DAG, through which micro-batches, or parts, of these sizes pass."""
+        return StageGraph(len(self.ranks), len(sizes), edges, self.prepares(), self.parts)
 
     def routes(self, edges: tuple[Edge, ...], sizes: tuple[Size, ...]) -> dict[Route, tuple[Message, ...]]:
-        """The messages of every edge and micro-batch or slice."""
+        """The messages of every edge and micro-batch, or part."""
         by_size = {(edge.src, edge.dst, size): self.messages(edge, size) for edge in edges for size in set(sizes)}
         return {
             (edge.src, edge.dst, index): by_size[edge.src, edge.dst, size]

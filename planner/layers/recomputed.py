@@ -105,8 +105,6 @@ def span_faults(decision: Decision, number: int, graph: Graph | None = None) -> 
         return
     if stage.recompute:
         yield f"{path}: stage {number} computes all its layers again, and {len(stage.recomputed)} spans besides"
-    if decision.token_slices:
-        yield f"{path}: stage {number} has {len(stage.recomputed)} spans and token slices; it can have one of the two"
     in_spans: set[str] = set()
     for span in stage.recomputed:
         strange = [name for name in span if name not in names]

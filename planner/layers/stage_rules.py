@@ -109,7 +109,7 @@ def stage_errors(decision: Decision, graph: Graph) -> Iterator[tuple[str, Unsupp
         layers = [layer for layer in graph.layers if decision.layers[layer.name].stage == number]
         yield from ((each.name, _keeps(each, number, decision)) for each in layers if KEEPS_SAMPLES in each.attributes)
         yield from _of_stage_of_seeds(decision, graph, number)
-        is_divided = not decision.token_slices and divides(decision, number, graph)
+        is_divided = divides(decision, number, graph)
         if stage.level > 1 and (whole_because := why_gradients_stay_whole(graph)):
             yield layers[0].name, refused_slices(decision, number, [whole_because])
         elif stage.level > 1 and is_divided:

@@ -4,7 +4,7 @@ The actions of a program as integers, so that rules are looked up once for all m
 
 A *kind* is (stage, op, peer); the number of an action is ``kind * span + micro-batch``, with a place of its own for
 actions of the whole step.  ``dependencies`` asks the same for every micro-batch, so it is asked once a kind, at
-micro-batch 0 (of token slices: at those of micro-batch 0), and its answer shifted.
+micro-batch 0 (where these are cut: at all parts of micro-batch 0), and its answer shifted.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Numbering:
         kinds: what each kind is.
         strangers: numbers of actions of micro-batches that do not exist.
         moves: by kind of a send or receive and micro-batch, who exchanges messages with whom.
-        first_needs: ``dependencies`` of a kind at micro-batch 0, by token slice: one where there are none.
+        first_needs: ``dependencies`` of a kind at micro-batch 0, by part: one where micro-batches are whole.
     """
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.span, self.slices = program.stages.num_microbatches + 1, program.stages.slices
+        self.span, self.parts = program.stages.num_microbatches + 1, program.stages.parts
         self.kinds: list[Kind] = []
         self.strangers: set[int] = set()
         self._kind_of: Memo[Kind | tuple[int, Op, int | None, int], int] = Memo(self._new_kind)
@@ -102,12 +102,12 @@ class Numbering:
             last = self.span - 1
             rule = dependencies(Action(stage, op, None if m == last else m), self.program.stages)
             return (tuple(map(self.number, group)) for group in rule)
-        which = m % self.slices
+        which = m % self.parts
         return (tuple(first + m - which for first in group) for group in self.first_needs[kind][which])
 
     def _first_needs(self, kind: int) -> tuple[tuple[Alternatives, ...], ...]:
         stage, op, peer = self.kinds[kind]
-        rules = (dependencies(Action(stage, op, m, peer), self.program.stages) for m in range(self.slices))
+        rules = (dependencies(Action(stage, op, m, peer), self.program.stages) for m in range(self.parts))
         return tuple(tuple(tuple(map(self.number, group)) for group in rule) for rule in rules)
 
     def unmet(self, missing: bool) -> Unmet | None:
@@ -115,7 +115,7 @@ class Numbering:
 
         A receive needs sends on other ranks; these too are looked for if ``missing``.
         """
-        span, slices, strangers = self.span, self.slices, self.strangers
+        span, parts, strangers = self.span, self.parts, self.strangers
         rules = [self._rule(kind) for kind in range(len(self.kinds))]
         for rank, (row, place) in enumerate(zip(self.rows, self.places, strict=True)):
             for index, number in enumerate(row):
@@ -132,7 +132,7 @@ class Numbering:
                 if not groups:
                     needed, shift = tuple(self.needs(number)), 0
                 else:
-                    which = shift % slices
+                    which = shift % parts
                     needed, shift = groups[which], shift - which
                 for group in needed:
                     is_there = not missing
@@ -147,7 +147,7 @@ class Numbering:
         return None
 
     def _rule(self, kind: int) -> tuple[tuple[Alternatives, ...], ...] | None:
-        """What the kind needs at micro-batch 0, by token slice; None for a receive, nothing if each action is asked."""
+        """What the kind needs at micro-batch 0, by part; None for a receive, nothing if each action is asked."""
         op = self.kinds[kind][1]
         if op in RECEIVE:
             return None

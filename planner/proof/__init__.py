@@ -10,7 +10,3 @@
 ``space``, ``prices``, ``verify`` and ``step`` are all that has to be trusted; they ask nothing of the search, the costs
 or the checker.  ``prove`` makes a proof; ``scope``: for which requests.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

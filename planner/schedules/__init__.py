@@ -23,15 +23,15 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 
-from planner.ir.errors import UnknownNameError, UsageError
+from planner.ir.errors import UnknownNameError
+from planner.ir.extras import addition
+from planner.ir.problem import TIME_DIMS
 from planner.ir.schedule import Pipeline, Schedule, Traits
 from planner.schedules._registry import ENTRIES, Order, RegisteredSchedule
-from planner.schedules._rows import in_slices
 
 __all__ = [
     "Order",
     "Traits",
-    "can_slice",
     "default_names",
     "max_in_flight",
     "names",
@@ -57,7 +57,7 @@ def default_names() -> tuple[str, ...]:
 def schedule(name: str) -> Order:
     """The function that orders a pipeline by the schedule ``name``.
 
-    Where micro-batches are cut into token slices, it raises :class:`UsageError` if the schedule cannot order those.
+    Where micro-batches are cut into parts, it raises :class:`UsageError` if the schedule cannot order those.
 
     Raises:
         UnknownNameError: there is none.
@@ -66,25 +66,12 @@ def schedule(name: str) -> Order:
 
     @functools.wraps(entry.order)
     def order(pipeline: Pipeline) -> Schedule:
-        if pipeline.stages.slices == 1:
+        if pipeline.stages.parts == 1:
             return entry.order(pipeline)
-        if not can_slice(name):
-            text = "a slice's backward comes after those of the slices behind it, which changes what the schedule is"
-            raise UsageError(f"{name} cannot order token slices", [text], ["--schedule gpipe", "--schedule 1f1b"])
-        return in_slices(entry.order, pipeline)
+        in_parts: Schedule = addition("planner", "part_orders", TIME_DIMS)(name, entry.order, pipeline)
+        return in_parts
 
     return order
-
-
-def can_slice(name: str) -> bool:
-    """Whether the schedule ``name`` can order token slices: synchronous, one stage a position, not made from times.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
-    own = traits(name)
-    is_plain = own.synchronous and not own.timed and not own.bidirectional
-    return is_plain and (own.stages_per_position == 1 or not own.trains)
 
 
 def traits(name: str) -> Traits:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from planner.ir.errors import UsageError
-from planner.ir.schedule import Action, Op, Pipeline, Schedule, StageGraph
+from planner.ir.schedule import Action, Op, Pipeline, StageGraph
 from planner.schedules._registry import ENTRIES
 
 Row = tuple[Action, ...]
@@ -95,39 +95,6 @@ def in_turn(stage: int, window: int, num_microbatches: int) -> Row:
     steady = [action for pair in zip(backwards, forwards[window:], strict=False) for action in pair]
     drain = backwards[len(forwards[window:]) :]
     return (*forwards[:window], *steady, *drain)
-
-
-def in_slices(order: Callable[[Pipeline], Schedule], pipeline: Pipeline) -> Schedule:
-    """The schedule ``order`` of token slices in place of micro-batches: a longer warm-up, backwards turned round.
-
-    The j-th backward of the row is that of slice j counted from the end of its micro-batch, and comes after K - 1 more
-    forwards, those of the slices that read it (windows of 1F1B, for 2 micro-batches of 2 slices on 2 stages):
-
-        0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3   ->   0F0 0F1 0F2 0B1 0F3 0B0 0B3 0B2
-        1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3   ->   1F0 1F1 1B1 1F2 1B0 1F3 1B3 1B2
-
-    Free of deadlock as ``order`` is: all rows are turned alike, and all warm-ups are longer by as much (``clamped``).
-    """
-    slices = pipeline.stages.slices
-    whole = order(replace(pipeline, stages=replace(pipeline.stages, slices=1)))
-    return replace(whole, rows=tuple(_turned(row, slices) for row in whole.rows))
-
-
-def _turned(row: Row, slices: int) -> Row:
-    """One row; a backward for the weights stays behind the same forwards and backwards as before."""
-    forwards = [action for action in row if action.op is Op.FORWARD]
-    turned_row: list[Action] = []
-    num_before = num_made = 0
-    for action in row:
-        if action.op is Op.FORWARD:
-            num_before += 1
-            continue
-        if action.op is not Op.BACKWARD_WEIGHT:
-            turned_row += forwards[num_made : num_before + slices - 1]
-            num_made = max(num_made, min(len(forwards), num_before + slices - 1))
-        m = action.microbatch or 0
-        turned_row.append(replace(action, microbatch=m - 2 * (m % slices) + slices - 1))
-    return (*turned_row, *forwards[num_made:])
 
 
 def split(row: Row, backlog: int | None = None, held: int | None = None) -> Row:

@@ -4,7 +4,3 @@ Read ``keys`` (blocks), ``partition`` (their order in a sample, and cuts of it),
 ``prices`` (what layers cost on sites).  Import from the module that defines a name: ``from planner.sites.arrangement
 import arrange``.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

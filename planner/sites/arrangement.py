@@ -7,7 +7,7 @@ Every stage cuts the same order, each by its own speeds.  So two stages exchange
 samples or parts of one, and a rank that owns the same share in both keeps its sites.  All of it is integers and single
 IEEE operations in a fixed order: every rank that computes it from the same counts gets the same bits.
 
-Ownership: the rank of every block, and so of every site at every stride.
+The owner of a block owns its sites at every stride.
 
 Samples are ordered by longest processing time first (Graham 1969; on unequal speeds Gonzalez, Ibarra and Sahni 1977):
 by falling work, each to the rank that would finish it first.  On equal ranks the longest time is at most 4/3 - 1/(3 n)
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.ir.errors import UsageError
-from planner.sites.keys import AnyInts, Ints, block_keys, samples_of
+from planner.sites.keys import AnyInts, Ints, samples_of
 from planner.sites.partition import BlockWork, balanced_cuts, best_stretches, bisection, bottleneck
 
 _NOTHING = 1e-9
@@ -71,7 +71,7 @@ def arrange(
     Args:
         work: from :func:`planner.sites.partition.block_work`; without any work at all, each block counts the same.
         speeds: of the ranks of the stage that the order should suit best: by whole samples, and by plane cuts.
-        tolerance: see :func:`cut`.
+        tolerance: see :func:`cut_places`.
         order: of blocks within a sample.
 
     Raises:
@@ -100,8 +100,8 @@ def arrange(
     )
 
 
-def cut(arrangement: Arrangement, speeds: Sequence[float], tolerance: float = TOLERANCE) -> Ownership:
-    """The intervals that ranks of ``speeds`` own, rank by rank along the order.
+def cut_places(arrangement: Arrangement, speeds: Sequence[float], tolerance: float = TOLERANCE) -> list[int]:
+    """The cuts [n + 1] of intervals that ranks of ``speeds`` own: ``places[r]`` up to ``places[r + 1]`` of the order.
 
     As few samples as possible are cut in space, while the slowest rank takes at most ``1 + tolerance`` of the best
     that any intervals reach; a tolerance of 0 gives those best ones.  A rank may own nothing; one of speed 0 owns no
@@ -110,13 +110,6 @@ def cut(arrangement: Arrangement, speeds: Sequence[float], tolerance: float = TO
     Raises:
         UsageError: no speed above 0, one below, or a tolerance below 0.
     """
-    ends = cut_places(arrangement, speeds, tolerance)
-    ranks = np.repeat(np.arange(len(speeds)), np.diff(ends))
-    return ownership_of(len(speeds), arrangement.keys, ranks)
-
-
-def cut_places(arrangement: Arrangement, speeds: Sequence[float], tolerance: float = TOLERANCE) -> list[int]:
-    """The cuts [n + 1] of :func:`cut`: rank r owns blocks ``places[r]`` up to ``places[r + 1]`` of the order."""
     _require_speeds(speeds, tolerance)
     before, ends = arrangement.before, arrangement.sample_ends
     best = balanced_cuts(before, speeds)
@@ -185,52 +178,6 @@ def _require_speeds(speeds: Sequence[float], tolerance: float) -> None:
 
 
 Ranks = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ownership:
-    """Which of ``num_ranks`` ranks owns which block.
-
-    Attributes:
-        keys: [B], the blocks, ascending.
-        ranks: [B], their owners.
-    """
-
-    num_ranks: int
-    keys: Ints
-    ranks: Ranks
-
-    def owner(self, samples: AnyInts, coordinates: AnyInts, stride: int | Sequence[int] = 1) -> Ranks:
-        """The rank [N] that owns each site: ``samples`` [N], ``coordinates`` [N, 3] in units of ``stride``.
-
-        A site that exists nowhere has an owner too, so that whoever looks for it knows whom to ask.
-
-        Raises:
-            UsageError: see :func:`planner.sites.keys.block_keys`.
-        """
-        return self.owner_of_blocks(block_keys(samples, coordinates, stride))
-
-    def owner_of_blocks(self, keys: Ints) -> Ranks:
-        """The owner [N] of blocks: of one that is not listed, that of its sample's nearest listed one below, or above.
-
-        Of a sample without blocks it is any rank, the same whoever asks; without any block, rank 0.
-        """
-        if not len(self.keys):
-            return np.zeros(len(keys), np.int32)
-        below = np.searchsorted(self.keys, keys, side="right") - 1
-        above = np.minimum(below + 1, len(self.keys) - 1)
-        foreign = (below < 0) | (samples_of(self.keys[below]) != samples_of(keys))
-        owners: Ranks = self.ranks[np.where(foreign, above, below)]
-        return owners
-
-
-def ownership_of(num_ranks: int, keys: Ints, ranks: AnyInts) -> Ownership:
-    """The ownership that gives block ``keys[i]`` (distinct, in any order) to ``ranks[i]``; its arrays are its own."""
-    order = np.argsort(keys)
-    owned = Ownership(num_ranks, keys[order], np.asarray(ranks)[order].astype(np.int32))
-    for array in (owned.keys, owned.ranks):
-        array.setflags(write=False)
-    return owned
 
 
 def longest_first(work: Sequence[int], speeds: Sequence[float], loads: Sequence[float] | None = None) -> list[int]:

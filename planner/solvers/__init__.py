@@ -19,8 +19,6 @@ Modules:
     layouts            The best option (layout, recompute) of every layer of a stage, exactly
     progress           What a search reports while it runs
     requests           What no request may ask for: numbers that nothing can mean, and options that cannot be combined
-    token_slices       Plans with token slices: stages, micro-batches and lengths of slices, after the best plan without
-                       slices
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What no request may ask for: numbers that nothing can mean, and things that rule one another out.
 
-Each is a row of a table: whether it applies, what is wrong, why, and what to ask for instead.  What depends on which
-schedules a problem leaves is in :mod:`planner.solvers.candidates.feasibility`, on how a plan divides its layers in
-:mod:`planner.layers.stage_rules`, and what no proof covers in :mod:`planner.proof.scope`.
+Each is a row of a table: whether it applies, what is wrong, why, and what to ask for instead.  Extras add rows of what
+they rule out (``"refusals"``).  What depends on which schedules a problem leaves is in
+:mod:`planner.solvers.candidates.feasibility`, on how a plan divides its layers in :mod:`planner.layers.stage_rules`,
+and what no proof covers in :mod:`planner.proof.scope`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import math
 from collections.abc import Iterable
 
 from planner.ir.errors import UsageError
-from planner.ir.problem import MEMORY, NEVER, SELECTIVE, THROUGHPUT, TIME_DIMS, ZERO, Problem
+from planner.ir.extras import hooks
+from planner.ir.problem import MEMORY, NEVER, SELECTIVE, THROUGHPUT, ZERO, Problem
 from planner.layers.recomputed import attention_cores
 from planner.layers.stage_rules import why_gradients_stay_whole
 from planner.schedules import traits
@@ -90,7 +92,7 @@ def of_search(problem: Problem, solver: str) -> tuple[Refusal, ...]:
 
 def of_numbers(problem: Problem) -> tuple[Refusal, ...]:
     """Of a batch, and of what it and the state of a stage are divided into."""
-    batch, zero, slices = problem.global_batch, problem.zero, problem.token_slices
+    batch, zero = problem.global_batch, problem.zero
     too_large = next((size for size in problem.micro_batch_sizes if size > batch), 0)
     return (
         (
@@ -115,10 +117,6 @@ def of_numbers(problem: Problem) -> tuple[Refusal, ...]:
                 remedies=[f"--micro-batch {batch}", f"--global-batch {too_large}"],
             ),
         ),
-        (
-            any(length < 1 for length in slices),
-            UsageError(f"--token-slices {'+'.join(map(str, slices))}", ["a slice has tokens: 1 or more"]),
-        ),
     )
 
 
@@ -128,6 +126,7 @@ def of_pairs(problem: Problem) -> tuple[Refusal, ...]:
     is_stream = problem.rate_per_s and problem.objective == THROUGHPUT
     kept_whole = why_gradients_stay_whole(graph) if problem.zero > 1 else ""
     return (
+        *(row for rows_of in hooks("planner", "refusals").values() for row in rows_of(problem)),
         (
             is_stream and any(traits(name).trains for name in problem.schedules),
             UsageError(
@@ -137,21 +136,9 @@ def of_pairs(problem: Problem) -> tuple[Refusal, ...]:
             ),
         ),
         (
-            problem.token_slices and problem.objective != THROUGHPUT,
-            UsageError(f"--token-slices with --objective {problem.objective}", ["slices are for training steps"]),
-        ),
-        (
             kept_whole,
             UsageError(
                 f"--zero {problem.zero} divides gradients, which this network keeps whole", [kept_whole], ["--zero 1"]
-            ),
-        ),
-        (
-            selective and TIME_DIMS in problem.allow,
-            UsageError(
-                "--recompute selective beside token slices",
-                ["what later slices read of attention has to stay"],
-                ["--recompute always", "leave out --allow time and --token-slices"],
             ),
         ),
         (

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.user_module import fresh_gradients, is_users_frame, kept_state
-from profiler.capture.user_state import UserState, refill
+from profiler.capture.user_module import is_users_frame
+from profiler.capture.user_state import Moved, UserState, refill
 from profiler.source.model import LoadedModel
 
 LossOf = Callable[[Mapping[str, Tensor]], Tensor]
@@ -31,21 +31,8 @@ _OF_OBJECTS = (
     "and global variables hold stays behind"
 )
 _MOST_TRIED = 32
-_FIRST, _LATER = 1, 2
+FIRST, LATER = 0, 2
 """Seeds of the calls."""
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """A call behind the first.
-
-    Attributes:
-        tensors: its batch.
-        loss: with changed weights.
-    """
-
-    tensors: Mapping[str, Tensor]
-    loss: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,48 +42,13 @@ class _Outcome:
     error: str = ""
 
 
-@torch.enable_grad()
-def later_call(
-    model: LoadedModel, whole: Mapping[str, Tensor], rest: Mapping[str, Tensor], loss_of: LossOf
-) -> Later | None:
-    """A second call of the module, which is left as it was; None where it runs on no other batch.
-
-    Args:
-        model: whose module it is.
-        whole: the batch of the first call.
-        rest: one of other samples, or the same.
-        loss_of: the module's loss of a batch.
-
-    Raises:
-        UnsupportedModelError: what the first call left in Python alters it.
-    """
-    with kept_state(*model.stateful), fresh_gradients(*model.owners.values()):
-        memory = _Memory(model, loss_of)
-        memory.call(whole, _FIRST)
-        memory.note()
-        for tensors in _others(whole, rest):
-            memory.as_called()
-            kept = memory.call(tensors)
-            fresh = memory.forgotten(tensors) if memory.changed else kept
-            if not kept.error and _is_alike(kept, fresh):
-                return Later(tensors, kept.loss)
-            if not fresh.error:
-                raise _refusal(model, memory, whole, tensors, (kept, fresh))
-    return None
-
-
-def changed_weights_loss(model: LoadedModel, loss_of: Callable[[], Tensor]) -> Tensor:
-    """The loss of a second call with the weights that :func:`later_call` has; they are not put back."""
-    _change_weights(model)
-    torch.manual_seed(_LATER)
-    return loss_of().detach()
-
-
-class _Memory:
+class FirstCall:
     """A module between its first call and the next.
 
     Attributes:
+        before, after: the state before the first call, and behind it.
         changed: names of what the first call changed in Python.
+        moved: the numbers among that.
     """
 
     def __init__(self, model: LoadedModel, loss_of: LossOf) -> None:
@@ -105,13 +57,38 @@ class _Memory:
         self._buffers = self._named()
         self._left: dict[str, Tensor] = {}
         self.changed: list[str] = []
+        self.moved: list[Moved] = []
 
     def note(self) -> None:
-        """Takes the state that it is in for that after a call, and changes the weights."""
-        self.changed = self.before.changed()
-        _change_weights(self._model)
+        """Takes the state that it is in for that after the first call."""
+        self.changed, self.moved = self.before.changed(), self.before.moved()
         self.after = UserState(self._model.stateful)
         self._left = {name: buffer.detach().clone() for name, buffer in self._named().items()}
+
+    def later_call(
+        self, whole: Mapping[str, Tensor], rest: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor], Tensor] | None:
+        """The batch of a second call, and its loss by the module with changed weights, which are not put back.
+
+        None where the module runs on no other batch.
+
+        Args:
+            whole: the batch of the first call.
+            rest: one of other samples, or the same.
+
+        Raises:
+            UnsupportedModelError: what the first call left in Python alters it.
+        """
+        change_weights(self._model)
+        for tensors in _others(whole, rest):
+            self.as_called()
+            kept = self.call(tensors)
+            fresh = self.forgotten(tensors) if self.changed else kept
+            if not kept.error and _is_alike(kept, fresh):
+                return tensors, kept.loss
+            if not fresh.error:
+                raise _refusal(self._model, self, whole, tensors, (kept, fresh))
+        return None
 
     def as_called(self) -> None:
         """As after the first call."""
@@ -139,7 +116,7 @@ class _Memory:
                 if left is not None and left.shape == buffer.shape:
                     refill(buffer, left)
 
-    def call(self, tensors: Mapping[str, Tensor], seed: int = _LATER) -> _Outcome:
+    def call(self, tensors: Mapping[str, Tensor], seed: int = LATER) -> _Outcome:
         """One call with its gradients; parameters that it writes to are put back."""
         owners = self._model.owners.values()
         trained = {(k, name): p for k, each in enumerate(owners) for name, p in each.named_parameters()}
@@ -170,8 +147,14 @@ def _is_alike(a: _Outcome, b: _Outcome) -> bool:
     if a.error or b.error or a.tensors.keys() != b.tensors.keys():
         return bool(a.error) and bool(b.error)
     pairs = [(a.loss, b.loss), *((value, b.tensors[name]) for name, value in a.tensors.items())]
-    scale = max((_largest(x) for x, _ in pairs[1:]), default=0.0)
-    return all(_is_close(x, y, scale) for x, y in pairs)
+    differing = [(x, y) for x, y in pairs if not is_equal(x, y)]
+    scale = max((_largest(x) for x, _ in pairs[1:]), default=0.0) if differing else 0.0
+    return all(_is_close(x, y, scale) for x, y in differing)
+
+
+def is_equal(x: Tensor, y: Tensor) -> bool:
+    """Whether each number is the same: asked first, since it takes a fraction of what a comparison by size does."""
+    return x.dtype == y.dtype and x.layout is y.layout is torch.strided and torch.equal(x, y)
 
 
 def _is_close(x: Tensor, y: Tensor, scale: float) -> bool:
@@ -206,20 +189,22 @@ def _others(whole: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> Iterator
 
 
 @torch.no_grad()
-def _change_weights(model: LoadedModel) -> None:
+def change_weights(model: LoadedModel) -> None:
     """Each by up to a half of itself, with its sign; what is zero becomes a little more."""
     generator = torch.Generator().manual_seed(0)
     for module in model.owners.values():
         for parameter in module.parameters():
             if parameter.requires_grad and (parameter.is_floating_point() or parameter.is_complex()):
-                drawn = torch.rand(parameter.shape, generator=generator).to(parameter.device)
-                factors = (0.5 + drawn).to(parameter.dtype)
-                parameter.copy_(torch.where(parameter == 0, 0.02 * factors, parameter * factors))
+                drawn = torch.rand(parameter.shape, generator=generator).add_(0.5)
+                factors, is_zero = drawn.to(parameter.device, parameter.dtype), parameter == 0
+                parameter.mul_(factors)
+                if is_zero.any():
+                    parameter.copy_(torch.where(is_zero, 0.02 * factors, parameter))
 
 
 def _refusal(
     model: LoadedModel,
-    memory: _Memory,
+    memory: FirstCall,
     whole: Mapping[str, Tensor],
     tensors: Mapping[str, Tensor],
     both: tuple[_Outcome, _Outcome],
@@ -255,20 +240,21 @@ def _refusal(
 
 
 def _changes_on(
-    model: LoadedModel, memory: _Memory, whole: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+    model: LoadedModel, memory: FirstCall, whole: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
 ) -> bool:
     """Whether the module that was called once would be refused as well."""
     memory.as_called()
-    second = _Memory(model, memory._loss_of)
-    second.call(tensors, _FIRST)
+    second = FirstCall(model, memory._loss_of)
+    second.call(tensors, FIRST)
     second.note()
+    change_weights(model)
     if not second.changed:
         return False
     second.as_called()
     return not _is_alike(second.call(whole), second.forgotten(whole))
 
 
-def _line(memory: _Memory, name: str, whole: Mapping[str, Tensor]) -> str:
+def _line(memory: FirstCall, name: str, whole: Mapping[str, Tensor]) -> str:
     """The user's line behind which ``name`` has another value; empty where that is not to be seen."""
     place = ""
     last: FrameType | None = None
@@ -291,7 +277,7 @@ def _line(memory: _Memory, name: str, whole: Mapping[str, Tensor]) -> str:
     traced = sys.gettrace()
     sys.settrace(entered)
     try:
-        memory.call(whole, _FIRST)
+        memory.call(whole, FIRST)
     finally:
         sys.settrace(traced)
     return place

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, fx, nn
 from cuda_ops._torch import BatchNormBase, DropoutBase, at_node
 from cuda_ops.dense.evaluation import draws_in_any_mode, evaluated
 from planner.ir.errors import UnsupportedModelError
-from profiler.capture.first_calls import CALLED_ONCE, changed_weights_loss, later_call
+from profiler.capture.first_calls import CALLED_ONCE, FIRST, LATER, FirstCall, is_equal
 from profiler.capture.trace import TracedModel
 from profiler.capture.user_module import (
     drawn_so_far,
@@ -36,17 +37,17 @@ class _Result:
     Attributes:
         gradients: of trained parameters, by name; None where the loss has none to give.
         buffers: as forward leaves them, by name.
-        again: the loss of a second call behind the first, of another batch and with other weights.
+        leaves: the tensors that gradients of the loss end in, by id.
     """
 
     loss: Tensor
     gradients: Mapping[str, Tensor] | None
     buffers: Mapping[str, Tensor]
-    again: Tensor | None = None
+    leaves: frozenset[int] = frozenset()
 
 
 @torch.enable_grad()
-def require_same_loss(traced: TracedModel, model: LoadedModel) -> frozenset[str]:
+def require_same_loss(traced: TracedModel, model: LoadedModel) -> Set[str]:
     """Raises :class:`UnsupportedModelError` unless the graph gives the module's own loss and gradients.
 
     Returns the parameters that get no gradient, neither from the module nor from the graph, though they are trained.
@@ -55,23 +56,32 @@ def require_same_loss(traced: TracedModel, model: LoadedModel) -> frozenset[str]
     where the module runs with these.
     """
     samples, whole = _example(traced, model)
-    expected = _own_result(model, whole, samples)
-    _require_same_inputs(model, whole)
-    rest = _rest(traced, model, samples)
-    later = later_call(model, whole, rest, partial(_loss_of_copies, model))
-    by_graph = _graph_result(traced, model, whole, samples, None if later is None else later.tensors)
-    _require_alike(traced, expected.loss, by_graph.loss, {})
-    _require_same_gradients(model, expected.gradients, by_graph.gradients)
-    _require_same_buffers(expected.buffers, by_graph.buffers)
-    if later is not None:
-        _require_same_again(later.loss, by_graph.again)
-    _require_no_schedule(model, whole, expected.loss)
+    with kept_state(*model.stateful), fresh_gradients(*model.owners.values()):
+        memory, copies = FirstCall(model, partial(_loss_of_copies, model)), _copies(whole)
+        with kept_state(*model.stateful):
+            expected = _own_result(model, copies, samples)
+            memory.note()
+        _require_same_inputs(model, whole, copies, expected.loss)
+        by_graph = _graph_result(traced, model, whole, samples)
+        _require_alike(traced, expected.loss, by_graph.loss, {})
+        _require_same_gradients(model, expected.gradients, by_graph.gradients)
+        _require_same_buffers(expected.buffers, by_graph.buffers)
+        if not expected.leaves <= {id(each) for each in traced.parameters.values()}:
+            _require_known_parameters(traced, model)
+        gradients = frozenset(traced.parameters if by_graph.gradients is None else by_graph.gradients)
+        later = memory.later_call(whole, _rest(traced, model, samples))
+        if later is not None and by_graph.gradients is not None:
+            memory.as_called()
+            torch.manual_seed(LATER)
+            with _running_graph():
+                _require_same_again(later[1], _graph_loss(traced, model, later[0], samples).detach())
+    if memory.moved:
+        _require_no_schedule(model, whole, expected.loss)
     if traced.refusal is not None:
         other = {name: _changed(tensor) for name, tensor in whole.items()}
-        results = _own_result(model, other, samples), _graph_result(traced, model, other, samples)
-        _require_alike(traced, results[0].loss, results[1].loss, {})
-    gradients = by_graph.gradients
-    idle = () if gradients is None else (name for name in traced.parameters if name not in gradients)
+        with kept_state(*model.stateful):
+            own = _own_result(model, _copies(other), samples)
+        _require_alike(traced, own.loss, _graph_result(traced, model, other, samples).loss, {})
     for divisor in (_PAIR, max(model.extents.values())) if traced.varying else ():
         tensors = _shrunk(whole, traced, divisor) if model.clouds is None else _fewer(traced, model, samples, divisor)
         try:
@@ -83,7 +93,7 @@ def require_same_loss(traced: TracedModel, model: LoadedModel) -> frozenset[str]
         except UnsupportedModelError:  # a condition under which it was captured
             continue
         _require_alike(traced, expected.loss, by_graph.loss, traced.graph_inputs(tensors, samples))
-    return frozenset(idle)
+    return traced.parameters.keys() - gradients
 
 
 def _rest(traced: TracedModel, model: LoadedModel, samples: int) -> dict[str, Tensor]:
@@ -104,7 +114,7 @@ def _changed(tensor: Tensor) -> Tensor:
     return torch.lerp(tensor, other, 0.25) if tensor.is_floating_point() else other
 
 
-def require_known_parameters(traced: TracedModel, model: LoadedModel) -> None:
+def _require_known_parameters(traced: TracedModel, model: LoadedModel) -> None:
     """Raises :class:`UnsupportedModelError` if a gradient flows to a tensor that neither module nor loss registers.
 
     A parameter that a loss function finds in its closure is a constant of the graph: it would not be trained.  What is
@@ -238,11 +248,16 @@ def module_loss(model: LoadedModel, tensors: Iterable[Tensor], *, calm: bool = F
 
 
 def _module_result(model: LoadedModel, tensors: Mapping[str, Tensor]) -> _Result:
-    return _result(model, lambda: _loss_of_copies(model, tensors))
+    with kept_state(*model.stateful):
+        return _result(model, lambda: _loss_of_copies(model, tensors))
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _loss_of_copies(model: LoadedModel, tensors: Mapping[str, Tensor]) -> Tensor:
-    return _loss_of(model, [tensor.clone() for tensor in tensors.values()])
+    return _loss_of(model, [*_copies(tensors).values()])
 
 
 def _loss_of(model: LoadedModel, values: Sequence[Tensor]) -> Tensor:
@@ -264,16 +279,16 @@ def _loss_of(model: LoadedModel, values: Sequence[Tensor]) -> Tensor:
     return loss
 
 
-def _require_same_inputs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> None:
-    """Raises :class:`UnsupportedModelError` where forward writes to its inputs so that a second one differs."""
-    values = [tensor.clone() for tensor in tensors.values()]
+def _require_same_inputs(
+    model: LoadedModel, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], first: Tensor
+) -> None:
+    """Raises :class:`UnsupportedModelError` where forward writes to its inputs so that a second one differs.
 
-    def loss() -> Tensor:
-        return _loss_alone(model, lambda: _loss_of(model, values))
-
-    first = loss()
-    written = [name for name, value in zip(tensors, values, strict=True) if not is_alike(value, tensors[name])]
-    if written and not is_alike(first, loss()):
+    Args:
+        copies: the inputs as a first forward on ``tensors`` left them; its loss was ``first``.
+    """
+    written = [name for name, tensor in tensors.items() if not is_alike(copies[name], tensor)]
+    if written and not is_alike(first, _loss_alone(model, lambda: _loss_of(model, [*_copies(copies).values()]))):
         raise UnsupportedModelError(
             f"forward writes to its own input, {written[0]}, in place",
             ["the next step on the same data would read something else"],
@@ -282,9 +297,9 @@ def _require_same_inputs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> N
 
 
 def _own_result(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> _Result:
-    """That of the module for ``samples`` samples, which must have one."""
+    """That of the module for ``samples`` samples, which must have one; it is left as its call leaves it."""
     try:
-        return _module_result(model, tensors)
+        return _result(model, lambda: _loss_of(model, [*tensors.values()]))
     except UnsupportedModelError:
         raise
     except Exception as error:
@@ -297,20 +312,22 @@ def _own_result(model: LoadedModel, tensors: Mapping[str, Tensor], samples: int)
         ) from error
 
 
-def _graph_result(
-    traced: TracedModel,
-    model: LoadedModel,
-    tensors: Mapping[str, Tensor],
-    samples: int,
-    later: Mapping[str, Tensor] | None = None,
-) -> _Result:
-    def loss_of(batch: Mapping[str, Tensor]) -> Tensor:
-        with model.precision():
-            loss: Tensor = traced.module(*traced.graph_inputs(batch, samples).values())
-            return loss
+def _graph_result(traced: TracedModel, model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> _Result:
+    with _running_graph(), kept_state(*model.stateful):
+        return _result(model, lambda: _graph_loss(traced, model, tensors, samples))
 
+
+def _graph_loss(traced: TracedModel, model: LoadedModel, tensors: Mapping[str, Tensor], samples: int) -> Tensor:
+    with model.precision():
+        loss: Tensor = traced.module(*traced.graph_inputs(tensors, samples).values())
+        return loss
+
+
+@contextmanager
+def _running_graph() -> Iterator[None]:
+    """Within it, what a graph raises that does not run is told."""
     try:
-        return _result(model, lambda: loss_of(tensors), None if later is None else lambda: loss_of(later))
+        yield
     except RuntimeError as error:
         raise UnsupportedModelError(
             "the captured graph does not run as the module does",
@@ -338,18 +355,18 @@ def _runs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> bool:
     return True
 
 
-def _result(model: LoadedModel, loss_of: Callable[[], Tensor], again_of: Callable[[], Tensor] | None = None) -> _Result:
+def _result(model: LoadedModel, loss_of: Callable[[], Tensor]) -> _Result:
     modules = model.owners.values()
-    with kept_state(*model.stateful), fresh_gradients(*modules):
-        torch.manual_seed(0)
+    with fresh_gradients(*modules):
+        torch.manual_seed(FIRST)
         loss = loss_of()
         buffers = {name: b.detach().clone() for module in modules for name, b in module.named_buffers()}
         if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
             return _Result(loss, None, buffers)
+        leaves = frozenset(map(id, _leaves(loss)))
         loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
         gradients = {name: _dense(name, p.grad) for name, p in _trained(model) if p.grad is not None}
-        second_loss = None if again_of is None else changed_weights_loss(model, again_of)
-    return _Result(loss.detach(), gradients, buffers, second_loss)
+    return _Result(loss.detach(), gradients, buffers, leaves)
 
 
 def _loss_alone(model: LoadedModel, loss_of: Callable[[], Tensor]) -> Tensor:
@@ -378,7 +395,7 @@ def _require_same_gradients(
     model: LoadedModel, expected: Mapping[str, Tensor] | None, captured: Mapping[str, Tensor] | None
 ) -> None:
     """Names the parameter nearest to the loss whose gradient the graph does not have: what is lost lies behind it."""
-    if expected is None:
+    if expected is None or (captured is not None and _are_equal(expected, captured)):
         return
     norms = (_norm(gradient) for gradient in expected.values())
     largest = max((norm for norm in norms if math.isfinite(norm)), default=0.0)
@@ -395,8 +412,12 @@ def _require_same_gradients(
             )
 
 
-def _require_same_again(expected: Tensor, captured: Tensor | None) -> None:
-    if captured is not None and not is_alike(expected, captured):
+def _are_equal(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    return some.keys() == others.keys() and all(is_equal(each, others[name]) for name, each in some.items())
+
+
+def _require_same_again(expected: Tensor, captured: Tensor) -> None:
+    if not is_alike(expected, captured):
         raise UnsupportedModelError(
             "the module computes something else when it is called again, its captured graph does not",
             [f"second call: {expected.item()} by the module, {captured.item()} by the graph"],

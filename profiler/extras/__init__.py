@@ -5,7 +5,3 @@ Modules:
     modelled         Profiles of networks and devices that are not here: shapes of fake tensors, times of kernel models
     sampled_graphs   Graph networks on sampled neighbours: seeds are their samples
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

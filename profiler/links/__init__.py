@@ -10,7 +10,3 @@ Modules:
     messages     What messages between two ranks cost, each way (latency, bandwidth of a long stream), measured by both
                  of them together
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

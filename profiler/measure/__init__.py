@@ -26,7 +26,3 @@ Modules:
     worker            What runs in a measuring process: the model is built, captured, and every layer measured at the
                       sizes that matter
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -7,7 +7,3 @@ Modules:
     missing     Measures what a plan uses and its profile does not hold: the same processes, sizes and parts being given
     network     A part of one layer: its operator, and the pieces of tensors that it is called with
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

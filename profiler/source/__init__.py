@@ -16,7 +16,3 @@ Modules:
     structure      A batch as its user has it, and the tuple of tensors that a step is fed: the one place that makes one
                    of the other
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -5,7 +5,6 @@
 
 Modules:
 
-    distcp           Checkpoints of earlier releases, which kept tensors as torch.distributed.checkpoint does
     folders          Names of checkpoint folders, and changes to them that a crash cannot leave half done
     lock             One job a folder: a lock file that says who writes the checkpoints there, and whether it still does
     manifest         What a checkpoint holds and where, read strictly; whether it is what was written (hashes)

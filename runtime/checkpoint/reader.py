@@ -13,11 +13,10 @@ from torch import Tensor
 
 from planner.ir.box import Box, Interval, intersect, whole
 from planner.ir.errors import MissingFileError, StaleFileError
-from runtime.checkpoint.distcp import TorchFolder
+from planner.ir.extras import addition
 from runtime.checkpoint.folders import DATA_FILE, MANIFEST, complete_path, complete_steps
 from runtime.checkpoint.manifest import (
     SAFETENSORS,
-    TORCH,
     Manifest,
     RankFiles,
     StoredPart,
@@ -76,7 +75,9 @@ class SafetensorsFolder:
             raise damaged(self._path, f"{self._name}: {min(others)} belongs to nothing")
 
 
-_FOLDERS: Mapping[str, type[SafetensorsFolder | TorchFolder]] = {SAFETENSORS: SafetensorsFolder, TORCH: TorchFolder}
+def _folder_of(kept_as: str) -> type[SafetensorsFolder]:
+    """The folder of a rank whose tensors were kept so; other ways than today's are extras'."""
+    return SafetensorsFolder if kept_as == SAFETENSORS else addition("runtime", "rank_folders", kept_as)
 
 
 class Checkpoint:
@@ -91,7 +92,7 @@ class Checkpoint:
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
-        self._folders: dict[str, SafetensorsFolder | TorchFolder] = {}
+        self._folders: dict[str, SafetensorsFolder] = {}
 
     @classmethod
     def open(cls, folder: str | Path, step: int | None = None) -> Checkpoint:
@@ -114,7 +115,7 @@ class Checkpoint:
         path = complete_path(home, steps[-1] if step is None else step)
         manifest = read_manifest(path)
         for name, files in manifest.folders.items():
-            data, *others = (f"{name}/{file}" for file in _FOLDERS[manifest.kept_as].files)
+            data, *others = (f"{name}/{file}" for file in _folder_of(manifest.kept_as).files)
             for file in (data, *others):
                 check_place(path, file)
             try:
@@ -229,10 +230,9 @@ class Checkpoint:
         hint = f"it has {len(names)} {what}s" + (f", among them {close[0]}" if close else "")
         return StaleFileError(f"{self.path} has no {what} {key}", [hint], ["the model that it was saved of"])
 
-    def _opened(self, name: str) -> SafetensorsFolder | TorchFolder:
+    def _opened(self, name: str) -> SafetensorsFolder:
         if name not in self._folders:
-            kind = _FOLDERS[self.manifest.kept_as]
-            self._folders[name] = kind(self.path, name, self.manifest.folders[name])
+            self._folders[name] = _folder_of(self.manifest.kept_as)(self.path, name, self.manifest.folders[name])
         return self._folders[name]
 
     def _part(self, key: str, entry: TensorEntry, box: Box) -> Tensor:

@@ -49,7 +49,7 @@ class LossWeighting:
         """The factors of a layer, of which ``counts`` is what each micro-batch adds to the whole batch's number."""
         for share in local_stage.shares:
             m = share.of
-            if batch.rows[m] and not share.token_slice:
+            if batch.rows[m] and not share.microbatch % self._context.decision.num_parts:
                 together = self._together(m)
                 samples = sum(batch.rows[together.start : together.stop])
                 count = None if counts is None else counts[together.start : together.stop].sum(0)
@@ -82,6 +82,6 @@ class LossWeighting:
         """The first sample that this rank counts, and how many; where layers are divided, one rank counts for all."""
         context = self._context
         if stage not in context.divided:
-            share = local_stage.shares[microbatch * context.decision.num_slices]
+            share = local_stage.shares[microbatch * context.decision.num_parts]
             return share.start, share.num_samples
         return 0, rows if context.position(stage) == 0 else 0

@@ -106,9 +106,9 @@ class Routing:
     Args:
         boundaries: by micro-batch, of the graph in the shapes that the micro-batch has.
         rows: samples of each micro-batch; those without any move nothing.
-        divisions: of the stages that this rank divides with others along any dims, or runs slice by slice, by stage and
+        divisions: of the stages that this rank divides with others along any dims, or runs part by part, by stage and
             micro-batch.
-        slices: into how many token slices micro-batches are cut; what is called a micro-batch here is one of these.
+        parts: into how many parts micro-batches are cut; what is called a micro-batch here is one of these.
 
     Attributes:
         forward_out, forward_in: activations that leave and that come.
@@ -125,9 +125,9 @@ class Routing:
         rows: tuple[int, ...],
         rank: int,
         divisions: Mapping[tuple[int, int], Division] | None = None,
-        slices: int = 1,
+        parts: int = 1,
     ) -> None:
-        self._boundaries, self._rows, self._rank, self._slices = boundaries, rows, rank, slices
+        self._boundaries, self._rows, self._rank, self._parts = boundaries, rows, rank, parts
         self._divisions = divisions or {}
         self._values = {id(graph): graph.values() for graph in (each.graph for each in boundaries)}
         self._held: dict[tuple[str, int, int, int], Box] = {}
@@ -170,9 +170,9 @@ class Routing:
         return held.index(held[position]) == position
 
     def _position(self, stage: int, microbatch: int) -> int:
-        """This rank's among those of a stage, or the slice's among those of its micro-batch."""
-        if self._slices > 1:
-            return microbatch % self._slices
+        """This rank's among those of a stage, or the part's among those of its micro-batch."""
+        if self._parts > 1:
+            return microbatch % self._parts
         return self._boundaries[microbatch].ranks[stage].index(self._rank)
 
     def dtype(self, value: str) -> torch.dtype:

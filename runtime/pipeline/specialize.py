@@ -44,7 +44,7 @@ class Specialization:
     """The plan for one combination of sizes, on one rank.
 
     Attributes:
-        rows: samples of each micro-batch; of token slices, too, those of whole micro-batches.
+        rows: samples of each micro-batch; of their parts, too, those of whole ones.
         program: with the messages of these sizes; actions of micro-batches without rows are left out.
         routing: this rank's messages.
         local_stages: the stages of this rank, with their shares.
@@ -73,7 +73,8 @@ class Specializer:
         # Shapes that are not the capture's are found on a copy without parameters.
         is_reshaped = model.sizes and context.preparation is None
         self._graph_at: GraphAt | None = partial(graph_at, without_data(model)) if is_reshaped else None
-        self._divided = frozenset(s for s in context.stages if decision.token_slices or s in context.divided)
+        in_parts = context.boundaries.axis is not None
+        self._divided = frozenset(s for s in context.stages if in_parts or s in context.divided)
         self._at: dict[object, Boundaries] = {}
         self._divisions = Recent[object, Division]()
         self._numbers: dict[tuple[int, int, tuple[int, ...]], int | None] = {}
@@ -105,27 +106,27 @@ class Specializer:
         return specialization
 
     def _bound(self, local_stages: Mapping[int, LocalStage], batch: Batch) -> Specialization:
-        rows, slices = batch.rows, self._decision.num_slices
+        rows, num_parts = batch.rows, self._decision.num_parts
         of_whole = [
             self._boundaries_of(batch.shapes(m)) if count and self._sizes else self._boundaries
             for m, count in enumerate(rows)
         ]
-        boundaries = [each for each in of_whole for _ in range(slices)]
+        boundaries = [each for each in of_whole for _ in range(num_parts)]
         sizes = sizes_of(rows, self._decision.token_slices)
         program = self._program(sizes, boundaries)
         divisions = {
-            (stage, m * slices + k): self._division(
+            (stage, m * num_parts + k): self._division(
                 of_whole[m], stage, count, self._sizes_of(tuple(self._sizes), batch.shapes(m))
             )
             for stage in self._divided
             for m, count in enumerate(rows)
             if count
-            for k in range(slices)
+            for k in range(num_parts)
         }
         return Specialization(
             rows,
             program,
-            Routing(boundaries, program, tuple(map(samples_in, sizes)), self._context.rank, divisions, slices),
+            Routing(boundaries, program, tuple(map(samples_in, sizes)), self._context.rank, divisions, num_parts),
             {
                 stage: self._divided_shares(stage, local_stage, batch, divisions)
                 if stage in self._divided
@@ -176,8 +177,8 @@ class Specializer:
         if cached is None:
             named = dict(zip(self._sizes, sizes, strict=False))
             number = self._numbers.setdefault((stage, rows, sizes), _number(stage, self._numbers))
-            if boundaries.axes is not None:
-                division: Division = boundaries.axes.division(self._decision, stage, rows).in_use(named, 0)
+            if boundaries.axis is not None:
+                division: Division = boundaries.axis.division(self._decision, stage, rows).in_use(named, 0)
             else:
                 division = Division.of(boundaries.graph, self._decision, stage, rows).in_use(named, number)
             cached = self._divisions[key] = division
@@ -185,7 +186,7 @@ class Specializer:
 
     def _rows_in(self, division: Division, stage: int) -> set[int]:
         """Numbers of samples that this rank runs layers of the stage with."""
-        if self._decision.token_slices:
+        if self._boundaries.axis is not None:
             return {division.samples}
         position = self._context.position(stage)
         return {layer.rows[position] for layer in division.layers.values()}
@@ -260,19 +261,17 @@ class Specializer:
     def _divided_shares(
         self, stage: int, local_stage: LocalStage, batch: Batch, divisions: Mapping[tuple[int, int], Division]
     ) -> LocalStage:
-        """Every rank, or token slice, runs the whole micro-batch, as far as its layers' parts go."""
-        slices = self._decision.num_slices
+        """Every rank, or part, runs the whole micro-batch, as far as its layers' parts go."""
+        num_parts = self._decision.num_parts
         weights = list(self._weights(batch.rows))
         names = [name for name in local_stage.program.inputs if name in self._graph.inputs]
         shares, feeds = list[MicrobatchShard](), list[dict[str, Feed]]()
-        for number in range(len(batch.rows) * slices):
-            m, k = divmod(number, slices)
+        for number in range(len(batch.rows) * num_parts):
+            m, k = divmod(number, num_parts)
             rows, division = batch.rows[m], divisions.get((stage, number))
             sizes = self._sizes_of(local_stage.program.sizes, batch.shapes(m)) if rows else ()
-            position, weight = k if slices > 1 else self._context.position(stage), rows * weights[m]
-            shares.append(
-                MicrobatchShard(number, rows, 0, rows, sizes, division, token_slice=k, whole=m, loss_weight=weight)
-            )
+            position, weight = k if num_parts > 1 else self._context.position(stage), rows * weights[m]
+            shares.append(MicrobatchShard(number, rows, 0, rows, sizes, division, whole=m, loss_weight=weight))
             feeds.append(self._factors(stage, local_stage, m))
             if division is None:
                 continue

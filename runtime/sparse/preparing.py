@@ -67,7 +67,6 @@ class Preparing:
 
     @property
     def clock(self) -> PreparationClock:
-        """What the thread and its waiters took."""
         return self.aside.clock
 
     @property
@@ -89,7 +88,6 @@ class Preparing:
         return batch
 
     def expect(self, raw: Batch, rank: int) -> None:
-        """Begins with ``raw``, a batch that this rank is given soon, beside what is computed now."""
         batch = self._new(raw)
         self._expected.add(raw, (batch, self.aside.begin(partial(self._make, batch, rank))))
 

@@ -18,8 +18,6 @@ Modules:
     op_rules      Op rules: how a layer kind's operator runs on this rank's part, one function a kind, in a module for
                   each family
     parameters    A rank's part of each parameter and buffer of a divided stage, and the ranks that share its gradient
-    slices        Token slices of one stage on one rank: what a slice reads of those before it is kept here until their
-                  backward
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from runtime.spatial.exchange import PeerGroup
     from runtime.spatial.layer_shard import groups_in
     from runtime.spatial.parameters import ParameterPart, Parts, groups_of_parameters, parts_of, sliced
-    from runtime.spatial.slices import SlicePeers, of_micro_batches
 
 __all__ = [
     "DeferredGradients",
@@ -44,11 +41,9 @@ __all__ = [
     "ParameterPart",
     "Parts",
     "PeerGroup",
-    "SlicePeers",
     "connected",
     "groups_in",
     "groups_of_parameters",
-    "of_micro_batches",
     "parts_of",
     "sliced",
 ]
@@ -60,11 +55,9 @@ _HOMES = {
     "ParameterPart": "parameters",
     "Parts": "parameters",
     "PeerGroup": "exchange",
-    "SlicePeers": "slices",
     "connected": "empties",
     "groups_in": "layer_shard",
     "groups_of_parameters": "parameters",
-    "of_micro_batches": "slices",
     "parts_of": "parameters",
     "sliced": "parameters",
 }

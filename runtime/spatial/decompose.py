@@ -35,7 +35,6 @@ from runtime.spatial.empties import connected
 from runtime.spatial.exchange import PeerGroup
 from runtime.spatial.layer_shard import LayerShard, NodeCall, evaluate, group_of
 from runtime.spatial.op_rules import form
-from runtime.spatial.slices import SlicePeers
 from runtime.stage.cut import NUM_SAMPLES, Rule
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.random.streams import DrawnPart
@@ -105,7 +104,7 @@ LOSS = "loss"
 """The kind of layers whose form gives this rank's share."""
 
 _MOST_KEPT = 1024
-"""Divisions whose shards of layers are kept, those of tiles among them."""
+"""Divisions whose shards of layers are kept, those of parts of a stage among them."""
 
 
 class DividedStage:
@@ -113,7 +112,7 @@ class DividedStage:
 
     Args:
         layers: of the stage, by name.
-        wire: to the other ranks of the stage, or between token slices.
+        wire: to the other ranks of the stage, or between parts of a micro-batch.
 
     Attributes:
         wire: counts what was sent.
@@ -134,8 +133,7 @@ class DividedStage:
         self._calls: dict[str, NodeCall] = {}
         self._kept = Recent[int, tuple[Division, dict[tuple[str, bool, int], LayerShard]]](_MOST_KEPT)
         self._division: Division | None = None
-        self._position, self._slices = wire.position, wire if isinstance(wire, SlicePeers) else None
-        self._microbatch_shards: dict[int, MicrobatchShard] = {}
+        self._position = wire.position
 
     @property
     def division(self) -> Division | None:
@@ -147,14 +145,12 @@ class DividedStage:
         division = microbatch_shard.division
         if division is None:
             raise ValueError("a divided stage is run with a division")
-        if self._slices is not None:
-            self._slices.at(microbatch_shard.of, microbatch_shard.token_slice)
-            self._microbatch_shards[microbatch_shard.microbatch] = microbatch_shard
+        self.wire.at(microbatch_shard.microbatch)
         self._position = self.wire.position
         self.enter(division)
 
     def enter(self, division: Division) -> None:
-        """From here on, layers are those of ``division``, such as a tile's."""
+        """From here on, layers are those of ``division``, such as those of a part of the stage."""
         if division is self._division:
             return
         self._division = division
@@ -164,23 +160,18 @@ class DividedStage:
         self._now = entry[1]
 
     def begin(self, microbatch: int) -> None:
-        """The backward of a micro-batch or slice."""
-        if self._slices is not None:
-            microbatch_shard = self._microbatch_shards[microbatch]
-            self._slices.at(microbatch_shard.of, microbatch_shard.token_slice)
+        """The backward of a micro-batch, or of a part."""
+        self.wire.at(microbatch)
 
     def finish(self) -> None:
         """A backward is over."""
         self.later.run()
-        if self._slices is not None and not self._slices.position:
-            self._slices.forget(self._slices.microbatch)
+        self.wire.finish()
 
     def reset(self) -> None:
         """What is under way came to nothing."""
         self.later.clear()
-        if self._slices is not None:
-            self._slices.clear()
-            self._microbatch_shards.clear()
+        self.wire.reset()
 
     def rule(self, inner: Rule, *, training: bool = True) -> Rule:
         """The rule that puts forms in place of operators; ``inner`` says what those are (draws, evaluation)."""

@@ -52,6 +52,15 @@ class PeerGroup:
         """This rank's among those of the stage."""
         return self.ranks.index(self.transport.rank)
 
+    def at(self, microbatch: int) -> None:
+        """Which micro-batch, or part of one, is run next, forward or backward: of note where parts read one another."""
+
+    def finish(self) -> None:
+        """A backward is over."""
+
+    def reset(self) -> None:
+        """What is under way came to nothing."""
+
     def exchange(
         self, held: Sequence[Box], wanted: Sequence[Box], moves: Iterable[Transfer], key: int | None = None
     ) -> Exchange:
@@ -351,10 +360,10 @@ class _Laid:
         if which != _ZEROS:
             return pieces[which][1]
         key = (extent, x.dtype, x.device)
-        zeros = self._zeros.get(key)
+        zeros = self._zeros.get(key) if type(x) is Tensor else None  # a compiler's stand-in mixes with no numbers
         if zeros is None:
             zeros = x.new_zeros((*self.shape[:dim], extent, *self.shape[dim + 1 :]))
-            if zeros.nbytes <= _KEPT_BYTES:
+            if zeros.nbytes <= _KEPT_BYTES and type(zeros) is Tensor:
                 self._zeros[key] = zeros
         return zeros
 

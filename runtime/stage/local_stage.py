@@ -28,6 +28,7 @@ from cuda_ops.preparation import SeparatePreparation
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.extras import addition
 from planner.ir.graph import producer
+from planner.ir.problem import TIME_DIMS
 from planner.layers import require_micro_batches
 from planner.layers.boundary import loss_terms, without_gradient
 from planner.layers.stage_rules import refused_slices, require_stages
@@ -89,7 +90,7 @@ class StageBuilder:
         actions = [action for action in context.row if action.stage == stage]
         run_config = RunConfig.of(actions, decision.stages[stage].recompute, self._model.autocast)
         divided, sites = self._divided(stage), self._sites(stage)
-        is_shared = divided is not None and not decision.token_slices
+        is_shared = divided is not None and context.boundaries.axis is None
         parts = spatial.parts_of(self._model, decision, stage, context.rank) if is_shared else {}
         passes = self._passes(stage, run_config)
         functions = self._functions(stage, self._cut(stage, parts, passes), run_config, divided, sites)
@@ -167,7 +168,7 @@ class StageBuilder:
         functions = StageFunctions(
             stage_cut,
             partial(self._rows, stage, ranks) if len(ranks) > 1 else None,
-            self._draws.rule(self._rng, max(len(ranks), decision.num_slices), self._places(divided)),
+            self._draws.rule(self._rng, max(len(ranks), decision.num_parts), self._places(divided)),
             halves=bool(run_config.split) and compiler is None,
             divided=divided,
             sites=sites,
@@ -195,16 +196,15 @@ class StageBuilder:
             return None
         shard = partial(divided.shard, training=True)
         context, layers, placements = self._context, self._model.graph.by_name(), self._context.decision.layers
-        if context.boundaries.axes is not None:
-            axes, token_slices = context.boundaries.axes, context.decision.token_slices
-            placements = {name: axes.placement(name, token_slices) for name in layers}
+        if (axis := context.boundaries.axis) is not None:
+            placements = {name: axis.placement(name, context.decision.token_slices) for name in layers}
         return spatial.DrawnPlaces(shard, layers, placements)
 
     def _divided(self, stage: int) -> spatial.DividedStage | None:
-        """How the layers of a stage are divided, over its ranks or over token slices; None: they are not."""
+        """How the layers of a stage are divided, over its ranks or over parts of a micro-batch; None: they are not."""
         context, wire = self._context, cast("spatial.PeerGroup | None", None)
-        if context.decision.token_slices:
-            wire = spatial.SlicePeers(context.decision.num_slices)
+        if context.boundaries.axis is not None:
+            wire = addition("runtime", "part_peers", TIME_DIMS)(context.decision.num_parts)
         elif stage not in context.divided:
             return None
         elif self._compiler is None:

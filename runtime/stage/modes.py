@@ -82,8 +82,8 @@ class MicrobatchShard:
             the rank goes on with after a reduction over sites.
         division: of a stage whose layers are divided along any dims, for this micro-batch, of which ``num_samples`` are
             then all rows; None where the stage's ranks just share out samples.
-        token_slice: which slice of the micro-batch, where sequences are cut.
-        whole: the micro-batch that the slice is of; ``microbatch`` then numbers all slices of a step.
+        whole: the micro-batch, where it is cut along an axis with an order; ``microbatch`` then numbers all parts of a
+            step.
         loss_weight: its rows over all rows whose gradients make up the same update.
     """
 
@@ -94,7 +94,6 @@ class MicrobatchShard:
     sizes: tuple[int, ...] = ()
     division: Division | None = None
     sites: Share | None = None
-    token_slice: int = 0
     whole: int | None = None
     loss_weight: float = 0.0
 

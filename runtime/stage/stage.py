@@ -88,7 +88,7 @@ class Divided(MicrobatchContext, Protocol):
     """How layers are divided along any dims."""
 
     def begin(self, microbatch: int) -> None:
-        """The backward of a micro-batch, or of a token slice, is next."""
+        """The backward of a micro-batch, or of a part, is next."""
         ...
 
     def finish(self) -> None:

@@ -6,7 +6,7 @@ from benchmarks.seeds import parareal, terapipe
 from benchmarks.seeds.branches import Network, best_plan
 from benchmarks.seeds.primitives import adjoints
 from benchmarks.seeds.schedules import predicted
-from planner.solvers.token_slices import best_slices
+from planner.extras.token_slices.search import best_slices
 
 
 def test_predicted_gains_are_the_closed_forms() -> None:

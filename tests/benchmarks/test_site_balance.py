@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.site_balance import SiteMap, halo, imbalance, random_blocks, rank_work
+from benchmarks.site_balance import SiteMap, cut, halo, imbalance, random_blocks, rank_work
 from planner.ir.errors import UsageError
-from planner.sites.arrangement import arrange, cut
+from planner.sites.arrangement import arrange
 from planner.sites.partition import SiteLevel, SiteLoad, block_work
 from tests.planner.sites.clouds import blocks
 

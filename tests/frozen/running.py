@@ -21,11 +21,12 @@ from torch import Tensor
 
 from cuda_ops.sparse import dispatch
 from planner.check.structure import require_possible
+from planner.extras.token_slices.order import can_slice
 from planner.ir.errors import HalopipeError, WorkerError
 from planner.ir.plan import Decision
 from planner.ir.profile import ModelSource
-from planner.schedules import can_slice, traits
 from planner.schedules import names as schedule_names
+from planner.schedules import traits
 from profiler.capture.graph import capture
 from profiler.source.source import load_model
 from runtime.engine import Engine

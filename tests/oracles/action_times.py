@@ -34,7 +34,7 @@ class ActionTimes:
         self._sum_s = self._cost_model.network.all_reduce_s
         self._adding = {(r, index) for r, row in enumerate(self._program.rows) for index in adding_to_gradients(row)}
         self.is_prepared = self._decision.prepares_next_step or self._cost_model.preparations.look_ahead
-        self.shares_sites = any(len(group) > 1 for group in self._program.ranks)
+        self.is_shared = any(len(group) > 1 for group in self._program.ranks)
 
     def action_s(self, rank: int, action: Action, index: int) -> float:
         """Seconds of the action at a place in the row of ``rank``; of a send or receive beside its messages."""
@@ -66,7 +66,7 @@ class ActionTimes:
         stage, group, kind = action.stage, self._program.ranks[action.stage], self._cost_model.kind(rank)
         samples, preparations = samples_in(self._sizes[action.microbatch or 0]), self._cost_model.preparations
         if not preparations.is_beside(kind):
-            made_s = preparations.seconds(kind, self._indices[stage], samples, shared=self.shares_sites)
+            made_s = preparations.seconds(kind, self._indices[stage], samples, shared=self.is_shared)
             return made_s + (self.found_s(rank) if self.begins(rank, action) else 0.0)
         own = self._decision.layout_of(stage).samples(samples)[group.index(rank)] if len(group) > 1 else samples
         return preparations.seconds(kind, self._indices[stage], own)
@@ -77,8 +77,8 @@ class ActionTimes:
 
     def found_s(self, rank: int) -> float:
         """Seconds of finding the sites of a step's micro-batches on ``rank``."""
-        found_s, kind = self._cost_model.preparations.found_s, self._cost_model.kind(rank)
-        return sum(found_s(kind, samples_in(size), shared=self.shares_sites) for size in self._sizes)
+        found_s, kind = self._cost_model.preparations.before_program_s, self._cost_model.kind(rank)
+        return sum(found_s(kind, samples_in(size), shared=self.is_shared) for size in self._sizes)
 
     def next_step(self) -> list[tuple[float, bool, float]]:
         """By rank: seconds of preparing the next step in this one, whether a core beside does, and what that costs."""

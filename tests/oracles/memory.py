@@ -90,7 +90,7 @@ class Account:
         self._stages, self._rank, self._row = stages, rank, program.rows[rank]
         preparations, is_shared = stages.cost_model.preparations, any(len(group) > 1 for group in program.ranks)
         self._is_prepared = self._decision.prepares_next_step or preparations.look_ahead
-        sites = (preparations.found_bytes(rows, shared=is_shared) for rows in self._decision.micro_batches)
+        sites = (preparations.before_program_bytes(rows, shared=is_shared) for rows in self._decision.micro_batches)
         self._site_bytes = (1 + self._is_prepared) * sum(sites)  # this step's, and the next one's
         self._places: dict[int, dict[Action, int]] = {}
         self._joined = {leg: before for leg, before in program.joined().items() if leg[2] == rank}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,15 +16,16 @@ from planner.check.structure import has_layouts, samples_of
 from planner.costs.communication.links import shares_memory
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import runs_of
-from planner.costs.token_slices import SlicePrices
 from planner.ir.graph import Layer
-from planner.ir.plan import Decision, Size, TokenSlice, samples_in
+from planner.ir.plan import AxisPart, Decision, Size, samples_in
 from planner.ir.program import Program
 from planner.layers import throughout_sites
 from planner.layers.recomputed import layers_in_order
 from tests.oracles.prices import LaidOut, LayerPrices
-from tests.oracles.slices import Sliced
 from tests.oracles.stage_memory import Holding
+
+if TYPE_CHECKING:
+    from tests.planner.extras.token_slices.plain_slices import Sliced
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Stages:
                 for name in layer.parameters:
                     self.users.setdefault(name, set()).add(stage)
         self._laid_out: dict[tuple[int, int], LaidOut] = {}
-        self._slices: dict[tuple[int, TokenSlice], Sliced] = {}
+        self._slices: dict[tuple[int, AxisPart], Sliced] = {}
         self._on_chip: dict[int, int] = {}
         self._holdings: dict[tuple[int, int, Size], Holding] = {}
 
@@ -110,7 +112,7 @@ class Stages:
 
     def of_size(self, stage: int, samples: Size) -> LaidOut | Sliced:
         """The stage, whose layers have layouts of their own, for micro-batches of ``samples``; or a token slice."""
-        if isinstance(samples, TokenSlice):
+        if isinstance(samples, AxisPart):
             return self._of_slice(stage, samples)
         if (stage, samples) not in self._laid_out:
             placements = {layer.name: self.decision.layers[layer.name] for layer in self.layers[stage]}
@@ -128,7 +130,10 @@ class Stages:
             )
         return self._laid_out[stage, samples]
 
-    def _of_slice(self, stage: int, size: TokenSlice) -> Sliced:
+    def _of_slice(self, stage: int, size: AxisPart) -> Sliced:
+        from planner.extras.token_slices.prices import SlicePrices  # goes with the extra
+        from tests.planner.extras.token_slices.plain_slices import Sliced
+
         if (stage, size) not in self._slices:
             kind, recompute = self.cost_model.kind(self.program.ranks[stage][0]), self.decision.stages[stage].recompute
             table = self.cost_model.beside(SlicePrices).table(kind, size)

@@ -25,9 +25,9 @@ GIVEN = (
     "planner.costs.shards",
     "planner.costs.stages.gradient_overlap",
     "planner.costs.stages.input_pipeline",
-    "planner.costs.token_slices",  # what a layer costs at a slice
     "planner.extras.tiles.division",
     "planner.extras.tiles.workspace",
+    "planner.extras.token_slices.prices",  # what a layer costs at a slice
 )
 """What a layer, a part of one, a message or a sum costs."""
 

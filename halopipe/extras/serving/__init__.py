@@ -16,6 +16,5 @@ from __future__ import annotations
 
 HOOKS = {
     "verbs": {"37 serve": "halopipe.extras.serving.verb:serve"},
-    "calls": {"stream": "halopipe.extras.serving.rank_loop:serve_stream"},
     "streams": {"requests": "halopipe.extras.serving.serving:open_serving"},
 }

@@ -27,13 +27,15 @@ import torch
 from torch import Tensor
 
 from halopipe.training.session import Execution
+from halopipe.training.steps import RankSteps
 from planner.ir.box import Box, Interval
 from planner.ir.codec import from_json, plain
 from planner.ir.errors import TransportError
 from planner.ir.graph import producer
-from runtime.pipeline.microbatches import InputSpecs
+from runtime.engine import StepResult
+from runtime.extras.streams.stream import Answered, RequestStream, Setting
+from runtime.pipeline.microbatches import Batch, InputSpecs
 from runtime.pipeline.routing import Piece
-from runtime.pipeline.stream import Answered, Setting
 
 READY, REQUEST, ANSWER, END = "ready", "request", "answer", "end"
 HERE, ZEROS, SHAPE = "here", "zeros", "shape"
@@ -100,41 +102,50 @@ class RankDescription:
         return json.dumps(plain(self), default=list)
 
 
-def serve_stream(execution: Execution, arguments: Mapping[str, Any]) -> int:
-    """Works on what comes over the script's socket until it ends; the number of requests.
+def stream(execution: Execution, path: str, **setting: bool) -> None:
+    """Works on what comes over the script's socket until it ends.
 
     Args:
-        arguments: the socket's ``path``, whether stages ``learn``, and whether they run as in ``training``.
+        path: of the socket.
+        setting: whether stages ``learns``, and whether they run as in ``training``.
 
     Raises:
         UsageError: the plan does not learn by local losses alone; nothing was begun.
     """
-    stream = execution.stream(learns=arguments["learns"], training=arguments["training"])
-    description = _description(execution, stream.setting)
-    end, count, is_over = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), 0, False
-    with short_name(arguments["path"]) as name:
+    requests: RequestStream = execution.stream(**setting)
+    description = _description(execution, requests.setting)
+    end, is_over = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), False
+    with short_name(path) as name:
         end.connect(name)
+
+    def take(_: int) -> Batch | None:
+        """Offers what has come, as far as there is room; the batch to be answered next."""
+        nonlocal is_over
+        while not is_over and requests.has_room and (not requests.num_offered or link.poll(0)):
+            if not requests.num_offered:
+                execution.activity.deadline_s = FOREVER_S
+                execution.activity.begin("waiting for a request")
+            try:
+                header, tensors = decoded(link.recv_bytes())
+            except (EOFError, ConnectionError) as error:
+                raise TransportError("the script has left the stream", [str(error)]) from error
+            is_over = header["what"] == END
+            if not is_over:
+                requests.offer(requests.batch(_filled(header["inputs"], tensors)), probes=header["probes"])
+        return requests.upcoming
+
+    def answer(_: int, batch: Batch) -> StepResult:
+        answered = requests.run()
+        if description.answers:  # else nobody waits for this rank's word
+            link.send_bytes(_frame(answered))
+        return StepResult(answered.losses / max(1, sum(batch.rows)), 0.0, answered.spans)
+
     with Connection(end.detach()) as link:
         link.send_bytes(encoded({"what": READY, "description": description.text}))
-        while True:
-            while not is_over and stream.has_room and (not stream.num_offered or link.poll(0)):
-                if not stream.num_offered:
-                    execution.activity.deadline_s = FOREVER_S
-                    execution.activity.begin("waiting for a request")
-                try:
-                    header, tensors = decoded(link.recv_bytes())
-                except (EOFError, ConnectionError) as error:
-                    raise TransportError("the script has left the stream", [str(error)]) from error
-                is_over = header["what"] == END
-                if not is_over:
-                    stream.offer(stream.batch(_filled(header["inputs"], tensors)), probes=header["probes"])
-                    count += not header["probes"]
-            if not stream.num_offered:
-                stream.settle()
-                return count
-            answered = stream.run()
-            if description.answers:  # else nobody waits for this rank's word
-                link.send_bytes(_frame(answered))
+        steps = RankSteps(execution.engine, take, answer)
+        while steps.step(execution.num_steps) is not None:
+            pass
+        requests.settle()
 
 
 _MOST_NAME_BYTES = 90

@@ -43,6 +43,7 @@ from halopipe.extras.serving.rank_loop import (
     encoded,
     pieces_of,
     short_name,
+    stream,
 )
 from halopipe.launch.job_environment import job_rank
 from halopipe.launch.parallelize import Parallel
@@ -192,7 +193,7 @@ class Serving:
                 what = f"{path}: {error.strerror or error}"
                 raise MissingFileError("no socket can be made in the job's folder", [what], ["TMPDIR=/tmp"]) from None
             door.listen(run.plan.decision.num_ranks)
-            run.ranks.begin("stream", path=str(path), learns=learn, training=mode == MODULE)
+            run.ranks.begin(stream, str(path), learns=learn, training=mode == MODULE)
             self._links, self._ranks = self._opened(door)
         self._stream_spec = self._ranks[0]
         Path(path).unlink()

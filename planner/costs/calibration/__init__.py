@@ -7,7 +7,3 @@
 
 A run is told apart into classes of costs first; what is left over is the error that plans are widened by.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -5,12 +5,7 @@
     (u, v)      from one layer's option to the next one's: bytes that a rank reads and
                 does not hold, from their owners                                       ``resharding.resharding_of``
     exposed     of a convolution's halo max(0, exchange - compute); of all else, all   ``resharding.exposed``
-    sites       rows of a halo by parts a sample q, beyond those measured as q^(-2/3)   ``halo.site_exchanges_s``
     at least    of what crosses a cut, before a plan says how                          ``stage_transfers``
 
 Bounds read ``stage_transfers``, and ``least_collective_s`` of ``collectives``.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -34,7 +34,7 @@ class Resharding:
 
     Attributes:
         forward_s, backward_s: messages one way and their adjoint; of a convolution's halo backward that of dx or of
-            dy, whichever is smaller (``costs.communication.halo``).
+            dy, whichever is smaller (``layers.backward_halo``).
         received_bytes: ``[..., ranks]``: what each rank gets and keeps until the backward.
         standing_bytes: ``[..., ranks]``: what comes and what leaves, both ways, where receives stand ready for it.
         moved_bytes: in all, forward, partial sums included.

@@ -10,7 +10,3 @@
 
 Read ``interpolation`` first: the others answer where it cannot.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

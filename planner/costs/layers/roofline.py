@@ -92,11 +92,6 @@ def _kinds(device: DeviceSpec, devices: Sequence[DeviceSpec]) -> dict[str, Devic
     return {kind: own for kinds in ({device.kind: device}, *others) for kind, own in kinds.items()}
 
 
-def work_of(graph: Graph, layer: Layer, samples: int) -> LayerWork:
-    """What a forward pass of ``layer`` does for ``samples`` samples."""
-    return _work(graph, graph.values(), layer, samples)
-
-
 def roof_s(work: LayerWork, device: DeviceSpec, dtype: str, layer: str) -> float:
     """The least time in which ``device`` can do ``work``.
 
@@ -168,7 +163,7 @@ def _is_known(device: DeviceSpec) -> bool:
 def _works(profile: Profile) -> dict[tuple[str, int], LayerWork]:
     sizes = {m.samples for measured in profile.measurements.values() for m in measured}
     values = profile.graph.values()
-    return {(x.name, n): _work(profile.graph, values, x, n) for x in profile.graph.layers for n in sizes}
+    return {(x.name, n): work_of(profile.graph, values, x, n) for x in profile.graph.layers for n in sizes}
 
 
 def _measurements(
@@ -233,7 +228,8 @@ def _num_bytes(specs: Sequence[TensorSpec]) -> int:
     return sum(spec.num_bytes for spec in specs)
 
 
-def _work(graph: Graph, values: Mapping[str, TensorSpec], layer: Layer, samples: int) -> LayerWork:
+def work_of(graph: Graph, values: Mapping[str, TensorSpec], layer: Layer, samples: int) -> LayerWork:
+    """What a forward pass of ``layer`` does for ``samples`` samples; ``values`` of the graph."""
     sized, inputs, parameters = graph.layer_at(layer, samples, values)
     flops = kind_named(layer.kind).forward_flops(sized, inputs)
     return LayerWork(flops, _num_bytes((*inputs, *sized.outputs, *parameters)), _num_bytes(parameters))

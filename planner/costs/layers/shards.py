@@ -35,6 +35,7 @@ from planner.costs.layers.regression import FamilyModels
 from planner.costs.shards.device_mesh import axes_of, candidate_layouts
 from planner.ir.cluster import INTERPOLATED, Evidence
 from planner.ir.errors import MissingMeasurementError
+from planner.ir.extras import addition
 from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.lazy import once
 from planner.ir.problem import TIME_DIMS
@@ -43,7 +44,6 @@ from planner.layers import check_samples_apart
 from planner.layers.boxes import boxes_of
 from planner.layers.shards import Shards
 from planner.layers.sized import SizedLayer
-from planner.layers.token_slices import TokenAxes
 
 
 def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_ranks: int) -> tuple[PartShape, ...]:
@@ -56,19 +56,18 @@ def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_
         allow: families of dims that may be cut (``Problem.allow``).
 
     Raises:
-        UnsupportedModelError: time may be cut, and the graph cannot be run in token slices.
+        UnsupportedModelError: time may be cut, and the graph cannot be run in parts along it.
     """
     values, mixing = graph.values(), frozenset(check_samples_apart(graph))
     axes = axes_of(graph, allow)
-    tokens = TokenAxes.of(graph) if TIME_DIMS in allow else None
+    of_axis = addition("planner", "part_shapes", TIME_DIMS)(graph) if TIME_DIMS in allow else lambda sized: ()
     shapes: dict[PartShape, None] = {}
     for layers in alike_layers(graph, values, mixing):
         names = tuple(layer.name for layer in layers)
         for size in sizes:
             sized = SizedLayer.of(graph, layers[0], values, size, names[0] in mixing)
             shapes.update((PartShape(names, samples, part), None) for samples, part in _parts(sized, axes, num_ranks))
-            if tokens is not None:
-                shapes.update((PartShape(names, size, part, before), None) for part, before in _slices(sized, tokens))
+            shapes.update((PartShape(names, size, part, before), None) for part, before in of_axis(sized))
     order = {layer.name: index for index, layer in enumerate(graph.layers)}
     return tuple(sorted(shapes, key=lambda shape: (shape.samples, order[shape.layers[0]])))
 
@@ -83,22 +82,6 @@ def group_sizes(num_ranks: int) -> tuple[int, ...]:
     """Powers of 2 up to ``num_ranks`` and its divisors; no group of one."""
     powers = {1 << k for k in range(1, num_ranks.bit_length())}
     return tuple(size for size in range(2, num_ranks + 1) if num_ranks % size == 0 or size in powers)
-
-
-def _slices(sized: SizedLayer, axes: TokenAxes) -> Iterator[tuple[tuple[int, ...], int]]:
-    """(extents, tokens before) of slices between which others are read: a half, a quarter, an eighth of a sequence.
-
-    Behind others only where a layer reads what those before it made; at least four, for as many numbers are fitted.
-    """
-    name, work = sized.layer.name, axes.works.get(sized.layer.name)
-    if work is None or work.is_merged or work.dim == sized.samples_dim:
-        return
-    lengths = [axes.num_tokens // parts for parts in (2, 4, 8) if axes.num_tokens // parts]
-    for length in dict.fromkeys(lengths):
-        extents = [length if dim == work.dim else extent for dim, extent in enumerate(sized.work.shape)]
-        rest = axes.num_tokens - length
-        behind = {rest, rest // 3} if name in axes.reads_earlier else set[int]()
-        yield from ((part_of(sized, extents), before) for before in sorted({0, *behind}))
 
 
 def alike_layers(graph: Graph, values: Mapping[str, TensorSpec], mixing: frozenset[str]) -> list[list[Layer]]:

@@ -11,7 +11,3 @@
 
 Read ``table`` first: whoever changes what is held from when to when changes it there.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

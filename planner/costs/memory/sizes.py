@@ -55,7 +55,7 @@ class Sizes:
         }
         self._activations, unsaved = self._by_activation_slot(carried, is_block)
         self._transfer_sizes = self._by_transfer_slot(carried, is_block, unsaved)
-        self._batch_bytes = costs.num_steps_held * _batch_bytes(costs) + costs.found_bytes()
+        self._batch_bytes = costs.num_steps_held * _batch_bytes(costs) + costs.before_program_bytes()
 
     @cached_property
     def answers(self) -> dict[int, int]:

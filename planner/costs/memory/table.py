@@ -4,8 +4,8 @@ Everybody who says how much memory something takes reads this: a rank's row acti
 of searches (``memory_bound``, which counts fewer lines of it), and a transformer's stages
 (:mod:`planner.extras.transformers.memory`).  How many bytes a line has is in ``sizes``.
 
-Of a device with two memories parameters, state and gradients lie in the one on chip, if they fit there, and are left
-out here (``RankMemory.bytes_beside``).  A stage that recomputes keeps received inputs alone, and has its activations
+Parameters, state and gradients that lie in a memory beside the main one of a device are left out here
+(``RankMemory.bytes_beside``).  A stage that recomputes keeps received inputs alone, and has its activations
 back while B runs, or from I to W; segments of layers that are computed again keep what they read, and have theirs back
 one segment at a time.
 

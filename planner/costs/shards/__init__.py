@@ -6,7 +6,3 @@
 
 Arrays over options and ranks throughout.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -14,7 +14,3 @@ Besides:
                 rules
     next_step   What ranks prepare of the next step while this one runs, and how much of it is left when their rows end
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -121,7 +121,7 @@ def compile_program(
     """``program`` as integers.
 
     Args:
-        micro_batches: samples of each, or which token slice it is: actions of equal ones cost the same.
+        micro_batches: samples of each, or which part of how many: actions of equal ones cost the same.
         ties: ranks that sum gradients together before their first update (``StageCosts.tied_ranks``).
         copies: as of the result.
 

@@ -15,8 +15,8 @@ slices.  A network card carries each message that stands for others as often as 
 
     stage 0   0 1 2 3 | 4 5 6 7      stage 1   8 9 | 10 11      k = 2: 0 1 2 3 8 9 and 4 5 6 7 10 11
 
-Not looked for: with layouts of layers, tied parameters, divided optimiser states, inputs that are prepared, token
-slices, and where links are stated pair by pair.
+Not looked for: with layouts of layers, tied parameters, divided optimiser states, inputs that are prepared,
+micro-batches in parts, and where links are stated pair by pair.
 """
 
 from __future__ import annotations

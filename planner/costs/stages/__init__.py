@@ -7,11 +7,7 @@
     with layouts    sum over layers of (slowest rank + statistics) + messages between      ``stage_cost.stage_cost``
                     of each option of each layer                                           ``layouts.LayoutPrices``
     gradients       max over buckets of (sums from it on - backward left)     ``gradient_overlap.exposed_s``
-    inputs          sites found, maps prepared, by the rank or beside it                   ``input_pipeline``
+    inputs          made before the program and in it, by the rank or beside it            ``input_pipeline``
 
 Around them ``placement`` (where stages lie) and ``coverage`` (what was not measured).
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -4,8 +4,8 @@ F, B, I and W are the sums of the stage's layers at the rank's own number of sam
 a wait for a message (``Profile.action_overhead_s``) is put on the receive. A stage that recomputes runs its forward
 once more in B or I. Every backward but a rank's first also adds its gradients into those that are there. On a stage of
 several ranks each normalisation over the batch exchanges statistics (``runtime.stage.batch_norm``: a row of 1 + 2
-channels float64 numbers to each other rank forward, one of 2 channels backward), and each layer over sites its halo
-(``costs.communication.halo``), so its ranks go at the pace of the slowest. What hosts prepare is in
+channels float64 numbers to each other rank forward, one of 2 channels backward), and layers may exchange more
+(``CostModel.stage_exchanges``), so its ranks go at the pace of the slowest. What hosts prepare is in
 ``costs.stages.input_pipeline``. Where layers have layouts of their own all ranks go at one pace, layer by layer,
 messages between layers included (``costs.stages.stage_cost``). Where ranks divide the optimiser's state, the sum of
 gradients is a reduce-scatter and the update is of one part, then an all-gather: each half of an all-reduce (a ring is
@@ -35,7 +35,7 @@ from planner.costs.stages.stage_sums import PASSES, PassTimes
 from planner.ir.cluster import GRADIENT_SUMS, Evidence
 from planner.ir.extras import hooks
 from planner.ir.lazy import once
-from planner.ir.plan import Size, TokenSlice, samples_in
+from planner.ir.plan import AxisPart, Size, samples_in
 from planner.ir.schedule import COMPUTE, RECEIVE, Action, Op
 
 
@@ -44,7 +44,7 @@ class StageCosts:
     """Prices of the actions of one plan.
 
     Attributes:
-        micro_batches: samples of each of the program's, or which token slice it is.
+        micro_batches: samples of each of the program's, or which part of how many it is.
         trains: whether there are gradients and an optimiser's state beside the parameters.
         prepares_next_step: whether the plan has the step's inputs prepared during the one before; of graphs they always
             are (:attr:`is_prepared`).
@@ -72,9 +72,11 @@ class StageCosts:
             if self.is_prepared:
                 return 0.0
             others_s = 0.0
-            if self._is_first(rank, action):  # all begin when the slowest has found the sites
-                others_s = max(self._found_s(self.cost_model.kind(other)) for own in self.stages for other in own.ranks)
-                others_s -= self._found_s(self.cost_model.kind(rank))
+            if self._is_first(rank, action):  # all begin when the slowest has made what is before
+                others_s = max(
+                    self._before_s(self.cost_model.kind(other)) for own in self.stages for other in own.ranks
+                )
+                others_s -= self._before_s(self.cost_model.kind(rank))
             return self.prepare_s(rank, action) + others_s
         whole = stage.once
         if whole is not None and action.op in (Op.REDUCE_GRAD, Op.UPDATE):
@@ -128,19 +130,19 @@ class StageCosts:
         return round(kept * self.cost_model.profile.optimizer.state_bytes_per_parameter_byte)
 
     def prepare_s(self, rank: int, action: Action) -> float:
-        """Seconds in which the rank prepares what a stage reads of a micro-batch; with the first it finds all sites."""
+        """Seconds in which the rank prepares what a stage reads of a micro-batch; of the first with what is before."""
         stage, samples = self.stages[action.stage], samples_in(self.micro_batches[action.microbatch or 0])
         preparations, layers, kind = self.cost_model.preparations, layers_of(stage.runs), self.cost_model.kind(rank)
         if not preparations.is_beside(kind):
-            found_s = self._found_s(kind) if self._is_first(rank, action) else 0.0
-            return found_s + preparations.seconds(kind, layers, samples, shared=self._shares_sites)
+            before_s = self._before_s(kind) if self._is_first(rank, action) else 0.0
+            return before_s + preparations.seconds(kind, layers, samples, shared=self._is_shared)
         own = stage.samples[samples][stage.ranks.index(rank)] if stage.samples else samples
         return preparations.seconds(kind, layers, own)
 
     @once
-    def _found_s(self, kind: str) -> float:
-        """Seconds in which a rank on such a device finds the sites of all micro-batches."""
-        of, shared = self.cost_model.preparations.found_s, self._shares_sites
+    def _before_s(self, kind: str) -> float:
+        """Seconds in which a rank on such a device makes of all micro-batches what is made before the program."""
+        of, shared = self.cost_model.preparations.before_program_s, self._is_shared
         return sum(of(kind, samples_in(size), shared=shared) for size in self.micro_batches)
 
     def _is_first(self, rank: int, action: Action) -> bool:
@@ -151,17 +153,13 @@ class StageCosts:
         return not any(self.cost_model.preparations.read(layers_of(stage.runs)) for stage in mine)
 
     @property
-    def _shares_sites(self) -> bool:
+    def _is_shared(self) -> bool:
         return any(len(stage.ranks) > 1 for stage in self.stages)
 
     @property
     def is_prepared(self) -> bool:
         """Whether a step finds its inputs made, but for what the step before had no time for."""
         return self.prepares_next_step or self.cost_model.preparations.look_ahead
-
-    def computing_part(self, action: Action, seconds: float) -> float:
-        """The part of a compute action of ``seconds`` in which layers compute, and no messages move."""
-        return max(0.0, 1 - self.exchange_s(action) / seconds) if seconds > 0 else 0.0
 
     def waited_s(self, number: int) -> float:
         """What the ranks of a stage that is cut along samples wait for the sum of its gradients.
@@ -200,9 +198,9 @@ class StageCosts:
         samples = placed.samples[rows][member] if placed.samples else rows
         return self.cost_model.preparations.num_bytes(layers_of(placed.runs), samples, len(placed.ranks))
 
-    def found_bytes(self) -> int:
-        """What every rank holds of the sites of a step; of the next one's as well, where they are prepared in it."""
-        bytes_of, shared = self.cost_model.preparations.found_bytes, self._shares_sites
+    def before_program_bytes(self) -> int:
+        """What every rank holds of a step from before the program on; of the next one too, if it is prepared in it."""
+        bytes_of, shared = self.cost_model.preparations.before_program_bytes, self._is_shared
         return self.num_steps_held * sum(bytes_of(samples_in(size), shared=shared) for size in self.micro_batches)
 
     @property
@@ -213,7 +211,7 @@ class StageCosts:
     @property
     def num_samples(self) -> int:
         """Of a step."""
-        firsts = (size for size in self.micro_batches if not isinstance(size, TokenSlice) or not size.start)
+        firsts = (size for size in self.micro_batches if not isinstance(size, AxisPart) or not size.start)
         return sum(map(samples_in, firsts))
 
     def parameter_bytes(self, rank: int) -> int:
@@ -249,7 +247,7 @@ class StageCosts:
 
     @once
     def times(self, number: int, size: Size) -> PassTimes:
-        """What the passes of a stage take for a micro-batch or slice of this size.
+        """What the passes of a stage take for a micro-batch, or part, of this size.
 
         Of a stage that is cut along samples alone: differences of sums over layers, once for like members.
         """

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner.costs.candidate import candidate_of
-from planner.costs.communication.halo import SUMMED
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.cost_table import layers_of
 from planner.costs.layers.shards import part_of
@@ -15,11 +14,11 @@ from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.input_pipeline import has_host_beside
 from planner.costs.stages.layouts import LayoutPrices
 from planner.costs.stages.placement import StagePlacement
-from planner.ir.cluster import AROUND, GRADIENT_SUMS, MEASURED, NORMALISATION, PARTIAL_SUMS, PIECES, SITES
-from planner.ir.plan import Decision, TokenSlice
+from planner.ir.cluster import AROUND, GRADIENT_SUMS, MEASURED, NORMALISATION, PARTIAL_SUMS, PIECES
+from planner.ir.plan import AxisPart, Decision
 from planner.ir.profile import PartShape
 from planner.ir.schedule import Op
-from planner.layers import has_halo, takes_statistics
+from planner.layers import takes_statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +101,8 @@ def _exchanges(cost_model: CostModel, decision: Decision, stage: StagePlacement)
         exchanges.add(NORMALISATION)
     if stage.laid_out:
         exchanges |= {PIECES, PARTIAL_SUMS}
-    elif cost_model.has_sites and any(has_halo(kind) for kind in kinds):
-        exchanges.add(SITES)
-    if cost_model.has_sites and kinds.intersection(SUMMED):
-        exchanges.add(PARTIAL_SUMS)
+    for more in cost_model.stage_exchanges:
+        exchanges |= {*more.around(kinds, bool(stage.laid_out))}
     sums = Op.REDUCE_GRAD.value
     if not stage.sharded and stage.own_bytes and any(sums in text for row in decision.program for text in row):
         exchanges.add(GRADIENT_SUMS)
@@ -124,7 +121,7 @@ def _uses(
                     (cost_model.kind(rank), layers[index].name, int(number), ()) for index in layers_of(stage.runs)
                 )
     for rows in stage.laid_out:
-        if isinstance(rows, TokenSlice):  # read between what was measured of a few (``planner.costs.token_slices``)
+        if isinstance(rows, AxisPart):  # read between what was measured of a few
             continue
         prices = LayoutPrices(cost_model, stage.ranks, rows)
         for index in layers_of(stage.runs):

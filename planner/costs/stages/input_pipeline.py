@@ -1,14 +1,14 @@
 """What a stage's host prepares ahead of a micro-batch, how long that takes, and where.
 
-    before the program   every rank finds the sites of all micro-batches, at all levels; where ranks of some stage share
-                         them, also puts them in order, by the pairs of all maps, which are made for it  ``found_s``
-    PREP of a stage      the maps and segments that its layers read; of maps in that order its own part  ``seconds``
+    before the program   what every rank makes of all micro-batches                   ``before_program_s``
+    PREP of a stage      what its layers read, and what that is made from             ``seconds``
 
-in proportion to the samples, from the measurement nearest in size.  A program begins when the slowest rank has found
-the sites; that counts as part of each rank's first ``PREP``.  Inputs that no preparation of the profile makes arrive
-ready.  Where the device is a core of the host, preparing occupies the rank; beside an accelerator it is done in order
-by a thread of the host, and the forward waits for it.  Where a plan prepares the next step during this one, that is
-``costs.simulator.next_step``.
+in proportion to the samples, from the measurement nearest in size.  A program begins when the slowest rank has all that
+is made before; that counts as part of each rank's first ``PREP``.  Inputs that no preparation of the profile makes
+arrive ready.  Where the device is a core of the host, preparing occupies the rank; beside an accelerator it is done in
+order by a thread of the host, and the forward waits for it.  Where a plan prepares the next step during this one, that
+is ``costs.simulator.next_step``.  What a network's inputs are made of may say more (hook ``inputs prepared ahead``:
+sites of point clouds).
 
 Neighbours of a graph's seeds are always made a step ahead, each rank's for its own samples alone.
 """
@@ -19,11 +19,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.costs.communication.halo import halo_rows
 from planner.ir.cluster import Cluster, DeviceSpec
-from planner.ir.graph import SITES, Graph, is_sites
+from planner.ir.graph import Graph
 from planner.ir.lazy import once
-from planner.ir.profile import PreparationCost, Profile, SiteHalo
+from planner.ir.profile import PreparationCost, Profile
 from planner.layers import prepared_inputs
 
 TURN_S, TURN_SHARE = 2e-4, 0.1
@@ -34,10 +33,6 @@ of the thread's time (0.3 of 4.7, 0.7 of 8 ms), on two cores of an AMD EPYC.  A 
 native code throughout, and takes nothing."""
 
 _CORE = "cpu"
-_COORDINATES_BYTES = 3 * 4  # int32 (cuda_ops.sparse.preparation)
-_KEY_BYTES = _ROW_BYTES = 8  # int64
-_ORDER_BYTES = 4 * 8 + 2 * 8 + 4 + 2 + 4
-"""runtime.sparse: coordinates with samples, order and place int64, rows int32, owner int16, number int32"""
 
 
 def has_host_beside(device: DeviceSpec) -> bool:
@@ -74,7 +69,7 @@ def is_core(device: DeviceSpec) -> bool:
 
 @dataclass(eq=False)
 class Preparations:
-    """Look-ups of one profile, each made once."""
+    """Look-ups of one profile, each made once.  Of inputs that are not all made in ``PREP`` there are others."""
 
     profile: Profile
 
@@ -93,37 +88,34 @@ class Preparations:
         """Seconds of a ``PREP`` on the host of a device of ``kind``, for a micro-batch of ``samples``.
 
         Args:
-            shared: whether the plan's ranks share sites in some stage: then all maps are there, and this is what is
-                made of those that the layers read.
+            shared: whether the ranks of some stage share out micro-batches.
         """
-        inputs = self.read(layers)
-        return self._seconds(kind, inputs, samples, shared) if inputs else 0.0
+        costs = self._measured(kind, self.read(layers), samples)
+        return sum(self.in_program_s(cost, shared) * samples / cost.samples for cost in costs)
 
     @once
-    def _seconds(self, kind: str, inputs: frozenset[str], samples: float, shared: bool) -> float:
-        prep_s = 0.0
-        for several in closure(self.profile.preparations.get(kind, ()), inputs).values():
-            cost = _nearest(several, samples)
-            if not self._is_found(cost):
-                made_s = cost.shared_s if shared and self._is_map(cost) else cost.seconds
-                prep_s += made_s * samples / cost.samples
-        return prep_s
-
-    @once
-    def found_s(self, kind: str, samples: float, *, shared: bool = False) -> float:
-        """Seconds in which a rank on a device of ``kind`` finds the sites of a micro-batch, before the program.
+    def before_program_s(self, kind: str, samples: float, *, shared: bool = False) -> float:
+        """Seconds in which a rank on a device of ``kind`` makes of a micro-batch what is made before the program.
 
         Args:
-            shared: as of :meth:`seconds`: then they are put in order as well.
+            shared: as of :meth:`seconds`.
         """
-        sites_s = 0.0
-        for several in closure(self.profile.preparations.get(kind, ()), self.inputs).values():
-            cost = _nearest(several, samples)
-            if self._is_found(cost):
-                sites_s += (cost.seconds + shared * cost.shared_s) * samples / cost.samples
-            elif shared and self._is_map(cost):
-                sites_s += cost.seconds * samples / cost.samples
-        return sites_s
+        costs = self._measured(kind, self.inputs, samples)
+        return sum(self.before_s(cost, shared) * samples / cost.samples for cost in costs)
+
+    @once
+    def _measured(self, kind: str, inputs: frozenset[str], samples: float) -> list[PreparationCost]:
+        """What makes ``inputs``, each as measured nearest in size; of two the smaller."""
+        made = closure(self.profile.preparations.get(kind, ()), inputs).values()
+        return [min(several, key=lambda cost: (abs(cost.samples - samples), cost.samples)) for several in made]
+
+    def in_program_s(self, cost: PreparationCost, shared: bool) -> float:
+        """What of a measurement is in ``PREP``."""
+        return cost.seconds
+
+    def before_s(self, cost: PreparationCost, shared: bool) -> float:
+        """What of a measurement is before the program."""
+        return 0.0
 
     def is_beside(self, kind: str) -> bool:
         """Whether a thread of each rank prepares a step ahead, for the rank's own samples."""
@@ -146,54 +138,14 @@ class Preparations:
     def num_bytes(self, layers: Iterable[int], samples: float, parts: int = 1) -> int:
         """Bytes of what is made of a micro-batch for layers, which read ``samples`` samples of it.
 
-        Features are copied in the order of the sites.  Of a map whose sites several ranks share, each has its part, and
-        apart what joins its own sites where it borrows others.
-
         Args:
-            parts: ranks that share out the sites.
+            parts: ranks that share out the micro-batch.
         """
-        if not self.inputs:
-            return 0
-        graph, layers = self.profile.graph, tuple(layers)
-        read = {name for index in layers for name in graph.layers[index].inputs if name in graph.inputs}
-        copied = sum(input_bytes(graph, name, samples) for name in read - self.inputs if graph.inputs[name].has_sites)
-        twice = 2 if parts > 1 and not self.look_ahead and self._borrows(parts, samples * parts) else 1
-        return copied + twice * sum(input_bytes(graph, name, samples) for name in self.read(layers))
+        return sum(input_bytes(self.profile.graph, name, samples) for name in self.read(layers))
 
-    def found_bytes(self, samples: float, *, shared: bool) -> int:
-        """Bytes that every rank holds of a micro-batch's sites, from before the program on.
-
-        The user's coordinates; of each site its key, of the input's its row in the user's tensors too.
-
-        Args:
-            shared: whether some stage's ranks share out the sites: then also their order, and all maps.
-        """
-        if not self.inputs:
-            return 0
-        graph, counts = self.profile.graph, dict[str, int]()
-        for spec in graph.inputs.values():
-            counts.update((dim, extent) for dim, extent in zip(spec.dims, spec.shape, strict=True) if is_sites(dim))
-        each = _KEY_BYTES + (_ORDER_BYTES if shared else 0)
-        total = each * sum(counts.values()) + (_COORDINATES_BYTES + _ROW_BYTES) * counts.get(SITES, 0)
-        maps = sum(graph.inputs[name].num_bytes for name in self.inputs) if shared else 0
-        return round((total + maps) * samples / graph.samples)
-
-    def _is_found(self, cost: PreparationCost) -> bool:
-        """Whether it is a site set, or made of the user's tensors alone."""
-        return not cost.inputs or (not cost.after and not self._is_map(cost))
-
-    def _is_map(self, cost: PreparationCost) -> bool:
-        """Whether what it makes lies along sites."""
-        return any(self.profile.graph.inputs[name].has_sites for name in cost.inputs)
-
-    def _borrows(self, parts: int, samples: float) -> bool:
-        """Whether ranks read sites of each other; they do not where each gets whole samples."""
-        measured: dict[str, list[SiteHalo]] = {}
-        for halo in self.profile.site_halos:
-            measured.setdefault(halo.layer, []).append(halo)
-        return not measured or any(
-            halo_rows(halos, self.profile.graph, 0, parts, max(1, round(samples))) >= 1 for halos in measured.values()
-        )
+    def before_program_bytes(self, samples: float, *, shared: bool) -> int:
+        """Bytes of a micro-batch that every rank holds from before the program on; ``shared`` as of :meth:`seconds`."""
+        return 0
 
     @once
     def _read(self, index: int) -> frozenset[str]:
@@ -213,11 +165,6 @@ def closure(costs: Iterable[PreparationCost], inputs: frozenset[str]) -> Mapping
             reached[name] = named[name]
             needed.extend(named[name][0].after)
     return {name: reached[name] for name in sorted(reached)}
-
-
-def _nearest(several: Iterable[PreparationCost], samples: float) -> PreparationCost:
-    """The measurement nearest in size; of two the smaller."""
-    return min(several, key=lambda cost: (abs(cost.samples - samples), cost.samples))
 
 
 def input_bytes(graph: Graph, name: str, samples: float) -> int:

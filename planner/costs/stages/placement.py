@@ -48,7 +48,7 @@ class StagePlacement:
         zero: what its ranks divide among them (``planner.ir.plan.Stage.level``).
         ties: its parameters that other stages use too.
         tied: names of these.
-        laid_out: its price by samples of the micro-batch, if its layers have layouts of their own, or by token slice;
+        laid_out: its price by samples of the micro-batch, if its layers have layouts of their own, or by part of it;
             else empty.
         recomputed: spans of layers, by index, whose activations alone are computed again, each by itself.
     """
@@ -172,16 +172,14 @@ class LayoutCosts:
         Args:
             blocks: of them, those that are run in blocks.
         """
-        tiled = tuple((block.layers, tuple(block.tiles.items())) for block in blocks)
-        return {rows: self._cost(ranks, tuple(sorted(options.items())), rows, tiled, blocks) for rows in sorted(sizes)}
+        return {rows: self._cost(ranks, tuple(sorted(options.items())), rows, blocks) for rows in sorted(sizes)}
 
-    @once_by(lambda self, *key: key[:4])
+    @once_by(lambda self, ranks, options, rows, blocks: (ranks, options, rows, str(blocks)))
     def _cost(
         self,
         ranks: tuple[int, ...],
         options: tuple[tuple[int, ShardingSpec], ...],
         rows: int,
-        tiled: object,
         blocks: tuple[Block, ...],
     ) -> StageCost:
         prices, chosen = self.prices(ranks, rows), dict(options)

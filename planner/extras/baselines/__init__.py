@@ -26,8 +26,6 @@ Modules:
 
 from __future__ import annotations
 
-__all__: list[str] = []
-
 HOOKS = {
     "solvers": {
         "bapipe": "planner.extras.baselines.bapipe:solve",

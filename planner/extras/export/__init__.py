@@ -10,7 +10,3 @@ Modules:
     torch_pipelining   A plan for ``torch.distributed.pipelining``: where the model is split, and what each rank does in
                        which order
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

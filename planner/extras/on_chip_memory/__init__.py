@@ -10,8 +10,6 @@ Modules:
 
 from __future__ import annotations
 
-__all__: list[str] = []
-
 HOOKS = {
     "kinds of a device": {"on chip": "planner.extras.on_chip_memory.costs:kinds"},
     "read beside": {"on chip": "planner.extras.on_chip_memory.costs:read_on_chip"},

@@ -10,7 +10,3 @@ Besides:
     placement   How a captured network's layers are placed by a way: stages of blocks, and each layer's cuts over tensor
                 ranks
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

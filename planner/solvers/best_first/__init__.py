@@ -20,7 +20,3 @@ Besides:
     virtual_pipelines   Pipelines of several stages a position (interleaved, ZB-V, hanayo, greedy, chimera), in the
                         queue of the search
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

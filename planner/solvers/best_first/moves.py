@@ -191,7 +191,7 @@ class LocalSearch:
         if (
             candidate.positions
             or any((*candidate.options, *candidate.blocks, *candidate.spans))
-            or candidate.token_slices
+            or candidate.axis_parts
         ):
             return None
         stage_of = np.array(candidate.stage_of)

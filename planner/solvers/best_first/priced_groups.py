@@ -31,7 +31,7 @@ from planner.layers.recomputed import cores_by_index
 from planner.schedules import traits
 from planner.solvers.best_first.device_groups import Counts, first_ranks, member_orders, orders_known, ranks_apart
 from planner.solvers.best_first.graph_cuts import Flags, GraphCuts, Numbers
-from planner.solvers.candidates.candidate import DevicePool, all_shares, group_shares, site_shares
+from planner.solvers.candidates.candidate import DevicePool, all_shares, group_shares, part_shares
 from planner.solvers.candidates.constraints import Constraints
 from planner.solvers.candidates.feasibility import (
     mixing_layers,
@@ -240,7 +240,7 @@ class GroupPrices:
             shares_of = (group_shares(self.problem, self.cost_model, ranks, size),)
         ways = [(False, shares) for shares in shares_of]
         if len(ranks) > 1 and self.throughout.any():
-            ways.append((True, site_shares(self.problem, self.cost_model, ranks, size)))
+            ways.append((True, part_shares(self.problem, self.cost_model, ranks, size)))
         groups = []
         for way in ways:
             for recompute in self.freedom.recompute:

@@ -54,8 +54,6 @@ Of plans that the model cannot tell apart one on the fewest ranks is taken, if t
 Where layers may be cut along more than samples, the search goes on over layouts           ``layout_search``
 Searches of extras go on from what it found, among plans that are not in this space             ``continued``
 
-Where sequences may be cut into token slices, plans with such are tried at last    ``planner.solvers.token_slices``
-
 Objectives: ``throughput`` as above, of forward passes alone the rate of a stream (``objectives``); ``latency`` the
 same with forward passes alone, at a rate if one is asked for; ``memory`` the least limit under
 which a plan is found, by bisection to 0.1 %, and the fastest plan under it                   ``objectives``
@@ -72,8 +70,9 @@ from dataclasses import replace
 
 from planner.costs.cost_model import CostModel
 from planner.costs.sentences import binding
+from planner.ir.extras import addition
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
-from planner.ir.problem import MEMORY, THROUGHPUT, Problem
+from planner.ir.problem import MEMORY, THROUGHPUT, TIME_DIMS, Problem
 from planner.solvers.best_first.continued import continued_searches
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
 from planner.solvers.best_first.moves import with_moved_shares
@@ -85,7 +84,6 @@ from planner.solvers.candidates.candidate import plan_of
 from planner.solvers.candidates.choose import alternatives, out_of_time, without_ties, written
 from planner.solvers.candidates.evaluate import Evaluator
 from planner.solvers.progress import Progress
-from planner.solvers.token_slices import require_slices, slices_time, with_token_slices
 
 _SEARCH_TAKES = 0.85  # of the time limit at most; then comes what is near the best plan
 
@@ -100,7 +98,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     Raises:
         InfeasibleError: nothing fits; the error says what lacks least and what would fit.
         MissingMeasurementError: the profile says nothing about any size that may be used.
-        UnsupportedModelError: time may be cut, and the network cannot be run in token slices.
+        UnsupportedModelError: the network cannot be run by what is asked for.
     """
     certainty: tuple[str, ...] = ()
     limited, budget = problem, part_of_current(problem.time_limit_s)
@@ -109,9 +107,11 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     elif is_stream(problem):
         limited, certainty = highest_rate(problem)
     cost_model = CostModel(problem.profile)
-    if slices_time(problem):
-        require_slices(problem, cost_model)
-    half = beyond_samples(limited) or slices_time(limited)
+    if TIME_DIMS in problem.allow:
+        addition("planner", "ordered_axes", TIME_DIMS)  # what is asked for is not left out in silence
+    for continued in continued_searches(problem):
+        continued.require(problem, cost_model)
+    half = beyond_samples(limited) or any(continued.takes_half for continued in continued_searches(limited))
     limit_s = limited.time_limit_s
     # Half of the work; and half of the time too, where what is counted of it takes twice as long.
     evaluator = Evaluator(
@@ -164,7 +164,9 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     fastest = outcome.best if tie is not None else None
     others = alternatives(evaluator, chosen, start.choices, outcome.by_num_stages, fastest)
     plan = plan_of(problem, decision, predicted.prediction, proof, others)
-    return with_token_slices(evaluator, plan) if slices_time(problem) else plan
+    for continued in continued_searches(problem):
+        plan = continued.plan(evaluator, plan)
+    return plan
 
 
 def _nothing_found(evaluator: Evaluator, outcome: Outcome) -> Exception:

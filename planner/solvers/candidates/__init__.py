@@ -9,7 +9,3 @@
 
 All solvers share these; a search adds the order in which it looks.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -163,7 +163,7 @@ def decision_of(problem: Problem, candidate: Candidate) -> Decision:
         stages=stages_of(problem, candidate),
         layers={layer.name: candidate.placement_of(index) for index, layer in enumerate(graph.layers)},
         program=tuple(tuple(str(action) for action in row) for row in rows),
-        token_slices=candidate.token_slices,
+        token_slices=candidate.axis_parts,
         prepares_next_step=candidate.prepares_next_step,
     )
 
@@ -190,11 +190,11 @@ def plan_of(
 
 
 _PARTS = 1000
-"""Into how many parts, or somewhat fewer, the sites of a stage are divided."""
+"""Into how many parts, or somewhat fewer, a stage is divided whose ranks share parts of samples."""
 
 
-def site_shares(problem: Problem, cost_model: CostModel, ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Parts of the sites of each rank of a stage, whatever the number of samples: equal, else in proportion to speed.
+def part_shares(problem: Problem, cost_model: CostModel, ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Parts of all samples of each rank of a stage, whatever their number: equal, else in proportion to speed.
 
     Their sum is not ``size``, samples of a full micro-batch, which would make them samples.
     """

@@ -32,6 +32,7 @@ from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.placement import LayoutCosts
 from planner.ir.constraints import FAMILIES, REPLICAS, CutDegrees, broken
 from planner.ir.errors import InfeasibleError, UsageError
+from planner.ir.extras import hooks
 from planner.ir.graph import KEEPS_SAMPLES, Graph
 from planner.ir.layout import parts_of, samples_of
 from planner.ir.plan import UNCUT, Decision, Rejected
@@ -333,6 +334,7 @@ def unmet(constraints: Constraints, candidate: Candidate) -> str:
         or _cuts(problem, candidate)
         or _ties(constraints, candidate)
         or _rules(constraints, candidate)
+        or next(filter(None, (ask(constraints, candidate) for ask in hooks("planner", "unmet").values())), "")
     )
 
 
@@ -401,8 +403,6 @@ def _ties(constraints: Constraints, candidate: Candidate) -> str:
         text = f"stages {', '.join(map(str, stages))} share {name}"
         if not schedules.traits(candidate.schedule).synchronous:
             return f"{text}, and {candidate.schedule} updates within a step, with some of the gradients alone"
-        if candidate.token_slices:
-            return f"{text}, and sequences are cut into token slices: what a second copy takes then is not known"
         divided = [s for s, own in zip(stage_of, candidate.options, strict=False) if own is not None and s in stages]
         divided += [stage for stage in stages if candidate.blocks_of(stage)]
         if divided:

@@ -8,7 +8,3 @@
 Read ``formulas``, whose head is the program.  Cuts, groups of devices, prices of stages and of messages are those of
 :mod:`planner.solvers.best_first`; what is solved here is the program alone.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

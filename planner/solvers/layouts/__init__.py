@@ -9,7 +9,3 @@
 
 Read ``stage``, which also says what else a layer could do, then ``solve.minimise``, which chooses the way.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -4,7 +4,3 @@
 ``operators`` prices what torch's dispatcher is asked for, ``watch`` is the clock and the memory meter that
 :mod:`profiler.measure` runs with, and ``session`` writes the profile.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

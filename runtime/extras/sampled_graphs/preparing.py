@@ -72,7 +72,6 @@ class SampledPreparing:
 
     @property
     def clock(self) -> PreparationClock:
-        """What the thread and its waiters took."""
         return self.aside.clock
 
     @property
@@ -81,11 +80,9 @@ class SampledPreparing:
         return True
 
     def batch(self, raw: Batch) -> SampledBatch:
-        """``raw`` as the graph's inputs; what was expected, if it was."""
         return self._expected.take(raw) or SampledBatch(raw, self)
 
     def expect(self, raw: Batch, rank: int) -> None:
-        """Begins with ``raw``, a batch that this rank is given soon, beside what is computed now."""
         batch = SampledBatch(raw, self)
         batch.begin(rank)
         self._expected.add(raw, batch)
@@ -239,7 +236,6 @@ class SampledShare:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """See the class."""
         return self._of(self._position)
 
     @property
@@ -252,7 +248,6 @@ class SampledShare:
         }
 
     def tensor(self, name: str) -> Tensor:
-        """This rank's part of a graph input."""
         return self._batch.interval(name, self._microbatch, *self._ends(self._position))
 
     def _of(self, position: int) -> dict[str, int]:

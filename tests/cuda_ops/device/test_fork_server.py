@@ -13,7 +13,7 @@ import pytest
 
 from cuda_ops.device import fork_server
 from cuda_ops.device.compiling import own_folder
-from cuda_ops.device.fork_server import Process, start
+from cuda_ops.device.fork_server import Process, _servers, start
 
 ROOT = Path(__file__).resolve().parents[3]
 THIS = "tests.cuda_ops.device.test_fork_server"
@@ -85,6 +85,14 @@ def test_a_process_has_its_arguments_environment_folder_and_output(
     code, text = run("greet", "you", 7, afresh=afresh)
     assert code == 7
     assert f"hello you again {tmp_path}" in text
+
+
+@both
+def test_variables_of_one_process_need_no_server_of_its_own(afresh: bool) -> None:
+    before = set(_servers)
+    assert "hello you for once" in run("greet", "you", 0, variables={"GREETING": "for once"}, afresh=afresh)[1]
+    assert "hello you again" in run("greet", "you", 0, afresh=afresh)[1]
+    assert len(set(_servers) - before) <= 1
 
 
 def test_what_is_loaded_once_is_there_for_all() -> None:

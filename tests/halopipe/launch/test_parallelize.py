@@ -23,7 +23,7 @@ from halopipe.api import running
 from halopipe.data.ahead import Upcoming
 from halopipe.launch import parallelize
 from halopipe.launch.job_environment import JobRank
-from halopipe.launch.script_rank import _done
+from halopipe.launch.script_rank import ScriptCall
 from halopipe.training.optimizer_spec import spec_of
 from planner.ir.errors import InfeasibleError, MissingFileError, UsageError, WorkerError
 from planner.ir.profile import ModelSource, Optimizer
@@ -191,8 +191,8 @@ def test_a_loop_that_looks_ahead_tells_the_ranks_the_batch_behind_the_one_they_t
 
     execution = SimpleNamespace(train_before=train_before, is_updated=True, num_steps=1, followed=None)
 
-    def call(what: str, **given: object) -> dict[str, object]:
-        return _done(execution, what, given, Path())
+    def call(do: Callable[..., object], *given: object, settings: None) -> dict[str, object]:
+        return ScriptCall(do, given, {}, settings, is_written=False).done(execution, Path())
 
     run._followed, run._upcoming, run._own = None, Upcoming(True), None
     run.plan = SimpleNamespace(inputs=SimpleNamespace(model=SOURCE))

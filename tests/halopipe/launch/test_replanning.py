@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from benchmarks.chains import chain_profile
 from halopipe.cli.app import app
+from halopipe.launch.job_environment import JobRank
 from halopipe.launch.replanning import (
     HOSTS,
     PLAN,
-    ArrivedRank,
     Replanner,
     _assigned,
     absent,
@@ -222,10 +222,12 @@ def test_a_host_that_does_not_come_is_planned_without_and_planned_with_again_whe
     said: list[str] = []
     given = Replanner(plan, TWO_HOSTS, RunOptions(replan=True, checkpoint=str(tmp_path / "saved")), said.append)
 
-    def came(*names: str) -> list[ArrivedRank]:
-        return [
-            ArrivedRank(2 * host + local, host, name, local) for host, name in enumerate(names) for local in range(2)
-        ]
+    def came(*names: str) -> dict[JobRank, str]:
+        return {
+            JobRank(2 * host + local, 2 * len(names), local, host=host): name
+            for host, name in enumerate(names)
+            for local in range(2)
+        }
 
     whole = _assigned(given, came("b", "a"))
     assert (whole.plan, whole.rank_of) == (plan, {0: 0, 1: 1, 2: 2, 3: 3})

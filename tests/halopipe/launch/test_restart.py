@@ -211,6 +211,20 @@ def test_a_job_that_went_on_from_an_earlier_one_does_not_begin_anew(
     assert saved.exists()
 
 
+def note(event_logs: EventLogs, error: errors.HalopipeError) -> None:
+    """An attempt that ends by this error."""
+    with pytest.raises(type(error)), event_logs.noted():
+        raise error
+
+
+def test_attempts_that_cannot_know_one_another_leave_nothing(tmp_path: Path) -> None:
+    event_logs = EventLogs(tmp_path, "")
+    assert event_logs.resume_point(mined(), RunOptions(8, checkpoint=str(tmp_path), resume="auto")).step == 0
+    note(event_logs, lost("rank 0 hangs", DeadlineError, 0))
+    assert event_logs.event_log(0) is None
+    assert not event_logs.folder.exists()
+
+
 def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: Path) -> None:
     """The second is lost without a word of why; another job knows nothing of them."""
     options, plan = RunOptions(8, checkpoint=str(tmp_path), resume="auto"), mined()
@@ -228,7 +242,7 @@ def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: P
         return journals, start.step
 
     first, begun = attempt(0, 5, saved=4)
-    first.ended(lost("rank 0 hangs", DeadlineError, 0))
+    note(first, lost("rank 0 hangs", DeadlineError, 0))
     _, resumed = attempt(4, 6)
     last, again = attempt(4, 8)
     assert (begun, resumed, again) == (0, 4, 4)
@@ -248,7 +262,7 @@ def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: P
     assert not last.folder.exists()
     attempt(4, 6)
     other = EventLogs(tmp_path, "another job")
-    other.ended(lost("the folder is held"))
+    note(other, lost("the folder is held"))
     assert not (other.folder / "error.json").exists()
     assert other.resume_point(plan, options).step == 4
     assert other.history == History()

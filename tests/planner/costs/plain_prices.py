@@ -1,4 +1,4 @@
-"""Prices of layers, messages, sums over ranks and halos of sites written a second time, by loops: an oracle for tests.
+"""Prices of layers, messages and sums over ranks written a second time, by loops: an oracle for tests.
 
 The rules are those of ``planner.costs.layers`` and ``planner.costs.communication``, with none of their code: one loop
 over the measurements for every question, least squares by trying every set of coefficients that may be above zero.
@@ -7,7 +7,7 @@ over the measurements for every question, least squares by trying every set of c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 
@@ -16,7 +16,6 @@ from planner.ir.box import Interval, intersect, volume, whole
 from planner.ir.cluster import ALL_REDUCE, Cluster, Collective, Link
 from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Layer, TensorSpec
 from planner.ir.profile import Measurement, Profile
-from planner.ir.schedule import Op
 from planner.layers import kind
 
 Point = tuple[float, float, float, float]
@@ -384,56 +383,6 @@ def _by_elements(measured: Sequence[Measurement], wanted: int, whole: int, what:
 
 def _is_cut(part: Part, whole: Part) -> list[bool]:
     return [mine < of_all for mine, of_all in zip(part, whole, strict=True)]
-
-
-def site_exchange_s(
-    profile: Profile,
-    layer: Layer,
-    x: TensorSpec,
-    group: tuple[int, ...],
-    op: Op,
-    samples: int,
-    sum_s: Callable[[int], float],
-) -> float:
-    """Of one layer in a forward or backward (for inputs).
-
-    Args:
-        x: the layer's first input.
-        sum_s: seconds of a sum of so many bytes over the group.
-    """
-    if layer.kind in ("segment", "segment_expand"):
-        spec = layer.outputs[0]
-        return sum_s(samples * spec.shape[-1] * BYTES_PER_ELEMENT[spec.dtype])
-    if layer.kind not in ("sparse_conv", "sparse_pool"):
-        return 0.0
-    if op is not Op.FORWARD and layer.inputs[0] in profile.graph.inputs:
-        return 0.0
-    cluster, others = profile.cluster, len(group) - 1
-    size = _rows(profile, layer, x, len(group), samples) * x.shape[-1] * BYTES_PER_ELEMENT[x.dtype] / others
-    if size <= 0:
-        return 0.0
-    between = cluster.group_link_class(group)
-    links = [cluster.link(a, b) for a in group for b in group if a != b and cluster.link_class(a, b) == between]
-    each = max(message_s(link, size) for link in links)
-    return others * each if all(link.duplex for link in links) else 2 * others * each
-
-
-def _rows(profile: Profile, layer: Layer, x: TensorSpec, parts: int, samples: int) -> float:
-    points = sorted((h.parts / h.samples, max(1e-9, h.rows)) for h in profile.site_halos if h.layer == layer.name)
-    if not points:
-        total = x.shape[0] * samples / profile.graph.samples
-        return float(min(total * (1 - 1 / parts), 6 * (total / parts) ** (2 / 3)))
-    cut = parts / samples
-    if cut <= points[0][0]:
-        return _or_none(points[0][1])
-    for (a, low), (b, high) in pairwise(points):
-        if cut <= b:
-            return _or_none(low * (high / low) ** (math.log(cut / a) / math.log(b / a)))
-    return _or_none(points[-1][1] * (points[-1][0] / cut) ** (2 / 3))
-
-
-def _or_none(rows: float) -> float:
-    return rows if rows >= 0.5 else 0.0
 
 
 def sum_s(cluster: Cluster, operation: str, group: tuple[int, ...], size: float) -> float:

@@ -18,7 +18,7 @@ _WEIGHT = re.compile(r"(?i)\b(backward_)?weight(_s)?\b")
 
 _SEARCHES = (
     "planner.solvers.ilp.solver planner.solvers.ilp.spans planner.solvers.best_first.layout_bound "
-    "planner.solvers.token_slices"
+    "planner.extras.token_slices.search"
 )
 
 

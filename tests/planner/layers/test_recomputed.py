@@ -117,10 +117,10 @@ def test_the_running_order_keeps_spans_together_and_all_that_is_read_before(seed
     assert all(a < b for a, b in pairwise(rest)), "what does not wait keeps its order"
 
 
-def decision(*spans: tuple[str, ...], recompute: bool = False, token_slices: tuple[int, ...] = ()) -> Decision:
+def decision(*spans: tuple[str, ...], recompute: bool = False) -> Decision:
     stages = (Stage((0,), ("a",), recompute, recomputed=spans), Stage((1,), ("b",)))
     layers = {each.name: Placement(int(each.name in ("out", "next"))) for each in ATTENTION.layers}
-    return Decision("1f1b", (2,), stages, layers, ((), ()), token_slices)
+    return Decision("1f1b", (2,), stages, layers, ((), ()))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,6 @@ def decision(*spans: tuple[str, ...], recompute: bool = False, token_slices: tup
         (decision(("q", "scores", "softmax")), "both reads it and is read by it"),
         (decision(("q", "masked"), ("scores", "softmax")), "both"),
         (decision(("scores",), recompute=True), "computes all its layers again"),
-        (decision(("scores",), token_slices=(2, 2)), "token slices"),
     ],
 )
 def test_spans_that_make_no_sense_are_named(found: Decision, why: str) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.site_balance import imbalance, rank_work
+from benchmarks.site_balance import cut, imbalance, rank_work
 from planner.ir.errors import UsageError
-from planner.sites.arrangement import Arrangement, arrange, cut, cut_places
+from planner.sites.arrangement import Arrangement, arrange, cut_places
 from planner.sites.keys import Ints, pack, samples_of, unpack
 from planner.sites.partition import BlockWork, SiteLevel, SiteLoad, bisection, block_work, bottleneck
 from tests.planner.sites.clouds import blocks

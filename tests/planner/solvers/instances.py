@@ -20,7 +20,7 @@ from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost
 from planner.layers import throughout_sites
 from planner.schedules import positions, traits
-from planner.solvers.candidates.candidate import site_shares, split_batch
+from planner.solvers.candidates.candidate import part_shares, split_batch
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import recompute_choices, schedule_names
 
@@ -394,7 +394,7 @@ def _shares(
     for flags in product((False, True) if sparse else (False,), repeat=len(several)):
         by_parts = frozenset(stage for stage, flag in zip(several, flags, strict=True) if flag)
         choices = [
-            (site_shares(problem, cost_model, group, size),)
+            (part_shares(problem, cost_model, group, size),)
             if stage in by_parts
             else tuple(_divisions(problem, group, size, every_share))
             for stage, group in enumerate(groups)

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.chains import chain_profile
 from halopipe.planning.problem import make_problem
 from planner.ir.errors import UsageError
+from planner.ir.extras import hooks
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import requests, solver
@@ -30,11 +31,8 @@ ASKED: Mapping[str, Mapping[str, Any]] = {
     "--global-batch is 16777217": {"global_batch": 2**24 + 1},
     "--zero is 2, --shard never": {"zero": 2},
     "micro-batch 8 is larger than the global batch 4": {"micro_batch": [2, 8]},
-    "--token-slices 2+0": {"token_slices": [2, 0]},
     "a rate is that of a stream": {"rate_per_s": 5.0, "schedules": ["1f1b"]},
-    "--token-slices with --objective latency": {"token_slices": [2, 2], "objective": "latency"},
     "--zero 2 divides gradients": {"zero": 2, "shard": "always"},
-    "--recompute selective beside token slices": {"recompute": "selective", "allow": ["time"]},
     "--recompute selective: no attention": {"recompute": "selective"},
 }
 """By the beginning of the title of what is said."""
@@ -62,5 +60,6 @@ def test_it_is_refused_with_its_code_and_a_remedy_or_a_reason(title: str) -> Non
 def test_no_row_of_the_tables_is_left_out() -> None:
     problem = Problem(profile(), 4)
     rows = (*requests.of_search(problem, "best-first"), *requests.of_numbers(problem), *requests.of_pairs(problem))
-    assert len(rows) == len(ASKED)
+    added = [row for rows_of in hooks("planner", "refusals").values() for row in rows_of(problem)]
+    assert len(rows) == len(ASKED) + len(added)
     assert not any(applies for applies, _ in rows)

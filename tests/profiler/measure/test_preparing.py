@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.site_balance import cut
 from planner.ir.profile import ModelSource
-from planner.sites.arrangement import arrange, cut, halo_sites
+from planner.sites.arrangement import arrange, halo_sites
 from planner.sites.partition import SiteLevel
 from planner.sites.prices import NeighbourPairs, network_work, prices
 from profiler.measure import preparing

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from benchmarks.site_balance import morton, random_blocks
+from benchmarks.site_balance import Ownership, cut, morton, random_blocks
 from cuda_ops.sparse.geometry import BuiltGeometry, KernelMap, MapSpec, Route, Segments, geometry_of, stride_of
 from cuda_ops.sparse.local import LocalMap, Owned, local_map, local_segments
-from planner.sites.arrangement import Ownership, arrange, cut
+from planner.sites.arrangement import arrange
 from planner.sites.partition import SiteLevel, SiteLoad, bisection, block_work
 from runtime.sparse.rules import SharedSites
 from runtime.spatial.exchange import PeerGroup

@@ -13,7 +13,3 @@ Modules:
                  of device
     reading      Reading a JSON file of a published format: typed fields, and faults that name the place in the file
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -12,7 +12,3 @@ Modules:
               level
     solver    PipeDream's planner (Narayanan et al., SOSP 2019): the shortest slowest stage of a replicated pipeline
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -12,7 +12,3 @@ Besides:
     solver   Piper (Tarnawski, Narayanan, Phanishayee, NeurIPS 2021): stages, data degrees and recomputation, within
              memory
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -11,7 +11,3 @@ Besides:
              their edges
     solver   Tarnawski et al. (NeurIPS 2020): one device a stage, the smallest largest load, contiguous sets of layers
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

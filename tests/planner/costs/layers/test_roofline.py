@@ -38,10 +38,10 @@ def costs(profile: Profile, kind: str, layer: str, samples: int = 8) -> tuple[fl
 
 def test_work_is_the_relations_flops_and_the_bytes_of_all_tensors() -> None:
     # l2 is linear: 8 samples of 1024 features to 1024, with 2048 parameters
-    assert work_of(PROFILE.graph, PROFILE.graph.layers[2], 8) == LayerWork(
+    assert work_of(PROFILE.graph, PROFILE.graph.values(), PROFILE.graph.layers[2], 8) == LayerWork(
         2 * 8 * 1024 * 1024, 8 * 4096 * 2 + 8192, 8192
     )
-    assert work_of(PROFILE.graph, PROFILE.graph.layers[2], 2).flops == 2 * 2 * 1024 * 1024
+    assert work_of(PROFILE.graph, PROFILE.graph.values(), PROFILE.graph.layers[2], 2).flops == 2 * 2 * 1024 * 1024
 
 
 def test_the_roof_is_the_slower_of_compute_and_memory() -> None:
@@ -59,7 +59,7 @@ def test_the_share_of_the_roof_that_was_reached_is_carried_over() -> None:
 
 def test_without_figures_of_the_device_measured_on_the_roof_is_the_time() -> None:
     found = on_cluster(PROFILE, cluster())
-    work = work_of(PROFILE.graph, PROFILE.graph.layers[2], 8)
+    work = work_of(PROFILE.graph, PROFILE.graph.values(), PROFILE.graph.layers[2], 8)
     roof = roof_s(work, THERE, "float32", "l2")
     assert costs(found, "there", "l2") == pytest.approx((roof, 2 * roof, roof, roof))
     forward, backward, inputs, weights = costs(found, "there", "l1")

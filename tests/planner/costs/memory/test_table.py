@@ -1,4 +1,4 @@
-"""The table of lifetimes is what bounds and transformers follow, too."""
+"""The table of lifetimes is what bounds follow, too."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import pytest
 from planner.costs.memory import table
 from planner.costs.memory.memory_bound import kept_by
 from planner.costs.memory.table import What, divided, held_in_turn, moments_of
-from planner.extras.transformers.memory import chain_in_flight, in_flight
-from planner.extras.transformers.shape import ParallelDegrees
 from planner.ir.schedule import Op
 
-MEMOS = kept_by, held_in_turn, chain_in_flight
+MEMOS = kept_by, held_in_turn
 
 
 @pytest.fixture
@@ -30,17 +28,15 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         memo.cache_clear()
 
 
-def test_a_bound_and_a_transformer_hold_as_many_micro_batches_as_lines_are_alive() -> None:
-    assert kept_by("1f1b", 3, 8) == chain_in_flight("1f1b", 3, 8) == (3, 2, 1)
-    assert kept_by("gpipe", 2, 500) == chain_in_flight("gpipe", 2, 500) == (500, 500)
-    assert in_flight(ParallelDegrees(pipeline=2, interleave=2), 0, 8) == (2 + 2 + 1) / 2
+def test_a_bound_holds_as_many_micro_batches_as_lines_are_alive() -> None:
+    assert kept_by("1f1b", 3, 8) == (3, 2, 1)
+    assert kept_by("gpipe", 2, 500) == (500, 500)
 
 
 @pytest.mark.usefixtures("changed")
-def test_a_change_of_the_table_is_followed_by_both() -> None:
-    assert kept_by("1f1b", 3, 8) == chain_in_flight("1f1b", 3, 8) == (1, 1, 1)
-    assert kept_by("gpipe", 2, 500) == chain_in_flight("gpipe", 2, 500) == (1, 1)
-    assert in_flight(ParallelDegrees(pipeline=2, interleave=2), 0, 8) == 1 / 2
+def test_a_change_of_the_table_is_followed_by_the_bound() -> None:
+    assert kept_by("1f1b", 3, 8) == (1, 1, 1)
+    assert kept_by("gpipe", 2, 500) == (1, 1)
 
 
 @pytest.mark.parametrize(

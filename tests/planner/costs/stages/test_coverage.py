@@ -7,15 +7,13 @@ from dataclasses import replace
 from planner.costs.cost_model import CostModel
 from planner.costs.stages.coverage import Unmeasured, unmeasured
 from planner.ir.cluster import GRADIENT_SUMS as SUMS
-from planner.ir.cluster import NORMALISATION, PARTIAL_SUMS, PIECES, SITES, WITHIN_HOST, Collective
+from planner.ir.cluster import NORMALISATION, PARTIAL_SUMS, PIECES, WITHIN_HOST, Collective
 from planner.ir.constraints import parse_rule
 from planner.ir.plan import Decision, Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Profile
 from planner.solvers import solver
-from tests.planner.factories import chain_decision
 from tests.planner.networks import mesh_like, plain, priced, residual, with_running_statistics
-from tests.planner.sparse_networks import classifier, sparse_profile
 
 KIND = "kind-1"
 
@@ -64,11 +62,6 @@ def test_calls_around_exchanges_are_missing_where_ranks_share_what_they_normalis
 
 
 def test_each_kind_of_exchange_is_asked_for_where_a_plan_has_it() -> None:
-    clouds = sparse_profile(classifier(samples=4), (1.0, 1.0))
-    shared = chain_decision(clouds, (), (4,), ((0, 1),), ((1, 1),))
-    assert asked(clouds, shared) == (NORMALISATION, SITES, PARTIAL_SUMS, SUMS)
-    alone = chain_decision(clouds, (3,), (4,), ((0,), (1,)), ((1,), (1,)))
-    assert asked(clouds, alone) == ()
     images = priced(*mesh_like(height=256), speeds=(1.0, 1.0))
     divided = made(images, 1, micro_batch_sizes=(1,), allow=("spatial",)).decision
     assert set(asked(images, divided)) >= {PIECES, PARTIAL_SUMS, SUMS}

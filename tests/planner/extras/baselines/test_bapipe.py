@@ -21,7 +21,7 @@ from planner.extras.baselines.bapipe import (
 from planner.extras.baselines.common.problem import ChainCosts, chain_of
 from planner.extras.baselines.pipedream import format as graph_format
 from planner.ir.errors import UsageError
-from tests.planner.peers.chains import random_chain
+from tests.planner.extras.baselines.peers.chains import random_chain
 
 PROFILES = Path(__file__).parents[3] / "data" / "profiles" / "pipedream"
 

@@ -22,7 +22,7 @@ from planner.extras.baselines.dapple import (
 )
 from planner.extras.baselines.pipedream import format as graph_format
 from planner.ir.errors import UsageError
-from tests.planner.peers.chains import latency_s, random_chain
+from tests.planner.extras.baselines.peers.chains import latency_s, random_chain
 
 PROFILES = Path(__file__).parents[3] / "data" / "profiles" / "pipedream"
 

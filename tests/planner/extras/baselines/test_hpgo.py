@@ -19,7 +19,7 @@ from planner.extras.baselines.hpgo import (
 )
 from planner.extras.baselines.pipedream.format import LayerGraph, LayerNode, read, states_of
 from planner.ir.errors import UsageError
-from tests.planner.peers.chains import random_chain
+from tests.planner.extras.baselines.peers.chains import random_chain
 
 PROFILES = Path(__file__).parents[3] / "data" / "profiles" / "pipedream"
 

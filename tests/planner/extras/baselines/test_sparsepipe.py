@@ -12,7 +12,7 @@ from planner.extras.baselines.pipedream import format as graph_format
 from planner.extras.baselines.pipedream.format import LayerGraph
 from planner.extras.baselines.sparsepipe import DeviceType, best_pipeline
 from planner.ir.errors import FormatError, UsageError
-from tests.planner.peers.graphs import chains, closed_sets, output_bytes, random_graph, whole
+from tests.planner.extras.baselines.peers.graphs import chains, closed_sets, output_bytes, random_graph, whole
 
 PROFILES = Path(__file__).parents[3] / "data" / "profiles" / "sparsepipe"
 

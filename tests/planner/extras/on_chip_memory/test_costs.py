@@ -14,7 +14,7 @@ def test_a_board_with_two_memories_has_two_kinds_of_costs() -> None:
     assert set(found.measurements) == {"there", "there, weights off chip"}
     fast = on_cluster(PROFILE, cluster(replace(board, on_chip_bytes_per_s=None)))
     one = on_cluster(PROFILE, cluster())
-    work = work_of(PROFILE.graph, PROFILE.graph.layers[2], 1)
+    work = work_of(PROFILE.graph, PROFILE.graph.values(), PROFILE.graph.layers[2], 1)
     assert work.num_bytes == 2 * 4096 + 8192
     assert costs(found, "there, weights off chip", "l2") == costs(one, "there", "l2")
     assert costs(found, "there", "l2", 1)[0] == 8192 / 1e6  # read on chip, which is slow here

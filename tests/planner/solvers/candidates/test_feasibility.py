@@ -49,7 +49,6 @@ PARTED = Candidate.chain((0, 3, 6), ((0,), (1,)), ((2,), (2,)), (2, 2), "1f1b")
 REFUSED: Mapping[str, Callable[[], Candidate]] = {
     "pipedream updates within a step": lambda: replace(PARTED, schedule="pipedream"),
     "pipedream-2bw updates within a step": lambda: replace(PARTED, schedule="pipedream-2bw"),
-    "sequences are cut into token slices": lambda: replace(PARTED, token_slices=(4, 4)),
     "stage 1 divides each layer in its own way": lambda: replace(PARTED, options=(None,) * 3 + (CUT,) * 3),
     "stage 0 divides each layer in its own way": lambda: replace(PARTED, blocks=((Block(("l0", "l1"), {}),), ())),
 }

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from planner.ir.errors import UnsupportedModelError
 from runtime.optim.ties import groups_of
 from tests.runtime.divided import by_stage
+from tests.runtime.engines import trained
 from tests.runtime.plans import Trained, assert_equal, batch_of, engine_of
 from tests.runtime.spatial.test_pipelines import HEIGHT, MICRO_BATCHES, network, serial
 from tests.runtime.transport.conftest import run_in_processes
@@ -29,3 +33,11 @@ def test_compiled_stages_train_as_one_device_does(cuts, tmp_path):
 
     for found in run_in_processes(2, program, groups_of(decision, network()[1].graph), tmp_path / "store"):
         assert_equal(Trained(*found), expected)
+
+
+def test_a_stage_that_computes_spans_again_is_refused() -> None:
+    first, second, *_ = network()[1].graph.by_name()
+    whole = by_stage(network()[1].graph, [], [HEIGHT], MICRO_BATCHES)
+    decision = replace(whole, stages=(replace(whole.stages[0], recomputed=((first,), (second,))),))
+    with pytest.raises(UnsupportedModelError, match="2 spans of layers again"):
+        trained(network(), decision, 1, compiler="eager")

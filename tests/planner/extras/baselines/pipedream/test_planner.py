@@ -14,7 +14,7 @@ from planner.extras.baselines.pipedream import format as graph_format
 from planner.extras.baselines.pipedream.format import LayerGraph, LayerNode, states_of
 from planner.extras.baselines.pipedream.planner import PipeDreamOptions, data_parallel_s, solve
 from planner.ir.errors import FormatError, UsageError
-from tests.planner.peers.graphs import best_by_exhaustion, closed_sets, random_graph, walked_sets
+from tests.planner.extras.baselines.peers.graphs import best_by_exhaustion, closed_sets, random_graph, walked_sets
 
 DATA = Path(__file__).parents[4] / "data"
 

@@ -24,7 +24,7 @@ from planner.extras.baselines.piper.stages import (
     value_of,
 )
 from planner.ir.errors import UnknownNameError, UsageError
-from tests.planner.peers.pipelines import best_equal_plan, best_plan, plain_programme, random_instance
+from tests.planner.extras.baselines.peers.pipelines import best_equal_plan, best_plan, plain_programme, random_instance
 
 DATA = Path(__file__).parents[4] / "data"
 GIB = 2**30

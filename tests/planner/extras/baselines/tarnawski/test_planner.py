@@ -17,7 +17,7 @@ from planner.extras.baselines.tarnawski.max_load import Loads, TarnawskiDevices,
 from planner.extras.baselines.tarnawski.planner import VARIANTS, load_of, solve
 from planner.ir.errors import UnknownNameError, UsageError
 from planner.solvers.budget import Budget
-from tests.planner.peers.placements import best_load, in_order, random_instance
+from tests.planner.extras.baselines.peers.placements import best_load, in_order, random_instance
 
 DATA = Path(__file__).parents[4] / "data"
 VARIANT_OF = {

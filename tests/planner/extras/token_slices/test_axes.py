@@ -1,0 +1,119 @@
+"""Where tokens lie, what slices read of one another, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import pytest
+
+from planner.extras.token_slices.axes import TokenAxes, require_sliceable
+from planner.ir.box import Interval
+from planner.ir.errors import UnsupportedModelError
+from planner.ir.graph import SAMPLE, Layer, TensorSpec
+from tests.planner.causal import SAMPLES, TOKENS, graph
+
+SLICES = [(16,), (8, 8), (7, 6, 3), (1, 14, 1), (1,) * 16]
+
+
+def test_each_layer_s_tokens_are_found_whatever_its_dims_are_called() -> None:
+    axes = TokenAxes.of(graph(1))
+    places = {name: (each.dim, each.is_merged) for name, each in axes.works.items()}
+    plain = dict.fromkeys(("token", "p0", "r0", "head"), (1, False))
+    heads = dict.fromkeys(("h0", "a0"), (2, False))
+    merged = dict.fromkeys(("rows", "targets", "loss"), (0, True))
+    assert places == {**plain, **heads, **merged}
+    assert axes.reads_earlier == {"a0"}
+
+
+@pytest.mark.parametrize("slices", SLICES, ids=str)
+def test_a_slice_of_causal_attention_reads_the_keys_of_all_tokens_up_to_its_last(slices: tuple[int, ...]) -> None:
+    division = TokenAxes.of(graph(1)).divided(["a0"], slices, SAMPLES)
+    for position, (start, stop) in enumerate(pairwise(accumulate(slices, initial=0))):
+        query, key, value = (division.wanted("a0", index)[position] for index in range(3))
+        assert query[2] == Interval(start, stop)
+        assert key[2] == value[2] == Interval(0, stop)
+        came = [move for move in division.moves("a0", 1) if move.dst == position]
+        assert [move.src for move in came] == list(range(position))
+        assert sum(len(move.box[2]) for move in came) == start
+
+
+@pytest.mark.parametrize("slices", SLICES, ids=str)
+def test_every_row_of_samples_and_tokens_is_one_slice_s(slices: tuple[int, ...]) -> None:
+    division = TokenAxes.of(graph(1)).divided(["rows", "loss"], slices, 3)
+    rows = [box[0] for box in division.layers["loss"].own]
+    assert [len(each) for each in rows] == [3 * length for length in slices]
+    assert all(a.stop == b.start for a, b in pairwise(rows))
+    read = [division.wanted("rows", 0)[position] for position in range(len(slices))]
+    assert [(box[0], len(box[1])) for box in read] == [(Interval(0, 3), length) for length in slices]
+
+
+def test_attention_that_is_not_known_to_be_causal_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match="a0 cannot be run in token slices") as refused:
+        TokenAxes.of(graph(1, causal=False))
+    assert any("is_causal" in each for each in refused.value.remedies)
+
+
+def _with(layer: Layer) -> TokenAxes:
+    plain = graph(1)
+    return TokenAxes.of(replace(plain, layers=(*plain.layers[:-4], layer, *plain.layers[-4:])))
+
+
+FEATURES = TensorSpec((SAMPLE, "time", "feature"), (SAMPLES, TOKENS, 4), "float32")
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer("odd", "softmax", ("r0",), (FEATURES,), (), {"dim": 1}),
+        Layer("odd", "opaque", ("r0",), (FEATURES,), (), {"op": "aten.cumsum.default"}),
+        Layer("odd", "layer_norm", ("r0",), (FEATURES,), (), {"dims": (1, 2)}),
+        Layer("odd", "reduce", ("r0",), (replace(FEATURES, shape=(SAMPLES, 1, 4)),), (), {"dims": (1,), "keeps": True}),
+        Layer("odd", "lstm", ("r0",), (FEATURES,), (), {"op": "aten.lstm.input"}),
+        Layer("odd", "slice", ("r0",), (replace(FEATURES, shape=(SAMPLES, 15, 4)),), (), {"dim": 1, "starts": (1,)}),
+    ],
+    ids=lambda layer: layer.kind,
+)
+def test_a_layer_over_all_tokens_is_refused_by_name(layer: Layer) -> None:
+    with pytest.raises(UnsupportedModelError, match="odd cannot be run in token slices"):
+        _with(layer)
+
+
+def test_what_follows_from_inputs_alone_may_be_read_whole() -> None:
+    """A mask of keys that padding makes: every slice makes all of it."""
+    keys = TensorSpec((SAMPLE, "dim1", "dim2", "dim3"), (SAMPLES, 1, 1, TOKENS), "bool")
+    plain = graph(1)
+    mask = Layer("mask", "reshape", ("x",), (keys,), (), {"kept": (0, -1, -1, 1)})
+    layers = tuple(
+        replace(layer, inputs=(*layer.inputs, "mask")) if layer.kind == "attention" else layer for layer in plain.layers
+    )
+    axes = TokenAxes.of(replace(plain, layers=(mask, *layers)))
+    assert "mask" in axes.free
+    assert "mask" not in axes.works
+    assert all(box[3] == Interval(0, TOKENS) for box in axes.divided(["a0"], (7, 9), SAMPLES).wanted("a0", 3))
+
+
+@pytest.mark.parametrize("slices", [(8,), (20,), (16, 0), (8, -1, 9)])
+def test_slices_have_to_make_up_a_sequence(slices: tuple[int, ...]) -> None:
+    with pytest.raises(UnsupportedModelError, match="do not make up a sequence") as refused:
+        require_sliceable(graph(1), slices)
+    assert str(TOKENS) in refused.value.details[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "reason"),
+    [
+        ("pad", TOKENS + 1, f"it makes other than {TOKENS} tokens"),
+        ("opaque", TOKENS, "which tokens it reads for one is not known"),
+    ],
+)
+def test_what_shifts_tokens_or_is_not_known_is_refused_for_that_reason(kind: str, tokens: int, reason: str) -> None:
+    whole = graph(1)
+    first, *others = whole.layers
+    spec = replace(first.outputs[0], shape=(first.outputs[0].shape[0], tokens, *first.outputs[0].shape[2:]))
+    attributes = {"before": (0, 1, *(0,) * (len(spec.shape) - 2))} if kind == "pad" else {}
+    moved = Layer("moved", kind, (first.name,), (spec,), attributes=attributes)
+    with pytest.raises(UnsupportedModelError, match="cannot be run in token slices") as caught:
+        require_sliceable(replace(whole, layers=(first, moved, *others)), (8, 8))
+    assert any(reason in each for each in caught.value.details)
+    assert caught.value.remedies == ("plan without --allow time and --token-slices",)
