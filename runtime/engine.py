@@ -31,7 +31,6 @@ from runtime.stage.state_dict import StateDict
 
 if TYPE_CHECKING:
     from runtime.checkpoint.state import RankState
-    from runtime.pipeline.stream import RequestStream, Setting
     from runtime.sparse.ahead import BatchPreparation
     from runtime.sparse.share import AnyBatch
 
@@ -120,11 +119,9 @@ class Engine(StateDict):
         self._gradient_sync = GradientSync(context, self._local_stages)
         self._guard = NanGuard(context, self._local_stages, self._gradient_sync, self._run_again)
         self._runner = Runner(context, self._local_stages, self._gradient_sync, self._guard.heard)
-        self._streaming: Setting | None = None
-        if context.answers:
-            from runtime.pipeline.stream import setting_of  # late, see `stream`
-
-            self._streaming = setting_of(context, self._local_stages)
+        self._streaming = (
+            addition("runtime", "streams", "answers")(context, self._local_stages) if context.answers else None
+        )
         context.let_go()
 
     @property
@@ -211,8 +208,8 @@ class Engine(StateDict):
             batch=batch,
         )
 
-    def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
-        """An endless stream of batches, of which several may be on their way through the stages.
+    def stream(self, *, learns: bool = False, training: bool = True) -> Any:
+        """An endless stream of batches (an extra's), of which several may be on their way through the stages.
 
         Args:
             learns: whether each stage updates its weights after each batch, by losses of its own.
@@ -223,14 +220,8 @@ class Engine(StateDict):
         """
         if self._streaming is None:
             raise UsageError("this engine gives no answers", ["it was made to train"], ["RankContext(answers=True)"])
-        if self.context.decision.num_parts > 1:
-            remedies = ["plan without --allow time and --token-slices"]
-            raise UsageError("a stream is not cut into token slices", ["the plan is"], remedies)
-        from runtime.pipeline.stream import RequestStream, require_local  # late: most ranks serve no stream
-
-        if learns:
-            require_local(self.context, self._gradient_sync)
-        return RequestStream(replace(self._streaming, learns=learns, training=training), self._runner, self._learn)
+        setting = replace(self._streaming, learns=learns, training=training)
+        return setting.opened(self._runner, self._gradient_sync, self._learn)
 
     @property
     def preparing(self) -> BatchPreparation[AnyBatch] | None:

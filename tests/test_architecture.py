@@ -119,6 +119,7 @@ FLOORS = {
     "runtime.extras.distcp": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.compiling": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.sampled_graphs": floor(f"{WITH_TORCH} runtime", "torch"),
+    "runtime.extras.streams": floor(f"{WITH_TORCH} runtime", "torch"),
     "runtime.extras.tiles": floor("planner.ir planner.layers planner.extras.tiles.division runtime", "torch"),
     "runtime.extras.token_slices": floor("planner.ir planner.extras.token_slices.axes runtime", "torch"),
     "runtime.checkpoint": floor(f"{WITH_TORCH} runtime", "pydantic safetensors torch"),

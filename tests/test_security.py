@@ -59,6 +59,10 @@ HELD = {
     "A library that is a link": (
         "cuda_ops/sparse/test_native_compiling.py::test_a_library_that_others_could_have_written_is_made_anew"
     ),
+    "no code and no graph is read": (
+        "profiler/capture/test_kept_checks.py::test_a_second_capture_of_the_same_is_traced_and_not_checked"
+    ),
+    "the check is made": "profiler/capture/test_kept_checks.py::test_a_folder_that_others_may_write_to_is_not_read",
     "Triton's cache": "cuda_ops/sparse/test_native_compiling.py::test_triton_loads_nothing_of_others",
     "rendezvous store binds to loopback": (
         "runtime/monitor/test_watch.py::test_the_store_listens_on_the_loopback_interface_only"

@@ -43,7 +43,6 @@ from runtime.optim.optimizer_state import give_back
 from runtime.optim.whole_state import WholeState
 from runtime.pipeline.microbatches import Batch as EngineBatch
 from runtime.pipeline.microbatches import InputSpecs
-from runtime.pipeline.stream import RequestStream
 from runtime.rank import RankContext
 
 _log = logging.getLogger(__name__)
@@ -182,7 +181,7 @@ class Execution:
         bound_batches = (self._bound(self._item(batch), self._evaluated) for batch in batches)
         return evaluate(self._engine, bound_batches, metric, outputs)
 
-    def stream(self, *, learns: bool = False, training: bool = True) -> RequestStream:
+    def stream(self, *, learns: bool = False, training: bool = True) -> Any:
         """This rank's part of an endless stream; see :meth:`runtime.engine.Engine.stream`."""
         self._forget_first()
         return self._engine.stream(learns=learns, training=training)

@@ -8,6 +8,8 @@ Modules:
     functional            In-place operators and views become functional ones, so that every value has one maker and may
                           be kept or sent
     graph                 A model as the planner's graph and as an executable one, node by layer
+    kept_checks           What the check of a capture found, kept for this user: the same graph of the same code need
+                          not be checked again
     kinds                 Which kind of layer an operator of ``aten`` is, and its attributes
     layers                Which operators make up a layer, and what the dims of a value mean
     loss_reduction        Where a graph goes from samples to numbers, and how the parts of a batch make up the number of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import cast
 
@@ -24,6 +24,7 @@ from planner.ir.graph import (
     value_name,
 )
 from planner.layers import MAPPED
+from profiler.capture.kept_checks import CheckFindings, keep, kept, key_of
 from profiler.capture.kinds import ELEMENTWISE, LOSS, NO_RULES, OPAQUE, Rules, kind_of
 from profiler.capture.layers import (
     OperatorGroup,
@@ -40,10 +41,8 @@ from profiler.capture.sample_independence import Dependence, dependence
 from profiler.capture.trace import TracedModel, trace, traces
 from profiler.capture.user_module import untouched
 from profiler.capture.verify_capture import (
-    Verified,
     correct_dtypes,
     evaluation_fault,
-    require_known_parameters,
     require_same_loss,
 )
 from profiler.source.model import LoadedModel
@@ -123,42 +122,55 @@ def capture_unchecked(model: LoadedModel, rules: Rules, judge: Judge) -> Capture
     traced = trace(model)
     if model.autocast is not None:
         correct_dtypes(traced, model)
-    return _of_traced(model, traced, rules, judge, "")
+    layer_groups = groups(traced, rules)
+    return _of_traced(model, traced, rules, layer_groups, judge(traced, layer_groups, model), "")
 
 
 def _captured(model: LoadedModel, rules: Rules) -> CapturedModule:
-    traced, verified = _verified(model)
-    if verified.reaches_others:
-        require_known_parameters(traced, model)
-    traced = replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in verified.idle})
-    evaluation = evaluation_fault(traced, model)
+    traced, idle, key = _verified(model, rules)
+    findings = kept(key)
+    traced = replace(traced, parameters={n: p for n, p in traced.parameters.items() if n not in idle})
+    evaluation = evaluation_fault(traced, model) if findings is None else findings.evaluation
     if model.autocast is not None:
         correct_dtypes(traced, model)
-    return _of_traced(model, traced, rules, dependence, evaluation)
+    layer_groups = groups(traced, rules)
+    dependences = dependence(traced, layer_groups, model) if findings is None else findings.layers
+    captured = _of_traced(model, traced, rules, layer_groups, dependences, evaluation)
+    if findings is None:
+        keep(key, CheckFindings(tuple(sorted(idle)), evaluation, dependences))
+    return captured
 
 
-def _verified(model: LoadedModel) -> tuple[TracedModel, Verified]:
-    """The first trace that computes what the module does, and what was found of it."""
+def _verified(model: LoadedModel, rules: Rules) -> tuple[TracedModel, Set[str], str]:
+    """The first trace that computes what the module does, its parameters without gradient, and the findings' name."""
     candidates, failure = traces(model), None
     while True:
         with untouched(*model.stateful):  # attributes may hold tensors of the trace, which have no values
             traced = next(candidates, None)
         if traced is None:
             raise failure or AssertionError("a model has a trace, or a refusal")
+        key = key_of(traced, model, rules)
         try:
-            return traced, require_same_loss(traced, model)
+            findings = kept(key)
+            return traced, require_same_loss(traced, model) if findings is None else set(findings.idle), key
         except UnsupportedModelError as error:
             failure = traced.refusal or error
             failure.__cause__ = failure.__cause__ or (error if failure is not error else None)
 
 
-def _of_traced(model: LoadedModel, traced: TracedModel, rules: Rules, judge: Judge, evaluation: str) -> CapturedModule:
-    layer_groups = groups(traced, rules)
+def _of_traced(
+    model: LoadedModel,
+    traced: TracedModel,
+    rules: Rules,
+    layer_groups: tuple[OperatorGroup, ...],
+    dependences: tuple[Dependence, ...],
+    evaluation: str,
+) -> CapturedModule:
     owns = [any(traced.is_parameter(a) for a in tensor_arguments(group.main)) for group in layer_groups]
     names = layer_names([group.main for group in layer_groups], owns, traced.inputs)
     values = _value_names(traced, layer_groups, names)
     by_node = {node.name: value for node, value in values.items()}
-    layers = dict(zip(names, judge(traced, layer_groups, model), strict=True))
+    layers = dict(zip(names, dependences, strict=True))
     graph = _graph(traced, rules, layer_groups, names, values)
     is_separate = model.clouds is not None and isinstance(model.clouds.preparation, SeparatePreparation)
     graph = marked(graph, layers, layer_groups, names, traced, is_separate=is_separate)

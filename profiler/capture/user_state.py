@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import hashlib
 import os
 import sys
 import sysconfig
@@ -33,12 +34,15 @@ OUTSIDE = ("torch", "profiler", "cuda_ops", "contextlib")
 """Packages whose code is not the user's, but for our own models."""
 MODELS = "profiler.models."
 _NOT_USERS = frozenset({*OUTSIDE, *sys.stdlib_module_names} - {"__main__"})
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", sysconfig.get_path("stdlib"))
+INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", sysconfig.get_path("stdlib"))
 """In paths of packages, whose functions are too many to be followed into what they name."""
 _OURS = ("halopipe", "planner", "runtime")
 _MOST_FOLLOWED = 10_000
 _MOST_BYTES = 2**26
 """Of a tensor that is reached through global variables: larger ones are data rather than state."""
+_PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
+_ADDRESS = 2**40
+"""Integers from here on are hashes and numbers of objects, others in each process."""
 _REGISTRIES = ("_modules", "_buffers", "_parameters")
 
 
@@ -147,6 +151,11 @@ class UserState:
         """Those of :meth:`changed` that are kept in classes and global variables."""
         return set(self._changed(lambda place: place.is_shared))
 
+    def described(self) -> list[tuple[str, str]]:
+        """All of it by name, alike in every process: texts, numbers, digests of tensors; of other objects the name."""
+        places = [(place.name, _text(held, True)) for place, held in self._held if not hasattr(held, "currsize")]
+        return places + [("", digest_of(tensor)) for tensor, _, _ in self._values]
+
     def _changed(self, is_asked: Callable[[_Place], bool] = lambda _: True) -> Iterator[str]:
         for place, held in self._held:
             if not is_asked(place):
@@ -157,6 +166,27 @@ class UserState:
                 yield from (place.named(key) for key in differing if key not in _REGISTRIES)
             elif not _is_same(held, now):
                 yield place.named()
+
+
+def _text(value: Any, is_held: bool = False) -> str:
+    """What containers hold in turn is a place of its own, but for tuples."""
+    if isinstance(value, CONTAINERS) and not is_held:
+        return f"{type(value).__qualname__} of {len(value)}"
+    if isinstance(value, dict):
+        return str([(_text(key), _text(each)) for key, each in value.items()])
+    if isinstance(value, (tuple, list, deque, set)):
+        texts = map(_text, value)
+        return str(sorted(texts) if isinstance(value, set) else list(texts))
+    if isinstance(value, _PLAIN) and not (isinstance(value, int) and abs(value) >= _ADDRESS):
+        return repr(value)
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def digest_of(tensor: Tensor) -> str:
+    """Of shape, dtype and values."""
+    flat = tensor.detach().cpu().to_dense().contiguous().flatten()
+    numbers: Any = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    return f"{tuple(tensor.shape)} {tensor.dtype} {hashlib.sha256(numbers).hexdigest()}"
 
 
 def _is_number(value: Any) -> bool:
@@ -294,7 +324,7 @@ def _is_installed(function: FunctionType) -> bool:
 def _is_outside(module: str, file: str | None) -> bool:
     """Whether a Python module is of an installed package, or of ours."""
     is_ours = not is_users(module) or module.partition(".")[0] in _OURS
-    return is_ours or not file or any(part in file for part in _INSTALLED)
+    return is_ours or not file or any(part in file for part in INSTALLED)
 
 
 @dataclass(frozen=True, slots=True)

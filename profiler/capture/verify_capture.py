@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -46,21 +46,11 @@ class _Result:
     leaves: frozenset[int] = frozenset()
 
 
-class Verified(NamedTuple):
-    """What a capture that computes the same as its module was found to be.
-
-    Attributes:
-        idle: the parameters that get no gradient, neither from the module nor from the graph, though they are trained.
-        reaches_others: whether gradients flow to tensors that are not among its parameters.
-    """
-
-    idle: frozenset[str]
-    reaches_others: bool
-
-
 @torch.enable_grad()
-def require_same_loss(traced: TracedModel, model: LoadedModel) -> Verified:
+def require_same_loss(traced: TracedModel, model: LoadedModel) -> Set[str]:
     """Raises :class:`UnsupportedModelError` unless the graph gives the module's own loss and gradients.
+
+    Returns the parameters that get no gradient, neither from the module nor from the graph, though they are trained.
 
     Buffers and gradients are put back.  Sizes that vary are tried at about half the example's extents and at 1 as well,
     where the module runs with these.
@@ -71,13 +61,13 @@ def require_same_loss(traced: TracedModel, model: LoadedModel) -> Verified:
         with kept_state(*model.stateful):
             expected = _own_result(model, copies, samples)
             memory.note()
-        if not _are_equal(copies, whole):
-            _require_same_inputs(model, whole)
+        _require_same_inputs(model, whole, copies, expected.loss)
         by_graph = _graph_result(traced, model, whole, samples)
         _require_alike(traced, expected.loss, by_graph.loss, {})
         _require_same_gradients(model, expected.gradients, by_graph.gradients)
         _require_same_buffers(expected.buffers, by_graph.buffers)
-        reaches_others = not expected.leaves <= {id(each) for each in traced.parameters.values()}
+        if not expected.leaves <= {id(each) for each in traced.parameters.values()}:
+            _require_known_parameters(traced, model)
         gradients = frozenset(traced.parameters if by_graph.gradients is None else by_graph.gradients)
         later = memory.later_call(whole, _rest(traced, model, samples))
         if later is not None and by_graph.gradients is not None:
@@ -103,7 +93,7 @@ def require_same_loss(traced: TracedModel, model: LoadedModel) -> Verified:
         except UnsupportedModelError:  # a condition under which it was captured
             continue
         _require_alike(traced, expected.loss, by_graph.loss, traced.graph_inputs(tensors, samples))
-    return Verified(frozenset(traced.parameters.keys() - gradients), reaches_others)
+    return traced.parameters.keys() - gradients
 
 
 def _rest(traced: TracedModel, model: LoadedModel, samples: int) -> dict[str, Tensor]:
@@ -124,7 +114,7 @@ def _changed(tensor: Tensor) -> Tensor:
     return torch.lerp(tensor, other, 0.25) if tensor.is_floating_point() else other
 
 
-def require_known_parameters(traced: TracedModel, model: LoadedModel) -> None:
+def _require_known_parameters(traced: TracedModel, model: LoadedModel) -> None:
     """Raises :class:`UnsupportedModelError` if a gradient flows to a tensor that neither module nor loss registers.
 
     A parameter that a loss function finds in its closure is a constant of the graph: it would not be trained.  What is
@@ -289,16 +279,16 @@ def _loss_of(model: LoadedModel, values: Sequence[Tensor]) -> Tensor:
     return loss
 
 
-def _require_same_inputs(model: LoadedModel, tensors: Mapping[str, Tensor]) -> None:
-    """Raises :class:`UnsupportedModelError` where forward writes to its inputs so that a second one differs."""
-    values = [tensor.clone() for tensor in tensors.values()]
+def _require_same_inputs(
+    model: LoadedModel, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], first: Tensor
+) -> None:
+    """Raises :class:`UnsupportedModelError` where forward writes to its inputs so that a second one differs.
 
-    def loss() -> Tensor:
-        return _loss_alone(model, lambda: _loss_of(model, values))
-
-    first = loss()
-    written = [name for name, value in zip(tensors, values, strict=True) if not is_alike(value, tensors[name])]
-    if written and not is_alike(first, loss()):
+    Args:
+        copies: the inputs as a first forward on ``tensors`` left them; its loss was ``first``.
+    """
+    written = [name for name, tensor in tensors.items() if not is_alike(copies[name], tensor)]
+    if written and not is_alike(first, _loss_alone(model, lambda: _loss_of(model, [*_copies(copies).values()]))):
         raise UnsupportedModelError(
             f"forward writes to its own input, {written[0]}, in place",
             ["the next step on the same data would read something else"],

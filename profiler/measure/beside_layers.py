@@ -26,7 +26,7 @@ from profiler.source.model import LoadedModel
 from runtime.captured import CapturedModule
 
 _WARM_UPS = 2  # the first makes the optimiser's state
-_LONG_S = 3.0
+_LONG_S = 2.0
 _STAGES = 8
 _WAIT_S = 2e-3
 _WAITS_S = 1.5

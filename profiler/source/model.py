@@ -200,6 +200,7 @@ class LoadedModel:
         sizes: by name, extents of what varies in the batches that are wanted, where they are not the example's.
         casts: the dtypes that the module was cast from, and to; tensors of its example and of batches go with it, and
             those of other dtypes stay what they are.
+        origin: what it was loaded of, as a fingerprint; empty: it is not known.
     """
 
     module: nn.Module
@@ -213,6 +214,7 @@ class LoadedModel:
     structure: BatchStructure | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     casts: Casts = field(default_factory=dict)
+    origin: str = ""
 
     def cast(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Of the module's former dtypes to its own."""

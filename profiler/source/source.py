@@ -52,6 +52,7 @@ import torch
 from torch import nn
 
 from cuda_ops.device.seeding import seed_generators, seeded
+from planner.ir.codec import fingerprint
 from planner.ir.errors import FactoryError, ModelNotFoundError
 from planner.ir.profile import ModelSource
 from profiler.source.model import LoadedModel
@@ -203,7 +204,9 @@ def load_model(source: ModelSource, seed: int = 0) -> LoadedModel:
         model = replace(model, casts=dict.fromkeys(own or {torch.get_default_dtype()}, dtype))
         for module in model.owners.values():
             cast_module(module, dtype)
-    return replace(model.with_cast_example(), autocast=autocast, elementwise=frozenset(source.elementwise))
+    origin = fingerprint([replace(source, sizes={}), seed])
+    model = replace(model.with_cast_example(), autocast=autocast, elementwise=frozenset(source.elementwise))
+    return replace(model, origin=origin)
 
 
 def _dtypes(model: LoadedModel) -> set[torch.dtype]:

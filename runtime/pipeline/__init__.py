@@ -11,7 +11,6 @@ Modules:
                      joined
     runner           Runs a rank's row of the program on one batch after another
     specialize       A plan bound to the sizes of one batch: its messages, and every stage's share of every micro-batch
-    stream           Batches without an end, of which each stage has its own at the same time: a pipeline over time
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One device is the user's own module, called as its user would call it, with the weights that the ranks begin with: in
 the parts that micro-batches are, one after another, where a plan has several.  Nothing is left of it in the ranks: what
-it writes to buffers is put back (:meth:`runtime.pipeline.stream.RequestStream.offer`).
+it writes to buffers is put back (:meth:`runtime.extras.streams.stream.RequestStream.offer`).
 """
 
 from __future__ import annotations

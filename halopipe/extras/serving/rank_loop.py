@@ -33,9 +33,9 @@ from planner.ir.codec import from_json, plain
 from planner.ir.errors import TransportError
 from planner.ir.graph import producer
 from runtime.engine import StepResult
+from runtime.extras.streams.stream import Answered, RequestStream, Setting
 from runtime.pipeline.microbatches import Batch, InputSpecs
 from runtime.pipeline.routing import Piece
-from runtime.pipeline.stream import Answered, Setting
 
 READY, REQUEST, ANSWER, END = "ready", "request", "answer", "end"
 HERE, ZEROS, SHAPE = "here", "zeros", "shape"
@@ -112,7 +112,7 @@ def stream(execution: Execution, path: str, **setting: bool) -> None:
     Raises:
         UsageError: the plan does not learn by local losses alone; nothing was begun.
     """
-    requests = execution.stream(**setting)
+    requests: RequestStream = execution.stream(**setting)
     description = _description(execution, requests.setting)
     end, is_over = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), False
     with short_name(path) as name:

@@ -70,8 +70,9 @@ from dataclasses import replace
 
 from planner.costs.cost_model import CostModel
 from planner.costs.sentences import binding
+from planner.ir.extras import addition
 from planner.ir.plan import PROVEN, SEARCHED, STOPPED, TIME_LIMIT, WITHIN_GAP, Plan, Search, status_of
-from planner.ir.problem import MEMORY, THROUGHPUT, Problem
+from planner.ir.problem import MEMORY, THROUGHPUT, TIME_DIMS, Problem
 from planner.solvers.best_first.continued import continued_searches
 from planner.solvers.best_first.layout_search import beyond_samples, left_out, with_layouts
 from planner.solvers.best_first.moves import with_moved_shares
@@ -106,8 +107,9 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     elif is_stream(problem):
         limited, certainty = highest_rate(problem)
     cost_model = CostModel(problem.profile)
-    last_searches = continued_searches(problem)
-    for continued in last_searches:
+    if TIME_DIMS in problem.allow:
+        addition("planner", "ordered_axes", TIME_DIMS)  # what is asked for is not left out in silence
+    for continued in continued_searches(problem):
         continued.require(problem, cost_model)
     half = beyond_samples(limited) or any(continued.takes_half for continued in continued_searches(limited))
     limit_s = limited.time_limit_s
@@ -162,7 +164,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
     fastest = outcome.best if tie is not None else None
     others = alternatives(evaluator, chosen, start.choices, outcome.by_num_stages, fastest)
     plan = plan_of(problem, decision, predicted.prediction, proof, others)
-    for continued in last_searches:
+    for continued in continued_searches(problem):
         plan = continued.plan(evaluator, plan)
     return plan
 

@@ -12,9 +12,14 @@ from types import ModuleType
 
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.ir import extras
 from planner.ir.errors import UnsupportedModelError
 from planner.ir.extras import addition, hook_of, public
+from planner.ir.plan import Block
+from planner.ir.problem import Problem
+from planner.layers.division import Division
+from planner.solvers import solver
 
 PACKAGES = ("planner", "profiler", "runtime", "cuda_ops", "halopipe")
 
@@ -86,3 +91,12 @@ def test_public_names_of_a_module_are_those_that_extras_add_there() -> None:
     assert public("pack.public", lambda name: name)("other") == "other"
     with pytest.raises(AttributeError, match=r"module 'pack\.public' has no attribute 'other'"):
         public("pack.public")("other")
+
+
+def test_what_is_asked_for_and_no_extra_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "hooks", lambda package, point: extras.Additions({}))
+    profile = chain_profile(3, 2)
+    with pytest.raises(UnsupportedModelError, match="ordered_axes of time"):  # not left out in silence
+        solver("best-first")(Problem(profile, 4, allow=("sample", "time")), None)
+    with pytest.raises(UnsupportedModelError, match="divisions of blocks"):
+        Division.placed(profile.graph, {}, 1, 2, (Block((profile.graph.layers[0].name,)),))

@@ -72,9 +72,6 @@ def test_other_spans_than_were_asked_for_are_a_fault_and_priced_by_the_checker(f
 
 def test_what_cannot_be_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
     path = str(folder / "profile.json")
-    code, told = run("plan", path, "--recompute", "selective", "--allow", "sample,time")
-    assert code == 2
-    assert "beside token slices" in told
     code, told = run("plan", path, "--recompute", "core")
     assert code == 2
     assert "selective" in told

@@ -33,7 +33,7 @@ from tests.halopipe.plans import plan_of
 from tests.runtime import test_local_losses
 
 HOME = Path(__file__).resolve().parents[4]
-OF_STREAM = "tests.runtime.pipeline.test_stream"
+OF_STREAM = "tests.runtime.extras.streams.test_stream"
 RECURRENT = ModelSource(f"{OF_STREAM}:recurrent", {}, (4, 5), "float64")
 LOCAL = ModelSource("tests.runtime.test_local_losses:local", {}, (4, 6), "float64")
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}

@@ -35,6 +35,7 @@ def test_a_request_is_refused_with_a_remedy_or_a_reason(title: str) -> None:
         solver("best-first")(make_problem(chain_profile(3, 2), **{"global_batch": 4, **ASKED[title]}), None)
     assert caught.value.title.startswith(title)
     assert [*caught.value.details, *caught.value.remedies]
+    assert (caught.value.code, caught.value.exit_code) == ("H200", 2)
     assert len(of_request(Problem(chain_profile(3, 2), 4))) == len(ASKED)
 
 

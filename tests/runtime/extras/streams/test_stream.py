@@ -18,9 +18,9 @@ from planner.ir.profile import ModelSource
 from profiler.models.example import Example, normal
 from profiler.source.source import load_model
 from runtime.engine import Engine
+from runtime.extras.streams.stream import DEPTH, LEAD, Answered
 from runtime.numerics.finite import OnNan
 from runtime.pipeline.routing import Piece, assemble
-from runtime.pipeline.stream import DEPTH, LEAD, Answered
 from runtime.transport import InProcessTransport, Key
 from runtime.transport.frame import tag
 from tests.captures import capture

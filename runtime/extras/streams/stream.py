@@ -65,6 +65,19 @@ class Setting:
     frozen: frozenset[str]
     reads: tuple[str, ...]
 
+    def opened(self, runner: Runner, gradient_sync: GradientSync, learn: Callable[[], None]) -> RequestStream:
+        """A rank's part of such a stream; ``learn`` is called before a batch is learnt from.
+
+        Raises:
+            UsageError: sequences are cut, or the plan does not learn by local losses alone.
+        """
+        if runner.context.decision.num_parts > 1:
+            remedies = ["plan without --allow time and --token-slices"]
+            raise UsageError("a stream is not cut into token slices", ["the plan is"], remedies)
+        if self.learns:
+            require_local(runner.context, gradient_sync)
+        return RequestStream(self, runner, learn)
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
