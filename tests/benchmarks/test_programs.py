@@ -37,6 +37,7 @@ _NEEDS = {
     "benchmarks.faults": "network namespaces, root",
     "benchmarks.networks": "networks of other packages, which tests/networks run",
     "benchmarks.mutation": "cosmic-ray",
+    "benchmarks.without": "trees of their own, as tests/benchmarks/test_without.py makes them",
 }
 """Programs whose quick form is not run here, and why."""
 

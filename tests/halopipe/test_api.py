@@ -68,24 +68,12 @@ def test_plans_are_compared_as_a_frame(plan: Plan) -> None:
     assert frame["step_s"].min() == frame.loc["best-first", "step_s"]
 
 
-CLUSTER = """
-halopipe: cluster
-version: 1
-hosts: [{name: n, devices: [{device: T4, count: 2}]}]
-links: {within-host: PCIe-3}
-"""
-
-
-def test_what_may_be_asked_of_a_plan_may_be_asked_here(plan: Plan, tmp_path: Path) -> None:
+def test_what_may_be_asked_of_a_plan_may_be_asked_here(plan: Plan) -> None:
     assert hp.what_if(plan, "devices=3").other is not None
     assert str(hp.why_not(plan, PROFILE, "one-device")).startswith("one-device: ")
     assert len(hp.prices(plan, PROFILE, time_limit_s=10).prices) == 3
     frame = hp.pareto(PROFILE, num_points=2, global_batch=8).frame()
     assert frame["step_s"].is_monotonic_increasing
-    (tmp_path / "cluster.yaml").write_text(CLUSTER)
-    there = hp.plan(PROFILE, cluster=tmp_path / "cluster.yaml", memory="8GiB", solver="even-split")
-    assert there.decision.stages[0].devices == ("n/gpu0",)
-    assert there == hp.plan(hp.on_cluster(PROFILE, tmp_path / "cluster.yaml"), memory=8 * 2**30, solver="even-split")
 
 
 def test_plans_of_one_solver_get_names_of_their_own(plan: Plan) -> None:

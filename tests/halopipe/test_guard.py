@@ -90,7 +90,7 @@ def test_the_installed_command_ends_with_words_and_its_exit_code(tmp_path: Path)
     (tmp_path / "runtime.py").touch()
     (tmp_path / "halopipe").write_text("import sys\nfrom halopipe.cli.app import main\nsys.exit(main())\n")
     environment = {**os.environ, "PYTHONPATH": str(HOME)}
-    command = [sys.executable, "halopipe", "devices"]
+    command = [sys.executable, "halopipe", "schema", "plan"]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith(f"error[H203] {tmp_path / 'runtime.py'} hides halopipe's package 'runtime'")

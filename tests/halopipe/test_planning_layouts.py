@@ -10,7 +10,14 @@ from typer.testing import CliRunner
 from halopipe.cli.app import app
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
+from planner.solvers import names
 from tests.planner.networks import mesh_like, plain, priced, residual
+
+LAYOUTS = [
+    (name, allow)
+    for name, allow in (("dryden", "sample,spatial"), ("best-first", "sample,spatial,channel"))
+    if name in names()
+]
 
 
 def call(*arguments: object) -> tuple[int, str]:
@@ -18,7 +25,7 @@ def call(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-@pytest.mark.parametrize(("solver", "allow"), [("dryden", "sample,spatial"), ("best-first", "sample,spatial,channel")])
+@pytest.mark.parametrize(("solver", "allow"), LAYOUTS)
 def test_a_plan_with_layouts_from_end_to_end(tmp_path: Path, solver: str, allow: str) -> None:
     profile, plan = tmp_path / "profile.json", tmp_path / "plan.json"
     dump(priced(*mesh_like(samples=1, height=256), speeds=(1.0, 1.0)), profile)

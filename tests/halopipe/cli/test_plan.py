@@ -13,15 +13,7 @@ from halopipe.planning import solve
 from halopipe.terminal import console
 from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
-from planner.ir.profile import Profile
 from tests.halopipe.commands import call
-
-CLUSTER = """
-halopipe: cluster
-version: 1
-hosts: [{name: n, count: 2, devices: [{device: T4, count: 2}]}]
-links: {within-host: PCIe-3, across-hosts: Ethernet-10G}
-"""
 
 
 def test_a_plan_is_made_explained_checked_and_compared(folder: Path) -> None:
@@ -38,9 +30,9 @@ def test_a_plan_is_made_explained_checked_and_compared(folder: Path) -> None:
     compared = call("compare", "plan.json", "by_hand.json", "--baselines", "--profile", "profile.json")
     assert compared.exit_code == 0, compared.stderr
     assert {"plan.json", "by_hand.json", "one-device", "data-parallel", "even-split"} <= set(compared.stdout.split())
-    assert "  planned in: bapipe " in compared.stdout
-    rival = call("plan", "profile.json", "--global-batch", "8", "--solver", "dapple", "-o", "rival.json")
-    assert "dapple took " in rival.stderr
+    assert "data-parallel " in compared.stdout.partition("  planned in: ")[2]
+    rival = call("plan", "profile.json", "--global-batch", "8", "--solver", "even-split", "-o", "rival.json")
+    assert "even-split took " in rival.stderr
     assert "of 60.0 s that it may take" in rival.stderr
 
 
@@ -87,41 +79,6 @@ def test_what_is_asked_of_a_plan_is_heeded(folder: Path) -> None:
     one = call("plan", "profile.json", "--solver", "one-device", "-o", "one.json")
     assert one.exit_code == 0, one.stderr
     assert len(load("one.json", Plan).decision.stages) == 1
-
-
-def test_machines_one_does_not_have_are_planned_for(folder: Path) -> None:
-    (folder / "cluster.yaml").write_text(CLUSTER)
-    machines = ["--cluster", "cluster.yaml"]
-    made = call("plan", "profile.json", *machines, "--solver", "even-split", "-o", "t4.json")
-    assert made.exit_code == 0, made.stderr
-    assert "costs: datasheet" in made.stdout
-    assert load("t4.json", Plan).decision.stages[0].devices == ("n0/gpu0",)
-    for verb in ("explain", "check"):
-        found = call(verb, "t4.json", *machines)
-        assert found.exit_code == 0, found.stderr
-    assert call("explain", "t4.json", "--profile", "profile.json").exit_code == 3
-    forgotten = call("check", "t4.json", "--profile", "profile.json")
-    assert (forgotten.exit_code, "with --cluster FILE" in forgotten.stderr) == (6, True)
-    written = call("cluster", "cluster.yaml", "--profile", "profile.json", "-o", "scaled.json")
-    assert written.exit_code == 0, written.stderr
-    assert "across-hosts" in written.stdout
-    assert call("check", "t4.json", "--profile", "scaled.json").exit_code == 0
-
-
-def test_a_published_profile_is_imported(folder: Path) -> None:
-    nodes = [
-        f"node{n} -- Layer{n}(x) -- forward_compute_time=10.0, backward_compute_time=20.0, "
-        "activation_size=4096.0, parameter_size=1024.0"
-        for n in (1, 2)
-    ]
-    (folder / "graph.txt").write_text("\n".join([*nodes, "\tnode1 -- node2"]) + "\n")
-    made = call("import", "graph.txt", "--samples", "8", "--device", "V100-16GB", "-o", "imported.json")
-    assert made.exit_code == 0, made.stderr
-    (device,) = load("imported.json", Profile).cluster.devices
-    assert (device.kind, device.memory_bytes) == ("V100-16GB", 2**34)
-    (folder / "cluster.yaml").write_text(CLUSTER.replace("T4", "V100-16GB"))
-    planned = call("plan", "imported.json", "--cluster", "cluster.yaml", "--solver", "even-split")
-    assert planned.exit_code == 0, planned.stderr
 
 
 def test_a_front_is_a_plan_file_a_point(folder: Path) -> None:

@@ -15,6 +15,7 @@ from halopipe.api import running
 from planner.ir.errors import InfeasibleError
 from planner.ir.profile import ModelSource, Profile
 from planner.layers import batch_dependent_layers, statistics_text
+from planner.solvers import names
 from profiler.models.example import Example
 from profiler.source.source import load_model
 from tests.captures import capture
@@ -61,7 +62,8 @@ def test_layers_whose_output_depends_on_the_batch_are_known(arguments: dict[str,
 
 
 @pytest.mark.parametrize(
-    "solver", ["best-first", "span-ilp", "data-parallel", "one-device", "pipedream", "dapple", "piper"]
+    "solver",
+    sorted({"best-first", "span-ilp", "data-parallel", "one-device", "pipedream", "dapple", "piper"} & {*names()}),
 )
 def test_no_solver_cuts_the_batch_of_which_statistics_are_to_be_whole(profile: Profile, solver: str) -> None:
     found = hp.plan(profile, solver=solver, batch_statistics="whole", confidence=0.0)
@@ -107,7 +109,10 @@ def flat() -> Profile:
 
 
 @pytest.mark.parametrize(
-    "solver", ["best-first", "span-ilp", "data-parallel", "one-device", "pipedream", "dapple", "piper", "bapipe"]
+    "solver",
+    sorted(
+        {"best-first", "span-ilp", "data-parallel", "one-device", "pipedream", "dapple", "piper", "bapipe"} & {*names()}
+    ),
 )
 def test_no_solver_makes_a_micro_batch_of_which_there_is_no_variance(flat: Profile, solver: str) -> None:
     """A last one of a sample: of 7 samples 3, 3 and 1."""

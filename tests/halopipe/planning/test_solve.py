@@ -57,15 +57,7 @@ def test_some_baselines_can_be_asked_for_and_each_is_announced() -> None:
         solve.solve_baselines(problem, ["best-first"])
 
 
-def test_each_baseline_has_the_time_of_its_authors_or_all_of_ours() -> None:
-    problem = problems.make_problem(PROFILE, time_limit_s=20.0)
-    solved = solve.solve_baselines(problem, ["dapple", "one-device", "pipedream", "tarnawski"])
-    assert solved.limits_s == {"dapple": 20.0, "one-device": 20.0, "pipedream": 8.0, "tarnawski": 1200.0}
-    assert set(solved.took_s) == set(solved.limits_s)
-    assert all(took_s > 0 for took_s in solved.took_s.values())
-
-
 def test_baselines_that_share_a_limit_have_a_part_of_it_each() -> None:
-    solved = solve.solve_baselines(problems.make_problem(PROFILE), ["dapple", "one-device"], within_s=6.0)
-    assert solved.limits_s["dapple"] <= 3.0
+    solved = solve.solve_baselines(problems.make_problem(PROFILE), ["even-split", "one-device"], within_s=6.0)
+    assert solved.limits_s["even-split"] <= 3.0
     assert solved.limits_s["one-device"] <= 6.0

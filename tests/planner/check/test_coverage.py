@@ -62,7 +62,7 @@ def test_changed_plans_are_found_out() -> None:
 
 def test_every_fault_begins_with_its_path_in_the_file() -> None:
     known = ("inputs.", "decision.", "prediction.", "search.", "alternatives[", "measured.")
-    for name in ("pipeline", "laid out", "replicas"):
+    for name in {"pipeline", "laid out", "replicas"} & CASES.keys():
         _, profile = case(name)
         for mutation in list(mutations(name))[::40]:
             try:

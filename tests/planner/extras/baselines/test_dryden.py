@@ -10,15 +10,16 @@ import pytest
 from planner.costs.cost_model import CostModel
 from planner.costs.stages.layouts import LayoutPrices
 from planner.extras.baselines import dryden
-from planner.ir.codec import dumps, loads
+from planner.ir.codec import dumps, load, loads
 from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
-from planner.solvers import baselines
+from planner.solvers import baselines, solver
 from planner.solvers.everyday import solve_data_parallel
 from planner.solvers.layouts.factor_graph import LabelledGraph
 from planner.solvers.layouts.stage import Question, best_layouts
 from planner.solvers.layouts.variable_elimination import eliminate
+from tests.planner.check.test_structure import GOLDEN, problem
 from tests.planner.networks import mesh_like, priced, residual
 from tests.planner.solvers.inner.random_graphs import random_graph
 
@@ -100,3 +101,11 @@ def test_time_and_memory_of_each_rank_are_told() -> None:
         assert rank.peak_bytes <= rank.memory_limit_bytes
         parts_s = rank.compute_s + rank.communication_s + rank.bubble_s + rank.idle_s
         assert parts_s == pytest.approx(plan.prediction.step_s)
+
+
+def test_a_whole_plan_is_what_it_was() -> None:
+    golden, plan = load(GOLDEN, Plan), solver("dryden")(problem())
+    assert plan.decision == golden.decision
+    assert plan.inputs == golden.inputs
+    assert plan.prediction.step_s == pytest.approx(golden.prediction.step_s, rel=1e-9)
+    assert [rank.peak_bytes for rank in plan.prediction.ranks] == [r.peak_bytes for r in golden.prediction.ranks]

@@ -99,7 +99,7 @@ def test_unequal_devices_get_unequal_parts_of_the_sites() -> None:
     assert plan.decision.layout_of(0).cuts["sample"] == (0, 750, 1000)
 
 
-@pytest.mark.parametrize("name", ["best-first", "dryden"])
+@pytest.mark.parametrize("name", sorted({"best-first", "dryden"} & {*solvers.names()}))
 def test_layers_over_sites_are_cut_along_nothing_but_samples(name: str) -> None:
     profile = sparse_profile(segmenter(), (1.0, 1.0))
     allow = (SAMPLE_DIMS, SPATIAL_DIMS, CHANNEL_DIMS)

@@ -23,6 +23,7 @@ from profiler.source.model import LoadedModel
 from runtime.extras.compiling.collective import CollectivePeerGroup, open_collectives
 from runtime.extras.compiling.compiled import compiled, refuse_draws
 from runtime.pipeline.routing import slices
+from runtime.spatial.convolution import layer
 from runtime.spatial.decompose import DividedStage
 from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
@@ -123,15 +124,17 @@ def require_equal(found, wanted):
 
 
 @pytest.mark.parametrize(
-    ("late", "partition", "sizes"),
+    ("late", "partition", "sizes", "fewest"),
     [
-        (UNEVEN, default_partition, (2, 4, 2, 4, 2)),
-        (FIRST_ONLY, default_partition, (2, 2)),
-        (FIRST_ONLY, min_cut_rematerialization_partition, (2, 2)),
+        (UNEVEN, default_partition, (2, 4, 2, 4, 2), 0),
+        (UNEVEN, default_partition, (2, 4, 2, 4, 2), layer.FEWEST),
+        (FIRST_ONLY, default_partition, (2, 2), 0),
+        (FIRST_ONLY, min_cut_rematerialization_partition, (2, 2), 0),
     ],
-    ids=["sizes", "one rank only sends", "so in inductor's split"],
+    ids=["sizes", "halos fetched first", "one rank only sends", "so in inductor's split"],
 )
-def test_compiled_stage_equals_messages_and_one_device(late, partition, sizes, tmp_path):
+def test_compiled_stage_equals_messages_and_one_device(late, partition, sizes, fewest, tmp_path, monkeypatch):
+    monkeypatch.setattr(layer, "FEWEST", fewest)
     model()  # captured once, before the processes are forked
 
     def program(transport):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,8 +11,7 @@ from planner.ir.errors import UnsupportedModelError
 from runtime.optim.ties import groups_of
 from tests.runtime.divided import by_stage
 from tests.runtime.engines import trained
-from tests.runtime.plans import Trained, assert_equal, batch_of, decide, engine_of
-from tests.runtime.spatial import test_selective as recomputed
+from tests.runtime.plans import Trained, assert_equal, batch_of, engine_of
 from tests.runtime.spatial.test_pipelines import HEIGHT, MICRO_BATCHES, network, serial
 from tests.runtime.transport.conftest import run_in_processes
 
@@ -35,8 +36,8 @@ def test_compiled_stages_train_as_one_device_does(cuts, tmp_path):
 
 
 def test_a_stage_that_computes_spans_again_is_refused() -> None:
-    graph = recomputed.network("gpt")[1].graph
+    first, second, *_ = network()[1].graph.by_name()
+    whole = by_stage(network()[1].graph, [], [HEIGHT], MICRO_BATCHES)
+    decision = replace(whole, stages=(replace(whole.stages[0], recomputed=((first,), (second,))),))
     with pytest.raises(UnsupportedModelError, match="2 spans of layers again"):
-        trained(
-            recomputed.network("gpt"), recomputed.selective(graph, decide(graph, [0.5], (2, 2))), 1, compiler="eager"
-        )
+        trained(network(), decision, 1, compiler="eager")

@@ -1,0 +1,126 @@
+"""The core without an extra: its folders and their tests are deleted in a copy of the tree, and the core's tests run.
+
+    python -m benchmarks.without [NAME ...] [--tests PATH ...] [--json] [--quick]
+
+An extra is a folder ``PACKAGE/extras/NAME`` in one package or in several (``token_slices`` is in ``planner`` and in
+``runtime``).  Extras that import it go with it.  By default each extra is taken out in turn, and the tests of the
+planner, of the command line and of how plans are made and run are tried (six cases of each, as ``make test`` does);
+``--tests`` names others.  ``--quick`` takes six of them, imports every module that is left, and runs no test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.house.measures import PACKAGES
+from benchmarks.report import Row, at_most, run
+
+HOME = Path(__file__).resolve().parents[1]
+TESTS = ("tests/planner", "tests/halopipe/cli", "tests/halopipe/planning", "tests/runtime/pipeline")
+IMPORT_ALL = """
+import importlib, pathlib, sys
+for package in sys.argv[1:]:
+    for path in sorted(pathlib.Path(package).rglob("*.py")):
+        name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        if not name.endswith("__main__") and "_gpu" not in name and ".gpu" not in name:
+            importlib.import_module(name)
+"""
+
+
+def extras(home: Path = HOME) -> dict[str, list[Path]]:
+    """The folders of each extra, by name, relative to ``home``."""
+    folders: dict[str, list[Path]] = {}
+    for package in PACKAGES:
+        for init in sorted((home / package / "extras").glob("*/__init__.py")):
+            folders.setdefault(init.parent.name, []).append(init.parent.relative_to(home))
+    return folders
+
+
+def closure(name: str, home: Path = HOME) -> list[str]:
+    """The extra and all that import it, directly or by others, sorted."""
+    folders = extras(home)
+    imported = {each: _imported(home, paths) for each, paths in folders.items()}
+    gone = {name}
+    while more := {each for each in folders.keys() - gone if any(_needs(imported[each], folders[one]) for one in gone)}:
+        gone |= more
+    return sorted(gone)
+
+
+def _imported(home: Path, folders: Sequence[Path]) -> set[str]:
+    names = set()
+    for path in (path for folder in folders for path in (home / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def _needs(imported: set[str], folders: Sequence[Path]) -> bool:
+    modules = tuple(".".join(folder.parts) for folder in folders)
+    return any(name == module or name.startswith(f"{module}.") for name in imported for module in modules)
+
+
+@contextlib.contextmanager
+def tree_without(names: Sequence[str]) -> Iterator[Path]:
+    """A copy of all tracked files but those of extras and of their tests, gone afterwards."""
+    folders = extras()
+    left_out = [path for name in names for path in folders[name]]
+    left_out += [Path("tests") / path for path in left_out]
+    listed = subprocess.run(["git", "ls-files"], cwd=HOME, check=True, capture_output=True, text=True).stdout
+    with tempfile.TemporaryDirectory(prefix="halopipe-without-") as folder:
+        for file in map(Path, listed.splitlines()):
+            if (HOME / file).is_file() and not any(file.is_relative_to(path) for path in left_out):
+                copied = Path(folder) / file
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(HOME / file, copied)
+        yield Path(folder)
+
+
+def called(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Python, called in a copy of the tree, which alone it imports from."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def measure(names: Sequence[str], tests: Sequence[str], quick: bool) -> Iterator[Row]:
+    """A row for each extra: how many tests fail, or modules are not imported, without it and what needs it."""
+    for name in names:
+        gone = closure(name)
+        with tree_without(gone) as folder:
+            if quick:
+                result = called(folder, "-c", IMPORT_ALL, *PACKAGES)
+            else:
+                kept = [path for path in tests if (folder / path).exists()]
+                result = called(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *kept)
+        sys.stderr.write(f"without {', '.join(gone)}: {(result.stdout or result.stderr).strip().splitlines()[-1:]}\n")
+        yield at_most(f"calls that fail without {name}", float(result.returncode != 0), "", 0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("names", nargs="*", choices=[*extras(), []], metavar="NAME")
+    parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH")
+    options, rest = parser.parse_known_args(arguments)
+
+    def rows(quick: bool) -> list[Row]:
+        return list(measure(options.names or list(extras())[: 6 if quick else None], options.tests, quick))
+
+    return run("The core without an extra", rows, rest)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
