@@ -13,16 +13,13 @@ On hosts of the testbed (root; without it the loopback interface alone), at rate
 from __future__ import annotations
 
 import os
-import pickle
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from contextlib import nullcontext
 
+from benchmarks.devices.ranks import forked, hide_gpus
 from benchmarks.devices.testbed import INTERFACE, RATES, Testbed, unavailable
-from benchmarks.links.ranks import Task
+from benchmarks.links.ranks import Task, part_of
 from benchmarks.report import Row, at_most, run
 from planner.costs.communication.links import NetworkPrices
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST, Cluster, DeviceSpec
@@ -35,7 +32,6 @@ INCAST_BYTES = 3_000_000
 LARGE_BYTES = 1_000_000
 _LIMIT_S = 600.0
 _PORT = 29417
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 def measure(quick: bool) -> list[Row]:
@@ -54,15 +50,9 @@ def _rows(title: str, rate: str | None, num_hosts: int, quick: bool) -> list[Row
         "sums": tuple(size for size in SUMS if size <= largest // 4),
         "incast_bytes": 0 if rate is None else INCAST_BYTES,
     }
-    with tempfile.TemporaryDirectory(prefix="halopipe-") as folder:
-        path = Path(folder)
-        if rate is None:
-            costs = answer_of(path, hosts, None, {"effort": QUICK if quick else FULL})
-            times = answer_of(path, hosts, None, check)
-        else:
-            with Testbed.build(num_hosts, RATES[rate]) as testbed:
-                costs = answer_of(path, hosts, testbed, {"effort": QUICK if quick else FULL})
-                times = answer_of(path, hosts, testbed, check)
+    measures = {"effort": QUICK if quick else FULL}
+    with Testbed.build(num_hosts, RATES[rate]) if rate is not None else nullcontext() as testbed:
+        costs, times = (answer_of(hosts, testbed, what) for what in (measures, check))
     assert isinstance(costs, LinkCosts)
     assert isinstance(times, dict)
     devices = tuple(DeviceSpec(f"{host}/cpu{rank}", "cpu", host, 2**30) for rank, host in enumerate(hosts))
@@ -76,32 +66,18 @@ def _rows(title: str, rate: str | None, num_hosts: int, quick: bool) -> list[Row
     ]
 
 
-def answer_of(folder: Path, hosts: Sequence[str], testbed: Testbed | None, what: Mapping[str, object]) -> object:
-    """What rank 0 of fresh processes answers."""
+def answer_of(hosts: Sequence[str], testbed: Testbed | None, what: Mapping[str, object]) -> object:
+    """What rank 0 of a set of processes of their own answers."""
     address = testbed.hosts[0].address if testbed is not None else "127.0.0.1"
-    answer, task = folder / "answer", folder / "task"
-    answer.unlink(missing_ok=True)
-    task.write_bytes(pickle.dumps(Task(tuple(hosts), address, _PORT, answer, **what)))  # type: ignore[arg-type]
-    environment = {
-        **os.environ,
-        "GLOO_SOCKET_IFNAME": INTERFACE if testbed is not None else "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(_ROOT),
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-    started = []
-    for rank in range(len(hosts)):
-        command = [sys.executable, "-m", "benchmarks.links.ranks", str(task), str(rank)]
-        whole = testbed.command(rank, command) if testbed is not None else command
-        started.append(subprocess.Popen(whole, env=environment, start_new_session=True))
-    try:
-        for process in started:
-            process.wait(_LIMIT_S)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    return pickle.loads(answer.read_bytes())
+    task = Task(tuple(hosts), address, _PORT, **what)  # type: ignore[arg-type]
+
+    def call(rank: int) -> object:
+        if testbed is not None:
+            testbed.enter(rank)
+        os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE if testbed is not None else "lo"
+        return part_of(rank, task)
+
+    return forked(len(hosts), call, _LIMIT_S)[0]
 
 
 def _messages(title: str, network: NetworkPrices, times: Mapping[tuple[str, int], float]) -> list[Row]:
@@ -185,4 +161,5 @@ def _mean(errors: Sequence[float] | object) -> float:
 
 
 if __name__ == "__main__":
+    hide_gpus()
     raise SystemExit(run(str(__doc__).splitlines()[0], measure))

@@ -1,37 +1,26 @@
-"""One rank of the links' benchmark (``python -m benchmarks.links.ranks TASK RANK``).
-
-Measures tables, or checks them.
-"""
+"""One rank of the links' benchmark: measures tables, or checks them."""
 
 from __future__ import annotations
 
-import pickle
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
 
 from cuda_ops import core_of, prepare_process
-from profiler.links.messages import LinkEffort
+from profiler.links.cpu import measure_together, opened
+from profiler.links.messages import LinkEffort, PeerLink, there_and_back_s
+from runtime.transport import Transport
 
-if TYPE_CHECKING:
-    import torch
-
-    from profiler.links.messages import PeerLink
-    from runtime.transport import Transport
-
-_LIMIT_S = 300.0
 _ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the ranks do.  Rank 0 writes ``answer``.
-
-    :class:`profiler.links.cpu.LinkCosts`, or seconds by what and bytes.
+    """What the ranks do: give :class:`profiler.links.cpu.LinkCosts`, or seconds by what and bytes.
 
     Attributes:
         hosts: by rank.
@@ -44,42 +33,28 @@ class Task:
     hosts: tuple[str, ...]
     address: str
     port: int
-    answer: Path
     effort: LinkEffort | None = None
     sizes: tuple[int, ...] = ()
     sums: tuple[int, ...] = ()
     incast_bytes: int = 0
 
 
-def main(arguments: list[str]) -> int:
-    """Be one rank."""
-    task: Task = pickle.loads(Path(arguments[0]).read_bytes())
-    rank = int(arguments[1])
+def part_of(rank: int, task: Task) -> object:
+    """What a rank finds; rank 0's counts."""
     prepare_process(core_of(rank))
-    import torch.distributed as dist
-
-    from profiler.links.cpu import measure_together, opened
-
     store = dist.TCPStore(task.address, task.port, is_master=rank == 0, wait_for_workers=False)
     transport = opened("", rank, store, task.hosts)
-    found: object
     if task.effort is not None:
-        found = measure_together(transport, store, task.hosts, task.effort, lambda _: None)
+        found: object = measure_together(transport, store, task.hosts, task.effort, lambda _: None)
     else:
         found = _checked(task, transport)
-    if rank == 0:
-        task.answer.write_bytes(pickle.dumps(found))
     transport.barrier()
     transport.close()
-    return 0
+    return found
 
 
 def _checked(task: Task, transport: Transport) -> dict[tuple[str, int], float]:
     """Seconds by what was done and its bytes: the least of the medians of a few rounds."""
-    import torch
-
-    from profiler.links.messages import PeerLink, there_and_back_s
-
     found: dict[tuple[str, int], float] = {}
     rank, everybody = transport.rank, tuple(range(transport.world_size))
 
@@ -125,7 +100,3 @@ def _incast_s(wires: Sequence[PeerLink], rank: int, senders: int, num_bytes: int
     for wire, key in coming:
         wire.take(key)
     return time.perf_counter() - start_s
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

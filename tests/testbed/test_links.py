@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -21,13 +20,13 @@ LEAST = LinkEffort(rounds=1, most=3, each_s=1e-3, longest_s=1e-3, stream_s=0.2, 
 
 
 @pytest.mark.exhaustive("hosts of the testbed")
-def test_links_to_a_slower_host_are_stated_apart(build: Build, tmp_path: Path) -> None:
+def test_links_to_a_slower_host_are_stated_apart(build: Build) -> None:
     testbed = build(3, "1gbit")
     slow = RATES["200mbit"]
     bucket = ("tbf", "rate", f"{slow.bits_per_s:.0f}bit", "burst", str(slow.burst_bytes), "limit", "1000000")
     for namespace, device in ((testbed.hosts[2].name, "eth0"), (f"{testbed.name}-switch", "port2")):
         assert os.spawnlp(os.P_WAIT, "tc", *("tc", "-n", namespace), *_replace(device), *bucket) == 0
-    found = answer_of(tmp_path, ("n0", "n1", "n2"), testbed, {"effort": LEAST})
+    found = answer_of(("n0", "n1", "n2"), testbed, {"effort": LEAST})
     assert isinstance(found, LinkCosts)
     rates = {(pair.src_host, pair.dst_host): pair.link.bandwidth_bytes_per_s for pair in found.pairs}
     usual = found.links[ACROSS_HOSTS].bandwidth_bytes_per_s

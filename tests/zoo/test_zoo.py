@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.missing_operators import declare_missing
 from tests.zoo import ALL
-from tests.zoo.entries import Entry
+from tests.zoo.entries import Entry, of_module
 from tests.zoo.judging import judge
 
 
@@ -18,6 +19,19 @@ def one_thread() -> None:
 @pytest.mark.cases(60)
 @pytest.mark.parametrize("entry", [pytest.param(entry, id=name) for name, entry in ALL.items()])
 def test_a_network_is_equal_to_its_module_or_refused(entry: Entry) -> None:
+    require_right(entry)
+
+
+@pytest.mark.cases(4)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("entry", [pytest.param(entry, id=name) for name, entry in of_module("scripts").items()])
+def test_a_network_of_a_users_script_is_equal_to_its_module_or_refused(entry: Entry) -> None:
+    declare_missing()
+    require_right(entry)
+
+
+def require_right(entry: Entry) -> None:
+    """Fails unless each verdict is one that the entry says is right."""
     wrong = [verdict for verdict in judge(entry) if not verdict.is_as(entry)]
     assert not wrong, "\n".join(f"{verdict.plan}: {verdict.outcome}: {verdict.text}" for verdict in wrong)
 
