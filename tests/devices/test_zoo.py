@@ -29,11 +29,6 @@ UNKNOWN_TO_FAKES = {
 """By what torch says of an operator, why the stages of a network cannot be run."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("entry", [pytest.param(entry, id=name) for name, entry in RUN.items()])
 def test_a_network_stays_on_its_card(entry: Entry) -> None:
     """Under one plan, drawn by its name, or under all.

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.missing_operators import declare_missing
 from tests.zoo import ALL
 from tests.zoo.entries import Entry, of_module
 from tests.zoo.judging import judge
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.cases(60)

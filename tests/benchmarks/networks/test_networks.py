@@ -24,11 +24,6 @@ LEAST = 120
 LONG = pytest.mark.exhaustive("a profile and two runs of a network: half a minute each")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "name", ["bert", *(pytest.param(name, marks=LONG) for name in ("mixtral", "clip_contrast", "resnet18"))]
