@@ -66,7 +66,7 @@ PLANS = {"1f1b/2": 3, DATA_PARALLEL: 2, HYBRID: 4}
 """Ranks by plan: a pipeline, replicas, and a pipeline of replicas."""
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV, "SIGSTOP": signal.SIGSTOP}
 EXCEPTION = "exception"
-OWN = (*victim.DEEDS, EXCEPTION)
+OPTIONS = (*victim.DEEDS, EXCEPTION)
 AFTER_STEPS = 4
 """The first batch whose data may raise: data that have not worked for one step, read ahead, are refused for good."""
 MOMENTS = (victim.FORWARD, victim.BACKWARD, victim.OPTIMISER, victim.BETWEEN, victim.EVALUATION)
@@ -276,4 +276,4 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 }
 
 if __name__ == "__main__":
-    raise SystemExit(run("Jobs that lose ranks", measure, own=OWN))
+    raise SystemExit(run("Jobs that lose ranks", measure, own=OPTIONS))
