@@ -66,7 +66,7 @@ PLANS = {"1f1b/2": 3, DATA_PARALLEL: 2, HYBRID: 4}
 """Ranks by plan: a pipeline, replicas, and a pipeline of replicas."""
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV, "SIGSTOP": signal.SIGSTOP}
 EXCEPTION = "exception"
-OPTIONS = (*victim.DEEDS, EXCEPTION)
+OWN = (*victim.DEEDS, EXCEPTION)
 AFTER_STEPS = 4
 """The first batch whose data may raise: data that have not worked for one step, read ahead, are refused for good."""
 MOMENTS = (victim.FORWARD, victim.BACKWARD, victim.OPTIMISER, victim.BETWEEN, victim.EVALUATION)
@@ -270,7 +270,7 @@ def _is_saving(saved: Path, number: int) -> bool:
     return any(saved.glob(f"step-{number * EVERY}*"))
 
 
-OWN: Mapping[str, Mapping[str, Any]] = {
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--trials": {"type": int, "default": 200, "help": "how many jobs"},
     "--seed": {"type": int, "default": 0, "help": "what draws their faults"},
 }
