@@ -3,8 +3,8 @@
     profile:  traces, checks  ── JSON in the cache folder ──>  run: each capture traces, and reads what was found
 
 A graph is traced anew by every process; the check, which calls module and graph half a dozen times, takes far longer.
-It finds the same where all of this is the same: the graph, what the module keeps in Python, its weights, the code of the
-user's functions and the global variables that they name, the example, the source with its arguments and seed, the
+It finds the same where all of this is the same: the graph, what the module keeps in Python, its weights, the code of
+the user's functions and the global variables that they name, the example, the source with its arguments and seed, the
 processor, the installed packages, size and time of our own files, and what the files of other Python modules hold that
 are loaded.  In doubt a capture is checked: where a file has changed since this process began, which may have read an
 older one; where functions read files or the environment; where some of torch's were replaced; of sparse networks; where
