@@ -12,7 +12,6 @@ is out of reach.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import contextlib
 import os
@@ -22,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +74,14 @@ def copy_of_the_tree() -> Iterator[None]:
             yield
 
 
-def measure(packages: Sequence[str], count: int, seed: int) -> list[Row]:
+def measure(quick: bool, packages: Sequence[str], mutants: int, seed: int) -> list[Row]:
     """Judge the mutants one by one; a line for each goes to standard error."""
     from cosmic_ray.mutating import mutate_and_test
 
     outcomes = dict.fromkeys(IN_WORDS, 0)
     os.environ["PYTHONPATH"] = "."
     with copy_of_the_tree():
-        for item in drawn(packages, count, seed):
+        for item in drawn(packages, NUM_QUICK if quick else mutants, seed):
             (mutation,) = item.mutations
             tests = mirroring(mutation.module_path)
             command = [sys.executable, "-m", "pytest", "-q", "-x", "--all-cases", "-p", "no:cacheprovider", tests]
@@ -99,18 +98,16 @@ def measure(packages: Sequence[str], count: int, seed: int) -> list[Row]:
     ]
 
 
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "--mutants": {"type": int, "default": NUM_MUTANTS, "help": "how many are tried"},
+    "--seed": {"type": int, "default": 0, "help": "what draws them"},
+    "--packages": {"nargs": "+", "choices": PACKAGES, "default": PACKAGES, "help": "whose lines are changed"},
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--mutants", type=int, default=NUM_MUTANTS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--packages", nargs="+", choices=PACKAGES, default=PACKAGES)
-    options, rest = parser.parse_known_args(arguments)
-
-    def rows(quick: bool) -> list[Row]:
-        return measure(options.packages, NUM_QUICK if quick else options.mutants, options.seed)
-
-    return run("Mutation check: faults that the tests notice", rows, rest)
+    return run("Mutation check: faults that the tests notice", measure, arguments, OWN)
 
 
 if __name__ == "__main__":

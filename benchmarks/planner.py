@@ -23,7 +23,6 @@ Types of device are as fast as the profile says, three quarters and half as fast
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 import random
@@ -36,6 +35,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import planner
 from benchmarks import dapple
@@ -269,17 +269,21 @@ def measure(quick: bool, options: Options | None = None) -> list[Row]:
     return [*rows, *summary(results)] if results else rows
 
 
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "--only": {"nargs": "+", "default": [], "help": "cases whose name holds one of these"},
+    "--sizes": {"type": lambda text: tuple(map(int, text.split(","))), "default": SIZES, "help": "of micro-batches"},
+    "--time-limit": {"type": float, "default": TIME_LIMIT_S, "metavar": "SECONDS", "help": "of each case's search"},
+    "--data": {"type": Path, "metavar": "FOLDER", "help": "DAPPLE's instances and plans"},
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument("--sizes", type=lambda text: tuple(map(int, text.split(","))), default=SIZES)
-    parser.add_argument("--time-limit", type=float, default=TIME_LIMIT_S)
-    parser.add_argument("--data", type=Path)
-    own, rest = parser.parse_known_args(arguments)
-    options = Options(tuple(own.only), own.sizes, own.time_limit, own.data)
-    description = "Planners beside one another under one simulator, and how long planning takes"
-    return run(description, lambda quick: measure(quick, options), rest)
+
+    def asked(quick: bool, only: Sequence[str], sizes: tuple[int, ...], time_limit: float, data: Path | None) -> Any:
+        return measure(quick, Options(tuple(only), sizes, time_limit, data))
+
+    return run("Planners beside one another under one simulator, and how long planning takes", asked, arguments, OWN)
 
 
 def _say(text: str) -> None:

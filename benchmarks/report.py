@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENTS = Path(__file__).parents[1]
@@ -58,18 +59,33 @@ def at_least(name: str, value: float, unit: str, limit: float) -> Row:
     return Row(name, value, unit, f">= {limit:g}", value >= limit)
 
 
-def run(description: str, measure: Callable[[bool], Sequence[Row]], arguments: Sequence[str] | None = None) -> int:
-    """Parse ``--json`` and ``--quick``, measure, print; the exit code is 0 whether or not the goals hold."""
+def run(
+    description: str,
+    measure: Callable[..., Sequence[Row]],
+    arguments: Sequence[str] | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+) -> int:
+    """Parse ``--json``, ``--quick`` and what the benchmark takes, measure, print; the exit code is 0 in any case.
+
+    Args:
+        measure: is called with ``quick``, and with the options of ``own`` by their names.
+        own: the benchmark's own options, as ``add_argument`` takes them.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print only the rows, as JSON")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, within a minute")
-    options = parser.parse_args(arguments)
-    rows = measure(options.quick)
-    if options.json:
-        sys.stdout.write(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
-    else:
-        sys.stdout.write(f"{description}\n{table(rows)}\n")
+    for name, settings in (own or {}).items():
+        parser.add_argument(name, **settings)
+    options = vars(parser.parse_args(arguments))
+    as_json = options.pop("json")
+    rows = measure(options.pop("quick"), **options)
+    sys.stdout.write(as_text(rows) if as_json else f"{description}\n{table(rows)}\n")
     return 0
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """The rows as a file of ``results/`` has them."""
+    return json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n"
 
 
 def table(rows: Sequence[Row]) -> str:

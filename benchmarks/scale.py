@@ -15,8 +15,6 @@ same limit.  ``--only`` keeps the cases whose names hold one of the texts.
 
 from __future__ import annotations
 
-import argparse
-import functools
 import random
 import resource
 import sys
@@ -227,11 +225,8 @@ def measure(quick: bool, only: Sequence[str] = ()) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--only", nargs="+", default=[])
-    own, rest = parser.parse_known_args(arguments)
-    description = "Plans for many layers on many devices, and what they take"
-    return run(description, functools.partial(measure, only=own.only), rest)
+    only = {"nargs": "+", "default": [], "help": "cases of these names"}
+    return run("Plans for many layers on many devices, and what they take", measure, arguments, {"--only": only})
 
 
 if __name__ == "__main__":

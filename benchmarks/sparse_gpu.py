@@ -15,7 +15,6 @@ types alone) and writes this GPU's rows into the table that is read at run time 
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import itertools
 import math
@@ -210,12 +209,14 @@ def measure(quick: bool) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--tune", action="store_true")
-    options, rest = parser.parse_known_args(arguments)
-    if options.tune and has_gpu():
-        tune(cloud(VOXELS, "cuda"), quick="--quick" in rest)
-    return run("Sparse operators on this GPU, beside what it allows", measure, rest)
+
+    def asked(quick: bool, tune_first: bool) -> list[Row]:
+        if tune_first and has_gpu():
+            tune(cloud(VOXELS, "cuda"), quick=quick)
+        return measure(quick)
+
+    own = {"--tune": {"action": "store_true", "dest": "tune_first", "help": "find the kernels' settings before"}}
+    return run("Sparse operators on this GPU, beside what it allows", asked, arguments, own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ class Engine(StateDict):
         outputs: dict[int, Mapping[str, Piece]] = dict(executor.outputs)
         axis, num_parts = self.context.boundaries.axis, self.context.decision.num_parts
         if axis is not None:
-            outputs = addition("runtime", "joined_parts", TIME_DIMS)(axis, outputs, batch.rows, num_parts)
+            outputs = addition("runtime", "joined parts", TIME_DIMS)(axis, outputs, batch.rows, num_parts)
         return EvaluationResult(
             loss,
             seconds,

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import os
 import resource
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -124,6 +125,13 @@ def pytest_collection(session: pytest.Session) -> Iterator[object]:
         gc.enable()
         _settle()
         _collapse()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Tests run side by side, one a core; torch's threads would wait for one another."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.hookimpl(wrapper=True)

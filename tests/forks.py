@@ -52,6 +52,13 @@ def results(outcomes: Sequence[Outcome]) -> list[Any]:
 
 def forked(count: int, work: Callable[[int], Any], environments: Sequence[dict[str, str]] = ()) -> list[Any]:
     """What ``work(rank)`` returns in each of ``count`` forked processes; None where one ended by itself."""
+    return results(outcomes(count, work, environments))
+
+
+def outcomes(
+    count: int, work: Callable[[int], Any], environments: Sequence[dict[str, str]] = (), limit_s: float = 60.0
+) -> list[Outcome]:
+    """The same with how a rank failed, where it did."""
 
     def act(rank: int, channel: Connection) -> None:
         gc.freeze()  # what the parent's threads belong to is not taken down here: that would abort the process
@@ -64,21 +71,21 @@ def forked(count: int, work: Callable[[int], Any], environments: Sequence[dict[s
     for rank in range(count):
         mine, theirs = context.Pipe(duplex=False)
         channels.append(mine)
-        processes.append(context.Process(target=act, args=(rank, theirs), daemon=True))
+        processes.append(context.Process(target=act, args=(rank, theirs)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside torch's threads
             processes[-1].start()
         theirs.close()
     try:
-        return results([_outcome(channel) for channel in channels])
+        return [_outcome(channel, limit_s) for channel in channels]
     finally:
         for process in processes:
             process.join(10.0)
             process.kill()
 
 
-def _outcome(channel: Connection) -> Outcome:
-    if not channel.poll(60.0):
+def _outcome(channel: Connection, limit_s: float) -> Outcome:
+    if not channel.poll(limit_s):
         return False, "did not end"
     try:
         return pickle.loads(channel.recv_bytes())

@@ -129,7 +129,12 @@ FLOORS = {
         " ".join(CODE), f"{DEPENDENCIES} cosmic_ray highspy networkx scipy spconv timm torchvision transformers triton"
     ),
     "benchmarks.house": floor("benchmarks", "tests"),  # reads this table
-    "benchmarks.robustness": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # its networks are those of tests/zoo
+    # Their networks are those of tests/zoo.
+    "benchmarks.accuracy": floor(" ".join(CODE), f"{DEPENDENCIES} tests timm"),
+    "benchmarks.devices": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # ranks are forked by tests/forks
+    "benchmarks.journey": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),
+    "benchmarks.networks": floor(" ".join(CODE), f"{DEPENDENCIES} tests transformers"),
+    "benchmarks.robustness": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),
 }
 FACES = ("planner",)  # of these floors, only the package's own __init__: a new sub-package needs a line in the table
 

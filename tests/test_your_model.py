@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.networks.zoo.examples import declare_missing
 from planner.ir.profile import ModelSource
 from tests.halopipe.plans import plan_of
 from tests.halopipe.ranks import run_job
+from tests.missing_operators import declare_missing
 from tests.test_readme import HOME, blocks, file_of
 
 BLOCKS = blocks((HOME / "docs" / "your_model.md").read_text("utf-8"))

@@ -28,7 +28,6 @@ After every turn the state is kept in a file ``.unfinished...`` beside the resul
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import gzip
@@ -386,24 +385,21 @@ def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--new", action="store_true")
-    parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--again", action="store_true")
-    options, others = parser.parse_known_args(arguments)
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "--new": {"action": "store_true", "help": "as a user does, on new networks"},
+    "--only": {"action": "append", "default": [], "metavar": "SETTING", "help": "settings of these names; repeatable"},
+    "--again": {"action": "store_true", "help": "from the start, not from where a run was broken off"},
+}
 
-    def measured(quick: bool) -> list[Row]:
-        asked = Asked(options.new, quick, tuple(options.only))
-        if options.again:
-            unfinished(asked).unlink(missing_ok=True)
-        return measure(asked)
 
-    words = "[--new: as a user does, on new networks] [--only SETTING, repeatable] [--again: from the start]"
-    return run(f"{str(__doc__).splitlines()[0]}\n{words}", measured, others)
+def measured(quick: bool, new: bool, only: Sequence[str], again: bool) -> list[Row]:
+    """As the command line asks."""
+    asked = Asked(new, quick, tuple(only))
+    if again:
+        unfinished(asked).unlink(missing_ok=True)
+    return measure(asked)
 
 
 if __name__ == "__main__":
     hide_gpus()
-    sys.exit(main())
+    raise SystemExit(run(str(__doc__).splitlines()[0], measured, own=OWN))

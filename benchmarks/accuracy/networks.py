@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.networks.zoo.examples import configured, declare_missing
+from tests.missing_operators import declare_missing
+from tests.zoo.packages.examples import configured
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Example = tuple[nn.Module, tuple[Tensor, Tensor], Loss]

@@ -1,6 +1,6 @@
 """Devices and hosts for measurements on one machine.
 
-Virtual, steady, timed and sleeping ones, and hosts with rate-limited links.
+Virtual, steady and timed ones, and hosts with rate-limited links.
 """
 
 from __future__ import annotations

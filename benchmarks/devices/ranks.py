@@ -19,20 +19,14 @@ Steps of a plan on ranks that are virtual devices, timed.
 from __future__ import annotations
 
 import contextlib
-import gc
-import multiprocessing
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,6 +35,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.devices.virtual_device import VirtualDevice
+from benchmarks.turns import no_collector
 from cuda_ops import die_with_parent
 from cuda_ops.device.host import core_of, prepare_process
 from cuda_ops.memory import MemoryCounter
@@ -50,6 +45,7 @@ from planner.ir.timeline import Span
 from profiler.measure.noise import RunDelay
 from runtime.engine import Engine
 from runtime.transport import Transport, open_gloo
+from tests import forks
 
 if TYPE_CHECKING:
     from profiler.source.model import LoadedModel
@@ -136,60 +132,37 @@ def on_ranks(
     Raises:
         RuntimeError: a rank failed; the text has its traceback.
     """
-    context = multiprocessing.get_context("fork")
-    started = []
     with tempfile.TemporaryDirectory() as folder:
-        for rank in range(num_ranks):
-            mine, theirs = context.Pipe(duplex=False)
-            given = (rank, num_ranks, Path(folder) / "store", groups, work, theirs, enter, opened)
-            process = context.Process(target=_run, args=given, daemon=True)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of a fork beside torch's threads
-                process.start()
-            theirs.close()
-            started.append((process, mine))
-        try:
-            outcomes = [_outcome(channel, limit_s) for _, channel in started]
-        finally:
-            for process, _ in started:
-                process.kill()
-                process.join()
-    failed = [text for text, _ in outcomes if text]
+
+        def call(rank: int) -> tuple[T]:
+            if enter is not None:
+                enter(rank)
+            prepare_process(core_of(rank))
+            store = dist.FileStore(str(Path(folder) / "store"), num_ranks)
+            transport = opened(rank, num_ranks, store, 60.0, groups)
+            found = work(transport)
+            transport.barrier()  # who leaves first breaks what the others still have to say
+            transport.close()
+            return (found,)
+
+        return [value for (value,) in forked(num_ranks, call, limit_s)]
+
+
+def forked(num_ranks: int, call: Callable[[int], T], limit_s: float = _LIMIT_S) -> list[T]:
+    """What ``call(rank)`` returns in each of ``num_ranks`` processes, forked from this one; anything but None.
+
+    Raises:
+        RuntimeError: a rank failed; the text has its traceback.
+    """
+    outcomes = forks.outcomes(num_ranks, call, limit_s=limit_s)
+    failed = [
+        f"rank {rank}:\n{told or 'died'}"
+        for rank, (succeeded, told) in enumerate(outcomes)
+        if not succeeded or told is None
+    ]
     if failed:
         raise RuntimeError("\n".join(failed))
-    return [value for _, value in outcomes]
-
-
-def _run(
-    rank: int,
-    num_ranks: int,
-    store: Path,
-    groups: Sequence[tuple[int, ...]],
-    work: Callable[[Transport], Any],
-    channel: Connection,
-    enter: Callable[[int], None] | None,
-    opened: Callable[..., Transport],
-) -> None:
-    try:
-        if enter is not None:
-            enter(rank)
-        prepare_process(core_of(rank))
-        transport = opened(rank, num_ranks, dist.FileStore(str(store), num_ranks), 60.0, groups)
-        outcome: tuple[str, Any] = "", work(transport)
-        transport.barrier()  # who leaves first breaks what the others still have to say
-        transport.close()
-    except BaseException:  # noqa: BLE001  # told to the parent
-        outcome = f"rank {rank}:\n{traceback.format_exc()}", None
-    channel.send_bytes(pickle.dumps(outcome))
-    os._exit(0)
-
-
-def _outcome(channel: Connection, limit_s: float) -> tuple[str, Any]:
-    try:
-        found: tuple[str, Any] = pickle.loads(channel.recv_bytes()) if channel.poll(limit_s) else ("no answer", None)
-    except EOFError:
-        found = "a rank died", None
-    return found
+    return [told for _, told in outcomes]
 
 
 class CapturedNetwork:
@@ -309,17 +282,6 @@ def by_action(spans: Iterable[Span]) -> dict[str, float]:
 def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer of the benchmarks' runs."""
     return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
-
-
-@contextmanager
-def no_collector() -> Iterator[None]:
-    """Python's collector of cycles runs before, and not inside."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 if __name__ == "__main__":

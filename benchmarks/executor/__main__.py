@@ -38,6 +38,7 @@ from benchmarks.devices.ranks import hide_gpus, on_ranks
 from benchmarks.executor import upkeep
 from benchmarks.executor.sides import NUM_RANKS, Bare, Case, Ours, Theirs
 from benchmarks.report import Row, at_least, at_most, run
+from benchmarks.turns import WARM_UP, no_collector, turns
 from planner.costs.simulator.events import execute
 from planner.costs.simulator.prices import SlotPrices
 from planner.costs.simulator.program import compile_program
@@ -59,7 +60,6 @@ CLOCKS: Mapping[str, Callable[[], float]] = {
     "process CPU": time.process_time,  # gloo's own thread counted as well
     "wall": time.perf_counter,
 }
-_WARM_UP = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,27 +168,22 @@ def race(case: Case, transport: Transport, steps: int) -> Raced:
     action_s: dict[str, defaultdict[tuple[int, Op], list[float]]] = {name: defaultdict(list) for name in ours}
     step_s: dict[str, list[float]] = {name: [] for name in ours}
     looked_s: list[float] = []
-    gc.collect()
-    gc.disable()  # a collection would hit one side or the other
-    for number in range(_WARM_UP + steps):
-        for name in list(sides)[:: 1 if number % 2 else -1]:  # who comes after the collection meets cold caches
+    with no_collector():
+        for number, name in turns(sides, steps, WARM_UP, between=gc.collect):  # behind it caches are cold
             side = sides[name]
             transport.barrier()  # what one rank waits for the other must not count for who comes next
             looked_before_s = _looked_s(transport)
             before = {clock: read() for clock, read in CLOCKS.items()}
             side.step()
-            if number >= _WARM_UP:
+            if number >= 0:
                 for clock, read in CLOCKS.items():
                     seconds[name][clock].append(read() - before[clock])
                 if name == OURS:
                     looked_s.append(_looked_s(transport) - looked_before_s)
-        if number >= _WARM_UP:
-            for name, each in ours.items():
-                step_s[name].append(each.step_s)
-                for key, value in durations(each.spans):
-                    action_s[name][key].append(value)
-        gc.collect()
-    gc.enable()
+                if name in ours:
+                    step_s[name].append(side.step_s)
+                    for key, value in durations(side.spans):
+                        action_s[name][key].append(value)
     return Raced(
         {side: {clock: statistics.median(values) for clock, values in by.items()} for side, by in seconds.items()},
         {name: {key: statistics.median(values) for key, values in by.items()} for name, by in action_s.items()},

@@ -11,7 +11,6 @@ twice, which shows what is noise.
 
 from __future__ import annotations
 
-import gc
 import statistics
 import tempfile
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from benchmarks.devices.ranks import on_ranks
 from benchmarks.executor.sides import NUM_RANKS, Case, Ours
 from benchmarks.report import Row, at_most
+from benchmarks.turns import WARM_UP, medians
 from halopipe.data.sources import Position
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import Saves
@@ -37,7 +37,6 @@ MTBF_S = 600.0
 GOAL_SHARE, GOAL_NAN = 1.0, 1.01
 STEPS_A_ROUND = 6
 """The files are written while so many steps are made."""
-_WARM_UP = 3
 _SIDES: Mapping[str, OnNan] = {"stop": OnNan.STOP, "ignore": OnNan.IGNORE, "ignore again": OnNan.IGNORE}
 
 
@@ -94,7 +93,7 @@ def saving(case: Case, transport: Transport, folder: Path, rounds: int) -> Round
     """Rounds of steps, each without and with a save at its start."""
     side = Ours(case, transport, OnNan.STOP)
     side.start()
-    for _ in range(_WARM_UP):
+    for _ in range(WARM_UP):
         side.step()
     options = RunOptions(checkpoint=str(folder), checkpoint_every=AUTO_INTERVAL, mtbf_s=MTBF_S, keep=1)
     kept = Checkpoints(options, side.engine, (0, 0.0), EndRequest(options.grace_s))
@@ -121,17 +120,7 @@ def saving(case: Case, transport: Transport, folder: Path, rounds: int) -> Round
 def looking(case: Case, transport: Transport, steps: int) -> dict[str, float]:
     """Median seconds of a step by side, by turns and in changing order."""
     sides = {name: Ours(case, transport, on_nan) for name, on_nan in _SIDES.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
     for side in sides.values():
         side.start()
-    gc.collect()
-    gc.disable()  # a collection would hit one side or the other
-    for number in range(_WARM_UP + steps):
-        for name in list(sides)[:: 1 if number % 2 else -1]:
-            transport.barrier()
-            begun_s = time.perf_counter()
-            sides[name].step()
-            if number >= _WARM_UP:
-                seconds[name].append(time.perf_counter() - begun_s)
-    gc.enable()
-    return {name: statistics.median(found) for name, found in seconds.items()}
+    (step_s,) = medians({name: side.step for name, side in sides.items()}, steps, transport.barrier)
+    return step_s

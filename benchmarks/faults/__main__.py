@@ -23,7 +23,6 @@ gives no right to (network namespaces, a file system, a control group) is left o
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -31,10 +30,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.accuracy.cases import DATA_PARALLEL, HYBRID, Network
 from benchmarks.accuracy.plans import case
@@ -122,7 +122,7 @@ def drawn(count: int, seed: int, deeds: Sequence[str] = OWN) -> Iterator[Trial]:
             yield Trial(plan, numbers.choice(list(SIGNALS)), moment, -1, numbers.random(), damaged)
 
 
-def measure(trials: int, seed: int, quick: bool) -> list[Row]:
+def measure(quick: bool, trials: int, seed: int) -> list[Row]:
     """All trials, one after the other; ``--quick``: one of each."""
     found: list[Outcome] = []
     no_hosts, no_disk = unavailable(), limits.no_small_disk()
@@ -270,18 +270,10 @@ def _is_saving(saved: Path, number: int) -> bool:
     return any(saved.glob(f"step-{number * EVERY}*"))
 
 
-def main() -> int:
-    """Parse ``--trials`` and ``--seed``, and what every benchmark takes."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--trials", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    options, rest = parser.parse_known_args()
-
-    def measured(quick: bool) -> list[Row]:
-        return measure(options.trials, options.seed, quick)
-
-    return run("Jobs that lose ranks", measured, rest)
-
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "--trials": {"type": int, "default": 200, "help": "how many jobs"},
+    "--seed": {"type": int, "default": 0, "help": "what draws their faults"},
+}
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run("Jobs that lose ranks", measure, own=OWN))

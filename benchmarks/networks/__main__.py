@@ -1,9 +1,10 @@
 """Networks of other people through profile, plan and run on two workers, beside one device.
 
-A row of a network is the largest relative difference of its losses, in float64 (float32 where its own code does not run
-in float64), in a pipeline of two stages with two micro-batches or in data parallel.  It holds if the losses, all
-gradients, parameters and buffers are as close to one device's as ``halopipe run --check-numerics`` asks, or the network
-is refused by a typed error.
+The networks are those of :mod:`tests.zoo.packages`.  A row of a network is the largest relative difference of its
+losses, in float64 (float32 where its own code does not run in float64), in a pipeline of two stages with two
+micro-batches or in data parallel.  It holds if the losses, all gradients, parameters and buffers are as close to one
+device's as ``halopipe run --check-numerics`` asks, or the network is refused by a typed error that its entry of the zoo
+expects.
 
     python -m benchmarks.networks --quick
     python -m benchmarks.networks --output benchmarks/results/networks.json    all, about ten seconds each
@@ -16,9 +17,7 @@ is refused by a typed error.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,44 +25,47 @@ from typing import Any
 
 import torch
 
-from benchmarks.networks import zoo
-from benchmarks.networks.document import document
+from benchmarks.networks.document import document as text_of
 from benchmarks.networks.runs import Outcome, Trial, outcome
-from benchmarks.networks.zoo.examples import declare_missing
-from benchmarks.report import Row, table
+from benchmarks.report import Row, run
 from runtime.numerics.compare import TOLERANCES
+from tests.missing_operators import declare_missing
+from tests.zoo.entries import of_module
+from tests.zoo.packages import ORIGINS
 
 QUICK = ("reference_gpt", "bert", "resnet18")
 HOME = Path(__file__).resolve().parents[1]
 RESULTS, DOCUMENT = HOME / "results" / "networks.json", HOME.parent / "docs" / "networks.md"
 
 
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "--only": {"default": "", "metavar": "NAME,...", "help": "these networks"},
+    "--rest": {"action": "store_true", "help": "networks that the file of --output lacks"},
+    "--output": {"type": Path, "metavar": "FILE", "help": "file that keeps the outcomes"},
+    "--document": {"action": "store_true", "help": "write docs/networks.md from the results, run nothing"},
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, measure, print; the exit code is 0 whether or not the rows hold."""
-    parser = argparse.ArgumentParser(description="Networks trained on two workers, beside one device")
-    parser.add_argument("--json", action="store_true", help="print only the rows, as JSON")
-    parser.add_argument("--quick", action="store_true", help="three networks")
-    parser.add_argument("--only", default="", metavar="NAME,...", help="these networks")
-    parser.add_argument("--rest", action="store_true", help="networks that the file of --output lacks")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="file that keeps the outcomes")
-    parser.add_argument("--document", action="store_true", help="write docs/networks.md from the results, run nothing")
-    options = parser.parse_args(arguments)
-    if options.document:
-        DOCUMENT.write_text(document(read(RESULTS)), encoding="utf-8")
-        return 0
-    names = [name for networks in zoo.ORIGINS.values() for name in networks]
-    wanted = QUICK if options.quick else options.only.split(",") if options.only else names
-    if options.rest and options.output is not None:
-        wanted = [name for name in wanted if name not in read(options.output)]
-    found = []
+    """The exit code is 0 whether or not the rows hold."""
+    return run("Networks trained on two workers, beside one device", measure, arguments, OWN)
+
+
+def measure(quick: bool, only: str, rest: bool, output: Path | None, document: bool) -> list[Row]:
+    """The rows of the networks that are asked for, written to ``output`` one by one."""
+    if document:
+        DOCUMENT.write_text(text_of(read(RESULTS)), encoding="utf-8")
+        return []
+    names = [name for networks in ORIGINS.values() for name in networks]
+    wanted = QUICK if quick else only.split(",") if only else names
+    if rest and output is not None:
+        wanted = [name for name in wanted if name not in read(output)]
+    rows: list[Row] = []
     for one in outcomes(wanted):
-        found.append(one)
-        if options.output is not None:
-            write(options.output, {**read(options.output), one.name: one}, names)
-    rows = [row for one in found for row in rows_of(one)]
-    text = json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(rows)
-    sys.stdout.write(f"{text}\n")
-    return 0
+        rows += rows_of(one)
+        if output is not None:
+            write(output, {**read(output), one.name: one}, names)
+    return rows
 
 
 def outcomes(names: Iterable[str]) -> Iterator[Outcome]:
@@ -78,8 +80,10 @@ def outcomes(names: Iterable[str]) -> Iterator[Outcome]:
 
 def rows_of(found: Outcome) -> Iterator[Row]:
     """A row for each strategy; one for a network that was not captured."""
+    entry = of_module("packages")[found.name]
     if not found.trials:
-        yield Row(f"{found.name}: {found.failure or found.refusal}", 0.0, "", "", not found.failure)
+        holds = not found.failure and entry.is_expected("", found.refusal)
+        yield Row(f"{found.name}: {found.failure or found.refusal}", 0.0, "", "", holds)
     for strategy, trial in found.trials.items():
         name = f"{found.name}, {strategy}"
         if trial.losses:
@@ -87,7 +91,8 @@ def rows_of(found: Outcome) -> Iterator[Row]:
             goal = f"<= {limit:g}" if trial.loss_error <= limit else "ten times one device's own rounding"
             yield Row(name, trial.loss_error, "difference of losses", goal)
         else:
-            yield Row(f"{name}: {trial.failure or trial.refusal}", 0.0, "", "", not trial.failure)
+            holds = not trial.failure and entry.is_expected(strategy, trial.refusal)
+            yield Row(f"{name}: {trial.failure or trial.refusal}", 0.0, "", "", holds)
 
 
 def read(path: Path) -> dict[str, Outcome]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.networks import zoo
-from benchmarks.networks.runs import DATA_PARALLEL, PIPELINE, Outcome, Trial
+from benchmarks.networks.runs import STRATEGIES, Outcome, Trial
+from tests.zoo.entries import Entry
+from tests.zoo.packages import ORIGINS
 
 _HEAD = """# Networks
 
@@ -20,7 +21,7 @@ in float64, or rounds as float32 inside.
 
 `python -m benchmarks.networks --output benchmarks/results/networks.json` runs them again, about ten seconds each;
 the file also has losses, numbers of layers and seconds of capture. `python -m benchmarks.networks --document`
-writes this page. Every row is a factory, `benchmarks.networks.zoo:NAME`, which `halopipe profile` takes as MODEL.
+writes this page. Every row is a factory, `tests.zoo.packages:NAME`, which `halopipe profile` takes as MODEL.
 `pip install 'halopipe[networks]'` installs their packages.
 
 *pipeline* and *data parallel*: the largest relative difference of a loss or gradient from one device.
@@ -66,7 +67,7 @@ graph looks. Layers that do not keep samples apart cannot be divided between rep
 def document(found: Mapping[str, Outcome]) -> str:
     """The whole text."""
     parts = [_HEAD.format(counts=_counts(found))]
-    for origin, networks in zoo.ORIGINS.items():
+    for origin, networks in ORIGINS.items():
         there = [found[name] for name in networks if name in found]
         if there:
             summary = f'<details markdown="1"><summary>{len(there)} networks</summary>'
@@ -81,7 +82,7 @@ def _counts(found: Mapping[str, Outcome]) -> str:
     partly = sum(any(trial.refusal for trial in one.trials.values()) for one in equal)
     refused = sum(one.is_refused for one in found.values())
     single = sum(one.dtype == "float32" for one in equal)
-    missing = [f"`{name}`" for networks in zoo.ORIGINS.values() for name in networks if name not in found]
+    missing = [f"`{name}`" for networks in ORIGINS.values() for name in networks if name not in found]
     rest = f"\n\nNot run yet with the code of today (`--rest` runs them): {', '.join(missing)}." if missing else ""
     return (
         f"{len(found)} networks were run. {len(equal)} were equal to one device, {single} of these in float32, and "
@@ -90,12 +91,11 @@ def _counts(found: Mapping[str, Outcome]) -> str:
     )
 
 
-def _table(found: list[Outcome], networks: Mapping[str, zoo.Factory]) -> str:
+def _table(found: list[Outcome], networks: Mapping[str, Entry]) -> str:
     lines = ["| NAME | network | pipeline | data parallel |", "|---|---|---|---|"]
     for one in found:
-        about = (networks[one.name].__doc__ or "").strip().removesuffix(".")
-        about += " (float32)" if one.dtype == "float32" else ""
-        cells = [_cell(one, strategy) for strategy in (PIPELINE, DATA_PARALLEL)]
+        about = networks[one.name].habit + (" (float32)" if one.dtype == "float32" else "")
+        cells = [_cell(one, strategy) for strategy in STRATEGIES]
         lines.append(f"| `{one.name}` | {about} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -7,22 +7,18 @@ instead of importing torch and capturing it once more each.  A profile is of one
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import pickle
 import re
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import distributed as dist
 
+from benchmarks.devices import ranks
 from cuda_ops.device.host import core_of, prepare_process
 from halopipe import api
 from halopipe.launch.combine import combine
@@ -48,10 +44,11 @@ from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.monitor.failure import set_text
 from runtime.transport.gloo import open_gloo
+from tests.zoo.entries import DATA, PIPELINE
 
 T = TypeVar("T")
 
-PIPELINE, DATA_PARALLEL = STRATEGIES = "pipeline", "data parallel"
+STRATEGIES = PIPELINE, DATA
 NUM_RANKS, NUM_STEPS = 2, 3
 _KIND, _MEMORY_BYTES = "cpu", 4 << 30
 _LINK = Link(2e-5, 1e9)
@@ -118,8 +115,8 @@ class Outcome:
 
 
 def outcome(name: str) -> Outcome:
-    """Of ``benchmarks.networks.zoo:name``, in a process of its own; in float32 where float64 says nothing."""
-    source = ModelSource(f"benchmarks.networks.zoo:{name}", dtype="float64")
+    """Of ``tests.zoo.packages:name``, in a process of its own; in float32 where float64 says nothing."""
+    source = ModelSource(f"tests.zoo.packages:{name}", dtype="float64")
     try:
         exact = forked([lambda: _outcome(name, source)])[0]
         return exact or forked([lambda: _outcome(name, replace(source, dtype="float32"))])[0] or Outcome(name)
@@ -134,47 +131,20 @@ def forked(works: list[Callable[[], T]]) -> list[T]:
         HalopipeError: one raised it.
         RuntimeError: one raised something else, or its process died.
     """
-    context = multiprocessing.get_context("fork")
-    started = []
-    for call in works:
-        mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_serve, args=(call, theirs))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: of a fork beside torch's threads
-            process.start()
-        theirs.close()
-        started.append((process, mine))
-    try:
-        answers = [_answer(channel) for _, channel in started]
-    finally:
-        for process, _ in started:
-            process.kill()
-            process.join()
+
+    def answer(rank: int) -> tuple[Exception | None, Any]:
+        try:
+            return None, works[rank]()
+        except HalopipeError as error:
+            return error, None
+        except Exception as error:  # noqa: BLE001  # told to the parent
+            return RuntimeError(f"{type(error).__name__}: {error}"), None
+
+    answers = ranks.forked(len(works), answer, _LIMIT_S)
     for error, _ in answers:
         if error is not None:
             raise error
     return [value for _, value in answers]
-
-
-def _serve(call: Callable[[], Any], channel: Connection) -> None:
-    try:
-        answer: tuple[Exception | None, Any] = None, call()
-    except HalopipeError as error:
-        answer = error, None
-    except Exception as error:  # noqa: BLE001  # told to the parent
-        answer = RuntimeError(f"{type(error).__name__}: {error}"), None
-    channel.send_bytes(pickle.dumps(answer))
-    os._exit(0)
-
-
-def _answer(channel: Connection) -> tuple[Exception | None, Any]:
-    try:
-        if channel.poll(_LIMIT_S):
-            found: tuple[Exception | None, Any] = pickle.loads(channel.recv_bytes())
-            return found
-    except EOFError:
-        return RuntimeError("the process died"), None
-    return RuntimeError(f"no answer for {_LIMIT_S:g} s"), None
 
 
 def _outcome(name: str, source: ModelSource) -> Outcome | None:
@@ -292,9 +262,9 @@ def _run(plan: Plan, options: RunOptions) -> RunResult:
     with job_folder() as folder:
         job = Job(plan, options, folder)
         (reference,) = forked([lambda: make_reference(job).to_text()])
-        ranks = range(plan.decision.num_ranks)
+        numbers = range(plan.decision.num_ranks)
         set_text(dist.PrefixStore("job", dist.FileStore(str(folder / "store"), -1)), REFERENCE, reference)
-        results = forked([lambda rank=rank: _rank(job, rank, folder / "store") for rank in ranks])
+        results = forked([lambda rank=rank: _rank(job, rank, folder / "store") for rank in numbers])
         return combine(plan, options, results, None)
 
 

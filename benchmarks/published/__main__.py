@@ -21,22 +21,20 @@ holds.  The planner's own choice for a cluster is beside the best published way,
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import json
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks import report
 from benchmarks.published import sailor, sailor_clusters
 from benchmarks.published.runs import BERT_VOCABULARY, Run, clusters, earlier, published, read, t4
-from benchmarks.report import Row, at_least, at_most, table
+from benchmarks.report import Row, at_least, at_most
 from planner.extras.transformers.cluster import named_cluster
 from planner.extras.transformers.search import search
 from planner.extras.transformers.shape import ParallelDegrees, named_transformer
@@ -59,28 +57,19 @@ AMP_OWN, AMP_RANKS, SAILOR_OWN = 48.0, 0.935, {"Sailor, GH200": 8.9, "Sailor, un
 """Mean errors of the sources' own models, on all their rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What is measured and shown."""
-
-    data: Path | None = None
-    public: bool = False
-    quick: bool = False
-
-
-def measure(options: Options) -> list[Row]:
-    """All rows."""
-    runs = list(published(read((options.data or DATA) / "published_runs.csv")))
+def measure(quick: bool, data: Path | None = None, public: bool = False) -> list[Row]:
+    """All rows; ``quick``: without the planner's own choices."""
+    runs = list(published(read((data or DATA) / "published_runs.csv")))
     runs += sailor.runs()
-    if options.data:
-        runs += t4(read(options.data / "amp_homogeneous.csv"), read(options.data / "amp_layer_costs.csv"))
+    if data:
+        runs += t4(read(data / "amp_homogeneous.csv"), read(data / "amp_layer_costs.csv"))
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.group, []).append(run)
     rows = [row for group, found in groups.items() for row in _summary(group, found)]
     rows += _where_errors_are(groups)
-    rows += [row for run in runs for row in _row(run, options.public)]
-    return rows if options.quick else [*rows, *_choices(groups), *sailor_clusters.rows(), *_scale()]
+    rows += [row for run in runs for row in _row(run, public)]
+    return rows if quick else [*rows, *_choices(groups), *sailor_clusters.rows(), *_scale()]
 
 
 def _summary(group: str, runs: Sequence[Run]) -> Iterator[Row]:
@@ -174,7 +163,7 @@ def _choices(groups: Mapping[str, Sequence[Run]]) -> Iterator[Row]:
 
     On V100 the chosen way has a head of as many words; the published runs have none.
     """
-    xl = dataclasses.replace(named_transformer("gpt3-xl"), vocab=BERT_VOCABULARY)
+    xl = replace(named_transformer("gpt3-xl"), vocab=BERT_VOCABULARY)
     asked = [
         ("22B, 8 A100", A100, named_transformer("megatron-22b"), ParallelDegrees(), 8, 4, "megatron-22B"),
         ("175B, 64 A100", A100, named_transformer("gpt3-175b"), ParallelDegrees(), 64, 64, "gpt3-175B"),
@@ -222,20 +211,15 @@ def _at_most(name: str, value: float, limit: float | None) -> Row:
     return at_most(name, value, "%", limit) if limit is not None else Row(name, value, "%")
 
 
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "--data": {"type": Path, "metavar": "FOLDER", "help": "tables whose sources state no licence"},
+    "--public": {"action": "store_true", "help": "of those the errors alone"},
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Training runs that others published, predicted")
-    parser.add_argument("--json", action="store_true", help="print only the rows, as JSON")
-    parser.add_argument("--quick", action="store_true", help="without the planner's own choices")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="tables whose sources state no licence")
-    parser.add_argument("--public", action="store_true", help="of those the errors alone")
-    options = parser.parse_args(arguments)
-    rows = measure(Options(options.data, options.public, options.quick))
-    if options.json:
-        sys.stdout.write(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n")
-    else:
-        sys.stdout.write(f"{parser.description}\n{table(rows)}\n")
-    return 0
+    return report.run("Training runs that others published, predicted", measure, arguments, OWN)
 
 
 if __name__ == "__main__":

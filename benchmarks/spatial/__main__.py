@@ -17,14 +17,9 @@ Gradients of all ways are compared first.
 
 from __future__ import annotations
 
-import argparse
-import gc
-import statistics
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -44,6 +39,7 @@ from benchmarks.spatial.sides import (
     residual_stage,
     stem,
 )
+from benchmarks.turns import medians
 from runtime.captured import CapturedModule
 from runtime.spatial.convolution.layer import LINEAR, HaloSettings
 from runtime.transport import GlooTransport, Transport, open_shared
@@ -60,7 +56,6 @@ SETTINGS = {"linear": LINEAR, "interior": INTERIOR, "blocking": HaloSettings("bl
 MODES = (*SETTINGS, "gloo")
 ONE = "one device"
 GOAL_US = 100.0
-_WARM_UP = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +70,7 @@ class Raced:
     cpu_s: Mapping[str, float]
 
 
-def measure(only: str, quick: bool) -> list[Row]:
+def measure(quick: bool, only: str) -> list[Row]:
     """A block of rows for each case, then the overhead."""
     rows = []
     for case in CASES:
@@ -137,23 +132,9 @@ def race_small(transport: Transport, steps: int) -> Raced:
 
 
 def timed(sides: Mapping[str, Side], transport: Transport, steps: int) -> Raced:
-    """Medians of wall and CPU time, the sides in changing order."""
-    clocks: Sequence[Callable[[], float]] = (time.perf_counter, time.thread_time)
-    seconds: dict[str, list[list[float]]] = {name: [[], []] for name in sides}
-    gc.collect()
-    gc.disable()  # a collection would hit one side or the other
-    for number in range(_WARM_UP + steps):
-        for name in list(sides)[:: 1 if number % 2 else -1]:
-            transport.barrier()
-            before = [clock() for clock in clocks]
-            sides[name].step()
-            after = [clock() for clock in clocks]
-            if number >= _WARM_UP:
-                for values, start, stop in zip(seconds[name], before, after, strict=True):
-                    values.append(stop - start)
-    gc.enable()
-    wall_s, cpu_s = ({name: statistics.median(values[k]) for name, values in seconds.items()} for k in (0, 1))
-    return Raced(wall_s, cpu_s)
+    """Medians of wall and CPU time."""
+    calls = {name: side.step for name, side in sides.items()}
+    return Raced(*medians(calls, steps, transport.barrier, (time.perf_counter, time.thread_time)))
 
 
 def require_equal(results: Mapping[str, Mapping[str, torch.Tensor | None]]) -> None:
@@ -170,14 +151,7 @@ def require_equal(results: Mapping[str, Mapping[str, torch.Tensor | None]]) -> N
                 raise RuntimeError(f"{first} and {mode} disagree on {name}")
 
 
-def main() -> int:
-    """Parse ``--only``, and what every benchmark takes."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
-    options, rest = parser.parse_known_args(sys.argv[1:])
-    return run("Rows divided between 2 ranks, beside the ideal half", partial(measure, options.only), rest)
-
-
 if __name__ == "__main__":
     hide_gpus()
-    raise SystemExit(main())
+    only = {"default": "", "help": "cases whose name holds this text"}
+    raise SystemExit(run("Rows divided between 2 ranks, beside the ideal half", measure, own={"--only": only}))

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.devices.layer_clock import LayerClock
-from benchmarks.devices.ranks import CapturedNetwork, no_collector, on_ranks, sgd
+from benchmarks.devices.ranks import CapturedNetwork, on_ranks, sgd
+from benchmarks.turns import no_collector
 from planner.ir.plan import Decision
 from runtime.engine import Engine
 from runtime.optim.ties import groups_of

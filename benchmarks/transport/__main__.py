@@ -21,9 +21,7 @@ meeting in shared memory that no transport has a part in.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,11 +29,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from benchmarks.report import Row, at_least, at_most, run
+from benchmarks.report import Row, as_text, at_least, at_most, run
 from benchmarks.transport import items, waits
 from benchmarks.transport.items import KIB, MIB, Around, Stretch
-from benchmarks.transport.sides import OPENERS, NotThereError, Side, by_turns, turns_of
+from benchmarks.transport.sides import OPENERS, NotThereError, Side, turns_of
+from benchmarks.turns import by_turns
 from planner.ir.cluster import MPI
 
 SIZES = (KIB, 32 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
@@ -70,7 +70,7 @@ FULL = Effort(SIZES, 6, 128 * MIB, 200, 20)
 QUICK = Effort((KIB, 32 * KIB, MIB, 16 * MIB), 2, 8 * MIB, 20, 4)
 
 
-def measure(only: str, output: Path | None, quick: bool) -> list[Row]:
+def measure(quick: bool, only: str = "", output: Path | None = None) -> list[Row]:
     """All rows whose subject holds ``only``."""
     effort = QUICK if quick else FULL
     rows: list[Row] = []
@@ -89,7 +89,7 @@ def measure(only: str, output: Path | None, quick: bool) -> list[Row]:
             with opened(OPENERS, count) as sides:
                 rows += chain.from_iterable(make(sides, effort) for make in wanted)
     if output is not None:
-        output.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n", "utf-8")
+        output.write_text(as_text(rows), "utf-8")
     return rows
 
 
@@ -284,14 +284,10 @@ def size_name(num_bytes: int) -> str:
     return f"{num_bytes // MIB} MiB" if num_bytes >= MIB else f"{num_bytes // KIB} KiB"
 
 
-def main() -> int:
-    """Parse ``--only`` and ``--output``, and what every benchmark takes."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--only", default="", help="messages, exchanges, sums, packing, CPU or waits")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="file that keeps the rows")
-    options, rest = parser.parse_known_args(sys.argv[1:])
-    return run("Transports, beside a copy in memory", partial(measure, options.only, options.output), rest)
-
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "--only": {"default": "", "help": "messages, exchanges, sums, packing, CPU or waits"},
+    "--output": {"type": Path, "metavar": "FILE", "help": "file that keeps the rows"},
+}
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run("Transports, beside a copy in memory", measure, own=OWN))

@@ -32,6 +32,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
+from benchmarks.turns import by_turns
 from cuda_ops import core_of, die_with_parent, prepare_process
 from runtime.transport import Transport
 
@@ -197,15 +198,6 @@ class Side:
         except EOFError:
             found = f"rank {rank} died", None
         return found
-
-
-def by_turns(rounds: int, turns: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
-    """What each gives in each round; the order changes."""
-    found: dict[str, list[T]] = {name: [] for name in turns}
-    for number in range(rounds):
-        for name in list(turns)[:: 1 if number % 2 else -1]:
-            found[name].append(turns[name]())
-    return found
 
 
 def turns_of(

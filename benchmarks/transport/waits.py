@@ -36,7 +36,8 @@ from itertools import chain
 from benchmarks.report import Row
 from benchmarks.transport import items
 from benchmarks.transport.items import KIB, calls_for, compute, tensor
-from benchmarks.transport.sides import Place, Side, by_turns
+from benchmarks.transport.sides import Place, Side
+from benchmarks.turns import by_turns
 from runtime.transport import Key
 
 WAITS_S, QUICK_S = (0.0, 1e-3, 5e-3, 20e-3), (0.0, 5e-3)

@@ -5,7 +5,7 @@
     others    plain torch
 
 The environment variable HALOPIPE_SPARSE=torch|native|triton forces one; with TRITON_INTERPRET=1 triton runs on the
-CPU too.  What extras add (``hooks("cuda_ops", "sparse_kernels")``) runs on any device, and by name alone.  Operators
+CPU too.  What extras add (``hooks("cuda_ops", "sparse kernels")``) runs on any device, and by name alone.  Operators
 that an implementation lacks come from :mod:`cuda_ops.sparse.reference`.
 """
 
@@ -68,7 +68,7 @@ def _chosen(device: str, forced: str) -> tuple[str, Any]:
 def _forced(device: str, name: str) -> Any:
     if name == "torch":
         return reference
-    names = ("torch", *_DEVICES, *hooks("cuda_ops", "sparse_kernels"))
+    names = ("torch", *_DEVICES, *hooks("cuda_ops", "sparse kernels"))
     if name not in names:
         raise SparseImplementationError(f"{VARIABLE}={name}: there are {', '.join(names)}")
     interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
@@ -85,6 +85,6 @@ def _forced(device: str, name: str) -> Any:
 
 @functools.cache
 def _loaded(name: str) -> SimpleNamespace | None:
-    load = _MODULES[name].load if name in _MODULES else hooks("cuda_ops", "sparse_kernels")[name]
+    load = _MODULES[name].load if name in _MODULES else hooks("cuda_ops", "sparse kernels")[name]
     functions: SimpleNamespace | None = load()
     return functions

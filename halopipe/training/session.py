@@ -452,7 +452,7 @@ class Execution:
             inputs, targets = batch
             tensors = samples_first(inputs, _tuple(targets), self._context.per_site)
             return tensors[:_NUM_OF_CLOUDS], tensors[_NUM_OF_CLOUDS:]
-        raw_of = hook_of("profiler", "raw_inputs", batch[0])
+        raw_of = hook_of("profiler", "raw inputs", batch[0])
         return self._form.pair(batch) if raw_of is None else (raw_of(batch[0]), _tuple(batch[1]))
 
 

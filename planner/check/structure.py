@@ -251,7 +251,7 @@ def named_layer_faults(decision: Decision, graph: Graph) -> Iterator[tuple[str, 
         own = [name for name in decision.layers_of(stage) if name in mixing]
         if own and _shares_samples(decision, stage):
             yield own[0], f"layer {own[0]} mixes samples, and the ranks of stage {stage} share them out"
-    for faults_of in hooks("planner", "layer_faults").values():
+    for faults_of in hooks("planner", "layer faults").values():
         yield from faults_of(decision, graph)
     laid_out = [stage for stage in range(len(decision.stages)) if has_layouts(decision, stage)]
     values, sites = graph.values(), over_sites(graph)

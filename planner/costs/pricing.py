@@ -170,7 +170,7 @@ class Pricing:
                 if (option := candidate.option_of(index)) is not None
             }
             if candidate.axis_parts:
-                prices = self.cost_model.beside(addition("planner", "part_prices", TIME_DIMS))
+                prices = self.cost_model.beside(addition("planner", "part prices", TIME_DIMS))
                 costs = prices.stages(self.cost_model.kind(group[0]), layers[stage], candidate.sizes, recompute)
             elif options:
                 costs = layouts.costs(group, options, set(candidate.micro_batches), candidate.blocks_of(stage))

@@ -7,6 +7,9 @@ own, as ``"module:attribute"``::
 
 The core asks with :func:`hooks`, or for the one that it needs with :func:`addition`, and imports an addition when it is
 first needed.  A folder that is deleted is not asked, so that the core neither names its extras nor needs them.
+
+Answers come in alphabetical order of their names.  Two extras that add the same name at a point are refused.  All
+points are in ``docs/extras.md``: what is asked, with which arguments, and what is done with the answers.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from planner.ir.errors import UnsupportedModelError
+from planner.ir.errors import UnsupportedModelError, UsageError
 
 
 class Additions(Mapping[str, Any]):
@@ -34,6 +37,9 @@ class Additions(Mapping[str, Any]):
             self._loaded[name] = getattr(import_module(module), attribute) if attribute else import_module(module)
         return self._loaded[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._places  # imports nothing, and hides no KeyError of what it would import
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
@@ -43,10 +49,16 @@ class Additions(Mapping[str, Any]):
 
 @functools.cache
 def hooks(package: str, point: str) -> Additions:
-    """What the extras of ``package`` (``"planner"``) add at ``point``; nothing where it has no extras."""
+    """What the extras of ``package`` (``"planner"``) add at ``point``; nothing where it has no extras.
+
+    Raises:
+        UsageError: two of them add the same name.
+    """
     places: dict[str, str] = {}
-    for extra in _extras(package):
-        places |= getattr(extra, "HOOKS", {}).get(point, {})
+    added = (getattr(extra, "HOOKS", {}).get(point, {}) for extra in _extras(package))
+    for name, place in (each for own in added for each in own.items()):
+        if places.setdefault(name, place) != place:
+            raise UsageError(f"two extras add {name!r} to the {point}", [places[name], place], ["rename one of them"])
     return Additions(places)
 
 
@@ -58,11 +70,10 @@ def addition(package: str, point: str, name: str) -> Any:
     """
     additions = hooks(package, point)
     if name not in additions:
-        names = ", ".join(additions) or "nothing"
         raise UnsupportedModelError(
-            f"nothing here knows the {point} of {name}",
-            [f"the folders of {package}/extras know: {names}"],
-            ["install halopipe with its extras"],
+            f"a folder of {package}/extras is missing: the one that adds {name!r} to the {point}",
+            [f"those that are there add: {', '.join(additions) or 'nothing'}"],
+            [f"install halopipe again, with all folders of {package}/extras"],
         )
     return additions[name]
 

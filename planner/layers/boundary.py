@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from planner.ir.box import Box, volume
 from planner.ir.extras import addition
@@ -86,8 +86,7 @@ def ordered_axis(graph: Graph, lengths: tuple[int, ...], ranks: Sequence[tuple[i
     Raises:
         UnsupportedModelError: they cannot be.
     """
-    axis: OrderedAxis = addition("planner", "ordered_axes", TIME_DIMS)(graph, lengths, ranks)
-    return axis
+    return cast("OrderedAxis", addition("planner", "ordered axes", TIME_DIMS)(graph, lengths, ranks))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 from planner.ir.box import Box, Interval, Transfer, hull, inside, subtract, volume
 from planner.ir.extras import addition
@@ -161,8 +161,7 @@ class Division:
             name: layer_division(graph, by_name[name], values, each, samples) for name, each in placements.items()
         }
         plain = cls(divided, num_ranks, samples)
-        in_parts: Division = addition("planner", "divisions", "blocks")(graph, plain, blocks) if blocks else plain
-        return in_parts
+        return cast("Division", addition("planner", "divisions", "blocks")(graph, plain, blocks)) if blocks else plain
 
     def in_use(self, sizes: Mapping[str, int], number: int | None) -> Self:
         """The same for batches of those ``sizes``; other divisions in use have other numbers."""

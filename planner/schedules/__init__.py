@@ -68,7 +68,7 @@ def schedule(name: str) -> Order:
     def order(pipeline: Pipeline) -> Schedule:
         if pipeline.stages.parts == 1:
             return entry.order(pipeline)
-        in_parts: Schedule = addition("planner", "part_orders", TIME_DIMS)(name, entry.order, pipeline)
+        in_parts: Schedule = addition("planner", "part orders", TIME_DIMS)(name, entry.order, pipeline)
         return in_parts
 
     return order

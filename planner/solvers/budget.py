@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import inf
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from planner.ir.extras import hooks
 
@@ -207,5 +207,4 @@ def check_time(work_s: float = CALL_S) -> None:
 
 def stated_s(solver: str, time_limit_s: float) -> float:
     """What ``solver`` may take as a rival of a search of ``time_limit_s``: what its authors state, if they do."""
-    seconds: float = hooks("planner", "stated seconds").get(solver, time_limit_s)
-    return seconds
+    return cast("float", hooks("planner", "stated seconds").get(solver, time_limit_s))

@@ -63,13 +63,11 @@ def require_same_loss(traced: TracedModel, model: LoadedModel) -> Set[str]:
             memory.note()
         _require_same_inputs(model, whole, copies, expected.loss)
         by_graph = _graph_result(traced, model, whole, samples)
+        later = memory.later_call(whole, _rest(traced, model, samples))
         _require_alike(traced, expected.loss, by_graph.loss, {})
         _require_same_gradients(model, expected.gradients, by_graph.gradients)
         _require_same_buffers(expected.buffers, by_graph.buffers)
-        if not expected.leaves <= {id(each) for each in traced.parameters.values()}:
-            _require_known_parameters(traced, model)
         gradients = frozenset(traced.parameters if by_graph.gradients is None else by_graph.gradients)
-        later = memory.later_call(whole, _rest(traced, model, samples))
         if later is not None and by_graph.gradients is not None:
             memory.as_called()
             torch.manual_seed(LATER)
@@ -82,6 +80,8 @@ def require_same_loss(traced: TracedModel, model: LoadedModel) -> Set[str]:
         with kept_state(*model.stateful):
             own = _own_result(model, _copies(other), samples)
         _require_alike(traced, own.loss, _graph_result(traced, model, other, samples).loss, {})
+    if not expected.leaves <= {id(each) for each in traced.parameters.values()}:
+        _require_known_parameters(traced, model)
     for divisor in (_PAIR, max(model.extents.values())) if traced.varying else ():
         tensors = _shrunk(whole, traced, divisor) if model.clouds is None else _fewer(traced, model, samples, divisor)
         try:

@@ -320,7 +320,7 @@ class _Measuring:
 
         graph = self._captured.graph
         raw = {samples: fed_example(self._model, samples) for samples in sizes}
-        cost_of = hook_of("profiler", "preparation_costs", example.preparation)
+        cost_of = hook_of("profiler", "preparation costs", example.preparation)
         if cost_of is not None:
             return replace(rest, preparations=tuple(cost_of(graph, example, raw[n], n) for n in sizes))
         costs = [cost for samples in sizes for cost in preparation_costs(graph, example, raw[samples], samples)]

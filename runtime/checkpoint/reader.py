@@ -77,7 +77,7 @@ class SafetensorsFolder:
 
 def _folder_of(kept_as: str) -> type[SafetensorsFolder]:
     """The folder of a rank whose tensors were kept so; other ways than today's are extras'."""
-    return SafetensorsFolder if kept_as == SAFETENSORS else addition("runtime", "rank_folders", kept_as)
+    return SafetensorsFolder if kept_as == SAFETENSORS else addition("runtime", "rank folders", kept_as)
 
 
 class Checkpoint:

@@ -1,4 +1,4 @@
-"""Who prepares the batches of a run: of clouds sites and maps; of others an extra (``hooks("runtime", "preparing")``).
+"""Who prepares the batches of a run: of clouds sites and maps; of others an extra (point ``batch preparation``).
 
 Of clouds a plan says whether each step's are prepared in it, micro-batch by micro-batch, or while the step before waits
 (:attr:`planner.ir.plan.Decision.prepares_next_step`).  Then a thread of each rank finds the sites of the whole batch,
@@ -38,7 +38,7 @@ def preparing(
     """
     preparation = cast("InputPreparation", model.preparation)
     prepared = PreparedInputs.of(model.graph, preparation, dict(model.raw))
-    made: type[Preparing] = hook_of("runtime", "preparing", preparation) or Preparing
+    made: type[Preparing] = hook_of("runtime", "batch preparation", preparation) or Preparing
     return made.of(decision, prepared, Beside(core=core, gives_way=gives_way))
 
 

@@ -226,7 +226,7 @@ class StageFunctions:
                     return replace(cut, layers=layers, outputs=outputs, watched=()).function(evaluation, late=True)
 
                 names = [layer.name for layer in cut.model.graph.layers if layer.name in cut.layers]
-                evaluating = addition("runtime", "stage_functions", "blocks")(
+                evaluating = addition("runtime", "stage functions", "blocks")(
                     part, self.training, evaluating.outputs, cut.model.graph, names, blocks, divided
                 )
             self._others = {Mode(False, False): evaluating}

@@ -71,7 +71,7 @@ class StageBuilder:
         self._node_places = {node.name: place for place, node in enumerate(self._model.graph_module.graph.nodes)}
         self._compiler: StageCompiler | None = None
         if context.compiler is not None:
-            self._compiler = addition("runtime", "stage_compilers", "torch.compile")(context, context.compiler)
+            self._compiler = addition("runtime", "stage compilers", "torch.compile")(context, context.compiler)
 
     @property
     def layers_by_micro_batch(self) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ class StageBuilder:
         """How the layers of a stage are divided, over its ranks or over parts of a micro-batch; None: they are not."""
         context, wire = self._context, cast("spatial.PeerGroup | None", None)
         if context.boundaries.axis is not None:
-            wire = addition("runtime", "part_peers", TIME_DIMS)(context.decision.num_parts)
+            wire = addition("runtime", "part peers", TIME_DIMS)(context.decision.num_parts)
         elif stage not in context.divided:
             return None
         elif self._compiler is None:

@@ -11,7 +11,8 @@ import pytest
 from benchmarks.journey import __main__ as journeys
 from benchmarks.journey.__main__ import HABITS, NETWORKS, PACKAGES, QUICK, Journey, row_of
 
-REFUSAL = "planner.ir.errors.X: error[H204] the model cannot be captured\n  File 'x.py', line 3\n  try: torch.where"
+PLACE = "\n  File 'x.py', line 3"
+REFUSAL = f"planner.ir.errors.X: error[H204] the model cannot be captured{PLACE}\n  try: torch.where"
 
 
 def test_there_are_twenty_networks_of_packages_and_ten_habits() -> None:
@@ -21,24 +22,24 @@ def test_there_are_twenty_networks_of_packages_and_ten_habits() -> None:
 
 def test_a_script_is_the_source_of_its_network_and_three_calls() -> None:
     for name, network in NETWORKS.items():
-        tree = ast.parse(journeys._SCRIPT.format(source=inspect.getsource(network), name=name))
+        tree = ast.parse(journeys._SCRIPT.format(source=inspect.getsource(network.factory), name=name))
         imported = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        assert not [module for module in imported if str(module).startswith("benchmarks")], name
+        assert not [module for module in imported if str(module).startswith(("benchmarks", "tests"))], name
 
 
 @pytest.mark.parametrize(
     ("found", "holds"),
     [
         (Journey("bert", is_equal=True, num_stages=2), True),
-        (Journey("bert", is_equal=False, text=REFUSAL), True),
+        (Journey("bert", is_equal=False, text=REFUSAL), False),
         (Journey("control_flow", is_equal=False, text=REFUSAL), True),
         (Journey("control_flow", is_equal=False, text=REFUSAL.replace(", line 3", "")), False),
-        (Journey("bert", is_equal=False, text=REFUSAL.replace("try", "see")), False),
-        (Journey("bert", is_equal=False, text="error[H601] other losses\n  try: again"), False),
-        (Journey("bert", is_equal=False, text="AttributeError: no\n  try: again"), False),
+        (Journey("control_flow", is_equal=False, text=REFUSAL.replace("try", "see")), False),
+        (Journey("control_flow", is_equal=False, text=f"error[H601] other losses{PLACE}\n  try: again"), False),
+        (Journey("control_flow", is_equal=False, text=f"AttributeError: no{PLACE}\n  try: again"), False),
     ],
 )
-def test_a_refusal_holds_where_it_says_what_to_do(found: Journey, holds: bool) -> None:
+def test_a_refusal_holds_where_it_says_what_to_do_and_the_zoo_expects_it(found: Journey, holds: bool) -> None:
     row = row_of(found)
     assert (row.holds, row.value) == (holds, float(found.is_equal))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published import sailor_clusters
-from benchmarks.published.__main__ import A100, Options, main, measure
+from benchmarks.published.__main__ import A100, main, measure
 from benchmarks.published.runs import published, read, t4
 from benchmarks.published.sailor import Profiles
 
@@ -14,7 +14,7 @@ DATA = Path("benchmarks/published/data")
 
 
 def test_published_runs_are_predicted_and_only_those_of_licensed_sources_ship() -> None:
-    rows = {row.name: row for row in measure(Options(quick=True))}
+    rows = {row.name: row for row in measure(quick=True)}
     assert rows[f"{A100}: mean error"].holds
     assert rows[f"{A100}: largest error"].holds
     assert rows["memory, Megatron on A100: mean error of memory"].holds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.report import DOCUMENTS, MOST_ROWS, RESULTS, Row, Selection, at_most, figure, written
+from benchmarks.report import DOCUMENTS, MOST_ROWS, RESULTS, Row, Selection, as_text, at_most, figure, run, written
 
 ROWS = (
     Row("VGG, chosen: predicted", 363.07, "ms"),
@@ -84,3 +84,14 @@ def test_every_result_is_shown() -> None:
 
 def test_a_selection_is_read_from_its_comment() -> None:
     assert Selection.parse("steps; rows=^a b; by=,") == Selection("steps", "^a b", "", ",")
+
+
+def test_a_benchmark_is_given_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
+    def measure(quick: bool, only: str, sizes: list[int]) -> list[Row]:
+        return [Row(f"{only}, {quick}", sum(sizes), "B")]
+
+    own = {"--only": {"default": ""}, "--sizes": {"type": int, "nargs": "+", "default": [1]}}
+    assert run("Sizes", measure, ["--quick", "--json", "--only", "a", "--sizes", "2", "3"], own) == 0
+    assert capsys.readouterr().out == as_text([Row("a, True", 5, "B")])
+    assert run("Sizes", measure, [], own) == 0
+    assert capsys.readouterr().out.startswith("Sizes\nfigure")

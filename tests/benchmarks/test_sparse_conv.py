@@ -37,11 +37,6 @@ SPENT = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def small() -> torch.Tensor:
     return torch.cartesian_prod(torch.tensor([0]), *(torch.arange(5),) * 3)[::2].int().contiguous()
 

@@ -23,7 +23,6 @@ from tests.devices.networks import BY_HOST, SEED, by_plan, decided
 from tests.devices.ranks import hosted
 from tests.zoo import ALL
 from tests.zoo.entries import DATA
-from tests.zoo.judging import source_of
 
 WITH_GRAPHS = "names:written"
 """A network whose graph has graphs inside, which its operators call."""
@@ -31,7 +30,7 @@ WITH_AUTOCAST = "wrapped:autocast_inside"
 
 
 def network(name: str) -> tuple[LoadedModel, CapturedModule]:
-    model = load_model(source_of(ALL[name]), SEED)
+    model = load_model(ALL[name].source, SEED)
     return model, capture(model)
 
 

@@ -15,7 +15,6 @@ from tests.devices.card import Crossings
 from tests.devices.networks import SEED, by_one_device, by_plan, compare, decided, line_of_user, plans_of
 from tests.zoo import ALL
 from tests.zoo.entries import Entry
-from tests.zoo.judging import source_of
 
 RUN = {name: entry for name, entry in ALL.items() if not entry.expected_refusal("")}
 """Networks that can be captured."""
@@ -30,11 +29,6 @@ UNKNOWN_TO_FAKES = {
 """By what torch says of an operator, why the stages of a network cannot be run."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("entry", [pytest.param(entry, id=name) for name, entry in RUN.items()])
 def test_a_network_stays_on_its_card(entry: Entry) -> None:
     """Under one plan, drawn by its name, or under all.
@@ -42,7 +36,7 @@ def test_a_network_stays_on_its_card(entry: Entry) -> None:
     It is compared with one device unless a line of the user's own module does not run on a card: where it makes tensors
     on the host, which stages make where they are, or calls what fake tensors have no rule for.
     """
-    model = load_model(source_of(entry), SEED)
+    model = load_model(entry.source, SEED)
     network = model, capture(model)
     crossings, plans = Crossings(), plans_of(network[1])
     evaluates = not (entry.draws or network[1].evaluation)

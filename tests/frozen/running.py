@@ -40,7 +40,7 @@ from tests.runtime.engines import on_engines
 from tests.runtime.training import adamw, sharded
 from tests.zoo import ALL
 from tests.zoo.entries import DATA, PIPELINE, PLANS, SPATIAL, SPLIT
-from tests.zoo.judging import NUM_STEPS, SEED, Ranks, Trained, batch_of, decision_of, source_of, space_of, together
+from tests.zoo.judging import NUM_STEPS, SEED, Ranks, Trained, batch_of, decision_of, space_of, together
 
 Change = Callable[[Decision], Decision]
 
@@ -236,13 +236,13 @@ def _of_the_zoo(pair: str) -> Any:
     torch.set_num_threads(1)
     logs: dict[int, list[list[Any]]] = {}
     try:
-        model = load_model(source_of(entry), SEED)
+        model = load_model(entry.source, SEED)
         captured = capture(model)
         has_dims = plan != SPATIAL or space_of(captured.graph)
         decision = change(decision_of(entry, plan if has_dims else PIPELINE, captured))
         require_possible(decision, captured.graph)
         check_layers(decision, captured.graph)
-        ranks = Ranks(decision, (model, captured), source_of(entry), partial(Recording, logs))
+        ranks = Ranks(decision, (model, captured), entry.source, partial(Recording, logs))
         trained = ranks.trained([batch_of(model, sum(decision.micro_batches), step) for step in range(NUM_STEPS)])
     except WorkerError:
         raise  # in a step: no refusal

@@ -42,12 +42,6 @@ from tests.runtime.engines import Network, Tensors, evaluated, on_engines, train
 from tests.runtime.plans import Trained, assert_equal, batch_of, decide, folded, sgd, split_backward
 from tests.runtime.training import adamw, alone, by_plan, cosine, sharded, tied_model
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 each_plan = pytest.mark.parametrize("plan", PLANS)
 each_network = pytest.mark.parametrize("name", ["normalised", "mixed"])
 

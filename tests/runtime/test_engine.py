@@ -95,11 +95,6 @@ EVERYWHERE = ("three ranks, gpipe, ten rows", "replicas 3 to 1, then one", "firs
 CASES = [(network, plan) for network in NETWORKS for plan in PLANS if network == "resnet" or plan in EVERYWHERE]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def network(name: str) -> Network:
     return network_of(*NETWORKS[name])

@@ -10,7 +10,6 @@ import random
 from collections import Counter
 
 import pytest
-import torch
 
 from planner.ir.layout import Layout, cut_points
 from planner.ir.program import Program
@@ -25,11 +24,6 @@ from tests.runtime.random_orders import in_double, random_case
 COUNT = int(os.environ.get("HALOPIPE_RANDOM_PROGRAMS", "240"))
 BLOCKS = 8
 TOLERANCE = 1e-10
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def random_options(rng: random.Random, program: Program) -> Options:

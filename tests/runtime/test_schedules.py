@@ -71,11 +71,6 @@ GROUPS = {
 each_layout = pytest.mark.parametrize(("kind", "num_ranks"), GROUPS)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def network(kind: str) -> Network:
     model = load_model(ModelSource(f"{__name__}:{kind}", {}, (4, WIDTH), "float64"))

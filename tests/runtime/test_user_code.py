@@ -42,11 +42,6 @@ each_module = pytest.mark.parametrize("name", MODULES, ids=lambda name: "-".join
 WRITES_ROWS = {("Counting",)}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def network(name: Name) -> Network:
     torch.manual_seed(0)

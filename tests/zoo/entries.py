@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from planner.ir.profile import ModelSource
 
 PIPELINE, SPLIT, DATA, SPATIAL = "pipeline", "split backward", "data parallel", "spatial"
 PLANS = (PIPELINE, SPLIT, DATA, SPATIAL)
@@ -20,7 +23,8 @@ class Entry:
     """One network, and what is right for it.
 
     Attributes:
-        name: ``module:factory`` below :mod:`tests.zoo`; ``halopipe profile`` takes ``tests.zoo.module:factory``.
+        name: ``module:factory`` below :mod:`tests.zoo`; ``halopipe profile`` takes ``tests.zoo.module:factory``.  The
+            modules of a package register as the package: ``packages:bert``.
         habit: what is special about it, in a few words.
         factory: makes it, as ``halopipe profile`` takes it.
         mixes: layers mix samples, or numbers are drawn by micro-batch: one device then runs the micro-batches of the
@@ -29,6 +33,7 @@ class Entry:
         refused: by plan, a pattern that the refusal matches; ``""`` is for all of them, as a refusal at capture is.
         tolerance: of float64; a model with a section in a lower dtype has that one's.
         micro_batches: of the pipeline, the pipeline with a split backward, data parallelism and the spatial plan.
+        origin: whose network it is, where it was not written for the zoo.
     """
 
     name: str
@@ -39,10 +44,21 @@ class Entry:
     refused: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = 1e-10
     micro_batches: tuple[tuple[int, ...], ...] = ((3, 2), (2, 2, 2), (5,), (3, 2))
+    origin: str = ""
+
+    @property
+    def source(self) -> ModelSource:
+        """In float64."""
+        return ModelSource(f"tests.zoo.{self.name}", dtype="float64")
 
     def expected_refusal(self, plan: str) -> str:
         """The pattern of the refusal under ``plan``; empty where the network runs."""
         return self.refused.get(plan, self.refused.get("", ""))
+
+    def is_expected(self, plan: str, refusal: str) -> bool:
+        """Whether it may be refused so under ``plan``."""
+        pattern = self.expected_refusal(plan)
+        return bool(pattern) and re.search(pattern, refusal, re.IGNORECASE) is not None
 
     def micro_batches_of(self, plan: str) -> tuple[int, ...]:
         """Of one plan."""
@@ -52,14 +68,29 @@ class Entry:
 NETWORKS: dict[str, Entry] = {}
 
 
-def network(habit: str, **said: Any) -> Callable[[Factory], Factory]:
+def network(habit: str, name: str = "", **said: Any) -> Callable[[Factory], Factory]:
     """Registers the decorated factory; for ``said`` see :class:`Entry`; ``refused`` may be one pattern for all."""
     refused = said.pop("refused", {})
     patterns = {"": refused} if isinstance(refused, str) else dict(refused)
 
     def register(factory: Factory) -> Factory:
-        name = f"{factory.__module__.rpartition('.')[2]}:{factory.__name__}"
-        NETWORKS[name] = Entry(name, habit, factory, refused=patterns, **said)
+        place = factory.__module__.rpartition("zoo.")[2].partition(".")[0]
+        full_name = name or f"{place}:{factory.__name__}"
+        NETWORKS[full_name] = Entry(full_name, habit, factory, refused=patterns, **said)
         return factory
 
     return register
+
+
+def of_module(module: str) -> dict[str, Entry]:
+    """The networks that a module or package of the zoo registers, by the names of their factories, in its order."""
+    places = {name: name.partition(":") for name in NETWORKS}
+    return {factory: NETWORKS[name] for name, (place, _, factory) in places.items() if place == module}
+
+
+def factory_of(module: str, name: str) -> Factory:
+    """For ``__getattr__`` of a package whose modules register networks as its own."""
+    entry = NETWORKS.get(f"{module}:{name}")
+    if entry is None:
+        raise AttributeError(f"module 'tests.zoo.{module}' has no attribute {name!r}")
+    return entry.factory

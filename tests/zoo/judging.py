@@ -10,7 +10,6 @@ have refused it: a plan that its rules admit and ranks then refuse is a defect. 
 from __future__ import annotations
 
 import copy
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -71,12 +70,7 @@ class Verdict:
 
     def is_as(self, entry: Entry) -> bool:
         """Whether it is what ``entry`` says is right; to be equal always is."""
-        pattern = entry.expected_refusal("" if self.plan == "capture" else self.plan)
-        if pattern:
-            return self.outcome == EQUAL or (
-                self.outcome == REFUSED and re.search(pattern, self.text, re.IGNORECASE) is not None
-            )
-        return self.outcome == EQUAL
+        return self.outcome == EQUAL or (self.outcome == REFUSED and entry.is_expected(self.plan, self.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +88,7 @@ def judge(entry: Entry, plans: Sequence[str] = PLANS) -> list[Verdict]:
     A capture that changes the user's module is a verdict of its own, before those of the plans.
     """
     try:
-        model = load_model(source_of(entry), SEED)
+        model = load_model(entry.source, SEED)
         before = {} if _is_lazy(model) else _snapshot(model)
         random_state = torch.get_rng_state()
         captured = capture(model)
@@ -106,12 +100,7 @@ def judge(entry: Entry, plans: Sequence[str] = PLANS) -> list[Verdict]:
     first = [Verdict("capture", WRONG, f"the capture changed {'; '.join(changed)}")] if changed else []
     first += _through_a_file(entry, captured.graph)
     possible = [plan for plan in plans if plan != SPATIAL or space_of(captured.graph)]
-    return [*first, *(_under(entry, plan, model, captured) for plan in possible)]
-
-
-def source_of(entry: Entry) -> ModelSource:
-    """In float64."""
-    return ModelSource(f"tests.zoo.{entry.name}", dtype="float64")
+    return [*first, *(equal_to_one_device(entry, plan, model, captured) for plan in possible)]
 
 
 def _through_a_file(entry: Entry, graph: Graph) -> Iterator[Verdict]:
@@ -119,7 +108,7 @@ def _through_a_file(entry: Entry, graph: Graph) -> Iterator[Verdict]:
     device = DeviceSpec("host/cpu0", "cpu", "host", 2**30)
     nothing = Cluster((device,), {}), {device.kind: ()}, {device.kind: {}}, Provenance({})
     try:
-        read = codec.loads(codec.dumps(Profile(source_of(entry), Optimizer(), graph, *nothing)), Profile).graph
+        read = codec.loads(codec.dumps(Profile(entry.source, Optimizer(), graph, *nothing)), Profile).graph
     except HalopipeError as error:
         yield Verdict("capture", WRONG, f"its profile is no file: {error}")
     else:
@@ -127,7 +116,8 @@ def _through_a_file(entry: Entry, graph: Graph) -> Iterator[Verdict]:
             yield Verdict("capture", WRONG, "another graph is read than was written")
 
 
-def _under(entry: Entry, plan: str, model: LoadedModel, captured: CapturedModule) -> Verdict:
+def equal_to_one_device(entry: Entry, plan: str, model: LoadedModel, captured: CapturedModule) -> Verdict:
+    """Whether some steps of a network, captured once, are under a plan what they are for its user alone."""
     try:
         decision = decision_of(entry, plan, captured)
         require_possible(decision, captured.graph)
@@ -135,7 +125,7 @@ def _under(entry: Entry, plan: str, model: LoadedModel, captured: CapturedModule
         return _of_error(plan, error, before_the_first_step=True)
     micro_batches = decision.micro_batches
     batches = [batch_of(model, sum(micro_batches), step) for step in range(NUM_STEPS)]
-    ranks = Ranks(decision, (model, captured), source_of(entry))
+    ranks = Ranks(decision, (model, captured), entry.source)
     try:
         check_layers(decision, captured.graph)
         found = ranks.trained(batches)
@@ -265,7 +255,7 @@ def alone(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         made = entry.factory()
-    module, loss_fn = made[0], made[2]
+    module, loss_fn = made[0], made[2] if len(made) > 2 else _own_loss
     if not module.training:
         module.train()
     cast_module(module, torch.float64)
@@ -282,7 +272,7 @@ def alone(
             here, there = (_rows(tensors, first, count, rows) for tensors in (inputs, targets))
             with _draws(entry, captured, draw):
                 loss = loss_fn(model.call.output(module, tuple(here)), model.call.aims(tuple(there)))
-            loss = sum(loss) if isinstance(loss, tuple) else loss
+            loss = sum(loss.values() if isinstance(loss, dict) else loss) if isinstance(loss, (dict, tuple)) else loss
             (loss * count / rows).backward()
             total += loss.item() * count / rows
             first += count
@@ -291,6 +281,11 @@ def alone(
     gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
     state = {p + name: each for p, owner in modules.items() for name, each in _state(owner).items()}
     return Trained(tuple(losses), gradients, state)
+
+
+def _own_loss(output: Mapping[str, Tensor], _: object) -> Tensor:
+    """Of a module that gives its loss, as its user would take it."""
+    return output["loss"]
 
 
 def _draws(entry: Entry, captured: CapturedModule, draw: CounterRng) -> AbstractContextManager[object]:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from cuda_ops.operator_table import OPERATORS
 from tests.zoo.entries import PLANS
 from tests.zoo.judging import EQUAL, judge
 from tests.zoo.operators import CASES
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("operator", CASES)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 _HERE = "cuda_ops.extras.adapters"
 HOOKS = {
-    "sparse_kernels": {"spconv": f"{_HERE}.backends:load"},
+    "sparse kernels": {"spconv": f"{_HERE}.backends:load"},
     "cuda_ops.sparse.adapters.spconv": {"*": f"{_HERE}.spconv"},
     "cuda_ops.sparse.adapters.torchsparse": {"*": f"{_HERE}.torchsparse"},
 }

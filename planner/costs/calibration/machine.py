@@ -26,7 +26,6 @@ from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision
 from planner.ir.profile import MACHINE, Correction, CostClass, Profile
-from planner.ir.schedule import Op
 from planner.ir.timeline import Drift, LonePasses
 
 LEAST_CHANGE = 0.05
@@ -85,8 +84,8 @@ def speeds(profile: Profile, decision: Decision, passes: Sequence[LonePasses]) -
     for each in passes:
         kind, stage = cost_model.kind(each.rank), placed[each.stage]
         sums = cost_model.sums(kind, each.samples, False, trains and stage.recompute_mask)
-        ops = (Op.FORWARD, Op.BACKWARD) if trains else (Op.FORWARD,)
-        priced_s = sum(sums.action_s(op, stage.runs) for op in ops)
+        forward_s, backward_s, *_ = sums.passes_s(stage.runs)
+        priced_s = forward_s + trains * backward_s
         alone_s = median((*each.before_s, *each.after_s))
         now[kind] += alone_s
         then[kind] += priced_s

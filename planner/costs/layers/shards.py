@@ -60,7 +60,7 @@ def part_shapes(graph: Graph, sizes: Sequence[int], allow: Collection[str], num_
     """
     values, mixing = graph.values(), frozenset(check_samples_apart(graph))
     axes = axes_of(graph, allow)
-    of_axis = addition("planner", "part_shapes", TIME_DIMS)(graph) if TIME_DIMS in allow else lambda sized: ()
+    of_axis = addition("planner", "part shapes", TIME_DIMS)(graph) if TIME_DIMS in allow else lambda sized: ()
     shapes: dict[PartShape, None] = {}
     for layers in alike_layers(graph, values, mixing):
         names = tuple(layer.name for layer in layers)

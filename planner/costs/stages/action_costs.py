@@ -31,7 +31,7 @@ from planner.costs.layers.cost_table import Array, SizeTable, before, layers_of,
 from planner.costs.memory.table import What, divided
 from planner.costs.stages.gradient_overlap import exposed_s
 from planner.costs.stages.placement import StagePlacement
-from planner.costs.stages.stage_sums import PASSES, PassTimes
+from planner.costs.stages.stage_sums import PassTimes
 from planner.ir.cluster import GRADIENT_SUMS, Evidence
 from planner.ir.extras import hooks
 from planner.ir.lazy import once
@@ -257,7 +257,7 @@ class StageCosts:
         members = [(self.kind(rank), own) for rank, own in zip(placed.ranks, placed.samples[samples], strict=True)]
         is_shared, runs = len(members) > 1, placed.runs
         sums = {member: self.cost_model.sums(*member, is_shared, placed.recompute_mask) for member in members}
-        passes = {member: tuple(own.action_s(op, runs) for op in PASSES) for member, own in sums.items()}
+        passes = {member: own.passes_s(runs) for member, own in sums.items()}
         adds = {
             member: span(own.accumulate_s, runs) + sum(_part_of(own.accumulate_s, tie.outside) for tie in placed.ties)
             for member, own in sums.items()

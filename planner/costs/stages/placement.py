@@ -185,5 +185,5 @@ class LayoutCosts:
         prices, chosen = self.prices(ranks, rows), dict(options)
         if not blocks:
             return stage_cost(prices, chosen)
-        in_blocks: StageCost = addition("planner", "stage_costs", "blocks")(prices, chosen, blocks)
+        in_blocks: StageCost = addition("planner", "stage costs", "blocks")(prices, chosen, blocks)
         return in_blocks

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from planner.costs.layers.cost_table import Array, Run, SizeTable, running, span
+from planner.costs.layers.cost_table import Array, Run, SizeTable, running
 from planner.ir.schedule import ADDS_GRADIENTS, Op
 
 PASSES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
@@ -30,13 +30,7 @@ _PLACE = {op: place for place, op in enumerate(PASSES)}
 RecomputeMask = bool | tuple[int, ...]
 """Which layers' activations are computed again: those of all, of none, or of these by index in the graph."""
 
-T = TypeVar("T")
 Figures = TypeVar("Figures", float, Array)
-
-
-def of_op(op: Op, forward: T, backward: T, backward_input: T, backward_weight: T) -> T:
-    """That of F, B, I and W which ``op`` is."""
-    return (forward, backward, backward_input, backward_weight)[_PLACE[op]]
 
 
 def least_backward_s(whole_s: ArrayLike, input_s: ArrayLike, weight_s: ArrayLike, splits: bool) -> Array:
@@ -63,7 +57,7 @@ class PassTimes:
 
     def action_s(self, op: Op, member: int, accumulates: bool) -> float:
         """An action on the stage's rank number ``member``: after an exchange, of the slowest one."""
-        seconds = of_op(op, *self.compute_s)
+        seconds = self.compute_s[_PLACE[op]]
         if accumulates and op in ADDS_GRADIENTS:
             seconds = tuple(map(add, seconds, self.accumulate_s))
         waits_s = self.exchange_s(op)
@@ -104,34 +98,36 @@ class LeastPasses(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageSums:
-    """Running sums over the layers of a graph, on one kind of device at one number of samples."""
+    """What passes take on one kind of device at one number of samples: running sums over the layers of a graph.
 
-    forward_s: Array
-    backward_s: Array
-    backward_input_s: Array
-    backward_weight_s: Array
+    Attributes:
+        passes: ``[4, layers + 1]``, seconds of :data:`PASSES`.
+        accumulate_s: ``[layers + 1]``, of adding gradients.
+    """
+
+    passes: Array
     accumulate_s: Array
 
     @classmethod
     def of(cls, table: SizeTable, accumulate_s: Array, recompute: RecomputeMask) -> StageSums:
         """Of a stage that recomputes the activations of ``recompute``."""
         whole, of_input = with_recompute(table.backward_s, table.backward_input_s, of_those(table.forward_s, recompute))
-        return cls(table.forward_s, whole, of_input, table.backward_weight_s, accumulate_s)
+        return cls(np.array([table.forward_s, whole, of_input, table.backward_weight_s]), accumulate_s)
 
-    def action_s(self, op: Op, runs: Iterable[Run]) -> float:
-        """An action of a stage with the layers of ``runs``, on gradients that are not there yet."""
-        return span(of_op(op, self.forward_s, self.backward_s, self.backward_input_s, self.backward_weight_s), runs)
+    def passes_s(self, runs: Iterable[Run]) -> tuple[float, ...]:
+        """Of each of :data:`PASSES`, of a stage with the layers of ``runs``, on gradients that are not there yet."""
+        stretches = (self.passes[:, last] - self.passes[:, first] for first, last in runs)
+        return tuple(sum(stretches, np.zeros(len(PASSES))).tolist())
 
     def least(self, trains: bool, splits: bool) -> LeastPasses:
         """Of a stage that has backwards, and may have them in halves; running sums."""
-        adds, back, whole = self.accumulate_s, self.backward_s, self.backward_s
-        later = back + adds
+        forward, back, *halves = self.passes
+        whole, adds, later = back, self.accumulate_s, back + self.accumulate_s
         if splits:
-            by_layer = map(np.diff, (back, later, self.backward_input_s, self.backward_weight_s))
-            of_whole, with_adds, of_input, of_weight = by_layer
+            of_whole, with_adds, of_input, of_weight = map(np.diff, (back, later, *halves))
             back, later = (running(np.minimum(each, of_input)) for each in (of_whole, with_adds))
             whole = running(least_backward_s(of_whole, of_input, of_weight, splits))
-        return LeastPasses(self.forward_s, *(trains * sums for sums in (back, later, whole, whole + adds)))
+        return LeastPasses(forward, *(trains * sums for sums in (back, later, whole, whole + adds)))
 
 
 def of_those(sums: Array, recompute: RecomputeMask) -> Array:

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 HOOKS = {
     "divisions": {"blocks": "planner.extras.tiles.division:in_blocks"},
-    "stage_costs": {"blocks": "planner.extras.tiles.prices:stage_cost_in_blocks"},
+    "stage costs": {"blocks": "planner.extras.tiles.prices:stage_cost_in_blocks"},
     "faults": {"blocks": "planner.extras.tiles.refusals:form_faults"},
-    "layer_faults": {"blocks": "planner.extras.tiles.refusals:layer_faults"},
+    "layer faults": {"blocks": "planner.extras.tiles.refusals:layer_faults"},
     "searches": {"blocks": "planner.extras.tiles.search:SEARCH"},
 }

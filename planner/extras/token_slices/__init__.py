@@ -14,10 +14,10 @@ Modules:
 from __future__ import annotations
 
 HOOKS = {
-    "ordered_axes": {"time": "planner.extras.token_slices.axes:along_time"},
-    "part_orders": {"time": "planner.extras.token_slices.order:in_slices"},
-    "part_prices": {"time": "planner.extras.token_slices.prices:SlicePrices"},
-    "part_shapes": {"time": "planner.extras.token_slices.prices:part_shapes"},
+    "ordered axes": {"time": "planner.extras.token_slices.axes:along_time"},
+    "part orders": {"time": "planner.extras.token_slices.order:in_slices"},
+    "part prices": {"time": "planner.extras.token_slices.prices:SlicePrices"},
+    "part shapes": {"time": "planner.extras.token_slices.prices:part_shapes"},
     "searches": {"time": "planner.extras.token_slices.search:SEARCH"},
     "refusals": {"time": "planner.extras.token_slices.refusals:of_request"},
     "faults": {"time": "planner.extras.token_slices.refusals:faults"},

@@ -108,7 +108,7 @@ def solve(problem: Problem, progress: Progress | None = None) -> Plan:
         limited, certainty = highest_rate(problem)
     cost_model = CostModel(problem.profile)
     if TIME_DIMS in problem.allow:
-        addition("planner", "ordered_axes", TIME_DIMS)  # what is asked for is not left out in silence
+        addition("planner", "ordered axes", TIME_DIMS)  # what is asked for is not left out in silence
     for continued in continued_searches(problem):
         continued.require(problem, cost_model)
     half = beyond_samples(limited) or any(continued.takes_half for continued in continued_searches(limited))

@@ -12,7 +12,7 @@ _HERE = "profiler.extras.sampled_graphs"
 _SAMPLING = "cuda_ops.extras.sampling"
 HOOKS = {
     "inputs": {f"{_SAMPLING}.sampler.SampledGraph": f"{_HERE}.source:load_sampled"},
-    "raw_inputs": {f"{_SAMPLING}.sampler.SampledGraph": f"{_HERE}.source:raw_of"},
-    "preparation_costs": {f"{_SAMPLING}.preparation.SampledPreparation": f"{_HERE}.source:sampling_cost"},
+    "raw inputs": {f"{_SAMPLING}.sampler.SampledGraph": f"{_HERE}.source:raw_of"},
+    "preparation costs": {f"{_SAMPLING}.preparation.SampledPreparation": f"{_HERE}.source:sampling_cost"},
     "profiler.models.graphs": {"*": f"{_HERE}.networks"},
 }

@@ -8,4 +8,4 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {"stage_compilers": {"torch.compile": "runtime.extras.compiling.compiled:CompiledStages"}}
+HOOKS = {"stage compilers": {"torch.compile": "runtime.extras.compiling.compiled:CompiledStages"}}

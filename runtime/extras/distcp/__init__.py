@@ -7,4 +7,4 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {"rank_folders": {"torch": "runtime.extras.distcp.folder:TorchFolder"}}
+HOOKS = {"rank folders": {"torch": "runtime.extras.distcp.folder:TorchFolder"}}

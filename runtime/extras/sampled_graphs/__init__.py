@@ -9,4 +9,4 @@ Modules:
 from __future__ import annotations
 
 _OF = "cuda_ops.extras.sampling.preparation.SampledPreparation"
-HOOKS = {"preparing": {_OF: "runtime.extras.sampled_graphs.preparing:SampledPreparing"}}
+HOOKS = {"batch preparation": {_OF: "runtime.extras.sampled_graphs.preparing:SampledPreparing"}}

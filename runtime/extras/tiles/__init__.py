@@ -8,4 +8,4 @@ Modules:
 
 from __future__ import annotations
 
-HOOKS = {"stage_functions": {"blocks": "runtime.extras.tiles.stage:in_blocks"}}
+HOOKS = {"stage functions": {"blocks": "runtime.extras.tiles.stage:in_blocks"}}

@@ -9,6 +9,6 @@ Modules:
 from __future__ import annotations
 
 HOOKS = {
-    "part_peers": {"time": "runtime.extras.token_slices.peers:SlicePeers"},
-    "joined_parts": {"time": "runtime.extras.token_slices.peers:of_micro_batches"},
+    "part peers": {"time": "runtime.extras.token_slices.peers:SlicePeers"},
+    "joined parts": {"time": "runtime.extras.token_slices.peers:of_micro_batches"},
 }

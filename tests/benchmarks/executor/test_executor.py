@@ -125,7 +125,7 @@ def test_what_saves_and_looking_for_nan_cost_is_told_of_engines_that_do_so(tmp_p
     found = on_ranks(NUM_RANKS, upkeep_of)
     saved = [rounds for rounds, _ in found]
     assert [(len(each.without_s), len(each.with_s), each.counted.number) for each in saved] == [(2, 2, 3)] * 2
-    assert complete_steps(tmp_path) == (upkeep._WARM_UP + 6 * upkeep.STEPS_A_ROUND,)
+    assert complete_steps(tmp_path) == (upkeep.WARM_UP + 6 * upkeep.STEPS_A_ROUND,)
     rows = {row.name: row for row in [*upkeep.save_rows(saved), *upkeep.nan_rows([seconds for _, seconds in found])]}
     assert rows["saves: share of the time at that interval"].goal == "<= 1"
     assert rows["on-nan, step: stop / ignore"].value > 0

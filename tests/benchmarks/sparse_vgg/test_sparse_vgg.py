@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from benchmarks.devices import virtual_device
 from benchmarks.devices.ranks import RankStep, Step
@@ -28,11 +27,6 @@ from tests.planner.sparse_networks import classifier, sparse_profile
 from tests.runtime.plans import decide
 
 RESULTS = Path(sparse_vgg.__file__).parents[1] / "results" / "sparse_vgg.json"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 class Clock:

@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
 from benchmarks.spatial.interior import INTERIOR, interior_form
 from planner.ir.box import volume
@@ -15,11 +14,6 @@ from tests.runtime.spatial.convolution.cases import random_case
 from tests.runtime.spatial.convolution.chains import Chain, check, images, random_chain, run
 from tests.runtime.spatial.convolution.test_layer import LAYOUTS, NET
 from tests.runtime.spatial.convolution.test_overlapped import check as check_case
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

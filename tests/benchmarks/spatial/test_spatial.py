@@ -25,11 +25,6 @@ from benchmarks.spatial.sides import Alone, Divided, captured_case
 SMALL = [replace(case, shape=(*case.shape[:2], 32, 16)) for case in CASES]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("case", SMALL[1:], ids=lambda case: case.name)
 def test_the_network_is_computed_together(case):
     captured = captured_case(case)

@@ -35,11 +35,6 @@ MESH = "profiler.models.mesh_tangling:mesh_tangling_128"
 SOURCE = ModelSource(MESH, {"width": "0.0625"}, (2, 18, 32, 32))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def graph() -> Graph:
     return capture(load_model(SOURCE)).graph

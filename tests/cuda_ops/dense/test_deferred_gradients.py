@@ -18,11 +18,6 @@ from cuda_ops.operator_table import OPERATORS, name_of
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class Case(nn.Module):
     """Calls ``function(x, *parameters)``."""
 

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from cuda_ops.sparse import native
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(params=["torch", "native"])

@@ -22,11 +22,6 @@ on_a_gpu = [
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def gpu() -> SimpleNamespace:
     kernels = load()

@@ -19,7 +19,7 @@ SOURCES = [
 ]
 OPTION = re.compile(r"(?<![\w-])--[a-z](?:[a-z0-9-]*[a-z0-9])?(?![\w-]|\.\w)")
 OTHERS = re.compile(
-    r"torchrun|srun|pip |docker|nvidia-smi|--query-gpu|ipykernel|--master-addr|--index-url|--id=|--force"
+    r"torchrun|srun|pip |docker|nvidia-smi|--query-gpu|--format=csv|ipykernel|--master-addr|--index-url|--id=|--force"
 )
 """Programs of others, whose options these are."""
 

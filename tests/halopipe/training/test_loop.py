@@ -50,11 +50,6 @@ RECIPE = {
 EVALUATION = {"eval_data": f"{DATA}dataset", "eval_every": 4, "eval_metric": f"{DATA}Confusion"}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def plans() -> dict[str, Plan]:
     return {"one": learners.plan([]), "two": learners.plan(), "four": learners.replicas()}

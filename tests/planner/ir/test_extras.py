@@ -1,11 +1,14 @@
-"""What extras say they add is there, and is found by its point, by a value's class, or as a module's public names."""
+"""What extras say they add is there and found by its point, and docs/extras.md has all points."""
 
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import statistics
 from collections import OrderedDict, UserList
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -13,8 +16,10 @@ from types import ModuleType
 import pytest
 
 from benchmarks.chains import chain_profile
+from halopipe.cli import app
+from planner import solvers
 from planner.ir import extras
-from planner.ir.errors import UnsupportedModelError
+from planner.ir.errors import UnsupportedModelError, UsageError
 from planner.ir.extras import addition, hook_of, public
 from planner.ir.plan import Block
 from planner.ir.problem import Problem
@@ -53,18 +58,6 @@ def test_every_addition_is_where_its_extra_says(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_extra_takes_the_place_of_anothers_addition(package: str) -> None:
-    """The later one, by the alphabet, would silently be the one that is asked."""
-    names = [
-        (point, name)
-        for extra in extras._extras(package)
-        for point, additions in getattr(extra, "HOOKS", {}).items()
-        for name in additions
-    ]
-    assert len(names) == len(set(names))
-
-
-@pytest.mark.parametrize("package", PACKAGES)
 def test_every_folder_of_extras_is_asked(package: str) -> None:
     """One without ``__init__.py`` would silently add nothing."""
     spec = find_spec(f"{package}.extras")
@@ -93,8 +86,27 @@ def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("added")
 def test_an_addition_that_is_needed_and_not_there_is_named() -> None:
     assert addition("pack", "solvers", "first") is statistics.mean
-    with pytest.raises(UnsupportedModelError, match="nothing here knows the solvers of second"):
+    with pytest.raises(UnsupportedModelError, match="is missing: the one that adds 'second' to the solvers"):
         addition("pack", "solvers", "second")
+
+
+def test_two_extras_do_not_add_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = ModuleType("pack.extras.one"), ModuleType("pack.extras.other")
+    one.HOOKS = {"solvers": {"first": "statistics:mean"}}  # type: ignore[attr-defined]  # as an extra has it
+    other.HOOKS = {"solvers": {"first": "statistics:median"}}  # type: ignore[attr-defined]  # likewise
+    monkeypatch.setattr(extras, "_extras", lambda package: (one, other))
+    with pytest.raises(UsageError, match="two extras add 'first' to the solvers"):
+        extras.hooks.__wrapped__("pack", "solvers")
+
+
+def test_a_mistake_in_an_extra_is_not_taken_for_its_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mistaken_extra.py").write_text("{}['what is not there']\n", "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    additions = extras.Additions({"first": "mistaken_extra:solve"})
+    assert "first" in additions  # which imports nothing
+    assert "second" not in additions
+    with pytest.raises(KeyError, match="what is not there"):
+        additions["first"]
 
 
 @pytest.mark.usefixtures("added")
@@ -118,7 +130,85 @@ def test_public_names_of_a_module_are_those_that_extras_add_there() -> None:
 def test_what_is_asked_for_and_no_extra_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "hooks", lambda package, point: extras.Additions({}))
     profile = chain_profile(3, 2)
-    with pytest.raises(UnsupportedModelError, match="ordered_axes of time"):  # not left out in silence
+    with pytest.raises(UnsupportedModelError, match="'time' to the ordered axes"):  # not left out in silence
         solver("best-first")(Problem(profile, 4, allow=("sample", "time")), None)
-    with pytest.raises(UnsupportedModelError, match="divisions of blocks"):
+    with pytest.raises(UnsupportedModelError, match="'blocks' to the divisions"):
         Division.placed(profile.graph, {}, 1, 2, (Block((profile.graph.layers[0].name,)),))
+
+
+PAGE = "docs/extras.md"
+ASKING = {"hooks", "addition", "hook_of"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row of the page: where the core asks, with which arguments (None: an answer is no function), who answers."""
+
+    asked_in: frozenset[str]
+    arguments: tuple[str, ...] | None
+    answered_by: frozenset[str]
+
+
+def stated_points() -> dict[tuple[str, str], Point]:
+    """Points by package and name, as the page has them."""
+    points, package = {}, ""
+    for line in Path(PAGE).read_text("utf-8").splitlines():
+        if line.startswith("## "):
+            package = line.removeprefix("## ")
+        elif line.startswith("| `"):
+            name, asked_in, answer, _, answered_by = (cell.strip() for cell in line.strip("|").split("|"))
+            arguments = re.match(r"`\(([^)]*)\) ->", answer)
+            points[package, name.strip("`")] = Point(
+                frozenset(re.findall(r"`([^`]+)`", asked_in)),
+                tuple(filter(None, arguments[1].split(", "))) if arguments else None,
+                frozenset(re.findall(r"`([^`]+)`", answered_by)),
+            )
+    return points
+
+
+def points_asked() -> dict[tuple[str, str], set[str]]:
+    """Files of the core by the package and the point that they ask at."""
+    files: dict[tuple[str, str], set[str]] = {}
+    for path in (path for package in PACKAGES for path in Path(package).rglob("*.py") if "extras" not in path.parts):
+        text = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(text)) if "planner.ir.extras" in text else ():
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            if node.func.id in ASKING:
+                package, point = (ast.literal_eval(each) for each in node.args[:2])
+                files.setdefault((package, point), set()).add(path.as_posix())
+            elif node.func.id == "public":
+                module = path.with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+                files.setdefault((path.parts[0], module), set()).add(path.as_posix())
+    return files
+
+
+def test_the_page_has_every_point_at_which_the_core_asks_and_who_answers() -> None:
+    points = stated_points()
+    assert {point: set(each.asked_in) for point, each in points.items()} == points_asked()
+    answered: dict[tuple[str, str], set[str]] = {}
+    for package in PACKAGES:
+        for extra in extras._extras(package):
+            for point in getattr(extra, "HOOKS", {}):  # a point that nobody asks at is in no row
+                answered.setdefault((package, point), set()).add(extra.__name__.rpartition(".")[2])
+    assert {point: set(each.answered_by) for point, each in points.items()} == answered
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_answer_takes_the_arguments_that_the_page_states(package: str) -> None:
+    for (of, point), stated in stated_points().items():
+        for name, answer in extras.hooks(package, point).items() if of == package else ():
+            if stated.arguments is None:
+                continue
+            named = {each.strip("="): None for each in stated.arguments if each.endswith("=")}
+            positional = [each for each in stated.arguments if not each.endswith("=")]
+            try:
+                inspect.signature(answer).bind(*positional, **named)
+            except TypeError as error:
+                pytest.fail(f"{point}, {name}: {error}")
+
+
+def test_no_extra_takes_a_name_of_the_core() -> None:
+    verbs = [place.split()[1] for place in (*app._VERBS, *extras.hooks("halopipe", "verbs"))]
+    assert len(verbs) == len(set(verbs))
+    assert len(solvers.names()) == len(set(solvers.names()))

@@ -23,11 +23,6 @@ from tests.profiler.test_models import TINY, as_tuple, tiny
 each_network = pytest.mark.parametrize("factory", TINY, ids=lambda factory: factory.__name__)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @functools.cache
 def captured(factory: Callable[..., Any]) -> tuple[CapturedModule, LoadedModel]:
     model = loaded(factory, 2)

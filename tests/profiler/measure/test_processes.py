@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from benchmarks.chains import chain_graph
@@ -238,8 +237,3 @@ def test_a_killed_profile_is_completed_without_repeating_a_size(tmp_path: Path) 
 
 def _kept(path: Path) -> Unfinished:
     return Unfinished(path, json.loads(path.read_text())["contents"]["job"], True, lambda _: None)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)

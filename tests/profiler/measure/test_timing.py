@@ -27,11 +27,6 @@ RESNET = next(factory for factory in TINY if factory.__name__ == "resnet18")
 GNMT = next(factory for factory in TINY if factory.__name__ == "gnmt")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def tensors_of(factory: Callable[..., Any], samples: int) -> dict[str, Tensor]:
     batch = loaded(factory, samples)
     return dict(zip(captured(factory)[0].graph.inputs, (*batch.inputs, *batch.targets), strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 from torch import nn
 
 from planner.costs.layers.interpolation import layer_cost
@@ -30,11 +29,6 @@ JOB = MeasuringJob(SOURCE, Optimizer(), (), quick=True, read=layer_cost)
 def convolutions() -> nn.Module:
     """The back end changes from one sample to two."""
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def measured(job: MeasuringJob) -> tuple[ModelCosts, list[object]]:

@@ -37,11 +37,6 @@ APART = frozenset({"batch_norm", "layer_norm", "global_pool", "loss", "adaptive_
 starts at another place."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def tensors_of(graph: CapturedModule, batch: LoadedModel) -> dict[str, Tensor]:
     return dict(zip(graph.graph.inputs, (*batch.inputs, *batch.targets), strict=True))
 

@@ -263,7 +263,7 @@ def _start() -> Any:
 def transformer(name: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from benchmarks.networks.zoo.examples import declare_missing
+        from tests.missing_operators import declare_missing
 
         declare_missing()
         import transformers as t

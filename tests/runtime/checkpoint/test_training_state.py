@@ -26,11 +26,6 @@ MICRO_BATCHES = (3, 2)
 OPTIONS = {"scheduler": cosine, "clip_norm": 0.5}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def network() -> tuple[LoadedModel, CapturedModule]:
     model = tied_model()

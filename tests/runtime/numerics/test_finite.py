@@ -49,11 +49,6 @@ def network(*, input_shape: tuple[int, ...] = SHAPE) -> tuple[nn.Module, tuple[T
     return Network(), (torch.randn(input_shape), torch.arange(input_shape[0]) % 5), nn.CrossEntropyLoss()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def model() -> LoadedModel:
     return load_model(ModelSource(f"{__name__}:network", {}, SHAPE, "float64"))

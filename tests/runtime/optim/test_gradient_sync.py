@@ -36,11 +36,6 @@ PLANS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def network() -> tuple[LoadedModel, CapturedModule]:
     model = tied_model()

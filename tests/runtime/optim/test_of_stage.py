@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-import torch
 
 from planner.ir.graph import Graph, Layer, TensorSpec
 from profiler.source.model import LoadedModel
@@ -35,11 +34,6 @@ PLANS = {
     "backward split": {"cuts": [0.5], "ranks": [(0,), (1, 2)], "shares": [(1,), (1, 1)], "schedule": split_backward},
 }
 MICRO_BATCHES = (3, 2)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @cache

@@ -29,11 +29,6 @@ Parameters = dict[str, nn.Parameter]
 Make = Callable[..., torch.optim.Optimizer]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def new(*names: str) -> Parameters:
     generator = torch.Generator().manual_seed(3)
     whole = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in SHAPES.items()}

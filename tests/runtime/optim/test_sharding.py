@@ -24,11 +24,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def named_parameters(dtypes: tuple[torch.dtype, ...] = (torch.float64,)) -> dict[str, nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
     return {

@@ -30,11 +30,6 @@ SAMPLES, CHANNELS, FILTERS = 4, 7, 9
 Compute = Callable[[LayerShard, Tensor, Tensor, Tensor], Tensor]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @dataclass(frozen=True)
 class Operator:
     """A layer with its tensors, and how a rank and one device compute it."""

@@ -67,11 +67,6 @@ def alone() -> Trained:
     return Trained(losses, gradients, model.module.state_dict())
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize(
     "cuts",
     [

@@ -106,11 +106,6 @@ def serial(name: str) -> Trained:
     return replace(found, gradients=gradients, state=state)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def check(name: str, cuts: Any) -> None:
     decision = divided(network(name)[1].graph, cuts, ROWS)
     assert_equal(trained(network(name), decision, 3), serial(name))

@@ -62,11 +62,6 @@ def rows(loss: str) -> tuple[int, ...]:
     return (5,) if loss in WHOLE else (3, 2)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("cuts", CUTS, ids=str)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_in_one_stage(loss: str, cuts: Cuts) -> None:

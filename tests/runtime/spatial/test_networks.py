@@ -6,7 +6,6 @@ import random
 from functools import cache
 
 import pytest
-import torch
 
 from tests.runtime.divided import at_random
 from tests.runtime.engines import Network, network_of, trained
@@ -24,11 +23,6 @@ FAMILIES = {
     "samples and space": ("sample", "spatial"),
     "all": ("sample", "spatial", "channel"),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @cache

@@ -29,11 +29,6 @@ HALVES = ({"channel": (1, 1)}, 1)
 GRID = ({"sample": (1, 1), "channel": (1, 3)}, 1)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def of(model: Network, decision: Decision, rank: int = 0) -> dict[str, ParameterPart]:
     return parts_of(model[1], decision, 0, rank)
 

@@ -26,11 +26,6 @@ MICRO_BATCHES = (4, 3, 2, 4)
 HEIGHT, WIDTH, BOTH = {"height": (0, 1, 2)}, {"width": (0, 2, 5)}, {"sample": (0, 1, 2)}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class Branched(nn.Module):
     """Convolutions with two skips, one of which passes over the stage in between, and a classifier."""
 

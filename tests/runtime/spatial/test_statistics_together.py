@@ -93,11 +93,6 @@ def _terms(target: Tensor) -> Tensor:
     return WEIGHTS[target[target != 1]].sum()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 LOSSES = ["squares", "classes", "weighted classes"]
 CUTS = [
     {"height": (0, 1, 2)},

@@ -72,11 +72,6 @@ def net(*, input_shape: tuple[int, ...] = (4, 2, 4, 4)) -> Example:
     return Net(), (x, target), functional.cross_entropy
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def network() -> tuple[LoadedModel, CapturedModule]:
     model = load_model(ModelSource(f"{__name__}:net", {}, (4, 2, 4, 4), "float64"))

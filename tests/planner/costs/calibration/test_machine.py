@@ -15,7 +15,6 @@ from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision
 from planner.ir.profile import MACHINE, STEP_RANGE, Correction, CostClass, Profile
-from planner.ir.schedule import Op
 from planner.ir.timeline import LonePasses
 from tests.planner.costs.machines import SHAPES, decision, machine
 
@@ -30,7 +29,7 @@ def passes(asked: Decision, slower: Callable[[int], float], profile: Profile = P
         for rank in stage.ranks:
             samples = round(stage.samples[max(asked.micro_batches)][stage.ranks.index(rank)])
             sums = cost_model.sums(KIND, samples, False, False)
-            price_s = sum(sums.action_s(op, stage.runs) for op in (Op.FORWARD, Op.BACKWARD))
+            price_s = sum(sums.passes_s(stage.runs)[:2])
             found.append(LonePasses(rank, number, samples, *((price_s * slower(at),) * 3 for at in (0, 1))))
     return found
 

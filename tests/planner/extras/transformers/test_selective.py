@@ -49,11 +49,6 @@ WAYS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def network(name: str) -> Network:
     factory, shape, arguments = NETWORKS[name]

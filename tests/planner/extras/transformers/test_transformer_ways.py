@@ -82,11 +82,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def network(name: str) -> Network:
     return network_of(*NETWORKS[name])

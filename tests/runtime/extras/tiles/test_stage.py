@@ -31,11 +31,6 @@ NETWORKS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def network(name: str) -> Network:
     """With running statistics that are not those of a new module."""

@@ -43,11 +43,6 @@ LAYOUTS: dict[str, list[Cuts]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("mode", ["linear", "blocking"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_chain_of_convolutions_is_what_one_device_computes(name: str, mode: Mode) -> None:

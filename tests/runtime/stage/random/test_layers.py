@@ -53,11 +53,6 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def noise(step: int = 0) -> NodeStream:
     return NodeStream(CounterRng(7, step, 2, 0, 4, 4), "node", None)
 

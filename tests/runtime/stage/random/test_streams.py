@@ -136,11 +136,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @cache
 def network(name: str) -> tuple[LoadedModel, CapturedModule]:
     model = load_model(ModelSource(f"{__name__}:{name}", {}, (), "float64"))

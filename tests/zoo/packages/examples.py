@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from tests.missing_operators import declare_missing
+from tests.zoo.entries import DATA, network
 
 SAMPLES, TIME, VOCABULARY, CLASSES = 4, 16, 200, 5
 NUM_SPECIAL = 3
@@ -47,23 +49,25 @@ WAVES: dict[str, Any] = {
 }
 
 
-_SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+BRANCHES = "GuardOnDataDependentSymNode"
+"""What is refused of Python that branches on what a batch holds."""
+
+NOT_APART = {DATA: "samples do not stay apart"}
+"""What is refused of layers that mix samples: to divide them between replicas."""
 
 
-def declare_missing() -> None:
-    """Lets torchvision be imported beside another build of torch, if its library cannot be loaded there.
+def registering(origin: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """For networks of ``origin``: the decorator of a factory, and the same for one call.
 
-    Its operators are linked against one build; beside another (such as the one without CUDA) describing two of them
-    fails.  Here nobody calls them, so it is enough that they are declared.
+    ``made(name, habit)(make, *arguments, **settings)`` registers ``make`` with these arguments under a name.
     """
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None or hasattr(torch.ops.torchvision, "nms"):
-        return
-    try:
-        torch.ops.load_library(str(next(Path(spec.origin).parent.glob("_C*"))))
-    except (OSError, StopIteration):
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", _SIGNATURE)
+    decorator = partial(network, origin=origin, draws=True)
+
+    def made(name: str, habit: str, **said: Any) -> Callable[..., Any]:
+        register = decorator(habit, f"packages:{name}", **said)
+        return lambda make, *arguments, **settings: register(partial(make, *arguments, **settings))
+
+    return decorator, made
 
 
 class Named(nn.Module):
