@@ -35,7 +35,7 @@ def job_stores(rank: int, num_ranks: int) -> tuple[Store, StatusStore]:
             [f"MASTER_ADDR is {address!r}, MASTER_PORT is {port!r}"],
             ["start with torchrun, or set both to an address and a free port of the host of rank 0"],
         )
-    attempt = os.environ.get(ATTEMPT, "")
+    attempt = os.environ.pop(ATTEMPT, "")  # it is this process's alone: a job that it starts has stores of its own
     is_hosted = bool(attempt) or is_torchruns_store()
     if not is_hosted:
         address = _reached(address, rank)

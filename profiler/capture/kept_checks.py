@@ -3,11 +3,12 @@
     profile:  traces, checks  ── JSON in the cache folder ──>  run: each capture traces, and reads what was found
 
 A graph is traced anew by every process; the check, which calls module and graph half a dozen times, takes far longer.
-It finds the same where all of this is the same: the graph, what the module keeps in Python, the example, the source
-with its arguments and seed, the processor, the releases of all installed packages, size and time of our own files, and
-what the files of other Python modules hold that are loaded.  In doubt a capture is checked: where a file is younger
-than this process, which may have read an older one; of sparse networks; where torch read the module's code instead of
-running it.  Nothing is unpickled, and the folder is this user's alone.
+It finds the same where all of this is the same: the graph, what the module keeps in Python, its weights, the code of
+the user's functions and the global variables that they name, the example, the source with its arguments and seed, the
+processor, the installed packages, size and time of our own files, and what the files of other Python modules hold that
+are loaded.  In doubt a capture is checked: where a file has changed since this process began, which may have read an
+older one; where functions read files or the environment; where some of torch's were replaced; of sparse networks; where
+torch read the module's code instead of running it.  Nothing is unpickled, and the folder is this user's alone.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass
+from os.path import exists, isabs
 from pathlib import Path
 
 import torch
 
 from cuda_ops.device.compiling import cache_folder, foreign, processor
 from cuda_ops.device.fork_server import OURS
+from cuda_ops.device.host import process_state
 from planner.ir.codec import canonical, from_json
 from planner.ir.errors import HalopipeError
 from planner.ir.files import read_text, write_text
@@ -33,11 +37,20 @@ from profiler.capture.kinds import Rules
 from profiler.capture.operators import name_read
 from profiler.capture.sample_independence import Dependence
 from profiler.capture.trace import TracedModel
-from profiler.capture.user_state import INSTALLED, UserState, digest_of
+from profiler.capture.user_state import INSTALLED, UserState, digest_of, replaced_in_torch
 from profiler.source.model import LoadedModel
 from runtime.captured import attribute
 
-_STARTED_S = time.time()
+
+def _started_s() -> float:
+    """When this process began, or the one that it is a fork of, which may have read files long before it loads us."""
+    own = process_state(os.getpid())
+    if own is None:
+        return time.time()
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - own.started / os.sysconf("SC_CLK_TCK"))
+
+
+_STARTED_S = _started_s()
 _ROOT = Path(__file__).resolve().parents[2]
 _MOST_KEPT = 256
 
@@ -59,8 +72,11 @@ class CheckFindings:
 
 def key_of(traced: TracedModel, model: LoadedModel, rules: Rules) -> str:
     """The name that findings are kept under; empty: they are not."""
-    files = _file_digests()
+    parts = {type(part).__module__ for owner in model.owners.values() for part in owner.modules()}
+    files = _file_digests(parts)
     if not model.origin or model.clouds is not None or traced.refusal is not None or rules.kinds or "" in files:
+        return ""
+    if replaced_in_torch():
         return ""
     nodes = list(traced.module.graph.nodes)
     graph = [(node.format_node(), str(node.meta.get("val"))) for node in nodes]
@@ -69,9 +85,10 @@ def key_of(traced: TracedModel, model: LoadedModel, rules: Rules) -> str:
     processors = [platform.platform(), processor(), sys.version, torch.__version__]
     asked = [model.origin, str(sorted(rules.elementwise)), str(model.autocast), str(model.varying)]
     try:
-        tensors = [digest_of(tensor) for tensor in (*constants, *model.inputs, *model.targets)]
+        weights = traced.parameters.values()
+        tensors = [digest_of(tensor) for tensor in (*weights, *constants, *model.inputs, *model.targets)]
         state = UserState(model.stateful).described()
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # inner graphs, tensors without values
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # inner graphs, tensors without values, open(...)
         return ""
     return hashlib.sha256(canonical([graph, tensors, state, files, processors, asked]).encode()).hexdigest()
 
@@ -99,19 +116,26 @@ def _folder() -> Path:
     return cache_folder(os.environ) / "checks"
 
 
-def _file_digests() -> list[str]:
-    """Of all files that may decide what a module does; an empty one where it cannot be told which text was read."""
+def _file_digests(parts: Set[str]) -> list[str]:
+    """Of all files that may decide what a module does; an empty one where it cannot be told which text was read.
+
+    Args:
+        parts: the Python modules of its parts, whose files count also where they are an installed package's.
+    """
     loaded = {name: getattr(module, "__file__", None) or "" for name, module in [*sys.modules.items()]}
-    files = {file for name, file in loaded.items() if name.partition(".")[0] not in OURS and os.path.isabs(file)}
-    users = (file for file in sorted(files) if not any(part in file for part in INSTALLED))
-    return [*_installed(), *_own_digests(), *map(_digest, users)]
+    files = {
+        (name, file)
+        for name, file in loaded.items()
+        if name.partition(".")[0] not in OURS and (isabs(file) or exists(file))
+    }
+    users = {file for name, file in files if name in parts or not any(part in file for part in INSTALLED)}
+    return [*_installed(), *_own_digests(), *map(_digest, sorted(users))]
 
 
-@functools.cache
 def _installed() -> list[str]:
-    """The packages that are installed, with their releases."""
+    """The packages that are installed, with their releases, and when they were."""
     folders = (Path(folder) for folder in sys.path if any(part in f"{folder}{os.sep}" for part in INSTALLED))
-    return sorted({str(path) for folder in folders for path in folder.glob("*-info")})
+    return [_digest(path, of_content=False) for path in sorted({each for f in folders for each in f.glob("*-info")})]
 
 
 @functools.cache
@@ -125,4 +149,5 @@ def _digest(path: str | Path, *, of_content: bool = True) -> str:
     except OSError:
         return ""
     about = hashlib.sha256(content).hexdigest() if of_content else f"{status.st_size} {status.st_mtime_ns}"
-    return f"{path} {about}" if status.st_mtime < _STARTED_S else ""
+    changed_s = max(status.st_mtime, status.st_ctime)  # a copy may have its original's time
+    return f"{path} {about}" if changed_s < _STARTED_S else ""

@@ -20,8 +20,10 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
 from cuda_ops._torch import FakeTensor, times_written
@@ -40,7 +42,9 @@ _OURS = ("halopipe", "planner", "runtime")
 _MOST_FOLLOWED = 10_000
 _MOST_BYTES = 2**26
 """Of a tensor that is reached through global variables: larger ones are data rather than state."""
-_PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
+_PLAIN = (int, float, complex, str, bytes, range, slice, torch.dtype, torch.device, type(None))
+_OUTSIDE_READS = frozenset({"environ", "getenv", "open"})
+"""What code names that reads the environment or files."""
 _ADDRESS = 2**40
 """Integers from here on are hashes and numbers of objects, others in each process."""
 _REGISTRIES = ("_modules", "_buffers", "_parameters")
@@ -92,7 +96,7 @@ class UserState:
     """What is kept in Python by ``owners``, modules and functions, as it is now; parameters' values are not."""
 
     def __init__(self, owners: Iterable[Any]) -> None:
-        places, tensors = _reached(owners)
+        places, tensors, self._code = _reached(owners)
         self._held = [(place, place.read()) for place in places]
         self._values = [(tensor, tensor.detach().clone(), times_written(tensor)) for tensor in tensors]
 
@@ -152,9 +156,16 @@ class UserState:
         return set(self._changed(lambda place: place.is_shared))
 
     def described(self) -> list[tuple[str, str]]:
-        """All of it by name, alike in every process: texts, numbers, digests of tensors; of other objects the name."""
+        """All of it by name, alike in every process: texts, numbers, digests of tensors; of other objects the name.
+
+        So is what the functions that are followed do, and what is held by the global variables that they name.
+
+        Raises:
+            ValueError: one of them reads the environment or files.
+        """
         places = [(place.name, _text(held, True)) for place, held in self._held if not hasattr(held, "currsize")]
-        return places + [("", digest_of(tensor)) for tensor, _, _ in self._values]
+        code = [("", _code_text(each)) for each in self._code]
+        return places + code + [("", digest_of(tensor)) for tensor, _, _ in self._values]
 
     def _changed(self, is_asked: Callable[[_Place], bool] = lambda _: True) -> Iterator[str]:
         for place, held in self._held:
@@ -174,12 +185,30 @@ def _text(value: Any, is_held: bool = False) -> str:
         return f"{type(value).__qualname__} of {len(value)}"
     if isinstance(value, dict):
         return str([(_text(key), _text(each)) for key, each in value.items()])
-    if isinstance(value, (tuple, list, deque, set)):
+    if isinstance(value, (tuple, list, deque, set, frozenset)):
         texts = map(_text, value)
-        return str(sorted(texts) if isinstance(value, set) else list(texts))
+        return str(sorted(texts) if isinstance(value, set | frozenset) else list(texts))
+    if isinstance(value, CodeType):
+        return str([value.co_code.hex(), value.co_names, value.co_freevars, _text(value.co_consts)])
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{value.shape} {value.dtype} {hashlib.sha256(value.tobytes()).hexdigest()}"
     if isinstance(value, _PLAIN) and not (isinstance(value, int) and abs(value) >= _ADDRESS):
         return repr(value)
     return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _code_text(code: FunctionType | _ModuleVariables) -> str:
+    if isinstance(code, _ModuleVariables):
+        return _text({name: code.values[name] for name in sorted(code.named & code.values.keys())}, True)
+    if _OUTSIDE_READS & _names(code.__code__)[0]:
+        raise ValueError(f"{code.__qualname__} reads the environment or files")
+    return _text((code.__qualname__, code.__code__, code.__defaults__, *sorted((code.__kwdefaults__ or {}).items())))
+
+
+def replaced_in_torch() -> bool:
+    """Whether user's code has put functions of its own in the place of torch's."""
+    held = [each for space in (torch, functional, Tensor, nn.Module) for each in vars(space).values()]
+    return any(isinstance(each, FunctionType) and not _is_installed(each) for each in held)
 
 
 def digest_of(tensor: Tensor) -> str:
@@ -228,9 +257,12 @@ def _is_state(tensor: Tensor) -> bool:
     return not is_strided or all(step or size < 2 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _reached(owners: Iterable[Any]) -> tuple[list[_Place], list[Tensor]]:
+def _reached(
+    owners: Iterable[Any],
+) -> tuple[list[_Place], list[Tensor], list[FunctionType | _ModuleVariables]]:
+    """Where values are kept, tensors, and the code of users: functions, and the global variables that they name."""
     visited: dict[int, Any] = {}  # by id; holds them, so that no id is used twice
-    places, tensors = [], []
+    places, tensors, code = [], [], list[FunctionType | _ModuleVariables]()
     waiting: list[tuple[str, Any]] = [("", owner) for owner in reversed(list(owners))]
     shared: list[tuple[str, Any]] = []
     variables: set[Any] = set()
@@ -240,12 +272,15 @@ def _reached(owners: Iterable[Any]) -> tuple[list[_Place], list[Tensor]]:
         if isinstance(value, _ModuleVariables):
             if value.key not in variables:
                 variables.add(value.key)
+                code.append(value)
                 places.append(value.place)
                 shared += value.followed
         elif isinstance(value, type) and not is_shared:
             shared.append((name, value))
         elif id(value) not in visited and not isinstance(value, str | int | float | None):
             visited[id(value)] = value
+            if isinstance(value, FunctionType) and not _is_installed(value):
+                code.append(value)
             if not isinstance(value, Tensor):
                 place, inside = _of(name, value)
                 places += [] if place is None else [replace(place, is_shared=is_shared)]
@@ -254,7 +289,7 @@ def _reached(owners: Iterable[Any]) -> tuple[list[_Place], list[Tensor]]:
                 tensors.append(value)
         if not waiting:
             waiting, shared, is_shared = shared, [], True
-    return places, tensors
+    return places, tensors, code
 
 
 def _of(name: str, value: Any) -> tuple[_Place | None, list[tuple[str, Any]]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from halopipe.launch.job_environment import (
+    ATTEMPT,
     GLOO,
     LOOPBACK,
     JobRank,
@@ -69,6 +70,19 @@ def test_tasks_of_slurm_without_torchrun_are_told_the_command() -> None:
         assert "srun --ntasks-per-node 1 torchrun --nnodes $SLURM_NNODES" in caught.value.remedies[0]
         assert caught.value.exit_code == 2
     assert job_rank({**SLURM, **TORCHRUN}) == JobRank(2, 3, 0, 1, 1, 2)
+
+
+def test_what_a_rank_starts_does_not_take_the_store_of_its_job_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from halopipe.launch.job_stores import job_stores
+    from runtime.monitor.watch import host_store
+
+    hosted = host_store()
+    for name, value in {**JobRank(0, 1).variables(LOOPBACK, hosted.port), ATTEMPT: "one", GLOO: "lo"}.items():
+        monkeypatch.setenv(name, value)
+    store, _ = job_stores(0, 1)
+    store.set("word", "of this rank")
+    assert hosted.get("one/word") == b"of this rank"
+    assert ATTEMPT not in os.environ
 
 
 def test_processes_of_mpiexec_give_themselves_what_torchrun_would_say() -> None:

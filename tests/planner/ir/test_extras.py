@@ -57,6 +57,16 @@ def test_every_addition_is_where_its_extra_says(package: str) -> None:
         assert not attribute or attribute in defined_in(module), place
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_folder_of_extras_is_asked(package: str) -> None:
+    """One without ``__init__.py`` would silently add nothing."""
+    spec = find_spec(f"{package}.extras")
+    assert spec is not None
+    assert spec.origin is not None
+    folders = {path.parent for path in Path(spec.origin).parent.rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One extra of one package, with a point of each kind."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from planner.ir.profile import ModelSource
 from profiler.capture import graph, kept_checks
 from profiler.capture.graph import capture
+from profiler.source import source
 from profiler.source.model import LoadedModel
 from profiler.source.source import load_model
 from runtime.captured import CapturedModule
@@ -122,6 +127,118 @@ def test_whatever_changes_is_checked_again(tmp_path: Path, checks: list[str], ch
     capture(loaded(tmp_path))
     capture(CHANGES[change](tmp_path))
     assert checks.count("require_same_loss") == 2
+
+
+UNSEEN = """
+import importlib.util, os, torch
+from torch import nn
+HERE = os.path.dirname(__file__)
+{before}
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.gate = nn.Parameter(torch.ones(()))
+
+    def forward(self, x{argument}):
+        y = self.layer(x)
+        return y if self.training else {evaluated}
+
+def net():
+    made = Net()
+    {prepared}
+    return made, (torch.randn(6, 4), torch.randn(6, 2)), nn.MSELoss()
+"""
+"""A module of which training shows nothing of what evaluation reads."""
+
+BY_FILE = """
+spec = importlib.util.spec_from_file_location("helper", f"{HERE}/helper.py")
+helper = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(helper)
+"""
+READERS = {
+    "a global variable": {"before": "SCALE = float(os.environ['SCALE'])", "evaluated": "y * SCALE"},
+    "a constant in a tuple": {"before": "SCALES = (float(os.environ['SCALE']),)", "evaluated": "y * SCALES[0]"},
+    "an array of numpy": {
+        "before": "import numpy\nS = numpy.full(1, float(os.environ['SCALE']))",
+        "evaluated": "y * S[0]",
+    },
+    "a default": {"argument": ", s=float(os.environ['SCALE'])", "evaluated": "y * s"},
+    "the environment": {"evaluated": "y * float(os.environ['SCALE'])"},
+    "a file that is no module of Python's list": {"before": BY_FILE, "evaluated": "helper.scaled(y)"},
+    "code that was executed": {
+        "before": "import pathlib\nexec(pathlib.Path(HERE, 'helper.py').read_text())",
+        "evaluated": "scaled(y)",
+    },
+    "a function without a name": {
+        "prepared": "Net.scaled = (lambda self, y: y) if os.environ['SCALE'] == '1' else (lambda self, y: y * 2)",
+        "evaluated": "self.scaled(y)",
+    },
+    "weights": {"prepared": "made.gate.data.mul_(float(os.environ['SCALE']))", "evaluated": "y * self.gate"},
+    "a function of torch's that was replaced": {
+        "before": "from torch.nn import functional",
+        "prepared": "functional.relu6 = (lambda y: y) if os.environ['SCALE'] == '1' else (lambda y: y * 2)",
+        "evaluated": "functional.relu6(y)",
+    },
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("reader", READERS)
+def test_what_evaluation_alone_reads_is_not_believed_to_be_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    monkeypatch.setattr(functional, "relu6", functional.relu6)  # the module puts another one there
+    faults = []
+    for scale in ("1", "2"):
+        monkeypatch.setenv("SCALE", scale)
+        (tmp_path / "helper.py").write_text(f"def scaled(y):\n    return y * {scale}\n", "utf-8")
+        source._run.cache_clear()
+        parts = dict.fromkeys(("before", "argument"), "") | {"prepared": "pass"} | READERS[reader]
+        (tmp_path / "nets.py").write_text(UNSEEN.format(**parts), "utf-8")
+        faults.append(capture(load_model(ModelSource(f"{tmp_path}/nets.py:net"))).evaluation)
+    assert not faults[0]
+    assert "something else in evaluation" in faults[1]
+
+
+def test_a_package_that_is_installed_again_under_one_release_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages" / "net-1.0.dist-info"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr("sys.path", [str(folder.parent)])
+    before = kept_checks._installed()
+    os.utime(folder, (1.0, 1.0))
+    assert len(before) == 1
+    assert kept_checks._installed() != before
+
+
+def test_the_files_of_the_parts_of_a_network_count_though_they_are_installed() -> None:
+    file = str(torch.nn.modules.linear.__file__)
+    assert not any(file in line for line in kept_checks._file_digests(set()))
+    assert any(file in line for line in kept_checks._file_digests({"torch.nn.modules.linear"}))
+
+
+def test_a_file_that_is_gone_may_have_been_anything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gone = ModuleType("gone")
+    gone.__file__ = str(tmp_path / "gone.py")
+    monkeypatch.setitem(sys.modules, "gone", gone)
+    assert "" in kept_checks._file_digests(set())
+
+
+def test_a_file_copied_over_another_with_its_own_old_time_is_a_younger_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "net.py"
+    path.write_text("", "utf-8")
+    os.utime(path, (1.0, 1.0))
+    monkeypatch.setattr(kept_checks, "_STARTED_S", path.stat().st_ctime)
+    assert not kept_checks._digest(path)
+
+
+def test_a_process_began_before_it_loaded_the_profiler() -> None:
+    assert kept_checks._started_s() <= time.time() - time.thread_time() + 2 / os.sysconf("SC_CLK_TCK")
 
 
 def test_another_release_of_ours_or_of_a_package_is_checked_again(
