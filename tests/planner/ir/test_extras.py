@@ -15,8 +15,11 @@ from types import ModuleType
 
 import pytest
 
+import halopipe.data
 from benchmarks.chains import chain_profile
+from halopipe import graphs
 from halopipe.cli import app
+from halopipe.data import laser_scans
 from planner import solvers
 from planner.ir import extras
 from planner.ir.errors import UnsupportedModelError, UsageError
@@ -110,11 +113,21 @@ def test_an_addition_is_found_by_the_class_of_a_value_or_one_that_it_derives_fro
 
 @pytest.mark.usefixtures("added")
 def test_public_names_of_a_module_are_those_that_extras_add_there() -> None:
-    assert public("pack.public")("mean") is statistics.mean
-    assert public("pack.whole")("median") is statistics.median
-    assert public("pack.public", lambda name: name)("other") == "other"
-    with pytest.raises(AttributeError, match=r"module 'pack\.public' has no attribute 'other'"):
-        public("pack.public")("other")
+    assert public("pack.public")[0]("mean") is statistics.mean
+    assert public("pack.whole")[0]("median") is statistics.median
+    assert public("pack.public", lambda name: name)[0]("other") == "other"
+    assert public("pack.whole", lambda name: name)[0]("other") == "other"
+    for module in ("pack.public", "pack.whole"):
+        with pytest.raises(AttributeError, match=rf"module '{module}' has no attribute 'other'"):
+            public(module)[0]("other")
+
+
+def test_names_of_extras_are_listed_with_those_of_their_module() -> None:
+    assert {*graphs.__all__} <= {*dir(graphs)}
+    assert {"ScanTiles", "read_scan"} <= {*dir(laser_scans)}
+    names: dict[str, object] = {}
+    exec("from halopipe.data import *", names)  # as in a notebook
+    assert {"digits", "graph_seeds", "shapes", "synthetic"} <= {*names} & {*dir(halopipe.data)}
 
 
 def test_what_is_asked_for_and_no_extra_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
