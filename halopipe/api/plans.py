@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from halopipe.api.arguments import checked
 from halopipe.api.files import ProfileOrPath, profile_in, remember
@@ -122,8 +122,7 @@ def profile(
         nothing = ProfileOptions(device="cpu", allow=())
         unlike = [name for name in MEASURING if getattr(options, name) != getattr(nothing, name)]
         refused = sorted([*unlike, *(["unfinished"] if kept is not None else [])])
-        modelled: Profile = addition("halopipe", "profiles", "--on")(source, options, refused=refused, quiet=True)
-        return modelled
+        return cast("Profile", addition("halopipe", "profiles", "--on")(source, options, refused=refused, quiet=True))
     measured = measure.measure(source, options, unfinished=kept, quiet=True)
     if kept is not None:
         kept.unlink(missing_ok=True)

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planner.ir.extras import public
+from planner.ir.extras import hooks, public
 from planner.ir.lazy import lazily
 
 if TYPE_CHECKING:
     from halopipe.data.demo_data import digits, synthetic
 
-__all__ = ["digits", "synthetic"]
+__all__ = ["digits", "synthetic", *hooks("halopipe", "halopipe.data")]
 
 _HOMES = dict.fromkeys(("digits", "synthetic"), "demo_data")
 """Imported when first used: they load torch.  Other names are extras' (:func:`planner.ir.extras.public`)."""
 
-__getattr__ = public(__name__, lazily(__name__, _HOMES))
+__getattr__, __dir__ = public(__name__, lazily(__name__, _HOMES))

@@ -24,4 +24,4 @@ __all__ = [
     "seed_batches",
 ]
 
-__getattr__ = public(__name__)
+__getattr__, __dir__ = public(__name__)

@@ -289,12 +289,13 @@ def report(error: Exception) -> int:
         error = MissingFileError("no more files can be opened", [f"{limit} are allowed"], ["ulimit -n 1024"])
     if isinstance(error, TorchVersionError):
         error = UsageError(error.title, [error.tested], [error.remedy])
+    if isinstance(error, ModuleNotFoundError) and ".extras." in (error.name or ""):
+        error = UsageError(f"{error.name} is missing", ["this needs it"], ["install halopipe again, with all extras"])
     if isinstance(error, HalopipeError):
         remark(error.render())
         return error.exit_code
     bug = HalopipeError(
         f"{type(error).__name__}: {error}", ["this is a bug in halopipe; please report it with what follows"]
     )
-    remark(bug.render())
-    remark("".join(traceback.format_exception(error)))
+    remark(f"{bug.render()}\n{''.join(traceback.format_exception(error))}")
     return bug.exit_code

@@ -88,32 +88,37 @@ def hook_of(package: str, point: str, value: object) -> Any:
     return next((additions[name] for name in names if name in additions), None)
 
 
-def public(module: str, own: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a module whose names extras have, at the point of the module's own name.
+def public(
+    module: str, own: Callable[[str], Any] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a module whose names extras have, at the point of the module's own name.
 
     They add names there, or ``*``: a module, all of whose names are meant (``"*": "halopipe.extras.figures.figures"``).
 
     Args:
         own: the ``__getattr__`` for the other names; None: there are none.
     """
+    additions = functools.partial(hooks, module.partition(".")[0], module)
 
     def get(name: str) -> Any:
-        additions = hooks(module.partition(".")[0], module)
-        if name in additions:
-            return additions[name]
-        if "*" in additions:
-            return getattr(additions["*"], name)
+        if name in additions():
+            return additions()[name]
+        if "*" in additions() and hasattr(additions()["*"], name):
+            return getattr(additions()["*"], name)
         if own is not None:
             return own(name)
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
-    return get
+    def names() -> list[str]:
+        added = dir(additions()["*"]) if "*" in additions() else additions()
+        return sorted({*(own_names := vars(import_module(module))), *own_names.get("__all__", ()), *added})
+
+    return get, names
 
 
 @functools.cache
 def _extras(package: str) -> tuple[Any, ...]:
     """The packages in the folder ``extras`` of a package, which import nothing heavy."""
-    if find_spec(f"{package}.extras") is None:
-        return ()
-    folder = import_module(f"{package}.extras")
-    return tuple(import_module(f"{folder.__name__}.{module.name}") for module in pkgutil.iter_modules(folder.__path__))
+    folder = find_spec(f"{package}.extras")
+    modules = pkgutil.iter_modules((folder and folder.submodule_search_locations) or ())
+    return tuple(import_module(f"{package}.extras.{module.name}") for module in modules)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from planner.ir.extras import public
 
-__getattr__ = public(__name__)
+__getattr__, __dir__ = public(__name__)

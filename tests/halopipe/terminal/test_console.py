@@ -127,6 +127,15 @@ def test_a_bug_asks_to_be_reported_with_its_traceback() -> None:
     assert "Traceback" in result.stderr
 
 
+def test_an_extra_that_is_not_there_is_named_and_is_no_bug() -> None:
+    missing = "planner.extras.baselines"
+    error = ModuleNotFoundError(f"No module named {missing!r}", name=missing)  # as import raises it
+    result = CliRunner().invoke(failing(error), [])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error[H200] planner.extras.baselines is missing\n")
+    assert "try: install halopipe again" in result.stderr
+
+
 def test_the_share_never_falls_nor_exceeds_the_whole(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with Reporter("running") as reporter:
         for turn, step in enumerate((50, 20, 51, 130), start=1):  # a loss after step 50; a search beyond its limit

@@ -9,14 +9,18 @@ import statistics
 from collections import OrderedDict, UserList
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+import halopipe.data
 from benchmarks.chains import chain_profile
+from halopipe import graphs
 from halopipe.cli import app
+from halopipe.data import laser_scans
 from planner import solvers
 from planner.ir import extras
 from planner.ir.errors import UnsupportedModelError, UsageError
@@ -120,11 +124,37 @@ def test_an_addition_is_found_by_the_class_of_a_value_or_one_that_it_derives_fro
 
 @pytest.mark.usefixtures("added")
 def test_public_names_of_a_module_are_those_that_extras_add_there() -> None:
-    assert public("pack.public")("mean") is statistics.mean
-    assert public("pack.whole")("median") is statistics.median
-    assert public("pack.public", lambda name: name)("other") == "other"
-    with pytest.raises(AttributeError, match=r"module 'pack\.public' has no attribute 'other'"):
-        public("pack.public")("other")
+    assert public("pack.public")[0]("mean") is statistics.mean
+    assert public("pack.whole")[0]("median") is statistics.median
+    assert public("pack.public", lambda name: name)[0]("other") == "other"
+    assert public("pack.whole", lambda name: name)[0]("other") == "other"
+    for module in ("pack.public", "pack.whole"):
+        with pytest.raises(AttributeError, match=rf"module '{module}' has no attribute 'other'"):
+            public(module)[0]("other")
+
+
+def test_names_of_extras_are_listed_with_those_of_their_module() -> None:
+    assert {*graphs.__all__} <= {*dir(graphs)}
+    assert {"read_scan"} <= {*dir(laser_scans)} or not extras.hooks("halopipe", laser_scans.__name__)
+    names: dict[str, object] = {}
+    exec("from halopipe.data import *", names)  # as in a notebook
+    assert {"digits", "synthetic", *extras.hooks("halopipe", "halopipe.data")} <= {*names} & {*dir(halopipe.data)}
+
+
+def test_type_checkers_see_the_names_that_extras_add_to_public_modules() -> None:
+    for package, point in points_asked():
+        if not point.startswith(f"{package}."):
+            continue
+        added = extras.hooks(package, point)
+        whole = added._places.get("*")
+        names = {name for name in defined_in(whole) if not name.startswith("_")} if whole else {*added}
+        stub = Path(str(import_module(point).__file__)).with_suffix(".pyi")
+        assert names <= {each.name for node in ast.walk(ast.parse(stub.read_text("utf-8"))) for each in imported(node)}
+
+
+def imported(node: ast.AST) -> list[ast.alias]:
+    """What a statement imports from a module."""
+    return node.names if isinstance(node, ast.ImportFrom) else []
 
 
 def test_what_is_asked_for_and_no_extra_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,12 +216,13 @@ def points_asked() -> dict[tuple[str, str], set[str]]:
 def test_the_page_has_every_point_at_which_the_core_asks_and_who_answers() -> None:
     points = stated_points()
     assert {point: set(each.asked_in) for point, each in points.items()} == points_asked()
-    answered: dict[tuple[str, str], set[str]] = {}
+    answered: dict[tuple[str, str], set[str]] = {point: set() for point in points}
     for package in PACKAGES:
         for extra in extras._extras(package):
             for point in getattr(extra, "HOOKS", {}):  # a point that nobody asks at is in no row
                 answered.setdefault((package, point), set()).add(extra.__name__.rpartition(".")[2])
-    assert {point: set(each.answered_by) for point, each in points.items()} == answered
+    there = {path.name for package in PACKAGES for path in Path(package).glob("extras/*")}
+    assert {point: {*each.answered_by} & there for point, each in points.items()} == answered
 
 
 @pytest.mark.parametrize("package", PACKAGES)

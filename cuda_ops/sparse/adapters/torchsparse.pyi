@@ -1,0 +1,4 @@
+from cuda_ops.extras.adapters.torchsparse import from_torchsparse as from_torchsparse
+from cuda_ops.extras.adapters.torchsparse import load_torchsparse_state_dict as load_torchsparse_state_dict
+from cuda_ops.extras.adapters.torchsparse import to_torchsparse as to_torchsparse
+from cuda_ops.extras.adapters.torchsparse import to_torchsparse_state_dict as to_torchsparse_state_dict

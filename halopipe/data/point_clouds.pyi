@@ -1,0 +1,10 @@
+from halopipe.extras.point_clouds.solids import NUM_HELD_OUT as NUM_HELD_OUT
+from halopipe.extras.point_clouds.solids import NUM_SHAPES as NUM_SHAPES
+from halopipe.extras.point_clouds.solids import SOLIDS as SOLIDS
+from halopipe.extras.point_clouds.solids import SPREAD as SPREAD
+from halopipe.extras.point_clouds.solids import VOXELS as VOXELS
+from halopipe.extras.point_clouds.solids import CloudSample as CloudSample
+from halopipe.extras.point_clouds.solids import Shapes as Shapes
+from halopipe.extras.point_clouds.solids import Solid as Solid
+from halopipe.extras.point_clouds.solids import held_out_shapes as held_out_shapes
+from halopipe.extras.point_clouds.solids import shapes as shapes
