@@ -270,10 +270,10 @@ def _is_saving(saved: Path, number: int) -> bool:
     return any(saved.glob(f"step-{number * EVERY}*"))
 
 
-OWN: Mapping[str, Mapping[str, Any]] = {
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--trials": {"type": int, "default": 200, "help": "how many jobs"},
     "--seed": {"type": int, "default": 0, "help": "what draws their faults"},
 }
 
 if __name__ == "__main__":
-    raise SystemExit(run("Jobs that lose ranks", measure, own=OWN))
+    raise SystemExit(run("Jobs that lose ranks", measure, own=OPTIONS))
