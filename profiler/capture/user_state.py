@@ -20,7 +20,6 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -190,7 +189,7 @@ def _text(value: Any, is_held: bool = False) -> str:
         return str(sorted(texts) if isinstance(value, set | frozenset) else list(texts))
     if isinstance(value, CodeType):
         return str([value.co_code.hex(), value.co_names, value.co_freevars, _text(value.co_consts)])
-    if isinstance(value, np.ndarray | np.generic):
+    if hasattr(value, "tobytes") and not isinstance(value, type):  # an array of numpy's
         return f"{value.shape} {value.dtype} {hashlib.sha256(value.tobytes()).hexdigest()}"
     if isinstance(value, _PLAIN) and not (isinstance(value, int) and abs(value) >= _ADDRESS):
         return repr(value)
