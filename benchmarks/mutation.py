@@ -1,6 +1,6 @@
 """Mutation check by cosmic-ray: of faults put into the code at random, the share that the tests beside it notice.
 
-    pip install -e .[mutation]
+    pip install cosmic-ray
     python -m benchmarks.mutation [--mutants 40] [--seed 0] [--packages NAME ...] [--json] [--quick]
 
 Each module is drawn with the weight of its statements, and one of the mutations that cosmic-ray knows in it, but for
