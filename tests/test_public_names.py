@@ -16,11 +16,11 @@ FACES = sorted(path for top in CODE for path in (HOME / top).rglob("__init__.py"
 
 
 def listed_names(tree: ast.Module) -> list[str] | None:
-    """The literal value of `__all__`, or None where a module has none."""
+    """What `__all__` names itself, besides what extras add, or None where a module has none."""
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-            return list(ast.literal_eval(node.value))
+            return [ast.literal_eval(each) for each in node.value.elts if not isinstance(each, ast.Starred)]
     return None
 
 
