@@ -160,8 +160,8 @@ def process_state(pid: int) -> ProcessState | None:
 def cpu_s_of_all(pid: int) -> float:
     """That a process and all that it has started have used."""
     own, children = process_state(pid), list[str]()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # it may end meanwhile; its first thread, which starts most, is read first
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
             children += task.read_text(encoding="ascii").split()
     return (own.cpu_s if own is not None else 0.0) + sum(cpu_s_of_all(int(child)) for child in children)
 

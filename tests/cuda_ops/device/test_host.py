@@ -5,10 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cuda_ops import core_of, device_description, prepare_process
+from cuda_ops.device.host import cpu_s_of_all
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux")
 
@@ -96,3 +99,13 @@ def _is_gone(process: int, deadline_s: float) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def test_a_process_that_ends_while_it_is_looked_at_has_used_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python looks whether the folder of its threads is there, and only then into it."""
+
+    def ended(self: Path, _: str) -> Iterator[Path]:
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr(Path, "glob", ended)
+    assert cpu_s_of_all(os.getpid()) > 0

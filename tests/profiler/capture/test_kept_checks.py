@@ -190,9 +190,7 @@ def test_what_evaluation_alone_reads_is_not_believed_to_be_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
     monkeypatch.setattr(functional, "relu6", functional.relu6)  # the module puts another one there
-    monkeypatch.setattr(
-        sys, "dont_write_bytecode", True
-    )  # Python takes a file of the same size and second for the same
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # which stands for any file of the same size and second
     faults = []
     for scale in ("1", "2"):
         monkeypatch.setenv("SCALE", scale)
