@@ -72,11 +72,11 @@ class CheckFindings:
 
 def key_of(traced: TracedModel, model: LoadedModel, rules: Rules) -> str:
     """The name that findings are kept under; empty: they are not."""
+    if not model.origin or model.clouds is not None or traced.refusal is not None or rules.kinds:
+        return ""
     parts = {type(part).__module__ for owner in model.owners.values() for part in owner.modules()}
     files = _file_digests(parts)
-    if not model.origin or model.clouds is not None or traced.refusal is not None or rules.kinds or "" in files:
-        return ""
-    if replaced_in_torch():
+    if "" in files or replaced_in_torch():
         return ""
     nodes = list(traced.module.graph.nodes)
     graph = [(node.format_node(), str(node.meta.get("val"))) for node in nodes]

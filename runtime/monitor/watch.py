@@ -322,7 +322,7 @@ class Supervisor:
         now = process_state(number)
         if now is None:
             return
-        rest = self._rests.setdefault(rank, _Rest(now_s, now_s, cpu_s_of_all(number), now_s))
+        rest = self._rests.get(rank) or self._rests.setdefault(rank, _Rest(now_s, now_s, cpu_s_of_all(number), now_s))
         rest.look(now.state, number, now_s)
         stopped_s, slept_s, beat = now_s - rest.went_s, now_s - rest.woke_s, self._beats.get(rank)
         where = f"before its first step{f', in {beat.what}' if beat else ''}"
