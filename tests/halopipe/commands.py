@@ -25,6 +25,16 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
+def require_said(folder: Path, arguments: list[str], exit_code: int, text: str) -> None:
+    """Fails unless a verb ends so, with ``text`` and what to try on standard error alone, and writes no file."""
+    (folder / "broken.json").write_text('{"halopipe": ')
+    before = sorted(path.name for path in folder.iterdir())
+    result = call(*arguments)
+    assert (result.exit_code, text in result.stderr, result.stdout) == (exit_code, True, ""), result.stderr
+    assert ("error[H" not in result.stderr) or "\n  try: " in result.stderr
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
 def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(HOME)}
     command = [sys.executable, "-m", "halopipe", *arguments]

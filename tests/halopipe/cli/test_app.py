@@ -16,7 +16,7 @@ from halopipe.run_spec.options import ASKED, flag_of
 from halopipe.terminal.console import report
 from planner.ir import codec
 from planner.ir.codec import dump
-from tests.halopipe.commands import HOME, call, present, process
+from tests.halopipe.commands import HOME, call, present, process, require_said
 
 
 @pytest.mark.parametrize(
@@ -87,15 +87,10 @@ def test_json_stands_alone_on_stdout(folder: Path, arguments: list[str]) -> None
 def test_what_goes_wrong_is_said_on_stderr_with_its_exit_code(
     folder: Path, arguments: list[str], exit_code: int, text: str
 ) -> None:
-    (folder / "broken.json").write_text('{"halopipe": ')
     dump(chain_profile(6), "other.json")
     plan = (folder / "by_hand.json").read_text("utf-8")
     (folder / "edited.json").write_text(plan.replace('"1F1", ', "", 1))
-    before = sorted(path.name for path in folder.iterdir())
-    result = call(*arguments)
-    assert (result.exit_code, text in result.stderr, result.stdout) == (exit_code, True, ""), result.stderr
-    assert ("error[H" not in result.stderr) or "\n  try: " in result.stderr
-    assert sorted(path.name for path in folder.iterdir()) == before
+    require_said(folder, arguments, exit_code, text)
 
 
 def test_faults_of_a_plan_are_json_too(folder: Path) -> None:

@@ -12,7 +12,7 @@ from halopipe.planning import solve
 from planner.ir.codec import load
 from planner.ir.profile import Profile
 from tests.halopipe.cli.conftest import folder as folder
-from tests.halopipe.commands import call
+from tests.halopipe.commands import call, require_said
 
 PROFILE = chain_profile(4, num_devices=2)
 CLUSTER = """
@@ -59,6 +59,4 @@ def test_each_baseline_has_the_time_of_its_authors_or_all_of_ours() -> None:
 def test_what_goes_wrong_is_said_on_stderr_with_its_exit_code(
     folder: Path, arguments: list[str], exit_code: int, text: str
 ) -> None:
-    (folder / "broken.json").write_text('{"halopipe": ')
-    result = call(*arguments)
-    assert (result.exit_code, text in result.stderr, result.stdout) == (exit_code, True, ""), result.stderr
+    require_said(folder, arguments, exit_code, text)

@@ -15,7 +15,7 @@ from planner.ir.codec import dump, load
 from planner.ir.errors import StaleFileError
 from planner.ir.plan import Plan
 from tests.halopipe.cli.conftest import folder as folder
-from tests.halopipe.commands import call
+from tests.halopipe.commands import call, require_said
 
 PROFILE = chain_profile(4, num_devices=2)
 CLUSTER = """
@@ -88,6 +88,4 @@ def test_json_stands_alone_on_stdout(folder: Path, verb: str) -> None:
 def test_what_goes_wrong_is_said_on_stderr_with_its_exit_code(
     folder: Path, arguments: list[str], exit_code: int, text: str
 ) -> None:
-    (folder / "broken.json").write_text('{"halopipe": ')
-    result = call(*arguments)
-    assert (result.exit_code, text in result.stderr, result.stdout) == (exit_code, True, ""), result.stderr
+    require_said(folder, arguments, exit_code, text)

@@ -11,7 +11,7 @@ from planner.ir.codec import dump
 from planner.ir.timeline import Span, Timeline, TimelineFile
 from tests.halopipe.cli.conftest import folder as folder
 from tests.halopipe.cli.test_files_at_odds import require_refused
-from tests.halopipe.commands import call
+from tests.halopipe.commands import call, require_said
 
 
 def test_a_trace_shows_predicted_and_measured(folder: Path) -> None:
@@ -42,9 +42,7 @@ def test_what_is_no_file_of_ways_says_what_it_is(folder: Path) -> None:
 def test_what_goes_wrong_is_said_on_stderr_with_its_exit_code(
     folder: Path, arguments: list[str], exit_code: int, text: str
 ) -> None:
-    (folder / "broken.json").write_text('{"halopipe": ')
-    result = call(*arguments)
-    assert (result.exit_code, text in result.stderr, result.stdout) == (exit_code, True, ""), result.stderr
+    require_said(folder, arguments, exit_code, text)
 
 
 def test_a_plan_with_a_renamed_layer_is_refused(folder: Path) -> None:
