@@ -17,16 +17,14 @@ import contextlib
 import os
 import random
 import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.house.measures import PACKAGES
 from benchmarks.report import Row, run
+from benchmarks.without import tree_without
 
 HOME = Path(__file__).resolve().parents[1]
 NUM_MUTANTS, NUM_QUICK = 40, 2
@@ -61,26 +59,13 @@ def mirroring(module: Path) -> str:
     return str(own if own.exists() else next(folder for folder in own.parents if folder.exists()))
 
 
-@contextlib.contextmanager
-def copy_of_the_tree() -> Iterator[None]:
-    """A copy of all tracked files as the working folder, gone afterwards."""
-    listed = subprocess.run(["git", "ls-files"], cwd=HOME, check=True, capture_output=True, text=True).stdout
-    with tempfile.TemporaryDirectory(prefix="halopipe-mutation-") as name:
-        for file in listed.splitlines():
-            copied = Path(name) / file
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(HOME / file, copied)
-        with contextlib.chdir(name):
-            yield
-
-
 def measure(quick: bool, packages: Sequence[str], mutants: int, seed: int) -> list[Row]:
     """Judge the mutants one by one; a line for each goes to standard error."""
     from cosmic_ray.mutating import mutate_and_test
 
     outcomes = dict.fromkeys(IN_WORDS, 0)
     os.environ["PYTHONPATH"] = "."
-    with copy_of_the_tree():
+    with tree_without([]) as copied, contextlib.chdir(copied):
         for item in drawn(packages, NUM_QUICK if quick else mutants, seed):
             (mutation,) = item.mutations
             tests = mirroring(mutation.module_path)

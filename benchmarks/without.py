@@ -1,6 +1,6 @@
 """The core without an extra: its folders and their tests are deleted in a copy of the tree, and the core's tests run.
 
-    python -m benchmarks.without [NAME ...] [--tests PATH ...] [--json] [--quick]
+    python -m benchmarks.without [--extra NAME ...] [--tests PATH ...] [--json] [--quick]
 
 An extra is a folder ``PACKAGE/extras/NAME`` in one package or in several (``token_slices`` is in ``planner`` and in
 ``runtime``).  Extras that import it go with it.  By default each extra is taken out in turn, and the tests of the
@@ -10,22 +10,24 @@ planner, of the command line and of how plans are made and run are tried (six ca
 
 from __future__ import annotations
 
-import argparse
-import ast
 import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.house.measures import PACKAGES
 from benchmarks.report import Row, at_most, run
+from tests.test_architecture import imports, parsed
 
 HOME = Path(__file__).resolve().parents[1]
 TESTS = ("tests/planner", "tests/halopipe/cli", "tests/halopipe/planning", "tests/runtime/pipeline")
+NUM_QUICK = 6
+
 IMPORT_ALL = """
 import importlib, pathlib, sys
 for package in sys.argv[1:]:
@@ -56,29 +58,23 @@ def closure(name: str, home: Path = HOME) -> list[str]:
 
 
 def _imported(home: Path, folders: Sequence[Path]) -> set[str]:
-    names = set()
-    for path in (path for folder in folders for path in (home / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    texts = (path.read_text("utf-8") for folder in folders for path in (home / folder).rglob("*.py"))
+    return {f"{module}.{name}" for text in texts for module, name, *_ in imports("", parsed(text))}
 
 
 def _needs(imported: set[str], folders: Sequence[Path]) -> bool:
     modules = tuple(".".join(folder.parts) for folder in folders)
-    return any(name == module or name.startswith(f"{module}.") for name in imported for module in modules)
+    return any(name.startswith(f"{module}.") for name in imported for module in modules)
 
 
 @contextlib.contextmanager
 def tree_without(names: Sequence[str]) -> Iterator[Path]:
-    """A copy of all tracked files but those of extras and of their tests, gone afterwards."""
+    """A copy of all tracked files but those of the extras ``names`` and of their tests, gone afterwards."""
     folders = extras()
     left_out = [path for name in names for path in folders[name]]
     left_out += [Path("tests") / path for path in left_out]
     listed = subprocess.run(["git", "ls-files"], cwd=HOME, check=True, capture_output=True, text=True).stdout
-    with tempfile.TemporaryDirectory(prefix="halopipe-without-") as folder:
+    with tempfile.TemporaryDirectory(prefix="halopipe-tree-") as folder:
         for file in map(Path, listed.splitlines()):
             if (HOME / file).is_file() and not any(file.is_relative_to(path) for path in left_out):
                 copied = Path(folder) / file
@@ -95,9 +91,10 @@ def called(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def measure(names: Sequence[str], tests: Sequence[str], quick: bool) -> Iterator[Row]:
-    """A row for each extra: how many tests fail, or modules are not imported, without it and what needs it."""
-    for name in names:
+def measure(quick: bool, extra: Sequence[str], tests: Sequence[str]) -> list[Row]:
+    """A row for each extra: whether a test fails, or a module is not imported, without it and what needs it."""
+    rows = []
+    for name in extra or list(extras())[: NUM_QUICK if quick else None]:
         gone = closure(name)
         with tree_without(gone) as folder:
             if quick:
@@ -106,20 +103,19 @@ def measure(names: Sequence[str], tests: Sequence[str], quick: bool) -> Iterator
                 kept = [path for path in tests if (folder / path).exists()]
                 result = called(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *kept)
         sys.stderr.write(f"without {', '.join(gone)}: {(result.stdout or result.stderr).strip().splitlines()[-1:]}\n")
-        yield at_most(f"calls that fail without {name}", float(result.returncode != 0), "", 0)
+        rows.append(at_most(f"calls that fail without {name}", float(result.returncode != 0), "", 0))
+    return rows
+
+
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "--extra": {"nargs": "+", "choices": list(extras()), "default": [], "help": "which are taken out; default: each"},
+    "--tests": {"nargs": "+", "default": TESTS, "metavar": "PATH", "help": "which tests of the core are run"},
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("names", nargs="*", choices=[*extras(), []], metavar="NAME")
-    parser.add_argument("--tests", nargs="+", default=TESTS, metavar="PATH")
-    options, rest = parser.parse_known_args(arguments)
-
-    def rows(quick: bool) -> list[Row]:
-        return list(measure(options.names or list(extras())[: 6 if quick else None], options.tests, quick))
-
-    return run("The core without an extra", rows, rest)
+    return run("The core without an extra", measure, arguments, OWN)
 
 
 if __name__ == "__main__":

@@ -129,6 +129,7 @@ FLOORS = {
         " ".join(CODE), f"{DEPENDENCIES} cosmic_ray highspy networkx scipy spconv timm torchvision transformers triton"
     ),
     "benchmarks.house": floor("benchmarks", "tests"),  # reads this table
+    "benchmarks.without": floor("benchmarks", "tests"),  # and imports as it does
     # Their networks are those of tests/zoo.
     "benchmarks.accuracy": floor(" ".join(CODE), f"{DEPENDENCIES} tests timm"),
     "benchmarks.devices": floor(" ".join(CODE), f"{DEPENDENCIES} tests"),  # ranks are forked by tests/forks

@@ -8,7 +8,7 @@ from benchmarks.without import closure, extras, measure
 @pytest.mark.cases(2)  # seconds each
 @pytest.mark.parametrize("name", list(extras()))
 def test_every_module_of_the_core_is_imported_without_an_extra(name: str) -> None:
-    assert [row.value for row in measure([name], (), quick=True)] == [0]
+    assert [row.value for row in measure(quick=True, extra=[name], tests=())] == [0]
 
 
 def test_an_extra_goes_with_those_that_import_it() -> None:
