@@ -23,6 +23,7 @@ import contextlib
 import importlib
 import json
 import os
+import pkgutil
 import selectors
 import shutil
 import signal
@@ -424,8 +425,7 @@ def _call(wanted: Mapping[str, Any], files: Sequence[int]) -> None:
     """Call what was asked for, and exit with its code: at once, whatever threads there are."""
     code = 1
     try:
-        module, _, name = wanted["call"].partition(":")
-        code = int(getattr(importlib.import_module(module), name)(*wanted["arguments"], *files) or 0)
+        code = int(pkgutil.resolve_name(wanted["call"])(*wanted["arguments"], *files) or 0)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001  # shown, as the interpreter does
