@@ -129,9 +129,10 @@ def joined(compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> dict[int
 
 
 def answers(compiled: CompiledProgram) -> dict[int, int]:
-    """By message, the one that tells its sender that it came.
+    """By message, the one that tells its sender that it came: of those that left later, the first to be taken.
 
-    A message tells which ones had come when it was sent (:mod:`runtime.transport.gloo`).
+    A message tells which ones had come when it was sent (:mod:`runtime.transport.gloo`).  Ranks of several stages need
+    not take messages in the order that they were sent.
     """
     received_at: dict[int, int] = {}
     sent: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by (sender, receiver): (position, message), ascending
@@ -146,8 +147,11 @@ def answers(compiled: CompiledProgram) -> dict[int, int]:
     answer_of: dict[int, int] = {}
     for (src, dst), leaving in sent.items():
         back = sent.get((dst, src), [])
+        soonest = [message for _, message in back]  # from each on, the one that is taken first
+        for place in reversed(range(len(back) - 1)):
+            soonest[place] = min(soonest[place : place + 2], key=received_at.__getitem__)
         for _, message in leaving:
             first = bisect_right(back, (received_at[message], len(compiled.messages)))
             if first < len(back):
-                answer_of[message] = back[first][1]
+                answer_of[message] = soonest[first]
     return answer_of
