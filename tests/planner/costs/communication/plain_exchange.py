@@ -19,10 +19,9 @@ from planner.layers import is_convolution, kind
 from planner.layers.backward_halo import backward_halo
 from planner.layers.contraction import contracted_dims
 from planner.layers.division import LayerDivision
-from tests.oracles.boxes import parts, transfers
+from tests.oracles.boxes import SPACE, grown, parts, transfers
 from tests.planner.costs.plain_prices import message_s
 
-SPACE = ("depth", "height", "width")
 Pieces = dict[tuple[int, int], int]
 """Bytes by (source, destination)."""
 
@@ -78,16 +77,7 @@ class Part:
 
     def held(self, output: int) -> tuple[Box, ...]:
         """What each member makes of an output."""
-        return tuple(wider(box, self.outputs[output], self.layout, self.margin) for box in self.owned(output))
-
-
-def wider(box: Box, spec: TensorSpec, layout: Layout, margin: int) -> Box:
-    """``box`` with ``margin`` rows more on both sides along each dim of space that is cut, inside the tensor."""
-    found = []
-    for dim, interval, extent in zip(spec.dims, box, spec.shape, strict=True):
-        rows = margin if dim in SPACE and dim in layout.cuts and volume(box) else 0
-        found.append(Interval(max(0, interval.start - rows), min(extent, interval.stop + rows)) if rows else interval)
-    return tuple(found)
+        return tuple(grown(box, self.outputs[output], self.layout, self.margin) for box in self.owned(output))
 
 
 def part_of(profile: Profile, layer: Layer, placement: Placement, samples: int) -> Part:
@@ -101,7 +91,7 @@ def part_of(profile: Profile, layer: Layer, placement: Placement, samples: int) 
     relation = kind(layer.kind)
     work = relation.work(sized, inputs)
     own = parts(layout, work, samples)
-    done = tuple(wider(box, work, layout, placement.margin) for box in own)
+    done = tuple(grown(box, work, layout, placement.margin) for box in own)
     reads = []
     for box in done:
         asked = relation.input_boxes(sized, inputs, box)

@@ -1,4 +1,4 @@
-"""Models of families: exact where costs are what the model says, held to a layer's own; plain loops say the same."""
+"""What layers cost at sizes that were measured or not: by plain loops, and where costs are what a model says."""
 
 from __future__ import annotations
 
@@ -8,15 +8,88 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.costs.layers import cost_table
-from planner.costs.layers.cost_table import CostTables
-from planner.costs.layers.interpolation import QUANTITIES
-from planner.costs.layers.regression import FamilyModels, Features, family_names, fitted
+from planner.costs.layers.cost_table import CostTables, runs_of
+from planner.costs.layers.interpolation import QUANTITIES, layer_cost, measured_alike
+from planner.costs.layers.regression import FamilyModels, Features, fitted
 from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, MEASURED
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Measurement, Profile
-from tests.planner.costs.plain_prices import Modelled
+from tests.planner.costs.plain_prices import Modelled, at_samples
 from tests.planner.networks import mesh_like, plain, priced, residual
+
+
+def measured(samples: int, forward_s: float, key: str = "", evidence: str = MEASURED) -> Measurement:
+    return Measurement("conv1", samples, forward_s, 0.0, 0.0, 0.0, 100 * samples, 7, 10, key=key, evidence=evidence)
+
+
+def test_a_figure_is_as_certain_as_its_weakest_part() -> None:
+    assert layer_cost([measured(1, 1.0), measured(4, 2.0, evidence=DATASHEET)], 2).evidence == DATASHEET
+
+
+def measurements(draw: random.Random, sizes: tuple[int, ...], key: str = "") -> list[Measurement]:
+    def seconds(samples: int) -> float:
+        return draw.choice([0.0, draw.uniform(1e-4, 2e-4) * samples])
+
+    def of(n: int) -> Measurement:
+        saved, workspace = draw.randint(0, 9) * n, draw.randint(0, 9)
+        return Measurement("l", n, seconds(n), seconds(n), seconds(n), seconds(n), saved, workspace, 1, key=key)
+
+    return [of(samples) for samples in sizes]
+
+
+@pytest.mark.cases(30)
+@pytest.mark.parametrize("seed", range(30))
+def test_a_plain_look_up_reads_every_size_alike_and_misses_the_same(seed: int) -> None:
+    """Between, below and beyond sizes that were measured, by one back end or by two."""
+    draw = random.Random(seed)
+    sizes = sorted(draw.sample(range(1, 40), draw.randint(1, 5)))
+    found = [one for size in sizes for one in measurements(draw, (size,), draw.choice("aab"))]
+    for samples in (0, *sizes, *range(1, 60, 3)):
+        try:
+            expected = [at_samples(found, samples, what) for what in QUANTITIES]
+        except LookupError:
+            with pytest.raises(MissingMeasurementError, match=f"what l costs at {samples} samples"):
+                layer_cost(found, samples)
+        else:
+            assert layer_cost(found, samples).values == pytest.approx(expected, rel=1e-12)
+
+
+def test_all_layers_at_once_cost_what_each_costs() -> None:
+    draw = random.Random(0)
+    for sizes in ((1, 2, 4, 8), (2, 6), (3, 4, 9)):
+        by_layer = [measurements(draw, sizes) for _ in range(20)]
+        (alike,) = measured_alike(by_layer)
+        for samples in range(20):
+            values, evidence = alike.at(samples)
+            each = [layer_cost(found, samples) for found in by_layer]
+            np.testing.assert_allclose(values, [cost.values for cost in each], rtol=1e-12)
+            assert evidence == tuple(cost.evidence for cost in each)
+
+
+def test_layers_are_grouped_in_runs() -> None:
+    assert runs_of([4, 0, 1, 2, 7]) == ((0, 3), (4, 5), (7, 8))
+    assert runs_of([]) == ()
+
+
+def test_a_kind_of_device_without_measurements_is_named() -> None:
+    with pytest.raises(MissingMeasurementError, match="5 of 5 layers were not measured on toaster"):
+        CostTables(chain_profile(4)).at("toaster", 1)
+
+
+def test_parameters_without_a_cost_are_refused() -> None:
+    profile = replace(chain_profile(3), parameters={})
+    with pytest.raises(MissingMeasurementError, match="parameters of l0"):
+        CostTables(profile).parameters("kind-1")
+
+
+def test_a_tied_parameter_counts_once() -> None:
+    profile = chain_profile(3, parameter_bytes=400)
+    layers = tuple(replace(layer, parameters=("l0.weight",)) for layer in profile.graph.layers[:3])
+    graph = replace(profile.graph, layers=(*layers, profile.graph.layers[3]))
+    assert CostTables(replace(profile, graph=graph)).graph.parameter_bytes.tolist() == [0, 400, 400, 400, 400]
+
 
 KIND = "kind-1"
 
@@ -88,30 +161,6 @@ def test_exact_hits_and_lines_come_before_the_family_and_a_datasheet_after() -> 
     assert known.layer(KIND, 0, 2).values[0] > known.layer(KIND, 0, 1).values[0]
 
 
-def test_across_a_change_of_back_end_with_one_size_on_either_side_the_nearest_ones_family_says() -> None:
-    profile = modelled(priced(*mesh_like(height=64), sizes=(1, 8)), RATES)
-    keyed = {
-        KIND: tuple(
-            replace(m, key="slow" if m.samples == 1 else "fast", forward_s=m.forward_s * (5 if m.samples == 1 else 1))
-            for m in profile.measurements[KIND]
-        )
-    }
-    truth = modelled(priced(*mesh_like(height=64), sizes=(2, 6)), RATES)
-    index = [number for number, layer in enumerate(profile.graph.layers) if layer.kind == "conv"][2]
-    tables, true = CostTables(replace(profile, measurements=keyed)), CostTables(truth)
-    assert tables.layer(KIND, index, 6).evidence == FAMILY
-    assert tables.layer(KIND, index, 6).values[0] == pytest.approx(true.layer(KIND, index, 6).values[0], rel=0.2)
-    assert tables.layer(KIND, index, 2).values[0] == pytest.approx(5 * true.layer(KIND, index, 2).values[0], rel=0.2)
-
-
-def test_coefficients_are_not_negative_and_zero_where_most_is_zero() -> None:
-    points = np.array([[1.0, n, n * n, 0.0] for n in range(1, 9)])
-    found = fitted(points, 10.0 - points[:, 1])
-    assert (found >= 0).all()
-    assert not fitted(points, np.array([0.0] * 5 + [1.0] * 3)).any()
-    assert points @ fitted(points, 2.0 + 3 * points[:, 1]) == pytest.approx(2.0 + 3 * points[:, 1], rel=1e-3)
-
-
 def test_a_range_is_wide_where_shapes_are_not_alike_and_narrow_where_they_are() -> None:
     exact = modelled(priced(*mesh_like(height=64)), RATES)
     draw = random.Random(1)
@@ -179,13 +228,6 @@ def test_plain_loops_say_the_same_of_every_layer_and_quantity(seed: int) -> None
                 else:
                     with pytest.raises(LookupError):
                         plainly.whole(layer.name, samples, what)
-
-
-def test_first_of_their_kind_are_layers_that_read_the_networks_inputs_alone() -> None:
-    graph = priced(*mesh_like(height=64)).graph
-    first, second = graph.layers[:2]
-    both = replace(second, inputs=(*second.inputs, *graph.inputs))
-    assert [family_names(graph, layer, "")[0][2] for layer in (first, second, both)] == [True, False, False]
 
 
 def test_nothing_is_computed_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
