@@ -1,14 +1,17 @@
-"""What ranks hold, from when to when."""
+"""What ranks hold, from when to when; and bounds follow the table of lifetimes."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate
+from planner.costs.memory import table
 from planner.costs.memory.lifetimes import Usage, usages
 from planner.costs.memory.memory_bound import kept_by
-from planner.costs.memory.table import What
+from planner.costs.memory.table import What, divided, held_in_turn
 from planner.costs.pricing import Pricing
 
 MICRO_BATCHES = 6
@@ -55,3 +58,39 @@ def test_deferred_weight_gradients_live_from_one_half_of_the_backward_to_the_oth
     split, whole = used("zb-h1")[0], used("1f1b")[0]
     assert max(alive(split, "deferred")) > 0
     assert all(size[0] != "deferred" for size in whole.row.sizes)
+
+
+MEMOS = kept_by, held_in_turn
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing stays saved behind its forward."""
+    lines = tuple(line for line in table.TABLE["micro-batch"] if line.size != "saved")
+    lines += tuple(line._replace(dies="F over") for line in table.TABLE["micro-batch"] if line.size == "saved")
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "TABLE", {**table.TABLE, "micro-batch": lines})
+        for memo in MEMOS:
+            memo.cache_clear()
+        yield
+    for memo in MEMOS:
+        memo.cache_clear()
+
+
+def test_a_bound_holds_as_many_micro_batches_as_lines_are_alive() -> None:
+    assert kept_by("1f1b", 3, 8) == (3, 2, 1)
+    assert kept_by("gpipe", 2, 500) == (500, 500)
+
+
+@pytest.mark.usefixtures("changed")
+def test_a_change_of_the_table_is_followed_by_the_bound() -> None:
+    assert kept_by("1f1b", 3, 8) == (1, 1, 1)
+    assert kept_by("gpipe", 2, 500) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("zero", "parameters", "gradients", "state"), [(0, 1, 1, 1), (1, 1, 1, 4), (2, 1, 4, 4), (3, 4, 4, 4)]
+)
+def test_each_level_of_zero_divides_one_more_of_them(zero: int, parameters: int, gradients: int, state: int) -> None:
+    of = What.PARAMETERS, What.GRADIENTS, What.OPTIMISER_STATE
+    assert tuple(divided(what, zero, 4) for what in of) == (parameters, gradients, state)
