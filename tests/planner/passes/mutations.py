@@ -21,8 +21,18 @@ WholeMutation = Callable[[Program, int, int], Program | None]
 BACKWARD = (Op.BACKWARD, Op.BACKWARD_INPUT)
 
 
+def put(row: Row, i: int, *actions: Action) -> Row:
+    """With ``actions`` in place of the one at ``i``."""
+    return (*row[:i], *actions, *row[i + 1 :])
+
+
+def moved(row: Row, i: int, j: int) -> Row:
+    """With the action at ``i`` before the one at ``j``, which stands earlier."""
+    return (*row[:j], row[i], *row[j:i], *row[i + 1 :])
+
+
 def drop(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    return row[:i] + row[i + 1 :] if len(row) > 1 else None
+    return put(row, i) if len(row) > 1 else None
 
 
 def duplicate(row: Row, i: int, rng: random.Random, program: Program) -> Row:
@@ -31,68 +41,51 @@ def duplicate(row: Row, i: int, rng: random.Random, program: Program) -> Row:
 
 
 def another_microbatch(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    if row[i].microbatch is None:
-        return None
-    other = rng.choice([m for m in range(program.stages.num_microbatches + 1) if m != row[i].microbatch])
-    return (*row[:i], replace(row[i], microbatch=other), *row[i + 1 :])
+    others = [m for m in range(program.stages.num_microbatches + 1) if m != row[i].microbatch]
+    return None if row[i].microbatch is None else put(row, i, replace(row[i], microbatch=rng.choice(others)))
 
 
 def another_stage(row: Row, i: int, rng: random.Random, program: Program) -> Row:
-    stage = rng.choice([s for s in range(-1, program.stages.num_stages + 1) if s != row[i].stage])
-    return (*row[:i], replace(row[i], stage=stage), *row[i + 1 :])
+    others = [s for s in range(-1, program.stages.num_stages + 1) if s != row[i].stage]
+    return put(row, i, replace(row[i], stage=rng.choice(others)))
 
 
 def another_peer(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    if row[i].peer is None:
-        return None
-    peer = rng.choice([s for s in range(-1, program.stages.num_stages + 1) if s != row[i].peer])
-    return (*row[:i], replace(row[i], peer=peer), *row[i + 1 :])
+    others = [s for s in range(-1, program.stages.num_stages + 1) if s != row[i].peer]
+    return None if row[i].peer is None else put(row, i, replace(row[i], peer=rng.choice(others)))
 
 
 def another_direction(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    turned = {
-        Op.SEND_FORWARD: Op.RECV_FORWARD,
-        Op.RECV_FORWARD: Op.SEND_FORWARD,
-        Op.SEND_BACKWARD: Op.RECV_BACKWARD,
-        Op.RECV_BACKWARD: Op.SEND_BACKWARD,
-    }.get(row[i].op)
-    return None if turned is None else (*row[:i], replace(row[i], op=turned), *row[i + 1 :])
+    ways = {Op.SEND_FORWARD: Op.RECV_FORWARD, Op.SEND_BACKWARD: Op.RECV_BACKWARD}
+    turned = {**ways, **{back: there for there, back in ways.items()}}
+    return put(row, i, replace(row[i], op=turned[row[i].op])) if row[i].op in turned else None
 
 
 def half_a_backward(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
     half = rng.choice((Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT))
-    return (*row[:i], replace(row[i], op=half), *row[i + 1 :]) if row[i].op is Op.BACKWARD else None
+    return put(row, i, replace(row[i], op=half)) if row[i].op is Op.BACKWARD else None
 
 
 def whole_beside_halves(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    whole = replace(row[i], op=Op.BACKWARD)
-    return (*row[:i], whole, *row[i + 1 :]) if row[i].op is Op.BACKWARD_INPUT else None
+    return put(row, i, replace(row[i], op=Op.BACKWARD)) if row[i].op is Op.BACKWARD_INPUT else None
 
 
 def weights_before_inputs(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
     if row[i].op is not Op.BACKWARD_WEIGHT:
         return None
-    j = row.index(replace(row[i], op=Op.BACKWARD_INPUT))
-    return (*row[:j], row[i], *row[j:i], *row[i + 1 :])
+    return moved(row, i, row.index(replace(row[i], op=Op.BACKWARD_INPUT)))
 
 
 def backward_before_forward(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    if row[i].op not in BACKWARD:
-        return None
-    forward = row.index(replace(row[i], op=Op.FORWARD))
-    return (*row[:forward], row[i], *row[forward:i], *row[i + 1 :])
+    return moved(row, i, row.index(replace(row[i], op=Op.FORWARD))) if row[i].op in BACKWARD else None
 
 
 def receive_too_late(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    if row[i].op not in RECEIVE or row[i + 1].op in RECEIVE:
-        return None
-    return (*row[:i], row[i + 1], row[i], *row[i + 2 :])
+    return moved(row, i + 1, i) if row[i].op in RECEIVE and row[i + 1].op not in RECEIVE else None
 
 
 def send_too_early(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    if row[i].op not in SEND or row[i - 1].op in SEND:
-        return None
-    return (*row[: i - 1], row[i], row[i - 1], *row[i + 1 :])
+    return moved(row, i, i - 1) if row[i].op in SEND and row[i - 1].op not in SEND else None
 
 
 def micro_batches_in_another_order(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
@@ -110,66 +103,53 @@ def update_too_early(row: Row, i: int, rng: random.Random, program: Program) -> 
     if row[i].op is not Op.UPDATE or row[i - 1].stage != row[i].stage:
         return None
     is_last = not any(a.op is Op.UPDATE and a.stage == row[i].stage for a in row[i + 1 :])
-    if not is_last and row[i - 1].op not in (*ADDS_GRADIENTS, Op.REDUCE_GRAD):
-        return None
-    return (*row[: i - 1], row[i], row[i - 1], *row[i + 1 :])
+    return moved(row, i, i - 1) if is_last or row[i - 1].op in (*ADDS_GRADIENTS, Op.REDUCE_GRAD) else None
 
 
 def update_before_the_hand_back(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
     """The last update of a stage before the last gradient that it sends."""
     if row[i].op is not Op.SEND_BACKWARD or any(a.op is row[i].op and a.stage == row[i].stage for a in row[i + 1 :]):
         return None
-    j = max(j for j, a in enumerate(row) if a.op is Op.UPDATE and a.stage == row[i].stage)
-    return (*row[:i], row[j], *row[i:j], *row[j + 1 :])
+    return moved(row, max(j for j, a in enumerate(row) if a.op is Op.UPDATE and a.stage == row[i].stage), i)
 
 
 def reduction_too_early(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
     if row[i].op is not Op.REDUCE_GRAD:
         return None
-    j = max(j for j, a in enumerate(row[:i]) if a.op in ADDS_GRADIENTS and a.stage == row[i].stage)
-    return (*row[:j], row[i], *row[j:i], *row[i + 1 :])
+    return moved(row, i, max(j for j, a in enumerate(row[:i]) if a.op in ADDS_GRADIENTS and a.stage == row[i].stage))
 
 
 def another_version(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
     if row[i].op not in COMPUTE or not program.trains:
         return None
-    other = rng.choice([v for v in range(3) if v != row[i].version])
-    return (*row[:i], replace(row[i], version=other), *row[i + 1 :])
+    return put(row, i, replace(row[i], version=rng.choice([v for v in range(3) if v != row[i].version])))
 
 
 def a_message_of_another_manner(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    turned = replace(row[i], blocking=not row[i].blocking)
-    return (*row[:i], turned, *row[i + 1 :]) if row[i].op in MESSAGE else None
+    return put(row, i, replace(row[i], blocking=not row[i].blocking)) if row[i].op in MESSAGE else None
 
 
 def microbatch_that_does_not_exist(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    if row[i].microbatch is None:
-        return None
     stranger = replace(row[i], microbatch=program.stages.num_microbatches + rng.randint(0, 2))
-    return (*row[:i], stranger, *row[i + 1 :])
+    return None if row[i].microbatch is None else put(row, i, stranger)
 
 
 def before_what_it_needs(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
     """Two neighbours, of which the second needs the first, change places."""
-    rank = program.rows.index(row)
-    if i + 1 == len(row) or not needs(program, rank, row[i + 1], row[i]):
-        return None
-    return (*row[:i], row[i + 1], row[i], *row[i + 2 :])
+    is_needed = i + 1 < len(row) and needs(program, program.rows.index(row), row[i + 1], row[i])
+    return moved(row, i + 1, i) if is_needed else None
 
 
 def gradient_awaited_before_the_activation_is_sent(
     row: Row, i: int, rng: random.Random, program: Program
 ) -> Row | None:
     """A circle of waits: the gradient comes only once the activation has been there."""
-    if row[i].op is not Op.RECV_BACKWARD:
-        return None
     cause = replace(row[i], op=Op.SEND_FORWARD)
-    j = row.index(cause) if cause in row else -1
-    return (*row[:j], row[i], *row[j:i], *row[i + 1 :]) if j >= 0 else None
+    return moved(row, i, row.index(cause)) if row[i].op is Op.RECV_BACKWARD and cause in row else None
 
 
 def reduction_on_other_ranks_only(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    return (*row[:i], *row[i + 1 :]) if row[i].op is Op.REDUCE_GRAD else None
+    return put(row, i) if row[i].op is Op.REDUCE_GRAD else None
 
 
 def reductions_in_another_order(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
