@@ -35,7 +35,7 @@ from planner.ir.cluster import (
     PairLink,
 )
 from planner.ir.cluster import DeviceSpec as Device
-from tests.planner.costs.plain_prices import delay_s, message_s, sum_s
+from tests.planner.costs.plain_prices import delay_s, message_s, moving_s, sum_s
 
 SHEET = Link(1e-3, 1e6)
 
@@ -87,6 +87,7 @@ def test_loops_over_the_tables_read_the_same(seed: int) -> None:
     ]
     points = tuple((size, draw.uniform(1e-3, 1.0)) for size in sizes)
     link = Link(1e-3, draw.uniform(1e3, 1e6), points if seed % 2 else (), draw.random() < 0.5)
+    link = replace(link, sender_core=points[:2], receiver_core=points[1:])
     machines = cluster(
         "".join(draw.choices("abc", k=6)), *tables, pairs=(PairLink("a", "b", link),) if seed % 3 else ()
     )
@@ -95,6 +96,8 @@ def test_loops_over_the_tables_read_the_same(seed: int) -> None:
         operation = draw.choice((ALL_REDUCE, STATISTICS))
         found = sum_s(machines, operation, ranks, size)
         assert found == pytest.approx(float(collective_s(machines, operation, ranks, size)))
+        if len(ranks) > 1:
+            assert moving_s(machines, ranks, size) == pytest.approx(NetworkPrices(machines).moving_s(ranks, size))
         assert message_s(link, size) == pytest.approx(float(transfer_s(link, size)))
         assert delay_s(points, size) == pytest.approx(float(read_delays(points, size)))
     assert np.allclose(

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from planner.costs.cost_model import CostModel
@@ -19,9 +20,10 @@ from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Profile
 from planner.solvers import solver
 from tests.oracles.plans import check
-from tests.planner.costs.plain_prices import cost_of_part
+from tests.planner.costs.plain_prices import SECONDS, Modelled, cost_of_part
 from tests.planner.networks import Named, Network, mesh_like, plain, priced, residual
 from tests.planner.parts import with_parts
+from tests.planner.solvers.laid_out_plans import MADE, with_random_parts
 
 KIND, LAYER, WHOLE = "kind-1", "conv0", (8, 16, 16)
 
@@ -80,6 +82,27 @@ def test_a_plain_look_up_reads_all_quantities_alike(seed: int) -> None:
                 plainly = cost_of_part(profile, KIND, LAYER, samples, each, WHOLE, what)
                 expected = pytest.approx(found[0].values[position], rel=1e-12) if found else None
                 assert plainly == expected
+
+
+@pytest.mark.cases(12)
+@pytest.mark.parametrize("seed", range(24))
+def test_plain_loops_say_the_same_of_parts_that_families_know(seed: int) -> None:
+    """Of all layers, under any of their layouts: measured, by the family, or the share that is given."""
+    draw = random.Random(seed)
+    profile = with_random_parts(draw, priced(*draw.choice(MADE), speeds=(1.0,) * 2))
+    prices, plainly = LayoutPrices(CostModel(profile), (0, 1), draw.choice([2, 3]), EVERYTHING), Modelled(profile, KIND)
+    for index, layer in enumerate(prices.layers):
+        option = draw.choice(prices.options(index))
+        shards = prices.shards(index, (option,))
+        box = shards.done[0, 0]
+        samples, whole = int(shards.samples[0, 0]), part_of(shards.sized, shards.sized.work.shape)
+        extents = part_of(shards.sized, (box[:, 1] - box[:, 0]).tolist())
+        share = np.array([draw.uniform(1e-6, 1e-3) for _ in QUANTITIES])
+        found = prices.parts.estimate(KIND, layer.name, (samples, extents), whole, share)
+        of_share = dict(zip(SECONDS, share, strict=False))
+        for what, by_product, given in zip(QUANTITIES, found, share, strict=True):
+            said = cost_of_part(profile, KIND, layer.name, samples, extents, whole, what, plainly, of_share)
+            assert by_product == pytest.approx(given if said is None else said, rel=1e-9), (layer.name, what)
 
 
 def test_tables_hold_measured_parts_by_option_and_rank() -> None:
