@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from planner.ir.program import Program
@@ -40,34 +40,46 @@ def duplicate(row: Row, i: int, rng: random.Random, program: Program) -> Row:
     return (*row[:j], row[i], *row[j:])
 
 
-def another_microbatch(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    others = [m for m in range(program.stages.num_microbatches + 1) if m != row[i].microbatch]
-    return None if row[i].microbatch is None else put(row, i, replace(row[i], microbatch=rng.choice(others)))
+def _changed(name: str, others: Callable[[Action, Program], Sequence[Action]]) -> Mutation:
+    """One of ``others`` in place of an action."""
+
+    def mutate(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
+        found = others(row[i], program)
+        return put(row, i, rng.choice(found)) if found else None
+
+    mutate.__name__ = name
+    return mutate
 
 
-def another_stage(row: Row, i: int, rng: random.Random, program: Program) -> Row:
-    others = [s for s in range(-1, program.stages.num_stages + 1) if s != row[i].stage]
-    return put(row, i, replace(row[i], stage=rng.choice(others)))
+def _fields(name: str, of: Collection[Op], values: Callable[[Program], Iterable[object]]) -> Mutation:
+    """Any other value of a field, where an action of these operations has it."""
+
+    def others(action: Action, program: Program) -> list[Action]:
+        is_of = action.op in of and getattr(action, name) is not None
+        return [replace(action, **{name: v}) for v in values(program) if is_of and v != getattr(action, name)]
+
+    return _changed(f"another_{name}", others)
 
 
-def another_peer(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    others = [s for s in range(-1, program.stages.num_stages + 1) if s != row[i].peer]
-    return None if row[i].peer is None else put(row, i, replace(row[i], peer=rng.choice(others)))
+def _ops(name: str, turned: Mapping[Op, Sequence[Op]]) -> Mutation:
+    return _changed(name, lambda action, program: [replace(action, op=op) for op in turned.get(action.op, ())])
 
 
-def another_direction(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    ways = {Op.SEND_FORWARD: Op.RECV_FORWARD, Op.SEND_BACKWARD: Op.RECV_BACKWARD}
-    turned = {**ways, **{back: there for there, back in ways.items()}}
-    return put(row, i, replace(row[i], op=turned[row[i].op])) if row[i].op in turned else None
+def _stages(program: Program) -> range:
+    return range(-1, program.stages.num_stages + 1)
 
 
-def half_a_backward(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    half = rng.choice((Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT))
-    return put(row, i, replace(row[i], op=half)) if row[i].op is Op.BACKWARD else None
-
-
-def whole_beside_halves(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    return put(row, i, replace(row[i], op=Op.BACKWARD)) if row[i].op is Op.BACKWARD_INPUT else None
+WAYS = ((Op.SEND_FORWARD, Op.RECV_FORWARD), (Op.SEND_BACKWARD, Op.RECV_BACKWARD))
+CHANGED: tuple[Mutation, ...] = (
+    _fields("microbatch", Op, lambda program: range(program.stages.num_microbatches + 3)),
+    _fields("stage", Op, _stages),
+    _fields("peer", Op, _stages),
+    _fields("version", COMPUTE, lambda program: range(3) if program.trains else ()),
+    _fields("blocking", MESSAGE, lambda program: (False, True)),
+    _ops("another_direction", {op: (a if op is b else b,) for a, b in WAYS for op in (a, b)}),
+    _ops("half_a_backward", {Op.BACKWARD: (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)}),
+    _ops("whole_beside_halves", {Op.BACKWARD_INPUT: (Op.BACKWARD,)}),
+)
 
 
 def weights_before_inputs(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
@@ -119,21 +131,6 @@ def reduction_too_early(row: Row, i: int, rng: random.Random, program: Program) 
     return moved(row, i, max(j for j, a in enumerate(row[:i]) if a.op in ADDS_GRADIENTS and a.stage == row[i].stage))
 
 
-def another_version(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    if row[i].op not in COMPUTE or not program.trains:
-        return None
-    return put(row, i, replace(row[i], version=rng.choice([v for v in range(3) if v != row[i].version])))
-
-
-def a_message_of_another_manner(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    return put(row, i, replace(row[i], blocking=not row[i].blocking)) if row[i].op in MESSAGE else None
-
-
-def microbatch_that_does_not_exist(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    stranger = replace(row[i], microbatch=program.stages.num_microbatches + rng.randint(0, 2))
-    return None if row[i].microbatch is None else put(row, i, stranger)
-
-
 def before_what_it_needs(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
     """Two neighbours, of which the second needs the first, change places."""
     is_needed = i + 1 < len(row) and needs(program, program.rows.index(row), row[i + 1], row[i])
@@ -146,10 +143,6 @@ def gradient_awaited_before_the_activation_is_sent(
     """A circle of waits: the gradient comes only once the activation has been there."""
     cause = replace(row[i], op=Op.SEND_FORWARD)
     return moved(row, i, row.index(cause)) if row[i].op is Op.RECV_BACKWARD and cause in row else None
-
-
-def reduction_on_other_ranks_only(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
-    return put(row, i) if row[i].op is Op.REDUCE_GRAD else None
 
 
 def reductions_in_another_order(row: Row, i: int, rng: random.Random, program: Program) -> Row | None:
@@ -166,14 +159,9 @@ def reductions_in_another_order(row: Row, i: int, rng: random.Random, program: P
 
 
 MUTATIONS: tuple[Mutation, ...] = (
+    *CHANGED,
     drop,
     duplicate,
-    another_microbatch,
-    another_stage,
-    another_peer,
-    another_direction,
-    half_a_backward,
-    whole_beside_halves,
     weights_before_inputs,
     backward_before_forward,
     receive_too_late,
@@ -182,12 +170,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     update_too_early,
     update_before_the_hand_back,
     reduction_too_early,
-    another_version,
-    a_message_of_another_manner,
-    microbatch_that_does_not_exist,
     before_what_it_needs,
     gradient_awaited_before_the_activation_is_sent,
-    reduction_on_other_ranks_only,
     reductions_in_another_order,
 )
 

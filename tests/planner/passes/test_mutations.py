@@ -65,6 +65,7 @@ def require_refused(program: Program) -> None:
     assert "rank" in caught.value.details[0]
 
 
+@pytest.mark.cases(40)
 @each_schedule
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=called)
 def test_a_broken_row_is_refused_and_the_culprit_shown(mutate: Mutation, name: str) -> None:

@@ -13,7 +13,7 @@ from planner.costs.layers import cost_table
 from planner.costs.layers.cost_table import CostTables, runs_of
 from planner.costs.layers.interpolation import QUANTITIES, layer_cost, measured_alike
 from planner.costs.layers.regression import FamilyModels, Features, fitted
-from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, MEASURED
+from planner.ir.cluster import DATASHEET, INTERPOLATED, MEASURED
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Measurement, Profile
 from tests.planner.costs.plain_prices import Modelled, at_samples
@@ -114,36 +114,6 @@ def without(profile: Profile, layer: str, samples: tuple[int, ...] = ()) -> Prof
 RATES = np.array([3e-6, 1e-12, 2e-11, 0.0])
 
 
-def test_costs_that_are_what_the_model_says_are_found_for_a_layer_that_nobody_measured() -> None:
-    profile = modelled(priced(*mesh_like(height=64)), RATES)
-    last_conv = [layer.name for layer in profile.graph.layers if layer.kind == "conv"][-1]
-    truth = CostTables(profile)
-    index = [layer.name for layer in profile.graph.layers].index(last_conv)
-    for samples in (1, 4, 32):
-        cost = CostTables(without(profile, last_conv)).layer(KIND, index, samples)
-        assert cost.values[:2] == pytest.approx(truth.layer(KIND, index, samples).values[:2], rel=0.05)
-        assert cost.evidence == FAMILY
-        assert cost.low <= 1 <= cost.high
-
-
-def test_an_answer_is_held_to_what_the_layer_itself_was_measured_at() -> None:
-    """One conv is twice as slow as its family; seen at one size, it is so at others."""
-    profile = modelled(priced(*mesh_like(height=64)), RATES)
-    index = [layer.kind for layer in profile.graph.layers].index("conv") + 3
-    name = profile.graph.layers[index].name
-    slow = replace(
-        profile,
-        measurements={
-            KIND: tuple(
-                replace(m, forward_s=2 * m.forward_s) if m.layer == name else m for m in profile.measurements[KIND]
-            )
-        },
-    )
-    alone = CostTables(without(slow, name)).layer(KIND, index, 8).values[0]
-    held = CostTables(without(slow, name, (1, 4, 8, 16, 32))).layer(KIND, index, 8).values[0]
-    assert held == pytest.approx(2 * alone, rel=0.1)
-
-
 def test_exact_hits_and_lines_come_before_the_family_and_a_datasheet_after() -> None:
     profile = priced(*plain(samples=4))
     tables = CostTables(profile)
@@ -159,25 +129,6 @@ def test_exact_hits_and_lines_come_before_the_family_and_a_datasheet_after() -> 
     known = CostTables(replace(few, cluster=replace(few.cluster, devices=devices)))
     assert known.layer(KIND, 0, 2).evidence == DATASHEET
     assert known.layer(KIND, 0, 2).values[0] > known.layer(KIND, 0, 1).values[0]
-
-
-def test_a_range_is_wide_where_shapes_are_not_alike_and_narrow_where_they_are() -> None:
-    exact = modelled(priced(*mesh_like(height=64)), RATES)
-    draw = random.Random(1)
-    noisy = replace(
-        exact,
-        measurements={
-            KIND: tuple(replace(m, forward_s=m.forward_s * draw.uniform(0.3, 3)) for m in exact.measurements[KIND])
-        },
-    )
-    index = [layer.kind for layer in exact.graph.layers].index("conv") + 3
-    ranges = []
-    for profile in (exact, noisy):
-        tables = CostTables(profile)
-        between = tables.at(KIND, 3)
-        ranges.append((between.low[index], between.high[index]))
-        assert tables.at(KIND, 4).low.tolist() == [1.0] * len(profile.graph.layers)
-    assert ranges[0][1] - ranges[0][0] < 0.3 < ranges[1][1] - ranges[1][0]
 
 
 def test_a_range_is_how_far_off_a_model_is_of_each_shape_that_it_has_not_seen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -22,10 +23,10 @@ from planner.ir.cluster import (
     Collective,
 )
 from planner.ir.layout import Layout
+from planner.layers.boxes import as_tuples
+from tests.oracles.boxes import grown, parts
 from tests.planner.networks import BYTES_PER_S, Named, Network, plain, priced, residual
-
-EVERYTHING = ("sample", "spatial", "channel")
-
+from tests.planner.solvers.laid_out_plans import EVERYTHING, MADE
 
 H2, S2, C2, ALL = (ShardingSpec(((dim, (0, 1, 2)),)) for dim in ("height", "sample", "channel", "replica"))
 
@@ -74,12 +75,6 @@ def test_only_ranks_with_parts_of_one_sum_meet() -> None:
     mixed = ShardingSpec((("sample", (0, 1, 2)), ("height", (0, 1, 2))))
     forward, _ = prices.layer(1, (mixed,)).statistics_s
     assert forward[0] == pytest.approx(summed_s(prices, (0, 1), 2 * 8 * 4))
-
-
-def test_the_loss_costs_no_sum() -> None:
-    prices = prices_of(pooled())
-    assert prices.layers[-1].kind == "loss"
-    assert not prices.layer(len(prices.layers) - 1, (S2,)).statistics_s.any()
 
 
 def narrowing() -> tuple[Network, Named]:
@@ -147,18 +142,6 @@ def test_samples_vary_slowest_and_channels_fastest() -> None:
 def test_no_rank_is_left_without_work() -> None:
     assert grids_of(("sample",), samples=2) == ["sample:2 x replica:2", "replica:4"]
     assert grids_of(("sample",), samples=1) == ["replica:4"]
-
-
-def test_an_axis_that_a_layer_lacks_is_held_by_all_along_it() -> None:
-    profile = priced(*residual(), speeds=EQUAL)
-    names = [layer.kind for layer in profile.graph.layers]
-    prices = LayoutPrices(CostModel(profile), (0, 1, 2, 3), 4, ("sample", "spatial"))
-    found = {str(option) for option in prices.options(names.index("linear"))}
-    assert found == {"replica:4", "sample:2 x replica:2", "sample:4", "replica:2 x sample:2"} - {"replica:2 x sample:2"}
-    assert {str(option) for option in prices.options(names.index("conv"))} > {
-        "height:2 x width:2",
-        "sample:2 x width:2",
-    }
 
 
 def test_unequal_devices_get_unequal_shares() -> None:
@@ -230,3 +213,31 @@ def test_a_value_that_is_read_twice_moves_once() -> None:
     # Of 6 channels each rank makes 3: the first all of one copy, the second all of the other.
     assert prices.crossing(0, 1, (S2,), (C2,)).moved_bytes[0, 0] == 4 * 3 * 16 * 16 * 4
     assert prices.crossing(0, 1, (C2,), (C2,)).moved_bytes[0, 0] == 4 * 3 * 16 * 16 * 4
+
+
+def random_prices(draw: random.Random) -> LayoutPrices:
+    count = draw.randint(2, 6)
+    profile = priced(*draw.choice(MADE), speeds=[draw.choice([1.0, 2.5]) for _ in range(count)])
+    return LayoutPrices(CostModel(profile), tuple(range(count)), draw.choice([2, 3, 4]), EVERYTHING, halo_depth=2)
+
+
+@pytest.mark.cases(10)
+@pytest.mark.parametrize("seed", range(25))
+def test_every_rank_does_holds_and_reads_what_loops_over_ranks_say(seed: int) -> None:
+    prices = random_prices(random.Random(seed))
+    for index in range(len(prices.layers)):
+        sized, options = prices.sized(index), prices.options(index)
+        shards, relation = prices.shards(index, options), sized.relation
+        specs = (sized.work, *sized.layer.outputs)
+        for k, option in enumerate(options):
+            own = [parts(option.layout, spec, prices.samples) for spec in specs]
+            held = [
+                tuple(grown(box, spec, option.layout, option.margin) for box in boxes)
+                for boxes, spec in zip(own, specs, strict=True)
+            ]
+            read = [relation.input_boxes(sized.layer, sized.inputs, box) for box in held[0]]
+            used = [relation.weight_boxes(sized.layer, sized.parameters, box) for box in held[0]]
+            assert [as_tuples(boxes[k]) for boxes in (shards.own, *shards.owned)] == own
+            assert [as_tuples(boxes[k]) for boxes in (shards.done, *shards.held)] == held
+            assert [as_tuples(boxes[k]) for boxes in shards.needed] == [*zip(*read, strict=True)]
+            assert [as_tuples(boxes[k]) for boxes in shards.weights] == [*zip(*used, strict=True)]
