@@ -143,8 +143,6 @@ CHIMERA = {  # D stages, N micro-batches, B over F: the step in F, by list sched
 
 
 HANAYO = {(4, 1): 18, (4, 2): 15, (8, 1): 38, (8, 2): 31}  # p positions and micro-batches, waves, B = 2 F
-
-
 FLUSHES = {(4, 4): 7 / 4, (4, 8): 11 / 8, (4, 16): 19 / 16, (8, 8): 15 / 8, (8, 32): 39 / 32}  # p, m: 1F1B over 2BW
 
 

@@ -41,11 +41,7 @@ from planner.ir.profile import (
 )
 
 KIND = "kind-1"
-
-
 F, B, M = CostClass(FORWARD, KIND), CostClass(BACKWARD, KIND), CostClass(MESSAGES, "within-host")
-
-
 PREDICTED_S = {F: 1.0, B: 2.0}
 
 

@@ -19,13 +19,12 @@ from planner.ir.profile import Measurement, Profile
 from tests.planner.costs.plain_prices import Modelled, at_samples
 from tests.planner.networks import mesh_like, plain, priced, residual
 
-
-def measured(samples: int, forward_s: float, key: str = "", evidence: str = MEASURED) -> Measurement:
-    return Measurement("conv1", samples, forward_s, 0.0, 0.0, 0.0, 100 * samples, 7, 10, key=key, evidence=evidence)
+KIND = "kind-1"
 
 
 def test_a_figure_is_as_certain_as_its_weakest_part() -> None:
-    assert layer_cost([measured(1, 1.0), measured(4, 2.0, evidence=DATASHEET)], 2).evidence == DATASHEET
+    one, four = (Measurement("conv1", n, 1.0, 0.0, 0.0, 0.0, 100 * n, 7, 10) for n in (1, 4))
+    assert layer_cost([one, replace(four, evidence=DATASHEET)], 2).evidence == DATASHEET
 
 
 def measurements(draw: random.Random, sizes: tuple[int, ...], key: str = "") -> list[Measurement]:
@@ -68,20 +67,13 @@ def test_all_layers_at_once_cost_what_each_costs() -> None:
             assert evidence == tuple(cost.evidence for cost in each)
 
 
-def test_layers_are_grouped_in_runs() -> None:
+def test_layers_are_grouped_in_runs_and_what_was_not_measured_is_named() -> None:
     assert runs_of([4, 0, 1, 2, 7]) == ((0, 3), (4, 5), (7, 8))
     assert runs_of([]) == ()
-
-
-def test_a_kind_of_device_without_measurements_is_named() -> None:
     with pytest.raises(MissingMeasurementError, match="5 of 5 layers were not measured on toaster"):
         CostTables(chain_profile(4)).at("toaster", 1)
-
-
-def test_parameters_without_a_cost_are_refused() -> None:
-    profile = replace(chain_profile(3), parameters={})
     with pytest.raises(MissingMeasurementError, match="parameters of l0"):
-        CostTables(profile).parameters("kind-1")
+        CostTables(replace(chain_profile(3), parameters={})).parameters(KIND)
 
 
 def test_a_tied_parameter_counts_once() -> None:
@@ -89,9 +81,6 @@ def test_a_tied_parameter_counts_once() -> None:
     layers = tuple(replace(layer, parameters=("l0.weight",)) for layer in profile.graph.layers[:3])
     graph = replace(profile.graph, layers=(*layers, profile.graph.layers[3]))
     assert CostTables(replace(profile, graph=graph)).graph.parameter_bytes.tolist() == [0, 400, 400, 400, 400]
-
-
-KIND = "kind-1"
 
 
 def modelled(profile: Profile, seconds_of: np.ndarray) -> Profile:

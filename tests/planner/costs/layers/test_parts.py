@@ -26,14 +26,8 @@ from tests.planner.parts import with_parts
 from tests.planner.solvers.laid_out_plans import MADE, with_random_parts
 
 KIND, LAYER, WHOLE = "kind-1", "conv0", (8, 16, 16)
-
-
 H2, W2 = ShardingSpec((("height", (0, 1, 2)),)), ShardingSpec((("width", (0, 1, 2)),))
-
-
 C2, S2, ALL = (ShardingSpec(((dim, (0, 1, 2)),)) for dim in ("channel", "sample", "replica"))
-
-
 EVERYTHING = ("sample", "spatial", "channel")
 
 

@@ -109,8 +109,6 @@ def test_bounds_of_a_program_never_say_more_than_it_takes(schedule: str, seed: i
 
 
 FORWARD_S = (30e-3, 40e-3, 25e-3, 35e-3)
-
-
 MEASURED_S = {  # steps of sleeping ranks on four hosts over gloo; (bytes of a message, its seconds alone): by schedule
     (524_288, 22.1e-3): {"gpipe": 1.3825, "1f1b": 1.4396},
     (2_097_152, 87.1e-3): {"gpipe": 2.2576, "1f1b": 2.9354},

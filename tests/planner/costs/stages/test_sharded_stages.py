@@ -27,6 +27,8 @@ from tests.planner.solvers.instances import random_problem
 LAYERS, RANKS, MICRO_BATCHES = 12, 2, (8, 8, 8)
 BYTES = BUCKET_BYTES // 2
 """Of the parameters of a layer: two layers make a bucket."""
+
+
 TOTAL = LAYERS * BYTES
 UPDATE_S, SAVED = 1e-3, 4096
 PROFILE = chain_profile(
@@ -75,25 +77,6 @@ def test_exchanges_are_paid_for_in_each_pass_that_waits_for_them_as_communicatio
         assert again.step_s - one.step_s == pytest.approx(forward_s + half_s * (zero == 3))  # forward, once more
     peaks = [one.ranks[0].peak_bytes for one in found]
     assert peaks == sorted(peaks, reverse=True)
-
-
-OTHER = LAYERS * SAVED * MICRO_BATCHES[0] // RANKS + sum(MICRO_BATCHES) * (SAVED + 8)
-"""What layers save of a rank's part of a micro-batch, and the batch."""
-
-
-@pytest.mark.parametrize(
-    ("zero", "parameters", "gradients", "gathered"),
-    [
-        (2, TOTAL, TOTAL // RANKS + 2 * BUCKET_BYTES, 0),
-        (3, TOTAL // RANKS, TOTAL // RANKS + BUCKET_BYTES, BUCKET_BYTES),
-    ],
-)
-def test_in_a_backward_there_are_slices_and_one_bucket(
-    zero: int, parameters: int, gradients: int, gathered: int
-) -> None:
-    """Gradients are put together to be sent, when parameters have gone; no levels of layers are known here."""
-    state = 2 * TOTAL // RANKS
-    assert predicted(zero).ranks[0].peak_bytes == parameters + gradients + gathered + state + OTHER
 
 
 PIECES = BUCKET_BYTES // 4
