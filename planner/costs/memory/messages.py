@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from planner.costs.simulator.program import RECEIVE_STEP, SEND_STEP, CompiledProgram
@@ -147,11 +148,8 @@ def answers(compiled: CompiledProgram) -> dict[int, int]:
     answer_of: dict[int, int] = {}
     for (src, dst), leaving in sent.items():
         back = sent.get((dst, src), [])
-        soonest = [message for _, message in back]  # from each on, the one that is taken first
-        for place in reversed(range(len(back) - 1)):
-            soonest[place] = min(soonest[place : place + 2], key=received_at.__getitem__)
-        for _, message in leaving:
-            first = bisect_right(back, (received_at[message], len(compiled.messages)))
-            if first < len(back):
-                answer_of[message] = soonest[first]
+        # Of the last message, of the last two, and so on, the one that is taken first.
+        soonest = [*accumulate((one for _, one in reversed(back)), lambda *two: min(two, key=received_at.__getitem__))]
+        later = ((one, bisect_right(back, (received_at[one], len(compiled.messages)))) for _, one in leaving)
+        answer_of.update({message: soonest[-1 - first] for message, first in later if first < len(back)})
     return answer_of
