@@ -39,27 +39,6 @@ def test_saved_activations_live_while_their_micro_batch_is_in_flight(schedule: s
     assert most == list(kept_by(schedule, 3, MICRO_BATCHES))
 
 
-def test_a_gradient_that_was_received_is_part_of_its_backwards_peak() -> None:
-    """GPipe's first stage receives gradients alone; the level of B has them, so in no moment do they count apart."""
-    first = used("gpipe", 2)[0]
-    assert len(first.row.positions) == len(first.total) / 2
-    assert set(alive(first, "buffer")) == {0}, "nothing but B takes it, and B runs next"
-
-
-def test_the_peak_is_the_largest_cumulative_sum() -> None:
-    for usage in used("zb-h1"):
-        assert sum(usage.at_peak) == max(usage.total)
-        assert usage.at_peak[What.PARAMETERS] + usage.at_peak[What.BATCH] <= usage.always
-        most = max(during for _, during, _ in usage.samples())
-        assert most == max(usage.total)
-
-
-def test_deferred_weight_gradients_live_from_one_half_of_the_backward_to_the_other() -> None:
-    split, whole = used("zb-h1")[0], used("1f1b")[0]
-    assert max(alive(split, "deferred")) > 0
-    assert all(size[0] != "deferred" for size in whole.row.sizes)
-
-
 MEMOS = kept_by, held_in_turn
 
 
