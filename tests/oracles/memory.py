@@ -1,4 +1,4 @@
-"""A second, plain account of what ranks hold (``peaks``): a loop over each row, in each action one over layers.
+"""A second, plain account of what ranks hold (``peaks_of``): a loop over each row, in each action one over layers.
 
 Follows the same model as ``planner.costs.memory.lifetimes`` (its table says what that is) but none of its code; how
 high memory rises in an action is worked out in ``stage_memory``, what one layer saves and needs is a price, and given.
@@ -10,11 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from planner.costs.cost_model import CostModel
 from planner.ir.cluster import PAIR_SUM_BYTES, SHARED_MEMORY, STANDING_BYTES
 from planner.ir.graph import producer
-from planner.ir.plan import Decision
-from planner.ir.profile import Profile
 from planner.ir.program import (
     ALONE_BYTES,
     SPARE_BYTES,
@@ -26,7 +23,6 @@ from planner.ir.program import (
 )
 from planner.ir.schedule import ADDS_GRADIENTS, RECEIVE, SEND, Action, Op
 from planner.layers import prepared_inputs
-from planner.layers.boundary import Boundaries
 from tests.oracles.stage_memory import (
     Holding,
     Received,
@@ -45,19 +41,8 @@ _Like = tuple[int, int, int, int]
 clouds, of which no two are alike, the micro-batch."""
 
 
-def peaks(profile: Profile | CostModel, decision: Decision) -> tuple[int, ...]:
-    """The most bytes that each rank holds in a step of ``decision``, whose program is legal.
-
-    Args:
-        profile: or its prices, looked up before.
-    """
-    cost_model = profile if isinstance(profile, CostModel) else CostModel(profile)
-    program = Boundaries.of_decision(cost_model.profile.graph, decision).program(decision)
-    return peaks_of(Stages(cost_model, decision, program))
-
-
 def peaks_of(stages: Stages) -> tuple[int, ...]:
-    """The same of a program's stages."""
+    """The most bytes that each rank holds in a step of a program."""
     return tuple(Account(stages, rank).peak_bytes() for rank in range(len(stages.program.rows)))
 
 

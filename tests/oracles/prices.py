@@ -44,10 +44,6 @@ class LayerPrices:
         self._columns: dict[tuple[str, float, bool], dict[str, Array]] = {}
         self._exchanges: dict[tuple[tuple[int, ...], int, bool], tuple[Array, Array]] = {}
 
-    def of(self, layer: Layer, kind: str, samples: float, shared: bool, what: str) -> float:
-        """Seconds or bytes (``what``) on a kind of device, in a stage of one rank or a shared one."""
-        return float(self.columns(kind, samples, shared)[what][self.index[layer.name]])
-
     def columns(self, kind: str, samples: float, shared: bool) -> Mapping[str, Array]:
         """By quantity, of all layers."""
         key = (kind, samples, shared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from planner.costs.simulator.program import RECEIVE_STEP, SEND_STEP, CompiledProgram
@@ -129,9 +130,10 @@ def joined(compiled: CompiledProgram, transfer_bytes: Sequence[int]) -> dict[int
 
 
 def answers(compiled: CompiledProgram) -> dict[int, int]:
-    """By message, the one that tells its sender that it came.
+    """By message, the one that tells its sender that it came: of those that left later, the first to be taken.
 
-    A message tells which ones had come when it was sent (:mod:`runtime.transport.gloo`).
+    A message tells which ones had come when it was sent (:mod:`runtime.transport.gloo`).  Ranks of several stages need
+    not take messages in the order that they were sent.
     """
     received_at: dict[int, int] = {}
     sent: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by (sender, receiver): (position, message), ascending
@@ -146,8 +148,8 @@ def answers(compiled: CompiledProgram) -> dict[int, int]:
     answer_of: dict[int, int] = {}
     for (src, dst), leaving in sent.items():
         back = sent.get((dst, src), [])
-        for _, message in leaving:
-            first = bisect_right(back, (received_at[message], len(compiled.messages)))
-            if first < len(back):
-                answer_of[message] = back[first][1]
+        # Of the last message, of the last two, and so on, the one that is taken first.
+        soonest = [*accumulate((one for _, one in reversed(back)), lambda *two: min(two, key=received_at.__getitem__))]
+        later = ((one, bisect_right(back, (received_at[one], len(compiled.messages)))) for _, one in leaving)
+        answer_of.update({message: soonest[-1 - first] for message, first in later if first < len(back)})
     return answer_of

@@ -10,7 +10,8 @@ from statistics import median
 
 from benchmarks.chains import chain_profile
 from planner.costs.observe import as_run, observe
-from planner.costs.predict import predict
+from planner.costs.predict import forecast
+from planner.costs.pricing import Pricing
 from planner.ir.plan import Decision
 from planner.ir.profile import Correction, CostClass, Observation, Profile
 from planner.ir.timeline import Timeline
@@ -18,6 +19,11 @@ from tests.planner.corrections import classes
 from tests.planner.factories import chain_decision
 
 NUM_STEPS = 5
+
+
+def step_of(profile: Profile, decision: Decision) -> Timeline:
+    """As it is predicted, without a range."""
+    return forecast(Pricing.of(profile), decision, 0.0, num_draws=0).timeline
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Machine:
 
     def step_s(self, decision: Decision) -> float:
         """Of a step without noise."""
-        return predict(self._with(self.truth), decision)[0].step_s
+        return step_of(self._with(self.truth), decision).step_s
 
     def runs(self, decision: Decision, draw: random.Random) -> list[Timeline]:
         """What a run measures."""
@@ -39,7 +45,7 @@ class Machine:
             for _ in range(NUM_STEPS)
         )
         profiles = [self._with(truth) for truth in scattered]
-        return [as_run(predict(profile, decision)[1], profile) for profile in profiles]
+        return [as_run(step_of(profile, decision), profile) for profile in profiles]
 
     def observation(self, decision: Decision, draw: random.Random) -> Observation:
         """What a run shows."""

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 
+import numpy as np
+
 from planner.costs.layers.interpolation import QUANTITIES
 from planner.ir.box import Interval, intersect, volume, whole
 from planner.ir.cluster import ALL_REDUCE, Cluster, Collective, Link
@@ -258,63 +260,20 @@ def _times(model: Point, point: Iterable[float]) -> float:
 
 def _least_squares(rows: Sequence[tuple[Point, float]]) -> Point:
     """Of all sets of columns with coefficients that are not negative the one with the least sum of squares."""
-    points = [[x / value for x in at] for at, value in rows]
-    largest = [max(column) for column in zip(*points, strict=True)]
-    scale = [one if one > 0 else 1.0 for one in largest]
-    matrix = [[x / by for x, by in zip(point, scale, strict=True)] for point in points]
-    ridge = [math.sqrt(len(rows)) * each for each in (1e-3, 1e-3, 1e-3, 3e-2)]
-    matrix += [[each if k == column else 0.0 for column in range(4)] for k, each in enumerate(ridge)]
-    target = [1.0] * len(rows) + [0.0] * 4
-    best, least = [0.0] * 4, math.fsum(each * each for each in target)
-    for size in range(1, 5):
-        for columns in combinations(range(4), size):
-            found = _solved([[row[column] for column in columns] for row in matrix], target)
-            left = _left(matrix, columns, found, target)
-            error = math.fsum(each * each for each in left)
-            if min(found) >= 0 and error < least:
-                best, least = [0.0] * 4, error
-                for column, coefficient in zip(columns, found, strict=True):
-                    best[column] = coefficient
-    one, flops, moved, weights = (coefficient / by for coefficient, by in zip(best, scale, strict=True))
+    points = np.array([[x / value for x in at] for at, value in rows])
+    largest = points.max(axis=0)
+    scale = np.where(largest > 0, largest, 1.0)
+    ridge = np.sqrt(len(rows)) * np.diag([1e-3, 1e-3, 1e-3, 3e-2])
+    matrix, target = np.concatenate((points / scale, ridge)), np.array([1.0] * len(rows) + [0.0] * 4)
+    best, least = np.zeros(4), float(target @ target)
+    for columns in (list(each) for size in range(1, 5) for each in combinations(range(4), size)):
+        found = np.linalg.lstsq(matrix[:, columns], target, rcond=None)[0]
+        left = target - matrix[:, columns] @ found
+        if found.min() >= 0 and left @ left < least:
+            best, least = np.zeros(4), float(left @ left)
+            best[columns] = found
+    one, flops, moved, weights = (best / scale).tolist()
     return one, flops, moved, weights
-
-
-def _solved(matrix: Sequence[Sequence[float]], target: Sequence[float]) -> list[float]:
-    """Least squares by the normal equations, and once more for what they leave."""
-    columns = range(len(matrix[0]))
-    squares = [[math.fsum(row[a] * row[b] for row in matrix) for b in columns] for a in columns]
-    found, left = [0.0 for _ in columns], list(target)
-    for _ in range(3):
-        more = _eliminated(
-            squares, [math.fsum(row[a] * y for row, y in zip(matrix, left, strict=True)) for a in columns]
-        )
-        found = [old + new for old, new in zip(found, more, strict=True)]
-        left = _left(matrix, tuple(columns), found, target)
-    return found
-
-
-def _left(
-    matrix: Sequence[Sequence[float]], columns: Sequence[int], found: Sequence[float], target: Sequence[float]
-) -> list[float]:
-    """What remains of ``target``, row by row."""
-    return [
-        y - sum(row[column] * c for column, c in zip(columns, found, strict=True))
-        for row, y in zip(matrix, target, strict=True)
-    ]
-
-
-def _eliminated(squares: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """Gauss: the square system's answer."""
-    rows = [[*row, value] for row, value in zip(squares, right, strict=True)]
-    size = len(rows)
-    for k in range(size):
-        pivot = max(range(k, size), key=lambda row: abs(rows[row][k]))
-        rows[k], rows[pivot] = rows[pivot], rows[k]
-        for row in range(size):
-            if row != k:
-                factor = rows[row][k] / rows[k][k]
-                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[k], strict=True)]
-    return [rows[k][size] / rows[k][k] for k in range(size)]
 
 
 Part = tuple[int, ...]

@@ -1,19 +1,31 @@
+"""Predictions of decisions: by hand, as certain as what they rest on, the same of a candidate and of its file."""
+
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.predict import predict, unflushed_step_s
+from planner.costs.candidate import candidate_of
+from planner.costs.cost_model import CostModel
+from planner.costs.predict import forecast, predict, unflushed_step_s
 from planner.costs.pricing import Pricing
+from planner.costs.rows import in_flight, layout_text, stage_layouts
 from planner.ir.cluster import DATASHEET, GRADIENT_SUMS, INTERPOLATED, MEASURED, MEMORY, WITHIN_HOST, Collective
 from planner.ir.errors import IllegalProgramError
 from planner.ir.graph import TensorSpec
+from planner.ir.plan import Placement
+from planner.ir.problem import Problem
 from planner.ir.profile import Optimizer, Profile
 from planner.ir.schedule import Action, Op
+from planner.solvers import solver
+from planner.solvers.candidates.candidate import decision_of, divided
+from planner.solvers.candidates.evaluate import Evaluator
 from tests.oracles.evaluation import evaluate
 from tests.planner.factories import batch_bytes, chain_decision
+from tests.planner.solvers.laid_out_plans import EVERYTHING, random_candidate, random_network
 
 
 def test_two_stages_by_hand() -> None:
@@ -28,13 +40,6 @@ def test_two_stages_by_hand() -> None:
     assert (first.idle_s, second.idle_s) == pytest.approx((0.0, 3e-3))
     assert prediction.bubble_fraction == pytest.approx(4 / 11)
     assert prediction.samples_per_s == pytest.approx(2 / 11e-3)
-
-
-def test_the_parts_of_every_rank_sum_to_the_step() -> None:
-    profile = chain_profile(6, 3, latency_s=2e-4, action_overhead_s=1e-5, skips=[(0, 4)], update_s=1e-5)
-    prediction, _ = predict(profile, chain_decision(profile, (2, 3), (3, 3, 2), [(0,), (1,), (2,)]))
-    for rank in prediction.ranks:
-        assert rank.compute_s + rank.communication_s + rank.bubble_s + rank.idle_s == pytest.approx(prediction.step_s)
 
 
 def test_ranks_of_a_host_that_update_and_copy_gradients_at_once_share_its_memory() -> None:
@@ -135,3 +140,69 @@ def test_statistics_of_a_group_are_exchanged_at_the_pace_of_the_slowest() -> Non
     assert prediction.ranks[0].communication_s == pytest.approx(forward_s + backward_s, rel=1e-3)
     alone, _ = predict(profile, chain_decision(profile, (), (4,)))
     assert alone.step_s == pytest.approx(24e-3)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_candidate_costs_what_its_file_does(seed: int) -> None:
+    draw = random.Random(seed)
+    problem = Problem(random_network(draw), 4, allow=EVERYTHING, halo_depth=draw.choice([0, 2]), shard="always")
+    evaluator = Evaluator(problem, CostModel(problem.profile))
+    candidate = random_candidate(draw, evaluator)
+    written = forecast(Pricing.of(problem.profile), decision_of(problem, candidate), problem.memory_margin, num_draws=0)
+    unwritten = evaluator.forecast(candidate, num_draws=0)
+    assert unwritten.prediction.step_s == pytest.approx(written.prediction.step_s, rel=1e-12)
+    assert unwritten.memories == written.memories
+    assert unwritten.timeline.spans == written.timeline.spans
+
+
+def test_a_file_says_what_its_candidate_did() -> None:
+    problem = Problem(chain_profile(4, 3), 6, shard="always", zero=2)
+    plan = solver("best-first")(problem, None)
+    candidate = candidate_of(problem.profile.graph, plan.decision)
+    assert decision_of(problem, candidate) == plan.decision
+    assert divided(problem, candidate).zero == candidate.zero
+    assert candidate.rows == Pricing.of(problem.profile).with_rows(replace(candidate, rows=())).rows
+
+
+def test_a_search_reads_no_rows_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(text: str) -> Action:
+        raise AssertionError(f"{text} was read inside a search")
+
+    monkeypatch.setattr(Action, "parse", refuse)
+    plan = solver("best-first")(Problem(chain_profile(5, 3), 6, confidence=0.8), None)
+    assert plan.alternatives
+
+
+PROFILE = chain_profile(4)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "words"),
+    [
+        ({}, "whole"),
+        ({"sample": (0, 3, 4)}, "samples 6:2"),
+        ({"height": (0, 5, 8)}, "height 5:3"),
+        ({"sample": (0, 1, 2), "height": (0, 4, 8)}, "samples 4:4 x height 4:4"),
+    ],
+)
+def test_a_layout_is_put_in_words(cuts: dict[str, tuple[int, ...]], words: str) -> None:
+    assert layout_text(Placement(0, cuts), 8) == words
+
+
+def test_layers_of_a_stage_are_counted_by_layout() -> None:
+    shared = chain_decision(PROFILE, micro_batches=(4,), ranks=((0, 1),), shares=((3, 1),))
+    layers = {**shared.layers, "l1": Placement(0, {})}
+    assert stage_layouts(replace(shared, layers=layers), 0) == {"samples 3:1": 4, "whole": 1}
+    assert stage_layouts(chain_decision(PROFILE, cuts=(2,)), 0) == {}
+
+
+@pytest.mark.parametrize(("schedule", "counts"), [("gpipe", (4, 4)), ("1f1b", (2, 1)), ("zb-h1", (2, 2))])
+def test_micro_batches_in_flight_are_those_of_the_program(schedule: str, counts: tuple[int, int]) -> None:
+    decision = chain_decision(PROFILE, cuts=(2,), micro_batches=(2, 2, 2, 2), schedule=schedule)
+    assert tuple(in_flight(decision, stage) for stage in range(2)) == counts
+
+
+def test_a_program_that_cannot_be_read_has_none() -> None:
+    decision = chain_decision(PROFILE, cuts=(2,))
+    assert in_flight(replace(decision, program=(("nonsense",),)), 0) == 0
+    assert in_flight(replace(decision, program=()), 1) == 0

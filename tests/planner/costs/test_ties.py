@@ -25,6 +25,8 @@ from tests.planner.factories import chain_decision
 
 SURE = 0.03
 """How near shares of the draws come to a probability."""
+
+
 SLIGHT = chain_profile(18, 2, speeds=(1.0, 0.1), parameter_bytes=2**22)
 """The second device can do an eighteenth of the work meanwhile."""
 
@@ -171,11 +173,6 @@ def test_a_second_device_that_hardly_helps_is_left_out_and_the_proof_stays() -> 
     assert "faster, a tie" in taken.alternatives[0].why_not
     assert check(taken, SLIGHT) == ()
     assert solved(SLIGHT, tie.confidence).decision == fastest.decision
-
-
-def test_a_device_that_helps_much_is_used() -> None:
-    profile = chain_profile(6, 2, speeds=(1.0, 1.0))
-    assert solved(profile, 0.8).decision == solved(profile, 0.0).decision
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.chains import chain_profile
 from planner.costs import uncertainty
@@ -21,13 +19,11 @@ from planner.costs.simulator.prices import SlotPrices, prices_of, transfer_bytes
 from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.stages.action_costs import StageCosts
 from planner.costs.timeline import Trace
-from planner.costs.uncertainty import MODEL, Deciles, deciles, kind_of, replayed
-from planner.ir.codec import canonical
+from planner.costs.uncertainty import MODEL, Deciles, deciles, replayed
 from planner.ir.plan import Decision
 from planner.ir.profile import (
     ONE_DEVICE,
     PIPELINE,
-    SHARING,
     STEP_RANGE,
     Correction,
     CostClass,
@@ -54,8 +50,10 @@ def simulated(profile: Profile, decision: Decision) -> tuple[CompiledProgram, St
     return compiled, costs, prices, run(compiled, prices)
 
 
-@given(st.integers(0, 2**32), st.sampled_from(names()))
-def test_a_replay_without_noise_is_the_trace(seed: int, schedule: str) -> None:
+@pytest.mark.cases(30)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("schedule", names())
+def test_a_replay_without_noise_is_the_trace(schedule: str, seed: int) -> None:
     compiled, _, prices, trace = simulated(*random_plan(random.Random(seed), schedule))
     assert replayed(compiled, prices, trace, {}, 3) == pytest.approx(np.full(3, trace.step_s), rel=1e-9)
 
@@ -100,13 +98,6 @@ def width(case: tuple[Profile, Decision]) -> float:
     return (seen.p90_s - seen.p10_s) / seen.p50_s
 
 
-def test_without_noise_the_deciles_are_the_step() -> None:
-    case = one_rank()
-    step_s = predict(*case)[0].step_s
-    assert found(*case) == Deciles(step_s, step_s, step_s)
-    assert (predict(*case)[0].p10_s, predict(*case)[0].p90_s) == (step_s, step_s)
-
-
 def normal(seed: int, count: int, spread: float) -> tuple[float, ...]:
     return tuple(1 + spread * np.random.default_rng(seed).standard_normal(count))
 
@@ -141,13 +132,6 @@ def test_sizes_nobody_measured_widen_the_step_by_what_their_costs_are_uncertain(
     assert between.p90_s == pytest.approx(between.step_s * high, rel=0.03)
 
 
-def test_the_same_inputs_give_the_same_bytes() -> None:
-    case = one_rank(normal(4, 30, 0.02), normal(5, 30, 0.02), normal(6, 30, 0.02))
-    first, second = (canonical(predict(*case)[0]) for _ in range(2))
-    assert first == second
-    assert predict(*case)[0].p10_s < predict(*case)[0].p90_s
-
-
 def test_overhead_and_messages_are_not_noisy() -> None:
     profile, decision = one_rank(spread=0.05)
     slow = replace(profile, action_overhead_s={"kind-1": 1e-2})
@@ -164,11 +148,3 @@ def test_what_runs_of_a_kind_of_plan_were_out_by_widens_its_range_and_not_that_o
     given = found(profile.corrected_by(corrections), decision)
     tenth = NormalDist().inv_cdf(0.9) * (seen or MODEL[ONE_DEVICE])
     assert log(given.p90_s / given.p10_s) == pytest.approx(2 * tenth, rel=0.15)
-
-
-@pytest.mark.parametrize(
-    ("stages", "kind"),
-    [([(0,)], ONE_DEVICE), ([(0,), (1,)], PIPELINE), ([(0, 1)], SHARING), ([(0,), (1, 2)], SHARING)],
-)
-def test_kinds_of_plans(stages: list[tuple[int, ...]], kind: str) -> None:
-    assert kind_of(stages) == kind

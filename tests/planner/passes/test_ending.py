@@ -9,12 +9,13 @@ import pytest
 from planner.ir.box import Interval
 from planner.ir.errors import IllegalProgramError
 from planner.ir.program import Message, Part, Program
-from planner.ir.schedule import RECEIVE, SEND, Action, Op, Pipeline, StageGraph
+from planner.ir.schedule import COMPUTE, RECEIVE, SEND, Action, Op, Pipeline, StageGraph, dependencies
 from planner.passes import lower, validate
 from planner.passes.ending import TOGETHER, stuck
+from planner.passes.events import in_order
 from planner.passes.lowering import Numbering
 from planner.schedules import names, schedule, traits
-from tests.planner.random_programs import random_program
+from tests.planner.random_programs import random_pipeline, random_program
 from tests.planner.schedules.simulated import chain, dag, lowered
 
 LETTERS = {Op.SEND_FORWARD: "F", Op.RECV_FORWARD: "F", Op.SEND_BACKWARD: "B", Op.RECV_BACKWARD: "B"}
@@ -125,3 +126,23 @@ def test_a_message_that_blocks_is_held_to_the_runtimes_window() -> None:
     validate(lower(schedule("1f1b")(Pipeline(skip)), skip, ranks, routes, 8))
     with pytest.raises(IllegalProgramError, match=r"rank 0 waits in 0SEND_F5>7 \(rank 7 has not posted its receive\)"):
         validate(lower(schedule("1f1b-sno")(Pipeline(skip)), skip, ranks, routes, 8))
+
+
+@pytest.mark.parametrize("name", [name for name in names() if traits(name).stages_per_position == 1])
+def test_all_actions_come_after_what_they_depend_on(name: str) -> None:
+    pipeline = random_pipeline(random.Random(name), name, StageGraph.chain(3, 5), ())
+    rows = schedule(name)(pipeline).rows
+    order = in_order([[action for action in row if action.op in COMPUTE] for row in rows], pipeline)
+    assert order is not None
+    place = {(action.stage, action.op, action.microbatch): number for number, action in enumerate(order)}
+    assert len(place) == sum(action.op in COMPUTE for row in rows for action in row)
+    for number, action in enumerate(order):
+        for group in dependencies(action, pipeline.stages):
+            before = [place[key] for a in group if (key := (a.stage, a.op, a.microbatch)) in place]
+            assert not before or max(before) < number
+
+
+def test_rows_that_wait_for_one_another_have_no_order() -> None:
+    rows = [[Action(0, Op.FORWARD, 0), Action(0, Op.BACKWARD, 0), Action(0, Op.FORWARD, 1), Action(0, Op.BACKWARD, 1)]]
+    rows += [[Action(1, Op.FORWARD, m) for m in range(2)] + [Action(1, Op.BACKWARD, m) for m in range(2)]]
+    assert in_order(rows, Pipeline(StageGraph.chain(2, 2))) is None

@@ -55,12 +55,15 @@ def normalised_problem(seed: int) -> Problem:
     return Problem(profile, 4, draw.choice([("1f1b",), ("gpipe", "zb-h1")]), micro_batch_sizes=(2,))
 
 
-tied_branches = partial(tied_problem, make=branching_problem)
-MAKERS = pytest.mark.parametrize(
-    "make",
-    [random_problem, branching_problem, heavy_problem, tied_problem, tied_branches, attention_problem],
-    ids=["chains", "branches", "heavy", "ties", "branches with ties", "attention"],
-)
+MAKERS: dict[str, Callable[[int], Problem]] = {
+    "chains": random_problem,
+    "branches": branching_problem,
+    "heavy": heavy_problem,
+    "ties": tied_problem,
+    "branches with ties": partial(tied_problem, make=branching_problem),
+    "attention": attention_problem,
+    "batch norms": normalised_problem,
+}
 
 
 def certified(problem: Problem) -> tuple[Plan, Proof]:
@@ -108,27 +111,15 @@ def candidates(account: ProofAccount, size: int, prefix: ProofPrefix) -> Iterato
                 yield Candidate(stage_of, tuple(groups), shares, batches, name, windows, again if any(again) else ())
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        random_problem,
-        branching_problem,
-        heavy_problem,
-        tied_problem,
-        tied_branches,
-        attention_problem,
-        normalised_problem,
-    ],
-    ids=["chains", "branches", "heavy", "ties", "branches with ties", "attention", "batch norms"],
-)
+@pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("seed", range(300, 306))
-def test_the_account_never_says_more_than_the_simulator(seed: int, make: Callable[[int], Problem]) -> None:
-    problem = replace(make(seed), recompute="auto")
+def test_the_account_never_says_more_than_the_simulator(seed: int, make: str) -> None:
+    problem = replace(MAKERS[make](seed), recompute="auto")
     account, draw, num_compared = account_of(problem), random.Random(seed), 0
     evaluator = Evaluator(problem, CostModel(problem.profile))
     for size in account.space.sizes:
         complete = list(pipelines(account, size, ProofPrefix(), ()))
-        for prefix, bound_s in draw.sample(complete, min(len(complete), 25)):
+        for prefix, bound_s in draw.sample(complete, min(len(complete), 12)):
             least_s, _ = account.step_s(prefix, size)
             evaluated = (evaluator.evaluate(each) for each in candidates(account, size, prefix))
             step_s = min((each.step_s for each in evaluated if each.fits), default=inf)
@@ -144,29 +135,28 @@ def tight_problem(seed: int) -> Problem:
 
 
 @pytest.mark.parametrize("make", [tight_problem, heavy_problem], ids=["tight memory", "sums in buckets"])
-def test_the_least_of_all_pipelines_is_no_more_than_the_best_plan_takes(make: Callable[[int], Problem]) -> None:
-    for seed in (320, 322, 324, 326, 328, 330):
-        problem = make(seed)
-        account, best_s = account_of(problem), solve(problem).prediction.step_s
-        complete = [
-            (size, *each) for size in account.space.sizes for each in pipelines(account, size, ProofPrefix(), ())
-        ]
-        least_s = min(max(bound_s, account.step_s(prefix, size)[0]) for size, prefix, bound_s in complete)
-        assert least_s <= best_s * (1 + 1e-9), seed
-
-
-@MAKERS
-@pytest.mark.parametrize("seed", range(310, 316))
-def test_proofs_of_random_problems_hold_and_no_plan_lies_below(seed: int, make: Callable[[int], Problem]) -> None:
+@pytest.mark.parametrize("seed", range(320, 332, 2))
+def test_the_least_of_all_pipelines_is_no_more_than_the_best_plan_takes(
+    seed: int, make: Callable[[int], Problem]
+) -> None:
     problem = make(seed)
+    account = account_of(problem)
+    complete = [(size, *each) for size in account.space.sizes for each in pipelines(account, size, ProofPrefix(), ())]
+    least_s = min(max(bound_s, account.step_s(prefix, size)[0]) for size, prefix, bound_s in complete)
+    assert least_s <= solve(problem).prediction.step_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("make", [name for name in MAKERS if name != "batch norms"])  # too many to try all of them
+@pytest.mark.parametrize("seed", range(310, 316))
+def test_proofs_of_random_problems_hold_and_no_plan_lies_below(seed: int, make: str) -> None:
+    problem = MAKERS[make](seed)
     best, _ = best_by_exhaustion(problem)
-    try:
-        plan, proof = certified(problem)
-    except InfeasibleError:
-        assert best is None
+    if best is None:
+        with pytest.raises(InfeasibleError):
+            certified(problem)
         return
+    plan, proof = certified(problem)
     assert verify(proof, plan, problem.profile) == ()
-    assert best is not None
     assert 0 < proof.bound_s <= best.step_s
 
 
@@ -259,7 +249,7 @@ def test_a_proof_that_was_changed_is_refused_by_name(
 @pytest.mark.parametrize("label", ["trip_s", "end_s", "total_s", "free_s"])
 def test_no_potential_can_be_raised(label: str, whole: tuple[Plan, Proof]) -> None:
     plan, proof = whole
-    for number in range(0, len(proof.potentials), 12):
+    for number in range(0, len(proof.potentials), 24):
         row = proof.potentials[number]
         raised = replace(row, **{label: first(getattr(row, label), 1.001)})  # type: ignore[arg-type]  # one of four alike
         rows = (*proof.potentials[:number], raised, *proof.potentials[number + 1 :])
@@ -279,17 +269,14 @@ def test_no_claim_can_be_raised_where_the_plan_is_not_the_best() -> None:
 
 def test_the_proof_of_another_profile_or_request_is_refused(whole: tuple[Plan, Proof]) -> None:
     plan, proof = whole
+    assert prove(plan, PROFILE) == proof
     slower = chain_profile(6, 3, forward_s=1e-2)
     assert any(fault.startswith("profile_fingerprint: ") for fault in verify(proof, plan, slower))
     wider = replace(plan, inputs=replace(plan.inputs, request=replace(plan.inputs.request, recompute="auto")))
     assert any(fault.startswith("space.recompute: ") for fault in verify(proof, wider, PROFILE))
 
 
-def test_equal_plans_have_equal_proofs(whole: tuple[Plan, Proof]) -> None:
-    plan, proof = whole
-    assert prove(plan, PROFILE) == proof
-
-
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("change", "what", "remedy"),
     [
@@ -309,13 +296,10 @@ def test_what_no_proof_covers_is_refused_with_what_to_leave_out(
     assert remedy in str(refused.value)
 
 
-def many_devices() -> Profile:
-    return chain_profile(3, 64, hosts=[f"n{rank // 4}" for rank in range(64)])
-
-
 def test_too_many_devices_are_refused() -> None:
+    many = chain_profile(3, 64, hosts=[f"n{rank // 4}" for rank in range(64)])
     with pytest.raises(UsageError, match="64 devices, of too many groups"):
-        require_provable(Problem(many_devices(), 64))
+        require_provable(Problem(many, 64))
 
 
 def test_the_verifier_stays_small() -> None:

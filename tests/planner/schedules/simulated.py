@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.costs.simulator.events import execute
@@ -11,8 +11,9 @@ from planner.costs.simulator.program import CompiledProgram, compile_program
 from planner.costs.timeline import Trace
 from planner.ir.box import Interval
 from planner.ir.program import Message, Part, Program
-from planner.ir.schedule import COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, Schedule, StageGraph
+from planner.ir.schedule import ADDS_GRADIENTS, COMPUTE, MESSAGE, Action, Edge, Op, Pipeline, Schedule, StageGraph
 from planner.passes import lower
+from planner.passes.versions import Rows
 from planner.schedules import positions, schedule
 
 Seconds = Callable[[Action], float]
@@ -96,3 +97,23 @@ def uniform(forward: float, backward_input: float, backward_weight: float) -> Se
         Op.BACKWARD: backward_input + backward_weight,
     }
     return lambda action: lasts.get(action.op, 0.0)
+
+
+def peaks(rows: Rows, kept: Sequence[float]) -> tuple[float, ...]:
+    """The most that each row keeps at once, all its stages together.
+
+    Args:
+        kept: by stage, what one micro-batch takes between its forward and its backward, in any unit.
+    """
+    found = []
+    for row in map(tuple, rows):
+        trained = {action.stage for action in row if action.op in ADDS_GRADIENTS}
+        held = most = 0.0
+        for action in row:
+            if action.op is Op.FORWARD and action.stage in trained:
+                held += kept[action.stage]
+                most = max(most, held)
+            elif action.op in ADDS_GRADIENTS:
+                held -= kept[action.stage]
+        found.append(most)
+    return tuple(found)

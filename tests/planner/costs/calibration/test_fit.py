@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 
 import pytest
@@ -24,7 +23,7 @@ from planner.costs.calibration.fit import (
     with_observation,
 )
 from planner.costs.uncertainty import MODEL
-from planner.ir.codec import dumps, fingerprint, loads
+from planner.ir.codec import fingerprint
 from planner.ir.profile import (
     BACKWARD,
     FORWARD,
@@ -38,7 +37,6 @@ from planner.ir.profile import (
     Correction,
     CostClass,
     Observation,
-    Profile,
     Seen,
 )
 
@@ -84,12 +82,6 @@ def test_a_factor_lies_between_one_and_the_median_and_in_a_sane_range(ratios: li
     assert middle > 0
 
 
-def test_what_all_plans_show_is_corrected() -> None:
-    found = factors(*(observation(str(number), 1.1, 1.3) for number in range(4)))
-    assert found[F] == pytest.approx(1.1, abs=0.02)
-    assert found[B] == pytest.approx(1.3, abs=0.03)
-
-
 def test_a_class_that_is_right_is_kept_as_such() -> None:
     """Else a stage of one rank would go with shared ones."""
     shared = CostClass(FORWARD, KIND, shared=True)
@@ -99,27 +91,33 @@ def test_a_class_that_is_right_is_kept_as_such() -> None:
     assert found[shared] > 1.4
 
 
-def test_one_plan_counts_only_if_it_is_far_out() -> None:
-    assert factors(observation("a", 1.05, 1.05)) == {}
-    found = factors(observation("a", 1.4, 1.4))
-    assert 1.1 < found[F] < 1.25, "and by half"
+def in_turn(*pairs: tuple[float, float], step: float = 0.0) -> list[Observation]:
+    """Of a plan each."""
+    return [observation(str(number), *pair, step=step) for number, pair in enumerate(pairs)]
 
 
-def test_what_would_not_hold_for_plans_left_out_is_refused() -> None:
-    disagree = [observation("a", 1.2, 1.2), observation("b", 0.8, 0.8), observation("c", 1.0, 1.0)]
-    assert factors(*disagree) == {}
-    right_already = [observation(str(number), 1.2, 1.2, step=3.0) for number in range(4)]
-    assert factors(*right_already) == {}, "the parts are out, but the step is not"
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    "observations",
+    [
+        in_turn((1.05, 1.05)),  # one plan counts only if it is far out
+        in_turn((1.2, 1.2), (0.8, 0.8), (1.0, 1.0)),  # plans disagree
+        in_turn(*[(1.2, 1.2)] * 4, step=3.0),  # the parts are out, but the step is not
+        in_turn(*((ratio, ratio) for ratio in (1.004, 0.997, 1.006, 0.999, 1.002))),  # noise
+        in_turn(*[(0.5, 1.25)] * 5),  # classes make up for one another: the step is right as it is
+        [observation("a", ratio, ratio) for ratio in (1.1, 0.9, 1.05, 0.95)],  # runs of a plan disagree
+        [observation("a", 1.06, 1.06)],  # it may be chance
+    ],
+)
+def test_what_would_not_hold_for_plans_left_out_is_not_corrected(observations: list[Observation]) -> None:
+    assert factors(*observations) == {}
 
 
-def test_noise_is_not_corrected() -> None:
-    runs = (1.004, 0.997, 1.006, 0.999, 1.002)
-    assert factors(*(observation(str(number), ratio, ratio) for number, ratio in enumerate(runs))) == {}
-
-
-def test_classes_that_make_up_for_one_another_are_corrected_together_or_not_at_all() -> None:
-    """Forward is measured half as long, backward a quarter longer: the step is right as it is."""
-    assert factors(*(observation(str(number), 0.5, 1.25) for number in range(5))) == {}
+def test_a_plan_that_runs_again_is_believed_the_more_but_less_than_several_plans() -> None:
+    assert 1.1 < factors(observation("a", 1.4, 1.4))[F] < 1.25, "far out, and by half"
+    again = [factors(*[observation("a", 1.06, 1.06)] * count)[F] for count in (2, 5)]
+    others = factors(*in_turn(*[(1.06, 1.06)] * 5))[F]
+    assert 1.03 < again[0] < again[1] < others < 1.06
 
 
 def test_corrections_of_devices_count_where_those_of_links_do_harm() -> None:
@@ -138,11 +136,6 @@ def test_leaving_a_plan_out_uses_only_the_others() -> None:
     assert all(error == pytest.approx((0.0, 0.0), abs=1e-9) for error in others)
 
 
-def test_a_corrected_step_is_the_sum_of_its_parts() -> None:
-    found = Factors.of((Correction(F, 1.5, 2), Correction(B, 2.0, 2)))
-    assert corrected_step_s(observation("a", 1.0, 1.0), found) == pytest.approx(1.5 + 4.0)
-
-
 def test_where_another_path_becomes_the_longest_its_tangent_counts() -> None:
     """Forward on one rank, 1 s, beside backward on another, 0.9 s, which is measured half as long again."""
     seen = (Seen(F, 1.0, 1.0, 1.0, 0.0), Seen(B, 0.9, 1.35, 0.0, 0.9))
@@ -159,27 +152,6 @@ def test_of_a_plan_that_runs_again_the_newest_runs_are_kept() -> None:
     kept = profile.calibration.observations
     assert [one.plan for one in kept] == ["b", *"a" * RUNS_KEPT]
     assert [one.seen[0].measured_s for one in kept[1:]] == pytest.approx([1.1, 1.2, 1.3, 1.4, 1.5])
-
-
-def test_a_plan_that_runs_again_is_believed_the_more_but_less_than_several_plans() -> None:
-    assert factors(observation("a", 1.06, 1.06)) == {}, "it may be chance"
-    again = [factors(*[observation("a", 1.06, 1.06)] * count)[F] for count in (2, 5)]
-    others = factors(*(observation(name, 1.06, 1.06) for name in "abcde"))[F]
-    assert 1.03 < again[0] < again[1] < others < 1.06
-
-
-def test_five_runs_of_a_job_halve_its_error() -> None:
-    profile, draw = chain_profile(3), random.Random(3)
-    for _ in range(5):
-        ratio = 1.3 * math.exp(draw.gauss(0.0, 0.03))
-        profile = with_observation(profile, observation("a", ratio, ratio))
-    known = Factors.of(profile.calibration.corrections)
-    after = corrected_step_s(observation("a", 1.3, 1.3), known)
-    assert abs(math.log(after / 3.9)) < abs(math.log(3.0 / 3.9)) / 2
-
-
-def test_runs_of_a_plan_that_disagree_are_not_believed() -> None:
-    assert factors(*(observation("a", ratio, ratio) for ratio in (1.1, 0.9, 1.05, 0.95))) == {}
 
 
 def test_the_machine_as_it_was_last_is_kept_and_is_no_part_of_the_rest() -> None:
@@ -221,15 +193,6 @@ def test_a_machine_that_changes_from_run_to_run_widens_the_ranges_of_all_plans()
     steady, once, often = deviation(*[1.0] * 6), deviation(*[1.2] * 6), deviation(*[1.2, 1.0] * 3)
     assert steady < once < often
     assert often**2 - steady**2 == pytest.approx(6 / 8 * math.log(1.2) ** 2)
-
-
-def test_stored_corrections_follow_from_the_stored_observations() -> None:
-    profile: Profile = chain_profile(3)
-    for name in "abc":
-        profile = with_observation(profile, observation(name, 1.1, 1.3))
-    read = loads(dumps(profile), Profile)
-    assert read == profile
-    assert read.calibration.corrections == corrections_from(read.calibration.observations) != ()
 
 
 def test_the_fingerprint_of_a_profile_is_that_of_what_was_measured() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from planner.ir.box import Box, Interval, Transfer, intersect, volume, whole
-from planner.ir.graph import BYTES_PER_ELEMENT, SAMPLE, Layer, TensorSpec, producer
+from planner.ir.graph import BYTES_PER_ELEMENT, Layer, TensorSpec, producer
 from planner.ir.layout import Layout, scaled_intervals
 from planner.ir.plan import Placement
 from planner.ir.profile import Profile
@@ -19,10 +19,9 @@ from planner.layers import is_convolution, kind
 from planner.layers.backward_halo import backward_halo
 from planner.layers.contraction import contracted_dims
 from planner.layers.division import LayerDivision
-from tests.oracles.boxes import parts, transfers
+from tests.oracles.boxes import SPACE, grown, parts, transfers
 from tests.planner.costs.plain_prices import message_s
 
-SPACE = ("depth", "height", "width")
 Pieces = dict[tuple[int, int], int]
 """Bytes by (source, destination)."""
 
@@ -32,109 +31,62 @@ class Part:
     """One layer for one number of samples, by member of the group.
 
     Attributes:
-        ways, margin: as in :class:`Placement`.
-        outputs, inputs, work: specs at that number of samples.
-        own: boxes of the work; ``done``: with the margin.
-        reads: box of each input.
-        weights: box of each parameter; ``parameters``: their specs.
+        placement: its layout, ways to contract, and margin.
+        inputs, parameters, work: specs at that number of samples; outputs are the layer's.
+        own: boxes of the work; ``reads``: of each input, of the work with its margin.
     """
 
     layer: Layer
-    layout: Layout
-    ways: int
-    margin: int
-    outputs: tuple[TensorSpec, ...]
+    placement: Placement
     inputs: tuple[TensorSpec, ...]
+    parameters: tuple[TensorSpec, ...]
     work: TensorSpec
     samples: int
     own: tuple[Box, ...]
-    done: tuple[Box, ...]
     reads: tuple[tuple[Box, ...], ...]
-    weights: tuple[tuple[Box, ...], ...]
-    parameters: tuple[TensorSpec, ...]
 
-    def samples_of(self, member: int) -> int:
-        """Samples of the member's part."""
-        if SAMPLE not in self.work.dims or not self.samples:
-            return self.samples
-        dim = self.work.dims.index(SAMPLE)
-        return len(self.own[member][dim]) // max(1, self.work.shape[dim] // self.samples)
-
-    def share(self, member: int) -> float:
-        """The member's work over that of as many whole samples."""
-        whole_work = volume(whole(self.work.shape)) or 1
-        if SAMPLE in self.work.dims:
-            return volume(self.done[member]) * max(1, self.samples) / whole_work / max(1, self.samples_of(member))
-        return volume(self.done[member]) / whole_work
-
-    def extents(self, member: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of what the member does, and of all of the work; without those of samples."""
-        apart = [dim for dim, name in enumerate(self.work.dims) if name != SAMPLE]
-        return tuple(len(self.done[member][dim]) for dim in apart), tuple(self.work.shape[dim] for dim in apart)
+    @property
+    def layout(self) -> Layout:
+        return self.placement.layout
 
     def owned(self, output: int) -> tuple[Box, ...]:
         """What each member answers for of an output."""
-        return parts(self.layout, self.outputs[output], self.samples)
+        return parts(self.layout, self.layer.outputs[output], self.samples)
 
     def held(self, output: int) -> tuple[Box, ...]:
         """What each member makes of an output."""
-        return tuple(wider(box, self.outputs[output], self.layout, self.margin) for box in self.owned(output))
-
-
-def wider(box: Box, spec: TensorSpec, layout: Layout, margin: int) -> Box:
-    """``box`` with ``margin`` rows more on both sides along each dim of space that is cut, inside the tensor."""
-    found = []
-    for dim, interval, extent in zip(spec.dims, box, spec.shape, strict=True):
-        rows = margin if dim in SPACE and dim in layout.cuts and volume(box) else 0
-        found.append(Interval(max(0, interval.start - rows), min(extent, interval.stop + rows)) if rows else interval)
-    return tuple(found)
+        spec = self.layer.outputs[output]
+        return tuple(grown(box, spec, self.layout, self.placement.margin) for box in self.owned(output))
 
 
 def part_of(profile: Profile, layer: Layer, placement: Placement, samples: int) -> Part:
     """The boxes of a layer."""
     graph, layout = profile.graph, placement.layout
     values = graph.values()
-    outputs = tuple(spec.at(samples, graph.samples) for spec in layer.outputs)
-    sized = replace(layer, outputs=outputs)
+    sized = replace(layer, outputs=tuple(spec.at(samples, graph.samples) for spec in layer.outputs))
     inputs = tuple(values[name].at(samples, graph.samples) for name in layer.inputs)
-    parameters = tuple(graph.parameters[name] for name in layer.parameters)
     relation = kind(layer.kind)
     work = relation.work(sized, inputs)
     own = parts(layout, work, samples)
-    done = tuple(wider(box, work, layout, placement.margin) for box in own)
+    nothing = [tuple(Interval(0, 0) for _ in spec.shape) for spec in inputs]
     reads = []
-    for box in done:
-        asked = relation.input_boxes(sized, inputs, box)
+    for box in own:
+        asked = relation.input_boxes(sized, inputs, grown(box, work, layout, placement.margin))
         inside = [intersect(one, whole(spec.shape)) for one, spec in zip(asked, inputs, strict=True)]
-        nothing = [tuple(Interval(0, 0) for _ in spec.shape) for spec in inputs]
-        reads.append(tuple(one if one is not None else none for one, none in zip(inside, nothing, strict=True)))
-    weights = tuple(relation.weight_boxes(sized, parameters, box) for box in done)
-    return Part(
-        sized,
-        layout,
-        placement.ways,
-        placement.margin,
-        outputs,
-        inputs,
-        work,
-        samples,
-        own,
-        done,
-        tuple(reads),
-        weights,
-        parameters,
-    )
+        reads.append(tuple(none if one is None else one for one, none in zip(inside, nothing, strict=True)))
+    parameters = tuple(graph.parameters[name] for name in layer.parameters)
+    return Part(sized, placement, inputs, parameters, work, samples, own, tuple(reads))
 
 
 def shared_channels(reader: Part, needed: list[Box], ranks: tuple[int, ...]) -> tuple[list[Box], Pieces]:
     """How a layer that is cut along its filters shares its input channels: what is read, and partial sums that move."""
-    dims = contracted_dims(reader.layer, reader.inputs, reader.parameters) if reader.ways > 1 else None
+    dims = contracted_dims(reader.layer, reader.inputs, reader.parameters) if reader.placement.ways > 1 else None
     if dims is None:
         return needed, {}
     name = reader.work.dims[dims.filters]
     points, channels = reader.layout.cuts[name], reader.inputs[0].shape[dims.channels]
-    element = BYTES_PER_ELEMENT[reader.outputs[0].dtype]
-    places, ways = _grid_places(reader.layout), reader.ways
+    element = BYTES_PER_ELEMENT[reader.layer.outputs[0].dtype]
+    places, ways = _grid_places(reader.layout), reader.placement.ways
     shares = scaled_intervals(points if ways == len(points) - 1 else tuple(range(ways + 1)), channels)
     reads = []
     for place, box in zip(places, needed, strict=True):
@@ -194,7 +146,7 @@ class Moving:
 
     def _crossing(self, maker: Part, reader: Part, name: str, position: int) -> Crossing:
         output = int(name.partition(":")[2] or 0)
-        spec = maker.outputs[output]
+        spec = maker.layer.outputs[output]
         owned, held = maker.owned(output), maker.held(output)
         reads = [self._hull(reader, member, name) for member in range(len(self.ranks))]
         sums: Pieces = {}
@@ -202,7 +154,7 @@ class Moving:
             reads, sums = shared_channels(reader, reads, self.ranks)
         pieces = self._moved(owned, held, reads, BYTES_PER_ELEMENT[spec.dtype])
         grids = [[(dim, len(points)) for dim, points in part.layout.cuts.items()] for part in (maker, reader)]
-        is_halo = grids[0] == grids[1] and (reader.ways == 1 or position > 0)
+        is_halo = grids[0] == grids[1] and (reader.placement.ways == 1 or position > 0)
         for has, wants in zip(held, reads, strict=True):
             for dim, there, wanted in zip(spec.dims, has, wants, strict=True):
                 inside = there.start <= wanted.start and wanted.stop <= there.stop
@@ -227,7 +179,7 @@ class Moving:
         halo = backward_halo(division, held, moves)
         if halo is None or not halo.is_dy:
             return None
-        element = BYTES_PER_ELEMENT[reader.outputs[0].dtype]
+        element = BYTES_PER_ELEMENT[reader.layer.outputs[0].dtype]
         pieces: Pieces = {}
         for move in halo.moves:
             pair = (self.ranks[move.src], self.ranks[move.dst])

@@ -22,12 +22,6 @@ def made(profile: Profile, batch: int, **how: object) -> Plan:
     return solver("best-first")(Problem(profile, batch, max_stages=1, **how))  # type: ignore[arg-type]
 
 
-def test_a_plan_of_measured_sizes_lacks_nothing() -> None:
-    profile = priced(*plain(samples=4), speeds=(1.0,))
-    found = made(profile, 4, micro_batch_sizes=(4,))
-    assert unmeasured(CostModel(profile), [found.decision]) == {}
-
-
 def test_a_size_between_is_missing_until_it_is_measured() -> None:
     profile = priced(*plain(samples=4), speeds=(1.0,))
     found = made(profile, 6, micro_batch_sizes=(3,))

@@ -27,6 +27,8 @@ from tests.planner.solvers.instances import random_problem
 LAYERS, RANKS, MICRO_BATCHES = 12, 2, (8, 8, 8)
 BYTES = BUCKET_BYTES // 2
 """Of the parameters of a layer: two layers make a bucket."""
+
+
 TOTAL = LAYERS * BYTES
 UPDATE_S, SAVED = 1e-3, 4096
 PROFILE = chain_profile(
@@ -61,39 +63,20 @@ def sum_s(num_bytes: int) -> float:
     return CostModel(PROFILE).network.all_reduce_s(tuple(range(RANKS)), num_bytes)
 
 
-def test_exchanges_are_paid_for_in_each_pass_that_waits_for_them() -> None:
-    count, half_s = len(MICRO_BATCHES), LAYERS / 2 * sum_s(BUCKET_BYTES) / 2
-    step_s = [predicted(zero).step_s for zero in range(4)]
-    passes_s = step_s[1] - sum_s(TOTAL) - LAYERS * UPDATE_S / RANKS  # reduce-scatter, update, all-gather
-    assert step_s[2] == pytest.approx(passes_s + count * half_s + LAYERS * UPDATE_S / RANKS + sum_s(TOTAL) / 2)
-    assert step_s[3] == pytest.approx(passes_s + count * 3 * half_s + LAYERS * UPDATE_S / RANKS)
-    again_s = [predicted(zero, recompute=True).step_s for zero in (2, 3)]
-    assert again_s[1] - again_s[0] == pytest.approx(step_s[3] - step_s[2] + count * half_s)  # forward, once more
-
-
-def test_exchanges_inside_passes_are_communication() -> None:
-    count, half_s = len(MICRO_BATCHES), LAYERS / 2 * sum_s(BUCKET_BYTES) / 2
-    spent = [predicted(zero).ranks[0].communication_s for zero in (2, 3)]
-    assert spent == pytest.approx([count * half_s, count * 3 * half_s])
-
-
-OTHER = LAYERS * SAVED * MICRO_BATCHES[0] // RANKS + sum(MICRO_BATCHES) * (SAVED + 8)
-"""What layers save of a rank's part of a micro-batch, and the batch."""
-
-
-@pytest.mark.parametrize(
-    ("zero", "parameters", "gradients", "gathered"),
-    [
-        (2, TOTAL, TOTAL // RANKS + 2 * BUCKET_BYTES, 0),
-        (3, TOTAL // RANKS, TOTAL // RANKS + BUCKET_BYTES, BUCKET_BYTES),
-    ],
-)
-def test_in_a_backward_there_are_slices_and_one_bucket(
-    zero: int, parameters: int, gradients: int, gathered: int
-) -> None:
-    """Gradients are put together to be sent, when parameters have gone; no levels of layers are known here."""
-    state = 2 * TOTAL // RANKS
-    assert predicted(zero).ranks[0].peak_bytes == parameters + gradients + gathered + state + OTHER
+def test_exchanges_are_paid_for_in_each_pass_that_waits_for_them_as_communication() -> None:
+    half_s = len(MICRO_BATCHES) * LAYERS / 2 * sum_s(BUCKET_BYTES) / 2
+    found = [predicted(zero) for zero in range(4)]
+    update_s = LAYERS * UPDATE_S / RANKS
+    passes_s = found[1].step_s - sum_s(TOTAL) - update_s  # reduce-scatter, update, all-gather
+    assert found[2].step_s == pytest.approx(passes_s + half_s + update_s + sum_s(TOTAL) / 2)
+    assert found[3].step_s == pytest.approx(passes_s + 3 * half_s + update_s)
+    assert [one.ranks[0].communication_s for one in found[2:]] == pytest.approx([half_s, 3 * half_s])
+    for zero, one in enumerate(found):
+        again = predicted(zero, recompute=True)
+        forward_s = len(MICRO_BATCHES) * 1e-3 * LAYERS * MICRO_BATCHES[0] / RANKS
+        assert again.step_s - one.step_s == pytest.approx(forward_s + half_s * (zero == 3))  # forward, once more
+    peaks = [one.ranks[0].peak_bytes for one in found]
+    assert peaks == sorted(peaks, reverse=True)
 
 
 PIECES = BUCKET_BYTES // 4
@@ -124,11 +107,6 @@ def test_a_sum_to_who_updates_takes_a_bucket_or_its_pieces_beside_all_gradients(
     assert again.peak_bytes == tuple(peaks)
     total, batch = 4 * layer, 8 * (SAVED + 8)
     assert peaks[-1] == total + total + 2 * total // ranks + beside + batch
-
-
-def test_each_level_holds_less() -> None:
-    peaks = [predicted(zero).ranks[0].peak_bytes for zero in range(4)]
-    assert peaks == sorted(peaks, reverse=True)
 
 
 def planned(zero: int, asked: int, schedule: str = "1f1b") -> Plan:

@@ -1,10 +1,11 @@
-"""What is waited for sums behind a backward: by hand, by a clock, and never less than the bound that searches use."""
+"""Rules of stages: sums behind a backward, inputs that hosts prepare, and the least that shares of a group take."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,12 +13,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.chains import chain_profile
+from benchmarks.chains import chain_profile, cluster
 from planner.costs.communication.links import NetworkPrices
+from planner.costs.layers.cost_table import Array
 from planner.costs.stages.gradient_overlap import Bucket, buckets_of_parts, exposed_s, least_reduction_s, least_sums_s
+from planner.costs.stages.input_pipeline import Preparations, input_bytes, spare_cores
+from planner.costs.stages.shared_bound import GroupTimes, MemberTimes, Times
 from planner.ir.cluster import ALL_REDUCE, MEASURED, WITHIN_HOST, Cluster, Collective, DeviceSpec, Link
+from planner.ir.profile import PreparationCost
 from planner.ir.program import BUCKET_BYTES, in_buckets
 from runtime.optim.sharding import GradientBuckets
+from tests.planner.sparse_networks import classifier, sparse_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +68,6 @@ def waited_s(
 
 def nothing(_: int) -> float:
     return 0.0
-
-
-def test_a_bucket_alone_waits_for_the_whole_backward() -> None:
-    assert exposed_s([Bucket(10, 0)], lambda layer: 5.0, lambda size: float(size), nothing, nothing) == 10.0
-
-
-def test_sums_hide_behind_what_is_left_of_the_backward() -> None:
-    left = {3: 6.0, 2: 4.0, 0: 0.0}
-    found = [Bucket(4, 3), Bucket(4, 2), Bucket(1, 0)]
-    # The first starts at -6 and ends at -2, the second ends at 2, the third at 3.
-    assert exposed_s(found, left.__getitem__, float, nothing, nothing) == pytest.approx(3.0)
-    # On a fast link only the last is left.
-    assert exposed_s(found, left.__getitem__, lambda size: size / 10, nothing, nothing) == pytest.approx(0.1)
-
-
-def test_what_moves_gradients_takes_its_time_from_the_backward() -> None:
-    left = {1: 5.0, 0: 0.0}
-    found = [Bucket(2, 1), Bucket(2, 0)]
-    found_s = exposed_s(found, left.__getitem__, lambda size: size / 2, lambda size: size / 4, nothing)
-    assert found_s == pytest.approx(1.0 + 1.0)
 
 
 def test_putting_gradients_together_takes_the_core_whatever_hides_the_sums() -> None:
@@ -167,3 +153,94 @@ def test_parts_are_put_together_as_the_runtime_does_it(seed: int) -> None:
     first = dict(zip(found, layers, strict=True))
     assert [bucket.first_layer for bucket in seen] == [min(first[p] for p in bucket) for bucket in expected]
     assert all(bucket.copied_bytes in (0, bucket.num_bytes) for bucket in seen)
+
+
+def test_inputs_take_what_was_measured_of_the_nearest_size_and_all_of_it_in_the_program() -> None:
+    graph = classifier(samples=4)
+    maps = ("neighbours_0_0", "reverse_0_0")
+    made = (
+        PreparationCost("collate", ("lengths",), (), 1.0, 1, 0.5),
+        PreparationCost("maps", maps, ("collate",), 8.0, 4),
+        PreparationCost("maps", maps, ("collate",), 3.0, 1),
+        PreparationCost("unread", ("reverse_1_1",), (), 100.0, 1),
+    )
+    preparations = Preparations(replace(sparse_profile(graph), preparations={"kind-1": made}))
+    for shared in (False, True):
+        assert preparations.seconds("kind-1", [0], 1, shared=shared) == 1.0 + 3.0
+        assert preparations.seconds("kind-1", [0], 4, shared=shared) == 4 * 1.0 + 8.0
+        assert preparations.before_program_s("kind-1", 4, shared=shared) == 0
+        assert preparations.before_program_bytes(4, shared=shared) == 0
+    assert preparations.seconds("kind-1", [1], 4) == 0  # it reads none
+    assert preparations.num_bytes([0], 2, parts=2) == sum(input_bytes(graph, name, 2) for name in maps)
+
+
+def test_spare_cores_are_taken_by_turns_and_never_from_another_host() -> None:
+    assert spare_cores(cluster((1.0,) * 4), 4) == (None,) * 4
+    assert spare_cores(cluster((1.0,) * 5), 3) == (3, 4, 3)
+    assert spare_cores(cluster((1.0,) * 4, ("n0", "n1", "n0", "n0")), 2) == (2, None)
+    parts = tuple(replace(device, core_share=0.0) for device in cluster((1.0,) * 3).devices)
+    assert spare_cores(replace(cluster((1.0,) * 3), devices=parts), 2) == (None, None)
+
+
+LAYERS = 3
+
+
+class Chain:
+    """Cuts before, between and behind layers."""
+
+    def sums(self, by_layer: Array) -> Array:
+        return np.concatenate(([0.0], np.cumsum(by_layer)))
+
+    def largest(self, by_layer: Array) -> Array:
+        raise NotImplementedError(by_layer)
+
+
+def member(draw: np.random.Generator, most: int) -> MemberTimes:
+    """Times that grow, sometimes by nothing."""
+    more = draw.uniform(0, 1, (most, LAYERS)) * draw.choice([0, 1], (most, LAYERS))
+    times = Times.of(np.cumsum(more, axis=0) + draw.uniform(0, 1, (1, LAYERS)), Chain())
+    return MemberTimes(times, times, times, times, np.zeros(LAYERS + 1), 1.0)
+
+
+def work(member: MemberTimes) -> Times:
+    return member.work
+
+
+def all_shares(size: int, count: int) -> Iterator[tuple[int, ...]]:
+    return (shares for shares in product(range(1, size + 1), repeat=count) if sum(shares) == size)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_shares_have_a_lesser_largest_time_nor_a_lesser_mean(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    counts = tuple(int(count) for count in draw.integers(1, 3, draw.integers(1, 4)))
+    size = int(draw.integers(sum(counts), sum(counts) + 4))
+    tops = [np.full((LAYERS + 1, LAYERS + 1), draw.integers(1, size + 1)) for _ in counts]
+    group = GroupTimes(
+        tuple(member(draw, size) for _ in counts),
+        counts,
+        size,
+        tuple(top if draw.random() < 0.5 else None for top in tops),
+    )
+    first, last = (np.array(ends) for ends in zip(*((a, b) for b in range(LAYERS + 1) for a in range(b)), strict=True))
+    seconds, level = group.levels(work, first, last)
+    mean = group.mean(work, first, last)
+    sorts = [sort for sort, count in enumerate(counts) for _ in range(count)]
+    for place, (a, b) in enumerate(zip(first, last, strict=True)):
+
+        def takes(sort: int, samples: int, a: int = int(a), b: int = int(b)) -> float:
+            most = group.most[sort]
+            if most is not None and samples > most[a, b]:
+                return float("inf")
+            sums = group.members[sort].work.sums
+            return float(sums[samples - 1, b] - sums[samples - 1, a])
+
+        every = [list(map(takes, sorts, shares)) for shares in all_shares(size, len(sorts))]
+        least_s = min(map(max, every))
+        assert seconds[place] == pytest.approx(least_s)
+        for shares, own in zip(all_shares(size, len(sorts)), every, strict=True):
+            assert sum(n * s for n, s in zip(shares, own, strict=True)) / size >= mean[place] - 1e-9
+        if np.isfinite(least_s):
+            shares = group.shares(level[:, place].tolist())
+            assert sum(shares) == size
+            assert max(map(takes, sorts, shares)) == pytest.approx(least_s)

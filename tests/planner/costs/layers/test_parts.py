@@ -1,29 +1,29 @@
-"""What parts cost: as measured, read between measured ones, or a share; and a plain look-up says the same."""
+"""What parts of layers cost, which of them are worth measuring, and what plans make of them."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
-from math import sqrt
 
 import numpy as np
 import pytest
 
 from planner.costs.cost_model import CostModel
 from planner.costs.layers.interpolation import QUANTITIES
-from planner.costs.layers.shards import MeasuredParts
+from planner.costs.layers.shards import MeasuredParts, group_sizes, part_of, part_shapes
 from planner.costs.shards.sharding_spec import ShardingSpec
 from planner.costs.stages.layouts import FORWARD, LayoutPrices
-from planner.ir import codec
 from planner.ir.cluster import DATASHEET, INTERPOLATED, MEASURED
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Profile
 from planner.solvers import solver
 from tests.oracles.plans import check
-from tests.planner.costs.plain_prices import cost_of_part
-from tests.planner.networks import mesh_like, plain, priced, residual
+from tests.planner.costs.plain_prices import SECONDS, Modelled, cost_of_part
+from tests.planner.networks import Named, Network, mesh_like, plain, priced, residual
 from tests.planner.parts import with_parts
+from tests.planner.solvers.laid_out_plans import MADE, with_random_parts
 
 KIND, LAYER, WHOLE = "kind-1", "conv0", (8, 16, 16)
 H2, W2 = ShardingSpec((("height", (0, 1, 2)),)), ShardingSpec((("width", (0, 1, 2)),))
@@ -50,61 +50,13 @@ def evidence(profile: Profile, samples: int, extents: tuple[int, ...]) -> str:
     return MeasuredParts(profile).cost(KIND, LAYER, samples, extents, WHOLE)[0].evidence
 
 
-def test_a_measured_part_costs_what_was_measured() -> None:
-    profile = measured(part(4, (8, 8, 16), 3.0), part(4, (8, 16, 8), 7.0))
-    assert forward_s(profile, 4, (8, 8, 16)) == 3.0
-    assert forward_s(profile, 4, (8, 16, 8)) == 7.0
-    assert evidence(profile, 4, (8, 8, 16)) == MEASURED
-
-
-def test_the_whole_and_nothing_are_no_parts() -> None:
-    profile = measured(part(4, (8, 8, 16), 3.0))
-    assert forward_s(profile, 4, WHOLE) is None
-    assert forward_s(profile, 0, (8, 8, 16)) is None
-    assert forward_s(profile, 4, (8, 0, 16)) is None
-
-
-def test_other_samples_are_read_between_those_measured() -> None:
-    profile = measured(part(1, (8, 8, 16), 1.0), part(4, (8, 8, 16), 9.0))
-    assert forward_s(profile, 2, (8, 8, 16)) == pytest.approx(3.0)
-    assert evidence(profile, 2, (8, 8, 16)) == INTERPOLATED
-
-
-def test_other_extents_are_read_by_elements_between_parts_of_one_back_end() -> None:
-    profile = measured(part(4, (8, 4, 16), 2.0, "a"), part(4, (8, 8, 16), 8.0, "a"))
-    assert forward_s(profile, 4, (8, 6, 16)) == pytest.approx(2 * 4 ** (np.log(6 / 4) / np.log(2)))
-    assert forward_s(profile, 4, (8, 2, 16)) == pytest.approx(1.0)  # of the nearest, in proportion
-    assert evidence(profile, 4, (8, 6, 16)) == INTERPOLATED
-
-
-def test_across_a_change_of_back_end_the_nearer_part_counts_in_proportion() -> None:
-    profile = measured(part(4, (8, 4, 16), 2.0, "a"), part(4, (8, 8, 16), 40.0, "b"))
-    assert forward_s(profile, 4, (8, 5, 16)) == pytest.approx(2.0 * 5 / 4)
-    assert forward_s(profile, 4, (8, 6, 16)) == pytest.approx(40.0 * 6 / 8)
-
-
-def test_the_whole_layer_is_one_of_the_points() -> None:
-    profile = measured(part(4, (8, 8, 16), 1.0))
-    whole = next(m for m in profile.measurements[KIND] if (m.layer, m.samples) == (LAYER, 4)).forward_s
-    assert forward_s(profile, 4, (8, 12, 16)) == pytest.approx(whole ** (np.log(1.5) / np.log(2)))
-    apart = measured(part(4, (8, 8, 16), 1.0, "other"))
-    assert forward_s(apart, 4, (8, 15, 16)) == pytest.approx(whole * 15 / 16)
-    assert forward_s(apart, 4, (8, 9, 16)) == pytest.approx(9 / 8)
-
-
-def test_parts_cut_along_other_dims_say_nothing() -> None:
-    profile = measured(part(4, (8, 8, 16), 3.0))
-    assert forward_s(profile, 4, (8, 16, 8)) is None
-    assert forward_s(profile, 4, (8, 8, 8)) is None
-    assert forward_s(profile, 2, (8, 4, 16)) is None
-
-
 def test_evidence_is_no_stronger_than_what_was_read() -> None:
     weak = replace(part(4, (8, 8, 16), 3.0), evidence=DATASHEET)
     assert evidence(measured(weak), 4, (8, 8, 16)) == DATASHEET
     assert evidence(measured(weak), 4, (8, 4, 16)) == DATASHEET
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_plain_look_up_reads_all_quantities_alike(seed: int) -> None:
     draw = random.Random(seed)
@@ -117,13 +69,34 @@ def test_a_plain_look_up_reads_all_quantities_alike(seed: int) -> None:
     )
     profile = measured(*parts)
     cost_model = MeasuredParts(profile)
-    for samples in (1, 2, 3, 4, 8):
-        for each in [*extents, (8, 3, 16), (8, 12, 16), (8, 6, 7), (4, 16, 16)]:
+    for samples in (0, 1, 2, 3, 4, 8):
+        for each in [*extents, (8, 3, 16), (8, 12, 16), (8, 6, 7), (4, 16, 16), (8, 0, 16), WHOLE]:
             found = cost_model.cost(KIND, LAYER, samples, each, WHOLE)
             for position, what in enumerate(QUANTITIES):
                 plainly = cost_of_part(profile, KIND, LAYER, samples, each, WHOLE, what)
                 expected = pytest.approx(found[0].values[position], rel=1e-12) if found else None
                 assert plainly == expected
+
+
+@pytest.mark.cases(12)
+@pytest.mark.parametrize("seed", range(24))
+def test_plain_loops_say_the_same_of_parts_that_families_know(seed: int) -> None:
+    """Of all layers, under any of their layouts: measured, by the family, or the share that is given."""
+    draw = random.Random(seed)
+    profile = with_random_parts(draw, priced(*draw.choice(MADE), speeds=(1.0,) * 2))
+    prices, plainly = LayoutPrices(CostModel(profile), (0, 1), draw.choice([2, 3]), EVERYTHING), Modelled(profile, KIND)
+    for index, layer in enumerate(prices.layers):
+        option = draw.choice(prices.options(index))
+        shards = prices.shards(index, (option,))
+        box = shards.done[0, 0]
+        samples, whole = int(shards.samples[0, 0]), part_of(shards.sized, shards.sized.work.shape)
+        extents = part_of(shards.sized, (box[:, 1] - box[:, 0]).tolist())
+        share = np.array([draw.uniform(1e-6, 1e-3) for _ in QUANTITIES])
+        found = prices.parts.estimate(KIND, layer.name, (samples, extents), whole, share)
+        of_share = dict(zip(SECONDS, share, strict=False))
+        for what, by_product, given in zip(QUANTITIES, found, share, strict=True):
+            said = cost_of_part(profile, KIND, layer.name, samples, extents, whole, what, plainly, of_share)
+            assert by_product == pytest.approx(given if said is None else said, rel=1e-9), (layer.name, what)
 
 
 def test_tables_hold_measured_parts_by_option_and_rank() -> None:
@@ -147,24 +120,6 @@ def measured_alone(profile: Profile) -> LayoutPrices:
     cost_model = CostModel(profile)
     cost_model.tables.parts = MeasuredParts(cost_model.profile)
     return LayoutPrices(cost_model, (0, 1), 4, EVERYTHING)
-
-
-def test_without_parts_nothing_changes() -> None:
-    profile = priced(*residual(), speeds=(1.0, 1.0))
-    problem = Problem(profile, 4, allow=EVERYTHING, micro_batch_sizes=(4,))
-    made = solver("best-first")(problem)
-    again = solver("best-first")(replace(problem, profile=replace(profile, parts={KIND: ()})))
-    assert codec.canonical(made.decision) == codec.canonical(again.decision)
-    assert made.prediction == again.prediction
-    assert '"parts"' not in codec.dumps(profile)
-    assert '"part"' not in codec.dumps(profile)
-
-
-def test_parts_survive_their_file() -> None:
-    profile = with_parts(priced(*residual(), speeds=(1.0, 1.0)), (1, 2, 4), 2, lambda *_: sqrt(2))
-    again = codec.loads(codec.dumps(profile), Profile)
-    assert again == profile
-    assert again.parts[KIND]
 
 
 def best(profile: Profile, allow: tuple[str, ...]) -> Plan:
@@ -199,3 +154,69 @@ def test_a_plan_avoids_parts_that_run_slower_than_their_share() -> None:
     assert cuts(free) & {"height", "width"}
     assert not cuts(slow) & {"height", "width"}
     assert slow.prediction.step_s > free.prediction.step_s
+
+
+Parts = set[tuple[str, int, tuple[int, ...]]]
+
+
+def in_candidates(profile: Profile, sizes: tuple[int, ...], allow: tuple[str, ...], num_ranks: int) -> Parts:
+    """(layer, samples, extents) of every rank's box under every option that a search looks at."""
+    found: Parts = set()
+    cost_model = CostModel(profile)
+    for size in sizes:
+        for count in group_sizes(num_ranks):
+            prices = LayoutPrices(cost_model, tuple(range(count)), size, allow)
+            for index, layer in enumerate(prices.layers):
+                shards = prices.shards(index, prices.options(index))
+                whole = part_of(shards.sized, shards.sized.work.shape)
+                for samples, boxes in zip(shards.samples, shards.done, strict=True):
+                    for count_here, box in zip(samples.tolist(), boxes, strict=True):
+                        part = part_of(shards.sized, [stop - start for start, stop in box.tolist()])
+                        if part != whole and 0 not in part:
+                            found.add((layer.name, count_here, part))
+    return found
+
+
+@pytest.mark.parametrize("make", [plain, residual, mesh_like])
+@pytest.mark.parametrize("allow", [("sample", "spatial"), ("spatial",), ("channel",), ("sample", "spatial", "channel")])
+def test_parts_are_those_of_all_candidate_layouts(
+    make: Callable[[], tuple[Network, Named]], allow: tuple[str, ...]
+) -> None:
+    profile = priced(*make(), speeds=(1.0,) * 4)
+    found = part_shapes(profile.graph, (1, 2, 4), allow, 4)
+    said = [(layer, shape.samples, shape.part) for shape in found for layer in shape.layers]
+    assert set(said) == in_candidates(profile, (1, 2, 4), allow, 4)
+    assert len(set(said)) == len(said) > 0
+
+
+def test_uneven_extents_give_both_parts() -> None:
+    network = Network(1, 3, 7)
+    profile = priced(network, network.conv(network.image, 5))
+    shapes = part_shapes(profile.graph, (1,), ("spatial",), 2)
+    found = {shape.part for shape in shapes if shape.layers == ("conv0",)}
+    assert found == {(5, 4, 7), (5, 3, 7), (5, 7, 4), (5, 7, 3)}
+
+
+def test_layers_that_are_alike_are_measured_once() -> None:
+    profile = priced(*plain(filters=(8, 8, 8)))
+    convs = {s.layers for s in part_shapes(profile.graph, (4,), ("spatial",), 2) if s.layers[0].startswith("conv")}
+    assert convs == {("conv0",), ("conv2", "conv4")}
+
+
+def test_a_layer_that_needs_no_gradient_of_its_input_is_not_like_one_that_does() -> None:
+    network = Network(2, 8, 16)
+    profile = priced(network, network.conv(network.conv(network.image, 8), 8))
+    assert {s.layers for s in part_shapes(profile.graph, (2,), ("spatial",), 2)} >= {("conv0",), ("conv1",)}
+
+
+def test_samples_alone_make_no_parts() -> None:
+    profile = priced(*residual(), speeds=(1.0,) * 4)
+    assert part_shapes(profile.graph, (1, 2, 4), ("sample",), 4) == ()
+    assert part_shapes(profile.graph, (1, 2, 4), ("sample", "spatial", "channel"), 1) == ()
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "sizes"), [(1, ()), (2, (2,)), (3, (2, 3)), (6, (2, 3, 4, 6)), (8, (2, 4, 8)), (9, (2, 3, 4, 8, 9))]
+)
+def test_groups_are_powers_and_divisors(num_ranks: int, sizes: tuple[int, ...]) -> None:
+    assert group_sizes(num_ranks) == sizes

@@ -1,4 +1,4 @@
-"""Models of families: exact where costs are what the model says, held to a layer's own; plain loops say the same."""
+"""What layers cost at sizes that were measured or not: by plain loops, and where costs are what a model says."""
 
 from __future__ import annotations
 
@@ -8,17 +8,79 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.chains import chain_profile
 from planner.costs.layers import cost_table
-from planner.costs.layers.cost_table import CostTables
-from planner.costs.layers.interpolation import QUANTITIES
-from planner.costs.layers.regression import FamilyModels, Features, family_names, fitted
-from planner.ir.cluster import DATASHEET, FAMILY, INTERPOLATED, MEASURED
+from planner.costs.layers.cost_table import CostTables, runs_of
+from planner.costs.layers.interpolation import QUANTITIES, layer_cost, measured_alike
+from planner.costs.layers.regression import FamilyModels, Features, fitted
+from planner.ir.cluster import DATASHEET, INTERPOLATED, MEASURED
 from planner.ir.errors import MissingMeasurementError
 from planner.ir.profile import Measurement, Profile
-from tests.planner.costs.plain_prices import Modelled
+from tests.planner.costs.plain_prices import Modelled, at_samples
 from tests.planner.networks import mesh_like, plain, priced, residual
 
 KIND = "kind-1"
+
+
+def test_a_figure_is_as_certain_as_its_weakest_part() -> None:
+    one, four = (Measurement("conv1", n, 1.0, 0.0, 0.0, 0.0, 100 * n, 7, 10) for n in (1, 4))
+    assert layer_cost([one, replace(four, evidence=DATASHEET)], 2).evidence == DATASHEET
+
+
+def measurements(draw: random.Random, sizes: tuple[int, ...], key: str = "") -> list[Measurement]:
+    def seconds(samples: int) -> float:
+        return draw.choice([0.0, draw.uniform(1e-4, 2e-4) * samples])
+
+    def of(n: int) -> Measurement:
+        saved, workspace = draw.randint(0, 9) * n, draw.randint(0, 9)
+        return Measurement("l", n, seconds(n), seconds(n), seconds(n), seconds(n), saved, workspace, 1, key=key)
+
+    return [of(samples) for samples in sizes]
+
+
+@pytest.mark.cases(30)
+@pytest.mark.parametrize("seed", range(30))
+def test_a_plain_look_up_reads_every_size_alike_and_misses_the_same(seed: int) -> None:
+    """Between, below and beyond sizes that were measured, by one back end or by two."""
+    draw = random.Random(seed)
+    sizes = sorted(draw.sample(range(1, 40), draw.randint(1, 5)))
+    found = [one for size in sizes for one in measurements(draw, (size,), draw.choice("aab"))]
+    for samples in (0, *sizes, *range(1, 60, 3)):
+        try:
+            expected = [at_samples(found, samples, what) for what in QUANTITIES]
+        except LookupError:
+            with pytest.raises(MissingMeasurementError, match=f"what l costs at {samples} samples"):
+                layer_cost(found, samples)
+        else:
+            assert layer_cost(found, samples).values == pytest.approx(expected, rel=1e-12)
+
+
+def test_all_layers_at_once_cost_what_each_costs() -> None:
+    draw = random.Random(0)
+    for sizes in ((1, 2, 4, 8), (2, 6), (3, 4, 9)):
+        by_layer = [measurements(draw, sizes) for _ in range(20)]
+        (alike,) = measured_alike(by_layer)
+        for samples in range(20):
+            values, evidence = alike.at(samples)
+            each = [layer_cost(found, samples) for found in by_layer]
+            np.testing.assert_allclose(values, [cost.values for cost in each], rtol=1e-12)
+            assert evidence == tuple(cost.evidence for cost in each)
+
+
+def test_layers_are_grouped_in_runs_and_what_was_not_measured_is_named() -> None:
+    assert runs_of([4, 0, 1, 2, 7]) == ((0, 3), (4, 5), (7, 8))
+    assert runs_of([]) == ()
+    with pytest.raises(MissingMeasurementError, match="5 of 5 layers were not measured on toaster"):
+        CostTables(chain_profile(4)).at("toaster", 1)
+    with pytest.raises(MissingMeasurementError, match="parameters of l0"):
+        CostTables(replace(chain_profile(3), parameters={})).parameters(KIND)
+
+
+def test_a_tied_parameter_counts_once() -> None:
+    profile = chain_profile(3, parameter_bytes=400)
+    layers = tuple(replace(layer, parameters=("l0.weight",)) for layer in profile.graph.layers[:3])
+    graph = replace(profile.graph, layers=(*layers, profile.graph.layers[3]))
+    assert CostTables(replace(profile, graph=graph)).graph.parameter_bytes.tolist() == [0, 400, 400, 400, 400]
 
 
 def modelled(profile: Profile, seconds_of: np.ndarray) -> Profile:
@@ -41,36 +103,6 @@ def without(profile: Profile, layer: str, samples: tuple[int, ...] = ()) -> Prof
 RATES = np.array([3e-6, 1e-12, 2e-11, 0.0])
 
 
-def test_costs_that_are_what_the_model_says_are_found_for_a_layer_that_nobody_measured() -> None:
-    profile = modelled(priced(*mesh_like(height=64)), RATES)
-    last_conv = [layer.name for layer in profile.graph.layers if layer.kind == "conv"][-1]
-    truth = CostTables(profile)
-    index = [layer.name for layer in profile.graph.layers].index(last_conv)
-    for samples in (1, 4, 32):
-        cost = CostTables(without(profile, last_conv)).layer(KIND, index, samples)
-        assert cost.values[:2] == pytest.approx(truth.layer(KIND, index, samples).values[:2], rel=0.05)
-        assert cost.evidence == FAMILY
-        assert cost.low <= 1 <= cost.high
-
-
-def test_an_answer_is_held_to_what_the_layer_itself_was_measured_at() -> None:
-    """One conv is twice as slow as its family; seen at one size, it is so at others."""
-    profile = modelled(priced(*mesh_like(height=64)), RATES)
-    index = [layer.kind for layer in profile.graph.layers].index("conv") + 3
-    name = profile.graph.layers[index].name
-    slow = replace(
-        profile,
-        measurements={
-            KIND: tuple(
-                replace(m, forward_s=2 * m.forward_s) if m.layer == name else m for m in profile.measurements[KIND]
-            )
-        },
-    )
-    alone = CostTables(without(slow, name)).layer(KIND, index, 8).values[0]
-    held = CostTables(without(slow, name, (1, 4, 8, 16, 32))).layer(KIND, index, 8).values[0]
-    assert held == pytest.approx(2 * alone, rel=0.1)
-
-
 def test_exact_hits_and_lines_come_before_the_family_and_a_datasheet_after() -> None:
     profile = priced(*plain(samples=4))
     tables = CostTables(profile)
@@ -86,49 +118,6 @@ def test_exact_hits_and_lines_come_before_the_family_and_a_datasheet_after() -> 
     known = CostTables(replace(few, cluster=replace(few.cluster, devices=devices)))
     assert known.layer(KIND, 0, 2).evidence == DATASHEET
     assert known.layer(KIND, 0, 2).values[0] > known.layer(KIND, 0, 1).values[0]
-
-
-def test_across_a_change_of_back_end_with_one_size_on_either_side_the_nearest_ones_family_says() -> None:
-    profile = modelled(priced(*mesh_like(height=64), sizes=(1, 8)), RATES)
-    keyed = {
-        KIND: tuple(
-            replace(m, key="slow" if m.samples == 1 else "fast", forward_s=m.forward_s * (5 if m.samples == 1 else 1))
-            for m in profile.measurements[KIND]
-        )
-    }
-    truth = modelled(priced(*mesh_like(height=64), sizes=(2, 6)), RATES)
-    index = [number for number, layer in enumerate(profile.graph.layers) if layer.kind == "conv"][2]
-    tables, true = CostTables(replace(profile, measurements=keyed)), CostTables(truth)
-    assert tables.layer(KIND, index, 6).evidence == FAMILY
-    assert tables.layer(KIND, index, 6).values[0] == pytest.approx(true.layer(KIND, index, 6).values[0], rel=0.2)
-    assert tables.layer(KIND, index, 2).values[0] == pytest.approx(5 * true.layer(KIND, index, 2).values[0], rel=0.2)
-
-
-def test_coefficients_are_not_negative_and_zero_where_most_is_zero() -> None:
-    points = np.array([[1.0, n, n * n, 0.0] for n in range(1, 9)])
-    found = fitted(points, 10.0 - points[:, 1])
-    assert (found >= 0).all()
-    assert not fitted(points, np.array([0.0] * 5 + [1.0] * 3)).any()
-    assert points @ fitted(points, 2.0 + 3 * points[:, 1]) == pytest.approx(2.0 + 3 * points[:, 1], rel=1e-3)
-
-
-def test_a_range_is_wide_where_shapes_are_not_alike_and_narrow_where_they_are() -> None:
-    exact = modelled(priced(*mesh_like(height=64)), RATES)
-    draw = random.Random(1)
-    noisy = replace(
-        exact,
-        measurements={
-            KIND: tuple(replace(m, forward_s=m.forward_s * draw.uniform(0.3, 3)) for m in exact.measurements[KIND])
-        },
-    )
-    index = [layer.kind for layer in exact.graph.layers].index("conv") + 3
-    ranges = []
-    for profile in (exact, noisy):
-        tables = CostTables(profile)
-        between = tables.at(KIND, 3)
-        ranges.append((between.low[index], between.high[index]))
-        assert tables.at(KIND, 4).low.tolist() == [1.0] * len(profile.graph.layers)
-    assert ranges[0][1] - ranges[0][0] < 0.3 < ranges[1][1] - ranges[1][0]
 
 
 def test_a_range_is_how_far_off_a_model_is_of_each_shape_that_it_has_not_seen() -> None:
@@ -179,13 +168,6 @@ def test_plain_loops_say_the_same_of_every_layer_and_quantity(seed: int) -> None
                 else:
                     with pytest.raises(LookupError):
                         plainly.whole(layer.name, samples, what)
-
-
-def test_first_of_their_kind_are_layers_that_read_the_networks_inputs_alone() -> None:
-    graph = priced(*mesh_like(height=64)).graph
-    first, second = graph.layers[:2]
-    both = replace(second, inputs=(*second.inputs, *graph.inputs))
-    assert [family_names(graph, layer, "")[0][2] for layer in (first, second, both)] == [True, False, False]
 
 
 def test_nothing_is_computed_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
