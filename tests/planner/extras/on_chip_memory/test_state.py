@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.layers.roofline import on_cluster
+from planner.costs.layers.roofline import on_cluster, work_of
 from planner.costs.memory.lifetimes import RankMemory
 from planner.costs.memory.table import What
 from planner.costs.predict import forecast
@@ -21,12 +21,16 @@ from planner.solvers import solver
 from planner.solvers.best_first.solver import solve
 from tests.oracles.evaluation import evaluate
 from tests.oracles.plans import check
+from tests.planner.costs.layers.test_roofline import PROFILE as MEASURED
+from tests.planner.costs.layers.test_roofline import THERE, cluster, costs
 from tests.planner.extras.on_chip_memory.boards import board_problem
 from tests.planner.factories import chain_decision
 from tests.planner.solvers.best_first import test_solver as search
 
 BYTES = 8192
+
 MOMENTUM = Optimizer("SGD", {"lr": 0.1, "momentum": 0.9}, 1.0)
+
 HELD = 3 * 2 * BYTES
 """Parameters, gradients and momentum of two layers."""
 
@@ -116,3 +120,18 @@ def test_plans_for_boards_are_good_and_the_integer_program_finds_them_too(seed: 
         return
     other = solver("span-ilp")(problem)
     assert other.prediction.step_s == pytest.approx(plan.prediction.step_s, rel=1e-6)
+
+
+def test_a_board_with_two_memories_has_two_kinds_of_costs() -> None:
+    board = replace(THERE, on_chip_bytes=2**20, on_chip_bytes_per_s=1e6)
+    found = on_cluster(MEASURED, cluster(board))
+    assert set(found.measurements) == {"there", "there, weights off chip"}
+    fast = on_cluster(MEASURED, cluster(replace(board, on_chip_bytes_per_s=None)))
+    one = on_cluster(MEASURED, cluster())
+    work = work_of(MEASURED.graph, MEASURED.graph.values(), MEASURED.graph.layers[2], 1)
+    assert work.num_bytes == 2 * 4096 + 8192
+    assert costs(found, "there, weights off chip", "l2") == costs(one, "there", "l2")
+    assert costs(found, "there", "l2", 1)[0] == 8192 / 1e6  # read on chip, which is slow here
+    assert costs(fast, "there", "l1") == costs(one, "there", "l1")  # it has no parameters
+    assert fast.parameters["there"]["l2"].update_s == 0.0
+    assert fast.parameters["there, weights off chip"] == one.parameters["there"]
