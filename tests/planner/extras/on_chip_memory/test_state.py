@@ -54,33 +54,29 @@ def found(profile: Profile, decision: Decision) -> tuple[Prediction, tuple[RankM
 
 def test_they_are_on_chip_if_they_fit_to_the_byte() -> None:
     decision = chain_decision(boards(0), (2,), (1, 1))
-    roomy, tight, none = (found(boards(size), decision)[0] for size in (HELD, HELD - 1, 0))
+    (roomy, near), (tight, _), (none, far) = (found(boards(size), decision) for size in (HELD, HELD - 1, 0))
     assert [rank.on_chip_bytes for rank in roomy.ranks] == [HELD, HELD]
     assert [rank.on_chip_bytes for rank in tight.ranks] == [0, 0]
     assert [rank.on_chip_limit_bytes for rank in tight.ranks] == [HELD - 1] * 2
     assert (tight.step_s, tight.ranks[0].peak_bytes) == (none.step_s, none.ranks[0].peak_bytes)
     assert roomy.step_s < tight.step_s / 10  # what is left to read are activations of 64 bytes
-
-
-def test_a_stage_is_charged_for_what_is_in_the_larger_memory_alone() -> None:
-    decision = chain_decision(boards(0), (2,), (1, 1))
-    (_, near), (_, far) = (found(boards(size), decision) for size in (HELD, 0))
-    for one, other in zip(near, far, strict=True):
+    for one, other in zip(near, far, strict=True):  # a stage is charged for what is in the larger memory alone
         assert one.bytes_beside == HELD
         moved = one.peak_bytes - (other.peak_bytes - HELD)  # without gradients another action may be the fullest
         assert 0 <= moved <= other.held[What.ACTIVATIONS] + one.held[What.ACTIVATIONS]
         assert not any(one.held[what] for what in (What.PARAMETERS, What.GRADIENTS, What.OPTIMISER_STATE))
 
 
-def test_devices_decide_each_for_its_own_stage() -> None:
-    decision = chain_decision(boards(0), (1,), (1, 1))
-    ranks = found(boards(HELD), decision)[0].ranks
-    assert [rank.on_chip_bytes for rank in ranks] == [HELD // 2, 0]
-
-
-def test_forward_passes_need_no_gradients_on_chip() -> None:
-    forward = chain_decision(boards(0), (2,), (1, 1), schedule="forward")
-    assert [rank.on_chip_bytes for rank in found(boards(2 * BYTES), forward)[0].ranks] == [2 * BYTES] * 2
+@pytest.mark.parametrize(
+    ("size", "cut", "schedule", "on_chip"),
+    [
+        (HELD, 1, "1f1b", [HELD // 2, 0]),  # devices decide each for its own stage
+        (2 * BYTES, 2, "forward", [2 * BYTES] * 2),  # which needs no gradients there
+    ],
+)
+def test_devices_decide_by_what_their_stages_hold(size: int, cut: int, schedule: str, on_chip: list[int]) -> None:
+    decision = chain_decision(boards(0), (cut,), (1, 1), schedule=schedule)
+    assert [rank.on_chip_bytes for rank in found(boards(size), decision)[0].ranks] == on_chip
 
 
 def test_older_versions_of_weights_are_off_chip() -> None:
