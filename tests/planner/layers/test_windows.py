@@ -151,30 +151,6 @@ def test_a_mean_over_space_is_a_sum_of_what_its_input_is_cut_into() -> None:
         assert relation.forward_flops(layer, (source,)) == volume(whole(source.shape))
 
 
-@pytest.mark.every_case
-@pytest.mark.parametrize(
-    ("name", "attributes", "extents", "box", "picture"),
-    [
-        ("conv", (3, 2, 1), (9, 9), (2, 4), "output [2, 4)  reads  input {}"),
-        ("transposed_conv", (3, 2, 1), (9, 9), (2, 4), "output [2, 4)  reads  input {}"),
-        ("pool", (2, 2, 0), (9, 9), (2, 4), "output [2, 4)  reads  input {}"),
-        ("upsample", "linear", (5, 10), (2, 4), "output [2, 4)  reads  input {}"),
-        ("pad", "reflect", (5, 9), (0, 4), "input {}  reflected"),
-        ("pad", "replicate", (5, 9), (0, 4), "{}  replicated"),
-        ("pad", "circular", (5, 9), (0, 4), "{}  circular"),
-    ],
-)
-def test_the_pictures_in_the_docstrings_are_right(name, attributes, extents, box, picture) -> None:
-    known: dict[str, Attribute]
-    if name == "pad":
-        known = {"before": (0, 0, 2), "after": (0, 0, 2), "mode": attributes}
-    elif name == "upsample":
-        known = interpolation(attributes, 1, False, (2.0,))
-    else:
-        known = {**{key: (n,) for key, n in zip(WINDOW, (*attributes, 1), strict=True)}, "groups": 1}
-    assert picture.format(read(name, known, extents, *box)) in (kind(name).__doc__ or "")
-
-
 PADDED = {
     "constant": (0, 1, 2, 7, -1),
     "reflect": (0, 1, 2, 4),

@@ -17,7 +17,7 @@ from planner.extras.token_slices.axes import TokenAxes, require_sliceable
 from planner.extras.token_slices.refusals import faults, of_request
 from planner.ir.box import Interval
 from planner.ir.errors import UnsupportedModelError, UsageError
-from planner.ir.graph import SAMPLE, Layer, TensorSpec
+from planner.ir.graph import SAMPLE, Attribute, Layer, TensorSpec
 from planner.ir.plan import Decision, Placement, Stage
 from planner.ir.problem import Problem
 from planner.solvers import solver
@@ -65,29 +65,33 @@ def test_attention_that_is_not_known_to_be_causal_is_refused_by_name() -> None:
     assert any("is_causal" in each for each in refused.value.remedies)
 
 
-def _with(layer: Layer) -> TokenAxes:
-    plain = graph(1)
-    return TokenAxes.of(replace(plain, layers=(*plain.layers[:-4], layer, *plain.layers[-4:])))
-
-
 FEATURES = TensorSpec((SAMPLE, "time", "feature"), (SAMPLES, TOKENS, 4), "float32")
 
 
+def odd(kind: str, tokens: int = TOKENS, **attributes: Attribute) -> Layer:
+    return Layer("odd", kind, ("r0",), (replace(FEATURES, shape=(SAMPLES, tokens, 4)),), (), attributes)
+
+
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    "layer",
+    ("layer", "reason"),
     [
-        Layer("odd", "softmax", ("r0",), (FEATURES,), (), {"dim": 1}),
-        Layer("odd", "opaque", ("r0",), (FEATURES,), (), {"op": "aten.cumsum.default"}),
-        Layer("odd", "layer_norm", ("r0",), (FEATURES,), (), {"dims": (1, 2)}),
-        Layer("odd", "reduce", ("r0",), (replace(FEATURES, shape=(SAMPLES, 1, 4)),), (), {"dims": (1,), "keeps": True}),
-        Layer("odd", "lstm", ("r0",), (FEATURES,), (), {"op": "aten.lstm.input"}),
-        Layer("odd", "slice", ("r0",), (replace(FEATURES, shape=(SAMPLES, 15, 4)),), (), {"dim": 1, "starts": (1,)}),
+        (odd("softmax", dim=1), ""),
+        (odd("opaque", op="aten.cumsum.default"), "which tokens it reads for one is not known"),
+        (odd("layer_norm", dims=(1, 2)), ""),
+        (odd("reduce", 1, dims=(1,), keeps=True), ""),
+        (odd("lstm", op="aten.lstm.input"), ""),
+        (odd("slice", TOKENS - 1, dim=1, starts=(1,)), ""),
+        (odd("pad", TOKENS + 1, before=(0, 1, 0)), f"it makes other than {TOKENS} tokens"),
     ],
-    ids=lambda layer: layer.kind,
+    ids=lambda value: value.kind if isinstance(value, Layer) else "",
 )
-def test_a_layer_over_all_tokens_is_refused_by_name(layer: Layer) -> None:
-    with pytest.raises(UnsupportedModelError, match="odd cannot be run in token slices"):
-        _with(layer)
+def test_a_layer_over_all_tokens_or_that_shifts_them_is_refused_by_name(layer: Layer, reason: str) -> None:
+    plain = graph(1)
+    with pytest.raises(UnsupportedModelError, match="odd cannot be run in token slices") as caught:
+        require_sliceable(replace(plain, layers=(*plain.layers[:-4], layer, *plain.layers[-4:])), (8, 8))
+    assert any(reason in each for each in caught.value.details)
+    assert caught.value.remedies == ("plan without --allow time and --token-slices",)
 
 
 def test_what_follows_from_inputs_alone_may_be_read_whole() -> None:
@@ -109,25 +113,6 @@ def test_slices_have_to_make_up_a_sequence(slices: tuple[int, ...]) -> None:
     with pytest.raises(UnsupportedModelError, match="do not make up a sequence") as refused:
         require_sliceable(graph(1), slices)
     assert str(TOKENS) in refused.value.details[0]
-
-
-@pytest.mark.parametrize(
-    ("kind", "tokens", "reason"),
-    [
-        ("pad", TOKENS + 1, f"it makes other than {TOKENS} tokens"),
-        ("opaque", TOKENS, "which tokens it reads for one is not known"),
-    ],
-)
-def test_what_shifts_tokens_or_is_not_known_is_refused_for_that_reason(kind: str, tokens: int, reason: str) -> None:
-    whole = graph(1)
-    first, *others = whole.layers
-    spec = replace(first.outputs[0], shape=(first.outputs[0].shape[0], tokens, *first.outputs[0].shape[2:]))
-    attributes = {"before": (0, 1, *(0,) * (len(spec.shape) - 2))} if kind == "pad" else {}
-    moved = Layer("moved", kind, (first.name,), (spec,), attributes=attributes)
-    with pytest.raises(UnsupportedModelError, match="cannot be run in token slices") as caught:
-        require_sliceable(replace(whole, layers=(first, moved, *others)), (8, 8))
-    assert any(reason in each for each in caught.value.details)
-    assert caught.value.remedies == ("plan without --allow time and --token-slices",)
 
 
 ASKED: Mapping[str, Mapping[str, Any]] = {

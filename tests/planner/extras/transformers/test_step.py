@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from planner.costs.memory import table
 from planner.costs.memory.memory_bound import kept_by
-from planner.costs.memory.table import held_in_turn
 from planner.extras.kernels.estimates import TABLE, Estimate
 from planner.extras.kernels.links import AlphaBeta
 from planner.extras.transformers import pipeline
@@ -138,14 +135,6 @@ def test_separate_kernels_copy_biases_before_their_products_and_sum_their_gradie
     assert spent(eager.backward, MEMORY) - spent(kernels.backward, MEMORY) == 1.5 * moved + 2 * results
 
 
-def test_probabilities_that_are_not_dropped_take_no_kernel_for_it() -> None:
-    dropped, kept = (
-        layers_for(replace(TINY, attention_dropout=on), COUNTED, ParallelDegrees()).block for on in (True, False)
-    )
-    for one, other in ((dropped.forward, kept.forward), (dropped.backward, kept.backward)):
-        assert spent(one, MEMORY) - spent(other, MEMORY) == 5 * 8 * TINY.seq**2
-
-
 @pytest.mark.parametrize("sequence", [False, True])
 def test_sums_hide_behind_the_weight_products_of_the_column_parallel_layers(sequence: bool) -> None:
     """Those of queries, keys, values and of the first feed-forward half; with sequence parallelism the input's too."""
@@ -171,13 +160,6 @@ def test_groups_that_talk_at_once_share_the_cards_of_their_host() -> None:
     whole = cluster.exchange("all_reduce", 1e9, 16, stride=1)
     assert whole.seconds == pytest.approx(2 * 15 / 16 * 1e9 / 8e9)  # one ring through both hosts
     assert cluster.send(1e9, 8, at_once=8).seconds == pytest.approx(1.0)
-
-
-def test_v100_are_joined_by_their_tables_and_eight_of_a_host_share_tcp() -> None:
-    hosts = named_cluster("p3.16xlarge")
-    two, four = (hosts.exchange("all_reduce", 64 * 2**20, members) for members in (2, 4))
-    assert {two.evidence, four.evidence} == {"measured table"}
-    assert hosts.send(3.125e9, 8).seconds == pytest.approx(1 / 0.58, rel=1e-3)  # 25 Gbit/s
 
 
 def test_beyond_a_pair_that_nvlink_joins_the_slower_link_counts() -> None:
@@ -302,33 +284,10 @@ def test_a_gated_network_with_shared_keys_keeps_less_of_keys_and_more_of_the_fee
     assert block_bytes(gated, ParallelDegrees()) - block_bytes(plain, ParallelDegrees()) == 2 * tokens * 256
 
 
-MEMOS = kept_by, held_in_turn, chain_in_flight
-
-
-@pytest.fixture
-def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing stays saved behind its forward."""
-    lines = tuple(line._replace(dies="F over") if line.size == "saved" else line for line in table.TABLE["micro-batch"])
-    with monkeypatch.context() as patch:
-        patch.setattr(table, "TABLE", {**table.TABLE, "micro-batch": lines})
-        for memo in MEMOS:
-            memo.cache_clear()
-        yield
-    for memo in MEMOS:
-        memo.cache_clear()
-
-
 def test_a_transformer_holds_as_many_micro_batches_as_lines_are_alive() -> None:
     assert chain_in_flight("1f1b", 3, 8) == kept_by("1f1b", 3, 8)
     assert chain_in_flight("gpipe", 2, 500) == kept_by("gpipe", 2, 500)
     assert in_flight(ParallelDegrees(pipeline=2, interleave=2), 0, 8) == (2 + 2 + 1) / 2
-
-
-@pytest.mark.usefixtures("changed")
-def test_a_change_of_the_table_is_followed() -> None:
-    assert chain_in_flight("1f1b", 3, 8) == (1, 1, 1)
-    assert chain_in_flight("gpipe", 2, 500) == (1, 1)
-    assert in_flight(ParallelDegrees(pipeline=2, interleave=2), 0, 8) == 1 / 2
 
 
 @pytest.mark.parametrize(
