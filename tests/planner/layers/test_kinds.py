@@ -40,8 +40,8 @@ def test_a_kind_explains_itself_and_says_whether_it_has_a_halo_that_no_box_tells
     assert has_halo(name) == name.startswith("sparse")
 
 
-def layer(kind: str, dims: str, shape: tuple[int, ...], **attributes: Attribute) -> Layer:
-    return Layer(kind, kind, ("x",), (TensorSpec(tuple(dims.split()), shape, "float32"),), attributes=attributes)
+def layer(kind: str, names: str, shape: tuple[int, ...], **attributes: Attribute) -> Layer:
+    return Layer(kind, kind, ("x",), (TensorSpec(tuple(names.split()), shape, "float32"),), attributes=attributes)
 
 
 ROWS, SITES = (

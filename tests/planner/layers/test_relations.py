@@ -62,9 +62,9 @@ def reshape(given: Input, dims: str, run: Run, *kept: int, is_smallest: bool = T
     return Case("reshape", (given,), dims, run, (), attributes, False, not kept, is_smallest and bool(kept))
 
 
-def group_norm(groups: int, is_smallest: bool = True, **attributes: Attribute) -> Case:
+def group_norm(parts: int, is_smallest: bool = True, **attributes: Attribute) -> Case:
     def run(x: list[torch.Tensor], p: list[torch.Tensor]) -> torch.Tensor:
-        return F.group_norm(x[0], groups, p[0], p[1])
+        return F.group_norm(x[0], parts, p[0], p[1])
 
     known = {"dims": (1, 2, 3), **attributes}
     return Case("layer_norm", (image(4, 6, 2, 3),), IMAGE, run, ((6,), (6,)), known, is_smallest=is_smallest)
@@ -169,7 +169,7 @@ CASES = {
         (QUERIES, (KEYS, HEADS), (VALUES, HEADS), MASK),
         HEADS,
         lambda x, p: torch.softmax(x[0] @ x[1].mT + x[3], -1) @ x[2],
-        cut="sample head",
+        cut="sample head feature",  # its values are larger than all else
         flops=2 * 4 * 2 * 5 * 6 * (3 + 4),
     ),
     "shared keys": Case(
@@ -177,6 +177,7 @@ CASES = {
         (QUERIES, ((4, 1, 6, 3), HEADS), ((4, 1, 6, 4), HEADS)),
         HEADS,
         lambda x, p: torch.softmax(x[0] @ x[1].mT, -1) @ x[2],
+        cut="sample head time",  # its queries are
     ),
     "lstm": Case(
         "lstm",

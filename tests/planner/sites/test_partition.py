@@ -136,7 +136,7 @@ def by_recursion(keys: Ints, work: Ints, goals: list[int]) -> list[int]:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2), *[st.integers(-3, 3)] * 3, st.integers(0, 40)),
+        st.tuples(st.integers(0, 2), *[st.integers(-3, 3)] * 3, st.integers(1, 40)),
         max_size=40,
         unique_by=lambda row: row[:4],
     ),

@@ -11,18 +11,11 @@ from pathlib import Path
 import pytest
 
 from planner.costs.memory.memory_bound import kept_by
-from planner.extras.baselines.bapipe import AS, FBP, SNO, SO, BapipePipeline, DeviceRow, best_bapipe, kept, minibatch_s
+from planner.extras.baselines.bapipe import AS, FBP, SNO, SO, BapipePipeline, DeviceRow, kept, minibatch_s
+from planner.extras.baselines.bapipe import best_pipeline as best_bapipe
 from planner.extras.baselines.common.problem import ChainCosts, chain_of, coarse_ends, merged
-from planner.extras.baselines.dapple import (
-    Assignment,
-    Hosts,
-    assignments,
-    most_first,
-    real_hosts,
-)
-from planner.extras.baselines.dapple import (
-    best_pipeline as best_dapple,
-)
+from planner.extras.baselines.dapple import Assignment, Hosts, assignments, most_first, real_hosts
+from planner.extras.baselines.dapple import best_pipeline as best_dapple
 from planner.extras.baselines.pipedream import format as graph_format
 from tests.planner.costs.simulator.test_streaming import MIB, REGIMES, boards, step_s
 from tests.planner.extras.baselines.peers.chains import latency_s, random_chain

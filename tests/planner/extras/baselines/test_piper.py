@@ -1,4 +1,4 @@
-"""Piper's planner beside all plans, and beside the published programme."""
+"""Piper's planner beside all plans."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ import pytest
 from planner.extras.baselines.common.answer import INFEASIBLE, OPTIMAL
 from planner.extras.baselines.piper.format import Machine, PiperInstance, PiperNode, PiperOption
 from planner.extras.baselines.piper.planner import depth_first, solve
-from planner.extras.baselines.piper.stages import (
-    PiperStage,
-    are_alike,
-    value_of,
-)
-from tests.planner.extras.baselines.peers.pipelines import best_equal_plan, best_plan, plain_programme, random_instance
+from planner.extras.baselines.piper.stages import PiperStage, value_of
+from tests.planner.extras.baselines.peers.pipelines import best_equal_plan, best_plan, random_instance
 
 
 def machine_of(instance: PiperInstance) -> Machine:
@@ -81,19 +77,12 @@ def test_of_alike_layers_an_equi_partition_is_pipers_own_optimum(devices: int) -
     assert solve(instance).value == pytest.approx(12 / devices)
 
 
-@pytest.mark.parametrize("degrees", [(1,), (1, 2), (1, 2, 4)])
-@pytest.mark.parametrize("seed", range(15))
-def test_the_published_programme_finds_the_same(seed: int, degrees: tuple[int, ...]) -> None:
-    instance = replace(random_instance(seed, 6, degrees), devices=7, micro_batches=24)
-    for each in (instance, replace(instance, memory_bytes=4.0 + seed)):
-        assert solve(each).value == pytest.approx(plain_programme(each, machine_of(each)), rel=2e-9)
-
-
 @pytest.mark.parametrize("seed", range(15))
 def test_options_of_every_kind_are_planned_with(seed: int) -> None:
-    instance = replace(random_instance(seed, 5, (1, 2), alike=False), devices=4, memory_bytes=5.0 + 2 * seed)
-    assert not are_alike(instance) or all(len(node.options.get(t, ())) < 2 for node in instance.nodes for t in (1, 2))
+    """Three of a degree, which need not be alike but for time and memory."""
+    instance = replace(random_instance(seed, 4, (1, 2), alike=False), devices=4, memory_bytes=5.0 + 2 * seed)
+    by_rule, _ = best_plan(instance, machine_of(instance))
     answer = solve(instance)
-    assert answer.value == pytest.approx(plain_programme(instance, machine_of(instance)), rel=2e-9)
+    assert answer.value == pytest.approx(by_rule, rel=2e-9)
     if answer.has_plan:
         assert value_of(instance, machine_of(instance), stages_of(instance, answer.plan)) == answer.value

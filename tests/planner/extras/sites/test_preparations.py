@@ -80,10 +80,8 @@ def test_ranks_that_share_sites_order_them_by_all_maps_before_and_then_make_thei
     profile = replace(sparse_profile(GRAPH, (1.0, 1.0)), preparations={"kind-1": costs})
     found = SitePreparations(profile)
     assert (found.before_program_s("kind-1", 2), found.seconds("kind-1", ALL, 2)) == (2 * 3.0, 2 * 60.125)
-    assert (found.before_program_s("kind-1", 2, shared=True), found.seconds("kind-1", ALL, 2, shared=True)) == (
-        2 * 63.5,
-        1.75,
-    )
+    assert found.before_program_s("kind-1", 2, shared=True) == 2 * 63.5
+    assert found.seconds("kind-1", ALL, 2, shared=True) == 1.75
     assert found.seconds("kind-1", [0], 2, shared=True) == 0.5
     shared = chain_decision(profile, (), (4,), ((0, 1),), ((2, 2),))
     _, timeline = predict(profile, shared)
@@ -177,11 +175,8 @@ def test_what_a_thread_always_makes_a_step_ahead_is_priced_as_a_plan_that_does_s
 def test_a_thread_makes_what_its_own_ranks_samples_need() -> None:
     found = SitePreparations(beside(1e-3))
     kind = "kind-1"
-    assert found.is_beside(kind)
-    assert found.look_ahead
     alone = SitePreparations(sparse_profile(GRAPH, preparation_s=1e-3))
-    assert not alone.is_beside(kind)
-    assert not alone.look_ahead
+    assert [each.is_beside(kind) and each.look_ahead for each in (found, alone)] == [True, False]
     assert found.num_bytes(ALL, 4, 2) == found.num_bytes(ALL, 4) == alone.num_bytes(ALL, 4)
     profile = replace(beside(1e-3), cluster=cluster((1.0, 1.0)))
     decision = chain_decision(profile, micro_batches=(4,), ranks=((0, 1),), shares=((1, 3),), schedule="gpipe")
@@ -190,42 +185,24 @@ def test_a_thread_makes_what_its_own_ranks_samples_need() -> None:
     reckoned(profile, decision)
 
 
-def seconds_of(profile: Profile, decision: Decision) -> float:
-    return predict(profile, decision)[0].seconds_of
+def step_s(profile: Profile, decision: Decision) -> float:
+    return predict(profile, decision)[0].step_s
 
 
-def both(profile: Profile, decision: Decision) -> tuple[float, float]:
-    """A step that prepares itself, and one that was prepared in the step before."""
-    assert not decision.prepares_next_step
-    return seconds_of(profile, decision), seconds_of(profile, replace(decision, prepares_next_step=True))
-
-
-def without_preparing(profile: Profile) -> Profile:
-    made = {
-        kind: tuple(replace(cost, seconds=0.0, shared_s=0.0) for cost in costs)
-        for kind, costs in profile.preparations.items()
-    }
-    return replace(profile, preparations=made)
-
-
-def test_a_rank_that_never_waits_gains_nothing_on_its_own_core_but_takes_turns() -> None:
-    profile = sparse_profile(GRAPH, (1.0,), preparation_s=1e-3)
-    before_s, after_s = both(profile, chain_decision(profile, micro_batches=(1, 1), schedule="gpipe"))
-    made = SitePreparations(profile)
-    made_s = 2 * (made.before_program_s("kind-1", 1) + made.seconds("kind-1", ALL, 1))
-    assert after_s == pytest.approx(before_s + TURN_SHARE * made_s, rel=1e-12)
-
-
-@pytest.mark.parametrize("preparation_s", [1e-3, 0.1])
-def test_on_a_spare_core_it_is_waited_for_as_far_as_it_is_longer_than_the_step(preparation_s: float) -> None:
-    profile = sparse_profile(GRAPH, (1.0, 1.0), preparation_s=preparation_s)
+@pytest.mark.parametrize(("num_devices", "preparation_s"), [(1, 1e-3), (2, 1e-3), (2, 0.1)])
+def test_on_its_own_core_a_rank_takes_turns_and_on_a_spare_one_it_waits_for_what_is_longer_than_the_step(
+    num_devices: int, preparation_s: float
+) -> None:
+    profile = sparse_profile(GRAPH, (1.0,) * num_devices, preparation_s=preparation_s)
     decision = chain_decision(profile, micro_batches=(1, 1), schedule="gpipe")
-    _, after_s = both(profile, decision)
     made = SitePreparations(profile)
     made_s = 2 * (made.before_program_s("kind-1", 1) + made.seconds("kind-1", ALL, 1))
-    assert after_s == pytest.approx(
-        max(seconds_of(without_preparing(profile), decision), made_s) + min(made_s, 2 * 4 * TURN_S)
-    )  # four things a micro-batch
+    expected_s = step_s(profile, decision) + TURN_SHARE * made_s
+    if num_devices > 1:
+        costs = tuple(replace(cost, seconds=0.0, shared_s=0.0) for cost in profile.preparations["kind-1"])
+        nothing_s = step_s(replace(profile, preparations={"kind-1": costs}), decision)
+        expected_s = max(nothing_s, made_s) + min(made_s, 2 * 4 * TURN_S)  # four things a micro-batch
+    assert step_s(profile, replace(decision, prepares_next_step=True)) == pytest.approx(expected_s)
 
 
 def decision_of(draw: random.Random) -> tuple[Profile, Decision]:
@@ -247,26 +224,20 @@ def test_the_checker_counts_waits_alike_and_a_replay_without_noise_is_the_step(s
     profile, decision = decision_of(random.Random(seed))
     prediction, _ = predict(profile, decision)
     program = Boundaries.of_decision(profile.graph, decision).program(decision)
-    found = evaluate(profile, decision)
-    assert found.seconds_of == pytest.approx(prediction.seconds_of, rel=1e-12)
-    assert found.peak_bytes == tuple(rank.peak_bytes for rank in prediction.ranks)
-    for rank, times in zip(prediction.ranks, found.times, strict=True):
+    reckoned(profile, decision)
+    for rank, times in zip(prediction.ranks, evaluate(profile, decision).times, strict=True):
         assert times.compute_s == pytest.approx(rank.compute_s, rel=1e-9)
         assert times.idle_s == pytest.approx(rank.idle_s, rel=1e-9, abs=1e-12)
         total_s = rank.compute_s + rank.communication_s + rank.bubble_s + rank.idle_s
-        assert total_s == pytest.approx(prediction.seconds_of, rel=1e-9)
+        assert total_s == pytest.approx(prediction.step_s, rel=1e-9)
     cost_model, sizes = CostModel(profile), decision.micro_batches
     compiled = compile_program(program, sizes)
-    costs = StageCosts(
-        cost_model,
-        Pricing(cost_model).stages(candidate_of(cost_model.profile.graph, decision)),
-        sizes,
-        prepares_next_step=True,
-    )
+    stages = Pricing(cost_model).stages(candidate_of(profile.graph, decision))
+    costs = StageCosts(cost_model, stages, sizes, prepares_next_step=True)
     prices = prices_of(compiled, costs, transfer_bytes(program, compiled))
     trace = run(compiled, prices)
-    assert trace.seconds_of == pytest.approx(prediction.seconds_of, rel=1e-12)
-    assert replayed(compiled, prices, trace, {}, 3) == pytest.approx(np.full(3, trace.seconds_of), rel=1e-9)
+    assert trace.step_s == pytest.approx(prediction.step_s, rel=1e-12)
+    assert replayed(compiled, prices, trace, {}, 3) == pytest.approx(np.full(3, trace.step_s), rel=1e-9)
 
 
 def test_two_steps_are_held() -> None:
@@ -282,25 +253,19 @@ def test_two_steps_are_held() -> None:
     assert two - one == of_step + batch
 
 
-@pytest.mark.parametrize(("speeds", "memory", "expected"), [((1.0,), 2**30, False), ((1.0, 1.0), 2**30, True)])
-def test_the_search_takes_it_where_it_pays(speeds: tuple[float, ...], memory: int, expected: bool) -> None:
-    profile = sparse_profile(GRAPH, speeds, preparation_s=2e-3, memory_bytes=memory)
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_the_search_takes_it_where_it_pays_and_two_steps_fit(num_devices: int) -> None:
+    profile = sparse_profile(GRAPH, (1.0,) * num_devices, preparation_s=2e-3)
     problem = Problem(profile, 4, ("1f1b",), micro_batch_sizes=(4,), max_stages=1, num_ranks=1, memory_margin=0.0)
     plan = best_first.solve(problem)
-    assert plan.decision.prepares_next_step is expected
+    pays = num_devices > 1
+    assert plan.decision.prepares_next_step is pays
     assert check(plan, profile) == ()
-    other = replace(plan.decision, prepares_next_step=not expected)
-    assert plan.prediction.seconds_of <= seconds_of(profile, other)
-
-
-def test_it_is_left_out_where_two_steps_do_not_fit() -> None:
-    profile = sparse_profile(GRAPH, (1.0, 1.0), preparation_s=2e-3)
-    problem = Problem(profile, 4, ("1f1b",), micro_batch_sizes=(4,), max_stages=1, num_ranks=1, memory_margin=0.0)
-    plan = best_first.solve(problem)
-    room = plan.prediction.ranks[0].peak_bytes - 1
-    tight = best_first.solve(replace(problem, memory_bytes=room))
-    assert not tight.decision.prepares_next_step
-    assert tight.prediction.seconds_of > plan.prediction.seconds_of
+    assert plan.prediction.step_s <= step_s(profile, replace(plan.decision, prepares_next_step=not pays))
+    if pays:
+        tight = best_first.solve(replace(problem, memory_bytes=plan.prediction.ranks[0].peak_bytes - 1))
+        assert not tight.decision.prepares_next_step
+        assert tight.prediction.step_s > plan.prediction.step_s
 
 
 def test_a_plan_file_says_it_and_an_older_one_does_not() -> None:
