@@ -104,6 +104,7 @@ def test_devices_that_do_not_divide_are_left_idle(devices: int, used: int) -> No
     assert more.best.prediction.step.seconds <= fewer.best.prediction.step.seconds
     assert more.gap == 0
     assert more.best.ways.devices <= devices
+    assert more.best.prediction.memory.total <= more.usable_bytes
 
 
 def test_a_search_that_is_stopped_says_how_far_it_may_be_off() -> None:
@@ -113,13 +114,6 @@ def test_a_search_that_is_stopped_says_how_far_it_may_be_off() -> None:
     assert hasty.bound_s <= best <= hasty.best.prediction.step.seconds
     near = search(TINY, V100, 4, 12, gap=0.5)
     assert near.gap <= 0.5
-
-
-def test_175_billion_parameters_on_1024_gpus_are_placed_to_a_proof() -> None:
-    found = search(named_transformer("gpt3-175b"), A100, 1024, 1536, gap=0.05)
-    assert found.gap <= 0.05
-    assert found.best.ways.devices == 1024
-    assert found.best.prediction.memory.total <= found.usable_bytes
 
 
 def test_what_cannot_be_is_said() -> None:
