@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.ir.box import Box, Interval, Transfer, intersect, volume, whole
+from planner.ir.box import Box, Interval, intersect, volume
 from planner.ir.graph import TensorSpec
 from planner.ir.layout import Layout, cut_points
-from planner.layers import boxes as module
-from planner.layers.boxes import as_boxes, as_tuples, boxes_of, moved, sources, transfers, volumes
+from planner.layers.boxes import as_boxes, as_tuples, boxes_of, moved, transfers
 from tests.oracles import boxes as plain
-from tests.planner.ir.test_box import LENGTH, boxes, marked
 
 DIMS = ("sample", "channel", "height")
+
 LAYOUTS = (
     {"sample": (0, 1, 2, 3, 4)},
     {"height": (0, 2, 3, 6, 8)},
@@ -27,9 +26,6 @@ LAYOUTS = (
     {"replica": (0, 1, 2), "sample": (0, 1, 2)},
     {"replica": (0, 1, 2, 3, 4)},
 )
-
-
-IMAGE = TensorSpec(DIMS, (4, 3, 8), "float32")
 
 
 def parts(layout: Layout, spec: TensorSpec, samples: int) -> tuple[Box, ...]:
@@ -98,43 +94,6 @@ def test_what_a_rank_holds_beyond_its_own_is_not_asked_for(seed: int) -> None:
             assert found[src, dst] == (expected if src != dst else 0)
 
 
-def test_of_identical_owners_each_rank_takes_from_itself_or_in_turn() -> None:
-    owned = as_boxes([(Interval(0, 2),), (Interval(0, 2),), (Interval(2, 4),), (Interval(2, 4),)])
-    assert sources(owned).astype(int).tolist() == [[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
-
-
-def test_volumes_of_empty_boxes_and_scalars() -> None:
-    assert volumes(as_boxes([(Interval(3, 1), Interval(0, 2))])).tolist() == [0.0]
-    assert volumes(np.zeros((2, 0, 2), dtype=np.int64)).tolist() == [1.0, 1.0]
-
-
-def test_no_cuts_is_one_part_with_everything() -> None:
-    assert Layout().num_parts == 1
-    assert parts(Layout(), IMAGE, 4) == ((Interval(0, 4), Interval(0, 3), Interval(0, 8)),)
-
-
-def test_several_dims_are_a_grid_whose_last_dim_runs_fastest() -> None:
-    layout = Layout({"sample": (0, 2, 4), "height": (0, 4, 8)})
-    assert layout.num_parts == 4
-    assert [(str(box[0]), str(box[2])) for box in parts(layout, IMAGE, 4)] == [
-        ("[0, 2)", "[0, 4)"),
-        ("[0, 2)", "[4, 8)"),
-        ("[2, 4)", "[0, 4)"),
-        ("[2, 4)", "[4, 8)"),
-    ]
-
-
-def test_a_tensor_without_the_dim_is_replicated() -> None:
-    weights = TensorSpec(("channel",), (3,), "float32")
-    assert parts(Layout({"height": (0, 4, 8)}), weights, 4) == ((Interval(0, 3),),) * 2
-
-
-def test_several_rows_a_sample_are_cut_between_samples() -> None:
-    tokens = TensorSpec(("sample", "feature"), (12, 5), "float32")  # 4 samples of 3 tokens
-    boxes = parts(Layout({"sample": (0, 3, 4)}), tokens, 4)
-    assert [box[0] for box in boxes] == [Interval(0, 9), Interval(9, 12)]
-
-
 shares = st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any).map(tuple)
 
 
@@ -153,43 +112,3 @@ def test_the_parts_are_a_partition(
     assert len(set(cells)) * copies == len(cells) == sum(map(volume, boxes)) == count * rows * height * copies
     assert all(interval.start % rows == interval.stop % rows == 0 for interval, _ in boxes)
     assert sum(layout.samples(count)) == count * len(heights)
-
-
-def test_the_picture_of_the_module() -> None:
-    owned = {0: (Interval(0, 4),), 1: (Interval(4, 8),)}
-    needed = {0: (Interval(0, 5),), 1: (Interval(3, 8),)}
-    moved = [move for move in transfers(owned, needed) if move.src != move.dst]
-    drawn = "   ".join(f"{move.src} -> {move.dst} {move.box[0]}" for move in moved)
-    assert drawn == "1 -> 0 [4, 5)   0 -> 1 [3, 4)"
-    assert drawn in (module.__doc__ or "")
-
-
-@given(
-    st.lists(st.integers(0, LENGTH), max_size=3).map(sorted),
-    st.lists(st.integers(0, LENGTH), max_size=2).map(sorted),
-    st.lists(boxes(), min_size=1, max_size=4),
-)
-def test_every_needed_element_comes_once_and_from_its_owner(
-    rows: list[int], columns: list[int], wanted: list[Box]
-) -> None:
-    layout = Layout({"height": (0, *rows, LENGTH), "width": (0, *columns, LENGTH)})
-    owned = dict(enumerate(parts(layout, TensorSpec(("height", "width"), (LENGTH, LENGTH), "float32"), 1)))
-    needed = {rank + 1: box for rank, box in enumerate(wanted)}
-    arrived = {rank: np.zeros((LENGTH, LENGTH), int) for rank in needed}
-    for move in transfers(owned, needed):
-        assert (marked(move.box) <= marked(owned[move.src])).all()
-        arrived[move.dst] += marked(move.box)
-    for rank, box in needed.items():
-        assert (arrived[rank] == marked(box)).all()
-
-
-def test_of_replicas_the_own_one_is_taken_and_others_share_the_load() -> None:
-    box = whole((4,))
-    moves = transfers(dict.fromkeys((0, 1, 2), box), dict.fromkeys((1, 3, 4, 5), box))
-    assert moves == tuple(Transfer(src, dst, box) for src, dst in ((1, 1), (1, 3), (2, 4), (0, 5)))
-
-
-def test_empty_boxes_move_nothing() -> None:
-    empty = (Interval(3, 3),)
-    assert transfers({0: whole((4,))}, {1: empty}) == ()
-    assert transfers({0: empty}, {1: whole((4,))}) == ()

@@ -1,5 +1,8 @@
+"""Spans of layers that are computed again: attention's cores, and the order in which spans run."""
+
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,7 +19,7 @@ from planner.layers.recomputed import (
     span_faults,
 )
 
-TOKENS, SCORES = ("sample", "time", "feature"), ("sample", "time", "feature")
+TOKENS = ("sample", "time", "feature")
 
 
 def layer(name: str, kind: str, inputs: str, op: str = "", parameters: tuple[str, ...] = ()) -> Layer:
@@ -46,32 +49,28 @@ ATTENTION = graph_of(
 CORE = ("scores", "masked", "softmax", "drop", "mixed")
 
 
-def test_the_core_lies_between_the_product_of_scores_and_the_weighted_sum() -> None:
-    assert attention_cores(ATTENTION) == (CORE,)
-    assert [[ATTENTION.layers[index].name for index in core] for core in cores_by_index(ATTENTION)] == [[*CORE]]
+BIASED = [*ATTENTION.layers[:3], layer("bias", "linear", "scores", "linear", ("bias.weight",)), *ATTENTION.layers[3:]]
+BIASED[5] = layer("masked", "pointwise", "scores bias", "add")
+SEEN = layer("seen", "pointwise", "softmax", "mul")
+TALKING = layer("masked", "linear", "scores", "linear", ("talking.weight",))
+QUERY = layer("q", "linear", "x", "linear", ("q.weight",))
 
 
-def test_one_operator_of_attention_is_its_own_core() -> None:
-    graph = graph_of(layer("q", "linear", "x", "linear", ("q.weight",)), layer("fused", "attention", "q q q"))
-    assert attention_cores(graph) == (("fused",),)
-
-
-def test_a_softmax_without_both_products_or_with_a_weight_between_is_no_core() -> None:
-    gate = graph_of(layer("w", "linear", "x", "linear", ("w.weight",)), layer("gate", "softmax", "w", "softmax"))
-    assert attention_cores(gate) == ()
-    layers = list(ATTENTION.layers)
-    layers[4] = layer("masked", "linear", "scores", "linear", ("talking.weight",))
-    assert attention_cores(replace(ATTENTION, layers=tuple(layers))) == ()
-
-
-def test_what_the_scores_are_returned_for_stays_outside() -> None:
-    """A reader of the softmax beside the weighted sum is none of the core; nor is a core what cannot run as one."""
-    extra = layer("seen", "pointwise", "softmax", "mul")
-    assert attention_cores(replace(ATTENTION, layers=(*ATTENTION.layers, extra))) == (CORE,)
-    layers = list(ATTENTION.layers)
-    layers.insert(3, layer("bias", "linear", "scores", "linear", ("bias.weight",)))
-    layers[5] = layer("masked", "pointwise", "scores bias", "add")
-    assert attention_cores(replace(ATTENTION, layers=tuple(layers))) == ()  # it could not run as one
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("graph", "cores"),
+    [
+        (ATTENTION, (CORE,)),
+        (graph_of(QUERY, layer("fused", "attention", "q q q")), (("fused",),)),
+        (graph_of(QUERY, layer("gate", "softmax", "q", "softmax")), ()),  # without both products
+        (replace(ATTENTION, layers=(*ATTENTION.layers[:4], TALKING, *ATTENTION.layers[5:])), ()),  # a weight between
+        (replace(ATTENTION, layers=(*ATTENTION.layers, SEEN)), (CORE,)),  # what scores are returned for stays outside
+        (replace(ATTENTION, layers=tuple(BIASED)), ()),  # it could not run as one
+    ],
+)
+def test_the_core_lies_between_the_product_of_scores_and_the_weighted_sum(graph: Graph, cores: object) -> None:
+    assert attention_cores(graph) == cores
+    assert tuple(tuple(graph.layers[index].name for index in core) for core in cores_by_index(graph)) == cores
 
 
 def test_a_stage_has_of_a_core_what_it_has_of_its_layers() -> None:
@@ -87,17 +86,10 @@ def test_a_span_runs_as_one_behind_what_it_reads_and_before_its_readers() -> Non
 @pytest.mark.parametrize("seed", range(8))
 def test_the_running_order_keeps_spans_together_and_all_that_is_read_before(seed: int) -> None:
     """Against its definition, on random graphs; what cannot be in order is refused, by exhaustion of cycles."""
-    state = seed * 7919 + 13
-
-    def draw(below: int) -> int:
-        nonlocal state
-        state = (state * 1103515245 + 12345) % 2**31
-        return state // 65536 % below
-
-    count = 9
-    reads = {item: [other for other in range(item) if draw(4) == 0] for item in range(count)}
-    start = draw(count - 3)
-    span = [item for item in range(start, start + 4) if draw(3)]
+    draw, count = random.Random(seed), 9
+    reads = {item: [other for other in range(item) if draw.random() < 0.25] for item in range(count)}
+    start = draw.randrange(count - 3)
+    span = [item for item in range(start, start + 4) if draw.random() < 0.67]
     behind = set(span)
     for item in range(count):
         behind |= {item} if behind.intersection(reads[item]) else set()
@@ -123,6 +115,7 @@ def decision(*spans: tuple[str, ...], recompute: bool = False) -> Decision:
     return Decision("1f1b", (2,), stages, layers, ((), ()))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("found", "why"),
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -14,6 +14,7 @@ from planner import solvers
 from planner.ir.constraints import REPLICAS, TOGETHER
 from planner.ir.errors import InfeasibleError, UnsupportedModelError
 from planner.ir.graph import KEEPS_SAMPLES, NOT_LINEAR_BACKWARD, SHARED_STATE, SHARED_STATISTICS, Graph
+from planner.ir.plan import Decision
 from planner.ir.problem import Problem
 from planner.layers.stage_rules import require_stages, rules_of_state, stage_errors
 from profiler.source.losses import TrainedLoss
@@ -25,32 +26,21 @@ from tests.runtime.plans import decide
 
 
 class Teacher(nn.Module):
-    """A mean teacher: an average of weights alone, which follows from no sample."""
+    """A mean teacher, an average of weights alone, which follows from no sample; one that watches keeps a mean of x."""
 
-    def __init__(self) -> None:
+    def __init__(self, watches: bool = False) -> None:
         super().__init__()
-        self.student, self.teacher = nn.Linear(6, 4), nn.Linear(6, 4)
+        self.watches, self.student, self.teacher = watches, nn.Linear(6, 4), nn.Linear(6, 4)
         self.teacher.requires_grad_(requires_grad=False)
+        self.register_buffer("mean", torch.zeros(6))
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             for old, new in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
                 old.mul_(0.9).add_(new, alpha=0.1)
-            aim = self.teacher(x)
-        return self.student(x) - aim
-
-
-class Watching(Teacher):
-    """Its teacher also keeps a mean of what it sees."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
-            aim = self.teacher(x - self.mean)
+            if self.watches:
+                self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+            aim = self.teacher(x - self.mean if self.watches else x)
         return self.student(x) - aim
 
 
@@ -65,20 +55,6 @@ class Counted(nn.Module):
         return self.b(self.norm(self.a(self.norm(x))))
 
 
-class Means(nn.Module):
-    """A mean of pictures, which a plan might cut along height."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-        self.register_buffer("mean", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        self.mean.mul_(0.9).add_(h.detach().mean((0, 2, 3)), alpha=0.1)
-        return self.b(h.relu()).mean((2, 3))
-
-
 class Roots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
@@ -89,13 +65,22 @@ class Roots(torch.autograd.Function):
         return gradient.sign() * gradient.abs().sqrt()
 
 
-class Rooted(nn.Module):
-    def __init__(self) -> None:
+class Pictures(nn.Module):
+    """Convolutions, which a plan might cut along height, with a mean of pictures or a Function between."""
+
+    def __init__(self, keeps_mean: bool) -> None:
         super().__init__()
         self.a, self.b = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.keeps_mean = keeps_mean
+        self.register_buffer("mean", torch.zeros(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.b(Roots.apply(self.a(x)).relu()).mean((2, 3))
+        h = self.a(x)
+        if self.keeps_mean:
+            self.mean.mul_(0.9).add_(h.detach().mean((0, 2, 3)), alpha=0.1)
+        else:
+            h = Roots.apply(h)
+        return self.b(h.relu()).mean((2, 3))
 
 
 class Tied(nn.Module):
@@ -111,56 +96,98 @@ class Tied(nn.Module):
 
 
 ROWS, PICTURES, TOKENS = torch.zeros(4, 6), torch.zeros(4, 2, 8, 6), torch.zeros(4, dtype=torch.long)
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], Tensor, int]] = {
-    "teacher": (Teacher, ROWS, 4),
-    "watching": (Watching, ROWS, 4),
-    "counted": (Counted, ROWS, 4),
-    "means": (Means, PICTURES, 4),
-    "rooted": (Rooted, PICTURES, 4),
-    "tied": (Tied, TOKENS, 8),
-    "frozen": (lambda: Tied(trained=False), TOKENS, 8),
+NETWORKS: Mapping[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "teacher": (Teacher, ROWS),
+    "watching": (lambda: Teacher(watches=True), ROWS),
+    "counted": (Counted, ROWS),
+    "means": (lambda: Pictures(keeps_mean=True), PICTURES),
+    "rooted": (lambda: Pictures(keeps_mean=False), PICTURES),
+    "tied": (Tied, TOKENS),
+    "frozen": (lambda: Tied(trained=False), TOKENS),
 }
 
 
 def graph_of(name: str) -> Graph:
-    make, example, num_classes = NETWORKS[name]
+    make, example = NETWORKS[name]
     torch.manual_seed(0)
     inputs = torch.randn_like(example) if example.is_floating_point() else torch.randint(8, example.shape)
-    targets = torch.arange(4) % num_classes
-    return capture(
-        LoadedModel(make(), (inputs,), (targets,), TrainedLoss(functional.cross_entropy, unpacked=True))
-    ).graph
+    loss = TrainedLoss(functional.cross_entropy, unpacked=True)
+    return capture(LoadedModel(make(), (inputs,), (torch.arange(4),), loss)).graph
 
 
 def named(graph: Graph, attribute: str) -> list[str]:
     return [layer.name for layer in graph.layers if attribute in layer.attributes]
 
 
-def test_an_average_of_weights_may_be_on_several_ranks_and_a_mean_of_samples_not() -> None:
-    teacher, watching = graph_of("teacher"), graph_of("watching")
-    assert not named(teacher, KEEPS_SAMPLES)
-    require_stages(decide(teacher, [], (4,), ranks=[(0, 1)], shares=[(2, 2)]), teacher)
-    assert named(watching, KEEPS_SAMPLES)
-    with pytest.raises(UnsupportedModelError, match="writes the buffer mean from the rows it sees"):
-        require_stages(decide(watching, [], (4,), ranks=[(0, 1)], shares=[(2, 2)]), watching)
+def replicas(graph: Graph) -> Decision:
+    return decide(graph, [], (4,), ranks=[(0, 1)], shares=[(2, 2)])
 
 
-def test_what_is_written_inside_of_no_grad_or_by_batch_norm_keeps_its_users_together() -> None:
+def two_stages(graph: Graph) -> Decision:
+    return decide(graph, [0.5], (4,))
+
+
+def cut(dim: str, *points: int) -> Callable[[Graph], Decision]:
+    return lambda graph: divided(graph, {dim: points}, (4,))
+
+
+def zero_2(decision_of: Callable[[Graph], Decision]) -> Callable[[Graph], Decision]:
+    def sharded(graph: Graph) -> Decision:
+        decision = decision_of(graph)
+        return replace(decision, stages=(replace(decision.stages[0], sharded=True, zero=2),))
+
+    return sharded
+
+
+def one_norm_by_channels(graph: Graph) -> Decision:
+    first, second = named(graph, SHARED_STATISTICS)
+    cuts = {first: {"replica": (0, 1, 2)}, second: {"channel": (0, 3, 6)}}
+    return divided(graph, lambda layer: cuts.get(layer.name, {"sample": (0, 2, 4)}), (4,))
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("name", "decision_of", "refusal"),
+    [
+        ("teacher", replicas, ""),
+        ("watching", replicas, "writes the buffer mean from the rows it sees"),
+        ("counted", two_stages, r"the buffer norm\.\w+ is used by layer .* on stage 0"),
+        ("counted", one_norm_by_channels, r"norm.running_\w+ cannot be divided over the ranks of stage 0"),
+        ("counted", cut("sample", 0, 2, 4), ""),
+        ("rooted", cut("sample", 0, 2, 4), ""),
+        ("rooted", cut("height", 0, 4, 8), "whose gradient ranks would have in shares"),
+        ("tied", zero_2(cut("sample", 0, 2, 4)), ""),
+        ("tied", zero_2(cut("feature", 0, 3, 6)), "cannot divide its gradients over its 2 ranks"),
+    ],
+)
+def test_a_plan_that_breaks_what_a_layer_asks_of_its_stage_is_refused(
+    name: str, decision_of: Callable[[Graph], Decision], refusal: str
+) -> None:
+    graph = graph_of(name)
+    if not refusal:
+        require_stages(decision_of(graph), graph)
+        return
+    with pytest.raises(UnsupportedModelError, match=refusal):
+        require_stages(decision_of(graph), graph)
+
+
+def test_what_layers_ask_is_in_the_graph_and_in_the_rules_of_a_search() -> None:
+    """What is written inside of no_grad, or by batch norm, keeps its users together."""
+    assert named(graph_of("rooted"), NOT_LINEAR_BACKWARD) == ["Roots"]
+    assert not named(graph_of("teacher"), KEEPS_SAMPLES)
+    assert named(graph_of("watching"), KEEPS_SAMPLES)
     for name in ("counted", "watching"):
         graph = graph_of(name)
         rules = [rule for rule in rules_of_state(graph) if rule.what == TOGETHER]
         assert bool(rules) == bool(named(graph, SHARED_STATE))
     counted = graph_of("counted")
     assert named(counted, SHARED_STATE) == [layer.name for layer in counted.layers if layer.kind == "batch_norm"]
-    with pytest.raises(UnsupportedModelError, match=r"the buffer norm\.\w+ is used by layer .* on stage 0"):
-        require_stages(decide(counted, [0.5], (4,)), counted)
 
 
 @pytest.mark.parametrize(("name", "dim"), [("means", "height"), ("rooted", "height"), ("tied", "feature")])
 def test_no_search_proposes_what_the_runtime_refuses(name: str, dim: str) -> None:
     graph = graph_of(name)
-    rivals = divided(graph, {dim: (0, 2, 4)}, (4,))
-    assert list(stage_errors(rivals, graph))
+    assert list(stage_errors(divided(graph, {dim: (0, 2, 4)}, (4,)), graph))
     profile = priced_graph(graph, {layer.name: 1e9 for layer in graph.layers}, sizes=(1, 2, 4))
     problem = Problem(profile, 4, allow=("spatial", "channel"), max_stages=1)
     assert not list(stage_errors(solvers.solver("best-first")(problem).decision, graph))
@@ -169,42 +196,10 @@ def test_no_search_proposes_what_the_runtime_refuses(name: str, dim: str) -> Non
 def test_the_reason_why_a_solver_cannot_divide_samples_is_the_true_one() -> None:
     graph = graph_of("means")
     assert [rule.what for rule in rules_of_state(graph)] == [REPLICAS]
-    profile = priced_graph(graph, {}, sizes=(1, 2, 4))
     with pytest.raises(InfeasibleError, match="writes what it makes of samples to the buffer mean"):
-        solvers.solver("data-parallel")(Problem(profile, 4))
-
-
-def test_batch_norms_with_the_same_statistics_are_not_cut_along_channels() -> None:
-    graph = graph_of("counted")
-    first, second = named(graph, SHARED_STATISTICS)
-    cuts = {first: {"replica": (0, 1, 2)}, second: {"channel": (0, 3, 6)}}
-    decision = divided(graph, lambda layer: cuts.get(layer.name, {"sample": (0, 2, 4)}), (4,))
-    with pytest.raises(UnsupportedModelError, match=r"norm.running_\w+ cannot be divided over the ranks of stage 0"):
-        require_stages(decision, graph)
-    require_stages(divided(graph, {"sample": (0, 2, 4)}, (4,)), graph)
+        solvers.solver("data-parallel")(Problem(priced_graph(graph, {}, sizes=(1, 2, 4)), 4))
 
 
 def test_a_frozen_weight_is_whole_on_every_rank() -> None:
-    graph = graph_of("frozen")
-    by_feature = divided(graph, {"feature": (0, 3, 6)}, (4,))
-    assert "feature" in by_feature.layers["middle"].cuts
-    assert "feature" not in by_feature.layers["table"].cuts
-    assert "feature" not in by_feature.layers["head"].cuts
-
-
-def test_a_backward_that_is_not_linear_is_cut_along_samples_alone() -> None:
-    graph = graph_of("rooted")
-    assert named(graph, NOT_LINEAR_BACKWARD) == ["Roots"]
-    require_stages(divided(graph, {"sample": (0, 2, 4)}, (4,)), graph)
-    with pytest.raises(UnsupportedModelError, match="whose gradient ranks would have in shares"):
-        require_stages(divided(graph, {"height": (0, 4, 8)}, (4,)), graph)
-
-
-def test_gradients_stay_whole_where_parameters_are_in_parts() -> None:
-    graph = graph_of("tied")
-    decision = divided(graph, {"sample": (0, 2, 4)}, (4,))
-    stage = replace(decision.stages[0], sharded=True, zero=2)
-    require_stages(replace(decision, stages=(stage,)), graph)
-    by_feature = divided(graph, {"feature": (0, 3, 6)}, (4,))
-    with pytest.raises(UnsupportedModelError, match="cannot divide its gradients over its 2 ranks"):
-        raise next(error for _, error in stage_errors(replace(by_feature, stages=(stage,)), graph))
+    layers = divided(graph_of("frozen"), {"feature": (0, 3, 6)}, (4,)).layers
+    assert ["feature" in layers[name].cuts for name in ("table", "middle", "head")] == [False, True, False]

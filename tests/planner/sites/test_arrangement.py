@@ -1,7 +1,9 @@
+"""The one order of a micro-batch's blocks, and the intervals of it that ranks own."""
+
 from __future__ import annotations
 
-import pickle
-from itertools import combinations_with_replacement
+from collections.abc import Sequence
+from itertools import combinations_with_replacement, permutations, product
 
 import numpy as np
 import pytest
@@ -10,17 +12,18 @@ from hypothesis import strategies as st
 
 from benchmarks.site_balance import cut, imbalance, rank_work
 from planner.ir.errors import UsageError
-from planner.sites.arrangement import Arrangement, arrange, cut_places
+from planner.sites.arrangement import arrange, cut_places, halo_sites, longest_first, sample_order
 from planner.sites.keys import Ints, pack, samples_of, unpack
-from planner.sites.partition import BlockWork, SiteLevel, SiteLoad, bisection, block_work, bottleneck
+from planner.sites.partition import BlockWork, best_stretches, bisection, bottleneck
 from tests.planner.sites.clouds import blocks
 
 WORKS = st.lists(st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0, 40.0]), max_size=5), min_size=1, max_size=4)
 SPEEDS = st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=5).filter(any)
+TOLERANCES = st.sampled_from([0.0, 0.06, 0.5])
 
 
-@given(WORKS, SPEEDS, st.sampled_from([0.0, 0.06, 0.5]))
-def test_every_block_has_one_owner_and_each_rank_an_interval(
+@given(WORKS, SPEEDS, TOLERANCES)
+def test_every_block_has_one_owner_and_each_rank_one_of_the_best_intervals(
     works: list[list[float]], speeds: list[float], tolerance: float
 ) -> None:
     work = blocks(*works)
@@ -31,18 +34,20 @@ def test_every_block_has_one_owner_and_each_rank_an_interval(
     assert (np.diff(ranks) >= 0).all()
     assert not len(ranks) or 0 <= ranks.min() <= ranks.max() < len(speeds)
     assert owned.keys.tolist() == work.keys.tolist()
-
-
-@given(WORKS, SPEEDS, st.sampled_from([0.0, 0.06, 0.5]))
-def test_cuts_are_within_the_tolerance_of_the_best_intervals(
-    works: list[list[float]], speeds: list[float], tolerance: float
-) -> None:
-    arrangement = arrange(blocks(*works), speeds, tolerance)
     last = len(arrangement.keys)
     every = combinations_with_replacement(range(last + 1), len(speeds) - 1)
     best = min(bottleneck(arrangement.before, [0, *inner, last], speeds) for inner in every)
     places = cut_places(arrangement, speeds, tolerance)
     assert bottleneck(arrangement.before, places, speeds) <= (1 + tolerance) * best * (1 + 1e-8)
+
+
+@given(st.permutations(range(20)), WORKS)
+def test_the_order_of_blocks_given_changes_nothing(shuffled: list[int], works: list[list[float]]) -> None:
+    work = blocks(*works)
+    places = np.array([place for place in shuffled if place < len(work.keys)], np.int64)
+    one, two = arrange(work, [1.0] * 3), arrange(BlockWork(work.keys[places], work.work_s[places]), [1.0] * 3)
+    assert one.keys.tolist() == two.keys.tolist()
+    assert one.before.tolist() == two.before.tolist()
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 4))
@@ -55,68 +60,23 @@ def test_samples_that_balance_stay_whole(sizes: list[int], num_ranks: int) -> No
     assert imbalance(rank_work(owned, work)) <= 1.06 + 1e-9
 
 
-def test_stages_of_other_ranks_own_intervals_of_the_same_order() -> None:
-    work = blocks([1.0] * 40, [1.0] * 25, [2.0] * 30)
-    arrangement = arrange(work, [1.0] * 4)
-    four, two = cut(arrangement, [1.0] * 4, 0.0), cut(arrangement, [1.0] * 2, 0.0)
-    keys = arrangement.keys
-    moved = [(int(a), int(b)) for a, b in zip(four.owner_of_blocks(keys), two.owner_of_blocks(keys), strict=True)]
-    assert sorted(set(moved)) == [(0, 0), (1, 0), (2, 1), (3, 1)]
-
-
-def test_unequal_speeds_get_their_share_of_one_sample() -> None:
-    work = blocks([1.0] * 120)
-    owned = cut(arrange(work, [1, 1, 2, 2]), [1, 1, 2, 2])
-    assert rank_work(owned, work).tolist() == [20, 20, 40, 40]
-
-
-@pytest.mark.parametrize("speeds", [[1.0], [1.0] * 3, [0.0, 2.0]])
-def test_no_sites_at_all(speeds: list[float]) -> None:
-    arrangement = arrange(blocks([]), speeds)
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("works", "speeds", "counts"),
+    [
+        ([[1.0] * 120], [1, 1, 2, 2], [20, 20, 40, 40]),
+        ([[0.0] * 12], [1, 1, 1, 1], [3, 3, 3, 3]),  # no work at all: by number
+        ([[], [1.0], [], [2.0, 2.0], []], [1, 1], [1, 2]),
+        ([[]], [0, 2], [0, 0]),
+    ],
+)
+def test_each_rank_gets_its_share_of_blocks(works: list[list[float]], speeds: list[float], counts: list[int]) -> None:
+    arrangement = arrange(blocks(*works), speeds)
     owned = cut(arrangement, speeds)
-    assert (len(owned.keys), len(arrangement.samples), arrangement.unit_s) == (0, 0, 0.0)
-    assert owned.owner(np.array([3]), np.array([[5, -5, 0]])).tolist() == [0]
-
-
-def test_empty_samples_take_no_place() -> None:
-    arrangement = arrange(blocks([], [1.0], [], [2.0, 2.0], []), [1.0, 1.0])
-    assert sorted(arrangement.samples.tolist()) == [1, 3]
-    assert len(arrangement.sample_ends) == 3
-
-
-def test_blocks_without_work_are_shared_by_number() -> None:
-    owned = cut(arrange(blocks([0.0] * 12)), [1.0] * 4)
-    assert np.bincount(owned.ranks).tolist() == [3, 3, 3, 3]
-
-
-def test_one_block_heavier_than_everything_has_a_rank_to_itself() -> None:
-    work = blocks([1.0, 1.0, 1000.0, 1.0, 1.0, 1.0])
-    owned = cut(arrange(work, [1.0] * 3), [1.0] * 3, tolerance=0)
-    assert max(rank_work(owned, work)) == 1000.0
-
-
-def test_more_ranks_than_blocks_leave_some_with_nothing() -> None:
-    work = blocks([1.0, 1.0], [1.0])
-    owned = cut(arrange(work, [1.0] * 8), [1.0] * 8)
-    assert sorted(np.bincount(owned.ranks, minlength=8).tolist()) == [0] * 5 + [1] * 3
-
-
-@given(st.permutations(range(12)), WORKS)
-def test_the_order_of_blocks_given_changes_nothing(shuffled: list[int], works: list[list[float]]) -> None:
-    work = blocks(*works)
-    places = np.array([place for place in shuffled if place < len(work.keys)], np.int64)
-    places = np.concatenate([places, np.arange(12, max(12, len(work.keys)))]).astype(np.int64)
-    one, two = arrange(work, [1.0] * 3), arrange(BlockWork(work.keys[places], work.work_s[places]), [1.0] * 3)
-    assert one.keys.tolist() == two.keys.tolist()
-    assert one.before.tolist() == two.before.tolist()
-
-
-def test_equal_ranks_may_change_their_names() -> None:
-    work = blocks([1.0] * 30, [3.0] * 7, [2.0] * 11)
-    speeds = np.array([1.0, 2.0, 1.0, 2.0])
-    owned = cut(arrange(work, speeds), speeds)
-    swapped = cut(arrange(work, speeds[[2, 3, 0, 1]]), speeds[[2, 3, 0, 1]])
-    assert owned.ranks.tolist() == swapped.ranks.tolist()
+    assert sorted(np.bincount(owned.ranks, minlength=len(speeds)).tolist()) == counts
+    assert sorted(arrangement.samples.tolist()) == [number for number, each in enumerate(works) if each]
+    if not counts[-1]:
+        assert owned.owner(np.array([3]), np.array([[5, -5, 0]])).tolist() == [0]
 
 
 def test_seconds_come_back_from_units() -> None:
@@ -127,38 +87,26 @@ def test_seconds_come_back_from_units() -> None:
     np.testing.assert_allclose(found, [seconds[key] for key in arrangement.keys.tolist()], rtol=1e-8)
 
 
-def test_a_large_cloud_is_balanced_to_one_block() -> None:
-    random = np.random.default_rng(0)
-    sites = np.unique(np.abs(random.normal(0, 20, size=(4000, 3))).astype(np.int64), axis=0) - 30
-    level = SiteLevel(np.zeros(len(sites), np.int64), sites)
-    work = block_work([level], [SiteLoad(0, random.integers(1, 28, size=len(sites)), 1e-9)])
-    for num_ranks in (2, 3, 8):
-        owned = cut(arrange(work, [1.0] * num_ranks), [1.0] * num_ranks)
-        assert imbalance(rank_work(owned, work)) <= 1 + work.work_s.max() * num_ranks / work.work_s.sum()
-
-
-@pytest.mark.parametrize("speeds", [[1.0] * 3, [1.0, 1.0, 2.0, 2.0], [1.0] * 5])
-def test_the_stage_that_the_order_is_for_meets_in_planes(speeds: list[float]) -> None:
-    """A bar of 60 x 4 x 4 blocks: each rank's part is as long as its share, and its ends are flat."""
-    bar = np.stack(np.meshgrid(np.arange(60), np.arange(4), np.arange(4), indexing="ij"), -1).reshape(-1, 3) - 30
-    work = BlockWork(np.sort(pack(np.zeros(len(bar), np.int64), bar)), np.ones(len(bar)))
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("lengths", "speeds", "samples"),
+    [
+        ([60], [1.0] * 3, [0] * 3),
+        ([60], [1.0, 1.0, 2.0, 2.0], [0] * 4),
+        ([20, 45], [3.0, 3.0, 3.0, 4.0], [1, 1, 1, 0]),  # the larger one comes first
+    ],
+)
+def test_ranks_meet_in_planes(lengths: list[int], speeds: list[float], samples: list[int]) -> None:
+    """Bars of 4 x 4 blocks: each rank's part is as long as its share, and its ends are flat."""
+    bars = [np.argwhere(np.ones((length, 4, 4), np.bool_)) - 30 for length in lengths]
+    number = np.repeat(range(len(bars)), [len(bar) for bar in bars])
+    work = BlockWork(np.sort(pack(number, np.concatenate(bars))), np.ones(len(number)))
     owned = cut(arrange(work, speeds), speeds)
-    x = unpack(owned.keys)[1][:, 0]
-    parts = [np.unique(x[owned.ranks == rank]) for rank in range(len(speeds))]
-    assert [len(part) for part in parts] == [60 * speed / sum(speeds) for speed in speeds]
-    assert sum(len(part) for part in parts) == 60
-
-
-def test_a_large_sample_behind_a_small_one_is_cut_in_planes_too() -> None:
-    bars = [np.argwhere(np.ones((length, 4, 4), np.bool_)) for length in (20, 45)]
-    samples = np.repeat([0, 1], [len(bar) for bar in bars])
-    work = BlockWork(np.sort(pack(samples, np.concatenate(bars))), np.ones(len(samples)))
-    speeds = [3.0, 3.0, 3.0, 4.0]
-    owned = cut(arrange(work, speeds), speeds)
-    samples, blocks_of = unpack(owned.keys)
-    parts = [owned.ranks == rank for rank in range(4)]
-    assert [set(samples[part].tolist()) for part in parts] == [{1}, {1}, {1}, {0}]
-    assert [len(np.unique(blocks_of[part, 0])) for part in parts] == [15, 15, 15, 20]
+    of_blocks, places = unpack(owned.keys)
+    parts = [owned.ranks == rank for rank in range(len(speeds))]
+    assert [set(of_blocks[part].tolist()) for part in parts] == [{sample} for sample in samples]
+    planes = [sum(lengths) * speed / sum(speeds) for speed in speeds]
+    assert [len(np.unique(places[part, 0])) for part in parts] == planes
 
 
 @pytest.mark.parametrize("speeds", [[1.0, 1.0], [3.0, 1.0, 2.0], [1.0] * 5])
@@ -182,24 +130,73 @@ def test_only_samples_in_which_ranks_meet_are_cut_in_space_and_those_as_ever(spe
         assert sample in asked[0] or own.tolist() == sorted(own.tolist())
 
 
-def test_an_arrangement_can_be_sent() -> None:
-    arrangement = arrange(blocks([1.0, 2.0], [3.0]))
-    again: Arrangement = pickle.loads(pickle.dumps(arrangement))
-    assert again.keys.tolist() == arrangement.keys.tolist()
-    assert cut(again, [1.0, 1.0]).ranks.tolist() == cut(arrangement, [1.0, 1.0]).ranks.tolist()
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("work", "speeds", "tolerance", "match"),
+    [
+        *(([3.0], speeds, 0.0, "no rank has a speed") for speeds in ([], [0.0], [-1.0, 2.0], [float("nan")])),
+        ([3.0], [float("inf"), 1.0], 0.0, "no rank has a speed"),
+        ([3.0], [1.0], -0.1, "not a tolerance"),
+        *(([3.0, work], [1.0], 0.0, "work is not in seconds") for work in (-1.0, float("nan"), float("inf"))),
+    ],
+)
+def test_what_means_nothing_is_refused(work: list[float], speeds: list[float], tolerance: float, match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        arrange(blocks(work), speeds, tolerance)
+    if len(work) == 1:
+        with pytest.raises(UsageError, match=match):
+            cut(arrange(blocks(work)), speeds, tolerance)
 
 
-@pytest.mark.parametrize("speeds", [[], [0.0], [-1.0, 2.0], [float("nan")], [float("inf"), 1.0]])
-def test_speeds_that_mean_nothing_are_refused(speeds: list[float]) -> None:
-    arrangement: Arrangement = arrange(blocks([1.0]))
-    for call in (lambda: arrange(blocks([1.0]), speeds), lambda: cut(arrangement, speeds)):
-        with pytest.raises(UsageError, match="no rank has a speed"):
-            call()
+def longest(work: list[int], ranks: Sequence[int], speeds: list[float]) -> float:
+    return max(
+        sum(value for value, own in zip(work, ranks, strict=True) if own == rank) / speed
+        for rank, speed in enumerate(speeds)
+    )
 
 
-def test_a_tolerance_or_work_that_means_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="not a tolerance"):
-        cut(arrange(blocks([1.0])), [1.0], -0.1)
-    for value in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(UsageError, match="work is not in seconds"):
-            arrange(BlockWork(pack(np.array([0, 0]), np.array([[0, 0, 0], [1, 0, 0]])), np.array([3.0, value])))
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=6),
+    st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=1, max_size=3),
+)
+def test_the_longest_first_is_within_the_published_bounds(work: list[int], speeds: list[float]) -> None:
+    """Graham's of equal ranks, and twice the best of unequal ones; a rank without speed gets nothing."""
+    for of_ranks, bound in (([1.0] * len(speeds), 4 / 3 - 1 / (3 * len(speeds))), (speeds, 2.0)):
+        best = min(longest(work, ranks, of_ranks) for ranks in product(range(len(of_ranks)), repeat=len(work)))
+        assert longest(work, longest_first(work, of_ranks), of_ranks) <= bound * best + 1e-9
+    assert set(longest_first(work, [0.0, 1.0, 0.0])) == {1}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("work", "speeds", "begins"),
+    [
+        ([1, 1, 1, 1], [1.0, 1.0], [0, 2, 1, 3]),  # those of one rank side by side
+        ([1, 2], [2.0, 1.0], [1, 0]),
+        ([], [1.0, 1.0], []),
+        ([10, 10, 23, 10, 10, 10, 7, 20], [1.0] * 10, [2, 6]),  # a large one, and what fills up its last rank
+    ],
+)
+def test_the_order_of_samples(work: list[int], speeds: list[float], begins: list[int]) -> None:
+    found = sample_order(np.array(work, np.int64), speeds, 0.01)
+    assert sorted(found) == list(range(len(work)))
+    assert found[: len(begins)] == begins
+
+
+@pytest.mark.parametrize(("work", "speeds"), [([20, 7, 5, 4], [2.0, 4.0, 3.0]), ([22, 4, 6, 0], [3.0, 4.0, 1.0])])
+def test_on_unequal_ranks_no_order_of_these_cuts_fewer_samples(work: list[int], speeds: list[float]) -> None:
+    def num_cuts(order: Sequence[int]) -> int:
+        ends = np.concatenate([[0], np.cumsum([work[sample] for sample in order])])
+        return best_stretches(ends, speeds, sum(work) / sum(speeds)).num_cuts
+
+    assert num_cuts(sample_order(np.array(work), speeds, 0.0)) == min(map(num_cuts, permutations(range(len(work)))))
+
+
+def test_the_halo_between_ranks_is_that_of_sets() -> None:
+    random = np.random.default_rng(0)
+    source, target = random.integers(5, size=40).astype(np.int32), random.integers(5, size=30).astype(np.int32)
+    neighbours = random.integers(-1, 40, size=(9, 30)).astype(np.int32)
+    found = halo_sites(source, target, neighbours, 5)
+    for src, dst in product(range(5), repeat=2):
+        read = {int(row) for row in neighbours[:, target == dst].ravel() if row >= 0 and source[row] == src}
+        assert found[src, dst] == (len(read) if src != dst else 0)

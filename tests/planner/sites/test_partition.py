@@ -1,16 +1,103 @@
+"""Cuts of a row, of samples and ranks, and of space: each beside all of them, or its plain version."""
+
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
+from itertools import combinations_with_replacement
+from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from benchmarks.site_balance import morton
-from planner.sites import partition as module
-from planner.sites.keys import Ints, pack, samples_of, unpack
-from planner.sites.partition import bisection
+from planner.sites.keys import Ints, pack, unpack
+from planner.sites.partition import Stretch, balanced_cuts, best_stretches, bisection, bottleneck
+
+
+def prefix_of(work: list[int]) -> Ints:
+    return np.concatenate([[0], np.cumsum(work)]).astype(np.int64)
+
+
+@given(
+    st.lists(st.integers(0, 30), max_size=9),
+    st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.3]), min_size=1, max_size=4).filter(any),
+)
+@example([1 << 48, 1, 1, 1, 1 << 48, 1, 1], [1.0, 1.0])
+def test_no_other_cuts_are_better(work: list[int], speeds: list[float]) -> None:
+    prefix, items = prefix_of(work), len(work)
+    cuts = balanced_cuts(prefix, speeds)
+    assert (cuts[0], cuts[-1], len(cuts)) == (0, items, len(speeds) + 1)
+    assert cuts == sorted(cuts)
+    every = combinations_with_replacement(range(items + 1), len(speeds) - 1)
+    best = min(bottleneck(prefix, [0, *inner, items], speeds) for inner in every)
+    assert bottleneck(prefix, cuts, speeds) == pytest.approx(best, rel=1e-8)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=200), st.integers(1, 8))
+def test_cuts_are_within_one_item_of_the_mean(work: list[int], num_ranks: int) -> None:
+    prefix = prefix_of(work)
+    cuts = balanced_cuts(prefix, [1.0] * num_ranks)
+    assert bottleneck(prefix, cuts, [1.0] * num_ranks) <= sum(work) / num_ranks + max(work)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("work", "speeds", "cuts"),
+    [
+        ([1] * 12, [1.0, 1.0, 2.0, 2.0], [0, 2, 4, 8, 12]),
+        ([100, 1, 1], [1.0] * 3, [0, 0, 1, 3]),
+        ([1, 1, 100], [1.0] * 3, [0, 2, 3, 3]),
+        ([1, 1], [1.0] * 4, [0, 0, 1, 1, 2]),
+        ([5, 5], [0.0, 1.0, 0.0], [0, 0, 2, 2]),
+    ],
+)
+def test_of_equally_good_cuts_the_proportional_ones(work: list[int], speeds: list[float], cuts: list[int]) -> None:
+    assert balanced_cuts(prefix_of(work), speeds) == cuts
+
+
+def test_work_without_speed_never_ends() -> None:
+    assert bottleneck(prefix_of([1, 2]), [0, 1, 2], [0.0, 1.0]) == inf
+    assert bottleneck(prefix_of([1, 2]), [0, 0, 2], [0.0, 2.0]) == 1.5
+
+
+def rows(work: list[int], speeds: list[float], most: float, sample: int = 0, rank: int = 0) -> Iterator[list[Stretch]]:
+    """Every row of stretches that keeps to ``most``."""
+    if rank == len(speeds):
+        if sample == len(work):
+            yield []
+        return
+    for last_rank in range(rank + 1, len(speeds) + 1):
+        for last in range(sample, len(work) + 1):
+            if sum(work[sample:last]) <= most * sum(speeds[rank:last_rank]) + 1e-6:
+                for rest in rows(work, speeds, most, last, last_rank):
+                    yield [Stretch(sample, last, rank, last_rank), *rest]
+
+
+def value(row: list[Stretch], work: list[int], speeds: list[float]) -> tuple[int, float]:
+    cuts = sum(one.last_rank - one.first_rank - 1 for one in row if one.first_sample < one.last_sample)
+    times = [0.0]
+    for one in row:
+        speed = sum(speeds[one.first_rank : one.last_rank])
+        times.append(sum(work[one.first_sample : one.last_sample]) / speed if speed else 0.0)
+    return cuts, max(times)
+
+
+@given(
+    st.lists(st.integers(0, 20), max_size=6),
+    st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=4).filter(any),
+    st.sampled_from([1.0, 1.05, 1.3, 2.0]),
+)
+def test_no_other_row_has_fewer_cuts_or_is_faster(work: list[int], speeds: list[float], slack: float) -> None:
+    most = slack * sum(work) / sum(speeds)
+    found = best_stretches(prefix_of(work), speeds, most)
+    best = min(value(row, work, speeds) for row in rows(work, speeds, most))
+    assert (found.num_cuts, found.time) == pytest.approx(best)
+    assert value(list(found.row), work, speeds) == pytest.approx(best)
+    assert found.row[0].first_sample == found.row[0].first_rank == 0
+    assert (found.row[-1].last_sample, found.row[-1].last_rank) == (len(work), len(speeds))
+    for one, two in zip(found.row, found.row[1:], strict=False):
+        assert (one.last_sample, one.last_rank) == (two.first_sample, two.first_rank)
 
 
 def grid(*shape: int) -> Ints:
@@ -62,64 +149,16 @@ def test_all_nodes_at_once_give_the_order_of_the_recursion(rows: list[tuple[int,
     assert bisection(keys, work).tolist() == by_recursion(keys, work, [])
 
 
-def test_thirds_of_a_bar_are_bars() -> None:
-    keys = grid(9, 4, 4)
-    order = bisection(keys, np.full(144, 7, np.int64), np.array([336, 672]))
-    extents = [np.ptp(unpack(keys[part])[1], axis=0).tolist() for part in np.split(order, 3)]
-    assert extents == [[2, 3, 3]] * 3
+def test_parts_of_bars_and_cubes_are_bars_and_cubes() -> None:
+    bar, cube = grid(9, 4, 4), grid(8, 8, 8)
+    order = bisection(bar, np.full(144, 7, np.int64), np.array([336, 672]))
+    assert [np.ptp(unpack(bar[part])[1], axis=0).tolist() for part in np.split(order, 3)] == [[2, 3, 3]] * 3
+    order = bisection(cube, np.full(512, 5, np.int64))
+    assert [np.ptp(unpack(cube[part])[1], axis=0).tolist() for part in np.split(order, 8)] == [[3, 3, 3]] * 8
 
 
-def test_the_picture() -> None:
-    text = next(part for part in str(module.__doc__).split("\n\n") if re.match(r"\s*work +\d", part))
-    numbers = np.array([re.findall(r"\d+", line)[:8] for line in text.splitlines()], np.int64)  # x to the right, y down
-    work, places = numbers[:, :4], numbers[:, 4:]
-    order = bisection(grid(4, 4, 1), work.T.ravel())
-    np.testing.assert_array_equal(np.argsort(order).reshape(4, 4).T, places)
-
-
-@pytest.mark.parametrize("power", [1, 2, 3])
-def test_an_eighth_of_a_cube_is_a_cube(power: int) -> None:
-    keys = grid(2**power, 2**power, 2**power)
-    order = bisection(keys, np.full(len(keys), 5, np.int64))
-    for part in np.split(order, 8):
-        blocks = unpack(keys[part])[1]
-        assert (blocks.max(axis=0) - blocks.min(axis=0) + 1).tolist() == [2 ** (power - 1)] * 3
-
-
-def test_the_gap_between_two_clusters_is_the_first_cut() -> None:
-    blocks = unpack(grid(2, 6, 6))[1]
-    keys = pack(np.zeros(144, np.int64), np.concatenate([blocks, blocks + np.array([5, 0, 0])]))
-    order = bisection(keys, np.ones(144, np.int64))
-    assert unpack(keys[order[:72]])[1][:, 0].max() <= 1
-
-
-def test_a_block_heavier_than_all_others_does_not_hide_them() -> None:
-    keys = grid(7, 1, 1)
-    for heavy in range(7):
-        work = np.zeros(7, np.int64)
-        work[heavy] = 1 << 50
-        assert sorted(bisection(keys, work).tolist()) == list(range(7))
-
-
-def test_falling_work_takes_no_more_depth_than_its_bits() -> None:
-    work = np.array([1 << max(50 - i, 0) for i in range(400)])
-    assert sorted(bisection(grid(400, 1, 1), work).tolist()) == list(range(400))
-
-
-@pytest.mark.parametrize("order", [bisection, morton])
-def test_samples_stay_together_and_everything_is_there(order: object) -> None:
-    random = np.random.default_rng(0)
-    keys = np.unique(pack(random.integers(4, size=500), random.integers(-8, 8, size=(500, 3))))
-    found = order(keys, random.integers(1, 99, size=len(keys)))  # type: ignore[operator]
-    assert sorted(found.tolist()) == list(range(len(keys)))
-    assert (np.diff(samples_of(keys[found])) >= 0).all()
-    assert order(keys[:0], np.zeros(0, np.int64)).tolist() == []  # type: ignore[operator]
-
-
-def test_morton_takes_the_bits_in_turn() -> None:
-    keys = grid(2, 2, 2)
-    assert morton(keys, np.ones(8, np.int64)).tolist() == list(range(8))
-    blocks = unpack(grid(4, 4, 1)[morton(grid(4, 4, 1), np.ones(16, np.int64))])[1]
-    assert blocks[:, :2].tolist()[:8] == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]]
-    below = pack(np.zeros(2, np.int64), np.array([[0, 0, 0], [-1, 0, 0]]))
-    assert morton(below, np.ones(2, np.int64)).tolist() == [1, 0]
+@pytest.mark.parametrize("work", [[1 << max(50 - i, 0) for i in range(400)], [0, 0, 0, 1 << 50, 0, 0, 0]])
+def test_a_block_heavier_than_all_others_does_not_hide_them_nor_does_depth_grow_with_falling_work(
+    work: list[int],
+) -> None:
+    assert sorted(bisection(grid(len(work), 1, 1), np.array(work)).tolist()) == list(range(len(work)))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from planner.extras.catalogue.clusters import Machines, machines_of, read_machin
 from planner.ir.cluster import ACROSS_HOSTS, DATASHEET, WITHIN_HOST, Cluster, Link, PairLink
 from planner.ir.errors import CorruptFileError, MissingFileError
 
-PROFILE = chain_profile(3, num_devices=2)
+PROFILE, ROOT = chain_profile(3, num_devices=2), Path(__file__).resolve().parents[4]
 
 GOOD = """
 halopipe: cluster
@@ -41,7 +42,7 @@ def faults(text: str) -> tuple[str, ...]:
     return caught.value.details
 
 
-def test_devices_are_named_by_host_family_and_number() -> None:
+def test_devices_are_named_by_host_family_and_number_and_links_have_the_catalogues_figures_and_ones_own() -> None:
     found = machines(GOOD.replace("- EPYC-7763-core", "- {device: EPYC-7763-core, memory: 4GiB}")).cluster
     names = ["gpu0", "gpu1", "cpu0"]
     assert [d.name for d in found.devices] == [f"{host}/{n}" for host in ("n0", "n1") for n in names] + ["big/gpu0"]
@@ -49,46 +50,29 @@ def test_devices_are_named_by_host_family_and_number() -> None:
     assert found.devices[0].memory_bytes == 15 * 2**30
     assert found.devices[0].peak_flop_per_s["float32"] == 15.7e12
     assert (found.devices[-1].kind, found.devices[-1].memory_bytes_per_s) == ("my-gpu", 936e9)
+    assert found.links[WITHIN_HOST].bandwidth_bytes_per_s == 150e9
+    across = found.links[ACROSS_HOSTS]
+    assert (across.bandwidth_bytes_per_s, across.latency_s) == (1.25e9, 30e-6)
+    assert {link.evidence for link in found.links.values()} == {DATASHEET}
 
 
-def test_links_have_the_catalogues_figures_and_ones_own() -> None:
-    found = machines(GOOD.replace("- EPYC-7763-core", "")).cluster.links
-    assert found[WITHIN_HOST].bandwidth_bytes_per_s == 150e9
-    assert (found[ACROSS_HOSTS].bandwidth_bytes_per_s, found[ACROSS_HOSTS].latency_s) == (1.25e9, 30e-6)
-    assert {link.evidence for link in found.values()} == {DATASHEET}
+def file_of(hosts: str, links: str = "{}", more: str = "") -> str:
+    return f"halopipe: cluster\nversion: 1\nhosts: {hosts}\nlinks: {links}\n{more}"
 
 
-def test_a_device_whose_memory_nobody_states_needs_one() -> None:
-    (fault,) = faults(GOOD)
-    assert fault == "hosts[0].devices[1].memory: missing: no source says how much memory EPYC-7763-core has"
+ONE = file_of("[{name: n, devices: [T4]}]")
 
 
 def test_other_figures_make_another_kind() -> None:
-    found = machines(
-        """
-        halopipe: cluster
-        version: 1
-        hosts:
-          - name: n
-            devices:
-              - V100-16GB
-              - {device: V100-16GB, peak: {float32: 20TFLOP/s}}
-        links: {within-host: NVLink-2}
-        """
-    ).cluster
+    devices = "[V100-16GB, {device: V100-16GB, peak: {float32: 20TFLOP/s}}]"
+    found = machines(file_of(f"[{{name: n, devices: {devices}}}]", "{within-host: NVLink-2}")).cluster
     assert [device.kind for device in found.devices] == ["V100-16GB", "V100-16GB (float32 20TFLOP/s)"]
     assert found.devices[1].peak_flop_per_s["float32"] == 20e12
 
 
 def test_kinds_and_links_of_the_profile_can_be_named() -> None:
-    found = machines(
-        """
-        halopipe: cluster
-        version: 1
-        hosts: [{name: m, count: 2, devices: [{device: kind-1, count: 2}]}]
-        links: {within-host: measured, across-hosts: {bandwidth: 1GB/s}}
-        """
-    ).cluster
+    links = "{within-host: measured, across-hosts: {bandwidth: 1GB/s}}"
+    found = machines(file_of("[{name: m, count: 2, devices: [{device: kind-1, count: 2}]}]", links)).cluster
     assert [device.name for device in found.devices] == ["m0/cpu0", "m0/cpu1", "m1/cpu0", "m1/cpu1"]
     assert found.links[WITHIN_HOST] == PROFILE.cluster.links[WITHIN_HOST]
     assert found.collectives == PROFILE.cluster.collectives
@@ -107,10 +91,9 @@ def test_what_the_profile_was_measured_on_may_be_a_name_or_figures() -> None:
 
 
 def test_a_kind_called_like_a_device_of_the_catalogue_is_that_device() -> None:
-    spec = replace(PROFILE.cluster.devices[0], kind="V100-16GB")
-    text = "halopipe: cluster\nversion: 1\nhosts: [{name: n, devices: [T4]}]\nlinks: {}"
-    found = machines_of(text, Cluster((spec,), {}))
+    found = machines_of(ONE, Cluster((replace(PROFILE.cluster.devices[0], kind="V100-16GB"),), {}))
     assert found.measured_on["V100-16GB"].peak_flop_per_s["float32"] == 15.7e12
+    assert found.cluster.links == {}  # none is needed
 
 
 def test_all_faults_are_named_at_once_each_unknown_name_with_the_nearest() -> None:
@@ -141,18 +124,25 @@ def test_all_faults_are_named_at_once_each_unknown_name_with_the_nearest() -> No
     )
 
 
-def test_missing_links_are_missed_only_where_they_are_needed() -> None:
-    one = "halopipe: cluster\nversion: 1\nhosts: [{name: n, devices: [T4]}]\nlinks: {}\n"
-    assert machines(one).cluster.links == {}
-    (fault,) = faults(one.replace("[T4]", "[T4, T4]"))
-    assert fault.startswith("links.within-host: missing: devices of one host use it")
-    (fault,) = faults(one.replace("name: n,", "name: n, count: 2,"))
-    assert fault.startswith("links.across-hosts: missing: devices of several hosts use it")
-
-
-@pytest.mark.parametrize("text", ["", "[]", "hosts: 3", "halopipe: plan\nversion: 1\nhosts: [1]\nlinks: {}"])
-def test_what_is_no_cluster_file_is_refused(text: str) -> None:
-    assert faults(text)
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (GOOD, "hosts[0].devices[1].memory: missing: no source says how much memory EPYC-7763-core has"),
+        (ONE.replace("[T4]", "[T4, T4]"), "links.within-host: missing: devices of one host use it"),
+        (ONE.replace("name: n,", "name: n, count: 2,"), "links.across-hosts: missing: devices of several hosts use it"),
+        ("", ""),
+        ("[]", ""),
+        ("hosts: 3", ""),
+        ("halopipe: plan\nversion: 1\nhosts: [1]\nlinks: {}", ""),
+        (
+            '{"halopipe": "profile", "version": 1, "graph": {}}',
+            "it is a halopipe profile file; a cluster file has 'halopipe",
+        ),
+    ],
+)
+def test_what_is_missing_or_no_cluster_file_is_refused(text: str, fault: str) -> None:
+    assert faults(text)[0].startswith(fault)
 
 
 def test_a_file_is_read_from_disk(tmp_path: Path) -> None:
@@ -162,21 +152,16 @@ def test_a_file_is_read_from_disk(tmp_path: Path) -> None:
     path.write_text("hosts: [")
     with pytest.raises(CorruptFileError, match=r"cluster.yaml is not YAML"):
         read_machines(path)
-    path.write_text("halopipe: cluster\nversion: 1\nhosts: [{name: n, devices: [T4]}]\nlinks: {}\n")
+    path.write_text(ONE)
     assert read_machines(path).cluster.devices[0].kind == "T4"
 
 
 @pytest.mark.parametrize("where", ["docs/catalogue.md", "planner/extras/catalogue/clusters.py"])
 def test_the_documented_example_is_a_cluster_file(where: str) -> None:
-    text = (Path(__file__).resolve().parents[4] / where).read_text("utf-8")
-    start = text.index("halopipe: cluster")
-    line = text.rindex("\n", 0, start) + 1
-    lines = text[line:].splitlines()
-    indent = start - line
-    example = [
-        each[indent:] for each in lines[: next(k for k, each in enumerate(lines) if each[indent:] in ("```", ""))]
-    ]
-    found = machines("\n".join(example))
+    text = (ROOT / where).read_text("utf-8")
+    first = text.rindex("\n", 0, text.index("halopipe: cluster")) + 1
+    lines = textwrap.dedent(re.split(r"\n\s*(?:```)?\n", text[first:])[0] + "\n")
+    found = machines(lines)
     assert len(found.cluster.devices) == 9
     assert found.measured_on["kind-1"].peak_flop_per_s["float32"] == 112e9
 
@@ -214,7 +199,7 @@ def test_measured_links_of_pairs_stay_where_their_hosts_are_there() -> None:
 
 def tiered() -> str:
     """The example with islands and racks of docs/catalogue.md."""
-    text = (Path(__file__).resolve().parents[4] / "docs/catalogue.md").read_text("utf-8")
+    text = (ROOT / "docs" / "catalogue.md").read_text("utf-8")
     start = text.rindex("halopipe: cluster\n", 0, text.index("tiers:\n"))
     return text[start : text.index("```", start)]
 
@@ -248,22 +233,13 @@ def test_devices_are_in_islands_and_hosts_in_racks() -> None:
 )
 def test_faults_of_tiers(old: str, new: str, fault: str) -> None:
     assert old in tiered()
-    assert any(each.startswith(fault) for each in faults(tiered().replace(old, new))), faults(
-        tiered().replace(old, new)
-    )
+    found = faults(tiered().replace(old, new))
+    assert any(each.startswith(fault) for each in found), found
 
 
 def test_groups_that_do_not_nest_are_refused() -> None:
-    text = tiered().replace(
-        "{name: nvlink, within: island}", "{name: nvlink, within: island}\n  - {name: bus, within: bus}"
-    )
-    wrong = text.replace("groups: {island: 2}", "groups: {island: 2, bus: 3}")
-    assert any(
-        "island 'n0/island1' is in bus 'n0/bus1' (n0/gpu3) and in 'n0/bus0' (n0/gpu2)" in f for f in faults(wrong)
-    )
-
-
-def test_another_file_of_halopipes_is_called_what_it_is() -> None:
-    with pytest.raises(CorruptFileError) as caught:
-        machines_of('{"halopipe": "profile", "version": 1, "graph": {}}', source="profile.json")
-    assert caught.value.details == ("it is a halopipe profile file; a cluster file has 'halopipe: cluster'",)
+    island = "{name: nvlink, within: island}"
+    text = tiered().replace(island, f"{island}\n  - {{name: bus, within: bus}}")
+    found = faults(text.replace("groups: {island: 2}", "groups: {island: 2, bus: 3}"))
+    fault = "island 'n0/island1' is in bus 'n0/bus1' (n0/gpu3) and in 'n0/bus0' (n0/gpu2)"
+    assert any(fault in each for each in found)

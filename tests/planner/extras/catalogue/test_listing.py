@@ -1,3 +1,5 @@
+"""The catalogue's figures, names that find its entries, and faults of its files."""
+
 from __future__ import annotations
 
 import re
@@ -5,11 +7,14 @@ import re
 import pytest
 
 from planner.extras.catalogue import listing as catalogue
-from planner.extras.catalogue.listing import FAMILIES, read_device, read_links
+from planner.extras.catalogue.known_devices import _with_figures, entry_of
+from planner.extras.catalogue.listing import FAMILIES, devices, read_device, read_links
+from planner.ir.cluster import DeviceSpec
 from planner.ir.errors import CorruptFileError, UnknownNameError
 from planner.ir.graph import BYTES_PER_ELEMENT
 
 ENTRIES = [*catalogue.devices().values(), *catalogue.links().values()]
+
 DTYPES = {*BYTES_PER_ELEMENT, "tfloat32"}
 
 
@@ -42,12 +47,9 @@ def test_the_machines_people_ask_for_are_there() -> None:
     assert catalogue.link("Ethernet-10G").bandwidth_bytes_per_s.value == 1.25e9
 
 
-def test_other_names_and_case_do_not_matter() -> None:
+def test_other_names_and_case_do_not_matter_and_an_unknown_name_is_answered_with_the_nearest() -> None:
     assert catalogue.device("v100").name == "V100-16GB"
     assert catalogue.link("HDR").name == "InfiniBand-HDR"
-
-
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match=r"no device 'A100-80' in the catalogue; did you mean A100-80GB\?"):
         catalogue.device("A100-80")
     with pytest.raises(UnknownNameError, match=r"no link 'nvlnk-2' in the catalogue; did you mean NVLink-2\?"):
@@ -76,13 +78,42 @@ def test_all_faults_of_a_file_are_named_at_once() -> None:
     )
 
 
-def test_a_key_that_comes_twice_is_refused() -> None:
+def test_keys_that_come_twice_or_are_missing_are_named() -> None:
     with pytest.raises(CorruptFileError, match=r"x.yaml is not YAML") as caught:
         read_device(f"{GOOD}device: Z\n", "x.yaml")
     assert "device is given twice" in " ".join(caught.value.details)
-
-
-def test_a_link_needs_a_bandwidth() -> None:
     with pytest.raises(CorruptFileError) as caught:
         read_links("links: [{link: X}]", "links.yaml")
     assert "links[0].bandwidth: missing" in caught.value.details
+
+
+@pytest.mark.parametrize(
+    ("kind", "gibibytes", "entry"),
+    [
+        ("NVIDIA H200", 139.8, "H200"),
+        ("NVIDIA H100 80GB HBM3", 79.1, "H100-SXM"),
+        ("NVIDIA H100 PCIe", 79.6, "H100-PCIe"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "A100-40GB"),
+        ("NVIDIA A100 80GB PCIe", 79.2, "A100-80GB"),
+        ("Tesla V100-SXM2-16GB", 15.8, "V100-16GB"),
+        ("Tesla V100-SXM2-32GB", 31.7, "V100-32GB"),
+        ("Tesla T4", 14.6, "T4"),
+        ("NVIDIA L4", 22.0, "L4"),
+        ("NVIDIA GeForce RTX 3090", 23.7, "RTX-3090"),
+        ("NVIDIA TITAN V", 11.8, "Titan-V"),
+        ("NVIDIA GeForce RTX 3090 Ti", 23.7, None),
+        ("NVIDIA A10G", 22.0, None),
+        ("Tesla V100-SXM2-16GB", 1.0, None),  # another program has it: which of two it is cannot be told
+    ],
+)
+def test_a_driver_s_name_and_memory_find_the_catalogue_s_entry(kind: str, gibibytes: float, entry: str | None) -> None:
+    found = entry_of(kind, int(gibibytes * 2**30), devices().values())
+    assert (found and found.name) == entry
+
+
+def test_a_gpu_gets_the_peaks_of_its_entry_and_a_core_none() -> None:
+    gpu = _with_figures(DeviceSpec("n0/gpu0", "NVIDIA H200", "n0", 139 << 30))
+    assert gpu.peak_flop_per_s["bfloat16"] == 989.5e12
+    assert gpu.memory_bytes_per_s == 4.8e12
+    core = DeviceSpec("n0/cpu0", "NVIDIA H200", "n0", 1 << 30)
+    assert _with_figures(core) is core

@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import copy
 import json
-import multiprocessing
-import os
-import pickle
-import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
@@ -38,20 +34,13 @@ from planner.schedules import positions, schedule
 from profiler.source.model import LoadedModel
 from runtime.captured import CapturedModule
 from tests.captures import capture
+from tests.forks import forked
 from tests.planner.factories import plan_of
 from tests.runtime.plans import batch_of, decide, model_of, run_ranks
 
 MICRO_BATCHES = (2, 2, 2, 2)
 TWO, FOUR = ("blocks.1.norm1",), ("blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2")
-CUTS = {
-    "gpipe": TWO,
-    "1f1b": TWO,
-    "1f1b-so": TWO,
-    "zb-h1": TWO,
-    "1f1b-2bp": TWO,
-    "interleaved": FOUR,
-    "zb-v": FOUR,
-}
+CUTS = {**dict.fromkeys(("gpipe", "1f1b", "1f1b-so", "zb-h1", "1f1b-2bp"), TWO), "interleaved": FOUR, "zb-v": FOUR}
 KEEPS_STAGES_APART = hasattr(PipelineStage, "_warmup_forward_vote")  # with it came a channel for each pair of stages
 RUN_BY_TORCH = [name for name, cuts in CUTS.items() if cuts is TWO or KEEPS_STAGES_APART]
 
@@ -133,40 +122,10 @@ def by_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, to
         split_at(tuple(json.loads(exported(name).description)["split_spec"].items()))  # once, before the fork
         (folder / f"{name}.csv").write_text(exported(name).schedule)
     gradients: dict[str, dict[str, torch.Tensor]] = {name: {} for name in RUN_BY_TORCH}
-    for of_rank in in_processes(lambda rank: run_by_torch(rank, folder)):
+    for of_rank in forked(2, lambda rank: run_by_torch(rank, folder)):
         for name, more in of_rank.items():
             gradients[name].update(more)
     return gradients
-
-
-def in_processes(work: Callable[[int], Any]) -> list[Any]:
-    """What ``work`` returns on each of two forked ranks."""
-    context = multiprocessing.get_context("fork")
-    started = []
-    for rank in range(2):
-        mine, theirs = context.Pipe(duplex=False)
-
-        def run(rank: int = rank, theirs: Any = theirs) -> None:
-            try:
-                theirs.send_bytes(pickle.dumps(work(rank)))
-            except BaseException:  # noqa: BLE001  # told to the parent
-                theirs.send_bytes(pickle.dumps(RuntimeError(f"rank {rank}:\n{traceback.format_exc()}")))
-            os._exit(0)  # not pytest's own clean-up
-
-        process = context.Process(target=run, daemon=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside torch's threads
-            process.start()
-        started.append((process, mine))
-    try:
-        found = [pickle.loads(mine.recv_bytes()) if mine.poll(60.0) else TimeoutError() for _, mine in started]
-    finally:
-        for process, _ in started:
-            process.kill()
-    for each in found:
-        if isinstance(each, Exception):
-            raise each
-    return found
 
 
 @pytest.mark.parametrize("name", RUN_BY_TORCH)

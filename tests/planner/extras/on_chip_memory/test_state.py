@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.layers.roofline import on_cluster
+from planner.costs.layers.roofline import on_cluster, work_of
 from planner.costs.memory.lifetimes import RankMemory
 from planner.costs.memory.table import What
 from planner.costs.predict import forecast
@@ -21,12 +21,16 @@ from planner.solvers import solver
 from planner.solvers.best_first.solver import solve
 from tests.oracles.evaluation import evaluate
 from tests.oracles.plans import check
+from tests.planner.costs.layers.test_roofline import PROFILE as MEASURED
+from tests.planner.costs.layers.test_roofline import THERE, cluster, costs
 from tests.planner.extras.on_chip_memory.boards import board_problem
 from tests.planner.factories import chain_decision
 from tests.planner.solvers.best_first import test_solver as search
 
 BYTES = 8192
+
 MOMENTUM = Optimizer("SGD", {"lr": 0.1, "momentum": 0.9}, 1.0)
+
 HELD = 3 * 2 * BYTES
 """Parameters, gradients and momentum of two layers."""
 
@@ -50,33 +54,29 @@ def found(profile: Profile, decision: Decision) -> tuple[Prediction, tuple[RankM
 
 def test_they_are_on_chip_if_they_fit_to_the_byte() -> None:
     decision = chain_decision(boards(0), (2,), (1, 1))
-    roomy, tight, none = (found(boards(size), decision)[0] for size in (HELD, HELD - 1, 0))
+    (roomy, near), (tight, _), (none, far) = (found(boards(size), decision) for size in (HELD, HELD - 1, 0))
     assert [rank.on_chip_bytes for rank in roomy.ranks] == [HELD, HELD]
     assert [rank.on_chip_bytes for rank in tight.ranks] == [0, 0]
     assert [rank.on_chip_limit_bytes for rank in tight.ranks] == [HELD - 1] * 2
     assert (tight.step_s, tight.ranks[0].peak_bytes) == (none.step_s, none.ranks[0].peak_bytes)
     assert roomy.step_s < tight.step_s / 10  # what is left to read are activations of 64 bytes
-
-
-def test_a_stage_is_charged_for_what_is_in_the_larger_memory_alone() -> None:
-    decision = chain_decision(boards(0), (2,), (1, 1))
-    (_, near), (_, far) = (found(boards(size), decision) for size in (HELD, 0))
-    for one, other in zip(near, far, strict=True):
+    for one, other in zip(near, far, strict=True):  # a stage is charged for what is in the larger memory alone
         assert one.bytes_beside == HELD
         moved = one.peak_bytes - (other.peak_bytes - HELD)  # without gradients another action may be the fullest
         assert 0 <= moved <= other.held[What.ACTIVATIONS] + one.held[What.ACTIVATIONS]
         assert not any(one.held[what] for what in (What.PARAMETERS, What.GRADIENTS, What.OPTIMISER_STATE))
 
 
-def test_devices_decide_each_for_its_own_stage() -> None:
-    decision = chain_decision(boards(0), (1,), (1, 1))
-    ranks = found(boards(HELD), decision)[0].ranks
-    assert [rank.on_chip_bytes for rank in ranks] == [HELD // 2, 0]
-
-
-def test_forward_passes_need_no_gradients_on_chip() -> None:
-    forward = chain_decision(boards(0), (2,), (1, 1), schedule="forward")
-    assert [rank.on_chip_bytes for rank in found(boards(2 * BYTES), forward)[0].ranks] == [2 * BYTES] * 2
+@pytest.mark.parametrize(
+    ("size", "cut", "schedule", "on_chip"),
+    [
+        (HELD, 1, "1f1b", [HELD // 2, 0]),  # devices decide each for its own stage
+        (2 * BYTES, 2, "forward", [2 * BYTES] * 2),  # which needs no gradients there
+    ],
+)
+def test_devices_decide_by_what_their_stages_hold(size: int, cut: int, schedule: str, on_chip: list[int]) -> None:
+    decision = chain_decision(boards(0), (cut,), (1, 1), schedule=schedule)
+    assert [rank.on_chip_bytes for rank in found(boards(size), decision)[0].ranks] == on_chip
 
 
 def test_older_versions_of_weights_are_off_chip() -> None:
@@ -116,3 +116,18 @@ def test_plans_for_boards_are_good_and_the_integer_program_finds_them_too(seed: 
         return
     other = solver("span-ilp")(problem)
     assert other.prediction.step_s == pytest.approx(plan.prediction.step_s, rel=1e-6)
+
+
+def test_a_board_with_two_memories_has_two_kinds_of_costs() -> None:
+    board = replace(THERE, on_chip_bytes=2**20, on_chip_bytes_per_s=1e6)
+    found = on_cluster(MEASURED, cluster(board))
+    assert set(found.measurements) == {"there", "there, weights off chip"}
+    fast = on_cluster(MEASURED, cluster(replace(board, on_chip_bytes_per_s=None)))
+    one = on_cluster(MEASURED, cluster())
+    work = work_of(MEASURED.graph, MEASURED.graph.values(), MEASURED.graph.layers[2], 1)
+    assert work.num_bytes == 2 * 4096 + 8192
+    assert costs(found, "there, weights off chip", "l2") == costs(one, "there", "l2")
+    assert costs(found, "there", "l2", 1)[0] == 8192 / 1e6  # read on chip, which is slow here
+    assert costs(fast, "there", "l1") == costs(one, "there", "l1")  # it has no parameters
+    assert fast.parameters["there"]["l2"].update_s == 0.0
+    assert fast.parameters["there, weights off chip"] == one.parameters["there"]

@@ -1,8 +1,13 @@
+"""Preparing what layers over sites read, in this step or in the waits of the one before."""
+
 from __future__ import annotations
 
+import json
+import random
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from benchmarks.chains import cluster
@@ -10,20 +15,30 @@ from planner.costs.candidate import candidate_of
 from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict
 from planner.costs.pricing import Pricing
+from planner.costs.simulator.events import run
+from planner.costs.simulator.prices import prices_of, transfer_bytes
+from planner.costs.simulator.program import compile_program
 from planner.costs.stages.action_costs import StageCosts
-from planner.costs.stages.input_pipeline import closure
+from planner.costs.stages.input_pipeline import TURN_S, TURN_SHARE
+from planner.costs.uncertainty import replayed
 from planner.extras.sites.preparations import SitePreparations
+from planner.ir.codec import dumps, loads
 from planner.ir.graph import is_sites
-from planner.ir.plan import Decision
+from planner.ir.plan import Decision, Plan
+from planner.ir.problem import Problem
 from planner.ir.profile import PreparationCost, Profile
 from planner.ir.schedule import Action, Op
 from planner.ir.timeline import Timeline
 from planner.layers import prepared_inputs
+from planner.layers.boundary import Boundaries
+from planner.solvers.best_first import solver as best_first
 from tests.oracles.evaluation import evaluate
-from tests.planner.factories import chain_decision
+from tests.oracles.plans import check
+from tests.planner.factories import chain_decision, plan_of
 from tests.planner.sparse_networks import classifier, segmenter, sparse_profile
 
 GRAPH = classifier(samples=4)
+
 ALL = range(len(GRAPH.layers))
 
 
@@ -65,10 +80,8 @@ def test_ranks_that_share_sites_order_them_by_all_maps_before_and_then_make_thei
     profile = replace(sparse_profile(GRAPH, (1.0, 1.0)), preparations={"kind-1": costs})
     found = SitePreparations(profile)
     assert (found.before_program_s("kind-1", 2), found.seconds("kind-1", ALL, 2)) == (2 * 3.0, 2 * 60.125)
-    assert (found.before_program_s("kind-1", 2, shared=True), found.seconds("kind-1", ALL, 2, shared=True)) == (
-        2 * 63.5,
-        1.75,
-    )
+    assert found.before_program_s("kind-1", 2, shared=True) == 2 * 63.5
+    assert found.seconds("kind-1", ALL, 2, shared=True) == 1.75
     assert found.seconds("kind-1", [0], 2, shared=True) == 0.5
     shared = chain_decision(profile, (), (4,), ((0, 1),), ((2, 2),))
     _, timeline = predict(profile, shared)
@@ -95,36 +108,6 @@ def test_sites_of_all_micro_batches_are_found_by_all_ranks_before_any_begins() -
     reckoned(profile, decision)
 
 
-def test_the_measurement_nearest_in_size_is_scaled() -> None:
-    def cost(samples: int, seconds: float) -> PreparationCost:
-        return PreparationCost("map", ("neighbours_0_0",), (), seconds, samples)
-
-    profile = replace(sparse_profile(GRAPH), preparations={"kind-1": (cost(1, 1.0), cost(4, 2.0))})
-    found = SitePreparations(profile)
-    assert [found.seconds("kind-1", [0], n) for n in (1, 2, 4, 8)] == [1.0, 2.0, 2.0, 4.0]
-
-
-def test_a_closure_follows_what_things_are_made_from() -> None:
-    a = PreparationCost("a", (), (), 1.0, 1)
-    b = PreparationCost("b", (), ("a",), 1.0, 1)
-    c = PreparationCost("c", ("x",), ("b", "a"), 1.0, 1)
-    d = PreparationCost("d", ("y",), ("a",), 1.0, 1)
-    assert sorted(closure((a, b, c, d), frozenset("x"))) == ["a", "b", "c"]
-    assert closure((a, b, c, d), frozenset()) == {}
-
-
-def test_a_core_is_occupied_while_it_prepares() -> None:
-    profile = sparse_profile(GRAPH, (1.0,), preparation_s=1e-3)
-    decision = chain_decision(profile, micro_batches=(1, 1), schedule="gpipe")
-    prediction, timeline = predict(profile, decision)
-    (first, second), (forward, _) = spans(timeline, Op.PREPARE), spans(timeline, Op.FORWARD)
-    assert first == (0.0, pytest.approx(5e-3))  # with the coarse sites of both
-    assert second == (pytest.approx(5e-3), pytest.approx(8e-3))
-    assert forward[0] == pytest.approx(8e-3)
-    assert prediction.ranks[0].compute_s == pytest.approx(prediction.step_s)
-    reckoned(profile, decision)
-
-
 def test_beside_an_accelerator_the_host_prepares_the_next_micro_batch_meanwhile() -> None:
     profile = sparse_profile(GRAPH, (1.0,), preparation_s=1e-3, device="gpu")
     decision = chain_decision(profile, micro_batches=(1, 1, 1), schedule="gpipe")
@@ -137,15 +120,6 @@ def test_beside_an_accelerator_the_host_prepares_the_next_micro_batch_meanwhile(
     waited = forwards[0][0] + sum(max(0.0, b[0] - a[1]) for a, b in pairwise(forwards))
     assert prediction.ranks[0].bubble_s == pytest.approx(waited)
     reckoned(profile, decision)
-
-
-def test_preparing_just_in_time_takes_longer() -> None:
-    profile = sparse_profile(GRAPH, (1.0,), preparation_s=1e-3, device="gpu")
-    decision = chain_decision(profile, micro_batches=(1, 1, 1), schedule="gpipe")
-    program = (tuple(f"0PREP{m} 0F{m}" for m in range(3)), tuple(f"0B{m}" for m in range(3)), ("0UPDATE",))
-    late = replace(decision, program=(tuple(" ".join(map(" ".join, program)).split()),))
-    assert predict(profile, late)[0].step_s > predict(profile, decision)[0].step_s
-    reckoned(profile, late)
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
@@ -201,14 +175,106 @@ def test_what_a_thread_always_makes_a_step_ahead_is_priced_as_a_plan_that_does_s
 def test_a_thread_makes_what_its_own_ranks_samples_need() -> None:
     found = SitePreparations(beside(1e-3))
     kind = "kind-1"
-    assert found.is_beside(kind)
-    assert found.look_ahead
     alone = SitePreparations(sparse_profile(GRAPH, preparation_s=1e-3))
-    assert not alone.is_beside(kind)
-    assert not alone.look_ahead
+    assert [each.is_beside(kind) and each.look_ahead for each in (found, alone)] == [True, False]
     assert found.num_bytes(ALL, 4, 2) == found.num_bytes(ALL, 4) == alone.num_bytes(ALL, 4)
     profile = replace(beside(1e-3), cluster=cluster((1.0, 1.0)))
     decision = chain_decision(profile, micro_batches=(4,), ranks=((0, 1),), shares=((1, 3),), schedule="gpipe")
     costs = StageCosts(CostModel(profile), Pricing.of(profile).stages(candidate_of(profile.graph, decision)), (4,))
     assert [costs.prepare_s(rank, Action(0, Op.PREPARE, 0)) for rank in (0, 1)] == pytest.approx([1e-3, 3e-3])
     reckoned(profile, decision)
+
+
+def step_s(profile: Profile, decision: Decision) -> float:
+    return predict(profile, decision)[0].step_s
+
+
+@pytest.mark.parametrize(("num_devices", "preparation_s"), [(1, 1e-3), (2, 1e-3), (2, 0.1)])
+def test_on_its_own_core_a_rank_takes_turns_and_on_a_spare_one_it_waits_for_what_is_longer_than_the_step(
+    num_devices: int, preparation_s: float
+) -> None:
+    profile = sparse_profile(GRAPH, (1.0,) * num_devices, preparation_s=preparation_s)
+    decision = chain_decision(profile, micro_batches=(1, 1), schedule="gpipe")
+    made = SitePreparations(profile)
+    made_s = 2 * (made.before_program_s("kind-1", 1) + made.seconds("kind-1", ALL, 1))
+    expected_s = step_s(profile, decision) + TURN_SHARE * made_s
+    if num_devices > 1:
+        costs = tuple(replace(cost, seconds=0.0, shared_s=0.0) for cost in profile.preparations["kind-1"])
+        nothing_s = step_s(replace(profile, preparations={"kind-1": costs}), decision)
+        expected_s = max(nothing_s, made_s) + min(made_s, 2 * 4 * TURN_S)  # four things a micro-batch
+    assert step_s(profile, replace(decision, prepares_next_step=True)) == pytest.approx(expected_s)
+
+
+def decision_of(draw: random.Random) -> tuple[Profile, Decision]:
+    """Two or three ranks, of which two may share a stage; four devices at the most, on one host or two."""
+    graph = draw.choice([GRAPH, segmenter()])
+    number, spare = draw.choice([2, 3]), draw.choice([0, 1])
+    hosts = draw.choice([["n0"] * 4, ["n0", "n1", "n0", "n1"]])[: number + spare]
+    speeds = [draw.choice([1.0, 2.0]) for _ in hosts]
+    profile = sparse_profile(graph, speeds, preparation_s=draw.choice([1e-4, 1e-3, 1e-2]), halo_rows=20)
+    profile = replace(profile, cluster=cluster(speeds, hosts, bandwidth_bytes_per_s=1e8))
+    ranks, shares = (((0,), (1,)), ((1,), (1,))) if number == 2 else (((0, 1), (2,)), ((1, 1), (1,)))
+    sizes = draw.choice([(4,), (2, 2), (1, 2, 1)])
+    decision = chain_decision(profile, (3,), sizes, ranks, shares, draw.choice(["1f1b", "gpipe"]))
+    return profile, replace(decision, prepares_next_step=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_checker_counts_waits_alike_and_a_replay_without_noise_is_the_step(seed: int) -> None:
+    profile, decision = decision_of(random.Random(seed))
+    prediction, _ = predict(profile, decision)
+    program = Boundaries.of_decision(profile.graph, decision).program(decision)
+    reckoned(profile, decision)
+    for rank, times in zip(prediction.ranks, evaluate(profile, decision).times, strict=True):
+        assert times.compute_s == pytest.approx(rank.compute_s, rel=1e-9)
+        assert times.idle_s == pytest.approx(rank.idle_s, rel=1e-9, abs=1e-12)
+        total_s = rank.compute_s + rank.communication_s + rank.bubble_s + rank.idle_s
+        assert total_s == pytest.approx(prediction.step_s, rel=1e-9)
+    cost_model, sizes = CostModel(profile), decision.micro_batches
+    compiled = compile_program(program, sizes)
+    stages = Pricing(cost_model).stages(candidate_of(profile.graph, decision))
+    costs = StageCosts(cost_model, stages, sizes, prepares_next_step=True)
+    prices = prices_of(compiled, costs, transfer_bytes(program, compiled))
+    trace = run(compiled, prices)
+    assert trace.step_s == pytest.approx(prediction.step_s, rel=1e-12)
+    assert replayed(compiled, prices, trace, {}, 3) == pytest.approx(np.full(3, trace.step_s), rel=1e-9)
+
+
+def test_two_steps_are_held() -> None:
+    """Maps, sites and the batch itself, of this step and of the next."""
+    profile = sparse_profile(GRAPH, (1.0, 1.0), preparation_s=1e-3)
+    decision = chain_decision(profile, micro_batches=(1, 1), schedule="gpipe")
+    one, two = (
+        predict(profile, replace(decision, prepares_next_step=ahead))[0].ranks[0].peak_bytes for ahead in (False, True)
+    )
+    preparations = SitePreparations(profile)
+    of_step = 2 * (preparations.num_bytes(ALL, 1) + preparations.before_program_bytes(1, shared=False))
+    batch = sum(spec.num_bytes for name, spec in GRAPH.inputs.items() if name not in preparations.inputs) // 2
+    assert two - one == of_step + batch
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_the_search_takes_it_where_it_pays_and_two_steps_fit(num_devices: int) -> None:
+    profile = sparse_profile(GRAPH, (1.0,) * num_devices, preparation_s=2e-3)
+    problem = Problem(profile, 4, ("1f1b",), micro_batch_sizes=(4,), max_stages=1, num_ranks=1, memory_margin=0.0)
+    plan = best_first.solve(problem)
+    pays = num_devices > 1
+    assert plan.decision.prepares_next_step is pays
+    assert check(plan, profile) == ()
+    assert plan.prediction.step_s <= step_s(profile, replace(plan.decision, prepares_next_step=not pays))
+    if pays:
+        tight = best_first.solve(replace(problem, memory_bytes=plan.prediction.ranks[0].peak_bytes - 1))
+        assert not tight.decision.prepares_next_step
+        assert tight.prediction.step_s > plan.prediction.step_s
+
+
+def test_a_plan_file_says_it_and_an_older_one_does_not() -> None:
+    profile = sparse_profile(GRAPH, (1.0, 1.0), preparation_s=1e-3)
+    decision = chain_decision(profile, micro_batches=(1, 1), schedule="gpipe")
+    plan = plan_of(profile, replace(decision, prepares_next_step=True))
+    text = dumps(plan)
+    assert loads(text, Plan).decision.prepares_next_step
+    older = json.loads(text)
+    del older["decision"]["prepares_next_step"]
+    assert not loads(json.dumps(older), Plan).decision.prepares_next_step
+    assert any("step" in fault for fault in check(replace(plan, decision=decision), profile))

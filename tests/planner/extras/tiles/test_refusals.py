@@ -47,10 +47,6 @@ def test_what_reads_all_rows_is_refused_in_tiles_along_them(name: str) -> None:
     assert list(block_faults(whole, ("before",), {"height": 2})) == []
 
 
-def test_what_reads_all_rows_may_be_cut_along_columns() -> None:
-    assert list(block_faults(GLOBAL["softmax over rows"], ("layer",), {"width": 4})) == []
-
-
 @pytest.mark.parametrize("extent", [2, 3, 8])
 def test_a_window_is_no_reading_of_all_however_small_the_image(extent: int) -> None:
     image = TensorSpec(DIMS, (1, 4, extent, extent), "float32")
@@ -58,20 +54,26 @@ def test_a_window_is_no_reading_of_all_however_small_the_image(extent: int) -> N
     assert not is_global_along(layer, (image,), "height")
 
 
-def test_statistics_of_a_micro_batch_are_in_no_block() -> None:
-    for tiles in ({}, {"height": 2}):
-        ((layer, text),) = block_faults(graph("batch_norm"), ("before", "layer"), tiles)
-        assert layer == "layer"
-        assert "track_running_stats=True" in text
-        assert list(block_faults(graph("batch_norm", buffer_bytes=40), ("before", "layer"), tiles)) == []
+POOLED = graph("global_pool", TensorSpec(DIMS, (1, 4, 1, 1), "float32"))
+BY_ROWS = {"height": 2}
 
 
-def test_a_sum_over_space_may_end_a_block_and_not_be_read_in_it() -> None:
-    pooled = graph("global_pool", TensorSpec(DIMS, (1, 4, 1, 1), "float32"))
-    assert list(block_faults(pooled, ("before", "layer"), {"height": 2, "width": 2})) == []
-    ((layer, text),) = block_faults(pooled, ("before", "layer", "after"), {"height": 2})
-    assert layer == "layer"
-    assert "known when all tiles are done" in text
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("whole", "names", "tiles", "words"),
+    [
+        (GLOBAL["softmax over rows"], "layer", {"width": 4}, ""),  # along columns it may be cut
+        (graph("batch_norm"), "before layer", {}, "track_running_stats=True"),  # statistics of a micro-batch
+        (graph("batch_norm"), "before layer", BY_ROWS, "track_running_stats=True"),
+        (graph("batch_norm", buffer_bytes=40), "before layer", BY_ROWS, ""),
+        (POOLED, "before layer", {"height": 2, "width": 2}, ""),  # a sum over space may end a block
+        (POOLED, "before layer after", BY_ROWS, "known when all tiles are done"),
+    ],
+)
+def test_what_may_be_in_a_block(whole: Graph, names: str, tiles: dict[str, int], words: str) -> None:
+    found = list(block_faults(whole, names.split(), tiles))
+    assert [layer for layer, _ in found] == ["layer"] * bool(words)
+    assert all(words in text for _, text in found)
 
 
 @pytest.mark.parametrize(("terms", "words"), [("places", "what all places weigh"), (None, "all of a sample at once")])

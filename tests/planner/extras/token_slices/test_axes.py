@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 import pytest
 
+from benchmarks.chains import chain_profile
+from halopipe.planning.problem import make_problem
+from planner.costs.candidate import Candidate
+from planner.costs.cost_model import CostModel
 from planner.extras.token_slices.axes import TokenAxes, require_sliceable
+from planner.extras.token_slices.refusals import faults, of_request
 from planner.ir.box import Interval
-from planner.ir.errors import UnsupportedModelError
-from planner.ir.graph import SAMPLE, Layer, TensorSpec
+from planner.ir.errors import UnsupportedModelError, UsageError
+from planner.ir.graph import SAMPLE, Attribute, Layer, TensorSpec
+from planner.ir.plan import Decision, Placement, Stage
+from planner.ir.problem import Problem
+from planner.solvers import solver
+from planner.solvers.candidates.evaluate import Evaluator
 from tests.planner.causal import SAMPLES, TOKENS, graph
 
 SLICES = [(16,), (8, 8), (7, 6, 3), (1, 14, 1), (1,) * 16]
@@ -54,29 +65,33 @@ def test_attention_that_is_not_known_to_be_causal_is_refused_by_name() -> None:
     assert any("is_causal" in each for each in refused.value.remedies)
 
 
-def _with(layer: Layer) -> TokenAxes:
-    plain = graph(1)
-    return TokenAxes.of(replace(plain, layers=(*plain.layers[:-4], layer, *plain.layers[-4:])))
-
-
 FEATURES = TensorSpec((SAMPLE, "time", "feature"), (SAMPLES, TOKENS, 4), "float32")
 
 
+def odd(kind: str, tokens: int = TOKENS, **attributes: Attribute) -> Layer:
+    return Layer("odd", kind, ("r0",), (replace(FEATURES, shape=(SAMPLES, tokens, 4)),), (), attributes)
+
+
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    "layer",
+    ("layer", "reason"),
     [
-        Layer("odd", "softmax", ("r0",), (FEATURES,), (), {"dim": 1}),
-        Layer("odd", "opaque", ("r0",), (FEATURES,), (), {"op": "aten.cumsum.default"}),
-        Layer("odd", "layer_norm", ("r0",), (FEATURES,), (), {"dims": (1, 2)}),
-        Layer("odd", "reduce", ("r0",), (replace(FEATURES, shape=(SAMPLES, 1, 4)),), (), {"dims": (1,), "keeps": True}),
-        Layer("odd", "lstm", ("r0",), (FEATURES,), (), {"op": "aten.lstm.input"}),
-        Layer("odd", "slice", ("r0",), (replace(FEATURES, shape=(SAMPLES, 15, 4)),), (), {"dim": 1, "starts": (1,)}),
+        (odd("softmax", dim=1), ""),
+        (odd("opaque", op="aten.cumsum.default"), "which tokens it reads for one is not known"),
+        (odd("layer_norm", dims=(1, 2)), ""),
+        (odd("reduce", 1, dims=(1,), keeps=True), ""),
+        (odd("lstm", op="aten.lstm.input"), ""),
+        (odd("slice", TOKENS - 1, dim=1, starts=(1,)), ""),
+        (odd("pad", TOKENS + 1, before=(0, 1, 0)), f"it makes other than {TOKENS} tokens"),
     ],
-    ids=lambda layer: layer.kind,
+    ids=lambda value: value.kind if isinstance(value, Layer) else "",
 )
-def test_a_layer_over_all_tokens_is_refused_by_name(layer: Layer) -> None:
-    with pytest.raises(UnsupportedModelError, match="odd cannot be run in token slices"):
-        _with(layer)
+def test_a_layer_over_all_tokens_or_that_shifts_them_is_refused_by_name(layer: Layer, reason: str) -> None:
+    plain = graph(1)
+    with pytest.raises(UnsupportedModelError, match="odd cannot be run in token slices") as caught:
+        require_sliceable(replace(plain, layers=(*plain.layers[:-4], layer, *plain.layers[-4:])), (8, 8))
+    assert any(reason in each for each in caught.value.details)
+    assert caught.value.remedies[-1] == "plan without --allow time and --token-slices"
 
 
 def test_what_follows_from_inputs_alone_may_be_read_whole() -> None:
@@ -100,20 +115,42 @@ def test_slices_have_to_make_up_a_sequence(slices: tuple[int, ...]) -> None:
     assert str(TOKENS) in refused.value.details[0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "tokens", "reason"),
-    [
-        ("pad", TOKENS + 1, f"it makes other than {TOKENS} tokens"),
-        ("opaque", TOKENS, "which tokens it reads for one is not known"),
-    ],
-)
-def test_what_shifts_tokens_or_is_not_known_is_refused_for_that_reason(kind: str, tokens: int, reason: str) -> None:
-    whole = graph(1)
-    first, *others = whole.layers
-    spec = replace(first.outputs[0], shape=(first.outputs[0].shape[0], tokens, *first.outputs[0].shape[2:]))
-    attributes = {"before": (0, 1, *(0,) * (len(spec.shape) - 2))} if kind == "pad" else {}
-    moved = Layer("moved", kind, (first.name,), (spec,), attributes=attributes)
-    with pytest.raises(UnsupportedModelError, match="cannot be run in token slices") as caught:
-        require_sliceable(replace(whole, layers=(first, moved, *others)), (8, 8))
-    assert any(reason in each for each in caught.value.details)
-    assert caught.value.remedies == ("plan without --allow time and --token-slices",)
+ASKED: Mapping[str, Mapping[str, Any]] = {
+    "--token-slices 2+0": {"token_slices": [2, 0]},
+    "--token-slices with --objective latency": {"token_slices": [2, 2], "objective": "latency"},
+    "--recompute selective beside token slices": {"recompute": "selective", "allow": ["time"]},
+}
+"""By the beginning of the title of what is said."""
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("title", ASKED)
+def test_a_request_is_refused_with_a_remedy_or_a_reason(title: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        solver("best-first")(make_problem(chain_profile(3, 2), **{"global_batch": 4, **ASKED[title]}), None)
+    assert caught.value.title.startswith(title)
+    assert [*caught.value.details, *caught.value.remedies]
+    assert (caught.value.code, caught.value.exit_code) == ("H200", 2)
+    assert len(of_request(Problem(chain_profile(3, 2), 4))) == len(ASKED)
+
+
+def test_a_plan_with_spans_or_stages_of_several_ranks_has_faults() -> None:
+    layers = {layer.name: Placement(0) for layer in graph().layers}
+    stage = Stage((0, 1), ("a", "b"), recomputed=(("p0",),))
+    decision = Decision("1f1b", (2,), (stage,), layers, ((), ()), (8, 8))
+    spans, ranks = faults(decision)
+    assert spans == "decision.stages[0].recomputed: stage 0 has 1 spans and token slices; it can have one of the two"
+    assert ranks.startswith("decision.token_slices: stage 0 is on several ranks")
+    assert not list(faults(replace(decision, token_slices=())))
+
+
+@pytest.mark.parametrize(("stage", "is_refused"), [(1, True), (0, False)])
+def test_stages_that_share_a_parameter_are_refused(stage: int, is_refused: bool) -> None:
+    profile = chain_profile(5, 2)
+    first, *others = profile.graph.layers
+    others[3] = replace(others[3], parameters=first.parameters)
+    tied = replace(profile, graph=replace(profile.graph, layers=(first, *others)))
+    candidate = Candidate((0, 0, 0, 0, stage, stage), ((0,), (1,)), ((2,), (2,)), (2, 2), "1f1b", axis_parts=(4, 4))
+    evaluator = Evaluator(Problem(tied, 4), CostModel(tied))
+    text = "and sequences are cut into token slices: what a second copy takes then is not known"
+    assert (text in evaluator.unmet(candidate)) is is_refused

@@ -1,16 +1,180 @@
+"""A transformer's layers, memory and step: operations that are counted, published formulas, and closed forms."""
+
 from __future__ import annotations
 
-from dataclasses import replace
+import random
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
-from planner.extras.transformers.cluster import named_cluster
-from planner.extras.transformers.memory import SINGLE, block_bytes, memory_of, stage_memory, stage_parameters
-from planner.extras.transformers.shape import ParallelDegrees, Recompute, Transformer, named_transformer
+from planner.costs.memory.memory_bound import kept_by
+from planner.extras.kernels.estimates import TABLE, Estimate
+from planner.extras.kernels.links import AlphaBeta
+from planner.extras.transformers import pipeline
+from planner.extras.transformers.cluster import GpuCluster, named_cluster
+from planner.extras.transformers.layers import ATTENTION, EXCHANGE, MEMORY, PRODUCTS, layers_for
+from planner.extras.transformers.memory import (
+    SINGLE,
+    block_bytes,
+    chain_in_flight,
+    in_flight,
+    memory_of,
+    stage_memory,
+    stage_parameters,
+)
+from planner.extras.transformers.passes import Cost
+from planner.extras.transformers.pipeline import Chunks, chunked, even_s, stay_s
+from planner.extras.transformers.shape import Fusion, ParallelDegrees, Recompute, Sends, Transformer, named_transformer
 from planner.extras.transformers.step import BUBBLE, GRADIENTS, hops_of, least_s, predict
 from planner.ir.errors import UsageError
 
+TINY = Transformer("small", hidden=64, ffn=256, heads=8, layers=4, vocab=128, seq=16)
+
+SHARED = replace(TINY, kv_heads=4, gated=True, rotary=True, dropout=False)
+
+
+class Counting:
+    """Kernels that take a second for each operation, or byte."""
+
+    def gemm(self, m: int, n: int, k: int, batch: int = 1) -> Estimate:
+        return exact(2.0 * m * n * k * batch)
+
+    def memory_bound(self, num_bytes: float, launches: int = 1, kind: str = "elementwise") -> Estimate:
+        return exact(num_bytes)
+
+
+def exact(seconds: float) -> Estimate:
+    return Estimate(seconds, seconds, seconds, TABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted(GpuCluster):
+    """A cluster that counts operations and bytes; an exchange takes a second for each byte that a rank sends."""
+
+    @property
+    def kernels(self) -> Any:
+        return Counting()
+
+    def exchange(self, name: str, num_bytes: float, members: int, stride: int = 1) -> Estimate:
+        return exact((2 if name == "all_reduce" else 1) * (members - 1) / members * num_bytes)
+
+
+class Slow(Counted):
+    """Exchanges that nothing hides wholly."""
+
+    def exchange(self, name: str, num_bytes: float, members: int, stride: int = 1) -> Estimate:
+        return exact(1e3 * num_bytes)
+
+
+COUNTED = Counted("counted", "A100-80GB", 8, AlphaBeta(0, 1), AlphaBeta(0, 1))
+
+SLOW = Slow("slow", "A100-80GB", 8, AlphaBeta(0, 1), AlphaBeta(0, 1))
+
+
+def spent(cost: Cost, what: str) -> float:
+    return cost.by_what.get(what, 0.0)
+
+
+@pytest.mark.parametrize("shape", [TINY, SHARED])
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+def test_the_products_of_all_tensor_ranks_are_those_of_the_network(shape: Transformer, tensor: int) -> None:
+    layers = layers_for(shape, COUNTED, ParallelDegrees(tensor, micro_batch=2))
+    tokens = 2 * shape.seq
+    weights = shape.block_parameters - 9 * shape.hidden - 2 * shape.ffn
+    assert tensor * spent(layers.block.forward, PRODUCTS) == 2 * tokens * weights
+    assert tensor * spent(layers.block.backward, PRODUCTS) == 4 * tokens * weights
+    assert tensor * spent(layers.head.forward, PRODUCTS) == 2 * tokens * shape.vocab * shape.hidden
+    scores = 4 * tokens * shape.seq * shape.hidden
+    assert tensor * spent(layers.block.forward, ATTENTION) == scores
+    assert tensor * spent(layers.block.backward, ATTENTION) == 2 * scores
+
+
+def test_the_step_has_the_operations_of_its_products() -> None:
+    layers = layers_for(TINY, COUNTED, ParallelDegrees(micro_batch=3))
+    passes = [(layers.block, TINY.layers), (layers.head, 1)]
+    products = sum(
+        number * spent(part, what)
+        for layer, number in passes
+        for part in (layer.forward, layer.backward)
+        for what in (PRODUCTS, ATTENTION)
+    )
+    assert TINY.step_flop(3) == products
+
+
+def test_sequence_parallelism_sends_as_much_forward_and_moves_less() -> None:
+    """A reduce-scatter and an all-gather are an all-reduce; backward gathers the inputs of two products once more."""
+    plain, cut = (
+        layers_for(TINY, COUNTED, ParallelDegrees(4, sequence_parallel=sequence, overlap_tensor=False)).block
+        for sequence in (False, True)
+    )
+    assert spent(cut.forward, EXCHANGE) == spent(plain.forward, EXCHANGE) > 0
+    assert spent(cut.backward, EXCHANGE) == 1.5 * spent(plain.backward, EXCHANGE)
+    assert spent(cut.forward, MEMORY) < spent(plain.forward, MEMORY)
+    assert spent(cut.forward, PRODUCTS) == spent(plain.forward, PRODUCTS)
+
+
+def test_recomputation_adds_a_forward_or_the_core_of_attention() -> None:
+    none, selective, full = (layers_for(TINY, COUNTED, ParallelDegrees(2, recompute=how)).block for how in Recompute)
+    assert full.backward.seconds == pytest.approx(none.backward.seconds + none.forward.seconds)
+    more = selective.backward.seconds - none.backward.seconds
+    assert spent(none.forward, ATTENTION) < more < none.forward.seconds
+    assert {none.forward.seconds, selective.forward.seconds, full.forward.seconds} == {none.forward.seconds}
+
+
+def test_separate_kernels_copy_biases_before_their_products_and_sum_their_gradients() -> None:
+    """Of the operators' own texts: 4 bytes a number of the products' results forward, and 2 backward."""
+    kernels, eager = (
+        layers_for(TINY, COUNTED, ParallelDegrees(2, kernels=how)).block for how in (Fusion.KERNELS, Fusion.EAGER)
+    )
+    results = TINY.seq * (3 * 64 / 2 + 64 + 256 / 2 + 64)
+    scores, wide, narrow = 8 / 2 * TINY.seq**2, TINY.seq * 256 / 2, TINY.seq * 64 / 2
+    moved = 4 * scores * 2 + 5 * wide * 7 + 4 * narrow * 4
+    residual = 2 * TINY.seq * 64 * (5 + 6 - 7)
+    assert spent(eager.forward, MEMORY) - spent(kernels.forward, MEMORY) == moved + residual + 4 * results
+    assert spent(eager.backward, MEMORY) - spent(kernels.backward, MEMORY) == 1.5 * moved + 2 * results
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_sums_hide_behind_the_weight_products_of_the_column_parallel_layers(sequence: bool) -> None:
+    """Those of queries, keys, values and of the first feed-forward half; with sequence parallelism the input's too."""
+    overlapped, waited = (
+        layers_for(TINY, SLOW, ParallelDegrees(2, sequence_parallel=sequence, overlap_tensor=on)).block.backward
+        for on in (True, False)
+    )
+    columns = (3 * TINY.hidden + TINY.ffn) * TINY.hidden / 2
+    hidden = 2 * TINY.seq * columns * (2 if sequence else 1)
+    assert waited.seconds - overlapped.seconds == pytest.approx(hidden)
+
+
+def test_an_estimate_says_what_share_rests_on_what() -> None:
+    cost = Cost.of("a", exact(3)) + Cost.of("b", Estimate(1, 0.5, 2, "datasheet, of something")) * 2
+    assert cost.total == Estimate(5, 4, 7, "60 % measured table, 40 % datasheet")
+    assert cost.by_what == {"a": 3, "b": 2}
+
+
+def test_groups_that_talk_at_once_share_the_cards_of_their_host() -> None:
+    cluster = replace(named_cluster("p3.16xlarge"), of_network=1.0, across=AlphaBeta(0.0, 8e9))
+    alone = cluster.exchange("all_reduce", 1e9, 2, stride=1 * 8)
+    assert alone.seconds == pytest.approx(8 * 1e9 / 8e9)  # eight pairs, each with an eighth of the cards
+    whole = cluster.exchange("all_reduce", 1e9, 16, stride=1)
+    assert whole.seconds == pytest.approx(2 * 15 / 16 * 1e9 / 8e9)  # one ring through both hosts
+    assert cluster.send(1e9, 8, at_once=8).seconds == pytest.approx(1.0)
+
+
+def test_beyond_a_pair_that_nvlink_joins_the_slower_link_counts() -> None:
+    pairs, whole = named_cluster("a100-pairs"), named_cluster("a100-dgx")
+    size = 64 * 2**20
+    of_two, of_four = (pairs.exchange("all_reduce", size, members).seconds for members in (2, 4))
+    assert of_two < 2 * whole.exchange("all_reduce", size, 2).seconds
+    assert of_four > 4 * of_two
+    apart = pairs.exchange("all_reduce", size, 2, stride=2).seconds
+    assert apart == pytest.approx(of_four * (2 * 1 / 2) / (2 * 3 / 4))
+    assert pairs.send(size, stride=2).seconds > 4 * whole.send(size, stride=2).seconds
+
+
 A100 = named_cluster("a100-dgx")
+
 SMALL = named_transformer("gpt2-345m")
 
 
@@ -118,3 +282,90 @@ def test_a_gated_network_with_shared_keys_keeps_less_of_keys_and_more_of_the_fee
     tokens = 32
     assert block_bytes(plain, ParallelDegrees()) - block_bytes(grouped, ParallelDegrees()) == 2 * tokens * 2 * 6 * 8
     assert block_bytes(gated, ParallelDegrees()) - block_bytes(plain, ParallelDegrees()) == 2 * tokens * 256
+
+
+def test_a_transformer_holds_as_many_micro_batches_as_lines_are_alive() -> None:
+    assert chain_in_flight("1f1b", 3, 8) == kept_by("1f1b", 3, 8)
+    assert chain_in_flight("gpipe", 2, 500) == kept_by("gpipe", 2, 500)
+    assert in_flight(ParallelDegrees(pipeline=2, interleave=2), 0, 8) == (2 + 2 + 1) / 2
+
+
+@pytest.mark.parametrize(
+    ("stages", "interleave", "micro_batches"), [(1, 1, 5), (2, 1, 4), (4, 1, 9), (4, 2, 8), (3, 4, 6)]
+)
+def test_alike_chunks_take_the_closed_form_the_simulated_and_the_least_time(
+    stages: int, interleave: int, micro_batches: int
+) -> None:
+    number = stages * interleave
+    chunks = Chunks((1.0,) * number, (2.0,) * number, stages)
+    closed = 3.0 * interleave * (micro_batches + (stages - 1) / interleave)
+    assert chunks.step_s(micro_batches) == pytest.approx(closed)
+    assert chunks.least_s(micro_batches) == pytest.approx(closed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_schedule_is_shorter_than_the_least(seed: int) -> None:
+    draw = random.Random(seed)
+    stages, interleave = draw.randint(1, 5), draw.randint(1, 3)
+    passes = [(draw.random(), draw.random()) for _ in range(stages * interleave)]
+    hops = [draw.choice((0.0, 0.2 * draw.random())) for _ in passes[1:]]
+    chunks = chunked(passes, hops, draw.choice(list(Sends)), stages)
+    for micro_batches in (1, stages, 3 * stages):
+        name = "gpipe" if interleave == 1 and draw.random() < 0.3 else "1f1b"
+        assert chunks.step_s(micro_batches, name) >= chunks.least_s(micro_batches) - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("chunks", "name"),
+    [
+        (Chunks((1.0, 2.0, 1.5, 1.0), (2.0, 4.0, 3.0, 2.0), 4), "1f1b"),
+        (Chunks((1.0,) * 6, (2.0,) * 6, 3), "1f1b"),
+        (Chunks((1.0, 2.0, 1.5), (2.0, 4.0, 5.0), 3), "gpipe"),
+        (Chunks((1.0,) * 4, (4.0,) * 4, 4, overlapped_s=2.5), "gpipe"),
+    ],
+)
+def test_many_micro_batches_are_read_off_fewer(chunks: Chunks, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = chunks.step_s(60, name)
+    monkeypatch.setattr(pipeline, "MOST_ACTIONS", 150)
+    assert chunks.step_s(60, name) == pytest.approx(whole, rel=1e-9)
+
+
+def test_messages_cost_more_the_less_they_overlap() -> None:
+    times = [
+        chunked([(1.0, 2.0)] * 4, [0.1] * 3, sends, 4).step_s(8)
+        for sends in (Sends.OVERLAPPED, Sends.EXCHANGED, Sends.BLOCKING)
+    ]
+    assert times == sorted(times)
+    assert times[2] > times[1] > times[0]
+
+
+def least_1f1b_s(chunks: Chunks, micro_batches: int) -> float:
+    """V(0) of the module's text."""
+    span_s, below_s, flies_s = 0.0, 0.0, 2 * chunks.overlapped_s
+    for window in range(1, chunks.stages + 1):
+        forward_s, backward_s = chunks.forward_s[-window], chunks.backward_s[-window]
+        between_s = flies_s if window > 1 else 0.0
+        stay = stay_s(forward_s, backward_s, below_s + between_s, window, micro_batches)
+        span_s = max(stay, forward_s + backward_s + between_s + span_s)
+        below_s += between_s + forward_s + backward_s
+    return span_s
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_1f1b_is_shorter_than_its_least_which_is_mostly_its_time(seed: int) -> None:
+    draw, equal = random.Random(seed), 0
+    for _ in range(5):
+        stages = draw.randint(2, 6)
+        micro_batches = draw.choice((1, 2, stages, stages + 1, 3 * stages, 8 * stages))
+        blocks = [draw.choice((7, 8, 8, 8, 9)) for _ in range(stages)]
+        passes = [(1.0 * number, 2.0 * number) for number in blocks]
+        passes[-1] = passes[-1][0] + draw.random(), passes[-1][1] + 2 * draw.random()
+        hops = [draw.choice((0.0, 0.3, 1.0))] * (stages - 1)
+        chunks = chunked(passes, hops, draw.choice(list(Sends)), stages)
+        least, simulated = least_1f1b_s(chunks, micro_batches), chunks.step_s(micro_batches)
+        assert least <= simulated * (1 + 1e-9)
+        assert least >= chunks.least_s(micro_batches) * (1 - 1e-9)
+        work_s = sum(chunks.forward_s) + sum(chunks.backward_s)
+        assert even_s(stages, micro_batches, work_s) <= least * (1 + 1e-9)
+        equal += simulated <= least * (1 + 1e-9)
+    assert equal >= 3

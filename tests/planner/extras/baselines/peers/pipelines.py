@@ -124,29 +124,3 @@ def _by_any(
         value_of(instance, machine, [PiperStage(n, d, t, o) for n, (d, t), o in zip(sets, shape, options, strict=True)])
         for options in product(*per_stage)
     )
-
-
-def plain_programme(instance: PiperInstance, machine: Machine) -> float:
-    """The smallest time by the rule of thumb, by the published programme: over (ideal, devices, data degrees)."""
-    count = len(instance.nodes)
-    readers = [sum(1 << dst for src, dst, _ in instance.edges if src == k) for k in range(count)]
-    ideals = [b for b in range(1 << count) if all(not b >> k & 1 or not readers[k] & ~b for k in range(count))]
-    ideals.sort(key=int.bit_count)
-    most = min(instance.micro_batches, machine.devices)
-    replicas = [d for d in range(1, most + 1) if instance.micro_batches % d == 0]
-    degrees = sorted({t for node in instance.nodes for t in node.options})
-    best = {(0, k, s): 0.0 for k in range(machine.devices + 1) for s in range(most + 1)}
-    for above, below in product(ideals, ideals):
-        if below == above or below & ~above:
-            continue
-        nodes = tuple(k for k in range(count) if (above & ~below) >> k & 1)
-        for t, d in product(degrees, replicas):
-            if d * t > machine.devices or not all(t in instance.nodes[k].options for k in nodes):
-                continue
-            found = [choose_options(instance, machine, nodes, t, d, y) for y in range(1, ceil(most / d) + 1)]
-            for k, s in product(range(d * t, machine.devices + 1), range(d, most + 1)):
-                chosen = found[ceil(s / d) - 1]
-                value = max(best.get((below, k - d * t, s - d), inf), chosen[1] if chosen else inf)
-                best[above, k, s] = min(best.get((above, k, s), inf), value)
-    whole = (1 << count) - 1
-    return min(best.get((whole, k, s), inf) for k in range(machine.devices + 1) for s in range(most + 1))

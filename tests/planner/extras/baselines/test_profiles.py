@@ -1,6 +1,7 @@
+"""Files of published costs as profiles of ours."""
+
 from __future__ import annotations
 
-from math import isclose
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from planner.ir.profile import Profile
 from planner.solvers.everyday import solve_one_device
 from tests.oracles.plans import check
 
-PROFILES = Path(__file__).parents[4] / "data" / "profiles"
+PROFILES = Path(__file__).parents[3] / "data" / "profiles"
+
 NETWORKS = (("pipedream/vgg16", 128), ("pipedream/resnet50", 128), ("pipedream/gnmt", 64), ("sparsepipe/b64_tv", 64))
+
 FOUR = clusters.flat(4, 1.25e9, memory_bytes=2**40)
 
 
@@ -36,35 +39,28 @@ def test_one_device_takes_what_the_file_says(name: str, samples: int) -> None:
     profile = as_profile(graph, FOUR, samples)
     plan = solve_one_device(Problem(profile, 2 * samples, micro_batch_sizes=(samples,)))
     seconds = sum(graph.nodes[k].forward_s + graph.nodes[k].backward_s for k in graph.kept())
-    assert isclose(plan.prediction.step_s, 2 * seconds, rel_tol=1e-9)
+    assert plan.prediction.step_s == pytest.approx(2 * seconds, rel=1e-9)
     assert check(plan, profile) == ()
-
-
-@pytest.mark.parametrize(("name", "samples"), NETWORKS)
-def test_the_profile_is_a_file_like_any_other(name: str, samples: int) -> None:
-    profile = as_profile(network(name), FOUR, samples)
     assert codec.loads(codec.dumps(profile), Profile) == profile
     assert {m.evidence for found in profile.measurements.values() for m in found} == {"datasheet"}
-
-
-@pytest.mark.parametrize(("name", "samples"), NETWORKS)
-def test_layers_stand_behind_what_they_read(name: str, samples: int) -> None:
-    graph = as_profile(network(name), FOUR, samples).graph
-    known = set(graph.inputs)
-    for layer in graph.layers:
+    known = set(profile.graph.inputs)
+    for layer in profile.graph.layers:  # each stands behind what it reads
         assert {producer(value) for value in layer.inputs} <= known
         known.add(layer.name)
 
 
-def test_layers_stand_in_the_order_of_their_numbers_where_edges_allow() -> None:
-    graph = LayerGraph("x", tuple(node(f"node{k}") for k in (10, 9, 2, 1)), ((3, 2), (2, 1), (2, 0), (1, 0)))
-    assert [layer.name for layer in as_profile(graph, FOUR, 1).graph.layers] == [
-        "node1",
-        "node2",
-        "node9",
-        "node10",
-        "loss",
-    ]
+@pytest.mark.parametrize(
+    ("given", "edges", "made"),
+    [
+        (["node10", "node9", "node2", "node1"], ((3, 2), (2, 1), (2, 0), (1, 0)), "node1 node2 node9 node10 loss"),
+        (["loss", "a:1", "join", "a_1"], ((0, 1), (1, 2), (1, 3)), "loss_2 a_1 join_2 a_1_2 join loss"),
+    ],
+)
+def test_layers_are_in_the_order_of_their_numbers_and_names_of_ours_are_changed(
+    given: list[str], edges: tuple[tuple[int, int], ...], made: str
+) -> None:
+    graph = LayerGraph("x", tuple(map(node, given)), edges)
+    assert [layer.name for layer in as_profile(graph, FOUR, 1).graph.layers] == made.split()
 
 
 def test_several_sinks_are_joined_at_no_cost() -> None:
@@ -85,12 +81,6 @@ def test_several_sources_read_inputs() -> None:
     graph = as_profile(parse(text + "\n\tx -- a\n"), FOUR, 2).graph
     assert set(graph.inputs) == {"x", "input", "target"}
     assert [layer.inputs for layer in graph.layers[:2]] == [("x",), ("input",)]
-
-
-def test_names_that_are_ours_are_changed() -> None:
-    graph = LayerGraph("x", (node("loss"), node("a:1"), node("join"), node("a_1")), ((0, 1), (1, 2), (1, 3)))
-    names = [layer.name for layer in as_profile(graph, FOUR, 1).graph.layers]
-    assert names == ["loss_2", "a_1", "join_2", "a_1_2", "join", "loss"]
 
 
 def test_measurements_are_linear_in_samples_and_scaled_by_speed() -> None:
@@ -114,25 +104,28 @@ def test_each_kind_may_have_its_own_file() -> None:
         assert seconds == pytest.approx(sum(graph.nodes[k].forward_s for k in graph.kept()))
 
 
-def test_files_of_different_networks_are_refused() -> None:
-    files = {"txp": network("sparsepipe/b64_txp"), "tv": network("pipedream/vgg16")}
-    with pytest.raises(FormatError, match="not a profile of the same network"):
-        as_profile(files, clusters.mixed({"txp": 1, "tv": 1}, 1e9), 64)
+TITANS, VGG16 = network("sparsepipe/b64_txp"), network("pipedream/vgg16")
+
+INPUTS = LayerGraph("x", (LayerNode("a", "Input", 1.0, 1.0, 1.0, 1.0),), ())
 
 
-def test_a_kind_without_a_file_and_a_batch_without_samples_are_refused() -> None:
-    graph = network("pipedream/vgg16")
-    with pytest.raises(UsageError, match="a file for every kind"):
-        as_profile({"tv": graph}, FOUR, 64)
-    with pytest.raises(UsageError, match="needs samples"):
-        as_profile(graph, FOUR, 0)
-    with pytest.raises(FormatError, match="no layers besides inputs"):
-        as_profile(LayerGraph("x", (LayerNode("a", "Input", 1.0, 1.0, 1.0, 1.0),), ()), FOUR, 1)
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("files", "cluster", "samples", "error", "match"),
+    [
+        ({"txp": TITANS, "tv": VGG16}, clusters.mixed({"txp": 1, "tv": 1}, 1e9), 64, FormatError, "the same network"),
+        ({"tv": VGG16}, FOUR, 64, UsageError, "a file for every kind"),
+        (VGG16, FOUR, 0, UsageError, "needs samples"),
+        (INPUTS, FOUR, 1, FormatError, "no layers besides inputs"),
+    ],
+)
+def test_files_that_are_of_no_such_network_are_refused(files, cluster, samples, error, match) -> None:
+    with pytest.raises(error, match=match):
+        as_profile(files, cluster, samples)
 
 
 def test_hosts_have_two_classes_of_links() -> None:
     cluster = clusters.hosts(2, 4, 1e10, 1e9)
-    assert len(cluster.devices) == 8
     assert len({device.name for device in cluster.devices}) == 8
     assert (cluster.link_class(0, 3), cluster.link_class(3, 4)) == (WITHIN_HOST, ACROSS_HOSTS)
     assert (cluster.link(0, 3).bandwidth_bytes_per_s, cluster.link(3, 4).bandwidth_bytes_per_s) == (1e10, 1e9)
