@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from planner.ir.errors import CorruptFileError, HalopipeError, MissingFileError,
 from planner.ir.plan import Alternative, Measured, Placement, Plan, Rejected
 from planner.ir.profile import Profile
 from planner.ir.timeline import MemorySample, Span, Timeline, TimelineFile
+from planner.ir.validation import faults
 from tests.planner.factories import chain_decision, made_up_proof, plan_of
 
 PROFILE = chain_profile(4, num_devices=3, hosts=("n0", "n0", "n1"), speeds=(1.0, 1.0, 2.0), latency_s=1e-5)
@@ -59,10 +61,49 @@ def test_what_is_written_is_read_back_and_written_alike(name: str) -> None:
     assert text.endswith("}\n")
 
 
-@pytest.mark.parametrize("name", codec.FORMATS)
-def test_numbers_keep_every_bit(name: str) -> None:
+def test_numbers_keep_every_bit() -> None:
     timeline = TimelineFile(STEP, replace(STEP, step_s=0.1 + 0.2), (1 / 3,), (1e-300, 2.0**-1074))
     assert codec.loads(codec.dumps(timeline), TimelineFile) == timeline
+
+
+SCHEMAS = Path(codec.__file__).parents[1] / "schemas"
+
+
+def test_there_is_a_schema_for_every_format_and_no_other() -> None:
+    assert sorted(path.stem for path in SCHEMAS.iterdir()) == sorted(codec.FORMATS) == sorted(VALUES)
+
+
+@pytest.mark.parametrize("name", codec.FORMATS)
+def test_the_committed_schema_is_current_and_files_follow_it(name: str) -> None:
+    assert (SCHEMAS / f"{name}.json").read_text("utf-8") == codec.schema(name), f"halopipe schema {name}"
+    schema = json.loads(codec.schema(name))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    document = json.loads(codec.dumps(VALUES[name]))
+    jsonschema.validate(document, schema)
+    with pytest.raises(jsonschema.ValidationError, match="strange"):
+        jsonschema.validate({**document, "strange": 1}, schema)
+
+
+HOME = Path(__file__).resolve().parents[3]
+WRITTEN = [
+    path
+    for path in (*HOME.glob("notebooks/data/**/*.json"), *HOME.glob("tests/data/golden/*.json"))
+    if '"halopipe"' in path.read_text("utf-8")[:40]
+]
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
+def test_files_of_earlier_releases_make_sense(path: Path) -> None:
+    text = path.read_text("utf-8")
+    cls, _ = codec.FORMATS[json.loads(text)["halopipe"]]
+    codec.loads(text, cls)
+
+
+def test_all_faults_of_sense_are_told_in_the_order_of_the_file() -> None:
+    first, second, *rest = PROFILE.graph.layers
+    graph = replace(PROFILE.graph, layers=(replace(first, inputs=(second.name,)), replace(second, name=""), *rest))
+    places = [fault.partition(":")[0] for fault in faults(replace(PROFILE, graph=graph))]
+    assert places[:3] == ["graph.layers[0].inputs[0]", "graph.layers[1].name", "graph.layers[2].inputs[0]"]
 
 
 def test_a_changed_layer_is_a_changed_line() -> None:
@@ -141,6 +182,10 @@ def test_keys_given_twice_are_refused_with_their_paths() -> None:
     ("text", "said"),
     [
         ("", "it is empty"),
+        (" \n", "it is empty"),
+        ('{"halopipe": "plan", "version": 1, "inputs": {"mo', "it is cut off after 49 characters: line 1, column 47"),
+        ('{"halopipe": "plan", "version": 1,', "it is cut off after 34 characters: line 1"),
+        ('{"halopipe": "plan", "a": 1 "b": 2}', "line 1, column 29: Expecting ',' delimiter"),
         ('{"halopipe": "plan",\n', "line 2, column 1"),
         ("[]", "it is not a halopipe file"),
         ("{}", "it is not a halopipe file"),
@@ -300,19 +345,3 @@ def test_a_stale_file_is_refused_with_both_fingerprints() -> None:
         require_match("model", "sha256:1", "sha256:2", "plan again")
     assert caught.value.details == ("plan: sha256:1", "here: sha256:2")
     assert caught.value.remedies == ("plan again",)
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("", "it is empty"),
-        (" \n", "it is empty"),
-        ('{"halopipe": "plan", "version": 1, "inputs": {"mo', "it is cut off after 49 characters: line 1, column 47"),
-        ('{"halopipe": "plan", "version": 1,', "it is cut off after 34 characters: line 1"),
-        ('{"halopipe": "plan", "a": 1 "b": 2}', "line 1, column 29: Expecting ',' delimiter"),
-    ],
-)
-def test_a_file_that_was_cut_off_is_called_that(text: str, fault: str) -> None:
-    with pytest.raises(CorruptFileError) as caught:
-        codec.loads(text, Plan, source="plan.json")
-    assert caught.value.details[0].startswith(fault)

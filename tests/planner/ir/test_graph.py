@@ -56,7 +56,3 @@ def test_a_cut_names_what_crosses_it_in_order_of_making() -> None:
     graph = two_outputs()
     assert [graph.cut(position) for position in range(4)] == [(), ("a", "a:1"), ("a:1", "b"), ()]
     assert chain_graph(4, skips=((0, 3),)).cut(3) == ("l0", "l2")
-
-
-def test_layers_are_found_by_name() -> None:
-    assert two_outputs().by_name()["b"].inputs == ("a",)

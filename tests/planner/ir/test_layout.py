@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from planner.ir.box import Interval
 from planner.ir.layout import Layout, cut_points, scaled_intervals
 
@@ -24,8 +22,3 @@ def test_each_part_of_a_grid_has_the_samples_of_its_place() -> None:
 
 def test_no_samples_are_no_rows() -> None:
     assert Layout({"sample": (0, 1, 2)}).samples(0) == (0, 0)
-
-
-@pytest.mark.parametrize(("given_shares", "points"), [((4,), (0, 4)), ((3, 1), (0, 3, 4)), ((1, 0, 2), (0, 1, 1, 3))])
-def test_shares_become_cut_points(given_shares: tuple[int, ...], points: tuple[int, ...]) -> None:
-    assert cut_points(given_shares) == points

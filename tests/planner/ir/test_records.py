@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST
 from planner.ir.layout import Layout
 from planner.ir.plan import Decision
 from planner.ir.problem import Problem
@@ -14,13 +13,6 @@ from planner.ir.timeline import MemorySample, Span, Timeline
 from tests.planner.factories import chain_decision
 
 PROFILE = chain_profile(3, num_devices=3, hosts=("n0", "n0", "n1"), memory_bytes=(1000, 2000, 3000))
-
-
-def test_a_link_is_as_slow_as_the_hosts_are_apart() -> None:
-    cluster = PROFILE.cluster
-    assert cluster.link_class(0, 1) == cluster.group_link_class((0, 1)) == WITHIN_HOST
-    assert cluster.link_class(1, 2) == cluster.group_link_class((0, 1, 2)) == ACROSS_HOSTS
-    assert cluster.link(0, 2) is cluster.links[ACROSS_HOSTS]
 
 
 def test_a_decision_knows_its_layers_layouts_and_sizes() -> None:
