@@ -8,8 +8,9 @@ reads through an offset or -1, and ``reverse`` int32 [K, N], the output row that
     transposed  out[o] = sum_k W[k] . in[(o - offset_k * dilation) / stride]     where divisible
 
 so that a gradient is the same gather through the other half.  Features are float64, float32, bfloat16 or float16 (then
-sums are kept in float32).  All operators are deterministic, whatever the number of threads, and take sets without a
-site.  Tensors that do not fit raise :class:`cuda_ops.sparse.errors.SparseInputError`.
+sums are kept in float32).  All operators are deterministic, whatever the number of threads (plain torch as far as its
+matrix products are, which on some processors divide a long sum by threads), and take sets without a site.  Tensors that
+do not fit raise :class:`cuda_ops.sparse.errors.SparseInputError`.
 """
 
 from __future__ import annotations

@@ -163,10 +163,21 @@ def test_as_many_outputs_as_inputs_need_not_be_the_same_sites() -> None:
     _assert_same(operators.sparse_conv(x, weight, neighbours, reverse), expected, x, weight)
 
 
-def test_one_thread_and_several_give_the_same_bits() -> None:
+def products_are_alike(x: torch.Tensor) -> bool:
+    """Whether torch multiplies as a gradient of weights does, with a long sum, alike on one thread and on several."""
+    found = []
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        found.append(x.t() @ x[:, :32])
+    return all(torch.equal(each, found[0]) for each in found)
+
+
+def test_one_thread_and_several_give_the_same_bits(implementation: str) -> None:
     keys = sites(6000, extent=10)
     neighbours, reverse = maps(keys, keys, (3, 3, 3))
     x, weight = random(len(keys), 48, dtype=torch.float32), random(27, 48, 32, dtype=torch.float32)
+    if implementation == "torch" and not products_are_alike(x):
+        pytest.skip("here torch's own matrix products depend on the number of threads")
     found = []
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)

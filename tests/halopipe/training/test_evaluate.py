@@ -82,15 +82,17 @@ def test_evaluation_is_of_the_outputs_that_are_named_under_every_plan(ranks: lis
     plan = plan_of(source, cuts, ranks=ranks, schedule=schedule)
     module = load_model(plan.inputs.model).module.eval()
     names = ("more.0", "classes", "targets", "more.1")
+    inputs, targets = batch(4, 0)
+    inputs = inputs.mul(16).round().div(16)
 
     def run(execution: Execution) -> tuple[float | None, object, list[tuple[Tensor, ...]]]:
         seen = _Seen()
-        before = execution.evaluate(batch(4, 0)).accuracy
-        own = execution.evaluate(batch(4, 0), metric=lambda: seen, outputs=names)
-        named = execution.evaluate(batch(4, 0), outputs=("targets", "classes"))
+        before = execution.evaluate((inputs, targets)).accuracy
+        own = execution.evaluate((inputs, targets), metric=lambda: seen, outputs=names)
+        named = execution.evaluate((inputs, targets), outputs=("targets", "classes"))
         return before, (own.accuracy, named.accuracy), seen.given
 
-    output, targets = module(batch(4, 0)[0]), batch(4, 0)[1]
+    output = module(inputs)
     expected = (output["more"][0], output["classes"], targets, output["more"][1])
     right = (output["classes"].argmax(1) == targets).double().mean().item()
     for before, accuracies, given in together(plan, run):

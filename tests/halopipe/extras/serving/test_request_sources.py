@@ -318,7 +318,7 @@ def test_arrays_come_over_a_pipe() -> None:
         pumped(serving, request_sources.of_arrays(serving, given, answers, 10_000))
     answers.seek(0)
     for number in range(3):
-        expected = serving.module(torch.from_numpy(rows(number))).detach().numpy()
+        expected = serving.module(torch.from_numpy(np.asfortranarray(rows(number)))).detach().numpy()
         np.testing.assert_array_equal(np.load(answers), expected)
 
 
