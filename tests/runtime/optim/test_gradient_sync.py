@@ -1,4 +1,4 @@
-"""Clipping, and updates of several batches, as on one device."""
+"""Clipping, updates of several batches, divided optimisers and parameters that stages share, as on one device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from planner.ir.errors import UsageError
+from planner.ir.graph import Graph, Layer, TensorSpec
 from planner.ir.program import Program
 from planner.ir.schedule import Action, StageGraph
 from profiler.source.model import LoadedModel
@@ -20,20 +21,36 @@ from runtime.numerics.finite import OnNan
 from runtime.optim.gradient_sync import GradientSync, check_finishing
 from runtime.optim.of_stage import Updates
 from runtime.optim.sharding import GradientBuckets
+from runtime.optim.ties import TiedParameters, groups_of_ties, ties_of
 from runtime.stage.local_stage import AccumulationStep
 from runtime.transport import InProcessTransport
 from tests.captures import capture
-from tests.runtime.plans import Trained, assert_equal, batch_of, decide, folded, run_ranks, sgd
+from tests.runtime.plans import Trained, assert_equal, batch_of, decide, folded, run_ranks, sgd, split_backward
 from tests.runtime.ranks import on_ranks
 from tests.runtime.training import alone, by_plan, cosine, sharded, tied_model
 
 MICRO_BATCHES = (3, 2)
 PLANS = {
     "two ranks": {"cuts": [0.5]},
+    "three ranks, the one between has no part": {"cuts": [0.3, 0.6]},
     "replicas of both": {"cuts": [0.5], "ranks": [(0, 1), (2, 3)], "shares": [(3, 1), (1, 1)]},
     "three replicas": {"cuts": [], "ranks": [(0, 1, 2)], "shares": [(1, 2, 1)]},
+    "replicas of the first, the second of which has no rows": {
+        "cuts": [0.5],
+        "ranks": [(0, 1), (2,)],
+        "shares": [(7, 1), (1,)],
+    },
     "first and last stage on one rank": {"cuts": [0.3, 0.6], "ranks": [(0,), (1,), (0,)], "schedule": folded},
+    "first and last stage on two ranks": {
+        "cuts": [0.3, 0.6],
+        "ranks": [(0, 1), (2,), (0, 1)],
+        "shares": [(1, 1), (1,), (1, 1)],
+        "schedule": folded,
+    },
+    "backward split": {"cuts": [0.5], "ranks": [(0,), (1, 2)], "shares": [(1,), (1, 1)], "schedule": split_backward},
 }
+CLIPPED, ALL_KEPT = {"clip_norm": 0.5}, {"clip_norm": 1000.0}
+DIVIDED = ("three replicas", "replicas of both", "first and last stage on two ranks")
 
 
 @cache
@@ -43,46 +60,36 @@ def network() -> tuple[LoadedModel, CapturedModule]:
 
 
 @cache
-def expected(clip_norm: float) -> tuple[Trained, list[float]]:
-    return alone(network()[0], MICRO_BATCHES, scheduler=cosine, clip_norm=clip_norm)
+def expected(clip_norm: float = 0.0, accumulate: int = 1) -> tuple[Trained, list[float]]:
+    steps = {"steps": 6} if accumulate > 1 else {}
+    model = network()[0]
+    return alone(model, MICRO_BATCHES, scheduler=cosine, clip_norm=clip_norm, accumulate=accumulate, **steps)
 
 
-@pytest.mark.parametrize(("plan", "clip_norm"), [*((plan, 0.5) for plan in PLANS), ("two ranks", 1000.0)])
-def test_gradients_are_clipped_as_on_one_device(plan: str, clip_norm: float) -> None:
-    model, captured = network()
-    decision = decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS[plan])
-    found, norms = by_plan(model, decision, scheduler=cosine, clip_norm=clip_norm)
-    there, expected_norms = expected(clip_norm)
-    assert min(expected_norms) > 0.5
-    assert norms == pytest.approx(expected_norms, rel=1e-12)
-    assert_equal(found, there)
-
-
-@pytest.mark.parametrize("zero", [1, 2, 3])
-@pytest.mark.parametrize("plan", ["replicas of both", "three replicas"])
-def test_slices_of_divided_optimisers_count_once(plan: str, zero: int) -> None:
-    model, captured = network()
-    decision = sharded(decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS[plan]), zero)
-    found, norms = by_plan(model, decision, scheduler=cosine, clip_norm=0.5)
-    there, expected_norms = expected(0.5)
-    assert norms == pytest.approx(expected_norms, rel=1e-12)
-    assert_equal(Trained(found.losses, {}, found.state), Trained(there.losses, {}, there.state))
-
-
+@pytest.mark.cases(12)
 @pytest.mark.parametrize(
-    ("plan", "divided"),
-    [("two ranks", 0), ("three replicas", 0), ("three replicas", 1), ("three replicas", 2), ("three replicas", 3)],
+    ("plan", "options", "zero"),
+    [
+        *((plan, options, 0) for plan in PLANS for options in ({}, CLIPPED)),
+        ("two ranks", ALL_KEPT, 0),
+        *((plan, options, zero) for plan in DIVIDED for options in ({}, CLIPPED) for zero in (1, 2, 3)),
+        *(("three replicas", {**CLIPPED, "accumulate": 3}, zero) for zero in (0, 1, 2, 3)),
+        ("two ranks", {**CLIPPED, "accumulate": 3}, 0),
+    ],
 )
-def test_several_batches_make_up_one_update(plan: str, divided: int) -> None:
+def test_tied_parameters_are_trained_as_on_one_device(plan: str, options: dict[str, float], zero: int) -> None:
     model, captured = network()
     decision = decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS[plan])
-    options = {"scheduler": cosine, "clip_norm": 0.5, "accumulate": 3}
-    found, norms = by_plan(model, sharded(decision, divided) if divided else decision, steps=6, **options)
-    there, expected_norms = alone(model, MICRO_BATCHES, steps=6, **options)
-    assert [norm is None for norm in norms] == [True, True, False] * 2
-    assert norms[2::3] == pytest.approx(expected_norms, rel=1e-12)
-    losses = [sum(found.losses[first : first + 3]) / 3 for first in (0, 3)]
-    gradients = ({}, {}) if divided else (found.gradients, there.gradients)
+    count = int(options.get("accumulate", 1))
+    steps = {"steps": 6} if count > 1 else {}
+    found, norms = by_plan(model, sharded(decision, zero) if zero else decision, scheduler=cosine, **steps, **options)
+    there, expected_norms = expected(**options)
+    assert [norm is None for norm in norms[: count - 1]] == [True] * (count - 1)
+    if options:
+        assert min(expected_norms) > 0.5
+        assert norms[count - 1 :: count] == pytest.approx(expected_norms, rel=1e-12)
+    losses = [sum(found.losses[first : first + count]) / count for first in range(0, len(found.losses), count)]
+    gradients = ({}, {}) if zero else (found.gradients, there.gradients)
     assert_equal(Trained(losses, gradients[0], found.state), Trained(there.losses, gradients[1], there.state))
 
 
@@ -192,3 +199,38 @@ def test_what_follows_the_first_update_is_named(row: str, culprit: str) -> None:
     with pytest.raises(UsageError, match=f"rank 1 comes to {culprit} with or after") as caught:
         check_finishing(program("1F0 1B0 1UPDATE", row))
     assert culprit in caught.value.details[1]
+
+
+def test_a_rank_with_two_of_its_stages_keeps_one_copy_and_one_state() -> None:
+    model, captured = network()
+    decision = decide(captured.graph, micro_batches=MICRO_BATCHES, **PLANS["first and last stage on one rank"])
+    engines, _ = run_ranks(model, decision, [])
+    first, last = engines[0]._local_stages[0], engines[0]._local_stages[2]
+    assert first.parameters["token.weight"] is last.parameters["token.weight"]
+    assert "token.weight" in first.optimizer.tensors
+    assert "token.weight" not in last.optimizer.tensors
+
+
+def graph(**used: tuple[str, ...]) -> Graph:
+    spec = TensorSpec(("feature",), (1,), "float32")
+    layers = tuple(Layer(name, "opaque", (), (spec,), parameters) for name, parameters in used.items())
+    names = dict.fromkeys(name for parameters in used.values() for name in parameters)
+    return Graph(1, {}, layers, dict.fromkeys(names, spec), layers[-1].name)
+
+
+def test_ties_are_named_by_stages_and_ranks() -> None:
+    found = ties_of(
+        graph(a=("x", "y"), b=("z", "x"), c=("y", "w"), d=("z",)),
+        {"a": 0, "b": 1, "c": 2, "d": 1},
+        [(4, 1), (2,), (1, 0)],
+    )
+    assert found == (TiedParameters(("x",), (0, 1), ((1, 4), (2,))), TiedParameters(("y",), (0, 2), ((1, 4), (0, 1))))
+    assert [tie.ranks for tie in found] == [(1, 2, 4), (0, 1, 4)]
+    assert [found[1].owner(rank) for rank in (0, 1, 4)] == [2, 0, 0]
+    assert groups_of_ties(found) == ((1, 2, 4), (0, 1, 4))
+
+
+def test_ties_of_one_rank_need_no_group() -> None:
+    ties = ties_of(graph(a=("x",), b=("x",)), {"a": 0, "b": 1}, [(3,), (3,)])
+    assert groups_of_ties(ties) == ()
+    assert ties[0].ranks == (3,)

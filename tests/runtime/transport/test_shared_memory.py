@@ -14,7 +14,6 @@ import torch.distributed as dist
 from cuda_ops.memory import available, install
 from planner.ir.errors import DeadlineError, OutOfMemoryError, TransportError
 from runtime.transport import Key, SharedMemoryTransport, open_named
-from runtime.transport.base import add_in_order
 from runtime.transport.segments import SharedSegments
 from runtime.transport.shared_memory import IN_PARTS_BYTES
 from tests.runtime.transport.conftest import run_in_processes
@@ -324,16 +323,6 @@ def test_after_its_deadline_a_rank_is_lost_for_its_peers_and_for_itself(run, ove
         return True
 
     assert run(2, program) == [True, True]
-
-
-def test_the_order_of_addition_does_not_depend_on_whose_term_is_ones_own(run):
-    terms = [torch.tensor([value], dtype=torch.float32) for value in (1e8, 3.14159, -1e8, 2.71828)]
-    found = []
-    for position, own in enumerate(terms):
-        total = own.clone()
-        add_in_order(total, position, [term for place, term in enumerate(terms) if place != position])
-        found.append(total.item())
-    assert found == [(((terms[0] + terms[1]) + terms[2]) + terms[3]).item()] * 4
 
 
 def test_without_the_files_of_proc_ranks_talk_over_gloo(run, monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""Waits on a device's streams, with stand-ins for what a backend as NCCL's gives: no GPU is needed."""
+"""Waits on a device's streams, with stand-ins for what a backend as NCCL's gives, and of two transports in one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from planner.ir.errors import DeadlineError, TransportError
 from runtime.transport.base import Deadline
+from runtime.transport.hosts import MixedTransport
 from runtime.transport.works import StreamWorks, Works
 
 
@@ -67,3 +68,19 @@ def test_what_cannot_be_started_has_lost_its_peer(works):
 
     with pytest.raises(TransportError, match="send y: rank 3 lost rank 4"):
         works.start(begin, ("send", "y"), ("rank", 4))
+
+
+class Half:
+    """One of the two transports of ranks of several hosts."""
+
+    name, groups, rank, world_size, deadline_s = "", (), 0, 3, 5.0
+
+    def flush(self, deadline: Deadline) -> None:
+        self.deadline = deadline
+
+
+def test_a_flush_within_hosts_and_between_them_waits_no_longer_than_one():
+    shared, gloo = Half(), Half()
+    MixedTransport(shared, gloo, frozenset([(0, 1)])).flush()
+    assert gloo.deadline is shared.deadline
+    assert shared.deadline.limit_s == 5.0
