@@ -64,8 +64,7 @@ def whole(make: Make, schedule: Callable[..., object] | None) -> Callable[[Param
     return made
 
 
-def cosine(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.CosineAnnealingLR(optimizer, T_max=9)
+cosine = partial(lr_scheduler.CosineAnnealingLR, T_max=9)
 
 
 def warm_up(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
@@ -73,20 +72,15 @@ def warm_up(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
     return lr_scheduler.SequentialLR(optimizer, parts, milestones=[2])
 
 
-def one_cycle(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.OneCycleLR(optimizer, max_lr=0.4, total_steps=12)
-
-
-def by_lambda(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-
-
-def steps(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.MultiStepLR(optimizer, [2, 4, 5], gamma=0.5)
-
-
-def restarts(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2)
+SCHEDULES = {
+    "none": None,
+    "cosine": cosine,
+    "warm-up": warm_up,
+    "one cycle": partial(lr_scheduler.OneCycleLR, max_lr=0.4, total_steps=12),
+    "by lambda": partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 1 / (1 + step)),
+    "steps": partial(lr_scheduler.MultiStepLR, milestones=[2, 4, 5], gamma=0.5),
+    "restarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=2),
+}
 
 
 def resumed(make: Callable[[Parameters], StageOptimizer], cuts: list[list[str]], again: list[list[str]]) -> Parameters:
@@ -123,19 +117,17 @@ NAMES = list(SHAPES)
 CUTS = [(NAMES[:2], NAMES[2:]), (NAMES[:4], NAMES[4:])]
 
 
-@pytest.mark.parametrize("schedule", [None, cosine, warm_up, one_cycle, by_lambda, steps, restarts])
-def test_groups_and_schedules_go_on_under_another_cut(schedule: Callable[..., object] | None) -> None:
-    make = whole(by_shape, schedule)
+CASES = {f"schedule: {name}": (by_shape, schedule) for name, schedule in SCHEDULES.items()}
+CASES |= {name: (partial(getattr(torch.optim, name), lr=0.1), None) for name in sorted({*ELEMENTWISE, "Adafactor"})}
+
+
+@pytest.mark.cases(24)
+@pytest.mark.parametrize("case", CASES)
+def test_groups_schedules_and_states_go_on_under_another_cut(case: str) -> None:
+    make = whole(*CASES[case])
     first, second = (list(map(list, cut)) for cut in CUTS)
     assert_same(resumed(make, first, second), expected(make))
     assert_same(resumed(make, [NAMES], first), expected(make))
-
-
-@pytest.mark.parametrize("name", sorted({*ELEMENTWISE, "Adafactor"}))
-def test_the_state_of_every_optimiser_is_found_again(name: str) -> None:
-    make = whole(partial(getattr(torch.optim, name), lr=0.1), None)
-    first, second = (list(map(list, cut)) for cut in CUTS)
-    assert_same(resumed(make, first, second), expected(make))
 
 
 def sharded_by(end: InProcessTransport, make: Make, parameters: Parameters) -> tuple[ShardedParameters, StageOptimizer]:
