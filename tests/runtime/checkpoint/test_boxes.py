@@ -14,7 +14,6 @@ from torch import Tensor
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import CheckpointError, CorruptFileError, StaleFileError
 from runtime.checkpoint import BackgroundSaver, Checkpoint, RankState, joined
-from runtime.checkpoint.manifest import from_text, to_text
 from runtime.pipeline.routing import slices
 from tests.runtime.checkpoint.cases import FINGERPRINTS, alone, forge, on_ranks, save_all, try_save
 
@@ -136,12 +135,6 @@ def test_boxes_with_bad_intent_are_refused(tmp_path: Path, old: str, new: str, m
     assert re.search(message, f"{caught.value.title} {caught.value.details}")
 
 
-def test_boxes_come_back_from_text(tmp_path: Path) -> None:
-    save_all(tmp_path, 1, states(QUARTERS))
-    manifest = Checkpoint.open(tmp_path).manifest
-    assert from_text(to_text(manifest), "here") == manifest
-
-
 def test_they_are_saved_in_the_background_too(tmp_path: Path) -> None:
     def run(rank: int, barrier: object) -> None:
         tensor = W.clone()
@@ -153,16 +146,3 @@ def test_they_are_saved_in_the_background_too(tmp_path: Path) -> None:
 
     assert on_ranks(4, run) == [None] * 4
     assert torch.equal(Checkpoint.open(tmp_path).read(KEY), W)
-
-
-@pytest.mark.parametrize(
-    "part", [box((0, 7), (0, 5), (0, 2)), box((0, 2), (0, 5), (0, 2)), box((1, 7), (0, 5), (0, 2))]
-)
-def test_a_tensor_is_the_box_that_it_is_said_to_be(part: Box) -> None:
-    with pytest.raises(ValueError, match=r"model/w has shape \(6, 5, 2\); it is said to be"):
-        RankState({KEY: W}, {}, {}, frozenset(), {KEY: (part, SHAPE)})
-
-
-def test_a_box_is_there_and_no_slice() -> None:
-    with pytest.raises(ValueError, match="is a box, but not there"):
-        RankState({}, {}, {}, frozenset(), {KEY: (whole(SHAPE), SHAPE)})

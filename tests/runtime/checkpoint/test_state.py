@@ -4,37 +4,43 @@ import numpy as np
 import pytest
 import torch
 
+from planner.ir.box import Interval
 from runtime.checkpoint import RankState, joined
 
 W = torch.ones(6)
 
 
-def test_a_key_that_is_written_must_be_there() -> None:
-    with pytest.raises(ValueError, match="to be written, but not there: model/v"):
-        RankState({"model/w": W}, {}, {}, frozenset({"model/v", "model/w"}))
+def at(rows: tuple[int, int], columns: tuple[int, int], depth: tuple[int, int] = (0, 2)) -> dict[str, object]:
+    return {"x": ((Interval(*rows), Interval(*columns), Interval(*depth)), (6, 5, 2))}
 
 
-def test_a_key_is_a_tensor_or_a_number() -> None:
-    with pytest.raises(ValueError, match="both a tensor and a number: x"):
-        RankState({"x": W}, {}, {"x": 1}, frozenset())
+CUBE = torch.zeros(6, 5, 2)
+ALL = at((0, 6), (0, 5))
+NOTHING: frozenset[str] = frozenset()
+REFUSED = {
+    "to write what is not there": (({"w": W}, {}, {}, frozenset({"v", "w"})), "to be written, but not there: v"),
+    "a tensor and a number": (({"x": W}, {}, {"x": 1}, NOTHING), "both a tensor and a number: x"),
+    "a number of numpy": (({}, {}, {"x": np.int64(3)}, NOTHING), "x is neither number"),
+    **{
+        f"slice {place}": (({"x": W}, {"x": place}, {}, NOTHING), r"x has shape \(6,\); it is said to be")
+        for place in ((0, 5, (6,)), (2, 8, (7,)), (-1, 5, (8,)), (5, 3, (8,)))
+    },
+    "a slice of two dims": (({"x": W.view(2, 3)}, {"x": (0, 6, (6,))}, {}, NOTHING), r"x has shape \(2, 3\)"),
+    "a slice that is not there": (({}, {"x": (0, 6, (6,))}, {}, NOTHING), "x is a slice, but not there"),
+    **{
+        f"box {number}": (({"x": CUBE}, {}, {}, NOTHING, box), r"x has shape \(6, 5, 2\); it is said to be")
+        for number, box in enumerate((at((0, 7), (0, 5)), at((0, 2), (0, 5)), at((1, 7), (0, 5))))
+    },
+    "a box that is not there": (({}, {}, {}, NOTHING, ALL), "x is a box, but not there"),
+}
 
 
-def test_a_number_is_one_of_python() -> None:
-    with pytest.raises(ValueError, match="x is neither number"):
-        RankState({}, {}, {"x": np.int64(3)}, frozenset())
-
-
-@pytest.mark.parametrize("place", [(0, 5, (6,)), (2, 8, (7,)), (-1, 5, (8,)), (5, 3, (8,))])
-def test_a_slice_has_the_elements_that_it_says(place: tuple[int, int, tuple[int, ...]]) -> None:
-    with pytest.raises(ValueError, match=r"x has shape \(6,\); it is said to be"):
-        RankState({"x": W}, {"x": place}, {}, frozenset())
-
-
-def test_a_slice_has_one_dim_and_is_there() -> None:
-    with pytest.raises(ValueError, match=r"x has shape \(2, 3\)"):
-        RankState({"x": W.reshape(2, 3)}, {"x": (0, 6, (6,))}, {}, frozenset())
-    with pytest.raises(ValueError, match="x is a slice, but not there"):
-        RankState({}, {"x": (0, 6, (6,))}, {}, frozenset())
+@pytest.mark.every_case
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_state_that_contradicts_itself_is_refused(fault: str) -> None:
+    arguments, message = REFUSED[fault]
+    with pytest.raises(ValueError, match=message):
+        RankState(*arguments)
 
 
 def test_states_of_a_rank_are_joined() -> None:

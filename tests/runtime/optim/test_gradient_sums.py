@@ -51,15 +51,6 @@ def test_buckets_begin_with_the_last_parameter_and_keep_the_dtype_and_the_bound(
     assert [[parameter.numel() for parameter in bucket] for bucket in buckets] == [[3], [1], [8], [2, 2]]
 
 
-def test_every_gradient_is_summed_once_and_a_missing_one_is_zero() -> None:
-    found, sums = parameters(40, 3, 2), Sums()
-    found[1].grad = None
-    GradientBuckets(found, sums.start, bucket_bytes=32).reduce()
-    assert (sums.sizes, sums.waited) == ([5, 40], 2)
-    assert [parameter.grad.unique().tolist() for parameter in found] == [[3], [1], [7]]
-    assert all(parameter.grad.shape == parameter.shape for parameter in found)
-
-
 def test_a_gradient_of_odd_strides_is_summed() -> None:
     parameter = nn.Parameter(torch.zeros(3, 2))
     parameter.grad = torch.arange(6.0).view(2, 3).t()
@@ -103,16 +94,6 @@ def test_a_bucket_waits_for_all_earlier_ones() -> None:
     assert sums.sizes == [30, 20, 10]
 
 
-def test_a_rank_that_makes_no_gradients_starts_the_same_sums() -> None:
-    module, _ = network()
-    sums = Sums()
-    buckets = GradientBuckets(module.parameters(), sums.start, bucket_bytes=100)
-    buckets.arm()
-    buckets.reduce()
-    assert sums.sizes == [17, 24, 12]
-    assert all(parameter.grad.eq(1).all() for parameter in module.parameters())
-
-
 def test_a_gradient_that_comes_after_its_sum_has_started_is_refused() -> None:
     module, loss = network()
     buckets = GradientBuckets(module.parameters(), Sums().start, bucket_bytes=100)
@@ -120,18 +101,6 @@ def test_a_gradient_that_comes_after_its_sum_has_started_is_refused() -> None:
     loss().backward()
     with pytest.raises(RuntimeError, match="after its sum had been started"):
         loss().backward()
-
-
-def test_one_bucket_is_summed_when_all_is_over() -> None:
-    module, loss = network()
-    sums = Sums()
-    buckets = GradientBuckets(module.parameters(), sums.start)
-    buckets.arm()
-    loss().backward()
-    assert sums.sizes == []
-    assert not any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
-    buckets.reduce()
-    assert sums.sizes == [53]
 
 
 def test_after_a_step_nothing_is_left_behind() -> None:
@@ -148,13 +117,6 @@ def test_after_a_step_nothing_is_left_behind() -> None:
     assert sums.sizes == []
     buckets.reduce()
     assert sums.sizes == [17, 24, 12]
-
-
-def test_what_is_not_summed_here_may_be_noted() -> None:
-    buckets = GradientBuckets([], Sums().start)
-    buckets.arm()
-    buckets.note(parameters(3)[0])
-    buckets.reduce()
 
 
 def test_parts_of_another_group_have_buckets_of_their_own_which_come_when_they_are_complete() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -46,55 +47,34 @@ class Dropping(nn.Module):
         return self.out(self.drop(x + seen[:, 0]))
 
 
-class TwoWays(nn.Module):
-    """Attention to all tokens, those behind included."""
+class Reading(nn.Module):
+    """Reads more than the tokens before, by ``read`` with layers of that name."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[nn.Module, Tensor], Tensor], **layers: nn.Module) -> None:
         super().__init__()
-        self.token, self.out = nn.Embedding(CODES, WIDTH), nn.Linear(WIDTH, CODES)
+        self.token, self.out, self.read = nn.Embedding(CODES, WIDTH), nn.Linear(WIDTH, CODES), read
+        for name, layer in layers.items():
+            self.add_module(name, layer)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.token(tokens)[:, None]
-        return self.out(functional.scaled_dot_product_attention(x, x, x)[:, 0])
+        return self.out(self.read(self, self.token(tokens)))
 
 
-class Windowed(nn.Module):
-    """A convolution over time that reads one token on each side."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.out = nn.Embedding(CODES, WIDTH), nn.Linear(WIDTH, CODES)
-        self.conv = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.out(self.conv(self.token(tokens).transpose(1, 2)).transpose(1, 2))
+def attended(own: nn.Module, x: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
 
 
-class Averaged(nn.Module):
-    """What the mean over all tokens adds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.out = nn.Embedding(CODES, WIDTH), nn.Linear(WIDTH, CODES)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.token(tokens)
-        return self.out(x + x.mean(1, keepdim=True))
+def windowed(own: nn.Module, x: Tensor) -> Tensor:
+    return own.conv(x.transpose(1, 2)).transpose(1, 2)
 
 
-class Recurrent(nn.Module):
-    """An LSTM, whose state is not handed on from slice to slice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.out = nn.Embedding(CODES, WIDTH), nn.Linear(WIDTH, CODES)
-        self.lstm = nn.LSTM(WIDTH, WIDTH, batch_first=True)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.out(self.lstm(self.token(tokens))[0])
-
-
-MODULES = {module.__name__: module for module in (Dropping, TwoWays, Windowed, Averaged, Recurrent)}
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "Dropping": Dropping,
+    "TwoWays": lambda: Reading(attended),
+    "Windowed": lambda: Reading(windowed, conv=nn.Conv1d(WIDTH, WIDTH, 3, padding=1)),
+    "Averaged": lambda: Reading(lambda own, x: x + x.mean(1, keepdim=True)),
+    "Recurrent": lambda: Reading(lambda own, x: own.lstm(x)[0], lstm=nn.LSTM(WIDTH, WIDTH, batch_first=True)),
+}
 
 
 def made(*, input_shape: tuple[int, ...] = (4, TOKENS), name: str = "Dropping") -> Example:
