@@ -7,8 +7,8 @@ import gc
 import json
 import os
 import resource
-import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -182,17 +182,8 @@ def test_the_store_listens_on_the_loopback_interface_only() -> None:
 
 
 def meet_in_threads(store: dist.Store, num_ranks: int) -> list[str]:
-    found: list[str] = [""] * num_ranks
-
-    def one(rank: int) -> None:
-        found[rank] = meet(store, rank, num_ranks, timeout_s=20.0)
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(num_ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return list(pool.map(lambda rank: meet(store, rank, num_ranks, timeout_s=20.0), range(num_ranks)))
 
 
 def test_all_ranks_of_an_attempt_share_a_prefix_that_no_other_has() -> None:

@@ -179,21 +179,6 @@ def test_slices_are_found_again_on_another_number_of_ranks(make: Make) -> None:
     assert_same(parameters, expected(alone))
 
 
-def test_keys_say_what_they_are() -> None:
-    parameters = new("first.bias")
-    optimizer = StageOptimizer(parameters, torch.optim.Adam)
-    optimizer.schedule(cosine)
-    train(optimizer, parameters, 0, 2)
-    state = state_of(optimizer, {"first.bias"})
-    assert set(state.tensors) == {f"optimizer/first.bias/{entry}" for entry in ("step", "exp_avg", "exp_avg_sq")}
-    assert state.tensors["optimizer/first.bias/exp_avg"] is optimizer.state[parameters["first.bias"]]["exp_avg"]
-    assert state.numbers["group/first.bias/betas/1"] == 0.999
-    assert state.numbers["scheduler/first.bias/last_epoch"] == 2
-    assert state.numbers["scheduler/first.bias/base_lrs"] == 0.001
-    assert state.writes == state.tensors.keys() | state.numbers.keys()
-    assert state_of(optimizer, ()).writes == frozenset()
-
-
 def test_what_cannot_be_saved_is_named() -> None:
     parameters = new("scale")
     optimizer = StageOptimizer(parameters, torch.optim.SGD)

@@ -196,6 +196,13 @@ def sums_over_groups_of_one_two_and_three(transport):
                 assert term.unique().tolist() == [total]
 
 
+@ranks(3)
+def a_large_sum_of_what_is_not_in_one_piece_lands_where_it_lies(transport):
+    matrix = torch.full((400, 200), float(transport.rank + 1))
+    transport.all_reduce(matrix.t(), (0, 1, 2))
+    assert matrix.unique().tolist() == [6.0]
+
+
 @ranks(2)
 def a_group_of_one_keeps_what_it_has(transport):
     group, flat = (transport.rank,), torch.arange(3.0)
