@@ -80,6 +80,14 @@ def test_sums_start_within_the_last_backward_in_the_order_of_the_buckets() -> No
     assert sums.sizes == [17, 24, 12]
     for parameter, gradient in zip(module.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
+    for end in (buckets.reduce, buckets.reset):  # after which nothing is left behind
+        buckets.arm()
+        loss().backward()
+        end()
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
+    sums.sizes.clear()
+    loss().backward()
+    assert sums.sizes == []
 
 
 def test_a_bucket_waits_for_all_earlier_ones() -> None:
@@ -101,22 +109,6 @@ def test_a_gradient_that_comes_after_its_sum_has_started_is_refused() -> None:
     loss().backward()
     with pytest.raises(RuntimeError, match="after its sum had been started"):
         loss().backward()
-
-
-def test_after_a_step_nothing_is_left_behind() -> None:
-    module, loss = network()
-    sums = Sums()
-    buckets = GradientBuckets(module.parameters(), sums.start, bucket_bytes=100)
-    for end in (buckets.reduce, buckets.reset):
-        buckets.arm()
-        loss().backward()
-        end()
-        assert not any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
-    sums.sizes.clear()
-    loss().backward()
-    assert sums.sizes == []
-    buckets.reduce()
-    assert sums.sizes == [17, 24, 12]
 
 
 def test_parts_of_another_group_have_buckets_of_their_own_which_come_when_they_are_complete() -> None:
