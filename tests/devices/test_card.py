@@ -20,7 +20,7 @@ from runtime.stage.functions import StageCall, StageCalls
 from runtime.stage.modes import MicrobatchShard
 from runtime.stage.sample_weights import weight_of_targets
 from tests.captures import capture
-from tests.devices.card import COPY, DEVICE, MADE, READ, ROOT, WAIT, Card, Crossings, DeviceError, card
+from tests.devices.card import COPY, DEVICE, MADE, READ, ROOT, WAIT, Card, Crossings, card
 from tests.devices.networks import BY_HOST, SEED, by_plan, decided
 from tests.devices.ranks import hosted
 from tests.zoo import ALL
@@ -84,41 +84,6 @@ def test_what_crosses_within_a_step_is_a_fault_with_its_line(
 def test_what_stays_on_the_card_is_none(body: str, own: Card, crossings: Crossings) -> None:
     ours(body)(torch.ones(3, device=DEVICE))
     assert not crossings.faults
-
-
-def test_a_copy_that_does_not_wait_and_what_is_done_between_steps_are_none(own: Card, crossings: Crossings) -> None:
-    own.in_step = False
-    batch = torch.zeros(3)
-    own.in_step = True
-    assert batch.to(DEVICE, non_blocking=True).device == DEVICE
-    assert not crossings.faults
-
-
-def test_operators_do_not_mix_devices(own: Card) -> None:
-    layer = nn.Linear(3, 2)
-    with pytest.raises(RuntimeError, match=r"same device|two different devices"):
-        layer(torch.ones(3, device=DEVICE))
-
-
-def test_the_card_draws_by_its_own_generators(own: Card) -> None:
-    from cuda_ops.device import driver
-
-    there = torch.ones(3, device=DEVICE)
-    assert there.bernoulli_(0.5, generator=driver.generator(DEVICE)).device == DEVICE
-    with pytest.raises(DeviceError, match="generator of the host"):
-        there.bernoulli_(0.5, generator=torch.Generator())
-
-
-def test_autocast_is_that_of_the_card(own: Card) -> None:
-    layer = nn.Linear(3, 2, device=DEVICE)
-    with torch.autocast("cuda", torch.bfloat16):
-        loss = layer(torch.ones(4, 3, device=DEVICE)).square().mean()
-    assert loss.dtype == torch.float32  # a power is one of those that CUDA's autocast computes in it
-    loss.backward()
-    assert layer.weight.grad is not None
-    assert layer.weight.grad.device == DEVICE
-    with torch.autocast("cuda", torch.bfloat16):
-        assert layer(torch.ones(4, 3, device=DEVICE)).dtype == torch.bfloat16
 
 
 WITH_GRAPHS = "names:written"

@@ -24,21 +24,15 @@ from runtime.monitor.activity import (
     BoardSilentError,
     Heartbeat,
     StatusStore,
-    describe,
     fresh_board,
     read_board,
 )
-from runtime.monitor.failure import also, cause, died, leave_result, left_by, read_error, write_error
+from runtime.monitor.failure import cause, died, leave_result, left_by, read_error, write_error
 from runtime.monitor.watch import LOOPBACK, host_store, join_store
 
 
 def beat(rank: int, what: str, step: int = 4) -> Beat:
     return Beat(rank, 1, what, step, 0.25, 2.0, 0, None, 0.0)
-
-
-def test_others_are_told_in_one_line() -> None:
-    beats = {1: beat(1, "1F0"), 0: beat(0, "0RECV_B3<1"), 2: beat(2, "capturing the model", -1)}
-    assert describe(beats, but=1) == "rank 0 in 0RECV_B3<1 (step 4, 0.2 s) · rank 2 in capturing the model (0.2 s)"
 
 
 def test_a_heartbeat_publishes_at_start_at_times_and_at_the_end() -> None:
@@ -152,12 +146,6 @@ def test_who_waits_in_vain_is_not_the_cause() -> None:
     assert cause({0: lost, 1: late, 2: dead}) is dead
     assert cause({0: lost, 1: late}) is late
     assert cause({0: lost}) is lost
-
-
-def test_more_details_leave_the_error_as_it_was() -> None:
-    error = DeadlineError("d", ["a"], ["r"])
-    more = also(error, ["b"])
-    assert (type(more), more.details, error.details) == (DeadlineError, ("a", "b"), ("a",))
 
 
 @pytest.mark.parametrize("length", [1, 9 << 20])

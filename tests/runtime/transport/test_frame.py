@@ -19,26 +19,12 @@ def message() -> torch.Tensor:
     return frame.message
 
 
-def test_a_message_is_a_header_of_64_bytes_and_aligned_tensors():
-    assert layout_of(SPECS).spans == ((64, 88), (128, 136))
-    assert message().shape == (136,)
-    values, number = unpack(message(), KEY, 0, layout_of(SPECS))
-    assert torch.equal(values, torch.arange(6.0).reshape(2, 3))
-    assert number.item() == 7
-
-
 def test_a_flip_of_any_bit_of_the_header_is_noticed():
     for position, bit in itertools.product(range(64), range(8)):
         corrupted = message()
         corrupted[position] ^= 1 << bit
         with pytest.raises(TransportError, match=f"{KEY}: rank 5 sent another message"):
             unpack(corrupted, KEY, 5, layout_of(SPECS))
-
-
-def test_noise_is_not_taken_for_a_message():
-    noise = torch.randint(0, 256, (136,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(TransportError, match=r"magic and version: expected \(b'HALO', 2\), came"):
-        unpack(noise, KEY, 0, layout_of(SPECS))
 
 
 def test_tags_of_different_keys_differ_and_fit_31_bits():

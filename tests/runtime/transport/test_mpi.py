@@ -14,7 +14,7 @@ import torch
 from planner.ir.errors import DeadlineError, TransportError
 from runtime.transport import Key, mpi_requests, open_mpi
 from runtime.transport.mpi import PAIR_SUM_BYTES, SUM_BYTES
-from runtime.transport.mpi_requests import MpiWire, MpiWorks, load_mpi, meet
+from runtime.transport.mpi_requests import MpiWire, load_mpi, meet
 from runtime.transport.mpi_requests import _leave as leave
 from tests.forks import forked, places_in_mpi
 
@@ -199,21 +199,3 @@ def test_an_mpi_with_too_few_tags_is_named():
     with pytest.raises(TransportError, match="tags up to 1048575, expected 67108863 or more") as caught:
         MpiWire(mpi(Tagged(2**20 - 1)), Tagged(0))
     assert caught.value.details == ("Small MPI 1.0",)
-
-
-def test_a_wait_spins_first_and_sleeps_then(monkeypatch):
-    pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    wire = SimpleNamespace(rank=lambda: 0, size=lambda: 1, mpi=SimpleNamespace(Exception=ArithmeticError))
-    works = MpiWorks(wire, is_crowded=True)
-    monkeypatch.setattr(mpi_requests, "SPIN_S", 60.0)
-    asked = iter([False] * 5 + [True])
-    works.until(lambda: next(asked), ("it",), list, SimpleNamespace())
-    assert pauses == []
-    patient = iter([False] * 30 + [True])
-    deadline = SimpleNamespace(limit_s=9.0, waited_s=lambda: 0.0)
-    monkeypatch.setattr(mpi_requests, "SPIN_S", 0.0)
-    works.until(lambda: next(patient), ("it",), list, deadline)
-    assert pauses[0] == 20e-6
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == 200e-6

@@ -36,15 +36,6 @@ def test_a_wait_of_a_stream_asks_nothing_and_settling_asks_until_all_is_done():
     works.settle(Deadline(0.0))  # nothing is left
 
 
-def test_pauses_between_questions_grow_up_to_a_longest(monkeypatch):
-    pauses = []
-    monkeypatch.setattr("runtime.transport.works.time.sleep", pauses.append)
-    StreamWorks(0).finish(Work(20), ("receive", 0), ("rank", 1), Deadline(5.0))
-    assert len(pauses) == 20
-    assert pauses == sorted(pauses)
-    assert 10 * pauses[0] < pauses[-1] == pauses[-2] <= 0.01
-
-
 def test_what_is_not_done_in_time_is_named_with_its_peer():
     works = StreamWorks(0)
     for number, work in enumerate((Work(0), Work(10**9), Work(10**9))):
