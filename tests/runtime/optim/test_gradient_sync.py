@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import cache, partial
 from types import SimpleNamespace
 
@@ -108,52 +107,31 @@ def test_nothing_is_summed_before_the_last_of_several_batches() -> None:
     assert Counting.num_sums == 0
 
 
-def local_stage(parameters: Mapping[str, nn.Parameter], ranks: tuple[int, ...]) -> SimpleNamespace:
-    """What finishing sees of a stage whose gradients have been summed."""
-    updates = Updates(frozenset(), GradientBuckets([], lambda flat: None), None, frozenset())
-    named = {"parameters": parameters, "ranks": ranks, "updates": updates, "accumulation": AccumulationStep()}
-    return SimpleNamespace(**named, is_finite=lambda *, gradients=True: True)
-
-
-def context(end: InProcessTransport, **options: object) -> SimpleNamespace:
-    """What finishing asks of a rank without ties."""
-    told = {"clip_norm": 0.0, "on_nan": OnNan.IGNORE, "accumulate": 1, **options}
-    return SimpleNamespace(ties=(), rank=end.rank, transport=end, **told)
-
-
-def finish(end: InProcessTransport, gradient: float, **options: object) -> tuple[float | None, list[float]]:
-    """Two replicas of three parameters on ranks 0 and 1, another stage on rank 2, all of the same gradient."""
-    parameters = {name: nn.Parameter(torch.zeros(2, dtype=torch.float64)) for name in "abc"}
-    for parameter in parameters.values():
-        parameter.grad = torch.full_like(parameter, gradient)
-    ranks = (0, 1) if end.rank < 2 else (2,)
-    norm_type = options.pop("norm_type", 2.0)
-    gradient_sync = GradientSync(context(end, **options), {0: local_stage(parameters, ranks)}, norm_type)
-    gradient_sync.begin()
-    norm = gradient_sync.run()
-    return norm, [value for parameter in parameters.values() for value in parameter.grad.tolist()]
-
-
-@pytest.mark.parametrize("norm_type", [2.0, math.inf, 3.0])
-def test_the_norm_is_torchs(norm_type: float) -> None:
-    parameters = [nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(6)]
-    for parameter in parameters:
-        parameter.grad = torch.full_like(parameter, -3.0)
-    expected = torch.nn.utils.clip_grad_norm_(parameters, 2.0, norm_type).item()
-    for norm, gradients in on_ranks(3, partial(finish, gradient=-3.0, clip_norm=2.0, norm_type=norm_type)):
-        assert norm == pytest.approx(expected, rel=1e-12)
-        assert gradients == pytest.approx([parameters[0].grad[0].item()] * 6, rel=1e-12)
-
-
 @pytest.mark.parametrize(("gradient", "left"), [(math.inf, 0.0), (math.nan, math.nan)])
 def test_of_a_norm_that_is_not_finite_all_ranks_know(gradient: float, left: float) -> None:
-    def one_is_bad(end: InProcessTransport, on_nan: OnNan) -> tuple[float | None, list[float]]:
-        return finish(end, gradient if end.rank == 2 else 1.0, clip_norm=1.0, on_nan=on_nan)
+    """Of two replicas on ranks 0 and 1, and another stage on rank 2, whose gradients have been summed."""
 
-    found = on_ranks(3, partial(one_is_bad, on_nan=OnNan.IGNORE))
+    def finish(end: InProcessTransport, on_nan: OnNan) -> tuple[float | None, list[float]]:
+        parameters = {name: nn.Parameter(torch.zeros(2, dtype=torch.float64)) for name in "abc"}
+        for parameter in parameters.values():
+            parameter.grad = torch.full_like(parameter, gradient if end.rank == 2 else 1.0)
+        stage = SimpleNamespace(
+            parameters=parameters,
+            ranks=(0, 1) if end.rank < 2 else (2,),
+            updates=Updates(frozenset(), GradientBuckets([], lambda flat: None), None, frozenset()),
+            accumulation=AccumulationStep(),
+            is_finite=lambda *, gradients=True: True,
+        )
+        context = SimpleNamespace(ties=(), rank=end.rank, transport=end, clip_norm=1.0, on_nan=on_nan, accumulate=1)
+        gradient_sync = GradientSync(context, {0: stage})
+        gradient_sync.begin()
+        norm = gradient_sync.run()
+        return norm, [value for parameter in parameters.values() for value in parameter.grad.tolist()]
+
+    found = on_ranks(3, partial(finish, on_nan=OnNan.IGNORE))
     assert [str(norm) for norm, _ in found] == [str(gradient)] * 3
     assert found[0][1] == pytest.approx([left] * 6, nan_ok=True)  # as torch leaves them
-    for rank, (norm, gradients) in enumerate(on_ranks(3, partial(one_is_bad, on_nan=OnNan.STOP))):
+    for rank, (norm, gradients) in enumerate(on_ranks(3, partial(finish, on_nan=OnNan.STOP))):
         assert str(norm) == str(gradient)
         assert gradients == pytest.approx([gradient if rank == 2 else 1.0] * 6, nan_ok=True)  # nobody uses them
 
