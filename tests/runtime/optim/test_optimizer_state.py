@@ -18,9 +18,10 @@ from runtime.checkpoint.state import RankState
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.optimizer_state import _like, give_back, load_state, state_of
-from runtime.optim.sharding import ELEMENTWISE, ShardedParameters
+from runtime.optim.sharding import ELEMENTWISE
 from runtime.spatial.parameters import ParameterPart
 from runtime.transport import InProcessTransport
+from tests.runtime.optim.test_sharding import sharded
 from tests.runtime.ranks import on_ranks
 from tests.runtime.saved import Saved
 
@@ -130,17 +131,11 @@ def test_groups_schedules_and_states_go_on_under_another_cut(case: str) -> None:
     assert_same(resumed(make, [NAMES], first), expected(make))
 
 
-def sharded_by(end: InProcessTransport, make: Make, parameters: Parameters) -> tuple[ShardedParameters, StageOptimizer]:
-    exchange = {"ranks": tuple(range(end.world_size))}
-    scatter, gather = partial(end.reduce_scatter, **exchange), partial(end.all_gather, **exchange)
-    shards = ShardedParameters(parameters, end.rank, end.world_size, scatter, gather, bucket_bytes=100)
-    return shards, StageOptimizer(parameters, make, shards)
-
-
 def train_sharded(
     end: InProcessTransport, make: Make, parameters: Parameters, first: int, last: int, source: Saved | None
 ) -> RankState:
-    shards, optimizer = sharded_by(end, make, parameters)
+    shards = sharded(parameters, end, 100)
+    optimizer = StageOptimizer(parameters, make, shards)
     optimizer.schedule(cosine)
     if source is not None:
         load_state(optimizer, source)

@@ -1,7 +1,8 @@
-"""When buffers of messages are let go and used again, and how many a rank has: those that the memory model counts."""
+"""Messages of gloo: frames, waits, and when buffers are let go, of which a rank has as many as planned."""
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from types import SimpleNamespace
 
@@ -10,16 +11,17 @@ import torch
 
 import runtime.transport.gloo as peer_module
 from planner.ir.box import whole
-from planner.ir.errors import TransportError
+from planner.ir.errors import DeadlineError, TransportError
 from planner.ir.program import ALONE_BYTES, Message, Part, Program
 from planner.ir.schedule import Action, Edge, StageGraph
 from runtime.pipeline.p2p import FORWARD, P2PMailbox
 from runtime.pipeline.routing import MessageSlice
 from runtime.transport import Key
 from runtime.transport.base import Deadline
-from runtime.transport.frame import Frame
+from runtime.transport.frame import Frame, layout_of, tag, unpack
 from runtime.transport.gloo import Peer
-from runtime.transport.works import Works
+from runtime.transport.hosts import MixedTransport
+from runtime.transport.works import StreamWorks, Works
 
 LARGE = torch.ones(ALONE_BYTES // 4)
 SMALL = torch.ones(3)
@@ -236,3 +238,111 @@ def test_a_step_forgets_what_came_in_the_last_one_and_was_not_taken():
     there.begin(1)
     here.begin(1)
     assert (there.num_left, here.num_left) == (0, 0)
+
+
+KEY = Key(4, "F", 0, 1, 3)
+SPECS = [((2, 3), torch.float32), ((), torch.int64)]
+
+
+def message() -> torch.Tensor:
+    frame = Frame(layout_of(SPECS))
+    frame.write(KEY, [torch.arange(6.0).reshape(2, 3), torch.tensor(7)])
+    return frame.message
+
+
+def test_a_flip_of_any_bit_of_the_header_is_noticed():
+    for position, bit in itertools.product(range(64), range(8)):
+        corrupted = message()
+        corrupted[position] ^= 1 << bit
+        with pytest.raises(TransportError, match=f"{KEY}: rank 5 sent another message"):
+            unpack(corrupted, KEY, 5, layout_of(SPECS))
+
+
+def test_tags_of_different_keys_differ_and_fit_31_bits():
+    ranges = ((0, 3), "AFBZ", (0, 1, 127), (0, 1, 127), (0, 1, 1023))
+    tags = [tag(Key(*fields)) for fields in itertools.product(*ranges)]
+    assert len(set(tags)) == len(tags)
+    assert min(tags) >= 1 << 26
+    assert max(tags) < 27 << 26 < 2**31
+
+
+@pytest.mark.parametrize(
+    ("key", "complaint"),
+    [
+        (Key(0, "f", 0, 0, 0), "the kind is 'f', expected one letter from A to Z"),
+        (Key(0, "FB", 0, 0, 0), "the kind is 'FB'"),
+        (Key(0, "F", 128, 0, 0), "src_stage is 128, expected 0 to 127"),
+        (Key(0, "F", 0, -1, 0), "dst_stage is -1, expected 0 to 127"),
+        (Key(0, "F", 0, 0, 1024), "microbatch is 1024, expected 0 to 1023"),
+    ],
+)
+def test_a_key_that_fits_no_tag_is_refused(key, complaint):
+    with pytest.raises(TransportError, match=complaint):
+        tag(key)
+
+
+class Work:
+    """Done after it was asked ``polls`` times; then its wait raises ``error``."""
+
+    def __init__(self, polls: int, error: str = "") -> None:
+        self.polls, self.error, self.num_waits = polls, error, 0
+
+    def is_completed(self) -> bool:
+        self.polls -= 1
+        return self.polls < 0
+
+    def wait(self) -> None:
+        self.num_waits += 1
+        if self.error and self.polls < 0:
+            raise RuntimeError(self.error)
+
+
+def test_a_wait_of_a_stream_asks_nothing_and_settling_asks_until_all_is_done():
+    works, some = StreamWorks(0), [Work(0), Work(3), Work(1)]
+    for number, work in enumerate(some):
+        works.wait(work, ("receive", number), ("rank", 1), Deadline(5.0))
+    assert [(work.polls, work.num_waits) for work in some] == [(0, 1), (3, 1), (1, 1)]
+    works.settle(Deadline(5.0))
+    assert [work.polls for work in some] == [-1, -1, -1]
+    works.settle(Deadline(0.0))  # nothing is left
+
+
+def test_what_is_not_done_in_time_is_named_with_its_peer():
+    works = StreamWorks(0)
+    for number, work in enumerate((Work(0), Work(10**9), Work(10**9))):
+        works.wait(work, ("receive", number), ("rank", 7), Deadline(0.05))
+    with pytest.raises(DeadlineError, match=r"receive 1: rank 0 waited \d+\.\d+ s for rank 7, deadline 0\.05 s"):
+        works.settle(Deadline(0.05))
+
+
+def test_what_failed_on_the_device_is_an_error_that_names_the_peer():
+    works = StreamWorks(2)
+    works.wait(Work(1, "remote process exited"), ("receive", "x"), ("rank", 7), Deadline(5.0))
+    with pytest.raises(TransportError, match="receive x: rank 2 lost rank 7") as caught:
+        works.settle(Deadline(5.0))
+    assert "remote process exited" in str(caught.value)
+
+
+@pytest.mark.parametrize("works", [Works(3), StreamWorks(3)])
+def test_what_cannot_be_started_has_lost_its_peer(works):
+    def begin():
+        raise RuntimeError("connection reset")
+
+    with pytest.raises(TransportError, match="send y: rank 3 lost rank 4"):
+        works.start(begin, ("send", "y"), ("rank", 4))
+
+
+class Half:
+    """One of the two transports of ranks of several hosts."""
+
+    name, groups, rank, world_size, deadline_s = "", (), 0, 3, 5.0
+
+    def flush(self, deadline: Deadline) -> None:
+        self.deadline = deadline
+
+
+def test_a_flush_within_hosts_and_between_them_waits_no_longer_than_one():
+    shared, gloo = Half(), Half()
+    MixedTransport(shared, gloo, frozenset([(0, 1)])).flush()
+    assert gloo.deadline is shared.deadline
+    assert shared.deadline.limit_s == 5.0
