@@ -21,49 +21,29 @@ def _receive(transport, ranks):
     transport.receive(key(), 1)
 
 
-def _sum(transport, ranks, size=1):
-    transport.all_reduce(torch.ones(size), ranks)
-
-
-def _started_sum(transport, ranks, size=2):
-    transport.start_sum(torch.ones(size), ranks).wait()
-
-
-def _large_sum(transport, ranks):
-    _sum(transport, ranks, 300_000)
-
-
-def _large_started_sum(transport, ranks):
-    _started_sum(transport, ranks, 300_000)
-
-
-def _scatter(transport, ranks):
-    transport.reduce_scatter(torch.ones(4), (2, 2), ranks)
-
-
-def _gather(transport, ranks):
-    transport.all_gather(torch.ones(4), (2, 2), ranks)
-
-
-def _exchange(transport, ranks):
-    transport.start_exchange({}, {1: torch.empty(3)}).wait()
-
-
-def _barrier(transport, ranks):
-    transport.barrier()
-
-
 WAYS = {
     "receive": (_receive, "receive step 4 F 0->1 mb 3", 2),
-    "sum": (_sum, "sum over ranks (0, 1), number 1", 2),
-    "large sum": (_large_sum, "sum over ranks (0, 1), number 1", 2),
-    "sum of three": (_sum, "sum over ranks (0, 1, 2), number 1", 3),
-    "started sum": (_started_sum, "started sum over ranks (0, 1), number 1", 2),
-    "large started sum": (_large_started_sum, "started sum over ranks (0, 1), number 1", 2),
-    "reduce-scatter": (_scatter, "reduce-scatter over ranks (0, 1), number 1", 2),
-    "all-gather": (_gather, "all-gather over ranks (0, 1), number 1", 2),
-    "exchange": (_exchange, "exchange", 2),
-    "barrier": (_barrier, "barrier", 3),
+    "sum": (lambda end, ranks: end.all_reduce(torch.ones(1), ranks), "sum over ranks (0, 1), number 1", 2),
+    "large sum": (lambda end, ranks: end.all_reduce(torch.ones(300_000), ranks), "sum over ranks (0, 1), number 1", 2),
+    "sum of three": (lambda end, ranks: end.all_reduce(torch.ones(1), ranks), "sum over ranks (0, 1, 2), number 1", 3),
+    **{
+        f"started sum of {size}": (
+            lambda end, ranks, size=size: end.start_sum(torch.ones(size), ranks).wait(),
+            "started sum over ranks (0, 1), number 1",
+            2,
+        )
+        for size in (2, 300_000)
+    },
+    **{
+        way: (
+            lambda end, ranks, name=name: getattr(end, name)(torch.ones(4), (2, 2), ranks),
+            f"{way} over ranks (0, 1), number 1",
+            2,
+        )
+        for way, name in {"reduce-scatter": "reduce_scatter", "all-gather": "all_gather"}.items()
+    },
+    "exchange": (lambda end, ranks: end.start_exchange({}, {1: torch.empty(3)}).wait(), "exchange", 2),
+    "barrier": (lambda end, ranks: end.barrier(), "barrier", 3),
 }
 
 

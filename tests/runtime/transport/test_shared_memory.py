@@ -131,35 +131,6 @@ def test_more_announcements_than_a_ring_holds_wait_with_their_sender(run):
     assert found == [float(number) for number in reversed(range(700))]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_large_sums_of_three_ranks_are_added_in_the_order_of_ranks(run, dtype):
-    """Also while a rank waits for something else: no thread adds its part in the background."""
-    size = IN_PARTS_BYTES // dtype.itemsize + 7
-
-    def term(rank):
-        return torch.randn(size, generator=torch.Generator().manual_seed(rank)).to(dtype) * 10.0**rank
-
-    def program(transport):
-        flat = term(transport.rank)
-        pending = transport.start_sum(flat, (0, 1, 2))
-        if transport.rank == 0:  # rank 1 adds its part while it waits for this message, which comes after the sum
-            pending.wait()
-            transport.send(key(0), 1, [torch.ones(1000)])
-        elif transport.rank == 1:
-            transport.post_receive(key(0), 0, SPEC)
-            transport.receive(key(0), 0)
-        if transport.rank:
-            pending.wait()
-        transport.flush()
-        return flat
-
-    expected = term(0)
-    expected += term(1)
-    expected += term(2)
-    for flat in run(3, program, [(0, 1, 2)]):
-        assert torch.equal(flat, expected)
-
-
 @pytest.mark.parametrize("other", [torch.ones(1000, dtype=torch.int32), torch.ones(999)], ids=["dtype", "size"])
 @pytest.mark.parametrize("way", ["sum", "exchange"])
 def test_what_is_of_another_dtype_or_size_is_not_taken_for_what_was_expected(run, way, other):

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from planner.ir.errors import TransportError
-from runtime.transport import ChannelTransport, Key
+from runtime.transport import ChannelTransport, GlooTransport, Key
+from runtime.transport.hosts import MixedTransport
+from runtime.transport.mpi import PAIR_SUM_BYTES, SUM_BYTES
+from runtime.transport.shared_memory import IN_PARTS_BYTES
 from runtime.transport.small_allgather import RowGather
 from tests.runtime.transport.conftest import MIXED, Program, deliver, key, specs_of
 
@@ -330,6 +333,36 @@ def sums_go_on_while_nobody_waits(transport):
     transport.barrier()
     pending.wait()
     assert term.unique().tolist() == [2.0]
+
+
+def awkward(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Terms whose sum depends on the order of additions."""
+    generator = torch.Generator().manual_seed(rank)
+    scale = 10.0 ** torch.randint(-8, 8, (size,), generator=generator)
+    return (torch.rand(size, generator=generator) * scale).to(dtype)
+
+
+@ranks(3)
+def sums_of_any_size_add_in_the_order_of_ranks_also_while_one_waits_for_something_else(transport):
+    if isinstance(transport, ChannelTransport | GlooTransport | MixedTransport):  # large ones go around a ring there
+        return
+    sizes = (SUM_BYTES // 4, SUM_BYTES // 4 + 1, IN_PARTS_BYTES // 2 + 7, PAIR_SUM_BYTES // 4 + 1)
+    for size, dtype in ((size, dtype) for size in sizes for dtype in (torch.float32, torch.bfloat16)):
+        total = awkward(0, size, dtype)
+        total += awkward(1, size, dtype)
+        total += awkward(2, size, dtype)
+        now, started = (awkward(transport.rank, size, dtype) for _ in range(2))
+        transport.all_reduce(now, (0, 1, 2))
+        pending = transport.start_sum(started, (0, 1, 2))
+        if transport.rank == 1:  # it adds its part while it waits for this message, which comes after the sum
+            transport.post_receive(key(), 0, [((3,), torch.float32)])
+            transport.receive(key(), 0)
+        pending.wait()
+        if transport.rank == 0:
+            transport.send(key(), 1, [torch.ones(3)])
+            transport.flush()
+        assert torch.equal(now, total)
+        assert torch.equal(started, total)
 
 
 @ranks(4)
