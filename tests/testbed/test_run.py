@@ -1,4 +1,4 @@
-"""Plans whose ranks are on several hosts."""
+"""Plans, profiles and measurements of links whose ranks are on several hosts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.devices.testbed import Testbed
-from planner.ir.codec import dump
+from benchmarks.devices.testbed import RATES, Testbed
+from benchmarks.links.__main__ import answer_of
+from planner.ir.cluster import ACROSS_HOSTS, MEASURED, WITHIN_HOST
+from planner.ir.codec import dump, load
 from planner.ir.plan import Plan
+from planner.ir.profile import Profile
+from profiler.links.cpu import LinkCosts
+from profiler.links.messages import LinkEffort
 from tests.halopipe.plans import RESNET, mined, plan_of
 
 pytestmark = pytest.mark.testbed
@@ -213,3 +218,79 @@ def test_tasks_of_slurm_are_told_to_start_torchrun(job: Path) -> None:
     done = subprocess.run([sys.executable, *script(job)], env=os.environ | slurm, capture_output=True, text=True)
     assert done.returncode == 2
     assert "srun --ntasks-per-node 1 torchrun" in done.stdout
+
+
+LEAST = LinkEffort(rounds=1, most=3, each_s=1e-3, longest_s=1e-3, stream_s=0.2, bends=False)
+
+
+@pytest.mark.exhaustive("hosts of the testbed")
+def test_links_to_a_slower_host_are_stated_apart(build: Build, tmp_path: Path) -> None:
+    testbed = build(3, "1gbit")
+    slow = RATES["200mbit"]
+    bucket = ("tbf", "rate", f"{slow.bits_per_s:.0f}bit", "burst", str(slow.burst_bytes), "limit", "1000000")
+    for namespace, device in ((testbed.hosts[2].name, "eth0"), (f"{testbed.name}-switch", "port2")):
+        assert os.spawnlp(os.P_WAIT, "tc", *("tc", "-n", namespace), *_replace(device), *bucket) == 0
+    found = answer_of(tmp_path, ("n0", "n1", "n2"), testbed, {"effort": LEAST})
+    assert isinstance(found, LinkCosts)
+    rates = {(pair.src_host, pair.dst_host): pair.link.bandwidth_bytes_per_s for pair in found.pairs}
+    usual = found.links[ACROSS_HOSTS].bandwidth_bytes_per_s
+    limit = 1.2 * slow.payload_bytes_per_s  # what a busy machine cannot make faster
+    assert all(rates.get(ends, usual) < limit for ends in (("n0", "n2"), ("n1", "n2"), ("n2", "n0"), ("n2", "n1")))
+    assert all(rates.get(ends, usual) > limit for ends in (("n0", "n1"), ("n1", "n0")))
+
+
+def _replace(device: str) -> tuple[str, ...]:
+    return ("qdisc", "replace", "dev", device, "root")
+
+
+MODEL = "small.py:net"
+OPTIONS = ("--input", "2,8", "--sizes", "2", "--quick")
+FACTORY = """
+import torch
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+"""
+
+
+def measuring(testbed: Testbed, job: Path, counts: tuple[int, ...], model: str = MODEL) -> list[Running]:
+    """One torchrun on each host, of so many ranks."""
+    (job / "tmp").mkdir()
+    (job / "small.py").write_text(FACTORY)
+    words = ("-m", "halopipe", "profile", model, *OPTIONS, "-o", "profile.json")
+    return torchrun(testbed, job, counts, *words)
+
+
+@pytest.mark.exhaustive("two hosts measure a model and their links")
+def test_two_hosts_become_one_profile(build: Build, tmp_path: Path) -> None:
+    testbed = build()
+    hosts = measuring(testbed, tmp_path, (2, 1))
+    assert [host.ended() for host in hosts] == [0, 0], [host.output for host in hosts]
+    found = load(tmp_path / "profile.json", Profile)
+    assert [device.name for device in found.cluster.devices] == ["n0/cpu0", "n0/cpu1", "n1/cpu0"]
+    assert list(found.cluster.links) == [WITHIN_HOST, ACROSS_HOSTS]
+    link = found.cluster.links[ACROSS_HOSTS]
+    assert link.evidence == MEASURED
+    assert link.bandwidth_bytes_per_s == pytest.approx(RATES["1gbit"].payload_bytes_per_s, rel=0.3)
+    assert {(table.num_ranks, table.num_hosts) for table in found.cluster.collectives} == {
+        (1, 0),  # calls around exchanges
+        (2, 1),
+        (2, 2),
+        (3, 2),
+    }
+    assert {process.host for process in found.provenance.processes} == {"n0", "n1"}
+    assert "wrote profile.json" in hosts[0].output
+    assert "wrote" not in hosts[1].output
+    assert [testbed.processes(host) for host in range(2)] == [[], []]
+    plan = (sys.executable, "-m", "halopipe", "plan", "profile.json", "-o", "plan.json", "--time-limit", "5")
+    planned = subprocess.run(plan, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert planned.returncode == 0, planned.stderr
+
+
+@pytest.mark.exhaustive("hosts of the testbed")
+def test_a_host_that_cannot_measure_is_named(build: Build, tmp_path: Path) -> None:
+    testbed = build()
+    hosts = measuring(testbed, tmp_path, (1, 1), "no_such:net")
+    assert 0 not in [host.ended() for host in hosts]
+    assert all("no_such" in host.output for host in hosts)
+    assert [testbed.processes(host) for host in range(2)] == [[], []]

@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.devices import testbed as beds
 from benchmarks.devices.testbed import RATES, Testbed, TestbedError
-from tests.testbed.__main__ import main
 
 pytestmark = pytest.mark.testbed
 Build = Callable[..., Testbed]
@@ -121,23 +120,10 @@ def test_a_cut_cable_loses_packets_in_silence(build: Build) -> None:
     assert "refused" in said()
 
 
-def test_one_command_builds_and_removes(build: Build, capsys: pytest.CaptureFixture[str]) -> None:
-    build(1).close()
-    assert main(["up", "--hosts", "2", "--rate", "200mbit"]) == 0
-    assert "halopipe-bed-n1  10.77.0.2  ip netns exec halopipe-bed-n1 COMMAND" in capsys.readouterr().out
-    assert "halopipe-bed-n1" in namespaces()
-    assert main(["down"]) == 0
-    assert "halopipe-bed" not in namespaces()
-
-
-def test_without_root_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert beds.unavailable() == "network namespaces need root"
-    assert main(["up"]) == 1
-    assert capsys.readouterr().err == "no testbed: network namespaces need root\n"
-
-
-def test_without_the_tools_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+@pytest.mark.parametrize(
+    ("user", "why"), [(1000, "network namespaces need root"), (0, "ip and tc not found (package iproute2)")]
+)
+def test_without_root_or_the_tools_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, user: int, why: str) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert beds.unavailable() == "ip and tc not found (package iproute2)"
+    assert beds.unavailable() == why

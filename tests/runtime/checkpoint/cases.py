@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,27 +49,15 @@ def alone(tensors: Mapping[str, Tensor], numbers: Mapping[str, object] | None = 
     return RankState(dict(tensors), {}, dict(numbers or {}), frozenset(tensors) | frozenset(numbers or {}))
 
 
-def on_ranks(num_ranks: int, run: Callable[[int, Callable[[], None]], None]) -> list[Exception | None]:
+def on_ranks(num_ranks: int, run: Callable[[int, Callable[[], None]], None]) -> list[BaseException | None]:
     """What ``run(rank, barrier)`` raised on each rank, the ranks being threads."""
     barrier = threading.Barrier(num_ranks, timeout=30.0)
-    raised: list[Exception | None] = [RuntimeError("did not end")] * num_ranks
-
-    def work(rank: int) -> None:
-        try:
-            run(rank, barrier.wait)
-            raised[rank] = None
-        except Exception as error:  # noqa: BLE001 - looked at by the test
-            raised[rank] = error
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(num_ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60.0)
-    return raised
+    with ThreadPoolExecutor(num_ranks) as pool:
+        ranks = [pool.submit(run, rank, barrier.wait) for rank in range(num_ranks)]
+        return [rank.exception(60.0) for rank in ranks]
 
 
-def try_save(folder: Path, step: int, states: Sequence[RankState], keep: int = 0) -> list[Exception | None]:
+def try_save(folder: Path, step: int, states: Sequence[RankState], keep: int = 0) -> list[BaseException | None]:
     """Save on all ranks; what each raised."""
 
     def run(rank: int, barrier: Callable[[], None]) -> None:

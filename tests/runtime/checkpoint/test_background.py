@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import runtime.checkpoint.saving as saving
-from planner.ir.errors import CheckpointError, UsageError
+from planner.ir.errors import CheckpointError
 from runtime.checkpoint import BackgroundSaver, Checkpoint, RankState, complete_steps
 from tests.runtime.checkpoint.cases import FINGERPRINTS, alone, of_two_ranks, on_ranks, save_all, whole
 
@@ -121,16 +121,3 @@ def test_a_rank_that_never_writes_is_not_waited_for_for_ever(tmp_path: Path, mon
     with pytest.raises(CheckpointError, match="ranks have not written their part: 0"):
         saver.wait()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_sound_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
-    save_all(tmp_path, 1, of_two_ranks(seed=1))
-
-    def run(rank: int, barrier: Callable[[], None]) -> None:
-        saver = BackgroundSaver(tmp_path, rank, 2, barrier)
-        saver.save(1, of_two_ranks(seed=2)[rank], FINGERPRINTS)
-        with pytest.raises(UsageError, match="not overwritten"):
-            saver.wait()
-
-    assert on_ranks(2, run) == [None, None]
-    assert Checkpoint.open(tmp_path).number("run/step") == 1

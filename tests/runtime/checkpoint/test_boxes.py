@@ -1,4 +1,4 @@
-"""Tensors of which ranks have boxes: saved as they are, read whole, in boxes of another plan, or laid flat."""
+"""States of ranks, and tensors of which they have boxes: read whole, in boxes of another plan, or laid flat."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,9 +15,60 @@ from torch import Tensor
 from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import CheckpointError, CorruptFileError, StaleFileError
 from runtime.checkpoint import BackgroundSaver, Checkpoint, RankState, joined
-from runtime.checkpoint.manifest import from_text, to_text
 from runtime.pipeline.routing import slices
 from tests.runtime.checkpoint.cases import FINGERPRINTS, alone, forge, on_ranks, save_all, try_save
+
+SIX = torch.ones(6)
+
+
+def at(rows: tuple[int, int], columns: tuple[int, int], depth: tuple[int, int] = (0, 2)) -> dict[str, object]:
+    return {"x": ((Interval(*rows), Interval(*columns), Interval(*depth)), (6, 5, 2))}
+
+
+CUBE = torch.zeros(6, 5, 2)
+ALL = at((0, 6), (0, 5))
+NOTHING: frozenset[str] = frozenset()
+REFUSED = {
+    "to write what is not there": (({"w": SIX}, {}, {}, frozenset({"v", "w"})), "to be written, but not there: v"),
+    "a tensor and a number": (({"x": SIX}, {}, {"x": 1}, NOTHING), "both a tensor and a number: x"),
+    "a number of numpy": (({}, {}, {"x": np.int64(3)}, NOTHING), "x is neither number"),
+    **{
+        f"slice {place}": (({"x": SIX}, {"x": place}, {}, NOTHING), r"x has shape \(6,\); it is said to be")
+        for place in ((0, 5, (6,)), (2, 8, (7,)), (-1, 5, (8,)), (5, 3, (8,)))
+    },
+    "a slice of two dims": (({"x": SIX.view(2, 3)}, {"x": (0, 6, (6,))}, {}, NOTHING), r"x has shape \(2, 3\)"),
+    "a slice that is not there": (({}, {"x": (0, 6, (6,))}, {}, NOTHING), "x is a slice, but not there"),
+    **{
+        f"box {number}": (({"x": CUBE}, {}, {}, NOTHING, box), r"x has shape \(6, 5, 2\); it is said to be")
+        for number, box in enumerate((at((0, 7), (0, 5)), at((0, 2), (0, 5)), at((1, 7), (0, 5))))
+    },
+    "a box that is not there": (({}, {}, {}, NOTHING, ALL), "x is a box, but not there"),
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_state_that_contradicts_itself_is_refused(fault: str) -> None:
+    arguments, message = REFUSED[fault]
+    with pytest.raises(ValueError, match=message):
+        RankState(*arguments)
+
+
+def test_states_of_a_rank_are_joined() -> None:
+    first = RankState({"a": SIX, "m": SIX[:3]}, {"m": (0, 3, (6,))}, {"lr": 0.1}, frozenset({"a", "m"}))
+    second = RankState({"a": SIX.data, "b": SIX}, {}, {"lr": 0.1, "k": None}, frozenset({"b", "k"}))
+    both = joined([first, second])
+    assert set(both.tensors) == {"a", "b", "m"}
+    assert (both.slices, both.numbers) == ({"m": (0, 3, (6,))}, {"lr": 0.1, "k": None})
+    assert both.writes == {"a", "b", "k", "m"}
+
+
+def test_states_with_different_things_under_one_key_are_not_joined() -> None:
+    with pytest.raises(ValueError, match="another a each"):
+        joined([RankState({"a": SIX}, {}, {}, frozenset()), RankState({"a": SIX.clone()}, {}, {}, frozenset())])
+    with pytest.raises(ValueError, match=r"another lr each: 0\.1, 0\.2"):
+        joined([RankState({}, {}, {"lr": 0.1}, frozenset()), RankState({}, {}, {"lr": 0.2}, frozenset())])
+
 
 KEY = "model/w"
 SHAPE = (6, 5, 2)
@@ -136,12 +188,6 @@ def test_boxes_with_bad_intent_are_refused(tmp_path: Path, old: str, new: str, m
     assert re.search(message, f"{caught.value.title} {caught.value.details}")
 
 
-def test_boxes_come_back_from_text(tmp_path: Path) -> None:
-    save_all(tmp_path, 1, states(QUARTERS))
-    manifest = Checkpoint.open(tmp_path).manifest
-    assert from_text(to_text(manifest), "here") == manifest
-
-
 def test_they_are_saved_in_the_background_too(tmp_path: Path) -> None:
     def run(rank: int, barrier: object) -> None:
         tensor = W.clone()
@@ -153,16 +199,3 @@ def test_they_are_saved_in_the_background_too(tmp_path: Path) -> None:
 
     assert on_ranks(4, run) == [None] * 4
     assert torch.equal(Checkpoint.open(tmp_path).read(KEY), W)
-
-
-@pytest.mark.parametrize(
-    "part", [box((0, 7), (0, 5), (0, 2)), box((0, 2), (0, 5), (0, 2)), box((1, 7), (0, 5), (0, 2))]
-)
-def test_a_tensor_is_the_box_that_it_is_said_to_be(part: Box) -> None:
-    with pytest.raises(ValueError, match=r"model/w has shape \(6, 5, 2\); it is said to be"):
-        RankState({KEY: W}, {}, {}, frozenset(), {KEY: (part, SHAPE)})
-
-
-def test_a_box_is_there_and_no_slice() -> None:
-    with pytest.raises(ValueError, match="is a box, but not there"):
-        RankState({}, {}, {}, frozenset(), {KEY: (whole(SHAPE), SHAPE)})

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -136,23 +137,19 @@ def test_of_many_that_find_a_stale_lock_one_gets_the_folder(tmp_path: Path) -> N
     leave(tmp_path, elsewhere(), STALE_S + 1)
     (tmp_path / f"{LOCK}.taking").write_text(json.dumps(asdict(replace(Owner.here({}), started=1))))
     together, over = threading.Barrier(8), threading.Barrier(8)
-    won: list[int] = []
 
-    def race(number: int) -> None:
+    def race(number: int) -> bool:
         together.wait(10.0)
         try:
             with held(tmp_path):
-                won.append(number)
                 over.wait(10.0)
+                return True
         except UsageError:
             over.wait(10.0)
+            return False
 
-    threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(won) == 1
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(race, range(8))) == 1
     assert list(tmp_path.iterdir()) == []
 
 

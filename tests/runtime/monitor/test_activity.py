@@ -1,30 +1,38 @@
+"""What ranks say of themselves while they work, and how one failed."""
+
 from __future__ import annotations
 
+import json
 import threading
 import time
 
 import pytest
 import torch.distributed as dist
 
+from planner.ir.errors import (
+    DeadlineError,
+    HalopipeError,
+    NumericsError,
+    StageFailedError,
+    TransportError,
+    WorkerDiedError,
+    WorkerError,
+)
 from runtime.monitor.activity import (
     Activity,
     Beat,
     BoardSilentError,
     Heartbeat,
     StatusStore,
-    describe,
     fresh_board,
     read_board,
 )
+from runtime.monitor.failure import cause, died, leave_result, left_by, read_error, write_error
+from runtime.monitor.watch import LOOPBACK, host_store, join_store
 
 
 def beat(rank: int, what: str, step: int = 4) -> Beat:
     return Beat(rank, 1, what, step, 0.25, 2.0, 0, None, 0.0)
-
-
-def test_others_are_told_in_one_line() -> None:
-    beats = {1: beat(1, "1F0"), 0: beat(0, "0RECV_B3<1"), 2: beat(2, "capturing the model", -1)}
-    assert describe(beats, but=1) == "rank 0 in 0RECV_B3<1 (step 4, 0.2 s) · rank 2 in capturing the model (0.2 s)"
 
 
 def test_a_heartbeat_publishes_at_start_at_times_and_at_the_end() -> None:
@@ -97,3 +105,55 @@ def test_a_board_that_is_gone_is_no_error() -> None:
             time.sleep(0.01)
         assert not any(thread.name == "heartbeat" for thread in threading.enumerate())
     assert read_board(Gone(), range(2)) == {}
+
+
+@pytest.mark.parametrize("cls", [StageFailedError, NumericsError, HalopipeError])
+def test_an_error_comes_through_text_whole(cls: type[HalopipeError]) -> None:
+    found = read_error(write_error(cls("what", ["where", "two\nlines"], ["this"])))
+    assert type(found) is cls
+    assert (found.title, found.details, found.remedies) == ("what", ("where", "two\nlines"), ("this",))
+
+
+@pytest.mark.parametrize("kind", ["ErrorOfALaterRelease", "annotations", "ClassVar"])
+def test_a_kind_of_error_that_is_not_known_is_a_worker_error(kind: str) -> None:
+    found = read_error(json.dumps({"type": kind, "title": "what", "details": [], "remedies": []}))
+    assert (type(found), found.title) == (WorkerError, "what")
+
+
+def test_a_foreign_error_keeps_its_text_and_place() -> None:
+    try:
+        [][1]
+    except IndexError as error:
+        found = read_error(write_error(error))
+    assert type(found) is WorkerError
+    assert "IndexError: list index out of range" in found.title
+    assert "test_activity.py" in "".join(found.details)
+
+
+def test_a_death_tells_signal_last_words_and_stderr() -> None:
+    error = died("rank 1 (n0/cpu1, stage 1)", -9, "rank 1 in 1F0", "a\n\nb\n" + "line\n" * 20)
+    assert error.title == "rank 1 (n0/cpu1, stage 1) ended by signal SIGKILL without a word"
+    assert error.details[0] == "last heard of: rank 1 in 1F0"
+    assert error.details[1:] == ("stderr: line",) * 12
+    assert "dmesg" in error.remedies[0]
+    assert died("rank 0", 3, "", "").details == ("last heard of: nothing",)
+    assert "with exit code 3" in died("rank 0", 3, "", "").title
+
+
+def test_who_waits_in_vain_is_not_the_cause() -> None:
+    failed, dead, late, lost = StageFailedError("f"), WorkerDiedError("w"), DeadlineError("d"), TransportError("t")
+    assert cause({0: lost, 1: late, 2: dead, 3: failed}) is failed
+    assert cause({0: lost, 1: late, 2: dead}) is dead
+    assert cause({0: lost, 1: late}) is late
+    assert cause({0: lost}) is lost
+
+
+@pytest.mark.parametrize("length", [1, 9 << 20])
+def test_a_result_of_any_length_is_left(length: int) -> None:
+    """One value of the store takes 8 MiB: those of hundreds of thousands of steps are longer."""
+    store = host_store()
+    port = store.port
+    assert left_by(store, 0) == ""
+    leave_result(join_store(LOOPBACK, port), 0, "1" * length)
+    store.wait(["result/0"])  # what another connection sets is there some time after its call has returned
+    assert left_by(store, 0) == "1" * length

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -86,35 +86,29 @@ def test_a_rank_that_has_recovered_is_said_to_and_may_be_named_again() -> None:
     assert [(each.rank, each.step, each.factor == 1.0) for each in found] == [(1, 32, False), (1, 65, True)]
 
 
-def test_what_all_ranks_have_in_common_is_the_machine() -> None:
-    watching = watch()
-    assert not [one for step, busy in steps(0.02, 0) for one in watching.note(told(step, [3 * each for each in busy]))]
-
-
-def test_without_a_prediction_the_first_steps_are_the_measure() -> None:
-    watching = watch((0.0,) * 4)
-    found = []
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("predicted_s", "slower", "named"),
+    [
+        (PREDICTED_S, lambda step: (3.0,) * 4, []),
+        ((0.0,) * 4, lambda step: (1.0, 1.0, 1.0, 1.4 if step > 50 else 1.0), [(3, 53)]),
+        ((0.010, 0.020, 0.008, 0.011), lambda step: (1.0, 1.3 if step > 50 else 1.0, 1.0, 1.0), [(1, 53)]),
+    ],
+    ids=["all slower: the machine", "no prediction: the first steps", "once faster than predicted"],
+)
+def test_ranks_are_measured_by_one_another_and_by_their_own_first_steps(
+    predicted_s: tuple[float, ...], slower: Callable[[int], tuple[float, ...]], named: list[tuple[int, int]]
+) -> None:
+    watching, found = watch(predicted_s), []
     for step, busy in steps(0.02, 0):
-        busy[3] *= 1.4 if step > 50 else 1.0
-        found += watching.note(told(step, busy))
-    assert [(each.rank, each.step) for each in found] == [(3, 53)]
-
-
-def test_a_rank_that_was_faster_than_predicted_cannot_become_slow_unseen() -> None:
-    watching = watch((0.010, 0.020, 0.008, 0.011))
-    found = []
-    for step, busy in steps(0.02, 0):
-        busy[1] *= 1.3 if step > 50 else 1.0
-        found += watching.note(told(step, busy))
-    assert [(each.rank, each.step) for each in found] == [(1, 53)]
+        found += watching.note(told(step, [factor * each for factor, each in zip(slower(step), busy, strict=True)]))
+    assert [(each.rank, each.step) for each in found] == named
 
 
 def test_of_ranks_that_wait_for_one_another_one_is_named() -> None:
-    watching = watch(ranks=((0,), (1, 2), (3,)))
-    found = []
-    for step, busy in steps(0.01, 0):
-        busy[1], busy[2] = 1.4 * busy[1], 1.38 * busy[2]
-        found += watching.note(told(step, busy))
+    watching, found = watch(ranks=((0,), (1, 2), (3,))), []
+    for step, (first, second, third, last) in steps(0.01, 0):
+        found += watching.note(told(step, [first, 1.4 * second, 1.38 * third, last]))
     assert len(found) == 1
     assert found[0].rank in (1, 2)
 

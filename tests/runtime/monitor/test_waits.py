@@ -38,104 +38,130 @@ def beats(*whats: str, step: int = 7, silent: int | None = None, seconds: float 
     return found
 
 
-def test_a_chain_ends_where_somebody_computes() -> None:
-    assert waits().chain(0, beats("0RECV_B1<1", "1RECV_B1<2", "2B1")) == (
-        "rank 0 waits 2.0 s for rank 1 (gradient of micro-batch 1, stage 1 -> stage 0), "
-        "which waits 2.0 s for rank 2 (gradient of micro-batch 1, stage 2 -> stage 1), "
-        "which is computing stage 2 backward of micro-batch 1 (step 7) for 2.0 s"
-    )
+def rows(*texts: str, ranks: int = 2) -> Waits:
+    return Waits([[Action.parse(text) for text in row.split()] for row in texts], [(rank,) for rank in range(ranks)])
+
+
+REPLICAS = [(0, 1), (2,)]
+CHAINS = {
+    "ends where somebody computes": (
+        waits(),
+        (0, beats("0RECV_B1<1", "1RECV_B1<2", "2B1")),
+        (
+            "rank 0 waits 2.0 s for rank 1 (gradient of micro-batch 1, stage 1 -> stage 0), "
+            "which waits 2.0 s for rank 2 (gradient of micro-batch 1, stage 2 -> stage 1), "
+            "which is computing stage 2 backward of micro-batch 1 (step 7) for 2.0 s"
+        ),
+    ),
+    "ends at a rank that is silent": (
+        waits(),
+        (2, beats("0RECV_B1<1", "1F2", "2RECV_F2<1", silent=1)),
+        (
+            "rank 2 waits 2.0 s for rank 1 (activation of micro-batch 2, stage 1 -> stage 2), "
+            "which has said nothing for 3.0 s or more (its last word: computing stage 1 forward of micro-batch 2 "
+            "(step 7)): it is stopped, or its host or link is gone"
+        ),
+    ),
+    "a silent rank's last word was a wait": (
+        waits(),
+        (2, beats("0F2", "1RECV_F2<0", "2RECV_F2<1", silent=1)),
+        "(its last word: waiting for activation of micro-batch 2, stage 0 -> stage 1 (step 7))",
+    ),
+    "ends at a rank that never spoke": (
+        waits(),
+        (0, beats("0RECV_B0<1", "", "2B0")),
+        "stage 1 -> stage 0), of which nothing is known: it has ended, or never started",
+    ),
+    "what was sent is on the way": (
+        waits(),
+        (1, beats("0RECV_B0<1", "1RECV_F1<0", "2B0")),
+        (
+            "rank 1 waits 2.0 s for activation of micro-batch 1, stage 0 -> stage 1; "
+            "rank 0 has done its part: it is on the way to rank 1"
+        ),
+    ),
+    "a rank is a step behind": (
+        waits(),
+        (1, beats("0B3@6", "1RECV_F0<0", "2RECV_F0<1")),
+        "which is computing stage 0 backward of micro-batch 3 (step 6)",
+    ),
+    "a rank is a step ahead": (waits(), (1, beats("0F0@8", "1RECV_F3<0", "2RECV_F3<1")), "rank 0 has done its part"),
+    "the start of a step": (
+        waits(),
+        (0, beats(START, START, "2UPDATE@6")),
+        "rank 0 waits 2.0 s for rank 2 (the start of the step), which is in stage 2, update (step 6) for 2.0 s",
+    ),
+    "the data": (
+        waits(),
+        (0, beats(START, START, "between steps@6")),
+        "rank 2 (the start of the step), which is between steps (step 6) for 2.0 s",
+    ),
+    "the end of a step": (
+        waits(),
+        (2, beats("0RECV_B3<1", "1B2", END)),
+        "rank 2 waits 2.0 s for rank 1 (its messages to be taken), which is computing stage 1",
+    ),
+    "a send that blocks waits for who takes it": (
+        rows("0F0 0SEND_F0>1!", "1F9 1RECV_F0<0! 1F0"),
+        (0, beats("0SEND_F0>1!", "1F9")),
+        "rank 0 waits 2.0 s for rank 1 (its messages to be taken), which is computing stage 1 forward",
+    ),
+    "a sum waits for the rank that is not there": (
+        waits(ranks=REPLICAS),
+        (0, beats("0REDUCE_GRAD", "0B3", "1UPDATE")),
+        (
+            "rank 0 waits 2.0 s for rank 1 (sum of the gradients of stage 0), "
+            "which is computing stage 0 backward of micro-batch 3 (step 7) for 2.0 s"
+        ),
+    ),
+    "a sum whose ranks are all there": (
+        waits(ranks=REPLICAS),
+        (0, beats("0REDUCE_GRAD", "0REDUCE_GRAD", "1UPDATE")),
+        "sum of the gradients of stage 0; rank 1 has done its part: it is on the way to rank 0",
+    ),
+    "ranks of one stage inside an action": (
+        waits(ranks=REPLICAS),
+        (0, beats("0F2", "0F1", "1RECV_F1<0")),
+        (
+            "rank 0 waits 2.0 s for rank 1 (stage 0 forward of micro-batch 2, which they do together), "
+            "which is computing stage 0 forward of micro-batch 1 (step 7) for 2.0 s"
+        ),
+    ),
+    "ranks of one stage at the same": (
+        waits(ranks=REPLICAS),
+        (0, beats("0F1", "0F1", "1RECV_F1<0")),
+        "rank 0 is computing stage 0 forward",
+    ),
+    "of several senders the one furthest behind": (
+        waits(ranks=REPLICAS),
+        (2, beats("0F2", "0F1", "1RECV_F2<0")),
+        (
+            "rank 2 waits 2.0 s for ranks 1, 0 (activation of micro-batch 2, stage 0 -> stage 1), "
+            "of which rank 1 is computing stage 0 forward of micro-batch 1"
+        ),
+    ),
+    "a circle": (
+        rows("0RECV_B0<1 0SEND_F0>1", "1RECV_F0<0 1SEND_B0>0"),
+        (0, beats("0RECV_B0<1", "1RECV_F0<0")),
+        "and rank 0 is where this began: they wait for one another",
+    ),
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("case", CHAINS)
+def test_a_chain_of_waits(case: str) -> None:
+    known, (rank, said), text = CHAINS[case]
+    assert text in known.chain(rank, said)
 
 
 def test_only_chains_that_are_no_part_of_another_are_told() -> None:
-    found = waits().lines(beats("0RECV_B1<1", "1RECV_B1<2", "2B1"))
-    assert len(found) == 1
-    assert found[0].startswith("rank 0 waits")
+    (found,) = waits().lines(beats("0RECV_B1<1", "1RECV_B1<2", "2B1"))
+    assert found.startswith("rank 0 waits")
     assert len(waits().lines(beats("0F0", "1RECV_F0<0", "2RECV_F0<1"))) == 1
     assert waits().lines(beats("0F0", "1F0", "2F0")) == ()
-
-
-def test_a_chain_ends_at_a_rank_that_is_silent() -> None:
-    text = waits().chain(2, beats("0RECV_B1<1", "1F2", "2RECV_F2<1", silent=1))
-    assert text == (
-        "rank 2 waits 2.0 s for rank 1 (activation of micro-batch 2, stage 1 -> stage 2), "
-        "which has said nothing for 3.0 s or more (its last word: computing stage 1 forward of micro-batch 2 "
-        "(step 7)): it is stopped, or its host or link is gone"
-    )
-    waiting = waits().chain(2, beats("0F2", "1RECV_F2<0", "2RECV_F2<1", silent=1))
-    assert "(its last word: waiting for activation of micro-batch 2, stage 0 -> stage 1 (step 7))" in waiting
-
-
-def test_a_chain_ends_at_a_rank_that_never_spoke() -> None:
-    text = waits().chain(0, beats("0RECV_B0<1", "", "2B0"))
-    assert text.endswith("stage 1 -> stage 0), of which nothing is known: it has ended, or never started")
-
-
-def test_what_was_sent_is_on_the_way() -> None:
-    text = waits().chain(1, beats("0RECV_B0<1", "1RECV_F1<0", "2B0"))
-    assert text == (
-        "rank 1 waits 2.0 s for activation of micro-batch 1, stage 0 -> stage 1; "
-        "rank 0 has done its part: it is on the way to rank 1"
-    )
-
-
-def test_ranks_in_other_steps_are_behind_or_ahead() -> None:
-    assert "which is computing stage 0 backward of micro-batch 3 (step 6)" in waits().chain(
-        1, beats("0B3@6", "1RECV_F0<0", "2RECV_F0<1")
-    )
-    assert "rank 0 has done its part" in waits().chain(1, beats("0F0@8", "1RECV_F3<0", "2RECV_F3<1"))
-
-
-def test_the_start_and_the_end_of_a_step_are_waits_too() -> None:
-    late = waits().chain(0, beats(START, START, "2UPDATE@6"))
-    assert (
-        late == "rank 0 waits 2.0 s for rank 2 (the start of the step), which is in stage 2, update (step 6) for 2.0 s"
-    )
-    data = waits().chain(0, beats(START, START, "between steps@6"))
-    assert data.endswith("rank 2 (the start of the step), which is between steps (step 6) for 2.0 s")
-    taken = waits().chain(2, beats("0RECV_B3<1", "1B2", END))
-    assert taken.startswith("rank 2 waits 2.0 s for rank 1 (its messages to be taken), which is computing stage 1")
-
-
-def test_a_send_that_blocks_waits_for_who_takes_it() -> None:
-    rows = [[Action.parse(text) for text in row.split()] for row in ("0F0 0SEND_F0>1!", "1F9 1RECV_F0<0! 1F0")]
-    text = Waits(rows, [(0,), (1,)]).chain(0, beats("0SEND_F0>1!", "1F9"))
-    assert text.startswith(
-        "rank 0 waits 2.0 s for rank 1 (its messages to be taken), which is computing stage 1 forward"
-    )
-
-
-def test_a_sum_waits_for_the_ranks_that_are_not_there() -> None:
-    pair = waits(ranks=[(0, 1), (2,)])
-    assert any(action.op.value == "REDUCE_GRAD" for action in pair.rows[0])
-    assert pair.chain(0, beats("0REDUCE_GRAD", "0B3", "1UPDATE")) == (
-        "rank 0 waits 2.0 s for rank 1 (sum of the gradients of stage 0), "
-        "which is computing stage 0 backward of micro-batch 3 (step 7) for 2.0 s"
-    )
-    both = pair.chain(0, beats("0REDUCE_GRAD", "0REDUCE_GRAD", "1UPDATE"))
-    assert both.endswith("sum of the gradients of stage 0; rank 1 has done its part: it is on the way to rank 0")
-
-
-def test_ranks_of_one_stage_may_wait_for_each_other_inside_an_action() -> None:
-    pair = waits(ranks=[(0, 1), (2,)])
-    assert pair.chain(0, beats("0F2", "0F1", "1RECV_F1<0")) == (
-        "rank 0 waits 2.0 s for rank 1 (stage 0 forward of micro-batch 2, which they do together), "
-        "which is computing stage 0 forward of micro-batch 1 (step 7) for 2.0 s"
-    )
-    assert pair.chain(0, beats("0F1", "0F1", "1RECV_F1<0")).startswith("rank 0 is computing stage 0 forward")
-
-
-def test_of_several_senders_the_one_furthest_behind_is_followed() -> None:
-    three = waits(ranks=[(0, 1), (2,)])
-    text = three.chain(2, beats("0F2", "0F1", "1RECV_F2<0"))
-    assert text.startswith("rank 2 waits 2.0 s for ranks 1, 0 (activation of micro-batch 2, stage 0 -> stage 1), ")
-    assert "of which rank 1 is computing stage 0 forward of micro-batch 1" in text
-
-
-def test_a_circle_is_told_as_one() -> None:
-    rows = [[Action.parse(text) for text in row.split()] for row in ("0RECV_B0<1 0SEND_F0>1", "1RECV_F0<0 1SEND_B0>0")]
-    text = Waits(rows, [(0,), (1,)]).chain(0, beats("0RECV_B0<1", "1RECV_F0<0"))
-    assert text.endswith("and rank 0 is where this began: they wait for one another")
-    assert Waits(rows, [(0,), (1,)]).lines(beats("0RECV_B0<1", "1RECV_F0<0")) == (text,)
+    circle, (_, said), _ = CHAINS["a circle"]
+    assert circle.lines(said) == (circle.chain(0, said),)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])

@@ -7,9 +7,8 @@ import gc
 import json
 import os
 import resource
-import threading
-import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -183,17 +182,8 @@ def test_the_store_listens_on_the_loopback_interface_only() -> None:
 
 
 def meet_in_threads(store: dist.Store, num_ranks: int) -> list[str]:
-    found: list[str] = [""] * num_ranks
-
-    def one(rank: int) -> None:
-        found[rank] = meet(store, rank, num_ranks, timeout_s=20.0)
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(num_ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return list(pool.map(lambda rank: meet(store, rank, num_ranks, timeout_s=20.0), range(num_ranks)))
 
 
 def test_all_ranks_of_an_attempt_share_a_prefix_that_no_other_has() -> None:
@@ -240,13 +230,6 @@ def test_workers_do_not_inherit_somebody_elses_job(tmp_path: Path, monkeypatch: 
     assert environment["PYTHONPATH"] == f"{tmp_path}{os.pathsep}/elsewhere"
     assert environment["HOME"] == os.environ["HOME"]
     assert environment["GLOO_SOCKET_IFNAME"] == "eth7"
-
-
-def test_failures_are_reported_soon(tmp_path: Path) -> None:
-    start_s = time.monotonic()
-    with pytest.raises(WorkerDiedError):
-        run(tmp_path, "import sys; sys.exit(1)", WAIT)
-    assert time.monotonic() - start_s < 60.0  # not after the worker that still sleeps
 
 
 def test_a_store_that_may_not_open_its_files_is_refused_at_once() -> None:

@@ -8,7 +8,6 @@ from runtime.numerics.compare import (
     NUM_BUCKETS,
     ROUNDING_FACTOR,
     TOLERANCES,
-    NumericsReport,
     Sketch,
     loss_differences,
     report,
@@ -50,11 +49,6 @@ def test_what_is_left_of_terms_that_cancel_is_judged_by_their_rounding() -> None
     assert error(0.0) == pytest.approx(1e-3)
 
 
-def test_equal_zeros_are_equal() -> None:
-    zeros = sketches({"w": torch.zeros(3)})
-    assert tensor_differences("gradient", zeros, zeros, EXACT)[0].error == 0.0
-
-
 def test_another_shape_or_name_is_an_error() -> None:
     with pytest.raises(NumericsError, match=r"w has shape \(3,\), on one device \(2,\)"):
         tensor_differences("gradient", sketches({"w": torch.zeros(3)}), sketches({"w": torch.zeros(2)}), EXACT)
@@ -66,27 +60,18 @@ def test_the_report_holds_the_worst_of_each_kind() -> None:
     found = report([difference(1e-3), difference(5e-3, name="v"), difference(1e-5, "loss")], "float32")
     assert found.worst["gradient"].name == "v"
     assert (found.num_steps, found.num_tensors) == (1, 2)
-    assert str(found) == (
-        "as one device over the first step in float32; largest relative errors: gradient 5.0e-03, loss 1.0e-05"
-    )
+    assert "over the first step in float32; largest relative errors: gradient 5.0e-03, loss 1.0e-05" in str(found)
 
 
-@pytest.mark.parametrize("error", [1e-1, float("nan"), float("inf")])
-def test_the_worst_beyond_tolerance_is_named_with_both_numbers(error: float) -> None:
+@pytest.mark.parametrize("error", [0.8, float("nan"), float("inf")])
+def test_the_worst_few_beyond_tolerance_are_named_with_both_numbers_the_worst_first(error: float) -> None:
+    others = [difference(0.1 * k, name=f"w{k}") for k in range(1, 8)]
     with pytest.raises(NumericsError) as caught:
-        report([difference(1e-4), difference(error, name="conv1.weight")], "float32")
+        report([difference(1e-4), *others, difference(error, name="conv1.weight")], "float64")
     assert "gradient of conv1.weight at step 0" in caught.value.details[0]
     assert "one device 1, relative error" in caught.value.details[0]
-    assert caught.value.exit_code == 6
-
-
-def test_no_more_than_the_worst_few_are_named_the_worst_first() -> None:
-    many = [difference(0.1 * k, name=f"w{k}") for k in range(1, 9)]
-    with pytest.raises(NumericsError) as caught:
-        report(many, "float64")
-    assert "w8" in caught.value.details[0]
     assert caught.value.details[-1] == "... and 3 more"
-    assert caught.value.remedies == ()
+    assert (caught.value.exit_code, caught.value.remedies) == (6, ())
 
 
 def one(error: float, rounding: float, dtype: torch.dtype = torch.float32) -> Difference:
@@ -128,10 +113,6 @@ def test_where_rounding_may_be_the_cause_it_is_said_that_nobody_can_judge() -> N
     assert report([one(0.0, 0.0), later], "float32").num_steps == 0  # steps magnify rounding: it is left out
     assert one(0.2, 0.001).is_wrong
     assert one(1.1, 0.1).is_wrong  # further than rounding can be
-
-
-def test_a_report_of_nothing_says_why() -> None:
-    assert str(NumericsReport("float32", 0, 0, {}, skipped="no memory")) == "not compared with one device: no memory"
 
 
 @pytest.mark.parametrize("size", [1, 5, NUM_BUCKETS, NUM_BUCKETS + 1, 1000, 3_000_000])

@@ -18,9 +18,10 @@ from runtime.checkpoint.state import RankState
 from runtime.optim.followed import Followed
 from runtime.optim.optimizer import StageOptimizer
 from runtime.optim.optimizer_state import _like, give_back, load_state, state_of
-from runtime.optim.sharding import ELEMENTWISE, ShardedParameters
+from runtime.optim.sharding import ELEMENTWISE
 from runtime.spatial.parameters import ParameterPart
 from runtime.transport import InProcessTransport
+from tests.runtime.optim.test_sharding import sharded
 from tests.runtime.ranks import on_ranks
 from tests.runtime.saved import Saved
 
@@ -64,8 +65,7 @@ def whole(make: Make, schedule: Callable[..., object] | None) -> Callable[[Param
     return made
 
 
-def cosine(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.CosineAnnealingLR(optimizer, T_max=9)
+cosine = partial(lr_scheduler.CosineAnnealingLR, T_max=9)
 
 
 def warm_up(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
@@ -73,20 +73,15 @@ def warm_up(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
     return lr_scheduler.SequentialLR(optimizer, parts, milestones=[2])
 
 
-def one_cycle(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.OneCycleLR(optimizer, max_lr=0.4, total_steps=12)
-
-
-def by_lambda(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-
-
-def steps(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.MultiStepLR(optimizer, [2, 4, 5], gamma=0.5)
-
-
-def restarts(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    return lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2)
+SCHEDULES = {
+    "none": None,
+    "cosine": cosine,
+    "warm-up": warm_up,
+    "one cycle": partial(lr_scheduler.OneCycleLR, max_lr=0.4, total_steps=12),
+    "by lambda": partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 1 / (1 + step)),
+    "steps": partial(lr_scheduler.MultiStepLR, milestones=[2, 4, 5], gamma=0.5),
+    "restarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=2),
+}
 
 
 def resumed(make: Callable[[Parameters], StageOptimizer], cuts: list[list[str]], again: list[list[str]]) -> Parameters:
@@ -123,32 +118,24 @@ NAMES = list(SHAPES)
 CUTS = [(NAMES[:2], NAMES[2:]), (NAMES[:4], NAMES[4:])]
 
 
-@pytest.mark.parametrize("schedule", [None, cosine, warm_up, one_cycle, by_lambda, steps, restarts])
-def test_groups_and_schedules_go_on_under_another_cut(schedule: Callable[..., object] | None) -> None:
-    make = whole(by_shape, schedule)
+CASES = {f"schedule: {name}": (by_shape, schedule) for name, schedule in SCHEDULES.items()}
+CASES |= {name: (partial(getattr(torch.optim, name), lr=0.1), None) for name in sorted({*ELEMENTWISE, "Adafactor"})}
+
+
+@pytest.mark.cases(24)
+@pytest.mark.parametrize("case", CASES)
+def test_groups_schedules_and_states_go_on_under_another_cut(case: str) -> None:
+    make = whole(*CASES[case])
     first, second = (list(map(list, cut)) for cut in CUTS)
     assert_same(resumed(make, first, second), expected(make))
     assert_same(resumed(make, [NAMES], first), expected(make))
 
 
-@pytest.mark.parametrize("name", sorted({*ELEMENTWISE, "Adafactor"}))
-def test_the_state_of_every_optimiser_is_found_again(name: str) -> None:
-    make = whole(partial(getattr(torch.optim, name), lr=0.1), None)
-    first, second = (list(map(list, cut)) for cut in CUTS)
-    assert_same(resumed(make, first, second), expected(make))
-
-
-def sharded_by(end: InProcessTransport, make: Make, parameters: Parameters) -> tuple[ShardedParameters, StageOptimizer]:
-    exchange = {"ranks": tuple(range(end.world_size))}
-    scatter, gather = partial(end.reduce_scatter, **exchange), partial(end.all_gather, **exchange)
-    shards = ShardedParameters(parameters, end.rank, end.world_size, scatter, gather, bucket_bytes=100)
-    return shards, StageOptimizer(parameters, make, shards)
-
-
 def train_sharded(
     end: InProcessTransport, make: Make, parameters: Parameters, first: int, last: int, source: Saved | None
 ) -> RankState:
-    shards, optimizer = sharded_by(end, make, parameters)
+    shards = sharded(parameters, end, 100)
+    optimizer = StageOptimizer(parameters, make, shards)
     optimizer.schedule(cosine)
     if source is not None:
         load_state(optimizer, source)
@@ -185,21 +172,6 @@ def test_slices_are_found_again_on_another_number_of_ranks(make: Make) -> None:
     load_state(optimizer, saved)
     train(optimizer, parameters, 3, 6)
     assert_same(parameters, expected(alone))
-
-
-def test_keys_say_what_they_are() -> None:
-    parameters = new("first.bias")
-    optimizer = StageOptimizer(parameters, torch.optim.Adam)
-    optimizer.schedule(cosine)
-    train(optimizer, parameters, 0, 2)
-    state = state_of(optimizer, {"first.bias"})
-    assert set(state.tensors) == {f"optimizer/first.bias/{entry}" for entry in ("step", "exp_avg", "exp_avg_sq")}
-    assert state.tensors["optimizer/first.bias/exp_avg"] is optimizer.state[parameters["first.bias"]]["exp_avg"]
-    assert state.numbers["group/first.bias/betas/1"] == 0.999
-    assert state.numbers["scheduler/first.bias/last_epoch"] == 2
-    assert state.numbers["scheduler/first.bias/base_lrs"] == 0.001
-    assert state.writes == state.tensors.keys() | state.numbers.keys()
-    assert state_of(optimizer, ()).writes == frozenset()
 
 
 def test_what_cannot_be_saved_is_named() -> None:

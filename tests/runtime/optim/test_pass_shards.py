@@ -144,30 +144,26 @@ def test_slices_train_as_one_device(name: str, plan: str, zero: int) -> None:
 
 
 @pytest.mark.parametrize("zero", [2, 3])
-def test_what_is_computed_again_gathers_again(zero: int) -> None:
-    decision = decision_of("gpt", "stages of replicas", zero)
-    again = replace(decision, stages=tuple(replace(stage, recompute=True) for stage in decision.stages))
-    assert_equal(train_by_plan(network("gpt")[0], again, STEPS), expected("gpt"))
-
-
-@pytest.mark.parametrize("zero", [2, 3])
-@pytest.mark.parametrize("which", ["cores", "all layers in halves"])
-def test_spans_that_are_computed_again_find_their_parameters(which: str, zero: int) -> None:
+@pytest.mark.parametrize("which", ["all", "cores", "all layers in halves"])
+def test_what_is_computed_again_gathers_again_or_finds_its_parameters(which: str, zero: int) -> None:
     graph, decision = network("gpt")[1].graph, decision_of("gpt", "stages of replicas", zero)
     own = [[name for name, each in decision.layers.items() if each.stage == stage] for stage in (0, 1)]
-    if which == "cores":
-        spans = [cores_among(graph, names) for names in own]
-    else:  # the loss is not computed again
-        own[1].pop()
-        spans = [(tuple(names[: len(names) // 2]), tuple(names[len(names) // 2 :])) for names in own]
-    assert all(spans)
-    stages = tuple(replace(stage, recomputed=each) for stage, each in zip(decision.stages, spans, strict=True))
+    own[1].pop()  # the loss is not computed again
+    changes = {
+        "all": [{"recompute": True}] * 2,
+        "cores": [{"recomputed": cores_among(graph, names)} for names in own],
+        "all layers in halves": [
+            {"recomputed": (tuple(names[: len(names) // 2]), tuple(names[len(names) // 2 :]))} for names in own
+        ],
+    }[which]
+    assert all(all(change.values()) for change in changes)
+    stages = tuple(replace(stage, **change) for stage, change in zip(decision.stages, changes, strict=True))
     again = replace(decision, stages=stages)
-    if zero == 3 and which != "cores":
+    if zero == 3 and which == "all layers in halves":
         with pytest.raises(CorruptFileError, match="such spans may have 0"):
             train_by_plan(network("gpt")[0], again, STEPS)
-        return
-    assert_equal(train_by_plan(network("gpt")[0], again, STEPS), expected("gpt"))
+    else:
+        assert_equal(train_by_plan(network("gpt")[0], again, STEPS), expected("gpt"))
 
 
 def on_all(name: str, decision: Decision, does: Callable[[Engine], object]) -> list[object]:

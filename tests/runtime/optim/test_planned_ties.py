@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, partial
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from benchmarks.chains import cluster
 from planner.ir.constraints import parse_rule
@@ -17,15 +16,17 @@ from planner.ir.plan import Decision, Plan
 from planner.ir.problem import ALWAYS, Problem
 from planner.ir.profile import Measurement, ModelSource, Optimizer, ParameterCost, Profile, Provenance
 from planner.solvers import solver
-from profiler.source.losses import TrainedLoss
 from profiler.source.model import LoadedModel
+from profiler.source.source import load_model
 from runtime.captured import CapturedModule
 from tests.captures import capture
 from tests.oracles.plans import check
+from tests.planner.solvers.clocks import Ticking, by_clock
 from tests.runtime.plans import Trained, assert_equal, sgd
 from tests.runtime.training import alone, by_plan, tied_model
+from tests.zoo import ALL
 
-WORDS, WIDTH, BATCH = 11, 8, 8
+BATCH = 8
 
 
 class Shared(nn.Module):
@@ -33,76 +34,31 @@ class Shared(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.transformer = nn.Transformer(WIDTH, 2, 1, 1, 16, dropout=0.0, batch_first=True)
-        self.output = nn.Linear(WIDTH, WORDS, bias=False)
+        self.embedding = nn.Embedding(11, 8)
+        self.transformer = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
+        self.output = nn.Linear(8, 11, bias=False)
         self.output.weight = self.embedding.weight
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         return self.output(self.transformer(self.embedding(source), self.embedding(target))).transpose(1, 2)
 
 
-class Siamese(nn.Module):
-    """One encoder for two pictures (Bromley et al. 1993)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        block = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh()) for _ in range(3))
-        self.encoder, self.head = nn.Sequential(*block), nn.Linear(WIDTH, 3)
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.head((self.encoder(a) - self.encoder(b)).abs())
+def shared() -> tuple[nn.Module, tuple[tuple[Tensor, Tensor], Tensor], nn.Module]:
+    torch.manual_seed(0)
+    source, target, words = (torch.randint(11, (BATCH, 5)) for _ in range(3))
+    return Shared(), ((source, target), words), nn.CrossEntropyLoss()
 
 
-class Repeated(nn.Module):
-    """One block, over and over (ALBERT, Lan et al. 2020)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh())
-        self.head = nn.Linear(WIDTH, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(4):
-            x = x + self.block(x)
-        return self.head(x)
-
-
-def tokens() -> Tensor:
-    return torch.randint(WORDS, (BATCH, 5))
-
-
-def shared() -> LoadedModel:
-    return LoadedModel(
-        Shared().double(), (tokens(), tokens()), (tokens(),), TrainedLoss(functional.cross_entropy, unpacked=True)
-    )
-
-
-def siamese() -> LoadedModel:
-    inputs = torch.randn(BATCH, WIDTH, dtype=torch.float64), torch.randn(BATCH, WIDTH, dtype=torch.float64)
-    loss = TrainedLoss(functional.cross_entropy, unpacked=True)
-    return LoadedModel(Siamese().double(), inputs, (torch.arange(BATCH) % 3,), loss)
-
-
-def repeated() -> LoadedModel:
-    inputs, loss = (
-        (torch.randn(BATCH, WIDTH, dtype=torch.float64),),
-        TrainedLoss(functional.cross_entropy, unpacked=True),
-    )
-    return LoadedModel(Repeated().double(), inputs, (torch.arange(BATCH) % 3,), loss)
-
-
-NETWORKS: Mapping[str, Callable[[], LoadedModel]] = {
+NETWORKS = {
     "GPT-2": tied_model,
-    "transformer": shared,
-    "siamese": siamese,
-    "one block": repeated,
+    "transformer": partial(load_model, ModelSource(f"{__name__}:shared", {}, (), "float64")),
+    "siamese": partial(load_model, ALL["reuse:siamese"].source),
+    "one block": partial(load_model, ALL["reuse:weight_sharing_loop"].source),
 }
 
 
 @cache
 def network(name: str) -> tuple[LoadedModel, CapturedModule]:
-    torch.manual_seed(0)
     model = NETWORKS[name]()
     return model, capture(model)
 
@@ -135,7 +91,8 @@ def profile(graph: Graph, num_devices: int) -> Profile:
 def planned(name: str, num_devices: int, **asked: object) -> Plan:
     rules = {key: tuple(map(parse_rule, asked.pop(key, ()))) for key in ("fix", "forbid")}
     problem = Problem(profile(network(name)[1].graph, num_devices), BATCH, time_limit_s=5.0, **rules, **asked)
-    plan = solver("best-first")(problem)
+    with by_clock(Ticking(1e-3)):  # so many looks at the clock, however busy the machine is
+        plan = solver("best-first")(problem)
     assert check(plan, problem.profile) == ()
     return plan
 

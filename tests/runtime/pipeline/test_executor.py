@@ -128,15 +128,7 @@ def test_a_step_ends_when_all_that_was_sent_has_been_taken() -> None:
         assert any(call.startswith("send") for call in of_rank)
 
 
-def test_a_heartbeat_can_see_what_is_done() -> None:
-    model, activity = mined()[0], Activity()
-    run_ranks(model, decide(capture(model).graph, [], (2, 2)), [GOOD, GOOD], activity=activity)
-    assert activity.what == "between steps"
-    assert (activity.step, activity.num_done) == (1, 2)
-    assert activity.deadline_s == 20.0
-
-
-def test_a_heartbeat_sees_that_a_rank_waits_for_the_others_before_a_step() -> None:
+def test_a_heartbeat_sees_what_is_done_and_that_a_rank_waits_for_the_others_before_a_step() -> None:
     model, activity, seen = mined()[0], Activity(), list[str]()
 
     class Waiting(InProcessTransport):
@@ -147,6 +139,8 @@ def test_a_heartbeat_sees_that_a_rank_waits_for_the_others_before_a_step() -> No
     decision = decide(capture(model).graph, [], (2, 2))
     run_ranks(model, decision, [GOOD, GOOD], activity=activity, transport=Waiting)
     assert seen == [START, START]
+    assert (activity.what, activity.step, activity.num_done) == ("between steps", 1, 2)
+    assert activity.deadline_s == 20.0
 
 
 def test_what_one_rank_asks_for_all_agree_on_before_the_same_step() -> None:

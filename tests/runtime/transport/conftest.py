@@ -19,15 +19,43 @@ from runtime.transport import (
     ChannelTransport,
     Hub,
     InProcessTransport,
+    Key,
     Transport,
     open_gloo,
     open_mpi,
     open_shared,
 )
-from runtime.transport.base import join
+from runtime.transport.base import Spec, join
 from tests.forks import Outcome, attempt, forked, places_in_mpi, results
 
 Program = Callable[[Transport], Any]
+MIXED = (
+    torch.arange(6, dtype=torch.float64).reshape(2, 3),
+    torch.tensor([2**62 + 1, -5]),
+    torch.tensor([True, False, True]),
+    torch.empty(0, 4, dtype=torch.float16),
+    torch.tensor(2.5, dtype=torch.bfloat16),
+    torch.arange(12.0).reshape(3, 4).t(),
+    torch.tensor([1 + 2j]),
+)
+
+
+def key(microbatch: int = 3, step: int = 4, kind: str = "F") -> Key:
+    return Key(step, kind, 0, 1, microbatch)
+
+
+def specs_of(*tensors: torch.Tensor) -> list[Spec]:
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+
+
+def deliver(transport: Transport, name: Key, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """From rank 0 to rank 1."""
+    if transport.rank == 0:
+        transport.send(name, 1, tensors)
+        transport.flush()
+        return tensors
+    transport.post_receive(name, 0, specs_of(*tensors))
+    return transport.receive(name, 0)
 
 
 def run_in_threads(world_size: int, program: Program, hub: Hub) -> list[Any]:

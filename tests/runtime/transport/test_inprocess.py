@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from planner.ir.errors import DeadlineError, WorkerError
-from runtime.transport import Hub, InProcessTransport, Key
+from runtime.transport import Hub, InProcessTransport, Key, Transport
+from tests.runtime.transport.conftest import Program, run_in_threads
 
 SPECS = [((2,), torch.float32)]
 
@@ -16,26 +17,17 @@ def key(microbatch: int) -> Key:
     return Key(0, "F", 0, 1, microbatch)
 
 
-def errors_of(hub: Hub, programs) -> list[str]:
+def errors_of(hub: Hub, program: Program) -> list[str]:
     """What each rank's program raised, each in its own thread."""
-    texts = [""] * hub.world_size
 
-    def work(rank: int) -> None:
-        transport = InProcessTransport(hub, rank)
+    def work(transport: Transport) -> str:
         try:
-            programs[rank](transport)
+            program(transport)
         except WorkerError as error:
-            texts[rank] = str(error)
-        finally:
-            transport.close()
+            return str(error)
+        return ""
 
-    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(hub.world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30.0)
-    assert not any(thread.is_alive() for thread in threads)
-    return texts
+    return run_in_threads(hub.world_size, work, hub)
 
 
 def test_ranks_that_wait_for_one_another_are_told_at_once_with_the_chain_of_waits():
@@ -44,7 +36,7 @@ def test_ranks_that_wait_for_one_another_are_told_at_once_with_the_chain_of_wait
         transport.post_receive(Key(1, "B", peer, transport.rank, 2), peer, SPECS)
         transport.receive(Key(1, "B", peer, transport.rank, 2), peer)
 
-    for rank, text in enumerate(errors_of(Hub(3), [program] * 3)):
+    for rank, text in enumerate(errors_of(Hub(3), program)):
         assert f"rank {rank} waits for rank {(rank + 1) % 3} forever" in text
         assert "rank 0 waits for rank 1: receive step 1 B 1->0 mb 2" in text
         assert "rank 2 waits for rank 0: receive step 1 B 0->2 mb 2" in text
@@ -60,8 +52,8 @@ def test_sends_before_receives_stall_under_rendezvous_and_pass_without():
         transport.post_receive(back, peer, SPECS)
         transport.receive(back, peer)
 
-    assert errors_of(Hub(2), [program] * 2) == ["", ""]
-    assert all("forever" in text for text in errors_of(Hub(2, rendezvous=True), [program] * 2))
+    assert errors_of(Hub(2), program) == ["", ""]
+    assert all("forever" in text for text in errors_of(Hub(2, rendezvous=True), program))
 
 
 def test_a_message_wakes_the_rank_that_waits_for_it():
@@ -82,7 +74,7 @@ def test_a_message_wakes_the_rank_that_waits_for_it():
             if transport.rank == 0:
                 transport.receive(theirs, peer)
 
-    assert errors_of(Hub(2), [program] * 2) == ["", ""]
+    assert errors_of(Hub(2), program) == ["", ""]
 
 
 def test_a_full_channel_holds_the_sender_until_the_receiver_announces_a_message():
@@ -127,7 +119,7 @@ def test_terms_of_different_shape_are_refused_by_name():
     def program(transport):
         transport.all_reduce(torch.ones(2 + transport.rank), (0, 1))
 
-    texts = errors_of(Hub(2), [program] * 2)
+    texts = errors_of(Hub(2), program)
     assert any("(2,) torch.float32" in text and "(3,) torch.float32" in text for text in texts)
     assert all(texts)
 
@@ -142,6 +134,6 @@ def test_a_hub_keeps_nothing_of_messages_and_sums_that_are_done():
             transport.receive(key(0), 0)
 
     hub = Hub(2)
-    assert errors_of(hub, [program] * 2) == ["", ""]
+    assert errors_of(hub, program) == ["", ""]
     assert not hub.mailboxes
     assert not hub.parcels

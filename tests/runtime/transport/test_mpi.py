@@ -13,57 +13,13 @@ import torch
 
 from planner.ir.errors import DeadlineError, TransportError
 from runtime.transport import Key, mpi_requests, open_mpi
-from runtime.transport.mpi import PAIR_SUM_BYTES, SUM_BYTES
-from runtime.transport.mpi_requests import MpiWire, MpiWorks, load_mpi, meet
+from runtime.transport.mpi_requests import MpiWire, load_mpi, meet
 from runtime.transport.mpi_requests import _leave as leave
 from tests.forks import forked, places_in_mpi
 
 over_mpi = pytest.mark.parametrize("run", ["mpi"], indirect=True)
 DEADLINE_S = 20.0
 KEY = Key(4, "F", 0, 1, 3)
-
-
-def awkward(rank: int, size: int) -> torch.Tensor:
-    """Terms whose sum depends on the order of additions."""
-    generator = torch.Generator().manual_seed(rank)
-    return torch.rand(size, generator=generator) * 10.0 ** torch.randint(-8, 8, (size,), generator=generator)
-
-
-@over_mpi
-def test_sums_of_any_size_add_in_the_order_of_ranks_on_all_of_them(run):
-    sizes = (SUM_BYTES // 4, SUM_BYTES // 4 + 1, PAIR_SUM_BYTES // 4 + 1)
-
-    def program(transport):
-        sums = []
-        for size in sizes:
-            now, started = awkward(transport.rank, size), awkward(transport.rank, size)
-            pending = transport.start_sum(started, (0, 1, 2))
-            transport.all_reduce(now, (0, 1, 2))
-            pending.wait()
-            sums += [now, started]
-        return sums
-
-    results = run(3, program)
-    for number, size in enumerate(sizes):
-        total = awkward(0, size) + awkward(1, size) + awkward(2, size)
-        assert not torch.equal(total, awkward(2, size) + awkward(1, size) + awkward(0, size))
-        assert all(torch.equal(total, found) for sums in results for found in sums[2 * number : 2 * number + 2])
-
-
-@over_mpi
-def test_a_started_sum_goes_on_while_its_rank_waits_for_something_else(run):
-    def program(transport):
-        pending = [transport.start_sum(awkward(transport.rank, 400_000), (0, 1)) for _ in range(3)]
-        if transport.rank == 0:
-            for one in pending:
-                one.wait()
-            transport.send(KEY, 1, [torch.ones(1)])
-            transport.flush()
-            return True
-        transport.post_receive(KEY, 0, [((1,), torch.float32)])
-        return transport.receive(KEY, 0)[0].item() == 1.0
-
-    assert run(2, program) == [True, True]
 
 
 @over_mpi
@@ -199,21 +155,3 @@ def test_an_mpi_with_too_few_tags_is_named():
     with pytest.raises(TransportError, match="tags up to 1048575, expected 67108863 or more") as caught:
         MpiWire(mpi(Tagged(2**20 - 1)), Tagged(0))
     assert caught.value.details == ("Small MPI 1.0",)
-
-
-def test_a_wait_spins_first_and_sleeps_then(monkeypatch):
-    pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    wire = SimpleNamespace(rank=lambda: 0, size=lambda: 1, mpi=SimpleNamespace(Exception=ArithmeticError))
-    works = MpiWorks(wire, is_crowded=True)
-    monkeypatch.setattr(mpi_requests, "SPIN_S", 60.0)
-    asked = iter([False] * 5 + [True])
-    works.until(lambda: next(asked), ("it",), list, SimpleNamespace())
-    assert pauses == []
-    patient = iter([False] * 30 + [True])
-    deadline = SimpleNamespace(limit_s=9.0, waited_s=lambda: 0.0)
-    monkeypatch.setattr(mpi_requests, "SPIN_S", 0.0)
-    works.until(lambda: next(patient), ("it",), list, deadline)
-    assert pauses[0] == 20e-6
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == 200e-6

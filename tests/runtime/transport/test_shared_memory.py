@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 from cuda_ops.memory import available, install
 from planner.ir.errors import DeadlineError, OutOfMemoryError, TransportError
-from runtime.transport import Key, SharedMemoryTransport, open_named
-from runtime.transport.base import add_in_order
+from runtime.transport import Key, open_named
 from runtime.transport.segments import SharedSegments
 from runtime.transport.shared_memory import IN_PARTS_BYTES
 from tests.runtime.transport.conftest import run_in_processes
@@ -50,32 +49,6 @@ def test_a_block_comes_back_when_the_last_tensor_of_its_message_is_gone(run):
     (used, _), (_, views) = run(2, program)
     assert used[-1] == used[2] < used[0] + 3 * 4096 * 2
     assert views == [39.0, 39.0]
-
-
-def test_a_block_that_comes_again_takes_a_message_of_another_shape_or_dtype(run):
-    tensors = [
-        torch.ones(10, 20),
-        torch.full((20, 10), 2.0),
-        torch.full((200,), 3, dtype=torch.int32),
-        torch.zeros(200),
-    ]
-
-    def program(transport):
-        offsets = set()
-        for number, tensor in enumerate(tensors * 2):
-            if transport.rank == 0:
-                transport.send(key(number), 1, [tensor])
-                transport.flush()
-                offsets.add(transport.segments.used_bytes)
-            else:
-                transport.post_receive(key(number), 0, [(tuple(tensor.shape), tensor.dtype)])
-                (came,) = transport.receive(key(number), 0)
-                assert torch.equal(came, tensor)
-                del came
-            transport.barrier()
-        return len(offsets)
-
-    assert run(2, program)[0] == 1  # all in one place
 
 
 def test_what_ranks_do_together_gives_its_blocks_back(run):
@@ -158,46 +131,6 @@ def test_more_announcements_than_a_ring_holds_wait_with_their_sender(run):
     assert found == [float(number) for number in reversed(range(700))]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_large_sums_of_three_ranks_are_added_in_the_order_of_ranks(run, dtype):
-    """Also while a rank waits for something else: no thread adds its part in the background."""
-    size = IN_PARTS_BYTES // dtype.itemsize + 7
-
-    def term(rank):
-        return torch.randn(size, generator=torch.Generator().manual_seed(rank)).to(dtype) * 10.0**rank
-
-    def program(transport):
-        flat = term(transport.rank)
-        pending = transport.start_sum(flat, (0, 1, 2))
-        if transport.rank == 0:  # rank 1 adds its part while it waits for this message, which comes after the sum
-            pending.wait()
-            transport.send(key(0), 1, [torch.ones(1000)])
-        elif transport.rank == 1:
-            transport.post_receive(key(0), 0, SPEC)
-            transport.receive(key(0), 0)
-        if transport.rank:
-            pending.wait()
-        transport.flush()
-        return flat
-
-    expected = term(0)
-    expected += term(1)
-    expected += term(2)
-    for flat in run(3, program, [(0, 1, 2)]):
-        assert torch.equal(flat, expected)
-
-
-def test_a_large_sum_of_what_is_not_in_one_piece_lands_where_it_lies(run):
-    def program(transport):
-        whole = torch.full((400, 200), float(transport.rank + 1))
-        transport.all_reduce(whole.t(), (0, 1, 2))
-        return whole
-
-    assert IN_PARTS_BYTES < 400 * 200 * 4
-    for whole in run(3, program, [(0, 1, 2)]):
-        assert torch.equal(whole, torch.full((400, 200), 6.0))
-
-
 @pytest.mark.parametrize("other", [torch.ones(1000, dtype=torch.int32), torch.ones(999)], ids=["dtype", "size"])
 @pytest.mark.parametrize("way", ["sum", "exchange"])
 def test_what_is_of_another_dtype_or_size_is_not_taken_for_what_was_expected(run, way, other):
@@ -213,21 +146,6 @@ def test_what_is_of_another_dtype_or_size_is_not_taken_for_what_was_expected(run
         return f"expects ({len(mine)},) {mine.dtype} from rank {peer}" in str(caught.value)
 
     assert run(2, program, [(0, 1)]) == [True, True]
-
-
-def test_what_is_there_is_taken_without_looking_twice(run):
-    def program(transport):
-        if transport.rank == 0:
-            transport.send(key(0), 1, [torch.ones(1000)])
-            transport.barrier()
-            return transport.flush()
-        transport.post_receive(key(0), 0, SPEC)
-        transport.barrier()
-        met_s = transport.segments.looked_s
-        transport.receive(key(0), 0)
-        return transport.segments.looked_s == met_s
-
-    assert run(2, program)[1]
 
 
 def test_segments_have_no_name_and_leave_none(run):
@@ -270,15 +188,6 @@ def test_a_segment_of_another_process_is_not_taken_for_the_one_meant(run):
     for wrong, gone in run(2, program):
         assert "another process" in wrong
         assert "No such process" in gone
-
-
-def test_a_wait_spins_only_where_every_rank_has_a_core(run):
-    def program(transport):
-        assert isinstance(transport, SharedMemoryTransport)
-        return transport.spin_s > 0, len(os.sched_getaffinity(0))
-
-    found = run(3, program)
-    assert found == [(cores >= 3, cores) for _, cores in found]
 
 
 def test_a_rank_whose_core_something_else_uses_sleeps_at_once_and_the_others_as_they_are(run, tmp_path):
@@ -324,16 +233,6 @@ def test_after_its_deadline_a_rank_is_lost_for_its_peers_and_for_itself(run, ove
         return True
 
     assert run(2, program) == [True, True]
-
-
-def test_the_order_of_addition_does_not_depend_on_whose_term_is_ones_own(run):
-    terms = [torch.tensor([value], dtype=torch.float32) for value in (1e8, 3.14159, -1e8, 2.71828)]
-    found = []
-    for position, own in enumerate(terms):
-        total = own.clone()
-        add_in_order(total, position, [term for place, term in enumerate(terms) if place != position])
-        found.append(total.item())
-    assert found == [(((terms[0] + terms[1]) + terms[2]) + terms[3]).item()] * 4
 
 
 def test_without_the_files_of_proc_ranks_talk_over_gloo(run, monkeypatch, tmp_path):

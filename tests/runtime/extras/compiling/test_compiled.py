@@ -1,9 +1,10 @@
-"""torch.compile on a stage whose layers are cut along height: one graph, its exchanges inside, and the same numbers."""
+"""torch.compile on divided stages: one graph, exchanges inside, the numbers of one device, in whole steps too."""
 
 from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,7 @@ from profiler.capture.graph import capture
 from profiler.source.model import LoadedModel
 from runtime.extras.compiling.collective import CollectivePeerGroup, open_collectives
 from runtime.extras.compiling.compiled import compiled, refuse_draws
+from runtime.optim.ties import groups_of
 from runtime.pipeline.routing import slices
 from runtime.spatial.convolution import layer
 from runtime.spatial.decompose import DividedStage
@@ -29,6 +31,10 @@ from runtime.spatial.deferred import DeferredGradients
 from runtime.spatial.exchange import PeerGroup
 from runtime.stage.functions import StageCut
 from runtime.stage.modes import MicrobatchShard
+from tests.runtime.divided import by_stage
+from tests.runtime.engines import trained
+from tests.runtime.plans import Trained, assert_equal, batch_of, engine_of
+from tests.runtime.spatial.test_pipelines import HEIGHT, MICRO_BATCHES, network, serial
 from tests.runtime.transport.conftest import run_in_processes
 
 UNEVEN = {"height": (0, 4, 9)}
@@ -182,3 +188,30 @@ def test_layers_that_draw_are_refused():
     with pytest.raises(UnsupportedModelError, match="stage 1 cannot be compiled") as caught:
         refuse_draws(1, ["conv", "drop"], ["drop"])
     assert "drop" in caught.value.details[0]
+
+
+@pytest.mark.parametrize("cuts", [HEIGHT, {"channel": (0, 1, 2)}], ids=["height", "channel"])
+def test_compiled_stages_train_as_one_device_does(cuts, tmp_path):
+    """Takes 7 s: two processes compile their stages, forward and backward."""
+    decision, expected = by_stage(network()[1].graph, [], [cuts], MICRO_BATCHES), serial()
+
+    def program(transport):
+        torch.set_num_threads(1)
+        engine = engine_of(decision, *network(), transport, compiler="aot_eager")
+        batches = [batch_of(network()[0], sum(MICRO_BATCHES), step) for step in range(2)]
+        losses = [engine.step(*batch).loss for batch in batches]
+        kept = [
+            {name: each.detach() for name, each in some().items()} for some in (engine.gradients, engine.state_dict)
+        ]
+        return losses, *kept
+
+    for found in run_in_processes(2, program, groups_of(decision, network()[1].graph), tmp_path / "store"):
+        assert_equal(Trained(*found), expected)
+
+
+def test_a_stage_that_computes_spans_again_is_refused() -> None:
+    first, second, *_ = network()[1].graph.by_name()
+    whole = by_stage(network()[1].graph, [], [HEIGHT], MICRO_BATCHES)
+    decision = replace(whole, stages=(replace(whole.stages[0], recomputed=((first,), (second,))),))
+    with pytest.raises(UnsupportedModelError, match="2 spans of layers again"):
+        trained(network(), decision, 1, compiler="eager")

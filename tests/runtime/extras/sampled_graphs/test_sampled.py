@@ -49,10 +49,20 @@ def decision_of(name: str, layout: str, micro_batches: tuple[int, ...]) -> Decis
     return decide(network(name)[1].graph, cuts, micro_batches, ranks, shares)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["sage", "gat", "plain", "weighted"])
-def test_every_layout_computes_what_one_device_computes(name: str, layout: str) -> None:
-    micro_batches = (8,) if layout == "two ranks" else (5, 3)
+@pytest.mark.cases(12)
+@pytest.mark.parametrize(
+    ("name", "layout", "micro_batches"),
+    [
+        *(
+            (name, each, (8,) if each == "two ranks" else (5, 3))
+            for name in ("sage", "gat", "plain", "weighted")
+            for each in LAYOUTS
+        ),
+        ("sage", "three ranks", (1, 2)),  # fewer seeds than ranks
+        *(("normalised", each, (5, 3)) for each in ("one rank", "two stages")),  # nodes of a micro-batch on one rank
+    ],
+)
+def test_every_layout_computes_what_one_device_computes(name: str, layout: str, micro_batches: tuple[int, ...]) -> None:
     expected = serial(name, (8,) if name == "weighted" else micro_batches)  # targets weigh by the whole batch
     assert_equal(trained(network(name), decision_of(name, layout, micro_batches)), expected, tolerance=1e-10)
 
@@ -64,11 +74,6 @@ def test_torch_geometrics_layers_compute_what_they_compute_on_one_device(name: s
     micro_batches = (8,) if layout == "two ranks" else (5, 3)
     found = trained(network(name), decision_of(name, layout, micro_batches))
     assert_equal(found, serial(name, micro_batches), tolerance=1e-10)
-
-
-def test_micro_batches_may_have_fewer_seeds_than_a_stage_has_ranks() -> None:
-    found = trained(network("sage"), decision_of("sage", "three ranks", (1, 2)))
-    assert_equal(found, serial("sage", (1, 2)), tolerance=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +89,6 @@ def test_what_parts_cannot_keep_is_refused_by_name_where_ranks_share_seeds(name:
     with pytest.raises(UnsupportedModelError, match=layer) as caught:
         trained(network(name), decision_of(name, "two ranks", (8,)))
     assert any(remedy in each for each in caught.value.remedies)
-
-
-@pytest.mark.parametrize("layout", ["one rank", "two stages"])
-def test_batch_norm_over_nodes_is_kept_where_a_micro_batch_is_one_ranks(layout: str) -> None:
-    assert_equal(
-        trained(network("normalised"), decision_of("normalised", layout, (5, 3))), serial("normalised", (5, 3))
-    )
 
 
 def engines(work: object, layout: str = "two ranks", micro_batches: tuple[int, ...] = (8,)) -> list:

@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,25 @@ def plain(*, input_shape: tuple[int, ...] = (4, 2, 4, 4)) -> Example:
     torch.manual_seed(0)
     made = nn.functional.mse_loss
     return Plain(), (normal(input_shape, 0), normal((input_shape[0], 48), 1)), made
+
+
+class Summing(nn.Module):
+    """Puts out its state itself, which the next batch writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+        self.total: Tensor
+        self.register_buffer("total", torch.zeros(1, WIDTH))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.total.add_(x.sum(0, keepdim=True))
+        return {"scores": self.head(x), "state": self.total}
+
+
+def summing(*, input_shape: tuple[int, ...] = (4, WIDTH)) -> Example:
+    torch.manual_seed(0)
+    return Summing(), (normal(input_shape, 0), normal((input_shape[0], CLASSES), 1)), loss_of
 
 
 @cache
@@ -159,70 +179,45 @@ def batches_of(own: Network, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
     ]
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+PLANS: dict[str, dict[str, Any]] = {
+    "state of stages, one row": {"name": "recurrent", "cuts": ["inward", "head.0"], "sizes": [1] * 5},
+    "state of stages": {"name": "recurrent", "cuts": ["inward", "head.0"], "sizes": [3] * 5},
+    "batches that probe leave no trace": {
+        "name": "recurrent",
+        "cuts": ["inward", "head.0"],
+        "sizes": [2] * 3,
+        "probes": 2,
+    },
+    "an answer that is a state": {"name": "summing", "cuts": ["head.2"], "sizes": [3] * 4},
+    **{
+        f"norms, unequal shares, last batches in fewer micro-batches, {schedule}": {
+            "name": "plain",
+            "cuts": [0.6],
+            "sizes": [6, 6, 4, 3, 6, 2],
+            "micro_batches": (3, 3),
+            "replicas": ([(0, 1), (2,)], [(2, 1), (1,)]),
+            "schedule": schedule,
+        }
+        for schedule in ("forward", "1f1b", "gpipe")
+    },
+}
+
+
+@pytest.mark.cases(14)
+@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("training", [True, False])
-def test_state_of_stages_goes_on_from_batch_to_batch(rows: int, training: bool) -> None:
-    own = network("recurrent")
-    decision = decide(own[1].graph, ["inward", "head.0"], (rows,), schedule="forward")
-    batches = batches_of(own, [rows] * 5)
-    found, state, _ = streamed(own, decision, batches, training=training)
-    expected, own_state = on_one_device(own, batches, rows, training=training)
+def test_answers_and_state_are_those_of_the_module_in_its_mode_from_batch_to_batch(plan: str, training: bool) -> None:
+    asked = PLANS[plan]
+    own, sizes = network(asked["name"]), asked["sizes"]
+    micro_batches = asked.get("micro_batches", (sizes[0],))
+    replicas, schedule = asked.get("replicas", ()), asked.get("schedule", "forward")
+    decision = decide(own[1].graph, asked["cuts"], micro_batches, *replicas, schedule=schedule)
+    batches = batches_of(own, sizes)
+    found, state, _ = streamed(own, decision, batches, training=training, probes=asked.get("probes", 0))
+    expected, own_state = on_one_device(own, batches, micro_batches[0], training=training)
     assert_same(found, expected)
     for name, tensor in state.items():
         torch.testing.assert_close(tensor, own_state[name], **TOLERANCE)
-    assert state["count"] == 5
-
-
-@pytest.mark.parametrize("schedule", ["forward", "1f1b", "gpipe"])
-@pytest.mark.parametrize("training", [True, False])
-def test_norms_are_frozen_or_run_as_the_module_is_in_its_mode(training: bool, schedule: str) -> None:
-    """On a stage of two ranks with unequal shares, before one of one; the last batches fill fewer micro-batches."""
-    own = network()
-    ranks, shares = [(0, 1), (2,)], [(2, 1), (1,)]
-    decision = decide(own[1].graph, [0.6], (3, 3), ranks, shares, schedule)
-    batches = batches_of(own, [6, 6, 4, 3, 6, 2])
-    found, state, _ = streamed(own, decision, batches, training=training)
-    expected, own_state = on_one_device(own, batches, 3, training=training)
-    assert_same(found, expected)
-    for name, tensor in state.items():
-        torch.testing.assert_close(tensor, own_state[name], **TOLERANCE)
-
-
-class Summing(nn.Module):
-    """Puts out its state itself, which the next batch writes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
-        self.total: Tensor
-        self.register_buffer("total", torch.zeros(1, WIDTH))
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        self.total.add_(x.sum(0, keepdim=True))
-        return {"scores": self.head(x), "state": self.total}
-
-
-def summing(*, input_shape: tuple[int, ...] = (4, WIDTH)) -> Example:
-    torch.manual_seed(0)
-    return Summing(), (normal(input_shape, 0), normal((input_shape[0], CLASSES), 1)), loss_of
-
-
-def test_an_answer_that_is_a_state_stays_as_it_was_given() -> None:
-    own = network("summing")
-    decision = decide(own[1].graph, ["head.2"], (3,), schedule="forward")
-    batches = batches_of(own, [3] * 4)
-    found, _, _ = streamed(own, decision, batches)
-    assert_same(found, on_one_device(own, batches, 3, training=True)[0])
-
-
-def test_a_batch_that_probes_leaves_no_trace() -> None:
-    own = network("recurrent")
-    decision = decide(own[1].graph, ["inward", "head.0"], (2,), schedule="forward")
-    batches = batches_of(own, [2] * 3)
-    found, state, _ = streamed(own, decision, batches, probes=2)
-    expected, _ = on_one_device(own, batches, 2, training=True)
-    assert_same(found, expected)
-    assert state["count"] == 3
 
 
 def test_a_stage_works_on_a_batch_while_the_next_is_behind() -> None:

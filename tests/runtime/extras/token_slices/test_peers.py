@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -46,55 +47,34 @@ class Dropping(nn.Module):
         return self.out(self.drop(x + seen[:, 0]))
 
 
-class TwoWays(nn.Module):
-    """Attention to all tokens, those behind included."""
+class Reading(nn.Module):
+    """Reads more than the tokens before, by ``read`` with layers of that name."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[nn.Module, Tensor], Tensor], **layers: nn.Module) -> None:
         super().__init__()
-        self.token, self.out = nn.Embedding(CODES, WIDTH), nn.Linear(WIDTH, CODES)
+        self.token, self.out, self.read = nn.Embedding(CODES, WIDTH), nn.Linear(WIDTH, CODES), read
+        for name, layer in layers.items():
+            self.add_module(name, layer)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.token(tokens)[:, None]
-        return self.out(functional.scaled_dot_product_attention(x, x, x)[:, 0])
+        return self.out(self.read(self, self.token(tokens)))
 
 
-class Windowed(nn.Module):
-    """A convolution over time that reads one token on each side."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.out = nn.Embedding(CODES, WIDTH), nn.Linear(WIDTH, CODES)
-        self.conv = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.out(self.conv(self.token(tokens).transpose(1, 2)).transpose(1, 2))
+def attended(own: nn.Module, x: Tensor) -> Tensor:
+    return functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
 
 
-class Averaged(nn.Module):
-    """What the mean over all tokens adds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.out = nn.Embedding(CODES, WIDTH), nn.Linear(WIDTH, CODES)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.token(tokens)
-        return self.out(x + x.mean(1, keepdim=True))
+def windowed(own: nn.Module, x: Tensor) -> Tensor:
+    return own.conv(x.transpose(1, 2)).transpose(1, 2)
 
 
-class Recurrent(nn.Module):
-    """An LSTM, whose state is not handed on from slice to slice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token, self.out = nn.Embedding(CODES, WIDTH), nn.Linear(WIDTH, CODES)
-        self.lstm = nn.LSTM(WIDTH, WIDTH, batch_first=True)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.out(self.lstm(self.token(tokens))[0])
-
-
-MODULES = {module.__name__: module for module in (Dropping, TwoWays, Windowed, Averaged, Recurrent)}
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "Dropping": Dropping,
+    "TwoWays": lambda: Reading(attended),
+    "Windowed": lambda: Reading(windowed, conv=nn.Conv1d(WIDTH, WIDTH, 3, padding=1)),
+    "Averaged": lambda: Reading(lambda own, x: x + x.mean(1, keepdim=True)),
+    "Recurrent": lambda: Reading(lambda own, x: own.lstm(x)[0], lstm=nn.LSTM(WIDTH, WIDTH, batch_first=True)),
+}
 
 
 def made(*, input_shape: tuple[int, ...] = (4, TOKENS), name: str = "Dropping") -> Example:
@@ -135,36 +115,36 @@ def assert_same(found: Trained, expected: Trained) -> None:
         torch.testing.assert_close(found.state[name], tensor, rtol=1e-10, atol=1e-14, msg=name)
 
 
-@pytest.mark.parametrize("schedule", SLICEABLE)
-def test_unequal_slices_of_a_gpt_train_as_one_device_does_under_each_schedule(schedule: str) -> None:
-    assert_same(trained(network("gpt"), sliced("gpt", schedule, UNEQUAL)), alone("gpt", (2, 2)))
+def recomputed(decision: Decision) -> Decision:
+    return replace(decision, stages=tuple(replace(stage, recompute=True) for stage in decision.stages))
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("slices", [UNEQUAL, (3, 3, 3, 3), (1, 11), (12,)], ids=str)
-def test_gpt_and_llama_train_as_one_device_does(name: str, stages: int, slices: tuple[int, ...]) -> None:
-    assert_same(trained(network(name), sliced(name, "1f1b", slices, stages)), alone(name, (2, 2)))
+TRAINED: dict[str, tuple[str, Callable[[], Decision]]] = {
+    **{schedule: ("gpt", partial(sliced, "gpt", schedule, UNEQUAL)) for schedule in SLICEABLE},
+    **{
+        f"{name} {stages} {slices}": (name, partial(sliced, name, "1f1b", slices, stages))
+        for name in ("gpt", "llama")
+        for stages in (2, 4)
+        for slices in (UNEQUAL, (3, 3, 3, 3), (1, 11), (12,))
+    },
+    "micro-batches differ in samples": ("gpt", partial(sliced, "gpt", "1f1b", UNEQUAL, 2, (1, 3))),
+    "a stage begins between keys and their attention": (
+        "gpt",
+        lambda: decide(
+            network("gpt")[1].graph, ["blocks.1.attention.value"], (2, 2), schedule="gpipe", token_slices=UNEQUAL
+        ),
+    ),
+    "activations are computed again": ("llama", lambda: recomputed(sliced("llama", "1f1b", UNEQUAL))),
+    "dropout draws what one device draws": ("Dropping", partial(sliced, "Dropping", "gpipe", UNEQUAL)),
+}
 
 
-def test_micro_batches_may_differ_in_samples() -> None:
-    assert_same(trained(network("gpt"), sliced("gpt", "1f1b", UNEQUAL, 2, (1, 3))), alone("gpt", (1, 3)))
-
-
-def test_a_stage_may_begin_between_keys_and_their_attention() -> None:
-    given = network("gpt")
-    decision = decide(given[1].graph, ["blocks.1.attention.value"], (2, 2), schedule="gpipe", token_slices=UNEQUAL)
-    assert_same(trained(given, decision), alone("gpt", (2, 2)))
-
-
-def test_activations_may_be_computed_again() -> None:
-    decision = sliced("llama", "1f1b", UNEQUAL)
-    again = replace(decision, stages=tuple(replace(stage, recompute=True) for stage in decision.stages))
-    assert_same(trained(network("llama"), again), alone("llama", (2, 2)))
-
-
-def test_dropout_draws_what_one_device_draws() -> None:
-    assert_same(trained(network("Dropping"), sliced("Dropping", "gpipe", UNEQUAL)), alone("Dropping", (2, 2)))
+@pytest.mark.cases(18)
+@pytest.mark.parametrize("case", TRAINED)
+def test_slices_train_as_one_device_does(case: str) -> None:
+    name, made = TRAINED[case]
+    decision = made()
+    assert_same(trained(network(name), decision), alone(name, decision.micro_batches))
 
 
 def test_a_smaller_last_batch_fills_the_first_micro_batches() -> None:

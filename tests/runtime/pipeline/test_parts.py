@@ -1,4 +1,4 @@
-"""The parts of a batch that ranks ask for."""
+"""Parts of a batch and of tensors on their way, and what the order of a row says of sums of gradients."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import random
 import pytest
 import torch
 
-from planner.ir.box import Interval, whole
+from planner.ir.box import Box, Interval, whole
 from planner.ir.errors import UsageError
 from planner.ir.graph import TensorSpec
+from planner.ir.schedule import Action, Op
 from runtime.pipeline.microbatches import InputSpecs, MicroBatches, WholeBatch, part_in
-from runtime.pipeline.routing import slices
+from runtime.pipeline.routing import add_up, assemble, slices
+from runtime.pipeline.specialize import last_gradients, last_updates
 
 INPUTS = InputSpecs(
     {
@@ -85,3 +87,57 @@ def test_any_box_of_an_input_is_that_of_its_micro_batch(one_by_one: bool) -> Non
                 box = tuple(Interval(*each) for each in bounds)
                 expected = tensor[slices(box, whole(tensor.shape))]
                 assert torch.equal(part_in(batch, name, m, box, spec), expected), (name, m, box)
+
+
+F64 = torch.float64
+
+
+def box(*bounds: tuple[int, int]) -> Box:
+    return tuple(Interval(*each) for each in bounds)
+
+
+def test_one_whole_piece_is_not_copied() -> None:
+    tensor = torch.ones(2, 3)
+    whole = box((4, 6), (0, 3))
+    assert assemble([(whole, tensor)], whole, torch.float32) is tensor
+    assert add_up([(whole, tensor)], whole, torch.float32) is tensor
+
+
+def test_adding_up_is_the_adjoint_of_handing_out() -> None:
+    whole = box((0, 6), (0, 2))
+    boxes = [box((0, 4), (0, 2)), box((3, 6), (0, 2)), box((3, 4), (1, 2))]
+    x = torch.randn(6, 2, dtype=F64)
+    ys = [torch.randn(len(b[0]), len(b[1]), dtype=F64) for b in boxes]
+    handed_out = sum((x[slices(b, whole)] * y).sum() for b, y in zip(boxes, ys, strict=True))
+    returned = (x * add_up(list(zip(boxes, ys, strict=True)), whole, F64)).sum()
+    torch.testing.assert_close(handed_out, returned, rtol=1e-14, atol=0)
+
+
+REDUCE_0, REDUCE_1 = Action(0, Op.REDUCE_GRAD), Action(1, Op.REDUCE_GRAD)
+BACKWARDS = tuple(map(Action.parse, ("1B0", "0B0", "1B1", "0B1")))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (((0, 1), (0, 1)), {"1B1"}),  # that of stage 0 starts no sooner than the other's reduction
+        (((0, 1), (0, 2)), {"1B1", "0B1"}),
+        (((1, 0), (0, 1)), {"1B1"}),
+    ],
+)
+def test_sums_over_the_same_ranks_start_in_the_order_of_their_reductions(
+    ranks: tuple[tuple[int, ...], ...], expected: set[str]
+) -> None:
+    assert set(map(str, last_gradients((*BACKWARDS, REDUCE_1, REDUCE_0), ranks))) == expected
+
+
+def test_the_last_half_of_a_backward_that_makes_weight_gradients_counts() -> None:
+    row = tuple(map(Action.parse, ("0I0", "0W0", "0I1", "0W1", "0I2")))
+    assert set(map(str, last_gradients((*row, REDUCE_0), ((0, 1),)))) == {"0W1"}
+
+
+def test_of_several_updates_each_has_its_last_gradients_and_the_newest_is_the_last() -> None:
+    updates = [Action(0, Op.UPDATE, microbatch) for microbatch in (0, None)]
+    row = (Action.parse("0B0"), updates[0], Action.parse("0B1"), updates[1])
+    assert set(map(str, last_gradients(row, ((0,),)))) == {"0B0", "0B1"}
+    assert last_updates(row) == {updates[1]}
