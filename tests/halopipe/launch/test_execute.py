@@ -1,7 +1,8 @@
+"""A rank in a script of one's own: what the script hands over, and that it trains as one device does."""
+
 from __future__ import annotations
 
 import json
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from profiler import load_model
 from profiler.capture.graph import capture
 from runtime.numerics.single_device import serial_step
 from tests.halopipe import cloudy
+from tests.halopipe.launch.jobs import places
 from tests.planner.factories import chain_decision, plan_of
 from tests.processes import Program
 
@@ -85,9 +87,17 @@ def serial_losses(plan: Plan) -> list[float]:
     return losses
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def ended_ranks(folder: Path) -> list[tuple[int, str, str]]:
+    """Of two ranks of the script the exit code, and what they print to both streams."""
+    ranks = [Program.start(folder / "train.py", **place) for place in places(2)]
+    return [rank.end() for rank in ranks]
+
+
+def run_ranks(folder: Path) -> list[Any]:
+    """What each of two ranks of the script prints."""
+    ended = ended_ranks(folder)
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    return [json.loads(stdout) for _, stdout, _ in ended]
 
 
 @pytest.mark.exhaustive("two ranks more")
@@ -99,20 +109,6 @@ def test_ranks_that_build_their_model_from_other_seeds_are_refused(plan: Plan, t
     assert 0 not in [code for code, _, _ in ended]
     assert "rank 1 begins with other values of 0.bias than rank 0" in ended[1][2]
     assert "rank 0: sha256:" in ended[1][2]
-
-
-def run_ranks(folder: Path) -> list[Any]:
-    """What each of two ranks of the script prints."""
-    ended = ended_ranks(folder)
-    assert [code for code, _, _ in ended] == [0, 0], ended
-    return [json.loads(stdout) for _, stdout, _ in ended]
-
-
-def ended_ranks(folder: Path) -> list[tuple[int, str, str]]:
-    """Of two ranks of the script the exit code, and what they print to both streams."""
-    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [Program.start(folder / "train.py", RANK=str(rank), LOCAL_RANK=str(rank), **job) for rank in range(2)]
-    return [rank.end() for rank in ranks]
 
 
 def test_a_script_of_ones_own_trains_as_one_device_does(plan: Plan, tmp_path: Path) -> None:
@@ -178,11 +174,8 @@ def test_a_process_that_is_no_rank_is_told_the_command(plan: Plan, monkeypatch: 
     with pytest.raises(UsageError, match="no rank of a job") as caught:
         execute.execute(plan)
     assert caught.value.remedies[0] == "torchrun --nproc-per-node 2 your_script.py"
-
-
-def test_a_job_of_another_size_is_refused(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "3")
+    for name, value in places(3)[0].items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(RankCountError, match="the plan is for 2 ranks, the job has 3"):
         execute.execute(plan)
 
@@ -203,6 +196,7 @@ def test_another_model_than_the_planned_one_is_refused(plan: Plan, monkeypatch: 
     assert caught.value.details[2:] == ("only in the plan: lossx", "only here: loss")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -218,23 +212,22 @@ def test_what_is_no_module_or_optimiser_is_refused_before_the_others_are_met(
         execute.execute(plan, **given)
 
 
-def test_an_optimiser_is_made_of_text_function_or_object(plan: Plan) -> None:
+def test_an_optimiser_is_made_of_text_function_or_object_and_a_schedule_is_its(plan: Plan) -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     named = execute._maker(plan, "Adam:lr=0.25", None)([weight])
     assert (type(named), named.param_groups[0]["lr"]) == (torch.optim.Adam, 0.25)
     function = execute._maker(plan, lambda parameters: torch.optim.SGD(parameters, lr=0.2), None)
     assert function([weight]).param_groups[0]["lr"] == 0.2
     assert execute._maker(plan, None, None)([weight]).param_groups[0]["lr"] == 0.1
-
-
-def test_a_schedule_object_without_its_optimiser_is_refused(plan: Plan) -> None:
-    ours, other = (torch.optim.SGD([torch.nn.Parameter(torch.ones(3))]) for _ in range(2))
+    ours, other, no_rate = (torch.optim.SGD([weight], lr=lr) for lr in (0.1, 0.1, float("nan")))
     schedule = torch.optim.lr_scheduler.StepLR(ours, 1)
+    assert execute._maker(plan, ours, schedule).scheduler is schedule
     with pytest.raises(UsageError, match="belongs to an optimiser object, and another optimiser is used"):
         execute._maker(plan, "SGD", schedule)
     with pytest.raises(UsageError, match="was made on another optimiser"):
         execute._maker(plan, other, schedule)
-    assert execute._maker(plan, ours, schedule).scheduler is schedule
+    with pytest.raises(UsageError, match="lr=nan: a number that is finite is needed"):
+        execute._maker(plan, no_rate, None)
 
 
 def test_a_device_is_one_of_this_process() -> None:

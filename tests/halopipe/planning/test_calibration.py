@@ -134,9 +134,8 @@ def test_runs_that_do_something_else_than_was_profiled_teach_nothing(
     folder: Path, options: dict[str, object], change: dict[str, object], reason: str
 ) -> None:
     plan = planned(TRUE.profile)
-    plan = replace(
-        plan, prediction=replace(plan.prediction, transport="shared memory" if "transport" in change else "")
-    )
+    if "transport" in change:
+        plan = replace(plan, prediction=replace(plan.prediction, transport="shared memory"))
     found = replace(run(plan), **change)
     lesson = calibration.calibrate(plan, folder / "plan.json", None, RunOptions(**options), found)
     assert reason in lesson.text
