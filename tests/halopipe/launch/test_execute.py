@@ -120,42 +120,6 @@ def test_a_script_of_ones_own_trains_as_one_device_does(plan: Plan, tmp_path: Pa
     assert second[1] == pytest.approx(serial_losses(plan), rel=1e-10)
 
 
-SPARSE_SCRIPT = f"""
-import json, torch
-import halopipe as hp
-from planner.ir.codec import load
-from planner.ir.plan import Plan
-from tests.halopipe import cloudy
-
-torch.manual_seed(0)
-model, (x, targets), loss_fn = cloudy.segmenter()
-model, x = model.double(), x.double()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with hp.execute(load("plan.json", Plan), model, loss_fn, optimizer, example=(x, targets)) as engine:
-    losses = [engine.step((x, targets)) for _ in range({NUM_STEPS})]
-    score = engine.evaluate((x, targets))
-    is_mine = engine.model is model
-    print(json.dumps([engine.rank, losses, sorted(engine.state_dict()), score.num_samples, score.accuracy, is_mine]))
-"""
-
-
-@pytest.mark.exhaustive("two ranks more")
-def test_a_script_of_a_sparse_network_steps_on_sparse_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    made = cloudy.plan(cuts=[0.4])
-    dump(made, "plan.json")
-    (tmp_path / "train.py").write_text(SPARSE_SCRIPT)
-    first, second = run_ranks(tmp_path)
-    model = load_model(made.inputs.model)
-    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
-    losses = [serial_step(model.loss, optimizer, *model.fed, made.decision.micro_batches) for _ in range(NUM_STEPS)]
-    assert second[1] == pytest.approx(losses, rel=1e-10)
-    assert first[2] == second[2] == sorted(model.module.state_dict())
-    assert first[3:] == second[3:]
-    assert first[3] == 4
-    assert first[5]
-
-
 def test_a_sparse_example_or_module_takes_the_place_of_the_factorys() -> None:
     made = cloudy.plan(cuts=[])
     network = cloudy.Segmenter().double()
