@@ -98,6 +98,9 @@ def test_every_byte_is_verified_and_damage_is_an_exit_code(folder: Path) -> None
 
 
 def test_weights_go_out_and_come_in_and_training_begins_from_them(folder: Path) -> None:
+    text = call("checkpoint saved").stdout
+    for said in ("step-4: 4 steps done", "saved by 2 ranks", "4 parameters and buffers", "other steps there: 1, 2, 3"):
+        assert said in text
     assert call("checkpoint export saved --to weights.pt --step 3").exit_code == 0
     old = call("checkpoint saved --step 3 --to same.pt")
     assert (old.exit_code, Path("same.pt").read_bytes()) == (0, Path("weights.pt").read_bytes())

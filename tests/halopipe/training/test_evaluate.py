@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from halopipe.training.evaluate import Classes, classes_of
 from halopipe.training.session import Execution
 from planner.ir.errors import FactoryError, UsageError
+from planner.ir.graph import Graph
 from planner.ir.plan import Plan
 from planner.ir.profile import ModelSource
 from profiler.source.source import load_model
-from tests.halopipe import learners
+from tests.captures import capture
+from tests.halopipe import cloudy, learners
 from tests.halopipe.plans import plan_of
 from tests.halopipe.training.sessions import batch, lone, loss_of, steps, together
 from tests.runtime.plans import folded
@@ -101,7 +104,7 @@ def test_evaluation_is_of_the_outputs_that_are_named_under_every_plan(ranks: lis
             assert torch.equal(torch.cat(parts), wanted)
 
 
-def test_an_output_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_what_is_no_output_and_no_metric_is_refused_with_what_is() -> None:
     plan = plan_of(ModelSource("tests.halopipe.learners:heads", dtype="float64"), [0.5])
     with pytest.raises(UsageError, match="cannot be given 'idle'") as caught:
         together(plan, lambda execution: execution.evaluate(batch(4, 0), outputs=("classes", "idle")))
@@ -110,6 +113,8 @@ def test_an_output_that_is_not_there_is_refused_with_those_that_are() -> None:
         "tensors of a batch: inputs, targets",
     )
     assert "times 0" in caught.value.remedies[0]
+    with pytest.raises(FactoryError, match="makes no metric"):
+        together(lone(), lambda execution: execution.evaluate(batch(6, 0), metric=broken))
 
 
 def test_outputs_of_sequences_are_named_as_they_leave_the_module() -> None:
@@ -127,6 +132,21 @@ def test_outputs_of_sequences_are_named_as_they_leave_the_module() -> None:
         assert torch.equal(torch.cat([output for output, _ in given]), module(inputs))
 
 
-def test_what_is_no_metric_is_refused() -> None:
-    with pytest.raises(FactoryError, match="makes no metric"):
-        together(lone(), lambda execution: execution.evaluate(batch(6, 0), metric=broken))
+def test_models_that_classify_are_known_by_their_loss() -> None:
+    def graph_of(source: ModelSource) -> Graph:
+        return capture(load_model(source)).graph
+
+    sources = [f"tests.halopipe.learners:{name}" for name in ("classifier", "tagger")]
+    for graph in (graph_of(ModelSource(source)) for source in sources):
+        classes = classes_of(graph)
+        assert classes is not None
+        assert [classes.logits, classes.target, classes.dim] == [*graph.layers[-1].inputs, 1]
+    assert classes_of(graph_of(ModelSource("tests.halopipe.bombs:mined", {}, (4, 3)))) is None
+    graph = graph_of(cloudy.source("segmenter"))  # it classifies sites, before the means of its loss
+    classes = classes_of(graph)
+    assert classes is not None
+    assert classes.target == "targets"
+    assert graph.values()[classes.logits].dims == ("sites", "channel")
+    assert graph.values()[graph.layers[-1].inputs[0]].dims == ("sample",)
+    logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [5.0, 1.0]])
+    assert Classes("x", "y", 1).count(logits, torch.tensor([0, 0, -100])) == (1, 2), "what is ignored is no question"

@@ -1,17 +1,35 @@
-"""One rank of a plan in a script of one's own; the ranks are threads."""
+"""One rank of a plan in a script of one's own, its steps, and its evaluations; the ranks are threads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+import halopipe as hp
+from halopipe.data.shared_source import DataSources
+from halopipe.training.optimizer_spec import make_scheduler_of, parse_scheduler
 from halopipe.training.session import Execution
+from halopipe.training.steps import RankSteps
 from planner.ir.errors import DifferentDataError, NotFiniteError, UsageError
 from planner.ir.profile import ModelSource
+from profiler.models.example import Example
 from profiler.source.source import load_model
+from runtime.checkpoint import Checkpoint, whole_state_dict
+from runtime.engine import StepResult
 from runtime.numerics.finite import OnNan
+from tests.captures import capture
 from tests.halopipe import learners
 from tests.halopipe.plans import plan_of
+from tests.halopipe.ranks import run_job
 from tests.halopipe.training.sessions import (
     CALM_PLANS,
     adamw,
@@ -23,6 +41,8 @@ from tests.halopipe.training.sessions import (
     steps,
     together,
 )
+
+HERE = __name__
 
 
 def test_a_step_takes_micro_batches_one_by_one_and_tells_what_it_knows() -> None:
@@ -118,3 +138,127 @@ def test_a_step_with_nan_raises_itself_on_every_rank() -> None:
     together(learners.plan(), train, on_nan=OnNan.STOP)
     assert len(raised) == 2
     assert set(raised) == {"step 2: the batch has NaN in inputs, micro-batch 0"}
+
+
+SOURCE = ModelSource("tests.halopipe.learners:classifier", {"dropout": "0.3"}, (4, learners.WIDTH), "float64")
+OPTIMIZER, SCHEDULER, NUM_STEPS = "AdamW:lr=0.05", "StepLR:step_size=1,gamma=0.5", 4
+OPTIONS = {"clip_norm": 0.5, "accumulate": 2, "seed": 3}
+
+
+def sized(step: int) -> tuple[Tensor, Tensor]:
+    """The batches of a run, as a script gives them; the last one is smaller."""
+    return batch(6 if step < NUM_STEPS - 1 else 5, step)
+
+
+def given() -> Iterator[tuple[Tensor, Tensor]]:
+    return map(sized, range(NUM_STEPS))
+
+
+def test_whoever_drives_the_steps_they_give_the_same_to_the_last_bit(tmp_path: Path) -> None:
+    """A run, ranks in a script, and ``hp.parallelize``, which starts two processes."""
+    torch.set_num_threads(1)
+    plan = plan_of(SOURCE, [0.5], (3, 3))
+    recipe = {"optimizer": OPTIMIZER, "scheduler": SCHEDULER, **OPTIONS}
+
+    def train(steps: Any) -> tuple[tuple[float, ...], dict[str, Tensor]]:
+        return tuple(steps.step(sized(step)) for step in range(NUM_STEPS)), steps.state_dict()
+
+    options = {**recipe, "data": f"{HERE}:given", "steps": NUM_STEPS, "checkpoint": str(tmp_path)}
+    losses = run_job(plan, tmp_path, **options).losses
+    weights = whole_state_dict(Checkpoint.open(tmp_path))
+    scheduler = make_scheduler_of(parse_scheduler(SCHEDULER))
+    found = [together(plan, train, text=OPTIMIZER, scheduler=scheduler, **OPTIONS)[0]]
+    with hp.parallelize(load_model(plan.inputs.model, OPTIONS["seed"]).module, plan=plan, **recipe) as run:
+        found.append(train(run))
+    for own_losses, own_weights in found:
+        assert own_losses == losses
+        assert own_weights.keys() == weights.keys()
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in own_weights.items())
+
+
+def test_the_phases_of_a_step_follow_each_other_as_they_are_listed() -> None:
+    done: list[str] = []
+    result = StepResult(0.5, 1.0, ())
+
+    @contextmanager
+    def around(number: int) -> Iterator[None]:
+        done.append(f"around {number}")
+        yield
+        done.append("left")
+
+    def phase(name: str, value: object = None) -> object:
+        return lambda *_: (done.append(name), value)[1]
+
+    engine = SimpleNamespace(settle=phase("settle"))
+    first = SimpleNamespace(after=phase("compare", ("reference", ())))
+    steps = RankSteps(engine, phase("take", "batch"), phase("run", result), None, True, phase("note"), first)
+    steps.behind, steps.around = phase("go on"), around
+    assert steps.step(3) is result
+    assert done == ["around 3", "take", "run", "left", "settle", "note", "compare", "go on"]
+    assert (steps.first, steps.comparison) == (None, ("reference", ())), "it is compared once"
+    steps.take, done[:] = phase("take"), []
+    assert steps.step(4) is None
+    assert done == ["around 4", "take", "left"], "nothing is done without a batch"
+
+
+WITH_NORM = ModelSource(f"{HERE}:with_norm", {}, (4, 5), "float64")
+
+
+def with_norm(*, input_shape: tuple[int, ...] = (4, 5)) -> Example:
+    """Batch norm over vectors, as people write it."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    return module, (torch.randn(input_shape), torch.arange(input_shape[0]) % 3), nn.functional.cross_entropy
+
+
+def rows(count: int) -> Dataset[tuple[Tensor, ...]]:
+    return TensorDataset(torch.randn(count, 5, dtype=torch.float64), torch.arange(count) % 3)
+
+
+nine, ten = partial(rows, 9), partial(rows, 10)
+
+
+def eight() -> Dataset[tuple[Tensor, ...]]:
+    return Subset(nine(), range(8))
+
+
+def kept() -> object:
+    return DataLoader(nine(), batch_size=4)
+
+
+def dropped() -> object:
+    return DataLoader(nine(), batch_size=4, drop_last=True)
+
+
+def supply(name: str, steps: int, **options: str) -> DataSources:
+    plan, model = plan_of(WITH_NORM, [0.5], (2, 2), **options), load_model(WITH_NORM)
+    consumer = SimpleNamespace(decision=plan.decision, graph=capture(model).graph, transport=SimpleNamespace(rank=0))
+    asked = SimpleNamespace(data=f"{HERE}:{name}", data_from="each", eval_data="", steps=steps)
+    return DataSources(consumer, asked, model, 0)
+
+
+def test_a_last_batch_that_a_plan_cannot_train_on_is_refused_before_the_first_step_and_each_remedy_works() -> None:
+    for name in ("nine", "kept"):
+        supply(name, 2)  # the last batch is never reached
+        with pytest.raises(UsageError, match=r"layer 1 normalises over the batch[\s\S]*9 samples: 1 of 4") as caught:
+            supply(name, 3)
+        assert caught.value.remedies[:2] == (
+            "leave the last 1 out: torch.utils.data.Subset(dataset, range(8))",
+            "DataLoader(..., drop_last=True)",
+        )
+    for remedied in ("eight", "dropped"):
+        supply(remedied, 30)
+    with pytest.raises(UsageError, match=r"needs a full batch[\s\S]*10 samples: 2 of 4"):
+        supply("ten", 3, schedule="pipedream")
+
+
+def test_a_script_whose_batch_has_one_sample_is_told_the_layer_and_goes_on() -> None:
+    inputs, targets = rows(4)[:]
+
+    def run(execution: Execution) -> float:
+        with pytest.raises(UsageError, match=r"layer 1 normalises[\s\S]*1 value a channel[\s\S]*drop_last=True"):
+            execution.step((inputs[:1], targets[:1]))
+        return execution.step((inputs, targets))
+
+    first, second = together(plan_of(WITH_NORM, [0.5], (2, 2)), run)
+    assert first == second
