@@ -62,7 +62,7 @@ def source() -> ModelSource:
     ("ask", "text"),
     [
         *(
-            (lambda model=model: measure.source_of(model, (), {}, "float32"), "")
+            (lambda model=model: measure.source_of(model, (), {}, "float32"), "model|top level")
             for model in (Model(), Model().make, Model.make, lambda: None, 3)
         ),
         (lambda: measure.source_of("a.b:c", (), {"activation": source}, "float32"), "cannot be written as JSON"),

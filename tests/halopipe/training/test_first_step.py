@@ -142,10 +142,6 @@ def bad_first(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Ite
     ("name", "witness"),
     [("plain", WHOLE), ("dropping", WHOLE), ("normalised", IN_PARTS), ("ignoring", IN_PARTS), ("own_dtype", "")],
 )
-@pytest.mark.parametrize(
-    ("name", "witness"),
-    [("plain", WHOLE), ("dropping", WHOLE), ("normalised", IN_PARTS), ("ignoring", IN_PARTS), ("own_dtype", "")],
-)
 def test_the_first_step_of_a_job_is_one_device_s(tmp_path: Path, name: str, witness: str) -> None:
     dtype = "float64" if witness else "float32"
     numerics = checked(plan(name, dtype), tmp_path).numerics
