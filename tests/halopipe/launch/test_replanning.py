@@ -31,17 +31,8 @@ from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress
 from halopipe.training.rank_device import DeviceAssignment
+from planner.ir import errors
 from planner.ir.codec import dump, load
-from planner.ir.errors import (
-    DeadlineError,
-    HalopipeError,
-    InfeasibleError,
-    OutOfMemoryError,
-    StageFailedError,
-    UsageError,
-    WorkerDiedError,
-    WorkerError,
-)
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from tests.forks import forked
@@ -64,7 +55,7 @@ def case(num_stages: int = 3, num_devices: int = 3) -> tuple[Plan, Profile]:
 
 
 def loss(
-    error: type[HalopipeError] = WorkerDiedError, *ranks: int, before: tuple[LostAttempt, ...] = ()
+    error: type[errors.HalopipeError] = errors.WorkerDiedError, *ranks: int, before: tuple[LostAttempt, ...] = ()
 ) -> LostAttempt:
     return LostAttempt(case()[0], len(before), error("lost"), ranks, 0, 0, before)
 
@@ -76,7 +67,7 @@ def own(**options: object) -> tuple[Replanner, list[str]]:
     return Replanner(*case(), given, said.append, num_cores=lambda: 3, num_gpus=lambda: 0), said
 
 
-DIED, LATE, FAILED = WorkerDiedError, DeadlineError, StageFailedError
+DIED, LATE, FAILED = errors.WorkerDiedError, errors.DeadlineError, errors.StageFailedError
 
 
 @pytest.mark.every_case
@@ -89,12 +80,12 @@ DIED, LATE, FAILED = WorkerDiedError, DeadlineError, StageFailedError
         ([(DIED, 1), (DIED, 2)], 2, set()),
         ([(DIED, 1, 2), (DIED, 2)], 2, {"n0/cpu2"}),
         ([(FAILED, 2), (FAILED, 2)], 2, set()),
-        ([(OutOfMemoryError, 2)], 1, set()),
+        ([(errors.OutOfMemoryError, 2)], 1, set()),
         ([(DIED, 1), (DIED, 2), (DIED, 2)], 2, {"n0/cpu2"}),
     ],
 )
 def test_a_device_is_gone_once_its_rank_was_lost_so_often_in_succession(
-    losses: list[tuple[type[HalopipeError], ...]], after: int, gone: set[str]
+    losses: list[tuple[type[errors.HalopipeError], ...]], after: int, gone: set[str]
 ) -> None:
     found: tuple[LostAttempt, ...] = ()
     for error, *ranks in losses:
@@ -115,9 +106,9 @@ def test_devices_that_a_host_has_no_more() -> None:
 
 def test_a_loss_is_answered_by_the_same_plan_until_a_device_is_gone_and_by_the_first_when_it_is_back() -> None:
     given, said = own()
-    first = loss(WorkerDiedError, 1)
+    first = loss(errors.WorkerDiedError, 1)
     assert given.decide(first) is None
-    found = given.decide(loss(WorkerDiedError, 1, before=(first,)))
+    found = given.decide(loss(errors.WorkerDiedError, 1, before=(first,)))
     assert found is not None
     assert found is given.plan
     assert check(found, case()[1]) == ()
@@ -128,17 +119,17 @@ def test_a_loss_is_answered_by_the_same_plan_until_a_device_is_gone_and_by_the_f
     cores = [3]
     given, said = own()
     given.num_cores = lambda: cores[0]
-    assert given.decide(loss(OutOfMemoryError, 0)) is None
+    assert given.decide(loss(errors.OutOfMemoryError, 0)) is None
     cores[0] = 2
-    found = given.decide(loss(OutOfMemoryError, 0))
+    found = given.decide(loss(errors.OutOfMemoryError, 0))
     assert found is not None
     assert found.decision.num_ranks == 2
-    assert given.decide(loss(OutOfMemoryError, 0)) is None
+    assert given.decide(loss(errors.OutOfMemoryError, 0)) is None
     cores[0] = 3
-    assert given.decide(loss(OutOfMemoryError, 0)) is case()[0]
+    assert given.decide(loss(errors.OutOfMemoryError, 0)) is case()[0]
     cores[0] = 1
-    with pytest.raises(InfeasibleError, match="no plan fits without n0/cpu1, n0/cpu2"):  # it is to have 2 stages
-        given.decide(loss(OutOfMemoryError, 0))
+    with pytest.raises(errors.InfeasibleError, match="no plan fits without n0/cpu1, n0/cpu2"):  # it is to have 2 stages
+        given.decide(loss(errors.OutOfMemoryError, 0))
 
 
 def test_a_device_may_come_back_within_patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +137,8 @@ def test_a_device_may_come_back_within_patience(monkeypatch: pytest.MonkeyPatch)
     given, said = own(patience_s=30.0)
     cores = iter([3, 2, 2, 3])
     given.num_cores = lambda: next(cores)
-    assert given.decide(loss(OutOfMemoryError, 0)) is None
-    assert given.decide(loss(OutOfMemoryError, 0)) is None
+    assert given.decide(loss(errors.OutOfMemoryError, 0)) is None
+    assert given.decide(loss(errors.OutOfMemoryError, 0)) is None
     assert said == ["n0/cpu2 is gone; it may come back for 30.0 s"]
 
 
@@ -187,7 +178,7 @@ def test_a_straggler_ends_an_attempt_right_after_a_checkpoint_and_only_for_a_bet
         return Replanner(plan, profile, options, lambda line: None, num_cores=lambda: 3, num_gpus=lambda: 0)
 
     heard(given(), 1.1, 25, 0.05)  # no device is slow
-    with pytest.raises(WorkerError, match="another plan") as caught:
+    with pytest.raises(errors.WorkerError, match="another plan") as caught:
         heard(found := given(), 1.6, 25, 0.05)
     assert "n0/cpu1 at 62 % of its speed" in caught.value.details[0]
     decided = found.decide(LostAttempt(plan, 0, caught.value, (), 20, 21))
@@ -378,7 +369,7 @@ def test_what_a_job_must_have_to_plan_again() -> None:
     plan, profile = case()
     asked, once = RunOptions(replan=True, restarts=1), RunOptions(replan=True)
     assert replanner(plan, profile, RunOptions()) is None
-    with pytest.raises(UsageError, match="needs the profile that the plan was made from"):
+    with pytest.raises(errors.UsageError, match="needs the profile that the plan was made from"):
         replanner(plan, None, asked)
-    with pytest.raises(UsageError, match="--replan needs --restarts"):
+    with pytest.raises(errors.UsageError, match="--replan needs --restarts"):
         run_plan(plan, once, replanner=replanner(plan, profile, once))

@@ -18,18 +18,6 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult, Saves, Score
 from halopipe.training.resuming import newest_sound
 from planner.ir import errors
-from planner.ir.errors import (
-    CheckpointError,
-    DeadlineError,
-    FactoryError,
-    HalopipeError,
-    NumericsError,
-    OutOfMemoryError,
-    StageFailedError,
-    UsageError,
-    WorkerDiedError,
-    WorkerError,
-)
 from planner.ir.plan import Plan
 from planner.ir.timeline import Timeline
 from tests.forks import forked
@@ -121,7 +109,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-def lost(title: str = "rank 1 is gone", kind: type[HalopipeError] = WorkerDiedError, rank: int = 1) -> HalopipeError:
+def lost(
+    title: str = "rank 1 is gone", kind: type[errors.HalopipeError] = errors.WorkerDiedError, rank: int = 1
+) -> errors.HalopipeError:
     error = kind(title)
     error.ranks = (rank,)
     return error
@@ -129,7 +119,7 @@ def lost(title: str = "rank 1 is gone", kind: type[HalopipeError] = WorkerDiedEr
 
 def test_attempts_are_one_run(job: Run) -> None:
     losses: list[LostAttempt] = []
-    ends = ((5, lost()), (4, lost("rank 0 hangs", DeadlineError, 0)), (7, lost()), (8, None))
+    ends = ((5, lost()), (4, lost("rank 0 hangs", errors.DeadlineError, 0)), (7, lost()), (8, None))
     result, attempts, said = job(*ends, decide=losses.append)
     assert result.losses == tuple(map(float, range(8)))
     assert result.step_seconds == (0.1,) * 6 + (0.2,) * 2
@@ -212,7 +202,7 @@ def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: P
         return journals, start.step
 
     first, begun = attempt(0, 5, saved=4)
-    note(first, lost("rank 0 hangs", DeadlineError, 0))
+    note(first, lost("rank 0 hangs", errors.DeadlineError, 0))
     _, resumed = attempt(4, 6)
     last, again = attempt(4, 8)
     assert (begun, resumed, again) == (0, 4, 4)
@@ -233,7 +223,7 @@ def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: P
     assert other.history == History()
     nameless = EventLogs(tmp_path / "new", "")  # of attempts that cannot know one another
     assert nameless.resume_point(plan, replace(options, checkpoint=str(tmp_path / "new"))).step == 0
-    note(nameless, lost("rank 0 hangs", DeadlineError, 0))
+    note(nameless, lost("rank 0 hangs", errors.DeadlineError, 0))
     assert nameless.event_log(0) is None
     assert not nameless.folder.exists()
 
@@ -275,11 +265,11 @@ def test_the_plan_of_the_next_attempt_is_what_was_decided(job: Run) -> None:
 
 
 def test_when_no_restart_is_left_the_last_loss_is_told_with_those_before_and_how_to_go_on(job: Run) -> None:
-    with pytest.raises(WorkerDiedError) as caught:
+    with pytest.raises(errors.WorkerDiedError) as caught:
         job((3, lost("first")), (5, lost("second")), restarts=1)
     assert caught.value.title == "second"
     assert caught.value.details == ("the job was started again 1 time before", "attempt 1 ended after step 3: first")
-    with pytest.raises(WorkerDiedError) as caught:
+    with pytest.raises(errors.WorkerDiedError) as caught:
         job((3, lost("first")), restarts=0)
     assert caught.value.remedies[-1].startswith("--resume, to go on from step ")
     assert caught.value.remedies[-1].endswith("; --restarts N does so by itself")
@@ -289,16 +279,30 @@ def test_when_no_restart_is_left_the_last_loss_is_told_with_those_before_and_how
 
 
 def test_what_a_rank_names_twice_at_the_same_step_is_not_tried_again(job: Run) -> None:
-    bomb = [StageFailedError("rank 1 stopped at step 4: the bomb went off") for _ in range(2)]
-    with pytest.raises(StageFailedError, match="the bomb went off") as caught:
+    bomb = [errors.StageFailedError("rank 1 stopped at step 4: the bomb went off") for _ in range(2)]
+    with pytest.raises(errors.StageFailedError, match="the bomb went off") as caught:
         job((4, bomb[0]), (4, bomb[1]))
     assert "it came twice at the same step: to start again would not help" in caught.value.details
-    later = StageFailedError(bomb[0].title)
+    later = errors.StageFailedError(bomb[0].title)
     assert len(job((4, bomb[0]), (5, later), (8, None))[1].asked) == 3
 
 
-PASSING = (WorkerDiedError, WorkerError, StageFailedError, DeadlineError, OutOfMemoryError, errors.TransportError)
-STAYING = (CheckpointError, NumericsError, UsageError, errors.StaleFileError, errors.InfeasibleError, FactoryError)
+PASSING = (
+    errors.WorkerDiedError,
+    errors.WorkerError,
+    errors.StageFailedError,
+    errors.DeadlineError,
+    errors.OutOfMemoryError,
+    errors.TransportError,
+)
+STAYING = (
+    errors.CheckpointError,
+    errors.NumericsError,
+    errors.UsageError,
+    errors.StaleFileError,
+    errors.InfeasibleError,
+    errors.FactoryError,
+)
 
 
 def test_only_what_may_not_come_again_is_tried_again(job: Run) -> None:
@@ -306,13 +310,15 @@ def test_only_what_may_not_come_again_is_tried_again(job: Run) -> None:
     for kind in STAYING:
         assert not may_pass(kind("x"))
         with pytest.raises(kind):
-            job((0 if kind is FactoryError else 3, kind("x")))
-    assert may_pass(FactoryError("data raised"), num_done=3), "a user's own data may fail for once if they have worked"
+            job((0 if kind is errors.FactoryError else 3, kind("x")))
+    assert may_pass(errors.FactoryError("data raised"), num_done=3), (
+        "a user's own data may fail for once if they have worked"
+    )
 
 
 def test_a_job_of_torchrun_is_restarted_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(errors.UsageError) as caught:
         run_plan(mined(), RunOptions(checkpoint="saved", restarts=3))
     assert caught.value.remedies == ("torchrun --max-restarts 3 ... halopipe run PLAN --resume auto",)

@@ -12,34 +12,21 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch import nn
 
 from halopipe.launch import spawn, worker
-from halopipe.launch.job_environment import JobRank, job_rank
-from halopipe.launch.job_stores import job_stores
 from halopipe.launch.processes import workers_of
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.job import Job, RankResult
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress
-from planner.ir.errors import (
-    EndedError,
-    HalopipeError,
-    MissingFileError,
-    RankCountError,
-    UsageError,
-    WorkerError,
-)
+from planner.ir import errors
 from planner.ir.profile import ModelSource
 from planner.ir.timeline import Timeline
-from profiler.models.example import Example
 from runtime.checkpoint import Checkpoint, complete_steps
 from runtime.checkpoint.lock import held
-from runtime.monitor.activity import Activity, Beat, Heartbeat
+from runtime.monitor.activity import Activity, Heartbeat
 from runtime.monitor.failure import EndedWorker, leave_result, left_by
-from runtime.monitor.watch import Supervisor
 from tests.forks import forked
 from tests.halopipe import learners
 from tests.halopipe.bombs import POISONED_STEP
@@ -72,15 +59,8 @@ OPTIONS = {"steps": 5, "warmup": 0, "data": "tests.halopipe.bombs:poison", "chec
 LONG = {**OPTIONS, "steps": 100_000, "data": "tests.halopipe.learners:stream", "deadline_s": 30.0}
 
 
-def normalised(*, input_shape: tuple[int, ...] = (4, 6)) -> Example:
-    """Has parameters and buffers on both of its stages."""
-    torch.manual_seed(0)
-    parts = [part for _ in range(2) for part in (nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU())]
-    return nn.Sequential(*parts), (torch.randn(input_shape), torch.randint(6, input_shape[:1])), nn.CrossEntropyLoss()
-
-
 def test_a_plan_of_three_processes_computes_what_one_device_does() -> None:
-    source = ModelSource(f"{__name__}:normalised", {}, (4, 6))
+    source = ModelSource("tests.halopipe.launch.networks:normalised", {}, (4, 6))
     plan = plan_of(source, [0.5], (4, 3, 3), ranks=[(0, 1), (2,)], shares=[(3, 1), (1,)])
     seen: list[RunProgress] = []
     result = run_plan(plan, RunOptions(steps=6, warmup=2, check_numerics=True, dtype="float64"), seen.append)
@@ -153,7 +133,7 @@ SAID = {
 def test_a_rank_that_fails_ends_the_run_and_is_named_with_what_it_did_and_who_waited(deed: str) -> None:
     layer, direction, code, rank = FAILURES[deed]
     deadline_s = 2.0 if code == "H503" else 60.0
-    with pytest.raises(HalopipeError) as caught:
+    with pytest.raises(errors.HalopipeError) as caught:
         run_plan(mined(layer, deed, direction), RunOptions(**OPTIONS, deadline_s=deadline_s))
     error = caught.value
     assert (error.code, error.exit_code, error.ranks) == (code, 5, (rank,))
@@ -170,21 +150,21 @@ def test_what_a_rank_leaves_needs_no_folder(tmp_path: Path, monkeypatch: pytest.
             assert worker.leave_outcome(do, is_named=True) == code
     error = left_by(store, 1)
     assert left_by(store, 0) == "done"
-    assert isinstance(error, WorkerError)
+    assert isinstance(error, errors.WorkerError)
     assert error.title == "a worker failed: ZeroDivisionError: division by zero"
     assert error.details[-1] == "on rank 1"
-    with pytest.raises(MissingFileError, match="is gone"):
+    with pytest.raises(errors.MissingFileError, match="is gone"):
         workers.start()
 
 
 def test_a_job_of_another_size_and_a_folder_of_another_job_are_refused_before_any_process_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with held(tmp_path / "saved"), pytest.raises(UsageError, match="another job writes its checkpoints into"):
+    with held(tmp_path / "saved"), pytest.raises(errors.UsageError, match="another job writes its checkpoints into"):
         run_plan(mined(), RunOptions(checkpoint=str(tmp_path / "saved")))
     for name, value in places(3)[0].items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(RankCountError, match="the plan is for 2 ranks, the job has 3") as caught:
+    with pytest.raises(errors.RankCountError, match="the plan is for 2 ranks, the job has 3") as caught:
         run_plan(mined())
     assert "torchrun --nproc-per-node 2" in caught.value.remedies[0]
     assert caught.value.exit_code == 2
@@ -224,7 +204,7 @@ def test_a_launcher_that_is_asked_to_end_has_its_workers_save(
     tmp_path: Path, number: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "saved"
-    with pytest.raises(EndedError) as caught:
+    with pytest.raises(errors.EndedError) as caught:
         run_plan(learners.plan(), RunOptions(**LONG, checkpoint=str(folder)), ending(number, 3))
     (saved,) = complete_steps(folder)
     assert caught.value.title.startswith(f"the job ended after {saved} steps: ")
@@ -242,7 +222,7 @@ def test_ranks_that_torchrun_started_end_together_when_one_is_asked(tmp_path: Pa
         options = RunOptions(**LONG, checkpoint=str(folder), checkpoint_every="1ms")
         try:
             run_plan(plan, options, ending(signal.SIGTERM, 3) if number == 0 else None)
-        except EndedError as error:
+        except errors.EndedError as error:
             return error.title.partition(": ")[0], error.details
         return "", ()
 
@@ -260,23 +240,25 @@ def test_a_job_that_does_not_end_within_the_grace_time_is_ended(tmp_path: Path) 
     assert complete_steps(tmp_path / "saved") == ()
 
 
-def test_what_a_rank_has_to_say_is_told_while_the_job_runs(tmp_path: Path) -> None:
-    store, seen = dist.HashStore(), list[str]()
-    result = RankResult(0, (0.5,), (1.0,), {}, 0, ())
+@pytest.mark.parametrize("is_over", [False, True])
+def test_what_a_rank_has_to_say_is_told_once_while_the_job_runs_or_at_its_end(is_over: bool, tmp_path: Path) -> None:
+    store, seen, activity = dist.HashStore(), list[str](), Activity()
+    for _ in range(2):
+        activity.tell("the disk is full")
+    result = RankResult(0, (0.5,), (1.0,), {}, 0, (), remarks=activity.remarks)
 
     class Speaking:
-        """A worker that says something, and ends once it was heard."""
+        """A worker that says something, and ends once it was heard, or at once."""
 
         numbers: ClassVar[dict[int, int]] = {}
 
         def start(self) -> None:
-            heartbeat = Heartbeat(store, 0, Activity(remarks=("the disk is full",)))
-            heartbeat.publish()
-            heartbeat.publish()
+            for _ in range(0 if is_over else 2):
+                Heartbeat(store, 0, activity).publish()
             leave_result(store, 0, result.to_json())
 
         def ended(self) -> dict[int, EndedWorker]:
-            return {0: EndedWorker(0)} if seen else {}
+            return {0: EndedWorker(0)} if seen or is_over else {}
 
         def end(self) -> None:
             pass
@@ -284,41 +266,3 @@ def test_what_a_rank_has_to_say_is_told_while_the_job_runs(tmp_path: Path) -> No
     job = Job(learners.plan([]), RunOptions(), tmp_path)
     assert spawn._watched(job, Speaking(), store, lambda at: seen.append(at.word)) == [result]
     assert seen == ["the disk is full"]
-
-
-@pytest.mark.parametrize("heard", [(), ("first", "second")])
-def test_what_people_should_hear_is_told_once_also_of_a_run_that_is_over_before_its_next_beat(
-    heard: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    activity = Activity()
-    for remark in ("first", "second", "first"):
-        activity.tell(remark)
-    assert (activity.remarks, activity.remark) == (("first", "second"), "second")
-    text = RankResult(0, (), (0.1,), {}, 0, (), remarks=activity.remarks).to_json()
-
-    def run(self: Supervisor, workers: object) -> dict[int, str]:
-        for number, remark in enumerate(heard):
-            beat = Beat(0, number, "", 0, 0.0, 1.0, 0, None, 0.0, remark=remark)
-            self.watch({0: beat})
-            self.watch({0: beat})
-        return {0: text}
-
-    monkeypatch.setattr(Supervisor, "run", run)
-    job, told = Job(learners.plan([]), RunOptions(1), tmp_path), list[str]()
-    (result,) = spawn._watched(job, None, dist.HashStore(), lambda at: told.append(at.word))
-    assert told == ["first", "second"]
-    assert result.remarks == ("first", "second")
-
-
-def test_a_rank_of_this_host_is_told_what_torchrun_would_tell_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But that the store is its attempt's alone: it need not wait until the others are there."""
-    workers, store = workers_of(tmp_path, 2)
-    for name, text in workers._variables[1].items():
-        monkeypatch.setenv(name, text)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert job_rank() == JobRank(1, 2, 1, 2, 0, 1)
-    to_wait, to_talk = job_stores(1, 2)
-    to_wait.set("from", "rank 1")
-    assert (store.get("from"), to_talk.get("from")) == (b"rank 1", b"rank 1")

@@ -24,17 +24,9 @@ from halopipe.planning.options import Asked, PlanOptions, ProfileOptions, Search
 from halopipe.planning.problem import make_problem, problem_for
 from halopipe.run_spec.schema import WRITTEN, asked_in, flag, from_text, spec
 from halopipe.terminal import console
+from planner.ir import errors
 from planner.ir.codec import dump
 from planner.ir.constraints import broken
-from planner.ir.errors import (
-    HalopipeError,
-    InfeasibleError,
-    RankCountError,
-    StaleFileError,
-    UnknownNameError,
-    UsageError,
-    WorkerDiedError,
-)
 from planner.ir.graph import SHARED_STATE
 from planner.ir.plan import Plan
 from planner.ir.problem import AUTO, NEVER, SAMPLE_DIMS, Problem, Rule
@@ -87,7 +79,7 @@ def test_what_is_typed_reaches_the_search_taken_apart() -> None:
         "token_slices": (3, 2),
         "memory_bytes": 2048,
     }
-    with pytest.raises(UsageError, match="--token-slices"):
+    with pytest.raises(errors.UsageError, match="--token-slices"):
         from_text(asked_in(PlanOptions)["token_slices"], "3+x")
 
 
@@ -121,20 +113,22 @@ def test_what_is_asked_for_goes_into_the_problem() -> None:
 @pytest.mark.parametrize(
     ("asked", "kind", "text"),
     [
-        ({"schedules": ["gpipe", "1b1f"]}, UnknownNameError, "no schedule '1b1f'"),
-        ({"objective": "speed"}, UnknownNameError, "no objective 'speed'"),
-        ({"allow": ["space"]}, UnknownNameError, "no family of dims 'space'"),
-        ({"recompute": "sometimes"}, UnknownNameError, "no way to recompute 'sometimes'"),
-        ({"fix": ["enc.*=replicas:2"]}, UnknownNameError, "matches no layer"),
-        ({"forbid": ["l1=device:n7/cpu0"]}, UnknownNameError, "matches no device"),
-        ({"fix": ["l1"]}, UsageError, "is not a rule"),
-        ({"num_ranks": 3}, RankCountError, "3 ranks are asked for, the profile has 2"),
-        ({"micro_batch": [16]}, UsageError, "micro-batch 16 is larger than the global batch 8"),
-        ({"zero": 3}, UsageError, "--zero is 3, --shard never"),
-        ({"memory_bytes": 2**31}, UsageError, "more than the devices have"),
+        ({"schedules": ["gpipe", "1b1f"]}, errors.UnknownNameError, "no schedule '1b1f'"),
+        ({"objective": "speed"}, errors.UnknownNameError, "no objective 'speed'"),
+        ({"allow": ["space"]}, errors.UnknownNameError, "no family of dims 'space'"),
+        ({"recompute": "sometimes"}, errors.UnknownNameError, "no way to recompute 'sometimes'"),
+        ({"fix": ["enc.*=replicas:2"]}, errors.UnknownNameError, "matches no layer"),
+        ({"forbid": ["l1=device:n7/cpu0"]}, errors.UnknownNameError, "matches no device"),
+        ({"fix": ["l1"]}, errors.UsageError, "is not a rule"),
+        ({"num_ranks": 3}, errors.RankCountError, "3 ranks are asked for, the profile has 2"),
+        ({"micro_batch": [16]}, errors.UsageError, "micro-batch 16 is larger than the global batch 8"),
+        ({"zero": 3}, errors.UsageError, "--zero is 3, --shard never"),
+        ({"memory_bytes": 2**31}, errors.UsageError, "more than the devices have"),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused(asked: dict[str, object], kind: type[HalopipeError], text: str) -> None:
+def test_what_cannot_be_asked_for_is_refused(
+    asked: dict[str, object], kind: type[errors.HalopipeError], text: str
+) -> None:
     with pytest.raises(kind, match=text) as caught:
         problems.make_problem(PROFILE, **asked)  # type: ignore[arg-type]
     assert caught.value.remedies or caught.value.details
@@ -169,7 +163,7 @@ def test_layers_that_share_a_buffer_which_is_written_stay_in_one_stage() -> None
     profile = replace(PROFILE, graph=replace(PROFILE.graph, layers=(*sharing, *others)))
     cut = [f"{first.name}=stage:0", f"{second.name}=stage:1"]
     assert solve.solve(problems.make_problem(PROFILE, fix=cut)).decision.layers[second.name].stage == 1
-    with pytest.raises((InfeasibleError, UsageError), match="contradict each other"):
+    with pytest.raises((errors.InfeasibleError, errors.UsageError), match="contradict each other"):
         solve.solve(problems.make_problem(profile, fix=cut))
     plan = solve.solve(problems.make_problem(profile, fix=[f"{others[-1].name}=stage:1"]))
     stages = {plan.decision.layers[each.name].stage for each in sharing}
@@ -188,7 +182,7 @@ def test_side_constraints_are_kept(rule: str) -> None:
 
 def test_a_solver_that_knows_nothing_of_a_side_constraint_is_not_believed() -> None:
     problem = problems.make_problem(PROFILE, forbid=["*=replicas:1"])
-    with pytest.raises(InfeasibleError, match="no plan of this strategy keeps to the side constraints"):
+    with pytest.raises(errors.InfeasibleError, match="no plan of this strategy keeps to the side constraints"):
         solve.solve(problem, "one-device")
     assert "side constraints" in solve.solve_baselines(problem, ["one-device"]).infeasible["one-device"]
 
@@ -209,10 +203,10 @@ def test_baselines_are_asked_one_by_one_and_those_that_do_not_fit_say_why() -> N
 
 def test_an_unknown_solver_or_baseline_is_answered_with_the_nearest() -> None:
     problem = problems.make_problem(PROFILE)
-    with pytest.raises(UnknownNameError, match="no solver 'one-devise'") as caught:
+    with pytest.raises(errors.UnknownNameError, match="no solver 'one-devise'") as caught:
         solve.solve(problem, "one-devise")
     assert caught.value.remedies == ("one-device (did you mean that?)",)
-    with pytest.raises(UnknownNameError, match="no baseline 'best-first'"):
+    with pytest.raises(errors.UnknownNameError, match="no baseline 'best-first'"):
         solve.solve_baselines(problem, ["best-first"])
 
 
@@ -220,7 +214,7 @@ def test_a_profile_that_the_plan_was_not_made_from_is_refused(tmp_path: Path) ->
     dump(PROFILE, tmp_path / "mine.json")
     dump(chain_profile(4, forward_s=2e-3), tmp_path / "other.json")
     assert plan_files.load_profile(tmp_path / "mine.json", PLAN) == PROFILE
-    with pytest.raises(StaleFileError, match="the plan was made for another profile"):
+    with pytest.raises(errors.StaleFileError, match="the plan was made for another profile"):
         plan_files.load_profile(tmp_path / "other.json", PLAN)
     shifted = plan_of(PROFILE, chain_decision(PROFILE, ranks=((1,),)))
     assert plan_files.device_names(shifted) == ["not used", "n0/cpu1"]
@@ -277,22 +271,22 @@ def test_what_is_no_number_of_processes_is_refused(folder: Path, verb: tuple[str
 
 @pytest.mark.parametrize("num_points", [0, 3])
 def test_fewer_than_one_process_is_refused_in_python(num_points: int) -> None:
-    with pytest.raises(UsageError, match="0 processes") as caught:
+    with pytest.raises(errors.UsageError, match="0 processes") as caught:
         hp.pareto(SMALL, num_points=num_points, jobs=0)
     assert caught.value.remedies == ("jobs=2",)
 
 
 def test_an_error_of_a_search_keeps_its_type_and_text() -> None:
     problem = problems.make_problem(SMALL, memory_bytes=1000)
-    with pytest.raises(InfeasibleError) as alone:
+    with pytest.raises(errors.InfeasibleError) as alone:
         solve.solve(problem)
-    with Jobs(2) as processes, pytest.raises(InfeasibleError) as shared:
+    with Jobs(2) as processes, pytest.raises(errors.InfeasibleError) as shared:
         processes.submit(solve.solve, problem)()
     assert str(shared.value) == str(alone.value)
 
 
 def test_a_process_that_dies_is_an_error_that_says_so() -> None:
-    with Jobs(2) as processes, pytest.raises(WorkerDiedError, match="a process of --jobs died"):
+    with Jobs(2) as processes, pytest.raises(errors.WorkerDiedError, match="a process of --jobs died"):
         processes.submit(os._exit, 3)()
 
 

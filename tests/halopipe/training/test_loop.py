@@ -18,14 +18,7 @@ import torch
 from halopipe.reports import run
 from halopipe.run_spec.result import RunResult
 from halopipe.training.checkpointing import Checkpoints
-from planner.ir.errors import (
-    CheckpointError,
-    EndedError,
-    MissingFileError,
-    NotFiniteError,
-    StaleFileError,
-    UsageError,
-)
+from planner.ir import errors
 from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action, Op
@@ -154,7 +147,7 @@ def test_metrics_are_written_step_by_step(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_keeps_the_metrics_of_all_steps_before(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with pytest.raises(UsageError, match="the data ended after 2 batches"):
+    with pytest.raises(errors.UsageError, match="the data ended after 2 batches"):
         run_job(plans()["two"], tmp_path, data="tests.halopipe.bombs:short", metrics=str(path))
     assert [line["step"] for line in read_metrics(path)] == [1, 2]
     assert all(line["loss"] is not None for line in read_metrics(path))
@@ -200,22 +193,22 @@ def test_an_iterator_is_wound_forward(tmp_path: Path) -> None:
 
 def test_another_models_checkpoint_is_refused_with_both_fingerprints(half: Path, tmp_path: Path) -> None:
     options = {"checkpoint": str(half / "saved"), "resume": True, "steps": 9}
-    with pytest.raises(StaleFileError, match="belongs to another model") as caught:
+    with pytest.raises(errors.StaleFileError, match="belongs to another model") as caught:
         run_job(learners.plan_of_taggers(), tmp_path, **options)
     assert [line.split(":")[0] for line in caught.value.details] == ["checkpoint", "here"]
     assert (caught.value.code, caught.value.exit_code) == ("H304", 3)
-    with pytest.raises(StaleFileError, match="belongs to another model"):
+    with pytest.raises(errors.StaleFileError, match="belongs to another model"):
         run_job(plans()["two"], tmp_path, **options, dtype="float32")
 
 
 def test_nothing_left_to_do_and_nothing_there_are_told(half: Path, tmp_path: Path) -> None:
     saved = {"checkpoint": str(half / "saved"), "resume": True}
-    with pytest.raises(UsageError, match="all 5 steps are done") as caught:
+    with pytest.raises(errors.UsageError, match="all 5 steps are done") as caught:
         run_job(plans()["two"], tmp_path, **{**RECIPE, "steps": 5}, **saved)
     assert caught.value.remedies == ("--steps 10",)
-    with pytest.raises(UsageError, match="lies between updates of 2 steps each"):
+    with pytest.raises(errors.UsageError, match="lies between updates of 2 steps each"):
         run_job(plans()["two"], tmp_path, **RECIPE, **saved, accumulate=2)
-    with pytest.raises(MissingFileError, match="no complete checkpoint"):
+    with pytest.raises(errors.MissingFileError, match="no complete checkpoint"):
         run_job(plans()["two"], tmp_path, **RECIPE, checkpoint=str(tmp_path / "none"), resume=True)
 
 
@@ -231,7 +224,7 @@ def test_nothing_left_to_do_and_nothing_there_are_told(half: Path, tmp_path: Pat
 def test_what_shows_only_on_the_ranks_is_an_error_with_its_remedy(
     tmp_path: Path, options: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
+    with pytest.raises(errors.UsageError, match=message) as caught:
         run_job(plans()["two"], tmp_path, **options)
     assert caught.value.exit_code == 2
 
@@ -266,7 +259,7 @@ def test_a_job_of_which_one_rank_is_asked_to_end_saves_and_goes_on_as_if_it_had_
     folder = tmp_path / "saved"
     with monkeypatch.context() as patch:
         ask_to_end(patch, rank=1, step=3)
-        with pytest.raises(EndedError, match=f"the job ended after {saved} steps") as caught:
+        with pytest.raises(errors.EndedError, match=f"the job ended after {saved} steps") as caught:
             run_job(plans()[name], tmp_path, **recipe, checkpoint=str(folder))
     assert (caught.value.exit_code, caught.value.details) == (7, (f"saved as {folder}/step-{saved}",))
     assert complete_steps(folder) == (saved,)
@@ -281,13 +274,13 @@ def test_a_job_that_is_asked_before_its_first_step_or_while_it_evaluates_ends_as
     folder = tmp_path / "saved"
     options = {**RECIPE, **EVALUATION, "checkpoint": str(folder), "checkpoint_every": 4}
     ask_to_end(monkeypatch, rank=0, step=4)  # after which it evaluates
-    with pytest.raises(EndedError, match="after 4 steps"):
+    with pytest.raises(errors.EndedError, match="after 4 steps"):
         run_job(plans()["two"], tmp_path, **options)
     assert complete_steps(folder) == (4,)
     monkeypatch.setattr(Checkpoints, "_wish", lambda self: STOP)  # from the first step on
-    with pytest.raises(EndedError, match="after 4 steps"):  # nothing is done since: nothing is saved again
+    with pytest.raises(errors.EndedError, match="after 4 steps"):  # nothing is done since: nothing is saved again
         run_job(plans()["two"], tmp_path, **options, resume=True)
-    with pytest.raises(EndedError, match="before its first step") as caught:
+    with pytest.raises(errors.EndedError, match="before its first step") as caught:
         run_job(plans()["two"], tmp_path, **{**options, "checkpoint": str(tmp_path / "other")})
     assert caught.value.details == ("nothing was to be saved",)
 
@@ -351,14 +344,14 @@ def test_a_full_disk_costs_a_checkpoint_and_no_training(
     assert " are free on the disk of /" in said
     assert said.endswith("the job goes on, and tries again at the next interval")
     full_at(monkeypatch, 8)  # at the end the last good one is kept, and the job fails
-    with pytest.raises(CheckpointError, match="the checkpoint of step 8 was not saved"):
+    with pytest.raises(errors.CheckpointError, match="the checkpoint of step 8 was not saved"):
         run_job(plans()["two"], tmp_path, **RECIPE, checkpoint=str(tmp_path / "other"), checkpoint_every=3)
     assert complete_steps(tmp_path / "other") == (3,)
 
 
 def test_a_step_with_nan_ends_the_job_and_the_last_good_checkpoint_stays(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
-    with pytest.raises(NotFiniteError, match=r"step 3: the batch has NaN in .*, micro-batch 1"):
+    with pytest.raises(errors.NotFiniteError, match=r"step 3: the batch has NaN in .*, micro-batch 1"):
         run_job(mined(), tmp_path, data="tests.halopipe.bombs:broken", checkpoint=str(folder), checkpoint_every=1)
     assert 1 in complete_steps(folder)
     assert 3 not in complete_steps(folder)
