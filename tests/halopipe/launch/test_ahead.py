@@ -1,3 +1,5 @@
+"""What several processes would do alike, done once before them by one that they are forked from."""
+
 from __future__ import annotations
 
 import os
@@ -15,12 +17,11 @@ from cuda_ops.device.fork_server import Process, Server, start
 from halopipe.launch import ahead
 
 ROOT = Path(__file__).resolve().parents[3]
-THIS = "tests.halopipe.launch.test_ahead"
 
 
 def begin(name: str, output: int, server: Server, files: Sequence[int] = ()) -> Process:
     """A process that calls a function of this file."""
-    call, arguments = ahead.continued(f"{THIS}:{name}", [])
+    call, arguments = ahead.continued(f"{__name__}:{name}", [])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GREETING": "again"}
     return start(call, arguments, environment=environment, output=output, files=files, loads=[], server=server)
 
@@ -65,15 +66,8 @@ def recite(file: int) -> None:
 
 def learned(done: Path, deed: str, output: int, deadline_s: float = 60.0) -> Server | None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GREETING": "again"}
-    return ahead.begun(
-        f"{THIS}:learn",
-        [str(done), deed],
-        environment=environment,
-        output=output,
-        loads=[],
-        num_processes=2,
-        deadline_s=deadline_s,
-    )
+    given = {"environment": environment, "output": output, "loads": [], "num_processes": 2}
+    return ahead.begun(f"{__name__}:learn", [str(done), deed], **given, deadline_s=deadline_s)
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux 5.3")

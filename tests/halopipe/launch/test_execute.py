@@ -1,7 +1,12 @@
+"""A rank in a script of one's own, which trains as one device does, and where a step of several ranks went.
+
+rank 0   0F0 |--| 0SEND |-|            0RECV |------------|  0B0 |---|  0UPDATE |-|
+rank 1            1RECV |---------|  1F0 |--| 1B0 |--| 1SEND |-|        1UPDATE |-----|
+"""
+
 from __future__ import annotations
 
 import json
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +17,18 @@ import torch.distributed as dist
 
 from benchmarks.chains import chain_profile
 from halopipe.launch import execute
+from halopipe.launch.combine import ranks_measured, stage_medians, stage_once_s
 from planner.ir.codec import dump
 from planner.ir.errors import RankCountError, StaleFileError, UsageError
-from planner.ir.plan import Plan
+from planner.ir.plan import Decision, Plan
 from planner.ir.profile import ModelSource, Optimizer
+from planner.ir.schedule import Op
+from planner.ir.timeline import Span, Timeline
 from profiler import load_model
 from profiler.capture.graph import capture
 from runtime.numerics.single_device import serial_step
 from tests.halopipe import cloudy
+from tests.halopipe.launch.jobs import places
 from tests.planner.factories import chain_decision, plan_of
 from tests.processes import Program
 
@@ -85,9 +94,17 @@ def serial_losses(plan: Plan) -> list[float]:
     return losses
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def ended_ranks(folder: Path) -> list[tuple[int, str, str]]:
+    """Of two ranks of the script the exit code, and what they print to both streams."""
+    ranks = [Program.start(folder / "train.py", **place) for place in places(2)]
+    return [rank.end() for rank in ranks]
+
+
+def run_ranks(folder: Path) -> list[Any]:
+    """What each of two ranks of the script prints."""
+    ended = ended_ranks(folder)
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    return [json.loads(stdout) for _, stdout, _ in ended]
 
 
 @pytest.mark.exhaustive("two ranks more")
@@ -101,20 +118,6 @@ def test_ranks_that_build_their_model_from_other_seeds_are_refused(plan: Plan, t
     assert "rank 0: sha256:" in ended[1][2]
 
 
-def run_ranks(folder: Path) -> list[Any]:
-    """What each of two ranks of the script prints."""
-    ended = ended_ranks(folder)
-    assert [code for code, _, _ in ended] == [0, 0], ended
-    return [json.loads(stdout) for _, stdout, _ in ended]
-
-
-def ended_ranks(folder: Path) -> list[tuple[int, str, str]]:
-    """Of two ranks of the script the exit code, and what they print to both streams."""
-    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [Program.start(folder / "train.py", RANK=str(rank), LOCAL_RANK=str(rank), **job) for rank in range(2)]
-    return [rank.end() for rank in ranks]
-
-
 def test_a_script_of_ones_own_trains_as_one_device_does(plan: Plan, tmp_path: Path) -> None:
     first, second = run_ranks(tmp_path)
     compared = [4, "the user's module on the whole batch"]
@@ -122,42 +125,6 @@ def test_a_script_of_ones_own_trains_as_one_device_does(plan: Plan, tmp_path: Pa
     assert first == [0, second[1], names, 7, NUM_STEPS, True, compared]
     assert second[2:] == first[2:]
     assert second[1] == pytest.approx(serial_losses(plan), rel=1e-10)
-
-
-SPARSE_SCRIPT = f"""
-import json, torch
-import halopipe as hp
-from planner.ir.codec import load
-from planner.ir.plan import Plan
-from tests.halopipe import cloudy
-
-torch.manual_seed(0)
-model, (x, targets), loss_fn = cloudy.segmenter()
-model, x = model.double(), x.double()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with hp.execute(load("plan.json", Plan), model, loss_fn, optimizer, example=(x, targets)) as engine:
-    losses = [engine.step((x, targets)) for _ in range({NUM_STEPS})]
-    score = engine.evaluate((x, targets))
-    is_mine = engine.model is model
-    print(json.dumps([engine.rank, losses, sorted(engine.state_dict()), score.num_samples, score.accuracy, is_mine]))
-"""
-
-
-@pytest.mark.exhaustive("two ranks more")
-def test_a_script_of_a_sparse_network_steps_on_sparse_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    made = cloudy.plan(cuts=[0.4])
-    dump(made, "plan.json")
-    (tmp_path / "train.py").write_text(SPARSE_SCRIPT)
-    first, second = run_ranks(tmp_path)
-    model = load_model(made.inputs.model)
-    optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
-    losses = [serial_step(model.loss, optimizer, *model.fed, made.decision.micro_batches) for _ in range(NUM_STEPS)]
-    assert second[1] == pytest.approx(losses, rel=1e-10)
-    assert first[2] == second[2] == sorted(model.module.state_dict())
-    assert first[3:] == second[3:]
-    assert first[3] == 4
-    assert first[5]
 
 
 def test_a_sparse_example_or_module_takes_the_place_of_the_factorys() -> None:
@@ -178,11 +145,8 @@ def test_a_process_that_is_no_rank_is_told_the_command(plan: Plan, monkeypatch: 
     with pytest.raises(UsageError, match="no rank of a job") as caught:
         execute.execute(plan)
     assert caught.value.remedies[0] == "torchrun --nproc-per-node 2 your_script.py"
-
-
-def test_a_job_of_another_size_is_refused(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "3")
+    for name, value in places(3)[0].items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(RankCountError, match="the plan is for 2 ranks, the job has 3"):
         execute.execute(plan)
 
@@ -203,6 +167,7 @@ def test_another_model_than_the_planned_one_is_refused(plan: Plan, monkeypatch: 
     assert caught.value.details[2:] == ("only in the plan: lossx", "only here: loss")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -218,23 +183,22 @@ def test_what_is_no_module_or_optimiser_is_refused_before_the_others_are_met(
         execute.execute(plan, **given)
 
 
-def test_an_optimiser_is_made_of_text_function_or_object(plan: Plan) -> None:
+def test_an_optimiser_is_made_of_text_function_or_object_and_a_schedule_is_its(plan: Plan) -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     named = execute._maker(plan, "Adam:lr=0.25", None)([weight])
     assert (type(named), named.param_groups[0]["lr"]) == (torch.optim.Adam, 0.25)
     function = execute._maker(plan, lambda parameters: torch.optim.SGD(parameters, lr=0.2), None)
     assert function([weight]).param_groups[0]["lr"] == 0.2
     assert execute._maker(plan, None, None)([weight]).param_groups[0]["lr"] == 0.1
-
-
-def test_a_schedule_object_without_its_optimiser_is_refused(plan: Plan) -> None:
-    ours, other = (torch.optim.SGD([torch.nn.Parameter(torch.ones(3))]) for _ in range(2))
+    ours, other, no_rate = (torch.optim.SGD([weight], lr=lr) for lr in (0.1, 0.1, float("nan")))
     schedule = torch.optim.lr_scheduler.StepLR(ours, 1)
+    assert execute._maker(plan, ours, schedule).scheduler is schedule
     with pytest.raises(UsageError, match="belongs to an optimiser object, and another optimiser is used"):
         execute._maker(plan, "SGD", schedule)
     with pytest.raises(UsageError, match="was made on another optimiser"):
         execute._maker(plan, other, schedule)
-    assert execute._maker(plan, ours, schedule).scheduler is schedule
+    with pytest.raises(UsageError, match="lr=nan: a number that is finite is needed"):
+        execute._maker(plan, no_rate, None)
 
 
 def test_a_device_is_one_of_this_process() -> None:
@@ -242,3 +206,53 @@ def test_a_device_is_one_of_this_process() -> None:
     for wrong in ("gpu", "cuda:99"):
         with pytest.raises(UsageError, match="cannot be used"):
             execute._device(wrong)
+
+
+def step(*spans: tuple[int, str, float, float], step_s: float) -> Timeline:
+    return Timeline("measured", step_s, tuple(Span(*span) for span in spans))
+
+
+def pipeline() -> Decision:
+    return chain_decision(chain_profile(2), (1,), (2,))
+
+
+PIPELINE = step(
+    (0, "0F0", 0.0, 2.0),
+    (0, "0SEND_F0>1", 2.0, 2.5),
+    (0, "0RECV_B0<1", 2.5, 9.0),
+    (0, "0B0", 9.0, 12.0),
+    (0, "0UPDATE", 12.0, 13.0),
+    (1, "1RECV_F0<0", 0.0, 3.0),
+    (1, "1F0", 3.0, 5.0),
+    (1, "1B0", 5.0, 8.0),
+    (1, "1SEND_B0>0", 8.0, 8.5),
+    (1, "1UPDATE", 8.5, 11.0),
+    step_s=14.0,
+)
+
+
+def test_a_receive_waits_for_another_rank_until_it_sends_then_for_the_message() -> None:
+    first, second = ranks_measured([PIPELINE], pipeline())
+    assert (first.compute_s, first.communication_s, first.bubble_s, first.idle_s) == pytest.approx((6.0, 1.5, 5.5, 1.0))
+    assert (second.compute_s, second.communication_s, second.bubble_s) == pytest.approx((7.5, 1.5, 2.0))
+    assert second.idle_s == pytest.approx(3.0)
+    assert ranks_measured([PIPELINE, PIPELINE], pipeline()) == (first, second)
+    assert ranks_measured([], pipeline()) == ()
+    assert stage_once_s([PIPELINE], pipeline(), Op.UPDATE) == pytest.approx((1.0, 2.5)), "that of the slowest rank"
+    assert stage_once_s([PIPELINE], pipeline(), Op.REDUCE_GRAD) == (0.0, 0.0)
+
+
+def test_a_sum_counts_from_when_its_last_rank_is_there() -> None:
+    replicas = chain_decision(chain_profile(2), (), (2,), ranks=[(0, 1)], shares=[(1, 1)])
+    found = step((0, "0REDUCE_GRAD", 1.0, 4.0), (1, "0REDUCE_GRAD", 2.5, 4.5), step_s=5.0)
+    assert stage_once_s([found], replicas, Op.REDUCE_GRAD) == pytest.approx((2.0,))
+    first, second = ranks_measured([found], replicas)
+    assert (first.communication_s, second.communication_s) == pytest.approx((1.5, 2.0))
+    assert (first.bubble_s, first.idle_s) == pytest.approx((2.5, 1.0))
+
+
+def test_stage_medians_are_per_micro_batch_and_halves_add_up() -> None:
+    spans = [("0F0", 0, 1), ("0F1", 1, 4), ("0F2", 4, 6), ("1I0", 0, 2), ("1W0", 2, 3), ("0SEND_F0>1", 0, 9)]
+    timelines = [step(*((0, *span) for span in spans), step_s=1.0)]
+    assert stage_medians(timelines, 2, (Op.FORWARD,)) == (2, 0)
+    assert stage_medians(timelines, 2, (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)) == (0, 3)

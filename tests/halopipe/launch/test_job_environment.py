@@ -1,14 +1,20 @@
+"""What a process is told of its job by torchrun, mpiexec or Slurm, how it reaches the others, and profiles of hosts."""
+
 from __future__ import annotations
 
 import os
-import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from benchmarks.chains import chain_profile
+from halopipe.launch import profile_hosts
 from halopipe.launch.job_environment import (
     ATTEMPT,
     GLOO,
@@ -23,8 +29,18 @@ from halopipe.launch.job_environment import (
     num_started_by_mpi,
     ranks_by_host,
 )
-from planner.ir.errors import RankCountError, UsageError
+from halopipe.launch.job_stores import job_stores
+from halopipe.launch.profile_hosts import together
+from halopipe.planning.measure import measure_in_job
+from halopipe.planning.options import ProfileOptions
+from planner.ir.cluster import ACROSS_HOSTS, Cluster, Link, PairLink
+from planner.ir.codec import dumps, loads
+from planner.ir.errors import DeadlineError, RankCountError, StageFailedError, UsageError
 from planner.ir.plan import Decision, Stage
+from planner.ir.profile import ModelSource, Profile
+from runtime.monitor.activity import Activity, Heartbeat, StatusStore
+from runtime.monitor.failure import write_error
+from runtime.monitor.watch import host_store
 from tests.forks import forked, places_in_mpi, require_mpich
 
 TORCHRUN = {
@@ -50,10 +66,26 @@ def decision(*devices: Sequence[str]) -> Decision:
 
 def test_a_process_is_the_rank_that_torchrun_says() -> None:
     assert job_rank(TORCHRUN) == JobRank(2, 3, 0, 1, 1, 2)
+    assert job_rank({**TORCHRUN, "PMI_RANK": "0", "PMI_SIZE": "2"}) == JobRank(2, 3, 0, 1, 1, 2), "within an MPI job"
+    assert job_rank({**TORCHRUN, **SLURM}) == JobRank(2, 3, 0, 1, 1, 2)
     assert job_rank({"RANK": "1", "WORLD_SIZE": "2"}) == JobRank(1, 2, 1)
-    assert job_rank({}) is None
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
+        {**SLURM, "ENVIRONMENT": "BATCH"},
+        {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8"},
+    ],
+)
+def test_one_task_of_slurm_a_batch_script_or_a_shell_run_the_plan_themselves(environment: dict[str, str]) -> None:
+    assert job_rank(environment) is None
+
+
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "value"),
     [("RANK", "x"), ("RANK", "-1"), ("RANK", "3"), ("WORLD_SIZE", "0"), ("LOCAL_RANK", "3"), ("MASTER_PORT", "99999")],
@@ -69,13 +101,9 @@ def test_tasks_of_slurm_without_torchrun_are_told_the_command() -> None:
             job_rank(environment)
         assert "srun --ntasks-per-node 1 torchrun --nnodes $SLURM_NNODES" in caught.value.remedies[0]
         assert caught.value.exit_code == 2
-    assert job_rank({**SLURM, **TORCHRUN}) == JobRank(2, 3, 0, 1, 1, 2)
 
 
 def test_what_a_rank_starts_does_not_take_the_store_of_its_job_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from halopipe.launch.job_stores import job_stores
-    from runtime.monitor.watch import host_store
-
     hosted = host_store()
     for name, value in {**JobRank(0, 1).variables(LOOPBACK, hosted.port), ATTEMPT: "one", GLOO: "lo"}.items():
         monkeypatch.setenv(name, value)
@@ -86,8 +114,6 @@ def test_what_a_rank_starts_does_not_take_the_store_of_its_job_for_its_own(monke
 
 
 def test_processes_of_mpiexec_give_themselves_what_torchrun_would_say() -> None:
-    from halopipe.launch.job_stores import job_stores
-
     def work(rank: int) -> tuple[JobRank | None, str, str]:
         mine = job_rank()
         store, _ = job_stores(rank, 2)
@@ -104,6 +130,7 @@ def test_processes_of_mpiexec_give_themselves_what_torchrun_would_say() -> None:
         ]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("environment", "count"),
     [
@@ -135,19 +162,6 @@ def test_another_mpi_than_the_launchers_and_none_at_all_are_refused(monkeypatch:
     assert "pip install 'halopipe[mpi]'" in caught.value.remedies[0]
     with pytest.raises(UsageError, match="PMI_SIZE is 'many'"):
         job_rank({"PMI_RANK": "0", "PMI_SIZE": "many"})
-
-
-def test_torchrun_inside_of_an_mpi_job_is_the_launcher() -> None:
-    assert job_rank({**TORCHRUN, "PMI_RANK": "0", "PMI_SIZE": "2"}) == JobRank(2, 3, 0, 1, 1, 2)
-
-
-def test_one_task_of_slurm_a_batch_script_or_a_shell_run_the_plan_themselves() -> None:
-    for environment in (
-        {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
-        {**SLURM, "ENVIRONMENT": "BATCH"},
-        {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8"},
-    ):
-        assert job_rank(environment) is None
 
 
 def test_the_ranks_of_the_plans_hosts_run_on_the_jobs_hosts_in_order() -> None:
@@ -189,25 +203,16 @@ def test_the_hosts_of_a_file_are_answered_with_the_commands_of_torchrun(tmp_path
     assert "on HOST1: torchrun" in hosts_refused(tmp_path / "nowhere", "run plan.json", made).remedies[1]
 
 
-def test_the_loopback_interface_leads_to_this_host() -> None:
+def test_the_loopback_interface_leads_to_this_host_and_to_no_other() -> None:
     assert interfaces()["lo"] == LOOPBACK
     assert (address_of("lo"), address_of(LOOPBACK)) == (LOOPBACK,) * 2
     assert interface_towards(LOOPBACK) == interface_towards("127.0.1.1") == "lo"
-
-
-def test_with_other_hosts_the_loopback_interface_is_never_meant() -> None:
     assert interface_towards(LOOPBACK, several_hosts=True) != "lo"
-
-
-def test_an_interface_that_is_not_there_is_named_beside_those_that_are() -> None:
+    for host in ("no-such-host.invalid", "a..b"):  # where there is no way to a host the way to any other is taken
+        assert interface_towards(host) == interface_towards("192.0.2.1")
     with pytest.raises(UsageError, match="this host has no interface nowhere0") as caught:
         address_of("nowhere0")
     assert "lo (127.0.0.1)" in caught.value.details[0]
-
-
-@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
-def test_where_there_is_no_way_to_a_host_the_way_to_any_other_is_taken(host: str) -> None:
-    assert interface_towards(host) == interface_towards("192.0.2.1")
 
 
 def test_gloo_is_told_the_way_to_the_master_unless_somebody_said_so() -> None:
@@ -220,6 +225,56 @@ def test_gloo_is_told_the_way_to_the_master_unless_somebody_said_so() -> None:
         assert known == before
 
 
-def test_the_address_is_one_that_can_be_bound_to() -> None:
-    with socket.create_server((address_of("lo"), 0)) as listener:
-        assert listener.getsockname()[0] == LOOPBACK
+SOURCE = ModelSource("small.py:net", {"width": "2"}, (2, 8), "float32", "", ("scale",))
+
+
+def test_hosts_become_one_profile_with_the_links_that_the_first_one_wrote() -> None:
+    profile, link = chain_profile(3, num_devices=1), Link(1e-4, 1e8)
+    devices = [replace(profile.cluster.devices[0], name=f"n{host}/cpu0", host=f"n{host}") for host in range(2)]
+    pairs = (PairLink("n1", "n0", replace(link, bandwidth_bytes_per_s=5e7)),)
+    clusters = (Cluster((devices[0],), {ACROSS_HOSTS: link}), Cluster((devices[1],), {}))
+    texts = [dumps(replace(profile, cluster=cluster)) for cluster in clusters]
+    found = together({f"n{host}": loads(text, Profile, "") for host, text in enumerate(texts)}, pairs).cluster
+    assert [device.name for device in found.devices] == ["n0/cpu0", "n1/cpu0"]
+    assert (dict(found.links), found.pairs) == ({ACROSS_HOSTS: link}, pairs)
+    assert found.link(1, 0) == pairs[0].link
+
+
+@pytest.mark.parametrize(
+    ("device", "resume", "why"),
+    [("cpu", True, "--resume is for a profile of one host"), ("cuda", False, "measures cores, not GPUs")],
+)
+def test_a_job_measures_cores_from_the_beginning(device: str, resume: bool, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        measure_in_job(JobRank(0, 2), SOURCE, ProfileOptions(device=device, resume=resume))
+
+
+def waiting(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> profile_hosts._HostsWait:
+    """Of rank 0, for two hosts of which only its own speaks."""
+    monkeypatch.setattr(profile_hosts, "SILENCE_S", 0.5)
+    monkeypatch.setattr(profile_hosts, "_POLL_S", 0.01)
+    return profile_hosts._HostsWait(StatusStore(store), ("n0", "n1"), True)
+
+
+def test_a_rank_that_is_gone_is_named_with_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    gone = pytest.raises(DeadlineError, match=r"nothing was heard of rank 1 on n1 for 0\.5 s")
+    with Heartbeat(store, 0, Activity(), 0.01), gone:
+        waiting(store, monkeypatch).until(store, ["measured/1"])
+
+
+def test_what_another_rank_failed_by_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    store.set("error/1", write_error(StageFailedError("the bomb")))
+    store.set("failed", "")
+    with pytest.raises(StageFailedError, match="the bomb"):
+        waiting(store, monkeypatch).until(store, ["measured/1"])
+
+
+def test_what_is_there_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    writing = threading.Timer(0.1, lambda: store.set("measured/1", ""))
+    writing.start()
+    waiting(store, monkeypatch).until(store, ["measured/1"])
+    assert store.check(["measured/1"])
+    writing.join()

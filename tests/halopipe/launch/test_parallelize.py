@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +57,25 @@ class Bomb:
         return divmod, (1, 0)
 
 
+def one_step(
+    network: nn.Module, optimizer: torch.optim.Optimizer, schedule: lr_scheduler.LRScheduler, at: int
+) -> float:
+    """What one device does; its loss."""
+    optimizer.zero_grad()
+    inputs, targets = batch(at)
+    loss = nn.functional.cross_entropy(network(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    schedule.step()
+    return loss.item()
+
+
+def require_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-10, atol=1e-12)
+
+
 def test_a_module_is_trained_from_a_script_as_in_its_own_loop(tmp_path: Path) -> None:
     """Starts two processes, once for all that is asked of a run; they load torch: 8 s."""
     module = load_model(SOURCE).module
@@ -70,13 +89,7 @@ def test_a_module_is_trained_from_a_script_as_in_its_own_loop(tmp_path: Path) ->
         losses = [run.step(each) for each in run.ahead(map(batch, range(2)))]
         run.save(tmp_path)
         losses.append(run.step([batch(2, 3), batch(5, 3)]))  # the same samples, its micro-batches one by one
-        for step, loss in enumerate(losses):
-            own.zero_grad()
-            expected = nn.functional.cross_entropy(twin(batch(step)[0]), batch(step)[1])
-            expected.backward()
-            own.step()
-            own_schedule.step()
-            assert loss == pytest.approx(expected.item(), rel=1e-10)
+        assert losses == pytest.approx([one_step(twin, own, own_schedule, step) for step in range(3)], rel=1e-10)
         assert schedule.get_last_lr() == own_schedule.get_last_lr()
         kept = run.optimizer_state_dict()
         of_twin = {name: own.state[parameter] for name, parameter in twin.named_parameters()}
@@ -85,20 +98,19 @@ def test_a_module_is_trained_from_a_script_as_in_its_own_loop(tmp_path: Path) ->
             for entry, value in each.items():
                 torch.testing.assert_close(kept["state"][name][entry], value, rtol=1e-10, atol=1e-12)
         assert {tuple(group["betas"]) for group in kept["param_groups"]} == {(0.9, 0.999), (0.5, 0.9)}
-        state = run.state_dict()
-        assert list(state) == list(twin.state_dict())
-        for found in (state, run.module.state_dict()):
-            for name, tensor in twin.state_dict().items():
-                torch.testing.assert_close(found[name], tensor, rtol=1e-10, atol=1e-12)
+        require_close(run.state_dict(), twin.state_dict())
+        require_close(run.module.state_dict(), twin.state_dict())
         with torch.no_grad():
             expected = nn.functional.cross_entropy(twin(batch(4)[0]), batch(4)[1])
         assert run.evaluate(batch(4)).loss == pytest.approx(expected.item(), rel=1e-10)
-        with pytest.raises(UsageError, match="a batch has 7 samples"):  # and the run goes on
-            run.step(batch(0, 7))
-        with pytest.raises(UsageError, match=r"of torch\.float32, the model was captured with torch\.float64"):
-            run.step((batch(0)[0].float(), batch(0)[1]))
-        with pytest.raises(UsageError, match=r"targets holds 5, and layer loss has 3 classes[\s\S]*sample 0, of the 6"):
-            run.step((batch(0)[0], torch.full((6,), 5)))
+        inputs, targets = batch(0)
+        for refused, text in (
+            (batch(0, 7), "a batch has 7 samples"),
+            ((inputs.float(), targets), r"of torch\.float32, the model was captured with torch\.float64"),
+            ((inputs, torch.full((6,), 5)), r"targets holds 5, and layer loss has 3 classes[\s\S]*sample 0, of the 6"),
+        ):
+            with pytest.raises(UsageError, match=text):  # and the run goes on
+                run.step(refused)
         with pytest.raises(MissingFileError, match="has no complete checkpoint"):  # a typo ends no training
             run.load(tmp_path / "nowhere")
         with pytest.raises(MissingFileError, match="cannot write into"):
@@ -117,12 +129,9 @@ def test_a_module_is_trained_from_a_script_as_in_its_own_loop(tmp_path: Path) ->
         assert run.evaluate(batch(4)).loss == pytest.approx(expected.item(), rel=1e-10)
         run.load_optimizer_state_dict(kept)
         assert run.num_steps == 3
-        own.zero_grad()
-        nn.functional.cross_entropy(twin(batch(3)[0]), batch(3)[1]).backward()
-        own.step()
+        one_step(twin, own, own_schedule, 3)
         run.step(batch(3))
-        for name, tensor in run.state_dict().items():
-            torch.testing.assert_close(tensor, twin.state_dict()[name], rtol=1e-10, atol=1e-12)
+        require_close(run.state_dict(), twin.state_dict())
         with pytest.raises(UsageError, match="not the state of an optimiser"):
             run.load_optimizer_state_dict({"state": {}})
         with pytest.raises(WorkerError, match="ZeroDivisionError") as caught:
@@ -137,16 +146,7 @@ def test_one_optimiser_goes_through_a_checkpoint_two_runs_and_a_loop_as_on_one_d
     """Starts two processes twice: 4 s."""
     twin = load_model(SOURCE).module
     own, own_schedule = adamw(twin)
-
-    def step_of_one_device(
-        network: nn.Module, optimizer: torch.optim.Optimizer, schedule: lr_scheduler.LRScheduler, step: int
-    ) -> None:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(network(batch(step)[0]), batch(step)[1]).backward()
-        optimizer.step()
-        schedule.step()
-
-    step_of_one_device(twin, own, own_schedule, 0)
+    one_step(twin, own, own_schedule, 0)
     module = copy.deepcopy(twin)
     optimizer, schedule = adamw(module)
     optimizer.load_state_dict(copy.deepcopy(own.state_dict()))
@@ -160,15 +160,14 @@ def test_one_optimiser_goes_through_a_checkpoint_two_runs_and_a_loop_as_on_one_d
         run.step(batch(2))
         run.step(batch(2))
         run.step(batch(5))  # of an update that never comes
-    step_of_one_device(module, optimizer, schedule, 3)
+    one_step(module, optimizer, schedule, 3)
     for step in (1, 2, 3):
-        step_of_one_device(twin, own, own_schedule, step)
-    for name, tensor in module.state_dict().items():
-        torch.testing.assert_close(tensor, twin.state_dict()[name], rtol=1e-10, atol=1e-12)
+        one_step(twin, own, own_schedule, step)
+    require_close(module.state_dict(), twin.state_dict())
     assert schedule.get_last_lr() == own_schedule.get_last_lr()
 
 
-def test_what_cannot_be_kept_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_kept_is_refused_before_anything_is_started() -> None:
     plan = plan_of(SOURCE, [0.5], (3, 3))
     module = load_model(SOURCE).module
     with pytest.raises(UsageError, match="parameters that are not the model's"):

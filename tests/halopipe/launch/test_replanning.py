@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import socket
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,10 +12,9 @@ from statistics import median
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
+from typer.testing import Result
 
 from benchmarks.chains import chain_profile
-from halopipe.cli.app import app
 from halopipe.launch.job_environment import JobRank
 from halopipe.launch.replanning import (
     HOSTS,
@@ -33,21 +31,13 @@ from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress
 from halopipe.training.rank_device import DeviceAssignment
+from planner.ir import errors
 from planner.ir.codec import dump, load
-from planner.ir.errors import (
-    DeadlineError,
-    HalopipeError,
-    InfeasibleError,
-    OutOfMemoryError,
-    StageFailedError,
-    UsageError,
-    WorkerDiedError,
-    WorkerError,
-)
 from planner.ir.plan import Plan
 from planner.ir.profile import Profile
 from tests.forks import forked
-from tests.halopipe import learners
+from tests.halopipe import commands, learners
+from tests.halopipe.launch.jobs import places
 from tests.halopipe.plans import profiled
 from tests.halopipe.ranks import run_job
 from tests.oracles.plans import check
@@ -65,7 +55,7 @@ def case(num_stages: int = 3, num_devices: int = 3) -> tuple[Plan, Profile]:
 
 
 def loss(
-    error: type[HalopipeError] = WorkerDiedError, *ranks: int, before: tuple[LostAttempt, ...] = ()
+    error: type[errors.HalopipeError] = errors.WorkerDiedError, *ranks: int, before: tuple[LostAttempt, ...] = ()
 ) -> LostAttempt:
     return LostAttempt(case()[0], len(before), error("lost"), ranks, 0, 0, before)
 
@@ -77,26 +67,30 @@ def own(**options: object) -> tuple[Replanner, list[str]]:
     return Replanner(*case(), given, said.append, num_cores=lambda: 3, num_gpus=lambda: 0), said
 
 
+DIED, LATE, FAILED = errors.WorkerDiedError, errors.DeadlineError, errors.StageFailedError
+
+
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("errors", "ranks", "after", "gone"),
+    ("losses", "after", "gone"),
     [
-        ((WorkerDiedError,), ((2,),), 1, {"n0/cpu2"}),
-        ((WorkerDiedError,), ((2,),), 2, set()),
-        ((WorkerDiedError, DeadlineError), ((2,), (2,)), 2, {"n0/cpu2"}),
-        ((WorkerDiedError, WorkerDiedError), ((1,), (2,)), 2, set()),
-        ((WorkerDiedError, WorkerDiedError), ((1, 2), (2,)), 2, {"n0/cpu2"}),
-        ((StageFailedError, StageFailedError), ((2,), (2,)), 2, set()),
-        ((OutOfMemoryError,), ((2,),), 1, set()),
-        ((WorkerDiedError, WorkerDiedError, WorkerDiedError), ((1,), (2,), (2,)), 2, {"n0/cpu2"}),
+        ([(DIED, 2)], 1, {"n0/cpu2"}),
+        ([(DIED, 2)], 2, set()),
+        ([(DIED, 2), (LATE, 2)], 2, {"n0/cpu2"}),
+        ([(DIED, 1), (DIED, 2)], 2, set()),
+        ([(DIED, 1, 2), (DIED, 2)], 2, {"n0/cpu2"}),
+        ([(FAILED, 2), (FAILED, 2)], 2, set()),
+        ([(errors.OutOfMemoryError, 2)], 1, set()),
+        ([(DIED, 1), (DIED, 2), (DIED, 2)], 2, {"n0/cpu2"}),
     ],
 )
 def test_a_device_is_gone_once_its_rank_was_lost_so_often_in_succession(
-    errors: tuple[type[HalopipeError], ...], ranks: tuple[tuple[int, ...], ...], after: int, gone: set[str]
+    losses: list[tuple[type[errors.HalopipeError], ...]], after: int, gone: set[str]
 ) -> None:
-    losses: tuple[LostAttempt, ...] = ()
-    for error, of in zip(errors, ranks, strict=True):
-        losses = (*losses, loss(error, *of, before=losses))
-    assert lost_in_succession(losses, after) == gone
+    found: tuple[LostAttempt, ...] = ()
+    for error, *ranks in losses:
+        found = (*found, loss(error, *ranks, before=found))
+    assert lost_in_succession(found, after) == gone
 
 
 def test_devices_that_a_host_has_no_more() -> None:
@@ -112,9 +106,9 @@ def test_devices_that_a_host_has_no_more() -> None:
 
 def test_a_loss_is_answered_by_the_same_plan_until_a_device_is_gone_and_by_the_first_when_it_is_back() -> None:
     given, said = own()
-    first = loss(WorkerDiedError, 1)
+    first = loss(errors.WorkerDiedError, 1)
     assert given.decide(first) is None
-    found = given.decide(loss(WorkerDiedError, 1, before=(first,)))
+    found = given.decide(loss(errors.WorkerDiedError, 1, before=(first,)))
     assert found is not None
     assert found is given.plan
     assert check(found, case()[1]) == ()
@@ -125,17 +119,17 @@ def test_a_loss_is_answered_by_the_same_plan_until_a_device_is_gone_and_by_the_f
     cores = [3]
     given, said = own()
     given.num_cores = lambda: cores[0]
-    assert given.decide(loss(OutOfMemoryError, 0)) is None
+    assert given.decide(loss(errors.OutOfMemoryError, 0)) is None
     cores[0] = 2
-    found = given.decide(loss(OutOfMemoryError, 0))
+    found = given.decide(loss(errors.OutOfMemoryError, 0))
     assert found is not None
     assert found.decision.num_ranks == 2
-    assert given.decide(loss(OutOfMemoryError, 0)) is None
+    assert given.decide(loss(errors.OutOfMemoryError, 0)) is None
     cores[0] = 3
-    assert given.decide(loss(OutOfMemoryError, 0)) is case()[0]
+    assert given.decide(loss(errors.OutOfMemoryError, 0)) is case()[0]
     cores[0] = 1
-    with pytest.raises(InfeasibleError, match="no plan fits without n0/cpu1, n0/cpu2"):  # it is to have 2 stages
-        given.decide(loss(OutOfMemoryError, 0))
+    with pytest.raises(errors.InfeasibleError, match="no plan fits without n0/cpu1, n0/cpu2"):  # it is to have 2 stages
+        given.decide(loss(errors.OutOfMemoryError, 0))
 
 
 def test_a_device_may_come_back_within_patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +137,8 @@ def test_a_device_may_come_back_within_patience(monkeypatch: pytest.MonkeyPatch)
     given, said = own(patience_s=30.0)
     cores = iter([3, 2, 2, 3])
     given.num_cores = lambda: next(cores)
-    assert given.decide(loss(OutOfMemoryError, 0)) is None
-    assert given.decide(loss(OutOfMemoryError, 0)) is None
+    assert given.decide(loss(errors.OutOfMemoryError, 0)) is None
+    assert given.decide(loss(errors.OutOfMemoryError, 0)) is None
     assert said == ["n0/cpu2 is gone; it may come back for 30.0 s"]
 
 
@@ -184,7 +178,7 @@ def test_a_straggler_ends_an_attempt_right_after_a_checkpoint_and_only_for_a_bet
         return Replanner(plan, profile, options, lambda line: None, num_cores=lambda: 3, num_gpus=lambda: 0)
 
     heard(given(), 1.1, 25, 0.05)  # no device is slow
-    with pytest.raises(WorkerError, match="another plan") as caught:
+    with pytest.raises(errors.WorkerError, match="another plan") as caught:
         heard(found := given(), 1.6, 25, 0.05)
     assert "n0/cpu1 at 62 % of its speed" in caught.value.details[0]
     decided = found.decide(LostAttempt(plan, 0, caught.value, (), 20, 21))
@@ -196,6 +190,7 @@ def test_a_straggler_ends_an_attempt_right_after_a_checkpoint_and_only_for_a_bet
 TWO_HOSTS = chain_profile(6, 4, hosts=("n0", "n0", "n1", "n1"))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("hosts", "known", "found"),
     [
@@ -244,11 +239,6 @@ def test_a_host_that_does_not_come_is_planned_without_and_planned_with_again_whe
     assert (back.plan, back.rank_of) == (plan, {2: 0, 3: 1, 0: 2, 1: 3})
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @pytest.mark.parametrize(("num_stages", "num_ranks"), [(3, 2), (2, 3)])
 def test_a_job_of_other_ranks_than_its_plan_goes_on_with_the_same_curve(
     tmp_path: Path, num_stages: int, num_ranks: int
@@ -256,9 +246,8 @@ def test_a_job_of_other_ranks_than_its_plan_goes_on_with_the_same_curve(
     (plan, profile), saved = case(num_stages, 3), str(tmp_path / "saved")
     whole = run_job(learners.plan([]), tmp_path, **RECIPE, steps=STEPS)
     run_job(plan, tmp_path, **RECIPE, steps=SAVED, checkpoint=saved)
-    options = RunOptions(
-        **RECIPE, steps=STEPS, checkpoint=saved, resume=True, replan=True, warmup=0, check_first_step=False
-    )
+    asked = {"checkpoint": saved, "resume": True, "replan": True, "warmup": 0, "check_first_step": False}
+    options = RunOptions(**RECIPE, steps=STEPS, **asked)
 
     def work(rank: int) -> tuple[list[float], int, list[str]]:
         said: list[str] = []
@@ -266,10 +255,8 @@ def test_a_job_of_other_ranks_than_its_plan_goes_on_with_the_same_curve(
         result = run_plan(plan, options, replanner=given)
         return [] if result is None else list(result.losses), given.plan.decision.num_ranks, said
 
-    port = str(free_port())
-    known = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1"}
-    places = [{**known, "MASTER_PORT": port, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
-    (losses, num_used, said), *others = forked(num_ranks, work, places)
+    places_of = places(num_ranks, LOCAL_WORLD_SIZE=str(num_ranks))
+    (losses, num_used, said), *others = forked(num_ranks, work, places_of)
     assert losses == pytest.approx(whole.losses[SAVED:], rel=1e-10)
     assert num_used == 2
     assert others == [([], 2, [])] * (num_ranks - 1)
@@ -277,6 +264,12 @@ def test_a_job_of_other_ranks_than_its_plan_goes_on_with_the_same_curve(
         assert said[0].startswith("another plan without n0/cpu2: ")
     else:
         assert said == ["1 rank of the job has nothing to do: [2]"]
+
+
+def done(text: str) -> Result:
+    result = commands.call(*text.split())
+    assert result.exit_code == 0, result.stderr
+    return result
 
 
 def test_a_lost_device_is_planned_without_and_the_curve_is_that_of_an_undisturbed_run(
@@ -288,13 +281,11 @@ def test_a_lost_device_is_planned_without_and_the_curve_is_that_of_an_undisturbe
     dump(profile, "profile.json")
     recipe = f"--optimizer {RECIPE['optimizer']} --scheduler {RECIPE['scheduler']} --data {DATA}deadly"
     losses = "--checkpoint saved --checkpoint-every 2 --replan --restarts 1 --gone-after 1"
-    text = f"run plan.json --steps {STEPS} {recipe} {losses} --no-check-first-step --json"
-    done = CliRunner().invoke(app, text.split())
-    assert done.exit_code == 0, done.stderr
+    found = done(f"run plan.json --steps {STEPS} {recipe} {losses} --no-check-first-step --json")
     assert (tmp_path / "died").exists()
     whole = run_job(learners.plan([]), tmp_path, **RECIPE, steps=STEPS)
-    assert json.loads(done.stdout)["losses"] == pytest.approx(whole.losses, rel=1e-10)
-    assert "another plan without n0/cpu" in done.stderr
+    assert json.loads(found.stdout)["losses"] == pytest.approx(whole.losses, rel=1e-10)
+    assert "another plan without n0/cpu" in found.stderr
     now = load("saved/plan.json", Plan)
     assert (now.decision.num_ranks, check(now, profile)) == (2, ())
     assert load("plan.json", Plan) == plan
@@ -341,21 +332,15 @@ def test_a_rank_that_is_slower_than_planned_is_given_less_and_the_curve_is_that_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("naps.py").write_text(NAPS)
-    for text in (
-        "profile naps.py:model --quick --dtype float64",
-        "plan profile.json --schedule 1f1b --micro-batch 2",
-    ):
-        done = CliRunner().invoke(app, text.split())
-        assert done.exit_code == 0, done.stderr
+    done("profile naps.py:model --quick --dtype float64")
+    done("plan profile.json --schedule 1f1b --micro-batch 2")
     assert load("plan.json", Plan).decision.num_ranks == 2
     Path("slow").touch()
     job = "run plan.json --data naps.py:data --optimizer SGD:lr=0.1 --steps 80 --no-check-first-step --json"
-    text = f"{job} --checkpoint saved --checkpoint-every 5 --replan --restarts 3"
-    done = CliRunner().invoke(app, text.split())
-    assert done.exit_code == 0, done.stderr
-    assert "rank 1 is slow: " in done.stderr
-    assert "another plan with n0/cpu1 at " in done.stderr
-    told = json.loads(done.stdout)
+    found = done(f"{job} --checkpoint saved --checkpoint-every 5 --replan --restarts 3")
+    assert "rank 1 is slow: " in found.stderr
+    assert "another plan with n0/cpu1 at " in found.stderr
+    told = json.loads(found.stdout)
     assert [each["error"] for each in told["restarts"]] == ["the job goes on under another plan"]
     speed = load("saved/plan.json", Plan).inputs.request.speeds["n0/cpu1"]
     assert 0.15 < speed < 0.6, "a step of a rank has more in it than its naps, four times as long"
@@ -384,7 +369,7 @@ def test_what_a_job_must_have_to_plan_again() -> None:
     plan, profile = case()
     asked, once = RunOptions(replan=True, restarts=1), RunOptions(replan=True)
     assert replanner(plan, profile, RunOptions()) is None
-    with pytest.raises(UsageError, match="needs the profile that the plan was made from"):
+    with pytest.raises(errors.UsageError, match="needs the profile that the plan was made from"):
         replanner(plan, None, asked)
-    with pytest.raises(UsageError, match="--replan needs --restarts"):
+    with pytest.raises(errors.UsageError, match="--replan needs --restarts"):
         run_plan(plan, once, replanner=replanner(plan, profile, once))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -19,71 +18,44 @@ from halopipe.run_spec.options import RunOptions
 from halopipe.run_spec.result import RunProgress, RunResult, Saves, Score
 from halopipe.training.resuming import newest_sound
 from planner.ir import errors
-from planner.ir.errors import (
-    CheckpointError,
-    DeadlineError,
-    FactoryError,
-    HalopipeError,
-    NumericsError,
-    OutOfMemoryError,
-    StageFailedError,
-    UsageError,
-    WorkerDiedError,
-    WorkerError,
-)
 from planner.ir.plan import Plan
 from planner.ir.timeline import Timeline
+from tests.forks import forked
+from tests.halopipe.launch.jobs import plan_of_deeds
 from tests.halopipe.plans import mined
+from tests.halopipe.ranks import run_job
 from tests.runtime.checkpoint.cases import alone, save_all, whole
 
-STEPS = {"steps": 6, "warmup": 0, "data": "tests.halopipe.bombs:noise", "check_first_step": False}
+STEPS = {"steps": 12, "warmup": 0, "data": "tests.halopipe.bombs:noise", "check_first_step": False}
+CODES = {"memory": "H506", "stop": "H503"}
 
 
-def plan_with(deed: str = "", layer: int = -1, direction: str = "F") -> Plan:
-    """Two stages with dropout; the layer does something terrible once, see :mod:`tests.halopipe.bombs`."""
-    return mined(layer, deed, direction, dropout=0.2)
-
-
-@cache
-def undisturbed() -> tuple[float, ...]:
-    """The curve of a run that loses nobody."""
-    result = run_plan(plan_with(), RunOptions(**STEPS))
-    assert result is not None
-    return result.losses
-
-
-@pytest.mark.parametrize(
-    ("deed", "layer", "direction", "call", "rank", "code"),
-    [
-        ("kill", 0, "F", 9, 0, "H501"),
-        ("exit", 2, "B", 6, 1, "H501"),
-        ("raise", 0, "B", 3, 0, "H502"),
-        ("sleep", 2, "F", 8, 1, "H503"),
-        ("abort", 2, "F", 7, 1, "H501"),
-        ("segfault", 0, "B", 12, 0, "H501"),
-        ("memory", 1, "F", 8, 0, "H506"),
-        ("stop", 0, "F", 11, 0, "H503"),
-    ],
-)
-def test_the_curve_of_a_job_that_lost_a_rank_is_bit_for_bit_that_of_one_that_did_not(
-    tmp_path: Path, deed: str, layer: int, direction: str, call: int, rank: int, code: str
+@pytest.mark.parametrize("deeds", [("exit", "memory", "segfault", "abort"), ("stop",)], ids=str)
+def test_the_curve_of_a_job_that_lost_ranks_is_bit_for_bit_that_of_one_that_did_not(
+    tmp_path: Path, deeds: tuple[str, ...]
 ) -> None:
+    """Each deed at a later call than the one before, so that each attempt has one: at its first, second, ... step."""
     seen: list[RunProgress] = []
-    deadline_s = 2.0 if code == "H503" else 20.0  # on a busy machine others must not be late too
-    saved = {"checkpoint": str(tmp_path / "saved"), "checkpoint_every": 2, "restarts": 1, "deadline_s": deadline_s}
-    plan = plan_with(f"once:{deed}:{call}:{tmp_path / 'mark'}", layer, direction)
-    result = run_plan(plan, RunOptions(**STEPS, **saved), seen.append)
+    once = [f"once:{deed}:{3 + 2 * number}:{tmp_path / deed}" for number, deed in enumerate(deeds)] + [""] * 3
+    places = {0: (1, "B"), 1: (0, "F"), 2: (0, "B"), 3: (1, "F")}
+    plan = plan_of_deeds((once[1], once[2]), (once[3], once[0]))
+    deadline_s = 2.0 if "stop" in deeds else 20.0  # on a busy machine others must not be late too
+    saved = {"checkpoint": str(tmp_path / "saved"), "checkpoint_every": 2, "deadline_s": deadline_s}
+    result = run_plan(plan, RunOptions(**STEPS, **saved, restarts=len(deeds)), seen.append)
     assert result is not None
-    assert (tmp_path / "mark").exists()
-    assert result.losses == undisturbed()
-    assert (result.first_step, len(result.step_seconds), len(result.restarts)) == (0, 6, 1)
-    (lost,) = result.restarts
-    assert (lost.ranks, lost.code) == ((rank,), code)
-    assert lost.resumed_step in (0, 2, 4)
-    assert lost.step == lost.resumed_step + lost.repeated_steps == (call - 1) // 2
-    assert 0.0 < lost.recovery_s < 60.0
-    where = f"after step {lost.resumed_step}" if lost.resumed_step else "from the beginning"
-    assert [at.word for at in seen if at.word] == [f"{lost.error}; started again {where} (1 of at most 1)"]
+    (undisturbed,) = forked(1, lambda _: run_job(plan_of_deeds(("", ""), ("", "")), tmp_path, **STEPS).losses)
+    assert result.losses == undisturbed
+    assert (result.first_step, len(result.step_seconds), len(result.restarts)) == (0, 12, len(deeds))
+    begun, words = 0, []
+    for number, (deed, lost) in enumerate(zip(deeds, result.restarts, strict=True)):
+        assert (lost.ranks, lost.code) == ((places[number][0],), CODES.get(deed, "H501")), lost
+        assert lost.step == lost.resumed_step + lost.repeated_steps == begun + 1 + number
+        assert lost.resumed_step in (0, 2, 4, 6, 8)
+        assert 0.0 < lost.recovery_s < 60.0
+        begun = lost.resumed_step
+        where = f"after step {begun}" if begun else "from the beginning"
+        words.append(f"{lost.error}; started again {where} ({number + 1} of at most {len(deeds)})")
+    assert [at.word for at in seen if at.word] == words
 
 
 class Attempts:
@@ -117,8 +89,11 @@ class Attempts:
         return replace(result, saves=Saves(3, last_s=0.5))
 
 
+Run = Callable[..., tuple[RunResult, Attempts, list[str]]]
+
+
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[RunResult, Attempts, list[str]]]:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs eight steps in such attempts; gives the result, what was asked of them, and what was said."""
     plan, numbers = mined(), count()
 
@@ -134,26 +109,25 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
     return run
 
 
-def lost(title: str = "rank 1 is gone", kind: type[HalopipeError] = WorkerDiedError, rank: int = 1) -> HalopipeError:
+def lost(
+    title: str = "rank 1 is gone", kind: type[errors.HalopipeError] = errors.WorkerDiedError, rank: int = 1
+) -> errors.HalopipeError:
     error = kind(title)
     error.ranks = (rank,)
     return error
 
 
-def test_attempts_are_one_run(job: Callable[..., tuple[RunResult, Attempts, list[str]]]) -> None:
+def test_attempts_are_one_run(job: Run) -> None:
     losses: list[LostAttempt] = []
-    ends = ((5, lost()), (4, lost("rank 0 hangs", DeadlineError, 0)), (7, lost()), (8, None))
+    ends = ((5, lost()), (4, lost("rank 0 hangs", errors.DeadlineError, 0)), (7, lost()), (8, None))
     result, attempts, said = job(*ends, decide=losses.append)
     assert result.losses == tuple(map(float, range(8)))
     assert result.step_seconds == (0.1,) * 6 + (0.2,) * 2
     assert result.first_step == 0
     assert result.saves == Saves(3 * 2 + 3, stood_s=3 * 1.25, last_s=0.5)
     assert [score.step for score in result.scores] == [1, 5]
-    assert [(each.step, each.resumed_step, each.repeated_steps) for each in result.restarts] == [
-        (5, 4, 1),
-        (4, 4, 0),
-        (7, 6, 1),
-    ]
+    steps = [(each.step, each.resumed_step, each.repeated_steps) for each in result.restarts]
+    assert steps == [(5, 4, 1), (4, 4, 0), (7, 6, 1)]
     assert [options.resume_step for _, options in attempts.asked] == [-1, 4, 4, 6]
     timed = replace(result, step_seconds=tuple(map(float, range(8))), warmup=1)
     assert timed.timed_seconds == (1.0, 2.0, 3.0, 5.0, 7.0)  # attempts begin with steps 0, 4, 4 and 6
@@ -169,18 +143,14 @@ def test_attempts_are_one_run(job: Callable[..., tuple[RunResult, Attempts, list
     assert losses[2].before == (losses[0], losses[1])
 
 
-def test_a_loss_behind_the_last_checkpoint_leaves_nothing_to_do(
-    job: Callable[..., tuple[RunResult, Attempts, list[str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_behind_the_last_checkpoint_leaves_nothing_to_do(job: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halopipe.training.resuming._require_model", lambda saved, mine: None)
     result, attempts, _ = job((8, lost()))
     assert (len(attempts.asked), result.losses, result.first_step) == (1, tuple(map(float, range(8))), 0)
     assert result.end.startswith("all 8 steps are done: ")
 
 
-def test_a_job_that_began_anew_begins_anew_where_none_of_its_checkpoints_is_sound(
-    job: Callable[..., tuple[RunResult, Attempts, list[str]]], tmp_path: Path
-) -> None:
+def test_a_job_that_began_anew_begins_anew_where_none_of_its_checkpoints_is_sound(job: Run, tmp_path: Path) -> None:
     result, attempts, said = job((5, lost()), (8, None), damages=True)
     assert result.losses == tuple(map(float, range(8)))
     assert [(each.step, each.resumed_step, each.repeated_steps) for each in result.restarts] == [(5, 0, 5)]
@@ -197,9 +167,7 @@ def test_a_job_that_began_anew_begins_anew_where_none_of_its_checkpoints_is_soun
         job(checkpoint=str(saved), resume="auto")
 
 
-def test_a_job_that_went_on_from_an_earlier_one_does_not_begin_anew(
-    job: Callable[..., tuple[RunResult, Attempts, list[str]]], tmp_path: Path
-) -> None:
+def test_a_job_that_went_on_from_an_earlier_one_does_not_begin_anew(job: Run, tmp_path: Path) -> None:
     saved = save_all(tmp_path / "earlier", 2, [alone(whole(), {"run/step": 2})])
 
     def spoil(loss: LostAttempt) -> None:
@@ -215,14 +183,6 @@ def note(event_logs: EventLogs, error: errors.HalopipeError) -> None:
     """An attempt that ends by this error."""
     with pytest.raises(type(error)), event_logs.noted():
         raise error
-
-
-def test_attempts_that_cannot_know_one_another_leave_nothing(tmp_path: Path) -> None:
-    event_logs = EventLogs(tmp_path, "")
-    assert event_logs.resume_point(mined(), RunOptions(8, checkpoint=str(tmp_path), resume="auto")).step == 0
-    note(event_logs, lost("rank 0 hangs", DeadlineError, 0))
-    assert event_logs.event_log(0) is None
-    assert not event_logs.folder.exists()
 
 
 def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: Path) -> None:
@@ -242,7 +202,7 @@ def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: P
         return journals, start.step
 
     first, begun = attempt(0, 5, saved=4)
-    note(first, lost("rank 0 hangs", DeadlineError, 0))
+    note(first, lost("rank 0 hangs", errors.DeadlineError, 0))
     _, resumed = attempt(4, 6)
     last, again = attempt(4, 8)
     assert (begun, resumed, again) == (0, 4, 4)
@@ -251,13 +211,8 @@ def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: P
     assert (result.losses, result.first_step) == (tuple(map(float, range(8))), 0)
     assert result.saves == Saves(2, stood_s=0.5)
     hangs, silent = result.restarts
-    assert (hangs.error, hangs.code, hangs.ranks, hangs.step, hangs.resumed_step) == (
-        "rank 0 hangs",
-        "H503",
-        (0,),
-        5,
-        4,
-    )
+    assert (hangs.error, hangs.code, hangs.ranks) == ("rank 0 hangs", "H503", (0,))
+    assert (hangs.step, hangs.resumed_step) == (5, 4)
     assert (silent.error, silent.ranks, silent.repeated_steps) == ("ranks were lost after step 6", (), 2)
     assert not last.folder.exists()
     attempt(4, 6)
@@ -266,6 +221,11 @@ def test_attempts_of_torchrun_are_told_as_one_run_by_what_they_leave(tmp_path: P
     assert not (other.folder / "error.json").exists()
     assert other.resume_point(plan, options).step == 4
     assert other.history == History()
+    nameless = EventLogs(tmp_path / "new", "")  # of attempts that cannot know one another
+    assert nameless.resume_point(plan, replace(options, checkpoint=str(tmp_path / "new"))).step == 0
+    note(nameless, lost("rank 0 hangs", errors.DeadlineError, 0))
+    assert nameless.event_log(0) is None
+    assert not nameless.folder.exists()
 
 
 @pytest.mark.timeout(10)
@@ -292,33 +252,24 @@ def test_a_link_in_the_place_of_their_folder_is_not_followed(tmp_path: Path) -> 
     assert [path.name for path in private.iterdir()] == ["letter"]
 
 
-def test_the_plan_of_the_next_attempt_is_what_was_decided(
-    job: Callable[..., tuple[RunResult, Attempts, list[str]]],
-) -> None:
+def test_the_plan_of_the_next_attempt_is_what_was_decided(job: Run) -> None:
     other = mined(-1, "other")
     _, attempts, _ = job((3, lost()), (8, None), decide=lambda loss: other)
     assert [plan == other for plan, _ in attempts.asked] == [False, True]
+
+    def refuse(loss: LostAttempt) -> Plan | None:
+        raise errors.InfeasibleError("nothing fits")
+
     with pytest.raises(errors.InfeasibleError, match="nothing fits"):
-        job((3, lost()), decide=_refuse)
+        job((3, lost()), decide=refuse)
 
 
-def _refuse(loss: LostAttempt) -> Plan | None:
-    raise errors.InfeasibleError("nothing fits")
-
-
-def test_when_no_restart_is_left_the_last_loss_is_told_with_those_before(
-    job: Callable[..., tuple[RunResult, Attempts, list[str]]],
-) -> None:
-    with pytest.raises(WorkerDiedError) as caught:
+def test_when_no_restart_is_left_the_last_loss_is_told_with_those_before_and_how_to_go_on(job: Run) -> None:
+    with pytest.raises(errors.WorkerDiedError) as caught:
         job((3, lost("first")), (5, lost("second")), restarts=1)
     assert caught.value.title == "second"
     assert caught.value.details == ("the job was started again 1 time before", "attempt 1 ended after step 3: first")
-
-
-def test_who_loses_a_rank_is_told_from_which_step_to_go_on(
-    job: Callable[..., tuple[RunResult, Attempts, list[str]]],
-) -> None:
-    with pytest.raises(WorkerDiedError) as caught:
+    with pytest.raises(errors.WorkerDiedError) as caught:
         job((3, lost("first")), restarts=0)
     assert caught.value.remedies[-1].startswith("--resume, to go on from step ")
     assert caught.value.remedies[-1].endswith("; --restarts N does so by itself")
@@ -327,50 +278,47 @@ def test_who_loses_a_rank_is_told_from_which_step_to_go_on(
     assert failed.value.remedies[-1].startswith("once that is mended: --resume, to go on from step ")
 
 
-def test_what_a_rank_names_twice_at_the_same_step_is_not_tried_again(
-    job: Callable[..., tuple[RunResult, Attempts, list[str]]],
-) -> None:
-    bomb = [StageFailedError("rank 1 stopped at step 4: the bomb went off") for _ in range(2)]
-    with pytest.raises(StageFailedError, match="the bomb went off") as caught:
+def test_what_a_rank_names_twice_at_the_same_step_is_not_tried_again(job: Run) -> None:
+    bomb = [errors.StageFailedError("rank 1 stopped at step 4: the bomb went off") for _ in range(2)]
+    with pytest.raises(errors.StageFailedError, match="the bomb went off") as caught:
         job((4, bomb[0]), (4, bomb[1]))
     assert "it came twice at the same step: to start again would not help" in caught.value.details
-    later = StageFailedError(bomb[0].title)
+    later = errors.StageFailedError(bomb[0].title)
     assert len(job((4, bomb[0]), (5, later), (8, None))[1].asked) == 3
 
 
-def test_the_users_own_data_may_fail_for_once_if_they_have_worked() -> None:
-    assert not may_pass(FactoryError("data raised"))
-    assert may_pass(FactoryError("data raised"), num_done=3)
-
-
-@pytest.mark.parametrize(
-    ("kind", "helps"),
-    [
-        (WorkerDiedError, True),
-        (WorkerError, True),
-        (StageFailedError, True),
-        (DeadlineError, True),
-        (OutOfMemoryError, True),
-        (errors.TransportError, True),
-        (CheckpointError, False),
-        (NumericsError, False),
-        (UsageError, False),
-        (errors.StaleFileError, False),
-        (errors.InfeasibleError, False),
-    ],
+PASSING = (
+    errors.WorkerDiedError,
+    errors.WorkerError,
+    errors.StageFailedError,
+    errors.DeadlineError,
+    errors.OutOfMemoryError,
+    errors.TransportError,
 )
-def test_only_what_may_not_come_again_is_tried_again(
-    job: Callable[..., tuple[RunResult, Attempts, list[str]]], kind: type[HalopipeError], helps: bool
-) -> None:
-    assert may_pass(kind("x")) == helps
-    if not helps:
+STAYING = (
+    errors.CheckpointError,
+    errors.NumericsError,
+    errors.UsageError,
+    errors.StaleFileError,
+    errors.InfeasibleError,
+    errors.FactoryError,
+)
+
+
+def test_only_what_may_not_come_again_is_tried_again(job: Run) -> None:
+    assert all(may_pass(kind("x")) for kind in PASSING)
+    for kind in STAYING:
+        assert not may_pass(kind("x"))
         with pytest.raises(kind):
-            job((3, kind("x")))
+            job((0 if kind is errors.FactoryError else 3, kind("x")))
+    assert may_pass(errors.FactoryError("data raised"), num_done=3), (
+        "a user's own data may fail for once if they have worked"
+    )
 
 
 def test_a_job_of_torchrun_is_restarted_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(errors.UsageError) as caught:
         run_plan(mined(), RunOptions(checkpoint="saved", restarts=3))
     assert caught.value.remedies == ("torchrun --max-restarts 3 ... halopipe run PLAN --resume auto",)

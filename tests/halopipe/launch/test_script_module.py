@@ -1,4 +1,4 @@
-"""What a script does to its own module while ranks train theirs: refused, with the call that tells the ranks."""
+"""What a script does to its own module, loss and values while ranks train theirs: refused, with what tells them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from halopipe.launch.parallelize import unbroken
 from halopipe.launch.script_module import ScriptModule, Settings, require_no_autocast, require_planned
 from halopipe.launch.script_rank import write
+from halopipe.training.script_values import ScriptValues
 from planner.ir.errors import UsageError
 from profiler.source.model import owners
 
@@ -42,6 +46,11 @@ def exchange(net: Net) -> None:
     net.last = nn.Linear(4, 2)
 
 
+def freeze(net: Net) -> None:
+    net.first.requires_grad_(requires_grad=False)
+
+
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -80,10 +89,6 @@ def test_a_module_whose_parameters_are_all_written_is_another_one() -> None:
     assert not script.is_replaced
     net.load_state_dict(Net().state_dict())
     assert script.is_replaced
-
-
-def freeze(net: Net) -> None:
-    net.first.requires_grad_(requires_grad=False)
 
 
 @pytest.mark.parametrize(
@@ -172,3 +177,100 @@ def test_elsewhere_than_in_the_main_thread_nothing_hears_ctrl_c() -> None:
     thread.start()
     thread.join()
     assert found == [signal.default_int_handler]
+
+
+WEIGHT = 0.5
+OTHER = 0.5
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x * WEIGHT
+
+
+class Annealed(nn.Module):
+    """Reads a temperature, a helper's global variable, its own counter; keeps a note that no code reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1))
+        self.tau, self.is_hard, self.calls, self.note = 1.0, False, 0, "first"
+
+    @property
+    def divisor(self) -> float:
+        return self.tau
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count()
+        y = scaled(self.inside(x)) / self.divisor
+        return y.round() if self.is_hard else y
+
+    def count(self) -> None:
+        self.calls += 1
+
+    def anneal(self) -> None:
+        self.tau *= 0.9
+
+
+class Weighted:
+    """A loss that is an object."""
+
+    def __init__(self) -> None:
+        self.beta = 0.0
+
+    def __call__(self, out: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(out, y) + self.beta * out.square().mean()
+
+
+def nested() -> tuple[Callable[..., Tensor], Callable[[float], None]]:
+    """A loss of an outer function's variable, and what changes that."""
+    beta = 0.0
+
+    def loss(out: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
+        return scale * F.mse_loss(out, y) + beta * out.square().mean()
+
+    def change(value: float) -> None:
+        nonlocal beta
+        beta = value
+
+    return loss, change
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda module, loss: module.anneal(), r"tau of the module: 1\.0 then, 0\.9 now"),
+        (lambda module, loss: setattr(module, "is_hard", True), r"is_hard of the module: False then, True now"),
+        (lambda module, loss: setattr(module.inside[1], "p", 0.3), r"p of inside\.1: 0\.1 then, 0\.3 now"),
+        (lambda module, loss: setattr(loss, "beta", 0.25), r"beta of loss_fn: 0\.0 then, 0\.25 now"),
+    ],
+)
+def test_an_attribute_that_is_read_and_changed_is_refused(change: Callable[..., object], said: str) -> None:
+    module, loss = Annealed(), Weighted()
+    values = ScriptValues(owners(module, loss), loss)
+    values.require_same()
+    change(module, loss)
+    with pytest.raises(UsageError, match=rf"captured graph has as it was\s+{said}[\s\S]*part of the batch"):
+        values.require_same()
+
+
+def test_variables_of_the_script_and_of_an_outer_function_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, change = nested()
+    values = ScriptValues(owners(Annealed(), None), partial(loss, scale=2.0))
+    monkeypatch.setattr(f"{__name__}.OTHER", 1.0)  # which nothing reads
+    values.require_same()
+    change(0.1)
+    with pytest.raises(UsageError, match=r"beta, which nested\.<locals>\.loss reads: 0\.0 then, 0\.1 now"):
+        values.require_same()
+    change(0.0)
+    monkeypatch.setattr(f"{__name__}.WEIGHT", 0.7)
+    with pytest.raises(UsageError, match=r"WEIGHT, which scaled reads: 0\.5 then, 0\.7 now"):
+        values.require_same()
+
+
+def test_what_nothing_reads_and_what_forward_writes_itself_may_change() -> None:
+    module: Any = Annealed()
+    values = ScriptValues(owners(module, nn.MSELoss()), nn.MSELoss())
+    module.note, module.calls, module.epoch = "second", 7, 3
+    module.eval()  # looked at elsewhere
+    values.require_same()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,11 +17,12 @@ from halopipe.launch.job_stores import job_stores
 from halopipe.launch.run import run_plan
 from halopipe.run_spec.options import RunOptions
 from planner.ir.codec import dump
-from planner.ir.errors import StageFailedError, TransportError, UsageError
+from planner.ir.errors import HalopipeError, StageFailedError, TransportError, UsageError
 from runtime.monitor.activity import StatusStore
 from runtime.monitor.failure import leave_result, read_error, write_error
 from runtime.transport import mpi, open_mpi
 from tests.forks import forked, places_in_mpi
+from tests.halopipe.launch.jobs import free_port
 from tests.halopipe.plans import mined
 from tests.halopipe.ranks import run_job
 from tests.processes import Program
@@ -31,34 +30,20 @@ from tests.processes import Program
 ROOT = Path(__file__).parents[3]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @pytest.mark.exhaustive("torchrun waits before it starts again")
 @pytest.mark.parametrize("deed", ["raise", "kill"])
 def test_a_restart_by_torchrun_works_although_its_store_remembers_the_dead(tmp_path: Path, deed: str) -> None:
     """The loss is in the fourth step, and the curve goes on after the second as if nothing had happened."""
     dump(mined(2, f"once:{deed}:7:{tmp_path / 'mark'}", dropout=0.2), tmp_path / "plan.json")
-    elastic = (
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "1",
-        "--monitor-interval",
-        "0.1",
-    )
-    rendezvous = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    elastic = "-m torch.distributed.run --nproc-per-node 2 --max-restarts 1 --monitor-interval 0.1"
+    rendezvous = f"--master-addr 127.0.0.1 --master-port {free_port()}"
     data = "tests.halopipe.bombs:noise"
-    run = ("-m", "halopipe", "run", "plan.json", "--steps", "6", "--data", data, "--no-check-first-step", "--json")
-    saved = ("--checkpoint", "saved", "--checkpoint-every", "2", "--resume", "auto")
+    run = f"-m halopipe run plan.json --steps 6 --data {data} --no-check-first-step --json"
+    saved = "--checkpoint saved --checkpoint-every 2 --resume auto"
     known = {name: value for name, value in os.environ.items() if not name.startswith("TORCH")}
     (tmp_path / "jobs").mkdir()
     done = subprocess.run(
-        [sys.executable, *elastic, *rendezvous, *run, *saved],
+        [sys.executable, *f"{elastic} {rendezvous} {run} {saved}".split()],
         cwd=tmp_path,
         env={**known, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "jobs")},
         capture_output=True,
@@ -94,34 +79,29 @@ def test_ranks_of_mpiexec_join_as_those_of_torchrun_and_train_alike(tmp_path: Pa
     assert losses == pytest.approx(run_job(plan, tmp_path, **options).losses, rel=1e-6)
 
 
+def told(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    """What this process finds in its environment of a job, and nothing else."""
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], **variables})
+
+
 def test_rank_0_hosts_the_store_where_the_job_says_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
-    monkeypatch.setattr(
-        os, "environ", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PATH": os.environ["PATH"]}
-    )
-    found: dict[int, tuple[dist.Store, StatusStore]] = {}
-
-    def one(rank: int) -> None:
-        found[rank] = job_stores(rank, 2)
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    told(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    with ThreadPoolExecutor(2) as pool:
+        (mine, _), (_, theirs) = pool.map(lambda rank: job_stores(rank, 2), range(2))
     lines = [line.split() for path in ("tcp", "tcp6") for line in Path(f"/proc/net/{path}").read_text().splitlines()]
     assert [line[1] for line in lines if line[1].endswith(f":{port:04X}") and line[3] == "0A"] == [
         f"0100007F:{port:04X}"
     ]
-    found[0][0].set("a", "b")
-    assert found[1][1].get("a") == b"b"
+    mine.set("a", "b")
+    assert theirs.get("a") == b"b"
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_two_launchers_on_one_host_meet_at_its_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each believes the other on another host: rank 0 listens at an address that other hosts could reach."""
-    sizes = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2", "PATH": os.environ["PATH"]}
-    monkeypatch.setattr(os, "environ", {**sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    sizes = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"}
+    told(monkeypatch, **sizes, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     monkeypatch.setattr("halopipe.launch.job_stores.SETUP_S", 5.0)
     with ThreadPoolExecutor(2) as pool:
         (mine, _), (_, theirs) = pool.map(lambda rank: job_stores(rank, 2), range(2))
@@ -129,19 +109,22 @@ def test_two_launchers_on_one_host_meet_at_its_loopback_address(monkeypatch: pyt
     assert theirs.get("a") == b"b"
 
 
-@pytest.mark.parametrize(("address", "port"), [("", "29500"), ("127.0.0.1", ""), ("127.0.0.1", "http")])
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("address", "port", "kind", "text"),
+    [
+        ("", "29500", UsageError, "does not say where its ranks meet"),
+        ("127.0.0.1", "", UsageError, "does not say where its ranks meet"),
+        ("127.0.0.1", "http", UsageError, "does not say where its ranks meet"),
+        ("a..b", "29500", TransportError, "is no host"),
+        ("x" * 64, "29500", TransportError, "is no host"),
+    ],
+)
 def test_a_job_that_does_not_say_where_to_meet_is_refused(
-    monkeypatch: pytest.MonkeyPatch, address: str, port: str
+    monkeypatch: pytest.MonkeyPatch, address: str, port: str, kind: type[HalopipeError], text: str
 ) -> None:
-    monkeypatch.setattr(os, "environ", {"MASTER_ADDR": address, "MASTER_PORT": port})
-    with pytest.raises(UsageError, match="does not say where its ranks meet"):
-        job_stores(0, 2)
-
-
-@pytest.mark.parametrize("address", ["a..b", "x" * 64])
-def test_an_address_that_is_no_name_of_a_host_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr(os, "environ", {"MASTER_ADDR": address, "MASTER_PORT": str(free_port())})
-    with pytest.raises(TransportError, match="is no host"):
+    told(monkeypatch, MASTER_ADDR=address, MASTER_PORT=port)
+    with pytest.raises(kind, match=text):
         job_stores(0, 2)
 
 

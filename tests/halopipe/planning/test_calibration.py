@@ -1,3 +1,5 @@
+"""What runs teach a profile, and what a run says of a machine that is another one by now."""
+
 from __future__ import annotations
 
 import functools
@@ -80,17 +82,13 @@ def test_plans_stay_good_with_a_profile_that_has_learnt_since(folder: Path) -> N
     before = planned(TRUE.profile)
     dump(before, folder / "plan.json")
     teach(folder, before)
+    learnt = load(folder / "profile.json", Profile)
     found = plan_files.profile_of(before, folder / "plan.json", None)
     assert found is not None
     assert found.calibration.corrections == ()
-    assert solve.predict_again(before, load(folder / "profile.json", Profile))[0] == before.prediction
-    assert check(before, load(folder / "profile.json", Profile)) == ()
-
-
-def test_without_calibration_the_plan_is_as_before(folder: Path) -> None:
-    before = planned(TRUE.profile)
-    teach(folder, before)
-    assert planned(load(folder / "profile.json", Profile), calibration=False) == before
+    assert solve.predict_again(before, learnt)[0] == before.prediction
+    assert check(before, learnt) == ()
+    assert planned(learnt, calibration=False) == before
 
 
 def test_of_a_plan_the_newest_runs_are_kept_beside_those_of_others(folder: Path) -> None:
@@ -106,46 +104,42 @@ def test_of_a_plan_the_newest_runs_are_kept_beside_those_of_others(folder: Path)
     ]
 
 
-def test_where_there_is_no_profile_of_the_plan_nothing_fails(tmp_path: Path) -> None:
+def test_the_profile_of_the_plan_is_taught_and_no_other(folder: Path) -> None:
     plan = planned(TRUE.profile)
-    assert "no profile to learn" in teach(tmp_path, plan).text
-    dump(replace(TRUE.profile, action_overhead_s={}), tmp_path / "profile.json")
-    lesson = teach(tmp_path, plan)
+    (folder / "profile.json").rename(folder / "mine.json")
+    assert "no profile to learn" in teach(folder, plan).text
+    assert teach(folder, plan, given=folder / "mine.json").path == folder / "mine.json"
+    dump(replace(TRUE.profile, action_overhead_s={}), folder / "profile.json")
+    lesson = teach(folder, plan)
     assert "was not made from" in lesson.text
     assert lesson.path is None
-    assert load(tmp_path / "profile.json", Profile).calibration.observations == ()
+    assert load(folder / "profile.json", Profile).calibration.observations == ()
 
 
-def test_a_profile_elsewhere_may_be_named(folder: Path) -> None:
-    (folder / "profile.json").rename(folder / "mine.json")
-    assert teach(folder, planned(TRUE.profile), given=folder / "mine.json").path == folder / "mine.json"
-
-
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "change", "reason"),
     [
-        (RunOptions(dtype="float64"), "float64"),
-        (RunOptions(compiler="inductor"), "--compile inductor"),
-        (RunOptions(optimizer="Adam"), "--optimizer Adam"),
-        (RunOptions(clip_norm=1.0), "clip"),
-        (RunOptions(accumulate=2), "wait for other steps"),
+        ({"dtype": "float64"}, {}, "float64"),
+        ({"compiler": "inductor"}, {}, "--compile inductor"),
+        ({"optimizer": "Adam"}, {}, "--optimizer Adam"),
+        ({"clip_norm": 1.0}, {}, "clip"),
+        ({"accumulate": 2}, {}, "wait for other steps"),
+        ({}, {"step_seconds": (1.0,) * (WARMUP + 2)}, "2 steps"),
+        ({}, {"step_seconds": (1.0,)}, "0 steps"),
+        ({}, {"transport": "gloo"}, "it ran over gloo, the profile's links were measured over shared memory"),
     ],
 )
 def test_runs_that_do_something_else_than_was_profiled_teach_nothing(
-    folder: Path, options: RunOptions, reason: str
+    folder: Path, options: dict[str, object], change: dict[str, object], reason: str
 ) -> None:
-    lesson = teach(folder, planned(TRUE.profile), options)
-    assert reason in lesson.text
-    assert lesson.path is None
-
-
-def test_a_short_run_teaches_nothing() -> None:
     plan = planned(TRUE.profile)
-    result = run(plan)
-    short = replace(result, step_seconds=result.step_seconds[: WARMUP + 2])
-    assert "2 steps" in calibration.refused(plan, RunOptions(), short)
-    assert "0 steps" in calibration.refused(plan, RunOptions(), replace(result, step_seconds=(1.0,)))
-    assert calibration.refused(plan, RunOptions(), result) == ""
+    if "transport" in change:
+        plan = replace(plan, prediction=replace(plan.prediction, transport="shared memory"))
+    found = replace(run(plan), **change)
+    lesson = calibration.calibrate(plan, folder / "plan.json", None, RunOptions(**options), found)
+    assert reason in lesson.text
+    assert (lesson.path, load(folder / "profile.json", Profile)) == (None, TRUE.profile)
 
 
 def test_explain_says_what_the_plan_counts_with() -> None:
@@ -160,20 +154,8 @@ def test_explain_says_what_the_plan_counts_with() -> None:
     corrected = replace(plan, inputs=replace(plan.inputs, corrections=corrections))
     line = "calibrated by 3 runs: forward x1.06, forward (shared stages) x1.40, messages x0.90"
     assert line in explain.headline(corrected)
-
-
-def test_kinds_of_device_are_told_apart_where_there_are_several() -> None:
     corrections = [Correction(CostClass(FORWARD, kind), 1.1, 2) for kind in ("fast", "slow")]
     assert calibration.corrections_text(corrections) == "forward (fast) x1.10, forward (slow) x1.10"
-
-
-def test_a_run_over_another_transport_teaches_nothing(folder: Path) -> None:
-    plan = planned(TRUE.profile)
-    plan = replace(plan, prediction=replace(plan.prediction, transport="shared memory"))
-    found = replace(run(plan), transport="gloo")
-    lesson = calibration.calibrate(plan, folder / "plan.json", None, RunOptions(), found)
-    assert "it ran over gloo, the profile's links were measured over shared memory" in lesson.text
-    assert load(folder / "profile.json", Profile) == TRUE.profile
 
 
 def test_a_plan_remembers_where_its_profile_was(folder: Path) -> None:

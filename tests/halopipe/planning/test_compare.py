@@ -1,3 +1,5 @@
+"""Plans beside one another: what they decide otherwise, which is better, and a front of step against memory."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -5,86 +7,98 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.chains import chain_profile
+from halopipe.planning import pareto, solve
+from halopipe.planning import problem as problems
 from halopipe.planning.compare import Comparison, differences, proof_text, tie_text
 from halopipe.planning.solve import Baselines
-from planner.ir.plan import Measured, Search, Tie
+from planner.ir.errors import InfeasibleError
+from planner.ir.plan import Decision, Measured, Plan, Search, Tie
+from planner.ir.problem import MEMORY, Problem
 from tests.planner.factories import chain_decision, plan_of
 
 PROFILE = chain_profile(6)
 REFERENCE = chain_decision(PROFILE, cuts=(3,))
+OTHER_MODEL = chain_decision(chain_profile(7), cuts=(3,))
+REPLICAS = chain_decision(PROFILE, micro_batches=(4,), ranks=((0, 1),), shares=((2, 2),))
+GPIPE = chain_decision(PROFILE, cuts=(3,), micro_batches=(1, 1, 1, 1), schedule="gpipe")
 
 
-def test_equal_decisions_differ_in_nothing() -> None:
-    assert differences(REFERENCE, chain_decision(PROFILE, cuts=(3,))) == ()
+def reordered(decision: Decision) -> Decision:
+    first, *rest = decision.program
+    return replace(decision, program=((*first[:-2], *reversed(first[-2:])), *rest))
 
 
-def test_moved_layers_are_named_in_runs() -> None:
-    (line,) = differences(REFERENCE, chain_decision(PROFILE, cuts=(5,)))
-    assert line == "2 layers l3 ... l4: on n0/cpu0 instead of n0/cpu1"
+def cut_by_height(decision: Decision) -> Decision:
+    cut = {**decision.layers, "l2": replace(decision.layers["l2"], cuts={"height": (0, 5, 8)})}
+    return replace(decision, layers=cut)
 
 
-def test_stages_are_told_apart_by_devices_not_by_number() -> None:
-    swapped = chain_decision(PROFILE, cuts=(3,), ranks=((1,), (0,)))
-    assert differences(REFERENCE, swapped) == (
-        "3 layers l0 ... l2: on n0/cpu1 instead of n0/cpu0",
-        "4 layers l3 ... loss: on n0/cpu0 instead of n0/cpu1",
-    )
+def divided(zero: int) -> Decision:
+    stages = tuple(replace(stage, sharded=zero > 0, zero=max(1, zero)) for stage in REFERENCE.stages)
+    return replace(REFERENCE, stages=stages)
 
 
-def test_schedule_batches_and_shares_are_named() -> None:
-    other = chain_decision(PROFILE, micro_batches=(4,), ranks=((0, 1),), shares=((3, 1),), schedule="gpipe")
-    assert differences(REFERENCE, other) == (
-        "schedule: gpipe instead of 1f1b",
-        "micro-batches: 1 micro-batch of 4 instead of 2 micro-batches of 2",
-        "stages: 1 instead of 2",
-        "3 layers l0 ... l2: on n0/cpu0 and n0/cpu1 (samples 3:1) instead of n0/cpu0",
-        "4 layers l3 ... loss: on n0/cpu0 and n0/cpu1 (samples 3:1) instead of n0/cpu1",
-    )
+def recomputed(decision: Decision) -> Decision:
+    first, *rest = decision.stages
+    return replace(decision, stages=(replace(first, recompute=True), *rest))
 
 
-def test_another_order_of_the_same_actions_is_a_difference() -> None:
-    first, *rest = REFERENCE.program
-    reordered = replace(REFERENCE, program=((*first[:-2], *reversed(first[-2:])), *rest))
-    assert differences(REFERENCE, reordered) == ("the order of actions differs",)
-
-
-def test_recomputation_and_micro_batches_in_flight_are_named() -> None:
-    other = chain_decision(PROFILE, cuts=(3,), micro_batches=(1, 1, 1, 1), schedule="gpipe")
-    again = replace(other, stages=(replace(other.stages[0], recompute=True), other.stages[1]))
-    assert differences(REFERENCE, again) == (
-        "schedule: gpipe instead of 1f1b",
-        "micro-batches: 4 micro-batches of 1 instead of 2 micro-batches of 2",
-        "stage 0 on n0/cpu0: computes activations again",
-        "stage 0 on n0/cpu0: 4 micro-batches in flight instead of 2",
-        "stage 1 on n0/cpu1: 4 micro-batches in flight instead of 1",
-    )
-    assert "stage 0 on n0/cpu0: keeps its activations" in differences(again, REFERENCE)
-
-
-def test_layouts_of_single_layers_are_told_apart() -> None:
-    base = chain_decision(PROFILE, micro_batches=(4,), ranks=((0, 1),), shares=((2, 2),))
-    cut = {**base.layers, "l2": replace(base.layers["l2"], cuts={"height": (0, 5, 8)})}
-    assert differences(base, replace(base, layers=cut)) == (
-        "layer l2: on n0/cpu0 and n0/cpu1 (height 5:3) instead of n0/cpu0 and n0/cpu1 (samples 2:2)",
-    )
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("one", "other", "lines"),
+    [
+        (REFERENCE, chain_decision(PROFILE, cuts=(3,)), ()),
+        (REFERENCE, chain_decision(PROFILE, cuts=(5,)), ("2 layers l3 ... l4: on n0/cpu0 instead of n0/cpu1",)),
+        (  # by devices, not by number
+            REFERENCE,
+            chain_decision(PROFILE, cuts=(3,), ranks=((1,), (0,))),
+            (
+                "3 layers l0 ... l2: on n0/cpu1 instead of n0/cpu0",
+                "4 layers l3 ... loss: on n0/cpu0 instead of n0/cpu1",
+            ),
+        ),
+        (
+            REFERENCE,
+            chain_decision(PROFILE, micro_batches=(4,), ranks=((0, 1),), shares=((3, 1),), schedule="gpipe"),
+            (
+                "schedule: gpipe instead of 1f1b",
+                "micro-batches: 1 micro-batch of 4 instead of 2 micro-batches of 2",
+                "stages: 1 instead of 2",
+                "3 layers l0 ... l2: on n0/cpu0 and n0/cpu1 (samples 3:1) instead of n0/cpu0",
+                "4 layers l3 ... loss: on n0/cpu0 and n0/cpu1 (samples 3:1) instead of n0/cpu1",
+            ),
+        ),
+        (REFERENCE, reordered(REFERENCE), ("the order of actions differs",)),
+        (
+            REFERENCE,
+            recomputed(GPIPE),
+            (
+                "schedule: gpipe instead of 1f1b",
+                "micro-batches: 4 micro-batches of 1 instead of 2 micro-batches of 2",
+                "stage 0 on n0/cpu0: computes activations again",
+                "stage 0 on n0/cpu0: 4 micro-batches in flight instead of 2",
+                "stage 1 on n0/cpu1: 4 micro-batches in flight instead of 1",
+            ),
+        ),
+        (recomputed(GPIPE), GPIPE, ("stage 0 on n0/cpu0: keeps its activations",)),
+        (
+            REPLICAS,
+            cut_by_height(REPLICAS),
+            ("layer l2: on n0/cpu0 and n0/cpu1 (height 5:3) instead of n0/cpu0 and n0/cpu1 (samples 2:2)",),
+        ),
+        (REFERENCE, OTHER_MODEL, ("layer l6: only in this plan",)),
+        (OTHER_MODEL, REFERENCE, ("layer l6: not in this plan",)),
+    ],
+)
+def test_what_two_plans_decide_otherwise_is_named(one: Decision, other: Decision, lines: tuple[str, ...]) -> None:
+    assert differences(one, other) == lines
 
 
 def test_what_ranks_divide_is_named() -> None:
-    levels = [
-        replace(
-            REFERENCE, stages=tuple(replace(stage, sharded=zero > 0, zero=max(1, zero)) for stage in REFERENCE.stages)
-        )
-        for zero in range(4)
-    ]
+    levels = [divided(zero) for zero in range(4)]
     assert differences(REFERENCE, levels[1])[0] == "stage 0 on n0/cpu0: its ranks divide the optimiser's state"
     assert differences(levels[1], levels[2])[0].endswith("divide the optimiser's state and gradients")
     assert differences(levels[3], REFERENCE)[0].endswith("keep the optimiser's state whole")
-
-
-def test_layers_of_another_model_are_named() -> None:
-    other = chain_decision(chain_profile(7), cuts=(3,))
-    assert differences(REFERENCE, other) == ("layer l6: only in this plan",)
-    assert differences(other, REFERENCE) == ("layer l6: not in this plan",)
 
 
 def test_the_table_says_which_is_best_and_what_does_not_fit() -> None:
@@ -127,22 +141,14 @@ def test_a_proof_says_how_far_from_the_best_a_plan_can_be(status: str, gap: floa
     assert proof_text(Search("m", "s", "heuristic", 0.0, 0.0, 0, 0)) == "heuristic"
 
 
-def test_plans_that_decide_the_same_are_told_of_together() -> None:
+def test_plans_that_decide_the_same_are_told_of_together_and_those_for_other_things_are_remarked_on() -> None:
     first, other = plan_of(PROFILE, REFERENCE), plan_of(PROFILE, chain_decision(PROFILE, cuts=(5,)))
     shown = Comparison({"a": first, "b": other, "c": first, "d": other}).render()
     assert "b, d, against a:\n  2 layers l3 ... l4" in shown
     assert "c, against a:\n  the same decision" in shown
-
-
-def test_plans_for_different_models_are_remarked_on() -> None:
-    other_profile = chain_profile(7)
-    other = plan_of(other_profile, chain_decision(other_profile, cuts=(3,)))
-    assert "different models" in Comparison({"a": plan_of(PROFILE, REFERENCE), "b": other}).render()
-
-
-def test_plans_of_different_global_batches_are_remarked_on() -> None:
-    other = plan_of(PROFILE, chain_decision(PROFILE, cuts=(3,), micro_batches=(4, 4)))
-    comparison = Comparison({"a": plan_of(PROFILE, REFERENCE), "b": other}, profile=PROFILE)
+    assert "different models" in Comparison({"a": first, "b": plan_of(chain_profile(7), OTHER_MODEL)}).render()
+    larger = plan_of(PROFILE, chain_decision(PROFILE, cuts=(3,), micro_batches=(4, 4)))
+    comparison = Comparison({"a": first, "b": larger}, profile=PROFILE)
     assert "global batches differ (4, 8)" in comparison.render()
     assert comparison.ties == {}
 
@@ -161,3 +167,104 @@ def test_what_a_plan_was_taken_for_and_what_that_costs_is_said(num_ranks: int, s
     plan = replace(plan, search=replace(plan.search, tie=tie))
     assert tie_text(plan, tie) == said
     assert f"  mine {said}: {tie.over}, is faster there" in str(Comparison({"mine": plan}))
+
+
+POINTS = ((1.0, 100), (2.0, 60), (2.0, 55), (3.0, 40), (5.0, 12), (6.0, 11))
+"""(step, peak) of the plans that the solver below knows; (2.0, 60) is no better than (2.0, 55)."""
+
+
+def made(step_s: float, peak: int, status: str = "proven") -> Plan:
+    plan = plan_of(PROFILE, chain_decision(PROFILE, cuts=(3,)), step_s)
+    ranks = tuple(replace(rank, peak_bytes=peak - number) for number, rank in enumerate(plan.prediction.ranks))
+    return replace(
+        plan,
+        prediction=replace(plan.prediction, ranks=ranks),
+        search=replace(plan.search, status=status, bound_s=step_s if status == "proven" else step_s / 2),
+    )
+
+
+class Solver:
+    """Solves by looking at ``POINTS``; remembers what it was asked."""
+
+    def __init__(self, status: str = "proven", heeds_objective: bool = True) -> None:
+        self.status, self.heeds_objective = status, heeds_objective
+        self.asked: list[tuple[int, str]] = []
+
+    def __call__(self, problem: Problem, name: str = "", progress: object = None) -> Plan:
+        self.asked.append((problem.memory_bytes, problem.objective))
+        fitting = [point for point in POINTS if not problem.memory_bytes or point[1] <= problem.memory_bytes]
+        if not fitting:
+            raise InfeasibleError("no plan fits")
+        if problem.objective == MEMORY and self.heeds_objective:
+            return made(*min(fitting, key=lambda point: point[1]), self.status)
+        return made(*min(fitting, key=lambda point: point[0]), self.status)
+
+
+@pytest.fixture
+def solver(monkeypatch: pytest.MonkeyPatch) -> Solver:
+    found = Solver()
+    monkeypatch.setattr(solve, "solve", found)
+    return found
+
+
+def found(front: pareto.Front) -> list[tuple[float, int]]:
+    return [(plan.prediction.step_s, plan.prediction.peak_bytes) for plan in front.plans]
+
+
+PROBLEM = problems.make_problem(PROFILE)
+WHOLE = [(1.0, 100), (2.0, 55), (3.0, 40), (5.0, 12), (6.0, 11)]
+
+
+def test_the_whole_front_is_found_by_limits_just_below_each_peak(solver: Solver) -> None:
+    front = pareto.front(PROBLEM)
+    assert found(front) == WHOLE
+    assert front.complete
+    assert [limit for limit, _ in solver.asked] == [0, 99, 59, 54, 39, 11, 10]
+    frame = front.frame()
+    assert list(frame["peak_bytes"]) == [peak for _, peak in WHOLE]
+    assert frame.loc[1, "slower"] == 0
+    assert front.data()["points"][1]["step_s"] == 2.0
+    assert front.render().splitlines()[0] == "Step against memory of the fullest rank (the whole front, proven)"
+
+
+def test_a_limit_of_ones_own_is_kept(solver: Solver) -> None:
+    assert found(pareto.front(replace(PROBLEM, memory_bytes=50))) == WHOLE[2:]
+    assert max(limit for limit, _ in solver.asked) == 50
+    with pytest.raises(InfeasibleError):
+        pareto.front(replace(PROBLEM, memory_bytes=5))
+
+
+def test_some_points_are_spread_over_the_memory(solver: Solver, monkeypatch: pytest.MonkeyPatch) -> None:
+    front = pareto.front(PROBLEM, num_points=4)
+    assert len(front.plans) == 4
+    assert {WHOLE[0], WHOLE[-1]} <= set(found(front))
+    assert not front.complete
+    more = pareto.front(PROBLEM, num_points=50)
+    assert (found(more), more.complete) == (WHOLE, True)
+    monkeypatch.setattr(solve, "solve", Solver(heeds_objective=False))  # it is limited in strides
+    front = pareto.front(PROBLEM, num_points=4)
+    assert found(front)[0] == WHOLE[0]
+    assert 2 <= len(front.plans) <= 4
+    assert not front.complete
+
+
+def test_without_proofs_the_front_is_not_called_complete_and_ctrl_c_keeps_what_was_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(solve, "solve", Solver("time limit"))
+    front = pareto.front(PROBLEM)
+    assert not front.complete
+    assert "or not all of it proven" in front.render()
+    monkeypatch.setattr(solve, "solve", Solver("stopped"))
+    assert found(pareto.front(PROBLEM)) == WHOLE[:1]
+
+
+def test_on_a_real_search_less_memory_is_never_faster() -> None:
+    profile = chain_profile(4, parameter_bytes=2**16, activation_bytes=2**18, sizes=(1, 2, 4))
+    front = pareto.front(problems.make_problem(profile, global_batch=4))
+    pairs = found(front)
+    assert pairs == sorted(pairs)
+    assert [peak for _, peak in pairs] == sorted((peak for _, peak in pairs), reverse=True)
+    assert len(set(pairs)) == len(pairs)
+    for plan in front.plans:
+        assert plan.prediction.peak_bytes <= max(rank.memory_limit_bytes for rank in plan.prediction.ranks)

@@ -1,4 +1,4 @@
-"""``halopipe checkpoint``: what is there, what is damaged, weights out and in; and the interval's many spellings."""
+"""``halopipe checkpoint``: what is there, what is damaged, weights out and in."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from halopipe.cli.app import app
 from halopipe.training.checkpoint_folders import load_weights
 from halopipe.training.resuming import Saved
 from planner.ir.codec import dump
@@ -23,7 +22,7 @@ from planner.ir.errors import CorruptFileError, UsageError
 from planner.ir.plan import Plan
 from profiler.source.parts import model_of
 from runtime.checkpoint import Checkpoint, complete_steps, whole_state_dict
-from tests.halopipe import learners
+from tests.halopipe import commands, learners
 from tests.halopipe.ranks import run_job
 from tests.runtime.checkpoint.cases import forge
 
@@ -31,7 +30,7 @@ RECIPE = {"data": "tests.halopipe.learners:dataset", "optimizer": "AdamW:lr=0.05
 
 
 def call(text: str) -> Result:
-    return CliRunner().invoke(app, text.split())
+    return commands.call(*text.split())
 
 
 @cache
@@ -99,9 +98,9 @@ def test_every_byte_is_verified_and_damage_is_an_exit_code(folder: Path) -> None
 
 
 def test_weights_go_out_and_come_in_and_training_begins_from_them(folder: Path) -> None:
-    for place in ("saved/step-500", "saved/step-3/weights.pt", "saved/step-7/weights.pt"):
-        refused = call(f"checkpoint export saved --to {place}")
-        assert (refused.exit_code, "would be taken for a checkpoint" in refused.stderr) == (2, True)
+    text = call("checkpoint saved").stdout
+    for said in ("step-4: 4 steps done", "saved by 2 ranks", "4 parameters and buffers", "other steps there: 1, 2, 3"):
+        assert said in text
     assert call("checkpoint export saved --to weights.pt --step 3").exit_code == 0
     old = call("checkpoint saved --step 3 --to same.pt")
     assert (old.exit_code, Path("same.pt").read_bytes()) == (0, Path("weights.pt").read_bytes())
@@ -136,41 +135,41 @@ def test_weights_go_out_in_the_format_of_torch(folder: Path) -> None:
     assert (again.exit_code, "cannot write made/weights.dcp" in again.stderr) == (3, True)
 
 
-def test_weights_of_another_model_are_refused_by_name(folder: Path) -> None:
-    torch.save({"0.weight": torch.ones(7, 5), "head": torch.ones(1)}, "other.pt")
-    bad = call("checkpoint import begun --from other.pt --plan plan.json")
-    assert bad.exit_code == 2
-    assert "Missing key(s) in state_dict" in bad.stderr
-    assert "head" in bad.stderr
-    assert complete_steps("begun") == ()
-    torch.save({"epoch": 3, "state_dict": {"a": torch.ones(1)}}, "nested.pt")
-    bad = call("checkpoint import begun --from nested.pt --plan plan.json")
-    assert (bad.exit_code, "state_dict is a mapping: perhaps the state dict is that" in bad.stderr) == (3, True)
-    Path("text.pt").write_text("no weights")
-    for name in ("text.pt", "nowhere.pt"):
-        assert call(f"checkpoint import begun --from {name} --plan plan.json").exit_code == 3
-
-
+@pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "code", "message"),
     [
-        ("checkpoint list", "checkpoint list needs a folder"),
-        ("checkpoint burn saved", "knows no 'burn'"),
-        ("checkpoint list saved --step 3", "checkpoint list takes no --step"),
-        ("checkpoint saved --plan plan.json", "checkpoint takes no --plan"),
-        ("checkpoint export saved", "checkpoint export needs --to"),
-        ("checkpoint import saved --from x.pt", "checkpoint import needs --plan"),
+        ("checkpoint list", 2, "checkpoint list needs a folder"),
+        ("checkpoint burn saved", 2, "knows no 'burn'"),
+        ("checkpoint list saved --step 3", 2, "checkpoint list takes no --step"),
+        ("checkpoint saved --plan plan.json", 2, "checkpoint takes no --plan"),
+        ("checkpoint export saved", 2, "checkpoint export needs --to"),
+        ("checkpoint import saved --from x.pt", 2, "checkpoint import needs --plan"),
+        *((f"checkpoint {verb}", 3, "has no complete") for verb in ("list no", "verify no", "export no --to x.pt")),
+        ("checkpoint import begun --from text.pt --plan plan.json", 3, "text.pt"),
+        ("checkpoint import begun --from nowhere.pt --plan plan.json", 3, "nowhere.pt"),
+        ("checkpoint import begun --from other.pt --plan plan.json", 2, "Missing key(s) in state_dict"),
+        (
+            "checkpoint import begun --from nested.pt --plan plan.json",
+            3,
+            "state_dict is a mapping: perhaps the state dict is that",
+        ),
+        *(
+            (f"checkpoint export saved --to {place}", 2, "would be taken for a checkpoint")
+            for place in ("saved/step-500", "saved/step-3/weights.pt", "saved/step-7/weights.pt")
+        ),
     ],
 )
-def test_a_verb_says_what_it_takes(folder: Path, words: str, message: str) -> None:
+def test_what_cannot_be_done_is_refused_and_nothing_is_written(
+    folder: Path, words: str, code: int, message: str
+) -> None:
+    torch.save({"0.weight": torch.ones(7, 5), "head": torch.ones(1)}, "other.pt")
+    torch.save({"epoch": 3, "state_dict": {"a": torch.ones(1)}}, "nested.pt")
+    Path("text.pt").write_text("no weights")
     result = call(words)
-    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
-
-
-def test_what_is_not_there_is_an_input_error(folder: Path) -> None:
-    for words in ("checkpoint list nowhere", "checkpoint verify nowhere", "checkpoint export nowhere --to x.pt"):
-        result = call(words)
-        assert (result.exit_code, "has no complete checkpoint" in result.stderr) == (3, True)
+    assert (result.exit_code, message in result.stderr, result.stdout) == (code, True, ""), result.stderr
+    assert not Path("x.pt").exists()
+    assert (complete_steps("begun"), complete_steps(folder)) == ((), (1, 2, 3, 4))
 
 
 def test_checkpoints_of_before_say_how_many_ranks_there_were(folder: Path) -> None:

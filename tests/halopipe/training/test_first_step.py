@@ -56,28 +56,6 @@ class Net(nn.Module):
         return self.last(functional.relu(self.between(self.first(x))))
 
 
-def example(module: nn.Module) -> Any:
-    return module, (torch.randn(4, WIDTH), torch.randint(3, (4,))), functional.cross_entropy
-
-
-def plain_net() -> Any:
-    return example(Net())
-
-
-def normalised() -> Any:
-    return example(nn.Sequential(nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)))
-
-
-def ignoring() -> Any:
-    """A mean over as many samples of a micro-batch as are not ignored, behind statistics of the micro-batch."""
-    module, (inputs, _), loss = normalised()
-    return module, (inputs, torch.tensor([-100, 2, -100, 1])), loss
-
-
-def dropping() -> Any:
-    return example(Net(nn.Dropout(0.4)))
-
-
 class OwnDtype(nn.Module):
     """A user's cast to single precision, which the weights of a copy in float64 do not survive."""
 
@@ -87,10 +65,6 @@ class OwnDtype(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.first(x).to(torch.float32))
-
-
-def own_dtype() -> Any:
-    return example(OwnDtype())
 
 
 class Within(nn.Module):
@@ -113,24 +87,36 @@ class Within(nn.Module):
         return self.last(self.norm(made))
 
 
-def within() -> Any:
-    return example(Within(lower=True))
+def network(*, kind: str) -> Any:
+    """``ignoring``: a mean over as many samples as are not ignored, behind statistics of the micro-batch."""
+    with_norm = nn.Sequential(nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    module = {
+        "plain": Net(),
+        "normalised": with_norm,
+        "ignoring": with_norm,
+        "dropping": Net(nn.Dropout(0.4)),
+        "own_dtype": OwnDtype(),
+        "within": Within(lower=True),
+        "beside": Within(lower=False),
+    }[kind]
+    targets = torch.tensor([-100, 2, -100, 1]) if kind == "ignoring" else torch.randint(3, (4,))
+    return module, (torch.randn(4, WIDTH), targets), functional.cross_entropy
 
 
-def beside() -> Any:
-    return example(Within(lower=False))
+def source(kind: str, dtype: str = "float64") -> ModelSource:
+    return ModelSource(f"{__name__}:network", {"kind": json.dumps(kind)}, dtype=dtype)
 
 
-def source(name: str, dtype: str = "float64") -> ModelSource:
-    return ModelSource(f"{__name__}:{name}", dtype=dtype)
-
-
-def plan(name: str = "plain_net", dtype: str = "float64", cuts: tuple[float, ...] = (0.5,)) -> Plan:
+def plan(name: str = "plain", dtype: str = "float64", cuts: tuple[float, ...] = (0.5,)) -> Plan:
     return plan_of(source(name, dtype), list(cuts), (3, 2, 2))
 
 
 def checked(made: Plan, folder: Path, **options: object) -> RunResult:
     return run_job(made, folder, **{"steps": 2, "check_first_step": True, **options})
+
+
+def job_of(name: str = "plain", dtype: str = "float64", **options: Any) -> Job:
+    return Job(plan(name, dtype), RunOptions(**options), Path())
 
 
 UNSEEDED: list[Tensor] = []
@@ -151,9 +137,10 @@ def bad_first(global_batch: int, input_shape: tuple[int, ...], seed: int) -> Ite
         first = torch.ones(global_batch, WIDTH)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "witness"),
-    [("plain_net", WHOLE), ("dropping", WHOLE), ("normalised", IN_PARTS), ("ignoring", IN_PARTS), ("own_dtype", "")],
+    [("plain", WHOLE), ("dropping", WHOLE), ("normalised", IN_PARTS), ("ignoring", IN_PARTS), ("own_dtype", "")],
 )
 def test_the_first_step_of_a_job_is_one_device_s(tmp_path: Path, name: str, witness: str) -> None:
     dtype = "float64" if witness else "float32"
@@ -181,40 +168,52 @@ def test_what_a_lower_precision_within_rounds_is_accepted_and_said(tmp_path: Pat
     assert "float32" not in plain_limits.witness
 
 
-def test_a_mistake_shows_where_a_lower_precision_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def spoil_gradients(patch: pytest.MonkeyPatch, factor: float) -> None:
+    """Those of the first layer are so many times as large."""
     honest = GradientSync.run
 
     def scaling(self: GradientSync) -> Any:
         for local_stage in self._local_stages.values():
             if "first.weight" in local_stage.parameters:
-                local_stage.parameters["first.weight"].grad.mul_(1.001)
+                local_stage.parameters["first.weight"].grad.mul_(factor)
         return honest(self)
 
-    monkeypatch.setattr(GradientSync, "run", scaling)
+    patch.setattr(GradientSync, "run", scaling)
+
+
+def test_what_the_plan_does_wrong_is_named_by_the_layer_nearest_to_the_loss_also_where_a_lower_precision_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        spoil_gradients(patch, 2.0)
+        with pytest.raises(NumericsError, match="the plan does not compute what one device does") as caught:
+            checked(plan(), tmp_path)
+    assert "the captured graph does on one device what the user's module does" in caught.value.details
+    last = caught.value.details[-1]
+    assert last.startswith("values part at layer first (stage 0, rank 0): gradient of first.weight at ")
+    assert "relative error 1.00e+00" in last
+    spoil_gradients(monkeypatch, 1.001)
     with pytest.raises(NumericsError, match="the plan does not compute what one device does") as caught:
         checked(plan("within"), tmp_path)
     assert any("values pass through float32" in line for line in caught.value.details)
     assert caught.value.details[-1].startswith("values part at layer first")  # and not at what is not filled
 
 
-def test_a_model_with_a_dtype_of_its_own_has_no_yardstick_and_that_is_said(tmp_path: Path) -> None:
-    job = Job(plan("own_dtype", "float32"), RunOptions(), tmp_path)
-    found = make_reference(job)
+def test_a_model_with_a_dtype_of_its_own_has_no_yardstick_and_that_is_said() -> None:
+    found = make_reference(job_of("own_dtype", "float32"))
     assert found.rounding == {}
     assert found.witness.startswith(
         f"{WHOLE}; its own rounding is not known, as it does not run in float64 (RuntimeError"
     )
 
 
-def test_a_module_that_runs_on_the_host_alone_is_told_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_runs_on_the_host_alone_is_told_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def mixing(*arguments: object, **options: object) -> float:
         raise RuntimeError("Expected all tensors to be on the same device, but found cuda:0 and cpu\nand more")
 
     monkeypatch.setattr(single_device, "capture_for", lambda model, device: (model, capture(model)))
     monkeypatch.setattr(single_device, "serial_step", mixing)
-    job = Job(plan("plain_net"), RunOptions(), tmp_path)
+    job = job_of()
     model = load_model(job.source)
     with pytest.raises(UnsupportedModelError, match="one device of type cuda cannot run the module") as caught:
         reference_of(rank_of(job, 0), model, [(model.inputs, model.targets)], torch.device("cuda:0"))
@@ -223,12 +222,16 @@ def test_a_module_that_runs_on_the_host_alone_is_told_with_its_line(
     assert any("--no-check-first-step" in remedy for remedy in caught.value.remedies)
 
 
-def test_the_yardstick_reads_the_very_same_batch(tmp_path: Path) -> None:
+def test_the_yardstick_reads_the_very_same_batch_and_travels_whole() -> None:
     UNSEEDED.clear()
-    job = Job(plan("plain_net", "float32"), RunOptions(data=f"{__name__}:unseeded"), tmp_path)
-    found = make_reference(job)
+    found = make_reference(job_of(dtype="float32", data=f"{__name__}:unseeded"))
     assert len(UNSEEDED) == 1
     assert 0 < max(found.rounding["gradient"].values()) < 1e-5
+    store = dist.HashStore()
+    set_text(store, REFERENCE, found.to_text())
+    there = Reference.from_text(text_at(store, REFERENCE))
+    assert (there.losses, there.rounding, there.witness) == (found.losses, found.rounding, found.witness)
+    assert all(there.gradient[name].distance(found.gradient[name]) == 0.0 for name in found.gradient)
 
 
 def test_one_device_is_fed_images_of_the_size_that_the_plan_is_for(tmp_path: Path) -> None:
@@ -243,13 +246,12 @@ def test_one_device_is_fed_images_of_the_size_that_the_plan_is_for(tmp_path: Pat
     assert found != pytest.approx(model.loss(model.inputs, model.targets).item(), rel=1e-6)
 
 
-def test_updates_are_compared_where_gradients_are_gathered_over_steps(tmp_path: Path) -> None:
+def test_updates_are_compared_where_gradients_are_gathered_over_steps_unless_one_of_them_is_left_out(
+    tmp_path: Path,
+) -> None:
     numerics = checked(plan(), tmp_path, steps=4, accumulate=2, clip_norm=0.1).numerics
     assert numerics is not None
     assert (numerics.num_steps, numerics.worst["parameter"].error < 1e-10) == (2, True)
-
-
-def test_an_update_that_an_earlier_of_its_steps_spoils_is_not_compared(tmp_path: Path) -> None:
     outcome = checked(plan(), tmp_path, steps=4, accumulate=2, on_nan="skip", data=f"{__name__}:bad_first")
     assert [each.step for each in outcome.left_out] == [1]
     assert outcome.numerics is not None
@@ -263,52 +265,45 @@ def test_forward_passes_alone_are_compared_by_their_loss(tmp_path: Path) -> None
     assert numerics.worst["loss"].error < 1e-10
 
 
-@pytest.fixture
-def wrong_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks run another function than the module's, in place of its relu; one device does not."""
+def with_sigmoid(captured: Any) -> Any:
+    """Another function than the module's, in place of its relu."""
+    for node in captured.graph_module.graph.nodes:
+        if node.target is torch.ops.aten.relu.default:
+            node.target = torch.ops.aten.sigmoid.default
+    captured.graph_module.recompile()
+    return captured
+
+
+def test_a_plan_that_computes_something_else_ends_before_its_second_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = opening.capture_for
 
     def capture_for(*args: Any, **options: Any) -> Any:
         model, captured = honest(*args, **options)
-        for node in captured.graph_module.graph.nodes:
-            if node.target is torch.ops.aten.relu.default:
-                node.target = torch.ops.aten.sigmoid.default
-        captured.graph_module.recompile()
-        return model, captured
+        return model, with_sigmoid(captured)
 
-    monkeypatch.setattr(opening, "capture_for", capture_for)
-
-
-@pytest.mark.usefixtures("wrong_graph")
-def test_a_plan_that_computes_something_else_ends_before_its_second_step(tmp_path: Path) -> None:
+    monkeypatch.setattr(opening, "capture_for", capture_for)  # of ranks; one device does not
     metrics = tmp_path / "metrics.jsonl"
     with pytest.raises(NumericsError, match="the plan does not compute what one device does") as caught:
         checked(plan(), tmp_path, metrics=str(metrics))
     assert caught.value.exit_code == 6
-    assert "one device: the user's module on the whole batch" in caught.value.details
+    assert f"one device: {WHOLE}" in caught.value.details
     assert len(metrics.read_text().splitlines()) == 1
+    assert len(checked(plan(), tmp_path, check_first_step=False).losses) == 2, "without the check nobody notices"
 
 
-def test_without_the_check_nobody_notices(tmp_path: Path, wrong_graph: None) -> None:
-    assert len(checked(plan(), tmp_path, check_first_step=False).losses) == 2
+def divergence(job: Job, model: Any, captured: Any) -> list[str]:
+    return first_divergence(rank_of(job, 0).context, model, captured, (model.inputs, model.targets), [])
 
 
-@pytest.mark.parametrize("name", ["plain_net", "dropping"])
+@pytest.mark.parametrize("name", ["plain", "dropping"])
 def test_values_that_part_in_the_captured_graph_are_named_by_layer(name: str) -> None:
-    made = plan(name)
-    job = Job(made, RunOptions(), Path())
+    job = job_of(name)
     model = load_model(job.source)
-    item = model.inputs, model.targets
-    assert (
-        "does on one device what the user's module does"
-        in first_divergence(rank_of(job, 0).context, model, capture(model), item, [])[0]
-    )
-    captured = capture(model)
-    for node in captured.graph_module.graph.nodes:
-        if node.target is torch.ops.aten.relu.default:
-            node.target = torch.ops.aten.sigmoid.default
-    (line,) = first_divergence(rank_of(job, 0).context, model, captured, item, [])
-    stage = made.decision.layers["relu"].stage
+    assert "does on one device what the user's module does" in divergence(job, model, capture(model))[0]
+    (line,) = divergence(job, model, with_sigmoid(capture(model)))
+    stage = job.plan.decision.layers["relu"].stage
     assert f"in the forward of micro-batch 0, layer relu (stage {stage}, rank {stage}) makes values of norm" in line
 
 
@@ -325,33 +320,12 @@ class Doubled(torch.autograd.Function):
 
 
 def test_gradients_that_part_in_the_captured_graph_are_named_by_layer() -> None:
-    job = Job(plan(), RunOptions(), Path())
+    job = job_of()
     model = load_model(job.source)
     captured = capture(model)
     model.module.between = lambda x: Doubled.apply(torch.tanh(x))
-    (line,) = first_divergence(rank_of(job, 0).context, model, captured, (model.inputs, model.targets), [])
+    (line,) = divergence(job, model, captured)
     assert "in the backward of micro-batch 0, layer first (stage 0, rank 0) gets a gradient of norm " in line
-
-
-def test_what_the_plan_does_wrong_is_named_by_the_layer_nearest_to_the_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest = GradientSync.run
-
-    def doubling(self: GradientSync) -> Any:
-        for local_stage in self._local_stages.values():
-            if "first.weight" in local_stage.parameters:
-                local_stage.parameters["first.weight"].grad.mul_(2)
-        return honest(self)
-
-    monkeypatch.setattr(GradientSync, "run", doubling)
-    with pytest.raises(NumericsError) as caught:
-        checked(plan(), tmp_path)
-    assert "the captured graph does on one device what the user's module does" in caught.value.details
-    assert caught.value.details[-1].startswith(
-        "values part at layer first (stage 0, rank 0): gradient of first.weight at "
-    )
-    assert "relative error 1.00e+00" in caught.value.details[-1]
 
 
 def test_a_module_that_draws_otherwise_than_its_graph_is_refused(
@@ -370,17 +344,14 @@ def test_a_module_that_draws_otherwise_than_its_graph_is_refused(
             checked(plan("dropping"), tmp_path, **options)
 
 
-def test_where_there_is_no_memory_for_one_device_the_job_says_so(tmp_path: Path) -> None:
+def test_what_cannot_be_compared_says_why_and_the_job_goes_on(tmp_path: Path) -> None:
     made = plan()
     huge = replace(made.prediction, ranks=(RankPrediction(0, 0.0, 0.0, 0.0, 1 << 50, 1 << 51),))
     numerics = checked(replace(made, prediction=huge), tmp_path).numerics
     assert numerics is not None
     assert numerics.skipped.startswith("one device would need about 3072 TiB")
     assert str(numerics).startswith("not compared with one device: ")
-
-
-def test_schedules_that_update_within_a_step_are_not_compared(tmp_path: Path) -> None:
-    made = plan_of(source("plain_net"), [0.5], (2, 2), schedule="pipedream")
+    made = plan_of(source("plain"), [0.5], (2, 2), schedule="pipedream")
     numerics = checked(made, tmp_path).numerics
     assert numerics is not None
     assert numerics.skipped.startswith("schedule pipedream updates the weights within a step")
@@ -416,7 +387,7 @@ def told(number: int, of: Plan | None = None, **given: Any) -> Rank:
     return rank
 
 
-def agreed(mine: Rank, first: Rank, model: str = "plain_net", seed: int = 0) -> None:
+def agreed(mine: Rank, first: Rank, model: str = "plain", seed: int = 0) -> None:
     """Two ranks compare what they hold; the error of rank 1, which rank 0 raises too."""
     store, errors = dist.HashStore(), {}
 
@@ -438,10 +409,7 @@ def agreed(mine: Rank, first: Rank, model: str = "plain_net", seed: int = 0) -> 
         raise errors[1]
 
 
-def test_ranks_that_hold_the_same_agree() -> None:
-    agreed(told(1), told(0))
-
-
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("given", "seed", "said"),
     [
@@ -465,18 +433,8 @@ def test_a_rank_that_holds_something_else_is_refused_with_both_values(
     assert all(text.startswith(begin) for text, begin in zip(texts, said, strict=True))
 
 
-def test_a_rank_with_another_plan_is_refused() -> None:
-    with pytest.raises(StaleFileError, match="rank 1 was given another plan than rank 0"):
+def test_ranks_that_hold_the_same_agree_and_one_with_another_plan_is_refused() -> None:
+    agreed(told(1), told(0))
+    with pytest.raises(StaleFileError, match="rank 1 was given another plan than rank 0") as caught:
         agreed(told(1, plan(cuts=())), told(0))
-
-
-def test_a_reference_travels_whole() -> None:
-    job = Job(plan("dropping", "float32"), RunOptions(), Path())
-    model = load_model(job.source)
-    found = reference_of(rank_of(job, 0), model, [(model.inputs, model.targets)], torch.device("cpu"))
-    store = dist.HashStore()
-    set_text(store, REFERENCE, found.to_text())
-    there = Reference.from_text(text_at(store, REFERENCE))
-    assert (there.losses, there.rounding, there.witness) == (found.losses, found.rounding, found.witness)
-    assert all(there.gradient[name].distance(found.gradient[name]) == 0.0 for name in found.gradient)
-    assert json.dumps(there.rounding)
+    assert [detail.partition(":")[0] for detail in caught.value.details[:2]] == ["rank 0", "rank 1"]

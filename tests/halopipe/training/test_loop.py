@@ -16,17 +16,9 @@ import pytest
 import torch
 
 from halopipe.reports import run
-from halopipe.run_spec.result import RunResult, Score
-from halopipe.training.checkpoint_folders import describe, write_state_dict
+from halopipe.run_spec.result import RunResult
 from halopipe.training.checkpointing import Checkpoints
-from planner.ir.errors import (
-    CheckpointError,
-    EndedError,
-    MissingFileError,
-    NotFiniteError,
-    StaleFileError,
-    UsageError,
-)
+from planner.ir import errors
 from planner.ir.plan import Plan, RankPrediction
 from planner.ir.profile import ModelSource
 from planner.ir.schedule import Action, Op
@@ -61,28 +53,24 @@ def expected() -> RunResult:
     return run_job(plans()["one"], Path(), **RECIPE, **EVALUATION)
 
 
-def assert_scores(found: tuple[Score, ...], wanted: tuple[Score, ...]) -> None:
-    assert [(each.step, each.num_samples, each.accuracy) for each in found] == [
-        (each.step, each.num_samples, each.accuracy) for each in wanted
-    ]
-    assert [each.loss for each in found] == pytest.approx([each.loss for each in wanted], rel=1e-10)
-    assert [each.metrics for each in found] == [pytest.approx(each.metrics, rel=1e-10) for each in wanted]
-    assert all(set(each.metrics) == {"recall", "order"} for each in found)
+@cache
+def whole(name: str) -> tuple[float, ...]:
+    """The losses of the recipe by one of the plans."""
+    return run_job(plans()[name], Path(), **RECIPE).losses
 
 
 @pytest.mark.parametrize("way", ["each", "first", "share"])
 @pytest.mark.parametrize("name", ["two", "four"])
 def test_whoever_reads_the_data_training_is_the_same(tmp_path: Path, name: str, way: str) -> None:
-    found = run_job(plans()[name], tmp_path, **RECIPE, **EVALUATION, data_from=way)
-    assert found.losses == pytest.approx(expected().losses, rel=1e-10)
-    assert_scores(found.scores, expected().scores)
+    found, wanted = run_job(plans()[name], tmp_path, **RECIPE, **EVALUATION, data_from=way), expected()
+    assert found.losses == pytest.approx(wanted.losses, rel=1e-10)
     assert [each.step for each in found.scores] == [4, 8]
-    assert {each.num_samples for each in found.scores} == {learners.NUM_SAMPLES}
-    assert all(0.0 < (each.accuracy or 0.0) < 1.0 for each in found.scores)
-
-
-def test_evaluating_changes_nothing(tmp_path: Path) -> None:
-    assert run_job(plans()["one"], tmp_path, **RECIPE).losses == expected().losses
+    for one, other in zip(found.scores, wanted.scores, strict=True):
+        assert (one.step, one.num_samples, one.accuracy) == (other.step, learners.NUM_SAMPLES, other.accuracy)
+        assert (one.loss, set(one.metrics)) == (pytest.approx(other.loss, rel=1e-10), {"recall", "order"})
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-10)
+        assert 0.0 < (one.accuracy or 0.0) < 1.0
+    assert wanted.losses == whole("one"), "evaluating changes nothing"
 
 
 @pytest.mark.parametrize("data", ["loader", "pieces", "stream"])
@@ -159,7 +147,7 @@ def test_metrics_are_written_step_by_step(tmp_path: Path) -> None:
 
 def test_a_run_that_fails_keeps_the_metrics_of_all_steps_before(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with pytest.raises(UsageError, match="the data ended after 2 batches"):
+    with pytest.raises(errors.UsageError, match="the data ended after 2 batches"):
         run_job(plans()["two"], tmp_path, data="tests.halopipe.bombs:short", metrics=str(path))
     assert [line["step"] for line in read_metrics(path)] == [1, 2]
     assert all(line["loss"] is not None for line in read_metrics(path))
@@ -178,29 +166,17 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("step", [5, 4])
 @pytest.mark.parametrize(("name", "way"), [("two", "each"), ("one", "each"), ("four", "share"), ("four", "first")])
 def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path, half: Path, name: str, way: str, step: int) -> None:
-    folder = tmp_path / "saved"
-    shutil.copytree(half / "saved", folder)
+    folder = Path(shutil.copytree(half / "saved", tmp_path / "saved"))
     for later in complete_steps(folder):
         if later > step:
             shutil.rmtree(folder / f"step-{later}")
-    path = tmp_path / "metrics.jsonl"
-    shutil.copy(half / "metrics.jsonl", path)
-    found = run_job(
-        plans()[name],
-        tmp_path,
-        **RECIPE,
-        checkpoint=str(folder),
-        resume=True,
-        keep=2,
-        seed=13,  # of no effect: the checkpoint has one
-        data_from=way,
-        metrics=str(path),
-    )
+    path = Path(shutil.copy(half / "metrics.jsonl", tmp_path))
+    saved = {"checkpoint": str(folder), "resume": True, "keep": 2, "seed": 13}  # of no effect: the checkpoint has one
+    found = run_job(plans()[name], tmp_path, **RECIPE, **saved, data_from=way, metrics=str(path))
     assert found.first_step == step
     assert found.losses == pytest.approx(expected().losses[step:], rel=1e-10)
     if name == "two":
-        whole = run_job(plans()["two"], tmp_path, **RECIPE)
-        assert found.losses == whole.losses[step:]
+        assert found.losses == whole("two")[step:]
     assert complete_steps(folder) == (step, 8)
     assert [line["step"] for line in read_metrics(path)] == list(range(1, 9))
     assert "at step 8" in run.RunReport(plans()[name], found, run.predicted_timeline(plans()[name])).render()
@@ -217,40 +193,23 @@ def test_an_iterator_is_wound_forward(tmp_path: Path) -> None:
 
 def test_another_models_checkpoint_is_refused_with_both_fingerprints(half: Path, tmp_path: Path) -> None:
     options = {"checkpoint": str(half / "saved"), "resume": True, "steps": 9}
-    with pytest.raises(StaleFileError, match="belongs to another model") as caught:
+    with pytest.raises(errors.StaleFileError, match="belongs to another model") as caught:
         run_job(learners.plan_of_taggers(), tmp_path, **options)
     assert [line.split(":")[0] for line in caught.value.details] == ["checkpoint", "here"]
     assert (caught.value.code, caught.value.exit_code) == ("H304", 3)
-    with pytest.raises(StaleFileError, match="belongs to another model"):
+    with pytest.raises(errors.StaleFileError, match="belongs to another model"):
         run_job(plans()["two"], tmp_path, **options, dtype="float32")
 
 
 def test_nothing_left_to_do_and_nothing_there_are_told(half: Path, tmp_path: Path) -> None:
     saved = {"checkpoint": str(half / "saved"), "resume": True}
-    with pytest.raises(UsageError, match="all 5 steps are done") as caught:
+    with pytest.raises(errors.UsageError, match="all 5 steps are done") as caught:
         run_job(plans()["two"], tmp_path, **{**RECIPE, "steps": 5}, **saved)
     assert caught.value.remedies == ("--steps 10",)
-    with pytest.raises(UsageError, match="lies between updates of 2 steps each"):
+    with pytest.raises(errors.UsageError, match="lies between updates of 2 steps each"):
         run_job(plans()["two"], tmp_path, **RECIPE, **saved, accumulate=2)
-    with pytest.raises(MissingFileError, match="no complete checkpoint"):
+    with pytest.raises(errors.MissingFileError, match="no complete checkpoint"):
         run_job(plans()["two"], tmp_path, **RECIPE, checkpoint=str(tmp_path / "none"), resume=True)
-
-
-def test_a_checkpoint_is_described_and_written_as_a_state_dict(half: Path, tmp_path: Path) -> None:
-    found = Checkpoint.open(half / "saved")
-    text = describe(found)
-    assert "step-5: 5 steps done" in text
-    assert "saved by 2 ranks" in text
-    assert "4 parameters and buffers" in text
-    assert "data: 1 batch of epoch 1" in text
-    assert "other steps there: 2, 4" in text
-    write_state_dict(found, tmp_path / "new" / "model.pt")
-    module = learners.classifier()[0].double()
-    before = [parameter.clone() for parameter in module.parameters()]
-    module.load_state_dict(torch.load(tmp_path / "new" / "model.pt", weights_only=True))
-    assert not any(map(torch.equal, before, module.parameters()))
-    with pytest.raises(MissingFileError, match="cannot write"):
-        write_state_dict(found, tmp_path / "new" / "model.pt" / "x")
 
 
 @pytest.mark.parametrize(
@@ -265,7 +224,7 @@ def test_a_checkpoint_is_described_and_written_as_a_state_dict(half: Path, tmp_p
 def test_what_shows_only_on_the_ranks_is_an_error_with_its_remedy(
     tmp_path: Path, options: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
+    with pytest.raises(errors.UsageError, match=message) as caught:
         run_job(plans()["two"], tmp_path, **options)
     assert caught.value.exit_code == 2
 
@@ -296,18 +255,17 @@ def test_a_job_of_which_one_rank_is_asked_to_end_saves_and_goes_on_as_if_it_had_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, way: str, accumulate: int, saved: int
 ) -> None:
     recipe = {**RECIPE, "data_from": way, "accumulate": accumulate}
-    whole = run_job(plans()[name], tmp_path, **recipe)
+    undisturbed = run_job(plans()[name], tmp_path, **recipe)
     folder = tmp_path / "saved"
     with monkeypatch.context() as patch:
         ask_to_end(patch, rank=1, step=3)
-        with pytest.raises(EndedError, match=f"the job ended after {saved} steps") as caught:
+        with pytest.raises(errors.EndedError, match=f"the job ended after {saved} steps") as caught:
             run_job(plans()[name], tmp_path, **recipe, checkpoint=str(folder))
     assert (caught.value.exit_code, caught.value.details) == (7, (f"saved as {folder}/step-{saved}",))
     assert complete_steps(folder) == (saved,)
     Checkpoint.open(folder).verify()
     rest = run_job(plans()[name], tmp_path, **recipe, checkpoint=str(folder), resume=True)
-    assert rest.first_step == saved
-    assert rest.losses == whole.losses[saved:]
+    assert (rest.first_step, rest.losses) == (saved, undisturbed.losses[saved:])
 
 
 def test_a_job_that_is_asked_before_its_first_step_or_while_it_evaluates_ends_as_well(
@@ -316,13 +274,13 @@ def test_a_job_that_is_asked_before_its_first_step_or_while_it_evaluates_ends_as
     folder = tmp_path / "saved"
     options = {**RECIPE, **EVALUATION, "checkpoint": str(folder), "checkpoint_every": 4}
     ask_to_end(monkeypatch, rank=0, step=4)  # after which it evaluates
-    with pytest.raises(EndedError, match="after 4 steps"):
+    with pytest.raises(errors.EndedError, match="after 4 steps"):
         run_job(plans()["two"], tmp_path, **options)
     assert complete_steps(folder) == (4,)
     monkeypatch.setattr(Checkpoints, "_wish", lambda self: STOP)  # from the first step on
-    with pytest.raises(EndedError, match="after 4 steps"):  # nothing is done since: nothing is saved again
+    with pytest.raises(errors.EndedError, match="after 4 steps"):  # nothing is done since: nothing is saved again
         run_job(plans()["two"], tmp_path, **options, resume=True)
-    with pytest.raises(EndedError, match="before its first step") as caught:
+    with pytest.raises(errors.EndedError, match="before its first step") as caught:
         run_job(plans()["two"], tmp_path, **{**options, "checkpoint": str(tmp_path / "other")})
     assert caught.value.details == ("nothing was to be saved",)
 
@@ -375,10 +333,9 @@ def test_a_full_disk_costs_a_checkpoint_and_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     full_at(monkeypatch, 2, 6)
-    saved = {"checkpoint": str(tmp_path / "saved"), "checkpoint_every": 2}
-    found = run_job(plans()["two"], tmp_path, **RECIPE, **saved)
+    found = run_job(plans()["two"], tmp_path, **RECIPE, checkpoint=str(tmp_path / "saved"), checkpoint_every=2)
     assert complete_steps(tmp_path / "saved") == (4, 8)
-    assert found.losses == run_job(plans()["two"], tmp_path, **RECIPE).losses
+    assert found.losses == whole("two")
     assert (found.saves.number, found.saves.failed) == (4, 2)
     ours = "halopipe.training.checkpointing"
     (said, _) = [each.getMessage() for each in caplog.records if (each.name, each.levelno) == (ours, logging.WARNING)]
@@ -386,20 +343,15 @@ def test_a_full_disk_costs_a_checkpoint_and_no_training(
     assert "rank 1: [Errno 28] No space left on device: rank 1 needs " in said
     assert " are free on the disk of /" in said
     assert said.endswith("the job goes on, and tries again at the next interval")
-
-
-def test_a_full_disk_at_the_end_keeps_the_last_good_one_and_fails_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full_at(monkeypatch, 8)
-    with pytest.raises(CheckpointError, match="the checkpoint of step 8 was not saved"):
-        run_job(plans()["two"], tmp_path, **RECIPE, checkpoint=str(tmp_path / "saved"), checkpoint_every=3)
-    assert complete_steps(tmp_path / "saved") == (3, 6)
+    full_at(monkeypatch, 8)  # at the end the last good one is kept, and the job fails
+    with pytest.raises(errors.CheckpointError, match="the checkpoint of step 8 was not saved"):
+        run_job(plans()["two"], tmp_path, **RECIPE, checkpoint=str(tmp_path / "other"), checkpoint_every=3)
+    assert complete_steps(tmp_path / "other") == (3,)
 
 
 def test_a_step_with_nan_ends_the_job_and_the_last_good_checkpoint_stays(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
-    with pytest.raises(NotFiniteError, match=r"step 3: the batch has NaN in .*, micro-batch 1"):
+    with pytest.raises(errors.NotFiniteError, match=r"step 3: the batch has NaN in .*, micro-batch 1"):
         run_job(mined(), tmp_path, data="tests.halopipe.bombs:broken", checkpoint=str(folder), checkpoint_every=1)
     assert 1 in complete_steps(folder)
     assert 3 not in complete_steps(folder)
