@@ -1,4 +1,4 @@
-"""Clocks that a search is told the time by."""
+"""Clocks that a search is told the time by, and searches that end by counted work alone."""
 
 from __future__ import annotations
 
@@ -27,3 +27,10 @@ def by_clock(clock: Callable[[], float]) -> Iterator[None]:
         yield
     finally:
         budget.now_s = real
+
+
+@contextmanager
+def by_work() -> Iterator[None]:
+    """Inside, limits of searches are limits of work: what is proven does not depend on how fast the machine is."""
+    with budget.under(budget.Budget(3600.0)):
+        yield

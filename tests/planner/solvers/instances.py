@@ -9,20 +9,25 @@ from dataclasses import replace
 from itertools import combinations, pairwise, product
 from math import inf
 
+import pytest
+
 from benchmarks.chains import chain_profile
 from planner.costs.candidate import Candidate, Recomputes
 from planner.costs.cost_model import CostModel
 from planner.ir.cluster import ACROSS_HOSTS, WITHIN_HOST
-from planner.ir.constraints import parse_rule
+from planner.ir.constraints import broken, parse_rule
+from planner.ir.errors import InfeasibleError
 from planner.ir.graph import Graph, TensorSpec, producer
 from planner.ir.layout import equal_shares, parts_of, samples_of
 from planner.ir.problem import Problem
 from planner.ir.profile import Measurement, Optimizer, ParameterCost
 from planner.layers import throughout_sites
 from planner.schedules import positions, traits
-from planner.solvers.candidates.candidate import part_shares, split_batch
+from planner.solvers import solver
+from planner.solvers.candidates.candidate import decision_of, part_shares, split_batch
 from planner.solvers.candidates.evaluate import Evaluation, Evaluator
 from planner.solvers.candidates.feasibility import recompute_choices, schedule_names
+from tests.oracles.plans import check
 
 SIZES = (1, 2, 4)
 
@@ -368,10 +373,10 @@ def _virtual_plans(
     where, halves = positions(name, len(groups), ways), traits(name).bidirectional
     if len(where) > len(problem.profile.graph.layers):
         return
+    mirrored = [groups[r][::-1] if halves and 2 * s >= len(where) else groups[r] for s, r in enumerate(where)]
     choices = [
         (equal_shares(batches[0], 2),) if halves else tuple(_divisions(problem, group, batches[0])) for group in groups
     ]
-    mirrored = [groups[r][::-1] if halves and 2 * s >= len(where) else groups[r] for s, r in enumerate(where)]
     for shares in product(*choices):
         loads = [n for share in shares for rows in set(batches) for n in samples_of(share, rows)]
         if min(loads) > 0 and max(loads) <= SIZES[-1]:
@@ -444,7 +449,7 @@ def _recompute(problem: Problem, num_stages: int) -> tuple[tuple[Recomputes, ...
 def best_by_exhaustion(
     problem: Problem, every: Callable[[Problem], Iterator[Candidate]] = plans
 ) -> tuple[Evaluation | None, int]:
-    """The fastest plan that fits, and how many there are.
+    """The fastest plan that fits and keeps to the side constraints, and how many there are.
 
     Of a plan that is slower than one before, the evaluator asks no memory, and maybe a bound of the step alone: of each
     eighth it is asked for everything, and may not be faster.
@@ -455,9 +460,36 @@ def best_by_exhaustion(
         one = evaluator.evaluate(candidate, inf if best is None else best.step_s)
         if not num_plans % 8 and not one.memories:
             assert evaluator.evaluate(candidate).step_s >= one.step_s * (1 - 1e-9)
-        if one.fits and (best is None or one.step_s < best.step_s):
+        if one.fits and (best is None or one.step_s < best.step_s) and not _breaks_rules(problem, candidate):
             best = one
     return best, num_plans
+
+
+def _breaks_rules(problem: Problem, candidate: Candidate) -> bool:
+    if not problem.fix and not problem.forbid:
+        return False
+    decision = decision_of(problem, candidate)
+    return bool(broken(problem.fix, problem.forbid, decision, problem.profile.cluster))
+
+
+def assert_best_of_all(
+    problem: Problem,
+    every: Callable[[Problem], Iterator[Candidate]] = plans,
+    solvers: Sequence[str] = ("best-first",),
+) -> None:
+    """Each of the solvers finds the best of all plans, proves it, and the checker agrees; or there is none."""
+    best, _ = best_by_exhaustion(problem, every)
+    for name in solvers:
+        try:
+            plan = solver(name)(problem, None)
+        except InfeasibleError:
+            assert best is None, name
+            continue
+        assert best is not None, name
+        assert plan.search.status == "proven", name
+        assert plan.prediction.step_s == pytest.approx(best.step_s, rel=1e-9), name
+        assert plan.search.bound_s == pytest.approx(best.step_s, rel=1e-8), name
+        assert check(plan, problem.profile) == (), name
 
 
 def with_memory(problem: Problem, memory_bytes: int) -> Problem:

@@ -25,7 +25,7 @@ from tests.planner.costs.layers.test_roofline import PROFILE as MEASURED
 from tests.planner.costs.layers.test_roofline import THERE, cluster, costs
 from tests.planner.extras.on_chip_memory.boards import board_problem
 from tests.planner.factories import chain_decision
-from tests.planner.solvers.best_first import test_solver as search
+from tests.planner.solvers.instances import assert_best_of_all
 
 BYTES = 8192
 
@@ -99,9 +99,9 @@ def test_memory_that_is_too_small_for_all_is_enough_with_some_on_chip() -> None:
         step_s(HELD - 1)
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
-def test_the_plan_for_boards_is_the_best_of_all_plans(first: int) -> None:
-    search.test_the_plan_is_the_best_of_all_plans(first, board_problem)
+@pytest.mark.parametrize("seed", range(60))
+def test_the_plan_for_boards_is_the_best_of_all_plans(seed: int) -> None:
+    assert_best_of_all(board_problem(seed))
 
 
 @pytest.mark.parametrize("seed", range(12))

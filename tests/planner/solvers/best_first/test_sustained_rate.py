@@ -10,7 +10,7 @@ import pytest
 from benchmarks.chains import chain_profile
 from planner.costs.cost_model import CostModel
 from planner.costs.predict import predict, sustained
-from planner.ir.errors import InfeasibleError, UsageError
+from planner.ir.errors import InfeasibleError
 from planner.ir.plan import Plan
 from planner.ir.problem import Problem
 from planner.solvers import solver
@@ -97,13 +97,3 @@ def test_a_plan_that_does_not_keep_what_was_asked_for_is_found_out() -> None:
     assert any(
         "prediction.sustained_per_s" in fault for fault in check(replace(found, prediction=other), problem.profile)
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"), [({"rate_per_s": -1.0}, "a rate of"), ({"objective": "memory"}, "a rate")]
-)
-def test_a_rate_that_nobody_can_mean_is_refused(changes: dict[str, object], text: str) -> None:
-    with pytest.raises(UsageError, match=text):
-        solved(replace(of_forwards(3), **{"rate_per_s": 10.0, **changes}))
-    with pytest.raises(UsageError, match="knows no rate"):
-        solver("even-split")(replace(of_forwards(3), rate_per_s=10.0), None)

@@ -1,60 +1,19 @@
+"""Pipelines of several stages a device: over hosts and kinds, beside other schedules, and what lacks for them."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
 from benchmarks.chains import chain_profile
-from planner.costs.cost_model import CostModel
 from planner.ir.constraints import parse_rule
-from planner.ir.errors import HalopipeError, InfeasibleError, MissingMeasurementError
-from planner.ir.plan import Plan
+from planner.ir.errors import InfeasibleError
 from planner.ir.problem import Problem
 from planner.schedules import names, traits
 from planner.solvers.best_first.solver import solve
-from planner.solvers.candidates.evaluate import Evaluator
-from tests.oracles.plans import check
-from tests.planner.solvers.instances import (
-    best_by_exhaustion,
-    random_problem,
-    several_a_position,
-    virtual_plans,
-    with_branches,
-)
-from tests.sampling import some
 
 NAMES = tuple(name for name in names() if traits(name).trains and traits(name).stages_per_position != 1)
-
-
-@pytest.mark.parametrize("branches", [False, True], ids=["chains", "branches"])
-@pytest.mark.parametrize("name", NAMES)
-def test_the_plan_is_the_best_of_all_pipelines_of_the_schedule(name: str, branches: bool) -> None:
-    num_infeasible = num_simulated = num_all = 0
-    seeds = some(range(60), 4)
-    for seed in seeds:
-        problem = several_a_position(seed, name)
-        problem = with_branches(problem, seed) if branches else problem
-        best, num_plans = best_by_exhaustion(problem, virtual_plans)
-        plan = plan_or_none(problem)
-        assert (plan is None) == (best is None), seed
-        num_infeasible += plan is None
-        if plan is None or best is None:
-            continue
-        assert plan.search.status == "proven", seed
-        assert plan.search.bound_s == pytest.approx(plan.prediction.step_s, rel=1e-8)
-        assert plan.prediction.step_s == pytest.approx(best.step_s, rel=1e-9), seed
-        assert check(plan, problem.profile) == (), seed
-        num_simulated, num_all = num_simulated + plan.search.num_simulated, num_all + num_plans
-    assert num_infeasible < len(seeds)
-    assert num_simulated < num_all
-
-
-def plan_or_none(problem: Problem) -> Plan | None:
-    try:
-        return solve(problem)
-    except HalopipeError:
-        return None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,11 +32,6 @@ def test_a_pipeline_reaches_over_hosts_and_kinds_of_devices(name: str) -> None:
     assert plan.search.gap <= 0.5
     one_host = solve(Problem(profile, 8, (name,), gap=0.5, num_ranks=2))
     assert plan.prediction.step_s < one_host.prediction.step_s
-
-
-def test_four_devices_on_two_hosts_are_faster_than_two_on_one() -> None:
-    profile = chain_profile(15, 4, hosts=["a", "a", "b", "b"])
-    assert solve(Problem(profile, 8, ("interleaved",), gap=0.2)).prediction.step_s <= 0.1080
 
 
 def test_the_faster_devices_have_more_of_the_layers() -> None:
@@ -115,15 +69,6 @@ def test_beside_a_schedule_of_one_stage_a_device_both_are_proven() -> None:
     assert both.prediction.step_s == pytest.approx(min(plan.prediction.step_s for plan in alone), rel=1e-9)
 
 
-def test_memory_that_balanced_stages_lack_is_met_by_other_cuts() -> None:
-    saved = (40_000, 1000, 1000, 1000, 1000, 1000)
-    profile = chain_profile(6, 2, saved_bytes=saved, parameter_bytes=100, activation_bytes=100, memory_bytes=200_000)
-    problem = Problem(profile, 4, ("interleaved",), memory_margin=0.0)
-    best, _ = best_by_exhaustion(problem, virtual_plans)
-    assert best is not None
-    assert solve(problem).prediction.step_s == pytest.approx(best.step_s, rel=1e-9)
-
-
 REASONS: Mapping[str, tuple[Problem, str]] = {
     "few layers": (
         Problem(chain_profile(1, 2), 4, ("zb-v",)),
@@ -159,44 +104,3 @@ def test_an_error_says_what_really_lacks(case: str) -> None:
     with pytest.raises(InfeasibleError) as refused:
         solve(problem)
     assert text in str(refused.value)
-
-
-def test_sizes_that_were_not_measured_are_the_reason_only_where_none_was() -> None:
-    with pytest.raises(MissingMeasurementError, match="no micro-batch size that may be used was measured"):
-        solve(Problem(chain_profile(6, 2, sizes=(4,)), 2, ("interleaved",)))
-
-
-def test_a_plan_is_within_the_gap_only_if_it_is() -> None:
-    statuses = set()
-    for seed in some(range(80), 16):
-        gap = (0.0, 0.0, 0.1, 1.0)[seed % 4]
-        if seed % 2:
-            problem = several_a_position(seed, NAMES[seed % len(NAMES)])
-        else:
-            problem = replace(random_problem(seed), allow=("sample", "spatial"))
-        plan = plan_or_none(replace(problem, gap=gap))
-        if plan is None:
-            continue
-        statuses.add(plan.search.status)
-        assert check(plan, problem.profile) == (), seed
-        assert is_true(plan, gap), (seed, plan.search)
-    assert len(statuses) > 1
-
-
-def is_true(plan: Plan, gap: float) -> bool:
-    """Whether the status is what bound and gap say."""
-    status, own = plan.search.status, plan.search.gap
-    if status == "proven":
-        return own <= 1e-8
-    return 0 < own <= gap * (1 + 1e-8) if status == "within gap" else own > gap and status in ("searched", "time limit")
-
-
-def test_no_bound_is_above_what_a_pipeline_takes() -> None:
-    for seed in some(range(40), 6):
-        problem = several_a_position(seed, NAMES[seed % len(NAMES)])
-        evaluator = Evaluator(problem, CostModel(problem.profile))
-        plan = plan_or_none(replace(problem, gap=10.0))
-        if plan is None:
-            continue
-        steps = [evaluator.evaluate(candidate).step_s for candidate in virtual_plans(problem)]
-        assert plan.search.bounds_s["suffix DP"] <= min(steps) * (1 + 1e-9), seed

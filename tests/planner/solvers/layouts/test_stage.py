@@ -192,15 +192,6 @@ def test_networks_are_narrow() -> None:
         assert order_of(labelled_graph(prices, question, options_of(prices, question))).width == width
 
 
-@pytest.mark.parametrize("recompute", ["never", "auto", "always"])
-def test_the_objective_is_the_price_of_the_choice(recompute: str) -> None:
-    profile = priced(*residual(samples=1, height=64, blocks=2), speeds=(1.0, 1.5), bandwidth_bytes_per_s=1e11)
-    prices = prices_of(profile, EVERYTHING, 1)
-    found = best_layouts(prices, asked(prices, micro_batches=2.5, recompute=recompute))
-    assert found.cost is not None
-    assert found.cost.step_s(2.5) == pytest.approx(found.answer.cost, rel=1e-12)
-
-
 def test_fewer_options_can_be_given() -> None:
     prices = prices_of(priced(*residual()), EVERYTHING, 4)
     question = asked(prices)
@@ -213,12 +204,6 @@ def test_fewer_options_can_be_given() -> None:
     found = best_layouts(prices, question, options=rows)
     assert all(option in each for option, each in zip(found.chosen.values(), rows, strict=True))
     assert found.answer.cost >= best_layouts(prices, question).answer.cost
-
-
-def test_an_option_reads_as_people_say_it() -> None:
-    option = ShardingSpec((("sample", (0, 1, 2)), ("height", (0, 5, 8))), margin=2, recompute=True)
-    assert str(option) == "sample:2 x height:2 margin 2 recomputed"
-    assert str(ShardingSpec()) == "whole"
 
 
 def uniform_cost(prices: LayoutPrices, question: Question, options: tuple[tuple[ShardingSpec, ...], ...]) -> float:
