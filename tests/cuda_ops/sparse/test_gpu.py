@@ -13,7 +13,7 @@ import torch
 from cuda_ops.sparse import reference
 from cuda_ops.sparse.gpu import load
 from cuda_ops.sparse.gpu.tiling import Arrangements, grouped, pairs
-from tests.cuda_ops.sparse.gpu_cases import cases, errors, world
+from tests.cuda_ops.sparse.conformance import cases, errors, world
 
 on_a_gpu = [
     pytest.mark.cuda,
