@@ -23,6 +23,7 @@ import contextlib
 import importlib
 import json
 import os
+import pkgutil
 import selectors
 import shutil
 import signal
@@ -35,6 +36,7 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import connection
 from typing import Any, NoReturn, Protocol
 
 from cuda_ops.device import compiling
@@ -169,11 +171,13 @@ class _Forked:
         pid: its number.
         exit_pipe: where the server writes the exit code.
         handle: the process as a file, which signals are sent through.
+        server: whose process it is.
     """
 
     pid: int
     exit_pipe: int
     handle: int
+    server: Server
     code: int | None = None
 
     def poll(self) -> int | None:
@@ -198,10 +202,11 @@ class _Forked:
 
     def _look(self, timeout_s: float | None) -> int | None:
         if self.code is None:
-            with selectors.DefaultSelector() as selector:
-                selector.register(self.exit_pipe, selectors.EVENT_READ)
-                if not selector.select(timeout_s):
-                    return None
+            if not connection.wait([self.handle], timeout_s):
+                return None
+            self.server.resume()
+            if not connection.wait([self.exit_pipe], timeout_s):
+                return None
             answer = os.read(self.exit_pipe, _NUMBER.size)
             self.code = _NUMBER.unpack(answer)[0] if answer else _KILLED  # nothing: the server ended, and it with it
             os.close(self.exit_pipe)
@@ -242,8 +247,14 @@ class Server:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    def resume(self) -> None:
+        """Let it go on if somebody has stopped it: else it neither starts a process nor tells of the end of one."""
+        if self.is_alive:
+            os.kill(self._process.pid, signal.SIGCONT)
+
     def start(self, files: Sequence[int]) -> Process:
         """The process that the request in the first of ``files`` asks for."""
+        self.resume()
         exit_pipe, tells = os.pipe()
         try:
             with self._lock:
@@ -257,7 +268,7 @@ class Server:
             os.close(exit_pipe)
             self.end()
             raise EOFError("the server of processes has ended")
-        return _Forked(_NUMBER.unpack(answer)[0], exit_pipe, handles[0])
+        return _Forked(_NUMBER.unpack(answer)[0], exit_pipe, handles[0], self)
 
     def end(self) -> None:
         """End the server and all its processes."""
@@ -414,8 +425,7 @@ def _call(wanted: Mapping[str, Any], files: Sequence[int]) -> None:
     """Call what was asked for, and exit with its code: at once, whatever threads there are."""
     code = 1
     try:
-        module, _, name = wanted["call"].partition(":")
-        code = int(getattr(importlib.import_module(module), name)(*wanted["arguments"], *files) or 0)
+        code = int(pkgutil.resolve_name(wanted["call"])(*wanted["arguments"], *files) or 0)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001  # shown, as the interpreter does

@@ -28,8 +28,8 @@ def _conv(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     return dx, None if x is None else _OPS.sparse_conv_weight(x, dy, neighbours), None, None
 
 
-def _keep_conv_weight(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _keep_three(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
 
 
 def _conv_weight(ctx: Any, dw: Tensor) -> tuple[Tensor | None, ...]:
@@ -40,6 +40,16 @@ def _conv_weight(ctx: Any, dw: Tensor) -> tuple[Tensor | None, ...]:
     return dx, ddy, None
 
 
+def _keep_two_and_rows(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1], inputs[2])
+    ctx.rows = inputs[0].shape[0]
+
+
+def _keep_one_and_shape(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.shape = inputs[0].shape
+
+
 def _keep_max_pool(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(output[1], inputs[2])
     ctx.set_materialize_grads(False)
@@ -47,10 +57,6 @@ def _keep_max_pool(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, T
 
 def _max_pool(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     return None if dy is None else _OPS.sparse_max_pool_backward(dy, *ctx.saved_tensors), None, None
-
-
-def _keep_max_pool_backward(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
 
 
 def _max_pool_backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
@@ -64,18 +70,9 @@ def taken_at(rows: Tensor, argmax: Tensor) -> Tensor:
     return padded.gather(0, absent.to(torch.int64))
 
 
-def _keep_sum_pool(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1], inputs[2])
-
-
 def _sum_pool(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     neighbours, reverse = ctx.saved_tensors
     return _OPS.sparse_sum_pool(dy, reverse, neighbours), None, None
-
-
-def _keep_segments(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1], inputs[2])
-    ctx.rows = inputs[0].shape[0]
 
 
 def _segment_sum(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -115,18 +112,10 @@ def _segment_max(ctx: Any, dy: Tensor | None, _: None) -> tuple[Tensor | None, .
     return dy.new_zeros(ctx.rows + 1, dy.shape[1]).scatter(0, absent, dy)[:-1], None, None
 
 
-def _keep_interpolate(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _interpolate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, index, weight = ctx.saved_tensors
     dx = _OPS.interpolate_backward(dy, index, weight, x.shape[0]) if ctx.needs_input_grad[0] else None
     return dx, None, _OPS.interpolate_weight(x, dy, index) if ctx.needs_input_grad[2] else None
-
-
-def _keep_interpolate_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:3])
 
 
 def _interpolate_backward(ctx: Any, dx: Tensor) -> tuple[Tensor | None, ...]:
@@ -139,11 +128,6 @@ def _interpolate_weight(ctx: Any, dw: Tensor) -> tuple[Tensor | None, ...]:
     x, dy, index = ctx.saved_tensors
     dx = _OPS.interpolate_backward(dy, index, dw, x.shape[0]) if ctx.needs_input_grad[0] else None
     return dx, _OPS.interpolate(x, index, dw) if ctx.needs_input_grad[1] else None, None
-
-
-def _keep_index(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.shape = inputs[0].shape
 
 
 def _pack_rows(ctx: Any, rows: Tensor) -> tuple[Tensor | None, ...]:
@@ -174,18 +158,18 @@ def _unpack_boxes(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _register("sparse_conv", _conv, _keep_conv)
-_register("sparse_conv_weight", _conv_weight, _keep_conv_weight)
+_register("sparse_conv_weight", _conv_weight, _keep_three)
 _register("sparse_max_pool", _max_pool, _keep_max_pool)
-_register("sparse_max_pool_backward", _max_pool_backward, _keep_max_pool_backward)
-_register("sparse_sum_pool", _sum_pool, _keep_sum_pool)
-_register("segment_sum", _segment_sum, _keep_segments)
-_register("segment_expand", _segment_expand, _keep_segments)
+_register("sparse_max_pool_backward", _max_pool_backward, _keep_one_and_shape)
+_register("sparse_sum_pool", _sum_pool, _keep_two_and_rows)
+_register("segment_sum", _segment_sum, _keep_two_and_rows)
+_register("segment_expand", _segment_expand, _keep_two_and_rows)
 _register("segment_grid", _segment_grid, _keep_segment_grid)
 _register("segment_max", _segment_max, _keep_segment_max)
-_register("interpolate", _interpolate, _keep_interpolate)
-_register("interpolate_backward", _interpolate_backward, _keep_interpolate_backward)
-_register("interpolate_weight", _interpolate_weight, _keep_interpolate)
-_register("pack_rows", _pack_rows, _keep_index)
-_register("unpack_add", _unpack_add, _keep_index)
+_register("interpolate", _interpolate, _keep_three)
+_register("interpolate_backward", _interpolate_backward, _keep_three)
+_register("interpolate_weight", _interpolate_weight, _keep_three)
+_register("pack_rows", _pack_rows, _keep_one_and_shape)
+_register("unpack_add", _unpack_add, _keep_one_and_shape)
 _register("pack_boxes", _pack_boxes, _keep_pack_boxes)
 _register("unpack_boxes", _unpack_boxes, _keep_unpack_boxes)

@@ -6,11 +6,10 @@ completes files.
 
 from __future__ import annotations
 
-import importlib
 import json
+import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -36,8 +35,7 @@ def offered(names: Sequence[str], *, listed: bool = False) -> Callable[[str], li
 def _known(names: Sequence[str]) -> Iterable[str]:
     if not isinstance(names, str):
         return names
-    module, _, name = names.partition(":")
-    held: Any = getattr(importlib.import_module(module), name)
+    held = pkgutil.resolve_name(names)
     listed: Iterable[str] = held() if callable(held) else held
     return listed
 

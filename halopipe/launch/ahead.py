@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import os
+import pkgutil
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import connection
 from typing import Any
 
 from cuda_ops.device.fork_server import Server, serve, start
 
-_READY = b"+"
+_LOOK_S = 1.0
 _MOMENT_S = 0.2
 
 
@@ -60,11 +61,13 @@ def begun(
         )
     server = Server(near, process)
     try:
-        near.settimeout(deadline_s)
-        with contextlib.suppress(OSError):  # it is late
-            if near.recv(1) == _READY:
-                near.settimeout(None)
-                return server
+        with contextlib.suppress(ConnectionError):  # it has ended
+            for _ in range(round(deadline_s / _LOOK_S)):
+                if connection.wait([near], _LOOK_S):
+                    if near.recv(1):
+                        return server
+                    break
+                server.resume()
         process.kill()
     except BaseException:
         process.kill()
@@ -94,7 +97,7 @@ def begin(call: str, num_processes: int, *rest: Any) -> int:
     *arguments, handle = rest
     os.set_inheritable(handle, False)
     folder, paths, variables, open_files = os.getcwd(), list(sys.path), dict(os.environ), _open_files()
-    forget = _function(call)(*arguments)
+    forget = pkgutil.resolve_name(call)(*arguments)
     if _open_files() != open_files or os.getcwd() != folder or not _is_single_threaded():
         return 1
     _left.paths += [each for each in sys.path if each not in paths]
@@ -114,7 +117,7 @@ def begin(call: str, num_processes: int, *rest: Any) -> int:
             with contextlib.suppress(OSError, AttributeError):
                 ctypes.CDLL(None).malloc_trim(0)
 
-    os.write(handle, _READY)
+    os.write(handle, b"+")
     serve(handle, (), then)
     return 0
 
@@ -125,12 +128,7 @@ def go_on(call: str, *arguments: Any) -> Any:
     for variable, value in _left.variables.items():
         os.environ.pop(variable, None)
         os.environ.update({} if value is None else {variable: value})
-    return _function(call)(*arguments)
-
-
-def _function(call: str) -> Any:
-    module, _, name = call.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return pkgutil.resolve_name(call)(*arguments)
 
 
 def _is_single_threaded() -> bool:

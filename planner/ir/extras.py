@@ -33,8 +33,7 @@ class Additions(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
-            module, _, attribute = self._places[name].partition(":")
-            self._loaded[name] = getattr(import_module(module), attribute) if attribute else import_module(module)
+            self._loaded[name] = pkgutil.resolve_name(self._places[name])
         return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:

@@ -6,9 +6,9 @@ Nothing of the parent's state is inherited but its import path; modules are load
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
+import pkgutil
 import signal
 import tempfile
 import time
@@ -127,13 +127,12 @@ def serve(handle: int) -> None:
     pipe = Connection(handle)
     function, arguments, core = pipe.recv()
     prepare_process(core)
-    module, _, name = function.partition(":")
 
     def report(value: object) -> None:
         pipe.send(("report", value))
 
     try:
-        answer = "result", getattr(importlib.import_module(module), name)(report, *arguments)
+        answer = "result", pkgutil.resolve_name(function)(report, *arguments)
     except HalopipeError as error:
         answer = "error", error
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent shows it

@@ -109,6 +109,19 @@ def test_files_are_given_to_the_function(afresh: bool) -> None:
         assert file.read() == "through a pipe"  # to its end: nobody else holds the other side
 
 
+def test_a_server_that_was_stopped_starts_processes_and_tells_of_their_end() -> None:
+    process = begin("sleep", (), 2)
+    server = process.server._process.pid
+    for _ in range(2):
+        os.kill(server, signal.SIGSTOP)
+        process.terminate()
+        assert process.wait(60) == -signal.SIGTERM
+        os.kill(server, signal.SIGSTOP)
+        process = begin("sleep", (), 2)
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+
+
 @both
 @pytest.mark.parametrize(("name", "code"), [("fail", 1), ("leave", 3), ("abort", -signal.SIGSEGV)])
 def test_how_a_process_ends_is_told(name: str, code: int, afresh: bool) -> None:

@@ -50,6 +50,8 @@ def learn(done: str, deed: str) -> Callable[[], None]:
         raise ValueError("no such thing")
     elif deed == "late":
         time.sleep(60)
+    elif deed == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
     return Path(done).touch
 
 
@@ -95,6 +97,13 @@ def test_processes_begin_with_what_one_has_done_before_them_which_it_then_forget
         server.end()
         assert process.wait(60) == -signal.SIGKILL
         assert begin("leave", output.fileno(), server=server).wait(60) == 3  # as if there had been none
+
+
+def test_who_is_stopped_while_it_does_that_is_continued(tmp_path: Path) -> None:
+    with tempfile.TemporaryFile("w+") as output:
+        server = learned(tmp_path / "done", "stopped", output.fileno())
+        assert server is not None
+        server.end()
 
 
 @pytest.mark.parametrize("deed", ["thread", "file", "folder", "error", "late"])
