@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from cuda_ops.dense.recurrent import RECURRENT_SHAPES, autocast
 from planner.ir.errors import UnsupportedModelError
@@ -20,19 +20,13 @@ from profiler.capture.graph import capture
 from profiler.capture.verify_capture import _own_result
 from profiler.measure.timing import SegmentedPass, segments
 from profiler.measure.worker import MeasuringJob, measure_model
-from tests.profiler.capture.test_graph import loaded
+from tests.profiler.capture.test_graph import Watched, loaded
 from tests.profiler.test_models import TINY
 from tests.profiler.varying_models import model_of
 
 FACTORIES = [factory for factory in TINY if factory.__name__ in ("gpt", "resnet18", "gnmt")]
 
 each_network = pytest.mark.parametrize("factory", FACTORIES, ids=lambda factory: factory.__name__)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
 
 
 @functools.cache
@@ -42,25 +36,11 @@ def captured(factory: Callable[..., Any]) -> tuple[CapturedModule, LoadedModel]:
     return capture(model), model
 
 
-class Watched(fx.Interpreter):
-    """A run that notes the dtype of what every node makes."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.dtypes: dict[str, str] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, Tensor):
-            self.dtypes[n.name] = str(value.dtype).removeprefix("torch.")
-        return value
-
-
 def dtypes_of(graph: CapturedModule, *tensors: Tensor) -> dict[str, str]:
     watched = Watched(graph.graph_module)
     with autocast("cpu", torch.bfloat16):
         watched.run(tensors[0].shape[0], *tensors)
-    return watched.dtypes
+    return {node: dtype for node, (_, dtype) in watched.found.items()}
 
 
 @each_network
@@ -179,12 +159,6 @@ def test_batch_norms_and_their_statistics_stay_in_float32() -> None:
     assert dtypes_of(graph, *model.inputs)["batch_norm"] == graph.graph.values()["norm"].dtype
     assert not torch.equal(model.module.norm.running_mean, before["norm.running_mean"])
     assert model.module.norm.running_mean.dtype is torch.float32
-
-
-def test_capture_without_autocast_is_in_float32() -> None:
-    graph = capture(loaded(FACTORIES[0], 2))
-    assert graph.autocast is None
-    assert {spec.dtype for spec in graph.graph.values().values()} <= {"float32", "int64"}
 
 
 class Picky(nn.Module):

@@ -29,7 +29,7 @@ from profiler.links.cpu import num_measurements
 from profiler.measure.noise import RunDelay, is_contended, reference_kernel_s
 from profiler.measure.partial_results import ModelCosts
 from profiler.measure.worker import MeasuringJob, measure_model
-from tests.profiler.measure.test_progress import never_falls
+from tests.profiler.measure.test_sizes import never_falls
 
 TINY = ModelSource(
     "profiler.models.resnet:resnet18", {"num_classes": "5", "width": "4", "depths": "[1, 1]"}, (4, 3, 32, 32)

@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from cuda_ops.sparse.gpu import load
-from tests.cuda_ops.sparse.gpu_cases import (
+from tests.cuda_ops.sparse.conformance import (
     Call,
     box_calls,
     conv_calls,

@@ -105,7 +105,7 @@ def test_layers_are_named_by_the_users_modules_once_and_in_order(factory: Callab
 def test_specs_tell_the_shapes_at_any_number_of_samples(factory: Callable[..., Any], samples: int) -> None:
     graph, _ = captured(factory)
     batch = loaded(factory, samples)
-    watched = _Watched(graph.graph_module)
+    watched = Watched(graph.graph_module)
     with torch.no_grad():
         watched.run(samples, *batch.inputs, *batch.targets)
     specs = graph.graph.values()
@@ -115,7 +115,9 @@ def test_specs_tell_the_shapes_at_any_number_of_samples(factory: Callable[..., A
         assert len(spec.dims) == len(spec.shape)
 
 
-class _Watched(fx.Interpreter):
+class Watched(fx.Interpreter):
+    """A run that notes the shape and the dtype of what every node makes."""
+
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
         self.found: dict[str, tuple[tuple[int, ...], str]] = {}

@@ -1,25 +1,25 @@
+"""Kinds, attributes and dims of layers, as modules and the user's code write them; losses; a user's rules."""
+
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from planner.ir.graph import Layer
+from planner.ir.errors import UnknownNameError, UnsupportedModelError
+from planner.ir.graph import Graph, Layer
 from planner.layers import check_samples_apart
 from profiler import LoadedModel, mean_of_squares
 from profiler.capture.graph import capture
+from profiler.capture.kinds import NO_RULES, Rules
 from profiler.source.losses import TrainedLoss
 
 IMAGE, SEQUENCE = (2, 4, 9, 9), (2, 5, 4)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
 
 
 def first_layer(module: nn.Module | Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Layer:
@@ -215,3 +215,255 @@ def test_gradients_by_frequency_keep_samples_together(by_frequency: bool) -> Non
 
     graph = capture(LoadedModel(Net(), (torch.randint(7, (2, 5)),), (), TrainedLoss(mean_of_squares))).graph
     assert ("part" in check_samples_apart(graph)) == by_frequency
+
+
+PICTURE = (2, 4, 6, 9)
+NAMES = ("sample", "channel", "height", "width")
+
+
+class Net(nn.Module):
+    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def graph_of(
+    function, *targets: Tensor, loss=None, rules: Rules = NO_RULES, shape=PICTURE, **parts: nn.Module
+) -> Graph:
+    loss_fn = TrainedLoss(loss, True) if loss else TrainedLoss(mean_of_squares)
+    return capture(LoadedModel(Net(function, **parts), (torch.randn(shape),), targets, loss_fn), rules).graph
+
+
+def told(layer: Layer) -> dict[str, Any]:
+    return {name: value for name, value in layer.attributes.items() if name != "op"}
+
+
+def part(dim: int, *starts: int, step: int = 1, drops: bool = False) -> dict[str, Any]:
+    return {"dim": dim, "starts": starts, "step": step, "drops": drops}
+
+
+@pytest.mark.parametrize(
+    ("function", "attributes", "dims", "shape"),
+    [
+        (lambda m, x: x[:, :, 1:5], part(2, 1), NAMES, (2, 4, 4, 9)),
+        (lambda m, x: x[:, :, :, -5:-1:2], part(3, 4, step=2), NAMES, (2, 4, 6, 2)),
+        (lambda m, x: x[:, 20:], part(1, 4), NAMES, (2, 0, 6, 9)),
+        (lambda m, x: x.narrow(1, 2, 2), part(1, 2), NAMES, (2, 2, 6, 9)),
+        (lambda m, x: x[:, -1], part(1, 3, drops=True), ("sample", "height", "width"), (2, 6, 9)),
+        (lambda m, x: x.select(2, 1), part(2, 1, drops=True), ("sample", "channel", "width"), (2, 4, 9)),
+        (lambda m, x: x.chunk(3, 3)[2], part(3, 0, 3, 6), NAMES, (2, 4, 6, 3)),
+        (lambda m, x: x.split([1, 3], 1)[1], part(1, 0, 1), NAMES, (2, 1, 6, 9)),
+        (lambda m, x: x.split(4, 3)[1], part(3, 0, 4, 8), NAMES, (2, 4, 6, 4)),
+        (lambda m, x: x.unbind(2)[1], part(2, *range(6), drops=True), ("sample", "channel", "width"), (2, 4, 9)),
+    ],
+)
+def test_slices_and_parts(function, attributes: dict[str, Any], dims: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    layers = [layer for layer in graph_of(function).layers if not layer.name.startswith("loss")]
+    slices = [layer for layer in layers if told(layer) != part(0, 0)]  # the samples of x[:, ...], all of them
+    assert [layer.kind for layer in layers] == ["slice"] * len(layers)
+    last = [layer for layer in slices if told(layer).get("dim") == attributes["dim"]][-1]
+    assert told(last) == attributes
+    assert (last.outputs[0].dims, last.outputs[0].shape) == (dims, shape)
+
+
+@pytest.mark.parametrize(
+    ("function", "dims"),
+    [
+        (lambda m, x: x.mean((2, 3)), ("sample", "channel")),
+        (lambda m, x: x.mean((-1, -2), keepdim=True), NAMES),
+        (lambda m, x: F.adaptive_avg_pool2d(x, 1), NAMES),
+        (lambda m, x: F.adaptive_avg_pool2d(x, (1, 1)), NAMES),
+    ],
+)
+def test_means_over_all_of_space(function, dims: tuple[str, ...]) -> None:
+    layer = graph_of(function).layers[0]
+    assert (layer.kind, told(layer), layer.outputs[0].dims) == ("global_pool", {}, dims)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: x.argmax() + x,
+        lambda m, x: x.std() + x,
+        lambda m, x: x.cumsum(2),
+    ],
+)
+def test_reductions_over_all_dims_and_over_none_are_opaque(function) -> None:
+    assert graph_of(function).layers[0].kind == "opaque"
+
+
+@pytest.mark.parametrize(
+    ("function", "reduced", "keeps", "dims"),
+    [
+        (lambda m, x: x.mean(1), (1,), False, ("sample", "height", "width")),
+        (lambda m, x: x.mean((3, -3)), (1, 3), False, ("sample", "height")),
+        (lambda m, x: x.mean(3, keepdim=True), (3,), True, NAMES),
+        (lambda m, x: x.amax((2, 3)), (2, 3), False, ("sample", "channel")),
+        (lambda m, x: x.max(1)[0], (1,), False, ("sample", "height", "width")),
+        (lambda m, x: x.var(1, keepdim=True), (1,), True, NAMES),
+        (lambda m, x: F.normalize(x), (1,), True, NAMES),
+    ],
+)
+def test_reductions_over_some_dims(function, reduced: tuple[int, ...], keeps: bool, dims: tuple[str, ...]) -> None:
+    layer = graph_of(function).layers[0]
+    assert (layer.kind, told(layer), layer.outputs[0].dims) == ("reduce", {"dims": reduced, "keeps": keeps}, dims)
+
+
+@pytest.mark.parametrize("first", [lambda m, x: x, lambda m, x: F.pad(x.tanh(), (1, 2))[:, :, 1:]])
+def test_what_is_convolved_along_one_dim_has_channels_and_a_width(first) -> None:
+    graph = graph_of(lambda m, x: m.conv(first(m, x)), shape=(2, 4, 9), conv=nn.Conv1d(4, 3, 3))
+    assert {spec.dims for spec in graph.values().values() if len(spec.dims) == 3} == {("sample", "channel", "width")}
+    sequence = graph_of(lambda m, x: m.conv(x.transpose(1, 2)), shape=(2, 9, 4), conv=nn.Conv1d(4, 3, 3))
+    assert sequence.inputs["inputs"].dims == ("sample", "time", "feature")
+
+
+def test_a_mean_over_samples_that_lie_in_a_later_dim_is_no_global_pool() -> None:
+    layers = graph_of(
+        lambda m, x: x.permute(1, 2, 0).mean((2,), keepdim=True) + m.a(x).mean(), shape=(2, 3, 4), a=nn.Linear(4, 1)
+    )
+    assert layers.by_name()["mean"].kind == "opaque"
+
+
+@pytest.mark.parametrize(
+    ("function", "kept", "dims"),
+    [
+        (lambda m, x: x.permute(0, 2, 3, 1), (0, 2, 3, 1), ("sample", "height", "width", "channel")),
+        (lambda m, x: x.transpose(1, -1), (0, 3, 2, 1), ("sample", "width", "height", "channel")),
+        (lambda m, x: x.movedim(1, 3), (0, 2, 3, 1), ("sample", "height", "width", "channel")),
+        (lambda m, x: x.flatten(2), (0, 1, -1), ("sample", "channel", "dim2")),
+        (lambda m, x: x.flatten(1), (0, -1), ("sample", "feature")),
+        (lambda m, x: x.unsqueeze(1), (0, -1, 1, 2, 3), ("sample", "dim1", "channel", "height", "width")),
+        (lambda m, x: x.view(-1, 2, 2, 6, 9), (0, -1, -1, 2, 3), ("sample", "dim1", "dim2", "height", "width")),
+        (lambda m, x: x.reshape(x.shape[0], 4, 3, 18), (0, 1, -1, -1), ("sample", "channel", "dim2", "dim3")),
+        (lambda m, x: x.reshape(x.shape[0] * 4, 6, 9), (-1, 2, 3), ("sample", "height", "width")),
+    ],
+)
+def test_reshapes_keep_dims_that_they_leave_alone(function, kept: tuple[int, ...], dims: tuple[str, ...]) -> None:
+    layer = graph_of(function).layers[0]
+    assert (layer.kind, told(layer), layer.outputs[0].dims) == ("reshape", {"kept": kept}, dims)
+
+
+def test_expansion_and_dims_of_extent_1() -> None:
+    layers = graph_of(lambda m, x: x.mean((2, 3), True).expand(-1, -1, 6, 9) + x).by_name()
+    assert told(layers["expand"]) == {"kept": (0, 1, -1, -1)}
+    assert layers["expand"].outputs[0].dims == ("sample", "channel", "dim2", "dim3")
+    pooled = graph_of(lambda m, x: F.adaptive_avg_pool2d(x, 1).flatten(1)).by_name()["flatten"]
+    assert (told(pooled), pooled.outputs[0].dims) == ({"kept": (0, 1)}, ("sample", "channel"))
+    squeezed = graph_of(lambda m, x: m.a(x).squeeze(1), a=nn.Conv2d(4, 1, 1)).by_name()["squeeze"]
+    assert (told(squeezed), squeezed.outputs[0].dims) == ({"kept": (0, 2, 3)}, ("sample", "height", "width"))
+
+
+def test_names_stay_through_channels_last() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return m.up(F.gelu(m.down(m.norm(x.permute(0, 2, 3, 1))))).permute(0, 3, 1, 2) + x
+
+    graph = graph_of(forward, norm=nn.LayerNorm(4), down=nn.Linear(4, 8), up=nn.Linear(8, 4))
+    found = {layer.name: layer.outputs[0].dims for layer in graph.layers}
+    assert found["norm"] == found["down"] == found["gelu"] == found["up"] == ("sample", "height", "width", "channel")
+    assert found["permute_2"] == found["add"] == NAMES
+
+
+def test_what_is_stacked_keeps_its_names() -> None:
+    layer = graph_of(lambda m, x: torch.stack((x, x.sin()), 2)).by_name()["stack"]
+    assert layer.outputs[0].dims == ("sample", "channel", "dim2", "height", "width")
+
+
+def test_a_padded_convolution_is_a_padding_and_a_convolution() -> None:
+    graph = graph_of(lambda m, x: m.conv(x), conv=nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"))
+    first, second = graph.layers[:2]
+    assert (first.name, first.kind, first.attributes["mode"]) == ("conv.pad", "pad", "circular")
+    assert (second.kind, second.attributes["padding"]) == ("conv", (0, 0))
+
+
+LABELS = torch.zeros(2, 6, 9, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "terms"),
+    [
+        (F.mse_loss, torch.rand(PICTURE), "elements"),
+        (F.l1_loss, torch.rand(PICTURE), "elements"),
+        (F.smooth_l1_loss, torch.rand(PICTURE), "elements"),
+        (F.binary_cross_entropy_with_logits, torch.rand(PICTURE), "elements"),
+        (lambda y, t: F.binary_cross_entropy(y.sigmoid(), t), torch.rand(PICTURE), "elements"),
+        (lambda y, t: (y - t).square().mean(), torch.rand(PICTURE), "elements"),
+        (F.cross_entropy, LABELS, "places"),
+        (F.cross_entropy, torch.rand(PICTURE).softmax(1), "places"),
+        (lambda y, t: F.nll_loss(y.log_softmax(1), t), LABELS, "places"),
+        (lambda y, t: F.mse_loss(y, t, reduction="sum"), torch.rand(PICTURE), None),
+        (lambda y, t: F.cross_entropy(y, t, reduction="sum"), LABELS, None),
+        (lambda y, t: F.multi_margin_loss(y.mean((2, 3)), t), LABELS[:, 0, 0], None),
+    ],
+)
+def test_losses_say_what_they_are_means_over(loss, target: Tensor, terms: str | None) -> None:
+    layer = graph_of(lambda m, x: x.sin(), target, loss=loss).layers[-1]
+    assert (layer.kind, layer.attributes.get("terms")) == ("loss", terms)
+
+
+def test_targets_and_what_is_broadcast_with_them_have_names() -> None:
+    graph = graph_of(lambda m, x: x.sin(), torch.rand(PICTURE), loss=F.mse_loss)
+    assert graph.by_name()["loss.broadcast_tensors"].kind == "pointwise"
+    assert [spec.dims for spec in graph.by_name()["loss.broadcast_tensors"].outputs] == [NAMES] * 2
+    labelled = graph_of(lambda m, x: x.sin(), LABELS, loss=F.cross_entropy)
+    assert labelled.inputs["targets"].dims == ("sample", "height", "width")
+
+
+@torch.library.custom_op("halopipe_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+@doubled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("halopipe_tests::halved", mutates_args=())
+def halved(x: Tensor) -> Tensor:
+    return F.avg_pool2d(x, 2)
+
+
+@halved.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], x.shape[1], x.shape[2] // 2, x.shape[3] // 2)
+
+
+for _op in (doubled, halved):
+    _op.register_autograd(lambda context, gradient: gradient)
+
+
+def test_a_user_says_that_an_operator_is_elementwise() -> None:
+    layer = graph_of(lambda m, x: doubled(x)).layers[0]
+    assert (layer.kind, layer.attributes["op"]) == ("opaque", "halopipe_tests.doubled.default")
+    rules = Rules(elementwise=frozenset({"halopipe_tests::doubled"}))
+    assert graph_of(lambda m, x: doubled(x), rules=rules).layers[0].kind == "pointwise"
+    model = LoadedModel(Net(lambda m, x: doubled(x)), (torch.randn(PICTURE),), (), TrainedLoss(mean_of_squares))
+    said = dataclasses.replace(model, elementwise=rules.elementwise)
+    assert [capture(each).graph.layers[0].kind for each in (model, said)] == ["opaque", "pointwise"]
+
+
+def test_what_is_said_to_be_elementwise_and_is_not_is_refused() -> None:
+    rules = Rules(elementwise=frozenset({"halopipe_tests::halved"}))
+    with pytest.raises(UnsupportedModelError, match=r"halved\.default is not elementwise") as caught:
+        graph_of(lambda m, x: halved(x), rules=rules)
+    assert "(2, 4, 6, 9) and makes (2, 4, 3, 4)" in caught.value.details[1]
+
+
+def test_a_user_gives_a_rule_for_an_operator() -> None:
+    numbers = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0), "dilation": (1, 1)}
+    rules = Rules(kinds={"halopipe_tests::halved": ("pool", lambda node, arguments: {**numbers, "ceil_mode": False})})
+    layer = graph_of(lambda m, x: halved(x), rules=rules).layers[0]
+    assert (layer.kind, told(layer)) == ("pool", {**numbers, "ceil_mode": False})
+    assert layer.outputs[0].dims == NAMES
+
+
+def test_rules_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match="no layer kind 'puddle'"):
+        Rules(kinds={"mylib::op": ("puddle", lambda node, arguments: {})})
+    with pytest.raises(UnknownNameError, match="'relu' is no operator"):
+        Rules(elementwise=frozenset({"relu"}))

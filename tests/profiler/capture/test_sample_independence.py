@@ -15,12 +15,6 @@ from profiler.source.losses import TrainedLoss
 from runtime.captured import CapturedModule
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 class Net(nn.Module):
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

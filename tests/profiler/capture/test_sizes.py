@@ -25,12 +25,6 @@ TIME = {"time": (("inputs", 1),)}
 each_model = pytest.mark.parametrize("name", MODELS)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 @functools.cache
 def captured(name: str) -> tuple[CapturedModule, LoadedModel]:
     model = MODELS[name].load()

@@ -23,12 +23,6 @@ from profiler.source import parts
 from profiler.source.losses import TrainedLoss
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 class Module(nn.Module):
     """A module whose forward is a function of itself and its input."""
 

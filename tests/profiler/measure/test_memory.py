@@ -1,4 +1,4 @@
-"""How high memory rises while layers run, beside what torch's allocator counts of the whole network."""
+"""How high memory rises while layers run; what is timed ahead of a micro-batch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.site_balance import cut
 from cuda_ops.memory import available, meter_of
 from planner.costs.memory.action_peaks import ActionPeaks, RunningLayers, action_peaks
 from planner.ir.profile import LEVEL_NAMES, ModelSource
-from profiler import CapturedModule, LoadedModel, load_model
-from profiler.capture.graph import capture
+from planner.sites.arrangement import arrange, halo_sites
+from planner.sites.partition import SiteLevel
+from planner.sites.prices import NeighbourPairs, network_work, prices
+from profiler import CapturedModule
 from profiler.capture.sizes import NUM_SAMPLES
+from profiler.measure import preparing
 from profiler.measure.memory import footprints
-from profiler.source.model import example_of
+from profiler.measure.preparing import PARTS, preparation_costs, site_halos
+from profiler.source.model import LoadedModel, example_of, fed_example
+from profiler.source.source import load_model
+from runtime.sparse.share import SiteShare
+from tests.captures import capture
 
-pytestmark = pytest.mark.skipif(bool(available()), reason="no compiler for the counting allocator")
+counts_allocations_here = pytest.mark.skipif(bool(available()), reason="no compiler for the counting allocator")
 
 NETWORKS = {
     "residual": ModelSource(
@@ -45,6 +53,7 @@ def peaks_of(captured: CapturedModule, model: LoadedModel) -> ActionPeaks:
     return action_peaks(RunningLayers(saved, np.array(gradients, float), levels))
 
 
+@counts_allocations_here
 @pytest.mark.parametrize(
     ("name", "counts_allocations"),
     [("residual", True), ("transformer", True), ("transformer", False)],  # a convolution allocates for itself
@@ -53,7 +62,6 @@ def peaks_of(captured: CapturedModule, model: LoadedModel) -> ActionPeaks:
 def test_the_levels_of_layers_make_up_the_peaks_of_the_network(
     name: str, counts_allocations: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.set_num_threads(1)
     model = load_model(NETWORKS[name])
     captured = capture(model)
     if not counts_allocations:
@@ -81,9 +89,9 @@ def test_the_levels_of_layers_make_up_the_peaks_of_the_network(
     assert expected["B"] == pytest.approx(peaks[3], rel=0.03)
 
 
+@counts_allocations_here
 def test_it_is_known_whose_backward_made_a_gradient_and_who_reads_it_last() -> None:
     """A block's shortcut and its convolutions read one value: who runs backward first makes a gradient that waits."""
-    torch.set_num_threads(1)
     model = load_model(NETWORKS["residual"])
     captured = capture(model)
     graph = captured.graph
@@ -109,3 +117,61 @@ def test_it_is_known_whose_backward_made_a_gradient_and_who_reads_it_last() -> N
     assert levels is not None
     assert len(levels.inputs_left) == len(levels.gradients_left_from) == 1
     assert levels.inputs_kept == sum(size for _, size in levels.inputs_left), "whoever saves it first"
+
+
+SAMPLES = 4
+
+
+def unet() -> LoadedModel:
+    return load_model(ModelSource("tests.runtime.sparse.networks:unet", dtype="float64"))
+
+
+def test_a_share_is_timed_of_each_map_that_layers_read_and_in_each_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = unet(), list[str]()
+    graph, preparation = capture(model).graph, model.clouds.preparation
+    monkeypatch.setattr(preparing, "_NUM_RUNS", 1)
+    made = SiteShare.map
+
+    def noted(share: SiteShare, name: str, *device: torch.device) -> object:
+        asked.append(name)
+        return made(share, name, *device)
+
+    monkeypatch.setattr(SiteShare, "map", noted)
+    costs = preparation_costs(graph, model.clouds, fed_example(model, SAMPLES), SAMPLES)
+    assert sorted(asked) == sorted(prices(graph).pair)
+    shared = {cost.name for cost in costs if cost.shared_s > 0}
+    assert shared == {"collate", *(f"map_{index}" for index in range(len(preparation.recipe.maps)))}
+    halves = [sum(name in asked for name in cost.inputs) for cost in costs if cost.name.startswith("map_")]
+    assert max(halves) == 2, "this network goes through a map in both directions"
+    assert all(cost.seconds > 0 and cost.samples == SAMPLES for cost in costs)
+
+
+def test_halos_are_those_of_the_intervals_that_ranks_own() -> None:
+    model = unet()
+    graph, clouds = capture(model).graph, model.clouds.preparation.clouds(fed_example(model, SAMPLES))
+    words, names = clouds.preparation.size_of, dict(zip(graph.inputs, clouds.preparation.names, strict=True))
+    passages = {name: clouds.preparation.recipe.passage(clouds, names[name]) for name in prices(graph).pair}
+    levels = {word: SiteLevel(*clouds.level(route)) for route, word in words.items()}
+    pairs = {
+        name: NeighbourPairs(words[each.source], words[each.target], *((half.numpy() >= 0).sum(0) for half in halves))
+        for name, each in passages.items()
+        for halves in [(each.kernel_map.reverse, each.kernel_map.neighbours)]
+    }
+    work = network_work(levels, pairs, prices(graph))
+    found = {(halo.layer, halo.parts): halo.rows for halo in site_halos(graph, model.clouds, clouds_of(model), SAMPLES)}
+    for parts in PARTS:
+        owned = cut(arrange(work, (1.0,) * parts), (1.0,) * parts)
+        owner = {word: owned.owner(each.samples, each.coordinates, each.stride) for word, each in levels.items()}
+        for layer in graph.layers:
+            name = next((value for value in layer.inputs[1:] if value in passages), None)
+            if name is not None:
+                each = passages[name]
+                ends = owner[words[each.source]], owner[words[each.target]]
+                rows = halo_sites(*ends, each.kernel_map.neighbours.numpy(), parts)
+                assert found[layer.name, parts] == int(rows.sum(0).max(initial=0))
+    assert len(found) == len(PARTS) * sum(bool(set(layer.inputs[1:]) & set(passages)) for layer in graph.layers)
+    assert any(np.array(list(found.values())) > 0)
+
+
+def clouds_of(model: LoadedModel) -> tuple[torch.Tensor, ...]:
+    return fed_example(model, SAMPLES)

@@ -1,14 +1,29 @@
-"""Which sizes are measured, for costs that are known: few where they are smooth, all that matter where they jump."""
+"""Which sizes are measured, in one process; progress over recorded profiles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 from planner.costs.layers.interpolation import layer_cost
-from planner.ir.profile import Measurement
+from planner.ir.codec import fingerprint
+from planner.ir.errors import StaleFileError, UsageError
+from planner.ir.profile import Measurement, ModelSource, Optimizer
+from profiler.measure.partial_results import (
+    CapturedGraph,
+    ChosenMeasurements,
+    FinishedMeasurements,
+    ModelCosts,
+    SizeCosts,
+)
+from profiler.measure.progress import Overall, ProfileProgress, ProgressCounter
 from profiler.measure.sizes import (
     KeyChange,
     Limits,
@@ -19,6 +34,8 @@ from profiler.measure.sizes import (
     not_bracketed,
     reading_error,
 )
+from profiler.measure.timing import QUICK, TimingEffort, shared
+from profiler.measure.worker import MeasuringJob, given_sizes, measure_model
 
 Cost = Callable[[int], float]
 Network = Mapping[str, Cost]
@@ -192,3 +209,167 @@ def test_what_cannot_be_read_is_in_error_without_end() -> None:
     (one,) = measured_at({"a": lambda n: 1.0}, 4, {"a": "x"}, 0.0)
     assert reading_error([one], {"a": [replace(one, samples=1, key="y")]}, Limits(), layer_cost) == float("inf")
     assert reading_error([one], {}, Limits(), layer_cost) == float("inf")
+
+
+SOURCE = ModelSource("tests.profiler.measure.test_sizes:convolutions", {}, (8, 2, 12, 12))
+JOB = MeasuringJob(SOURCE, Optimizer(), (), quick=True, read=layer_cost)
+
+
+def convolutions() -> nn.Module:
+    """The back end changes from one sample to two."""
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3))
+
+
+def measured(job: MeasuringJob) -> tuple[ModelCosts, list[object]]:
+    reports: list[object] = []
+    return measure_model(reports.append, job), reports
+
+
+@pytest.fixture(scope="module")
+def first() -> tuple[ModelCosts, list[object]]:
+    return measured(JOB)
+
+
+def test_it_reports_the_graph_then_every_size_as_it_is_finished(first: tuple[ModelCosts, list[object]]) -> None:
+    costs, reports = first
+    graphs = [report for report in reports if isinstance(report, CapturedGraph)]
+    sizes = [report for report in reports if isinstance(report, SizeCosts)]
+    assert len(graphs) == 1
+    assert tuple(sizes) == costs.done.sizes
+    assert [size.samples for size in sizes][:2] == [1, 8]
+    assert len({one.key for one in sizes[0].measurements} | {one.key for one in sizes[1].measurements}) > 2
+    assert {1, 2, 8} <= set(costs.chosen.sizes)  # both sides of the change, and the ends
+    for size in sizes:
+        assert {len(one.raw_s) for one in size.measurements} == {QUICK.min_runs}
+        assert size.step_s == pytest.approx(sum(one.forward_s + one.backward_s for one in size.measurements))
+    progress = [report for report in reports if isinstance(report, ProfileProgress)]
+    assert all(at.done <= at.total for at in progress)
+    assert progress[-1].eta_s < 0.5 * progress[-1].total
+
+
+def test_what_is_chosen_or_given_is_measured_and_no_more() -> None:
+    costs, _ = measured(replace(JOB, chosen=ChosenMeasurements((2, 3), ())))
+    assert [size.samples for size in costs.done.sizes] == [2, 3]
+    assert [size.samples for size in measured(replace(JOB, sizes=(5, 5, 1)))[0].done.sizes] == [1, 5]
+
+
+def test_what_is_done_is_not_measured_again(first: tuple[ModelCosts, list[object]]) -> None:
+    costs, reports = first
+    (graph,) = [report.graph for report in reports if isinstance(report, CapturedGraph)]
+    done = FinishedMeasurements(costs.done.sizes[:2])
+    again, seen = measured(replace(JOB, chosen=costs.chosen, done=done, graph=fingerprint(graph)))
+    assert again.chosen == costs.chosen
+    assert not {1, 8} & {report.samples for report in seen if isinstance(report, ProfileProgress) and report.samples}
+    assert not {1, 8} & {report.samples for report in seen if isinstance(report, SizeCosts)}
+    assert again.done.sizes[:2] == done.sizes
+
+
+def test_another_graph_is_refused() -> None:
+    with pytest.raises(StaleFileError, match=r"the model changed while it was profiled[\s\S]*before: sha256:0"):
+        measured(replace(JOB, graph="sha256:0"))
+
+
+def test_sizes_are_given_by_the_user_another_process_or_the_model() -> None:
+    assert given_sizes(JOB, 8, True) == ()
+    assert given_sizes(replace(JOB, read=None), 12, True) == (1, 2, 3, 4, 6, 12)
+    assert given_sizes(replace(JOB, sizes=(4, 2)), 8, True) == (2, 4)
+    assert given_sizes(replace(JOB, sizes=(4, 2), chosen=ChosenMeasurements((3,), ())), 8, True) == (3,)
+    assert given_sizes(JOB, 8, False) == (8,)
+    with pytest.raises(UsageError, match="with 8 samples only"):
+        given_sizes(replace(JOB, sizes=(4,)), 8, False)
+
+
+def test_processes_share_about_as_many_passes_as_one_makes() -> None:
+    def passes(effort: TimingEffort) -> int:
+        return effort.num_warm_ups + effort.min_runs + effort.split_runs + 1
+
+    alone = TimingEffort()
+    assert shared(alone, 1) == alone
+    three = shared(alone, 3)
+    assert (three.num_warm_ups, three.min_runs, three.max_runs, three.split_runs) == (1, 5, 10, 3)
+    assert passes(alone) < 3 * passes(three) <= 1.5 * passes(alone)
+    assert shared(alone, 20).min_runs == 4
+
+
+RECORDS = Path(__file__).resolve().parents[2] / "data" / "profiling"
+
+
+def never_falls(seen: Sequence[ProfileProgress]) -> bool:
+    """But for rounding."""
+    return all(b.done / b.total >= a.done / a.total - 1e-12 for a, b in pairwise(at for at in seen if at.total))
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def replayed(record: dict[str, Any]) -> list[tuple[float, ProfileProgress]]:
+    """What a profile would have shown, and when."""
+    clock, seen = Clock(), list[tuple[float, ProfileProgress]]()
+    overall = Overall(1, lambda at: seen.append((clock.now_s, at)), record["links"], record["link_s"], clock)
+    overall.show(ProfileProgress("capture", 0.0, 0.0, 0.0, 0.0, None))
+    counter: ProgressCounter | None = None
+    for at_s, what, *arguments in record["events"]:
+        clock.now_s = at_s
+        if what in ("ended", "link"):
+            getattr(overall, what)(*arguments)
+            continue
+        if counter is None:
+            overall.captured()
+            counter = ProgressCounter(overall.show, record["passes"], record["passes"], record["parts"], clock)
+        getattr(counter, what)(*arguments)
+    return seen
+
+
+@pytest.mark.parametrize("path", sorted(RECORDS.glob("*.json")), ids=lambda path: path.stem)
+def test_what_is_left_is_known_within_a_factor_of_two(path: Path) -> None:
+    record = json.loads(path.read_text("utf-8"))
+    seen, end_s = replayed(record), record["events"][-1][0]
+    assert never_falls([at for _, at in seen])
+    assert seen[-1][1].done == seen[-1][1].total
+    captured_s = record["events"][0][0]
+    guessed = [(at_s, at.eta_s) for at_s, at in seen if at_s > captured_s and at.eta_s is not None]
+    assert guessed[0][0] < 10.0 + captured_s
+    for at_s, eta_s in guessed:
+        left_s = end_s - at_s
+        if at_s >= 10.0 and left_s > 0.1 * end_s:
+            assert 0.5 <= eta_s / left_s <= 2.0, (at_s, eta_s, left_s)
+
+
+def test_sizes_that_nobody_expected_lower_no_share() -> None:
+    clock, seen = Clock(), list[ProfileProgress]()
+    overall = Overall(2, seen.append, now=clock)
+    for process in range(2):
+        counter = ProgressCounter(overall.show, 3, 2, has_parts=True, now=clock)
+        counter.expect((1, 4))
+        for samples in (1, 2, 4):
+            counter.start_size(samples)
+            for _ in range(4):  # one more than planned
+                clock.now_s += 0.1 * samples
+                counter.passed(samples, "layer", 1.0, 0.0)
+            counter.end_size(samples)
+            counter.expect((4,) if samples == 2 else (), [0.5])
+        counter.end_size(3)  # it did not run
+        counter.start_parts([0.1, 0.1], 4)
+        for _ in range(3):  # one more than planned
+            clock.now_s += 1.0
+            counter.passed_part("layer", 1.0, 0.0)
+            counter.end_round(2)
+        overall.ended()
+        assert seen[-1].eta_s == pytest.approx(5.8 * (1 - process), abs=0.1)
+    assert never_falls(seen)
+    assert seen[-1].done == pytest.approx(seen[-1].total, rel=0.02)
+
+
+def test_a_process_that_is_not_run_counts_for_nothing() -> None:
+    clock, seen = Clock(), list[ProfileProgress]()
+    overall = Overall(3, seen.append, now=clock)
+    overall.ended(measured=False)
+    overall.show(ProfileProgress("capture", 0.0, 0.0, 0.0, 0.0, None))
+    assert (seen[-1].done, seen[-1].total, seen[-1].eta_s) == (0.0, 0.0, None)
+    clock.now_s = 10.0
+    overall.show(ProfileProgress("layer", 1.0, 0.0, 5.0, 10.0, 5.0, 1))
+    assert seen[-1].eta_s == 5.0 + 15.0

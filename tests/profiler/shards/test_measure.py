@@ -1,29 +1,38 @@
-"""Parts run at their own shapes: what they compute is that part of the layer, and every shape is measured."""
+"""Parts of layers: which are measured, what they compute at their own shapes, what is missing of a profile."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from cuda_ops import device_description
 from cuda_ops.dense.conv_kernels import onednn_convolution
+from planner.costs.layers.interpolation import layer_cost
 from planner.costs.layers.shards import part_shapes
-from planner.ir.profile import Measurement, PartShape
+from planner.ir.cluster import Cluster, DeviceSpec
+from planner.ir.errors import MissingDeviceError, StaleFileError
+from planner.ir.graph import Graph
+from planner.ir.profile import Measurement, ModelSource, Optimizer, PartShape, Profile, Provenance
 from planner.layers import kind
 from profiler.capture.graph import capture
 from profiler.measure.devices import back_end_keys
 from profiler.measure.memory import footprints
 from profiler.measure.partial_results import SizeCosts
+from profiler.measure.sizes import Limits
 from profiler.measure.timing import QUICK, segments
 from profiler.shards.arguments import part_box
-from profiler.shards.measure import measure_round, rounds, whole_values
+from profiler.shards.measure import measure_round, next_parts, rounds, whole_values
+from profiler.shards.missing import measure_missing
 from profiler.shards.network import PartPass, part_network
 from profiler.source.losses import mean_of_squares
 from profiler.source.model import LoadedModel
+from profiler.source.source import load_model
 from runtime.captured import CapturedModule
 from tests.profiler.capture.test_graph import captured, loaded
 from tests.profiler.test_models import TINY
@@ -208,3 +217,97 @@ def test_a_part_for_which_torch_would_take_a_loop_runs_in_onednn() -> None:
     node = next(n for n in graph.graph_module.graph.nodes if n.name == graph.node_of_value[name])
     expected = whole_part(graph, shape, 1, value_of(node))
     torch.testing.assert_close(run.value(part.results[0]), expected, rtol=1e-3, atol=1e-4)
+
+
+SOURCE = ModelSource(
+    "profiler.models.resnet:resnet18", {"width": "4", "num_classes": "5", "depths": "[1]"}, (4, 3, 16, 16)
+)
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return capture(load_model(SOURCE)).graph
+
+
+def profile(graph: Graph) -> Profile:
+    kind = device_description().processor
+    device = DeviceSpec("n0/cpu0", kind, "n0", 2**30)
+    return Profile(SOURCE, Optimizer(), graph, Cluster((device,), {}), {kind: ()}, {kind: {}}, Provenance({}))
+
+
+def test_sizes_and_parts_that_are_asked_for_are_measured(graph: Graph) -> None:
+    first = next(layer for layer in graph.layers if layer.kind == "conv")
+    channels, height, width = first.outputs[0].shape[1:]
+    shape = PartShape((first.name,), 1, (channels, height // 2, width))
+    given = profile(graph)
+    found = measure_missing(given, given.cluster.devices[0].kind, (3,), (shape,), quick=True)
+    assert {(m.layer, m.samples) for m in found.whole} == {(layer.name, 3) for layer in graph.layers}
+    assert [(m.layer, m.samples, m.part) for m in found.parts] == [(first.name, 1, shape.part)]
+    assert all(m.forward_s > 0 for m in (*found.whole, *found.parts))
+
+
+def test_a_model_that_is_another_one_now_is_refused(graph: Graph) -> None:
+    given = profile(replace(graph, samples=8))
+    with pytest.raises(StaleFileError):
+        measure_missing(given, given.cluster.devices[0].kind, (2,), (), quick=True)
+
+
+def test_another_kind_of_device_is_refused(graph: Graph) -> None:
+    with pytest.raises(MissingDeviceError, match="Cray X cannot be measured"):
+        measure_missing(profile(graph), "Cray X", (2,), ())
+
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+SHAPES = tuple(PartShape(("conv", "twin"), n, (8, 4)) for n in SIZES)
+
+
+def measured_of(shape: PartShape, seconds: float) -> list[Measurement]:
+    return [
+        Measurement(name, shape.samples, seconds / 3, 2 * seconds / 3, 0, 0, 0, 0, 10, part=shape.part)
+        for name in shape.layers
+    ]
+
+
+def sampled(
+    cost: Callable[[int], float], share: float = 0.5, shapes: tuple[PartShape, ...] = SHAPES
+) -> list[list[int]]:
+    """The numbers of samples that are asked for, turn by turn; a cost of 0: it cannot be run alone."""
+    tried: list[PartShape] = []
+    found: list[Measurement] = []
+    turns = []
+    while turn := next_parts(shapes, tried, found, {"conv": share}, Limits(), layer_cost):
+        assert not set(turn) & set(tried)
+        turns.append([shape.samples for shape in turn])
+        tried += turn
+        found += [one for shape in turn if cost(shape.samples) for one in measured_of(shape, cost(shape.samples))]
+    return turns
+
+
+def test_smooth_parts_need_the_ends_and_a_middle() -> None:
+    assert sampled(lambda n: 0.01 * n) == [[1, 32], [6]]
+
+
+def test_parts_of_small_layers_need_the_ends_alone() -> None:
+    assert sampled(lambda n: 0.01 * n if n < 12 else 0.005 * n, share=0.01) == [[1, 32]]
+
+
+@pytest.mark.parametrize(("below", "above"), [(3, 4), (12, 16), (24, 32)])
+def test_a_cliff_is_bracketed(below: int, above: int) -> None:
+    asked = {n for turn in sampled(lambda n: 0.01 * n * (1.0 if n <= below else 0.5)) for n in turn}
+    assert {below, above} <= asked
+    assert len(asked) < len(SIZES)
+
+
+def test_what_cannot_be_run_alone_is_tried_at_the_ends_and_the_middle_and_left() -> None:
+    assert sampled(lambda n: 0.0) == [[1, 32], [6]]
+
+
+def test_lines_of_one_or_two_are_measured_whole() -> None:
+    assert sampled(lambda n: 0.01 * n, shapes=SHAPES[:1]) == [[1]]
+    assert sampled(lambda n: 0.01 * n, shapes=SHAPES[3:5]) == [[4, 6]]
+    assert sampled(lambda n: 0.01 * n, shapes=()) == []
+
+
+def test_parts_of_other_extents_and_layers_are_lines_of_their_own() -> None:
+    other = tuple(PartShape(("pool",), n, (4, 4)) for n in SIZES[:3])
+    assert sampled(lambda n: 0.01 * n, shapes=(*SHAPES, *other))[0] == [1, 32, 1, 3]

@@ -11,7 +11,7 @@ import torch
 from cuda_ops.extras.adapters import backends
 from cuda_ops.sparse import dispatch
 from cuda_ops.sparse.errors import SparseImplementationError
-from tests.cuda_ops.sparse.test_dispatch import _forgets
+from tests.cuda_ops.sparse.test_operators import _forgets
 from tests.profiler.models.test_sparse_models import Factory, _plain_one_thread_float64, each_network, example, plain
 
 FIXTURES = (_forgets, _plain_one_thread_float64)

@@ -1,6 +1,13 @@
+"""Operators in C++, and those in Triton as its interpreter runs them, beside those of plain torch."""
+
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,16 +18,45 @@ from cuda_ops.sparse.errors import SparseInputError
 from cuda_ops.sparse.keys import HIGHEST, LOWEST, pack
 from cuda_ops.sparse.native.functions import NativeOperators
 from tests.cuda_ops.sparse.clouds import ONES, Triple, cloud, random
+from tests.cuda_ops.sparse.conformance import Case, cases, cases_of_channels, errors
 
-Run = Callable[[NativeOperators], object]
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, list[tuple[str, float]]]:
+    """Operators and their errors by case, from one process: the interpreter is chosen before kernels are imported."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cuda_ops.sparse.conformance"],
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = defaultdict(list)
+    for line in done.stdout.splitlines():
+        case, operator, error = line.split("\t")
+        found[case].append((operator, float(error)))
+    return found
+
+
+@needs_triton
+def test_interpreted_kernels_agree_with_the_plain_operators(interpreted: dict[str, list[tuple[str, float]]]) -> None:
+    """All cases in one test: the process has run them all, so none is left out."""
+    for case in cases(torch.float16):
+        assert interpreted[case.name], case.name
+        wrong = [(operator, error) for operator, error in interpreted[case.name] if not error <= case.tolerance]
+        assert wrong == [], case.name
+
+
 STEPS: list[tuple[Triple, Triple, Triple]] = [
     (kernel, stride, dilation)
     for kernel in ((1, 1, 1), (2, 2, 2), (3, 3, 3), (5, 3, 1), (2, 3, 4), (1, 1, 5))
     for stride in (ONES, (2, 2, 2), (1, 2, 3))
     for dilation in (ONES, (2, 1, 3))
 ]
-CHANNELS = [(1, 1), (3, 5), (4, 32), (13, 16), (17, 33), (32, 64), (64, 47)]
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +65,14 @@ def compiled() -> NativeOperators:
     if found is None:
         pytest.skip("no compiler for the native operators")
     return found
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("case", [*cases(torch.bfloat16), *cases_of_channels()], ids=lambda case: case.name)
+def test_compiled_operators_agree_with_the_plain_ones(compiled: NativeOperators, case: Case) -> None:
+    found = errors(compiled, case.calls(), "cpu")
+    assert found or case.name == "boxes"
+    assert [(operator, error) for operator, error in found if not error <= case.tolerance] == []
 
 
 def keys_of(sites: int, seed: int = 0, extent: int = 6) -> Tensor:
@@ -101,28 +145,6 @@ def test_sites_and_maps_of_every_step_are_those_of_the_reference(
             )
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("inputs", "outputs"), CHANNELS)
-def test_convolutions_of_any_channels_are_those_of_the_reference(
-    compiled: NativeOperators, inputs: int, outputs: int, dtype: torch.dtype
-) -> None:
-    keys, neighbours, reverse = level()
-    x, dy = random(len(keys), inputs, dtype=dtype), random(len(keys), outputs, seed=1, dtype=dtype)
-    weight = random(27, inputs, outputs, seed=2, dtype=dtype)
-    transposed = weight.transpose(1, 2)
-    for ours, theirs in (
-        (compiled.sparse_conv(x, weight, neighbours, reverse), reference.sparse_conv(x, weight, neighbours, reverse)),
-        (
-            compiled.sparse_conv(dy, transposed, reverse, neighbours),
-            reference.sparse_conv(dy, transposed, reverse, neighbours),
-        ),
-        (compiled.sparse_conv_weight(x, dy, neighbours), reference.sparse_conv_weight(x, dy, neighbours)),
-    ):
-        assert ours.dtype == dtype
-        size = theirs.abs().max()
-        torch.testing.assert_close(ours / size, theirs / size, rtol=0, atol=TOLERANCE[dtype])
-
-
 def test_a_kernel_of_few_offsets_divides_its_gradient_by_channels(compiled: NativeOperators) -> None:
     x, dy = random(700, 53), random(700, 9, seed=1)
     neighbours = torch.arange(700, dtype=torch.int32)[None].contiguous()
@@ -142,61 +164,7 @@ def test_nothing_in_gives_zeros_of_the_right_shape(compiled: NativeOperators, ou
     assert_same(compiled.segment_expand(x, none, none, outputs), x.new_zeros(outputs, 3))
 
 
-def with_ties(dtype: torch.dtype) -> Tensor:
-    x = random(len(keys_of(900, extent=9)), 5, dtype=dtype).mul(2).round()
-    x[7, 0] = x[9, 0] = torch.nan
-    x[11, 1] = -torch.inf
-    return x
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_pools_are_those_of_the_reference(compiled: NativeOperators, dtype: torch.dtype) -> None:
-    keys, neighbours, reverse = level()
-    neighbours[:, 3] = -1
-    x, dy = with_ties(dtype), random(len(keys), 5, seed=1, dtype=dtype)
-    largest, rows = reference.sparse_max_pool(x, neighbours, reverse)
-    found, found_rows = compiled.sparse_max_pool(x, neighbours, reverse)
-    torch.testing.assert_close(found, largest, rtol=0, atol=0, equal_nan=True)
-    assert_same(found_rows, rows)
-    gradient = compiled.sparse_max_pool_backward(dy, rows, reverse)
-    assert_same(gradient, reference.sparse_max_pool_backward(dy, rows, reverse))
-    assert_same(compiled.sparse_sum_pool(dy, neighbours, reverse), reference.sparse_sum_pool(dy, neighbours, reverse))
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_segments_and_points_are_those_of_the_reference(compiled: NativeOperators, dtype: torch.dtype) -> None:
-    x = with_ties(dtype)
-    starts, lengths = torch.tensor([600, 0, 5, 20]), torch.tensor([200, 5, 0, 570])
-    largest, rows = reference.segment_max(x, starts, lengths)
-    found, found_rows = compiled.segment_max(x, starts, lengths)
-    torch.testing.assert_close(found, largest, rtol=0, atol=0, equal_nan=True)
-    assert_same(found_rows, rows)
-    y = random(4, 5, dtype=dtype)
-    assert_same(
-        compiled.segment_expand(y, starts, lengths, len(x)), reference.segment_expand(y, starts, lengths, len(x))
-    )
-    x = random(*x.shape, dtype=dtype)
-    close = {"rtol": TOLERANCE[dtype], "atol": 10 * TOLERANCE[dtype]}
-    torch.testing.assert_close(
-        compiled.segment_sum(x, starts, lengths), reference.segment_sum(x, starts, lengths), **close
-    )
-    index = torch.randint(-1, len(x), (400, 8), generator=torch.Generator().manual_seed(0)).int()
-    weight = random(400, 8, seed=2, dtype=dtype)
-    torch.testing.assert_close(compiled.interpolate(x, index, weight), reference.interpolate(x, index, weight), **close)
-
-
-def test_a_dtype_that_is_not_computed_here_is_left_to_the_reference(compiled: NativeOperators) -> None:
-    keys, neighbours, reverse = level(200)
-    x, weight = random(len(keys), 3, dtype=torch.bfloat16), random(27, 3, 4, dtype=torch.bfloat16)
-    assert_same(
-        compiled.sparse_conv(x, weight, neighbours, reverse), reference.sparse_conv(x, weight, neighbours, reverse)
-    )
-    assert_same(compiled.sparse_max_pool(x, neighbours, reverse), reference.sparse_max_pool(x, neighbours, reverse))
-    starts, lengths = torch.tensor([0]), torch.tensor([len(keys)])
-    assert_same(compiled.segment_sum(x, starts, lengths), reference.segment_sum(x, starts, lengths))
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_one_thread_and_several_give_the_same_bits(compiled: NativeOperators, dtype: torch.dtype) -> None:
     keys, neighbours, reverse = level(2500)
     x, dy = random(len(keys), 19, dtype=dtype), random(len(keys), 33, seed=1, dtype=dtype)

@@ -1,9 +1,9 @@
-"""Calls of every operator on about a thousand voxels, and how far the Triton kernels are from the plain operators."""
+"""Calls of every operator on about a thousand voxels, and how far an implementation is from the plain operators."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -212,12 +212,31 @@ def cases(half: torch.dtype) -> tuple[Case, ...]:
     return tuple(found)
 
 
-def errors(kernels: SimpleNamespace, calls: list[Call], device: str) -> list[tuple[str, float]]:
-    """Every call's error, as a share of the norm of the reference on a CPU; infinity for another shape or type."""
+CHANNELS = ((1, 1), (3, 5), (4, 32), (13, 16), (17, 33), (32, 64), (64, 47))
+
+
+def cases_of_channels() -> Iterator[Case]:
+    """Numbers of channels that fill the registers of a processor, and that do not."""
+    for dtype, tolerance in ((torch.float64, 1e-14), (torch.float32, WIDE)):
+        for channels in CHANNELS:
+            for name, calls in (("convolution", conv_calls), ("strided convolution", strided_conv_calls)):
+                words = f"{name} {channels[0]} to {channels[1]} {str(dtype).removeprefix('torch.')}"
+                yield Case(words, calls, (dtype, *channels, 300), tolerance)
+        yield Case(f"rows {tolerance}", row_calls, (dtype, 5, 1, 100), tolerance)
+        yield Case(f"pooling {tolerance}", pool_calls, (dtype, 5, 1, 300), tolerance)
+
+
+def errors(implementation: object, calls: list[Call], device: str) -> list[tuple[str, float]]:
+    """The error of each call of an operator that the implementation has: a share of the norm of the reference on a CPU.
+
+    Infinity for another shape or type.
+    """
     found = []
     for name, arguments in calls:
+        if not hasattr(implementation, name):
+            continue
         expected = results(getattr(reference, name)(*arguments))
-        got = results(getattr(kernels, name)(*(moved(argument, device) for argument in arguments)))
+        got = results(getattr(implementation, name)(*(moved(argument, device) for argument in arguments)))
         found.append((name, max(error(a.cpu(), b) for a, b in zip(got, expected, strict=True))))
     return found
 

@@ -1,7 +1,8 @@
-"""Links measured by the ranks of this host; what is made of the times, without any."""
+"""Links measured by the ranks of this host and of a GPU; what is made of the times, without any."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -9,11 +10,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from planner.costs.communication.links import NetworkPrices
 from planner.ir.cluster import (
     ACROSS_HOSTS,
+    ALL_REDUCE,
+    AROUND,
     GLOO,
     GRADIENT_SUMS,
     MEASURED,
@@ -22,20 +27,25 @@ from planner.ir.cluster import (
     PARTIAL_SUMS,
     PIECES,
     SHARED_MEMORY,
+    SITES,
+    STATISTICS,
     WITHIN_HOST,
     Cluster,
     DeviceSpec,
     Link,
 )
 from planner.ir.errors import TransportError
+from profiler.links import calls, gpu, host_pairs, messages
 from profiler.links import cpu as sums
-from profiler.links import host_pairs, messages
 from profiler.links.cpu import LinkCosts, groups_of, measure_together, opened
+from profiler.links.gpu import GpuMeasuring, costs_of, measure_gpu_links, num_gpu_measurements
 from profiler.links.host_pairs import CoreCosts, differ
 from profiler.links.host_pairs import _link as link_of
 from profiler.links.messages import LEAST_LAST_BYTES, SIZES, LinkEffort, PeerLink, burst_bytes, most_bent
 from profiler.measure.child_process import Child, Report
+from runtime.optim.sharding import GradientBuckets
 from runtime.transport import Hub, InProcessTransport
+from tests.forks import forked
 
 HOSTS = ("n0", "n0", "n1")
 LEAST = LinkEffort(rounds=1, most=1, each_s=1e-4, longest_s=5e-4, stream_s=1e-3, bends=True)
@@ -56,7 +66,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[LinkCosts, list[Any
     meeting = str(Path(tmp_path_factory.mktemp("meeting")) / "store")
     seen = []
     with ExitStack() as stack:
-        name = "tests.profiler.links.test_cpu:one_rank"
+        name = "tests.profiler.links.test_links:one_rank"
         children = [stack.enter_context(Child(name, rank, meeting, core=None)) for rank in range(len(HOSTS))]
         return children[0].finish(300.0, seen.append), seen
 
@@ -227,3 +237,175 @@ def test_a_stream_and_its_acknowledgements_leave_nothing_behind(monkeypatch: pyt
 def test_links_are_measured_over_transports_that_there_are() -> None:
     with pytest.raises(TransportError, match="nothing is exchanged by 'pigeons'"):
         opened("pigeons", 0, dist.HashStore(), ("n0", "n0"))
+
+
+torch.set_num_threads(1)
+
+
+def test_all_kinds_are_measured_by_growing_size_and_those_over_sites_where_there_are_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calls, "_NUM_RUNS", 3)  # a median: of one run the machine alone may take longer than is sane
+    for sites in (False, True):
+        found = calls.exchange_calls("within-host", sites)
+        assert [table.operation for table in found] == [each for each in AROUND if sites or each != SITES]
+        for table in found:
+            assert (table.num_ranks, table.link) == (1, "within-host")
+            assert [size for size, _ in table.points] == sorted({size for size, _ in table.points})
+            assert all(1e-6 <= seconds < 0.2 for _, seconds in table.points)
+
+
+@pytest.mark.parametrize("edge", [2, 4])
+def test_a_convolution_over_shared_sites_is_timed_beside_the_same_pairs_in_one_call(
+    edge: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs: list[tuple[Tensor, Tensor]] = []
+
+    def noted(call: Callable[[], Tensor], instead: Callable[[], Tensor], _: calls.Burst) -> float:
+        pairs.append((call(), instead()))
+        return 1.0
+
+    monkeypatch.setattr(calls, "_call_s", noted)
+    calls._sites_s(edge, calls.Burst())
+    ((shared, alone),) = pairs
+    assert shared.shape == (edge**3 // 2, 16)
+    assert torch.allclose(shared, alone, rtol=1e-4, atol=1e-4)
+    assert shared.grad_fn is not None
+
+
+def test_gradients_are_the_same_with_and_without_the_sums_that_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[GradientBuckets] = []
+    found: list[list[Tensor]] = []
+
+    def kept(*given: Any) -> GradientBuckets:
+        made.append(GradientBuckets(*given))
+        return made[-1]
+
+    def once(longer_s: Callable[[], float]) -> float:
+        longer_s()  # with the sums, then without
+        found.append([parameter.grad for bucket in made[0].buckets for parameter in bucket])  # type: ignore[misc]
+        return 1.0
+
+    monkeypatch.setattr(calls, "GradientBuckets", kept)
+    monkeypatch.setattr(calls, "_median_s", once)
+    assert calls._gradient_sums_s(1 << 12, calls.Burst()) == 0.5  # of one of two
+    assert [len(bucket) for bucket in made[0].buckets] == [12, 12]
+    assert all(torch.equal(gradient, torch.ones_like(gradient)) for gradient in found[0])
+    assert not made[0]._hooks
+
+
+class Counted:
+    """A clock that says what has been done: each burst takes 100 s, a forward 1 s, a backward 2 s."""
+
+    def __init__(self) -> None:
+        self.now_s, self.order = 0.0, list[str]()
+
+    def did(self, what: str, seconds: float) -> None:
+        self.order.append(what)
+        self.now_s += seconds
+
+    def thread_time(self) -> float:
+        return self.now_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.did("forward", 1.0)
+        y = x * 2
+        y.register_hook(lambda _: self.did("backward", 2.0))
+        return y
+
+
+def test_forward_and_backward_each_come_behind_a_burst_that_is_not_in_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, x = Counted(), torch.ones(3, requires_grad=True)
+    monkeypatch.setattr(calls, "time", clock)
+
+    def burst() -> float:
+        clock.did("burst", 100.0)
+        return 100.0
+
+    assert calls._passes_s(lambda: clock.forward(x), cast("calls.Burst", burst)) == 3.0
+    assert clock.order == ["burst", "forward", "burst", "backward"]
+
+
+def test_a_burst_goes_through_more_data_than_a_core_has_to_itself_and_does_as_much_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    burst = calls.Burst()
+    burst.number = 2 * len(burst._inputs)
+    seen: list[tuple[int, int]] = []
+
+    def noted(x: Tensor, weight: Tensor, padding: int) -> Tensor:
+        seen.append((x.data_ptr(), weight.data_ptr()))
+        return x
+
+    monkeypatch.setattr(calls, "conv2d", noted)
+    burst()
+    assert {seen.count(pair) for pair in seen} == {2}
+    inputs, weights = burst._inputs, burst._weights
+    assert sum(tensor.nbytes for tensor in (*inputs, *weights)) > 4 * 2**20
+    burst()
+    assert len(seen) == 2 * burst.number
+
+
+SMALL = (1024, 4096)
+
+
+def rank(number: int, path: Path) -> tuple[dict[tuple[str, int], float], int]:
+    """What rank ``number`` of two measures, and how many reports it made; in a process of its own."""
+    torch.set_num_threads(1)
+    for name in ("MESSAGE_BYTES", "REDUCE_BYTES", "STATISTICS_BYTES"):
+        setattr(gpu, name, SMALL)
+    gpu._ALL_REDUCES.update({ALL_REDUCE: SMALL, STATISTICS: SMALL})
+    gpu._DUPLEX_BYTES = 4096
+    dist.init_process_group("gloo", store=dist.FileStore(str(path), 2), rank=number, world_size=2)
+    reports: list[object] = []
+    measuring = GpuMeasuring(reports.append, number, 2, torch.device("cpu"), True, backend="gloo")
+    found = measuring.one_round()
+    dist.destroy_process_group()
+    return found, len(reports)
+
+
+def test_both_ends_measure_messages_both_ways_and_sums(tmp_path: Path) -> None:
+    for measured, num_reports in forked(2, lambda number: rank(number, tmp_path / "store")):
+        assert num_reports == len(measured) == 2 + 1 + 2 * 2
+        assert min(measured.values()) > 0
+
+
+def numbers(num_gpus: int) -> dict[tuple[str, int], float]:
+    """A link of 10 microseconds and 100 GB/s; sums twice as long for each further rank."""
+
+    def seconds(num_bytes: int) -> float:
+        return 1e-5 + num_bytes / 1e11
+
+    found = {("message", n): seconds(n) for n in gpu.MESSAGE_BYTES}
+    found["both ways", gpu._DUPLEX_BYTES] = 1.1 * seconds(gpu._DUPLEX_BYTES)
+    for ranks in range(2, num_gpus + 1):
+        for operation, sizes in gpu._ALL_REDUCES.items():
+            found |= {(f"{operation} over {ranks}", n): ranks * seconds(n) for n in sizes}
+    return found
+
+
+def test_numbers_become_a_link_and_collectives_of_every_size_of_group() -> None:
+    costs = costs_of(numbers(3), 3)
+    link = costs.links[WITHIN_HOST]
+    assert link.duplex
+    assert link.bandwidth_bytes_per_s == pytest.approx(1e11)
+    assert link.latency_s == pytest.approx(1e-5 + 1024 / 1e11)
+    assert [(each.operation, each.num_ranks) for each in costs.collectives] == [
+        (operation, ranks) for ranks in (2, 3) for operation in (ALL_REDUCE, STATISTICS)
+    ]
+    assert num_gpu_measurements(3) == 3 * len(numbers(3))
+    slow = numbers(2) | {("both ways", gpu._DUPLEX_BYTES): 1.0}
+    assert not costs_of(slow, 2).links[WITHIN_HOST].duplex
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs two GPUs")
+def test_two_gpus_have_a_link() -> None:
+    reports: list[str] = []
+    costs = measure_gpu_links(2, True, lambda what, seconds: reports.append(what))
+    assert len(reports) == num_gpu_measurements(2)
+    times = [seconds for _, seconds in costs.links[WITHIN_HOST].points]
+    assert min(times) > 0
+    assert times[-1] > times[0]
